@@ -1,0 +1,50 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format types pytest bench clean
+
+help:  ## list what make can do
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+demo: $(VENV)/installed  ## install, then draw a network and compare the noise mechanisms in out/
+	$(BIN)/corn graph er:n=20,p=0.2,seed=1 --plot out/graph.png
+
+test: lint types pytest  ## install the development extras, lint, type-check and run every test
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/installed-dev  ## rewrite the sources in the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/installed-dev
+	$(BIN)/mypy
+
+pytest: $(VENV)/installed-dev
+	$(BIN)/pytest --cov --cov-report=term
+
+clean:  ## remove the environment and everything generated
+	rm -rf $(VENV) out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+
+# A stamp is newer than pyproject.toml exactly when the environment matches it, so that a second run
+# installs nothing.
+$(VENV)/created:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("corn needs Python 3.11 or newer, found " + sys.version.split()[0] + "; try make PYTHON=python3.11")'
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/installed: pyproject.toml $(VENV)/created
+	@echo 'installing corn into $(VENV): a few minutes the first time'
+	$(BIN)/pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/installed-dev: pyproject.toml $(VENV)/created
+	@echo 'installing corn and its development tools into $(VENV): a few minutes the first time'
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch $(VENV)/installed $@

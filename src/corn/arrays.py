@@ -1,0 +1,41 @@
+"""The array type that every room shares, and the checks that guard its borders."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from corn.errors import InvalidArgumentError
+
+FloatArray: TypeAlias = NDArray[np.float64]
+
+
+def as_square_matrix(value: ArrayLike, *, name: str) -> FloatArray:
+    """Return ``value`` as a new finite float64 matrix of shape (n, n), n ≥ 1, or say what is wrong."""
+    try:
+        matrix = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"{name} must be a matrix of numbers: {error}") from error
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.size == 0:
+        raise InvalidArgumentError(
+            f"{name} must be a square matrix with at least one row, found shape {matrix.shape}"
+        )
+    if not np.isfinite(matrix).all():
+        i, j = np.argwhere(~np.isfinite(matrix))[0]
+        raise InvalidArgumentError(f"{name} must be finite, found {matrix[i, j]} at ({i}, {j})")
+    return matrix
+
+
+def as_symmetric_matrix(
+    value: ArrayLike, *, name: str, relative_tolerance: float = 1e-9
+) -> FloatArray:
+    """Return ``value`` as an exactly symmetric matrix if it is one to within the tolerance."""
+    matrix = as_square_matrix(value, name=name)
+    asymmetry = float(np.abs(matrix - matrix.T).max())
+    if asymmetry > relative_tolerance * float(np.abs(matrix).max()):
+        raise InvalidArgumentError(
+            f"{name} must be symmetric, found entries that differ from their mirror by {asymmetry:.3g}"
+        )
+    return (matrix + matrix.T) / 2

@@ -1,0 +1,206 @@
+"""Graphs by name: every generator takes numbers and returns agents 0 … n−1 and their links."""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from collections.abc import Callable
+from typing import TypeAlias
+
+import networkx as nx
+
+from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
+
+Graph: TypeAlias = "nx.Graph[int]"
+"""Agents 0 … n−1 and links, without self-loops; an ``nx.DiGraph`` where links have a direction."""
+
+_MAX_TRIES = 1000
+
+
+def erdos_renyi(n: int, p: float, seed: int = 0) -> Graph:
+    """Each link is there with probability p; drawn again until connected.
+
+    Below p = ln(n)/n a draw is more likely disconnected than not, and a warning says so.
+    """
+    _require_at_least("n", n, 1)
+    if not 0 <= p <= 1:
+        raise InvalidArgumentError(f"p must be in [0, 1], found {p}")
+    threshold = math.log(n) / n
+    if p < threshold:
+        warnings.warn(
+            f"p={p:g} is below ln(n)/n = {threshold:.3g}, where a random graph of {n} agents is "
+            "rarely connected; what is drawn is not typical of this p",
+            CornWarning,
+            stacklevel=2,
+        )
+    return _draw_until_connected(
+        lambda source: nx.gnp_random_graph(n, p, seed=source),
+        seed,
+        f"an Erdős–Rényi graph with n={n}, p={p:g}",
+        f"raise p above ln(n)/n = {threshold:.3g}",
+    )
+
+
+def ring(n: int) -> Graph:
+    """A cycle of n ≥ 3 agents."""
+    _require_at_least("n", n, 3)
+    return nx.cycle_graph(n)
+
+
+def path(n: int) -> Graph:
+    """Agents in a line."""
+    _require_at_least("n", n, 1)
+    return nx.path_graph(n)
+
+
+def star(n: int) -> Graph:
+    """Agent 0 in the middle of n−1 others."""
+    _require_at_least("n", n, 1)
+    return nx.star_graph(n - 1)
+
+
+def complete(n: int) -> Graph:
+    """Every pair linked."""
+    _require_at_least("n", n, 1)
+    return nx.complete_graph(n)
+
+
+def grid(rows: int, columns: int) -> Graph:
+    """A rectangle of rows × columns agents, each linked to those beside, above and below it."""
+    _require_at_least("rows", rows, 1)
+    _require_at_least("columns", columns, 1)
+    return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, columns))
+
+
+def torus(rows: int, columns: int) -> Graph:
+    """A grid whose opposite sides are joined; at least 3 × 3, so that no link is doubled."""
+    _require_at_least("rows", rows, 3)
+    _require_at_least("columns", columns, 3)
+    return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, columns, periodic=True))
+
+
+def hypercube(n: int) -> Graph:
+    """n = 2^k agents, linked where their numbers differ in one bit."""
+    if n < 1 or n & (n - 1):
+        raise InvalidArgumentError(f"n must be a power of two for a hypercube, found {n}")
+    graph: Graph = nx.empty_graph(n)
+    graph.add_edges_from(
+        (i, i ^ (1 << bit)) for i in range(n) for bit in range(n.bit_length() - 1)
+    )
+    return graph
+
+
+def exponential(n: int) -> Graph:
+    """Agent i linked with i ± 1, i ± 2, i ± 4, … (mod n)."""
+    return nx.Graph(directed_exponential(n))
+
+
+def regular(n: int, degree: int, seed: int = 0) -> Graph:
+    """A random graph in which every agent has the same degree; drawn again until connected."""
+    _require_at_least("n", n, 1)
+    if not 0 <= degree < n or n * degree % 2:
+        raise InvalidArgumentError(
+            f"degree must be in [0, n) with n·degree even, found n={n}, degree={degree}"
+        )
+    return _draw_until_connected(
+        lambda source: nx.random_regular_graph(degree, n, seed=source),
+        seed,
+        f"a regular graph with n={n}, degree={degree}",
+        "raise degree to 2 or more",
+    )
+
+
+def small_world(n: int, degree: int, p: float, seed: int = 0) -> Graph:
+    """Watts–Strogatz: a ring lattice of the given degree, each link rewired with probability p."""
+    _require_at_least("degree", degree, 2)
+    _require_at_least("n", n, degree + 1)
+    if not 0 <= p <= 1:
+        raise InvalidArgumentError(f"p must be in [0, 1], found {p}")
+    return _draw_until_connected(
+        lambda source: nx.watts_strogatz_graph(n, degree, p, seed=source),
+        seed,
+        f"a small world with n={n}, degree={degree}, p={p:g}",
+        "raise degree or lower p",
+    )
+
+
+def geometric(n: int, radius: float, seed: int = 0) -> Graph:
+    """Agents at random places of the unit square, linked where closer than radius."""
+    _require_at_least("n", n, 1)
+    if not radius > 0:
+        raise InvalidArgumentError(f"radius must be positive, found {radius}")
+    return _draw_until_connected(
+        lambda source: nx.random_geometric_graph(n, radius, seed=source),
+        seed,
+        f"a geometric graph with n={n}, radius={radius:g}",
+        f"raise radius above {math.sqrt(math.log(n + 1) / (math.pi * n)):.3g}",
+    )
+
+
+def barbell(clique: int, bridge: int = 0) -> Graph:
+    """Two complete graphs of ``clique`` ≥ 2 agents, joined by a path of ``bridge`` others."""
+    _require_at_least("clique", clique, 2)
+    _require_at_least("bridge", bridge, 0)
+    return nx.barbell_graph(clique, bridge)
+
+
+def karate() -> Graph:
+    """Zachary's karate club: 34 people and who met outside the club, without weights."""
+    club = nx.karate_club_graph()
+    graph: Graph = nx.empty_graph(club.number_of_nodes())
+    graph.add_edges_from(club.edges())
+    return graph
+
+
+def directed_ring(n: int) -> Graph:
+    """Agent i sends to i+1 (mod n)."""
+    _require_at_least("n", n, 2)
+    return nx.cycle_graph(n, create_using=nx.DiGraph)
+
+
+def directed_exponential(n: int) -> Graph:
+    """Agent i sends to i+1, i+2, i+4, … (mod n)."""
+    _require_at_least("n", n, 2)
+    graph: Graph = nx.empty_graph(n, create_using=nx.DiGraph)
+    hops = [1 << k for k in range((n - 1).bit_length())]
+    graph.add_edges_from((i, (i + hop) % n) for i in range(n) for hop in hops)
+    return graph
+
+
+GENERATORS: dict[str, Callable[..., Graph]] = {
+    "er": erdos_renyi,
+    "ring": ring,
+    "path": path,
+    "star": star,
+    "complete": complete,
+    "grid": grid,
+    "torus": torus,
+    "hypercube": hypercube,
+    "exponential": exponential,
+    "regular": regular,
+    "small-world": small_world,
+    "geometric": geometric,
+    "barbell": barbell,
+    "karate": karate,
+    "directed-ring": directed_ring,
+    "directed-exponential": directed_exponential,
+}
+"""The name of each generator in a graph spec; its parameters are those of the function."""
+
+
+def _require_at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise InvalidArgumentError(f"{name} must be at least {least}, found {value}")
+
+
+def _draw_until_connected(
+    draw: Callable[[random.Random], Graph], seed: int, what: str, advice: str
+) -> Graph:
+    # One generator for all tries: the first draw equals networkx's own for this seed.
+    source = random.Random(seed)
+    for _ in range(_MAX_TRIES):
+        graph = draw(source)
+        if nx.is_connected(graph):
+            return graph
+    raise InfeasibleError(f"{what} was disconnected in {_MAX_TRIES} draws: {advice}")
