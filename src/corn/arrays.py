@@ -10,10 +10,11 @@ from numpy.typing import ArrayLike, NDArray
 from corn.errors import InvalidArgumentError
 
 FloatArray: TypeAlias = NDArray[np.float64]
+IntArray: TypeAlias = NDArray[np.int64]
 
 
 def as_square_matrix(value: ArrayLike, *, name: str) -> FloatArray:
-    """Return ``value`` as a new finite float64 matrix of shape (n, n), n ≥ 1, or say what is wrong."""
+    """Return ``value`` as a new finite float64 matrix (n, n) with n ≥ 1, or say what is wrong."""
     try:
         matrix = np.array(value, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -36,6 +37,6 @@ def as_symmetric_matrix(
     asymmetry = float(np.abs(matrix - matrix.T).max())
     if asymmetry > relative_tolerance * float(np.abs(matrix).max()):
         raise InvalidArgumentError(
-            f"{name} must be symmetric, found entries that differ from their mirror by {asymmetry:.3g}"
+            f"{name} must be symmetric, found mirrored entries that differ by {asymmetry:.3g}"
         )
     return (matrix + matrix.T) / 2

@@ -1,0 +1,67 @@
+"""The ``corn`` command: each command parses, calls the library and prints.
+
+Exit codes: 0 done; 1 an expected failure, said in one line; 2 a command line that cannot be read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+import corn
+from corn.cli import graph
+from corn.cli.output import print_error, show_warnings_as_notes
+from corn.errors import CornError
+
+COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
+    "graph": (graph.graph, graph.EXAMPLE),
+}
+"""Each command, and an example of its use that works as it stands."""
+
+app = typer.Typer(
+    name="corn",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="\n\n".join(["Examples:", *(example for _, example in COMMANDS.values())]),
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"corn {corn.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def describe(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """CorN: train together without a server, with noise that protects everyone and cancels."""
+
+
+for name, (function, example) in COMMANDS.items():
+    app.command(name, epilog=f"Example: {example}")(function)
+
+
+def main() -> None:
+    """Run a command; expected failures become one line on stderr and exit code 1."""
+    show_warnings_as_notes()
+    try:
+        app(prog_name="corn")
+    except CornError as error:
+        print_error(str(error))
+    except MemoryError:
+        print_error("not enough memory for a network of this size; try fewer agents")
+    except OSError as error:
+        print_error(f"{error.filename or 'file'}: {error.strerror or error}")
+    sys.exit(1)

@@ -6,14 +6,11 @@ import math
 import random
 import warnings
 from collections.abc import Callable
-from typing import TypeAlias
 
 import networkx as nx
 
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
-
-Graph: TypeAlias = "nx.Graph[int]"
-"""Agents 0 … n−1 and links, without self-loops; an ``nx.DiGraph`` where links have a direction."""
+from corn.topology.graphs import Graph
 
 _MAX_TRIES = 1000
 
@@ -81,13 +78,11 @@ def torus(rows: int, columns: int) -> Graph:
 
 
 def hypercube(n: int) -> Graph:
-    """n = 2^k agents, linked where their numbers differ in one bit."""
+    """A cube in k dimensions: n = 2^k agents, linked where their numbers differ in one bit."""
     if n < 1 or n & (n - 1):
         raise InvalidArgumentError(f"n must be a power of two for a hypercube, found {n}")
     graph: Graph = nx.empty_graph(n)
-    graph.add_edges_from(
-        (i, i ^ (1 << bit)) for i in range(n) for bit in range(n.bit_length() - 1)
-    )
+    graph.add_edges_from((i, i ^ (1 << bit)) for i in range(n) for bit in range(n.bit_length() - 1))
     return graph
 
 

@@ -1,0 +1,124 @@
+"""``corn graph``: print and draw a network and how fast it mixes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from corn.arrays import FloatArray
+from corn.cli.output import print_facts, print_json, print_note
+from corn.topology import (
+    Network,
+    Spectrum,
+    chebyshev_gossip,
+    load_network,
+    name_of,
+    repeat_gossip,
+    spectrum,
+)
+from corn.topology.mixing import WEIGHTS
+
+EXAMPLE = "corn graph er:n=20,p=0.2,seed=1 --plot graph.png"
+
+
+def graph(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="GRAPH",
+            help="A spec (er:n=20,p=0.2,seed=1, ring:20, grid:4x5, karate, …) or a file: edge "
+            "list, GraphML, node-link JSON, CSV adjacency, or mixing matrix as .csv or .npy.",
+        ),
+    ],
+    weights: Annotated[
+        str | None,
+        typer.Option(help=f"Rule for the mixing weights: {', '.join(WEIGHTS)}."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Mixing rounds a step.")] = 1,
+    chebyshev: Annotated[
+        bool, typer.Option("--chebyshev", help="Accelerate the rounds by Chebyshev polynomials.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw to this .png, .svg or .pdf.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Save the mixing matrix to this .npy.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print and draw a network, its mixing weights and how fast they mix."""
+    network = load_network(source, weights=weights)
+    gossip = chebyshev_gossip if chebyshev else repeat_gossip
+    W = gossip(network.mixing_matrix, rounds)
+    measured = spectrum(W)
+    if plot:
+        _draw(network, W, measured, plot)
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        np.save(out.with_suffix(".npy"), W)
+    facts = _facts(network, W, measured, rounds, "Chebyshev" if chebyshev else "plain")
+    if json:
+        print_json(facts)
+    else:
+        _print(network, measured, facts)
+        _print_files(plot, out)
+
+
+def _facts(
+    network: Network, W: FloatArray, measured: Spectrum, rounds: int, gossip: str
+) -> dict[str, object]:
+    degrees = [degree for _, degree in network.graph.degree]
+    return {
+        "graph": network.source,
+        "num_agents": network.num_agents,
+        "num_links": network.graph.number_of_edges(),
+        "directed": network.graph.is_directed(),
+        "min_degree": min(degrees),
+        "max_degree": max(degrees),
+        "weights": network.weights,
+        "rounds": rounds,
+        "gossip": gossip,
+        "second_singular_value": measured.second_singular_value,
+        "second_eigenvalue": measured.second_eigenvalue,
+        "spectral_gap": measured.spectral_gap,
+        "rank": measured.rank,
+        "smallest_singular_value": measured.smallest_singular_value,
+        "mixing_time": measured.mixing_time,
+        "mixing_accuracy": measured.accuracy,
+        "agents": [name_of(network.graph, agent) for agent in range(network.num_agents)],
+        "links": [[int(i), int(j)] for i, j in network.graph.edges],
+        "mixing_matrix": W,
+    }
+
+
+def _print(network: Network, measured: Spectrum, facts: dict[str, object]) -> None:
+    links = "directed links" if network.graph.is_directed() else "links"
+    print_facts(
+        f"{network.num_agents} agents, {facts['num_links']} {links}: {network.source}",
+        [
+            ("degree", f"{facts['min_degree']} to {facts['max_degree']}"),
+            ("mixing weights", network.weights),
+            ("rounds a step", f"{facts['rounds']} ({facts['gossip']})"),
+            ("second singular value", f"{measured.second_singular_value:.6g}"),
+            ("second eigenvalue, modulus", f"{measured.second_eigenvalue:.6g}"),
+            ("spectral gap", f"{measured.spectral_gap:.6g}"),
+            ("smallest singular value", f"{measured.smallest_singular_value:.6g}"),
+            ("rank", f"{measured.rank} of {network.num_agents}"),
+            (
+                "mixing time",
+                f"{measured.mixing_time} steps to {1 - measured.accuracy:.0%} agreement",
+            ),
+        ],
+    )
+
+
+def _print_files(*paths: Path | None) -> None:
+    for path in paths:
+        if path:
+            print_note(f"wrote {path}")
+
+
+def _draw(network: Network, W: FloatArray, measured: Spectrum, path: Path) -> None:
+    # Matplotlib takes a second to import, which commands without a figure need not wait for.
+    from corn.report import plot_network, save_figure
+
+    save_figure(plot_network(network, W, measured), path)

@@ -1,0 +1,106 @@
+"""What commands print: tables for people, JSON for programs, notes and errors on stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import corn
+from corn.errors import CornWarning
+
+JsonValue = Any
+
+
+def print_json(values: Mapping[str, JsonValue]) -> None:
+    """Print one JSON object with the version of CorN; infinities become strings, arrays lists."""
+    sys.stdout.write(to_json(values) + "\n")
+
+
+def to_json(values: Mapping[str, JsonValue]) -> str:
+    """Strict JSON text of a result, headed by the version that made it."""
+    return json.dumps(_plain({"corn_version": corn.__version__, **values}), indent=2)
+
+
+def save_json(values: Mapping[str, JsonValue], path: Path) -> None:
+    """Write what ``print_json`` prints to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(to_json(values) + "\n", encoding="utf-8")
+
+
+def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
+    """Print a title and aligned pairs of name and value."""
+    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts:
+        table.add_row(name, value)
+    _console().print(table)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table whose first column names the row and whose others are numbers or remarks."""
+    table = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    _console().print(table)
+
+
+def print_note(text: str) -> None:
+    """Say something worth knowing without getting into the way of the result."""
+    sys.stderr.write(f"note: {text}\n")
+
+
+def print_error(text: str) -> None:
+    """Say in one line why there is no result."""
+    sys.stderr.write(f"corn: {' '.join(text.split())}\n")
+
+
+def show_warnings_as_notes() -> None:
+    """Show each CorN warning as one line on stderr."""
+    warnings.simplefilter("always", CornWarning)
+    default = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, CornWarning):
+            print_note(str(message))
+        else:
+            default(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
+
+
+def _console() -> Console:
+    # A pipe or a file has no width of its own; 80 columns would fold tables that fit a screen.
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+def _plain(value: JsonValue) -> JsonValue:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return str(value) if isinstance(value, Path) else value

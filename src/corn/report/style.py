@@ -1,0 +1,32 @@
+"""How figures look: one colour per mechanism everywhere, safe for colour-blind readers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from corn.errors import FileFormatError
+
+# Okabe and Ito's palette, which stays distinct under the common kinds of colour blindness.
+MECHANISM_COLOURS = {
+    "corn": "#0072B2",
+    "decor": "#E69F00",
+    "ldp": "#D55E00",
+    "zero-sum": "#CC79A7",
+    "central": "#009E73",
+    "none": "#7F7F7F",
+}
+INK = "#333333"
+PALE = "#BBBBBB"
+LINK = MECHANISM_COLOURS["corn"]
+
+FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure in the format its name asks for, making the folder if it is missing."""
+    if path.suffix not in FIGURE_SUFFIXES:
+        raise FileFormatError(f"{path}: a figure's name must end in {', '.join(FIGURE_SUFFIXES)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=160)

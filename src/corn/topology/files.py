@@ -1,0 +1,129 @@
+"""Graphs and mixing matrices from files: edge list, GraphML, node-link JSON, CSV and ``.npy``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TypeAlias
+from xml.etree.ElementTree import ParseError
+
+import networkx as nx
+import numpy as np
+
+from corn.arrays import FloatArray
+from corn.errors import FileFormatError
+
+FileGraph: TypeAlias = nx.Graph
+"""A graph as its file has it: any labels, not yet checked."""
+
+EDGE_LIST_SUFFIXES = (".edges", ".edgelist", ".txt")
+GRAPH_SUFFIXES = (*EDGE_LIST_SUFFIXES, ".graphml", ".json")
+MATRIX_SUFFIXES = (".csv", ".npy")
+SUFFIXES = GRAPH_SUFFIXES + MATRIX_SUFFIXES
+
+
+def read_graph(path: Path, *, directed: bool = False) -> FileGraph:
+    """Read a graph file by its suffix; ``directed`` matters for edge lists, which cannot say it.
+
+    - ``.edges``, ``.edgelist``, ``.txt``: two labels a line (and a weight, if there is one),
+      separated by blanks or commas; ``#`` starts a comment;
+    - ``.graphml``; ``.json`` in networkx's node-link form.
+    """
+    _require_file(path)
+    if path.suffix in EDGE_LIST_SUFFIXES:
+        return _read_edge_list(path, directed=directed)
+    return _read_graphml(path) if path.suffix == ".graphml" else _read_node_link(path)
+
+
+def read_matrix(path: Path) -> FloatArray:
+    """Read a square matrix of numbers from ``.csv`` (comma-separated, no header) or ``.npy``."""
+    _require_file(path)
+    try:
+        if path.suffix == ".npy":
+            matrix = np.load(path, allow_pickle=False)
+        else:
+            matrix = np.loadtxt(path, delimiter=",", ndmin=2)
+        matrix = np.asarray(matrix, dtype=np.float64)
+    except (ValueError, TypeError, EOFError) as error:
+        raise FileFormatError(f"{path}: not a matrix of numbers: {_first_line(error)}") from error
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise FileFormatError(
+            f"{path}: an adjacency or mixing matrix must be square, found shape {matrix.shape}; "
+            f"a list of edges belongs in a file that ends in {' or '.join(EDGE_LIST_SUFFIXES)}"
+        )
+    return matrix
+
+
+def _require_file(path: Path) -> None:
+    if path.suffix not in SUFFIXES:
+        raise FileFormatError(
+            f"{path}: unknown kind of graph file; accepted are {', '.join(SUFFIXES)}"
+        )
+    if not path.is_file():
+        raise FileFormatError(f"{path}: no such file")
+
+
+def _read_edge_list(path: Path, *, directed: bool) -> FileGraph:
+    graph: FileGraph = nx.DiGraph() if directed else nx.Graph()
+    for number, line in enumerate(_read_text(path).splitlines(), start=1):
+        fields = line.partition("#")[0].replace(",", " ").split()
+        if not fields:
+            continue
+        if len(fields) not in (2, 3):
+            raise FileFormatError(
+                f"{path}, line {number}: an edge is two labels and perhaps a weight, found {line!r}"
+            )
+        weight = {} if len(fields) == 2 else {"weight": _read_weight(fields[2], path, number)}
+        graph.add_edge(*fields[:2], **weight)
+    if all(label.isdecimal() for label in map(str, graph)):
+        return nx.relabel_nodes(graph, {label: int(str(label)) for label in graph})
+    return graph
+
+
+def _read_weight(field: str, path: Path, line_number: int) -> float:
+    try:
+        return float(field)
+    except ValueError as error:
+        raise FileFormatError(
+            f"{path}, line {line_number}: the weight must be a number, found {field!r}"
+        ) from error
+
+
+def _read_graphml(path: Path) -> FileGraph:
+    try:
+        graph: FileGraph = nx.read_graphml(path)
+    except (ParseError, nx.NetworkXError, KeyError, ValueError, TypeError) as error:
+        raise FileFormatError(f"{path}: not valid GraphML: {_first_line(error)}") from error
+    if all(str(label).isdecimal() for label in graph):
+        return nx.relabel_nodes(graph, {label: int(str(label)) for label in graph})
+    return graph
+
+
+def _read_node_link(path: Path) -> FileGraph:
+    try:
+        data = json.loads(_read_text(path))
+        edges = "links" if "links" in data else "edges"
+        named = {node["id"] for node in data["nodes"]}
+        graph: FileGraph = nx.node_link_graph(data, edges=edges)
+    except (ValueError, KeyError, TypeError, AttributeError, nx.NetworkXError) as error:
+        raise FileFormatError(
+            f"{path}: not a graph in node-link JSON (keys 'nodes' and 'edges' or 'links'): "
+            f"{_first_line(error)}"
+        ) from error
+    unknown = sorted(str(node) for node in graph if node not in named)
+    if unknown:
+        raise FileFormatError(
+            f"{path}: every edge must join listed nodes, but {', '.join(unknown[:5])} is not listed"
+        )
+    return graph
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise FileFormatError(f"{path}: not a text file: {error.reason}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,99 @@
+"""A network: who is linked with whom and with which weights they mix, from any kind of source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+
+from corn.arrays import FloatArray
+from corn.errors import CornError, FileFormatError
+from corn.topology.files import MATRIX_SUFFIXES, SUFFIXES, read_graph, read_matrix
+from corn.topology.graphs import Graph, check_graph
+from corn.topology.mixing import check_mixing_matrix, graph_of, mixing_matrix
+from corn.topology.spec import GraphSpec
+
+_DIRECTED = "directed:"
+
+
+@dataclass(frozen=True)
+class Network:
+    """A connected graph of agents 0 … n−1 and a doubly stochastic mixing matrix on it.
+
+    Attributes:
+        graph: the links; an ``nx.DiGraph`` where they have a direction.
+        mixing_matrix: shape (n, n); agent i takes w_ij of what it hears from j.
+        source: the spec or file it came from, for people to read.
+        weights: the rule of :data:`~corn.topology.mixing.WEIGHTS`, or ``"given"``.
+    """
+
+    graph: Graph
+    mixing_matrix: FloatArray = field(repr=False)
+    source: str = "given"
+    weights: str = "given"
+
+    def __post_init__(self) -> None:
+        matrix = check_mixing_matrix(self.mixing_matrix, graph=self.graph)
+        matrix.setflags(write=False)
+        object.__setattr__(self, "graph", nx.freeze(check_graph(self.graph)))
+        object.__setattr__(self, "mixing_matrix", matrix)
+
+    @property
+    def num_agents(self) -> int:
+        """The number of agents n."""
+        return len(self.mixing_matrix)
+
+
+def load_network(source: str | Path | Graph | FloatArray, *, weights: str | None = None) -> Network:
+    """Turn a spec, a file, a networkx graph or a mixing matrix into a checked network.
+
+    ``weights`` names the rule for the mixing matrix (default: Metropolis, Sinkhorn if directed).
+    With a mixing matrix as source the default is that matrix; naming a rule keeps only its links.
+
+    >>> load_network("ring:4").mixing_matrix[0].round(3).tolist()
+    [0.333, 0.333, 0.0, 0.333]
+    """
+    if isinstance(source, np.ndarray):
+        return _weigh(check_mixing_matrix(source), "given matrix", weights)
+    if isinstance(source, nx.Graph):
+        return _weigh(check_graph(source), "given graph", weights)
+    text = str(source)
+    path = Path(text.removeprefix(_DIRECTED))
+    if path.suffix not in SUFFIXES and not path.is_file():
+        spec = GraphSpec.parse(text)
+        return _weigh(spec.build(), str(spec), weights)
+    try:
+        return _weigh(_read(path, directed=text.startswith(_DIRECTED)), text, weights)
+    except FileFormatError:
+        raise
+    except CornError as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
+def _weigh(what: Graph | FloatArray, source: str, weights: str | None) -> Network:
+    if isinstance(what, np.ndarray):
+        if weights is None:
+            return Network(graph_of(what), what, source)
+        what = graph_of(what)
+    rule = weights or ("sinkhorn" if what.is_directed() else "metropolis")
+    return Network(what, mixing_matrix(what, rule), source, rule)
+
+
+def _read(path: Path, *, directed: bool) -> Graph | FloatArray:
+    if path.suffix not in MATRIX_SUFFIXES:
+        return check_graph(read_graph(path, directed=directed))
+    matrix = read_matrix(path)
+    # Zeros and ones with an empty diagonal are links (row i sends to column j); anything else must
+    # be a mixing matrix. A permutation without fixed points is read as links.
+    if np.isin(matrix, (0, 1)).all() and not np.diag(matrix).any():
+        return check_graph(_graph_of_adjacency(matrix))
+    return check_mixing_matrix(matrix)
+
+
+def _graph_of_adjacency(matrix: FloatArray) -> Graph:
+    symmetric = bool((matrix == matrix.T).all())
+    return nx.from_numpy_array(
+        matrix, create_using=nx.Graph if symmetric else nx.DiGraph, edge_attr=None
+    )

@@ -1,0 +1,95 @@
+"""Graph specs: one line of text for a graph, such as ``er:n=20,p=0.2,seed=1`` or ``grid:4x5``."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+
+from corn.errors import InvalidArgumentError
+from corn.topology.files import SUFFIXES
+from corn.topology.generators import GENERATORS
+from corn.topology.graphs import Graph
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """The name of a generator and all its parameters; ``str`` gives the spec that reads the same.
+
+    >>> str(GraphSpec.parse("er:20,0.2"))
+    'er:n=20,p=0.2,seed=0'
+    >>> GraphSpec.parse("grid:4x5").build().number_of_nodes()
+    20
+    """
+
+    kind: str
+    parameters: tuple[tuple[str, int | float], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> GraphSpec:
+        """Read ``kind``, ``kind:20``, ``kind:4x5`` or ``kind:name=value,…``.
+
+        Values without a name are taken in the order of the generator's parameters.
+        """
+        kind, _, rest = text.strip().partition(":")
+        if kind not in GENERATORS:
+            raise InvalidArgumentError(
+                f"unknown graph {text!r}: accepted are {', '.join(GENERATORS)} "
+                f"(for example er:n=20,p=0.2,seed=1 or grid:4x5), or a file ({', '.join(SUFFIXES)})"
+            )
+        return cls(kind, _read_parameters(kind, rest))
+
+    def build(self) -> Graph:
+        """Generate the graph."""
+        return GENERATORS[self.kind](**dict(self.parameters))
+
+    def __str__(self) -> str:
+        values = ",".join(f"{name}={value}" for name, value in self.parameters)
+        return f"{self.kind}:{values}" if values else self.kind
+
+
+def describe_kind(kind: str) -> str:
+    """The parameters of a kind of graph, as a spec would have them: ``er:n=…,p=…,seed=0``."""
+    parts = [
+        f"{p.name}={'…' if p.default is p.empty else p.default}" for p in _parameters(kind).values()
+    ]
+    return f"{kind}:{','.join(parts)}" if parts else kind
+
+
+def _parameters(kind: str) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(GENERATORS[kind], eval_str=True).parameters)
+
+
+def _read_parameters(kind: str, text: str) -> tuple[tuple[str, int | float], ...]:
+    expected = _parameters(kind)
+    # Only a grid's size is written 4x5; its two numbers are then two unnamed values.
+    fields = (text.replace("x", ",") if "rows" in expected else text).split(",") if text else []
+    unnamed = iter(expected)
+    found: dict[str, int | float] = {}
+    for field in fields:
+        name, equals, value = field.partition("=")
+        if not equals:
+            name, value = next(unnamed, ""), field
+        name = name.strip()
+        if name not in expected or name in found:
+            raise InvalidArgumentError(
+                f"bad graph {kind}:{text}: cannot place {field!r}; "
+                f"accepted is {describe_kind(kind)}"
+            )
+        found[name] = _read_number(value, expected[name].annotation, f"{kind}:{text}", name)
+    missing = [n for n, p in expected.items() if n not in found and p.default is p.empty]
+    if missing:
+        raise InvalidArgumentError(
+            f"bad graph {kind}{':' if text else ''}{text}: {', '.join(missing)} missing; "
+            f"accepted is {describe_kind(kind)}"
+        )
+    return tuple((name, found.get(name, p.default)) for name, p in expected.items())
+
+
+def _read_number(text: str, kind: type[int] | type[float], spec: str, name: str) -> int | float:
+    try:
+        return kind(text)
+    except ValueError as error:
+        what = "a whole number" if kind is int else "a number"
+        raise InvalidArgumentError(
+            f"bad graph {spec}: {name} must be {what}, found {text!r}"
+        ) from error

@@ -1,0 +1,108 @@
+"""How fast a mixing matrix mixes: singular values, eigenvalues and mixing time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.linalg
+
+from corn.arrays import FloatArray, as_square_matrix
+from corn.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """What decides how fast disagreement between agents dies out.
+
+    Attributes:
+        singular_values: of W, largest first, shape (n,).
+        second_singular_value: σ₂ = ‖W − 11ᵀ/n‖₂, the worst contraction of disagreement in one step.
+            The paper's λ₂(WᵀW) is its square.
+        second_eigenvalue: |λ₂|, the contraction per step in the long run; equals σ₂ if W = Wᵀ.
+        spectral_gap: 1 − |λ₂|; zero if the agents never agree.
+        rank: the number of singular values above n · 2⁻⁵² · σ₁.
+        smallest_singular_value: zero where some noise can be hidden completely by mixing.
+        mixing_time: steps until at most ``accuracy`` of any disagreement is left; inf if never.
+        accuracy: what ``mixing_time`` refers to.
+    """
+
+    singular_values: FloatArray
+    second_singular_value: float
+    second_eigenvalue: float
+    spectral_gap: float
+    rank: int
+    smallest_singular_value: float
+    mixing_time: float
+    accuracy: float
+
+
+def spectrum(mixing_matrix: FloatArray, *, accuracy: float = 0.01) -> Spectrum:
+    """Measure a doubly stochastic mixing matrix.
+
+    >>> complete = np.full((4, 4), 0.25)
+    >>> spectrum(complete).mixing_time, spectrum(complete).rank
+    (1, 1)
+    """
+    if not 0 < accuracy < 1:
+        raise InvalidArgumentError(f"accuracy must be in (0, 1), found {accuracy}")
+    W = as_square_matrix(mixing_matrix, name="mixing_matrix")
+    singular_values: FloatArray = scipy.linalg.svdvals(W)
+    floor = len(W) * np.finfo(float).eps * singular_values[0]
+    second_eigenvalue = _second_eigenvalue(W)
+    return Spectrum(
+        singular_values=singular_values,
+        second_singular_value=disagreement(W),
+        second_eigenvalue=second_eigenvalue,
+        spectral_gap=1 - second_eigenvalue,
+        rank=int((singular_values > floor).sum()),
+        smallest_singular_value=float(singular_values[-1]) if singular_values[-1] > floor else 0.0,
+        mixing_time=_mixing_time(W, second_eigenvalue, accuracy),
+        accuracy=accuracy,
+    )
+
+
+def disagreement(W: FloatArray) -> float:
+    """‖W − 11ᵀ/n‖₂: the most that is left of a unit of disagreement after mixing with W."""
+    return _clean(float(np.linalg.norm(W - 1 / len(W), 2)), len(W))
+
+
+def is_symmetric(W: FloatArray) -> bool:
+    """Whether W equals its transpose up to rounding."""
+    return bool(np.allclose(W, W.T, rtol=0, atol=1e-12))
+
+
+def _second_eigenvalue(W: FloatArray) -> float:
+    if is_symmetric(W):
+        return disagreement(W)
+    deflated = W - 1 / len(W)
+    return _clean(float(np.abs(np.linalg.eigvals(deflated)).max()), len(W))
+
+
+def _clean(value: float, n: int) -> float:
+    """Round what is one or zero up to rounding, so that 'never mixes' is recognised as such."""
+    tolerance = 8 * n * np.finfo(float).eps
+    nearest = float(round(value))
+    return nearest if abs(value - nearest) <= tolerance else value
+
+
+def _mixing_time(W: FloatArray, second_eigenvalue: float, accuracy: float) -> float:
+    """The smallest t with ‖Wᵗ − 11ᵀ/n‖₂ ≤ accuracy, by doubling and then bisection on bits of t."""
+    if second_eigenvalue >= 1:
+        return math.inf
+    if len(W) == 1:
+        return 0
+    if is_symmetric(W):
+        sigma = disagreement(W)
+        return max(1, math.ceil(math.log(accuracy) / math.log(sigma))) if sigma > 0 else 1
+    powers = [W - 1 / len(W)]
+    while np.linalg.norm(powers[-1], 2) > accuracy:
+        powers.append(powers[-1] @ powers[-1])
+    # The norm never grows with t, so the largest t that still fails can be built bit by bit.
+    failing, time = np.eye(len(W)), 0
+    for bit in reversed(range(len(powers) - 1)):
+        candidate = failing @ powers[bit]
+        if np.linalg.norm(candidate, 2) > accuracy:
+            failing, time = candidate, time + (1 << bit)
+    return time + 1

@@ -1,0 +1,76 @@
+"""What every command has in common: help, exit codes, one-line errors."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from corn import __version__
+from corn.cli import COMMANDS
+
+from .commands import Runner
+
+
+def test_version(corn: Runner) -> None:
+    outcome = corn("--version")
+    assert (outcome.exit_code, outcome.stdout) == (0, f"corn {__version__}\n")
+
+
+def test_help_lists_every_command_with_a_line_and_an_example(corn: Runner) -> None:
+    text = " ".join(corn("--help").stdout.split())
+    for name, (function, example) in COMMANDS.items():
+        summary = (function.__doc__ or "").splitlines()[0]
+        assert summary.split()[0] in text
+        assert example in text
+        assert example in " ".join(corn(name, "--help").stdout.split())
+
+
+def test_module_and_script_are_the_same_command() -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "corn", "graph", "nonsense"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 1
+    assert process.stdout == ""
+    assert process.stderr.startswith("corn: unknown graph 'nonsense'")
+    assert process.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", ["nonsense", "graph", "graph ring:5 --wrong", "graph ring:5 --rounds 0"]
+)
+def test_misuse_exits_with_2(corn: Runner, arguments: str) -> None:
+    outcome = corn(*shlex.split(arguments))
+    assert outcome.exit_code == 2
+    assert outcome.stdout == ""
+    assert outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("graph missing.edges", "missing.edges: no such file"),
+        ("graph ring:5 --weights best", "weights must be one of metropolis"),
+        ("graph ring:5 --plot picture.txt", "picture.txt: a figure's name must end in .png"),
+        ("graph ring:200000", "at most 20000 agents, found 200000 (320 GB)"),
+    ],
+)
+def test_expected_failures_exit_with_1_and_one_line(
+    corn: Runner, arguments: str, message: str
+) -> None:
+    outcome = corn(*shlex.split(arguments))
+    assert outcome.exit_code == 1
+    assert outcome.stdout == ""
+    assert message in outcome.stderr
+    assert outcome.stderr.count("\n") == 1
+
+
+def test_unwritable_output_is_one_line(corn: Runner, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    outcome = corn("graph", "ring:5", "--plot", f"{tmp_path}/file/g.png")
+    assert outcome.exit_code == 1
+    assert outcome.stderr.count("\n") == 1

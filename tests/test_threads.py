@@ -1,0 +1,45 @@
+"""Worker processes compute with one thread each."""
+
+import subprocess
+import sys
+
+import pytest
+import threadpoolctl
+
+from corn.threads import map_in_workers
+
+REPORT = """
+import json, os, sys
+{before}
+from corn.threads import limit_threads
+limit_threads()
+import numpy, scipy.linalg, torch, threadpoolctl
+numpy.ones((300, 300)) @ numpy.ones((300, 300))
+pools = [pool["num_threads"] for pool in threadpoolctl.threadpool_info()]
+sys.exit(0 if pools and set(pools) == {{1}} and torch.get_num_threads() == 1 else 1)
+"""
+
+
+@pytest.mark.parametrize(
+    "before", ["", "import numpy, torch"], ids=["loads later", "loaded before"]
+)
+def test_libraries_loaded_before_or_after_use_one_thread(before: str) -> None:
+    code = REPORT.format(before=before)
+    environment = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2", "PATH": ""}
+    process = subprocess.run([sys.executable, "-c", code], check=False, env=environment)
+    assert process.returncode == 0
+
+
+def threads_in_use(_: int) -> set[int]:
+    import numpy as np
+
+    np.linalg.eigvalsh(np.eye(50))
+    return {pool["num_threads"] for pool in threadpoolctl.threadpool_info()}
+
+
+def test_workers_use_one_thread() -> None:
+    assert map_in_workers(threads_in_use, range(2), num_workers=2) == [{1}, {1}]
+
+
+def test_this_test_process_uses_one_thread() -> None:
+    assert threads_in_use(0) == {1}

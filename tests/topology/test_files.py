@@ -1,0 +1,141 @@
+"""Networks from files: each format, and each way in which a file can be wrong."""
+
+import json
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from corn.errors import CornError, FileFormatError, InvalidArgumentError
+from corn.topology import Network, load_network, name_of
+
+PETERSEN = nx.petersen_graph()
+
+
+def write(path: Path, content: str) -> str:
+    path.write_text(content, encoding="utf-8")
+    return str(path)
+
+
+def links(network: Network) -> set[frozenset[int]]:
+    return {frozenset(edge) for edge in network.graph.edges}
+
+
+def test_every_format_gives_the_same_network(tmp_path: Path) -> None:
+    nx.write_edgelist(PETERSEN, tmp_path / "g.edges", data=False)
+    nx.write_graphml(PETERSEN, tmp_path / "g.graphml")
+    write(tmp_path / "g.json", json.dumps(nx.node_link_data(PETERSEN, edges="links")))
+    write(tmp_path / "h.json", json.dumps(nx.node_link_data(PETERSEN, edges="edges")))
+    adjacency = nx.to_numpy_array(PETERSEN, weight=None)
+    np.savetxt(tmp_path / "g.csv", adjacency, delimiter=",", fmt="%d")
+    np.save(tmp_path / "g.npy", adjacency)
+    expected = load_network(PETERSEN)
+    np.save(tmp_path / "W.npy", expected.mixing_matrix)
+    np.savetxt(tmp_path / "W.csv", expected.mixing_matrix, delimiter=",")
+    for file in sorted(tmp_path.iterdir()):
+        network = load_network(str(file))
+        assert links(network) == links(expected), file
+        np.testing.assert_allclose(network.mixing_matrix, expected.mixing_matrix, atol=1e-12)
+        assert network.weights == ("given" if file.stem == "W" else "metropolis")
+
+
+def test_names_are_kept_and_numbered_in_order(tmp_path: Path) -> None:
+    network = load_network(write(tmp_path / "h.txt", "oslo bergen\nbergen, turku  # by ferry\n"))
+    assert [name_of(network.graph, i) for i in range(3)] == ["oslo", "bergen", "turku"]
+
+
+def test_directed_files(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.edges", "0 1\n1 2\n2 0\n0 2\n")
+    network = load_network(f"directed:{path}")
+    assert network.graph.is_directed()
+    assert network.weights == "sinkhorn"
+    # 0 → 1 means that agent 1 hears from agent 0.
+    assert network.mixing_matrix[1, 0] > 0
+    assert network.mixing_matrix[0, 1] == 0
+    csv = write(tmp_path / "d.csv", "0,1,1\n0,0,1\n1,0,0\n")
+    assert links(load_network(csv)) == links(network)
+    assert set(load_network(csv).graph.edges) == set(network.graph.edges)
+
+
+def test_edge_weights_shape_sinkhorn_only(tmp_path: Path) -> None:
+    path = write(tmp_path / "w.edges", "0 1 5\n1 2 1\n2 0 1\n")
+    assert load_network(path).mixing_matrix[0, 1] == pytest.approx(1 / 3)
+    heavy = load_network(path, weights="sinkhorn").mixing_matrix
+    assert heavy[0, 1] > 2 * heavy[0, 2]
+
+
+def test_a_rule_replaces_the_weights_of_a_given_matrix() -> None:
+    lazy = load_network("ring:5", weights="lazy").mixing_matrix
+    assert load_network(lazy).weights == "given"
+    again = load_network(lazy, weights="metropolis").mixing_matrix
+    np.testing.assert_allclose(again, load_network("ring:5").mixing_matrix)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("g.edges", "0 1\n1 1\n", "no self-loops, found one at 1"),
+        ("g.edges", "0 1\n1 3\n", "agents must be numbered 0 … 2, found no 2"),
+        ("g.edges", "1 2\n2 3\n", "found no 0"),
+        ("g.edges", "0 1\n2 3\n", "must be connected, found a part cut off from the rest: 0, 1"),
+        ("g.edges", "0 1 nan\n", "positive numbers, found nan between 0 and 1"),
+        ("g.edges", "0 1 -2\n", "positive numbers, found -2.0"),
+        ("g.edges", "0 1 x\n", "line 1: the weight must be a number, found 'x'"),
+        ("g.edges", "0 1\n2\n", "line 2: an edge is two labels"),
+        ("g.edges", "# nothing\n", "at least one agent"),
+        ("g.graphml", "<graphml", "not valid GraphML"),
+        ("g.json", "{", "not a graph in node-link JSON"),
+        ("g.json", "[1, 2]", "not a graph in node-link JSON"),
+        ("g.json", '{"nodes": []}', "not a graph in node-link JSON"),
+        (
+            "g.json",
+            '{"nodes": [{"id": 0}], "edges": [{"source": 0, "target": 1}]}',
+            "1 is not listed",
+        ),
+        ("g.csv", "0,1\n1,a\n", "not a matrix of numbers"),
+        ("g.csv", "0,1\n1,0\n0,1\n", "must be square, found shape (3, 2)"),
+        ("g.csv", "0,1,0\n1,0,0\n0,0,0\n", "cut off from the rest: 2"),
+        ("g.csv", "0.5,0.5\n0.5,nan\n", "must be finite, found nan at (1, 1)"),
+        ("g.csv", "1.5,-0.5\n-0.5,1.5\n", "must not be negative"),
+        ("g.csv", "0.5,0.5\n0.6,0.4\n", "doubly stochastic, found column 0 that sums to 1.1"),
+        ("g.csv", "1,0\n0,1\n", "cut off from the rest: 0"),
+        ("g.csv", "1,1\n1,1\n", "doubly stochastic"),
+        ("g.npy", "not numpy", "not a matrix of numbers"),
+        ("g.xml", "", "unknown kind of graph file"),
+    ],
+)
+def test_bad_files_get_one_clear_line(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    with pytest.raises(CornError) as caught:
+        load_network(write(tmp_path / name, content))
+    assert message in str(caught.value)
+    assert str(tmp_path / name) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_and_binary_file(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match="no such file"):
+        load_network(str(tmp_path / "none.edges"))
+    (tmp_path / "b.edges").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FileFormatError, match="not a text file"):
+        load_network(tmp_path / "b.edges")
+
+
+def test_npy_with_objects_is_never_unpickled(tmp_path: Path) -> None:
+    np.save(tmp_path / "evil.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(FileFormatError, match="not a matrix of numbers"):
+        load_network(tmp_path / "evil.npy")
+
+
+def test_network_is_checked_and_cannot_be_changed() -> None:
+    network = load_network("ring:4")
+    with pytest.raises(ValueError, match="read-only"):
+        network.mixing_matrix[0, 0] = 1
+    with pytest.raises(nx.NetworkXError):
+        network.graph.add_edge(0, 2)
+    with pytest.raises(InvalidArgumentError, match="no link"):
+        Network(nx.path_graph(3), np.full((3, 3), 1 / 3))
+    with pytest.raises(InvalidArgumentError, match="3 agents, but the graph has 4"):
+        Network(nx.path_graph(4), np.full((3, 3), 1 / 3))

@@ -1,0 +1,173 @@
+"""Mixing weights are doubly stochastic, supported on the graph, and mix iff they should."""
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corn.errors import InfeasibleError, InvalidArgumentError
+from corn.topology import (
+    GENERATORS,
+    WEIGHTS,
+    Graph,
+    GraphSpec,
+    balance,
+    check_mixing_matrix,
+    graph_of,
+    mixing_matrix,
+    spectrum,
+)
+
+from .test_generators import EXAMPLES
+
+
+@st.composite
+def connected_graphs(draw: st.DrawFn) -> Graph:
+    """A random tree with random further links on 1 to 9 agents."""
+    n = draw(st.integers(1, 9))
+    graph = nx.empty_graph(n)
+    graph.add_edges_from((i, draw(st.integers(0, i - 1))) for i in range(1, n))
+    pairs = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1))
+    graph.add_edges_from((i, j) for i, j in draw(st.lists(pairs, max_size=10)) if i != j)
+    return graph
+
+
+@st.composite
+def strong_digraphs(draw: st.DrawFn) -> Graph:
+    """A directed cycle through everybody with random further links."""
+    n = draw(st.integers(2, 8))
+    graph = nx.cycle_graph(n, create_using=nx.DiGraph)
+    pairs = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1))
+    graph.add_edges_from((i, j) for i, j in draw(st.lists(pairs, max_size=12)) if i != j)
+    return graph
+
+
+def assert_mixes_on(graph: Graph, W: np.ndarray) -> None:
+    check_mixing_matrix(W, graph=graph, tolerance=1e-12)
+    assert set(graph_of(W).to_directed().edges) == set(graph.to_directed().edges)
+    assert spectrum(W).second_eigenvalue < 1
+
+
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_default_weights_on_every_generator(text: str) -> None:
+    graph = GraphSpec.parse(text).build()
+    assert_mixes_on(graph, mixing_matrix(graph))
+
+
+@given(graph=connected_graphs(), rule=st.sampled_from(["metropolis", "max-degree", "lazy"]))
+def test_degree_rules_on_random_graphs(graph: Graph, rule: str) -> None:
+    W = mixing_matrix(graph, rule)
+    assert_mixes_on(graph, W)
+    np.testing.assert_array_equal(W, W.T)
+
+
+@settings(deadline=None)
+@given(graph=strong_digraphs())
+def test_sinkhorn_on_random_digraphs(graph: Graph) -> None:
+    assert_mixes_on(graph, mixing_matrix(graph))
+
+
+def test_weights_by_hand_on_a_path() -> None:
+    third = 1 / 3
+    np.testing.assert_allclose(
+        mixing_matrix(nx.path_graph(3)),
+        [[2 * third, third, 0], [third, third, third], [0, third, 2 * third]],
+    )
+    np.testing.assert_allclose(mixing_matrix(nx.path_graph(3), "lazy")[0], [0.75, 0.25, 0])
+    np.testing.assert_allclose(mixing_matrix(nx.star_graph(3), "max-degree")[1], [0.25, 0.75, 0, 0])
+
+
+def test_the_papers_printed_weights_are_not_doubly_stochastic() -> None:
+    links = nx.to_numpy_array(nx.star_graph(3))
+    printed = (links + np.eye(4)) / (links.sum(axis=1, keepdims=True) + 1)
+    with pytest.raises(InvalidArgumentError, match="doubly stochastic, found column 0"):
+        check_mixing_matrix(printed)
+
+
+def test_uniform_needs_equal_degrees() -> None:
+    np.testing.assert_allclose(
+        mixing_matrix(nx.petersen_graph(), "uniform"), mixing_matrix(nx.petersen_graph())
+    )
+    digraph = GENERATORS["directed-exponential"](8)
+    assert_mixes_on(digraph, mixing_matrix(digraph, "uniform"))
+    with pytest.raises(InvalidArgumentError, match="found 1 to 2: try metropolis"):
+        mixing_matrix(nx.path_graph(3), "uniform")
+
+
+@pytest.mark.parametrize("rule", ["metropolis", "max-degree", "lazy", "fastest"])
+def test_symmetric_rules_refuse_directed_graphs(rule: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="undirected links"):
+        mixing_matrix(GENERATORS["directed-ring"](4), rule)
+
+
+def test_unknown_rule_lists_all() -> None:
+    with pytest.raises(InvalidArgumentError, match=", ".join(WEIGHTS)):
+        mixing_matrix(nx.path_graph(3), "best")
+
+
+def test_fastest_weights_beat_metropolis_and_match_known_values() -> None:
+    graph = nx.barbell_graph(4, 0)
+    fastest, metropolis = mixing_matrix(graph, "fastest"), mixing_matrix(graph)
+    check_mixing_matrix(fastest, graph=graph, tolerance=1e-12)
+    assert spectrum(fastest).second_eigenvalue < spectrum(metropolis).second_eigenvalue - 1e-3
+    # Boyd, Diaconis, Xiao: on a path the fastest chain has λ₂ = cos(π/n); on a complete graph 0.
+    path = mixing_matrix(nx.path_graph(6), "fastest")
+    assert spectrum(path).second_eigenvalue == pytest.approx(np.cos(np.pi / 6), abs=1e-6)
+    complete = mixing_matrix(nx.complete_graph(4), "fastest")
+    assert spectrum(complete).second_eigenvalue == pytest.approx(0, abs=1e-6)
+    np.testing.assert_array_equal(mixing_matrix(nx.empty_graph(1), "fastest"), [[1.0]])
+
+
+@settings(deadline=None)
+@given(
+    n=st.integers(1, 6),
+    seed=st.integers(0, 2**32 - 1),
+    spread=st.floats(0, 6),
+)
+def test_balance_scales_rows_and_columns_only(n: int, seed: int, spread: float) -> None:
+    positive = np.exp(spread * np.random.default_rng(seed).standard_normal((n, n)))
+    P = balance(positive)
+    np.testing.assert_allclose(P.sum(axis=0), 1, atol=1e-12)
+    np.testing.assert_allclose(P.sum(axis=1), 1, atol=1e-12)
+    # diag(r) A diag(c) leaves all cross ratios a_ij a_kl / (a_il a_kj) as they were.
+    ratio = np.log(P) - np.log(positive)
+    np.testing.assert_allclose(ratio - ratio[:1] - ratio[:, :1] + ratio[0, 0], 0, atol=1e-9)
+
+
+def test_balance_is_fast_where_sinkhorn_is_slow() -> None:
+    path = nx.to_numpy_array(nx.path_graph(200)) + np.eye(200)
+    np.testing.assert_allclose(balance(path).sum(axis=0), 1, atol=1e-12)
+
+
+def test_balance_refuses_what_cannot_be_balanced() -> None:
+    one_way = GENERATORS["path"](3).to_directed()
+    one_way.remove_edge(1, 0)
+    with pytest.raises(InfeasibleError, match="from agent 0 to agent 1 lies on no cycle"):
+        mixing_matrix(one_way)
+    with pytest.raises(InfeasibleError, match="cannot be matched"):
+        balance(np.array([[1.0, 1.0], [0.0, 0.0]]))
+    with pytest.raises(InvalidArgumentError, match="must not be negative"):
+        balance(np.array([[1.0, -1.0], [0.0, 1.0]]))
+
+
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [
+        ([[1.0, 0.0]], r"square matrix with at least one row, found shape \(1, 2\)"),
+        ([], "square"),
+        ([[np.inf]], "must be finite"),
+        ([["a"]], "matrix of numbers"),
+        ([[0.9]], "row 0 that sums to 0.9"),
+    ],
+)
+def test_matrices_given_by_hand_are_checked(matrix: list[list[float]], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        check_mixing_matrix(matrix)
+
+
+def test_tolerance_is_the_callers() -> None:
+    almost = np.array([[0.5, 0.5], [0.5, 0.5 + 1e-6]])
+    assert check_mixing_matrix(almost, tolerance=1e-5) is not almost
+    with pytest.raises(InvalidArgumentError, match="1 ± 1e-08"):
+        check_mixing_matrix(almost)

@@ -1,0 +1,119 @@
+"""Spectrum and gossip against eigenvalues known in closed form and brute-force powers."""
+
+import math
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corn.errors import InvalidArgumentError
+from corn.topology import (
+    GENERATORS,
+    Graph,
+    chebyshev_gossip,
+    is_connected,
+    mixing_matrix,
+    repeat_gossip,
+    spectrum,
+)
+
+from .test_mixing import connected_graphs, strong_digraphs
+
+
+def brute_force_mixing_time(W: np.ndarray, accuracy: float) -> int:
+    power, time = np.eye(len(W)), 0
+    while np.linalg.norm(power - 1 / len(W), 2) > accuracy * (1 + 1e-12):
+        power, time = power @ W, time + 1
+    return time
+
+
+def test_ring_has_its_known_eigenvalues() -> None:
+    n = 12
+    measured = spectrum(mixing_matrix(GENERATORS["ring"](n)))
+    known = np.abs(1 + 2 * np.cos(2 * np.pi * np.arange(n) / n)) / 3
+    np.testing.assert_allclose(measured.singular_values, np.sort(known)[::-1], atol=1e-12)
+    assert measured.second_eigenvalue == pytest.approx((1 + 2 * math.cos(2 * math.pi / n)) / 3)
+    assert measured.rank == n - 2
+    assert measured.smallest_singular_value == 0
+
+
+def test_complete_graph_agrees_at_once() -> None:
+    measured = spectrum(mixing_matrix(nx.complete_graph(6)))
+    assert (measured.second_singular_value, measured.spectral_gap) == (0, 1)
+    assert (measured.rank, measured.mixing_time) == (1, 1)
+
+
+def test_one_agent_has_nobody_to_agree_with() -> None:
+    measured = spectrum(np.eye(1))
+    assert (measured.mixing_time, measured.spectral_gap, measured.rank) == (0, 1, 1)
+
+
+@settings(deadline=None, max_examples=40)
+@given(graph=st.one_of(connected_graphs(), strong_digraphs()), accuracy=st.floats(0.01, 0.9))
+def test_mixing_time_equals_brute_force(graph: Graph, accuracy: float) -> None:
+    W = mixing_matrix(graph)
+    assert spectrum(W, accuracy=accuracy).mixing_time == brute_force_mixing_time(W, accuracy)
+
+
+@given(n=st.integers(2, 8), edges=st.sets(st.tuples(st.integers(0, 7), st.integers(0, 7))))
+def test_mixes_iff_connected_with_self_weights(n: int, edges: set[tuple[int, int]]) -> None:
+    graph = nx.empty_graph(n)
+    graph.add_edges_from((i, j) for i, j in edges if i != j and max(i, j) < n)
+    measured = spectrum(mixing_matrix(graph))
+    assert (measured.second_eigenvalue < 1) == is_connected(graph)
+    assert math.isfinite(measured.mixing_time) == is_connected(graph)
+
+
+@given(n=st.integers(2, 9), hops=st.sets(st.integers(0, 8), min_size=1, max_size=3))
+def test_mixes_iff_connected_and_aperiodic(n: int, hops: set[int]) -> None:
+    """Averages of cyclic shifts: without self-weights they may turn around for ever."""
+    shifts = {hop % n for hop in hops}
+    W = np.mean([np.roll(np.eye(n), hop, axis=0) for hop in shifts], axis=0)
+    digraph = nx.from_numpy_array(W.T, create_using=nx.DiGraph)
+    mixes = nx.is_strongly_connected(digraph) and nx.is_aperiodic(digraph)
+    assert (spectrum(W).second_eigenvalue < 1) == mixes
+
+
+def test_slow_digraph_contracts_in_the_long_run_only() -> None:
+    """A singular value of one does not stop a digraph from mixing; its eigenvalue decides."""
+    W = np.array([[0, 1, 0, 0], [0, 0, 1, 0], [0.5, 0, 0, 0.5], [0.5, 0, 0, 0.5]])
+    measured = spectrum(W)
+    assert measured.second_singular_value == 1
+    assert measured.second_eigenvalue < 1
+    assert measured.mixing_time == brute_force_mixing_time(W, 0.01)
+
+
+def test_repeated_gossip_is_repeated() -> None:
+    W = mixing_matrix(nx.path_graph(5))
+    np.testing.assert_allclose(repeat_gossip(W, 3), W @ W @ W, atol=1e-15)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 7, 40])
+@pytest.mark.parametrize("graph", [nx.path_graph(8), nx.complete_graph(5), nx.karate_club_graph()])
+def test_chebyshev_gossip_is_the_chebyshev_polynomial(graph: Graph, rounds: int) -> None:
+    W = mixing_matrix(graph)
+    values, vectors = np.linalg.eigh(W)
+    sigma = spectrum(W).second_singular_value
+    if sigma == 0:
+        expected = np.full_like(W, 1 / len(W))
+    else:
+        chebyshev = np.polynomial.chebyshev.Chebyshev.basis(rounds)
+        expected = vectors @ np.diag(chebyshev(values / sigma) / chebyshev(1 / sigma)) @ vectors.T
+    accelerated = chebyshev_gossip(W, rounds)
+    np.testing.assert_allclose(accelerated, expected, atol=1e-9)
+    np.testing.assert_allclose(accelerated.sum(axis=0), 1, atol=1e-12)
+    slower = spectrum(repeat_gossip(W, rounds)).second_singular_value
+    assert spectrum(accelerated).second_singular_value <= slower + 1e-12
+
+
+def test_gossip_refuses_what_it_cannot_do() -> None:
+    with pytest.raises(InvalidArgumentError, match="rounds must be at least 1, found 0"):
+        repeat_gossip(np.eye(2), 0)
+    with pytest.raises(InvalidArgumentError, match="needs a symmetric mixing matrix"):
+        chebyshev_gossip(mixing_matrix(GENERATORS["directed-ring"](4)), 2)
+    with pytest.raises(InvalidArgumentError, match="needs a W that mixes"):
+        chebyshev_gossip(np.eye(2), 2)
+    with pytest.raises(InvalidArgumentError, match=r"accuracy must be in \(0, 1\)"):
+        spectrum(np.eye(2), accuracy=1.0)
