@@ -1,0 +1,247 @@
+"""What given noise protects: ε(δ), δ(ε) and whole curves, for each agent and for the worst."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from corn.arrays import FloatArray
+from corn.errors import InvalidArgumentError
+from corn.privacy import gaussian, paper, subsampling
+from corn.privacy.accountants import Accounting, find_accountant
+from corn.privacy.precision import precision_diagonal
+from corn.privacy.query import ClippedQuery, require_count
+
+
+@dataclass(frozen=True, eq=False)
+class PrivacyCurve:
+    """Pairs (ε, δ) by one accountant, as two arrays of one length: δ falls where ε rises."""
+
+    epsilon: FloatArray
+    delta: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class TradeoffCurve:
+    """The least false negative rate of any test for someone's data, at each false positive rate."""
+
+    false_positive_rate: FloatArray
+    false_negative_rate: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class PrivacyLoss:
+    """What a run reveals of each agent to someone who sees every message.
+
+    The run has phases k: ``num_steps[k]`` steps, each with **fresh** noise of precision diagonal
+    ``precision[k]``; ``precision`` has shape (phases, n). Changing agent j's data moves only row
+    j, by at most Δ, so the run is exactly μ_j-GDP with μ_j² = Δ² Σ_k T_k [R_k⁻¹]_jj, where the
+    paper's Theorem 2 has an upper bound. Made by ``account`` and ``account_precision``.
+    """
+
+    precision: FloatArray
+    num_steps: tuple[int, ...]
+    query: ClippedQuery
+
+    @cached_property
+    def mu(self) -> FloatArray:
+        """μ of each agent, shape (n,); ∞ for one that the noise does not hide.
+
+        Raises ``InvalidArgumentError`` under Poisson sampling, which no single μ describes.
+        """
+        if self.query.is_subsampled:
+            raise InvalidArgumentError(
+                f"mu is not defined with sampling_rate={self.query.sampling_rate}: no single μ "
+                "describes a subsampled run; ask for epsilon or delta"
+            )
+        return self.query.sensitivity * np.sqrt(self._total_precision)
+
+    @property
+    def worst_agent(self) -> int:
+        """The least protected agent: the one with the largest total precision.
+
+        Under Poisson sampling with several phases the order may depend on δ; ``worst_epsilon`` and
+        ``worst_delta`` then compare all agents.
+        """
+        return int(self._total_precision.argmax())
+
+    def epsilon(self, delta: float, *, accounting: Accounting = "gdp") -> FloatArray:
+        """Return ε at this δ for each agent, shape (n,); ∞ for an agent that is exposed."""
+        epsilons = self._of_each_agent(lambda agent: self._epsilon_of(agent, delta, accounting))
+        if accounting == "paper":
+            paper.warn_if_unproved(float(epsilons.max()), delta)
+        return epsilons
+
+    def delta(self, epsilon: float, *, accounting: Accounting = "gdp") -> FloatArray:
+        """Return δ at this ε for each agent, shape (n,); 1 for an agent that is exposed."""
+        deltas = self._of_each_agent(lambda agent: self._delta_of(agent, epsilon, accounting))
+        if accounting == "paper":
+            paper.warn_if_unproved(epsilon, float(deltas.max()))
+        return deltas
+
+    def worst_epsilon(self, delta: float, *, accounting: Accounting = "gdp") -> float:
+        """Return the largest ε of any agent at this δ."""
+        return float(self._least_protected().epsilon(delta, accounting=accounting).max())
+
+    def worst_delta(self, epsilon: float, *, accounting: Accounting = "gdp") -> float:
+        """Return the largest δ of any agent at this ε."""
+        return float(self._least_protected().delta(epsilon, accounting=accounting).max())
+
+    def curve(
+        self,
+        epsilons: ArrayLike | None = None,
+        *,
+        agent: int | None = None,
+        accounting: Accounting = "gdp",
+    ) -> PrivacyCurve:
+        """Return δ at every ε, for one agent (the worst if not given).
+
+        Without ``epsilons``: 200 of them, from 0 to where δ has fallen to 1e-10.
+        """
+        agent = self.worst_agent if agent is None else agent
+        if epsilons is None:
+            top = self._epsilon_of(agent, 1e-10, accounting)
+            epsilons = np.linspace(0, top if top < math.inf else 1.0, 200)
+        grid = np.array(epsilons, dtype=np.float64, ndmin=1)
+        deltas = [self._delta_of(agent, float(epsilon), accounting) for epsilon in grid]
+        if accounting == "paper":
+            points = zip(grid.tolist(), deltas, strict=True)
+            unproved = [point for point in points if not paper.is_proved(*point)]
+            if unproved:
+                paper.warn_if_unproved(*max(unproved))
+        return PrivacyCurve(grid, np.array(deltas))
+
+    def tradeoff(
+        self, false_positive_rates: ArrayLike | None = None, *, agent: int | None = None
+    ) -> TradeoffCurve:
+        """Return f(α) = Φ(Φ⁻¹(1 − α) − μ) for one agent (the worst if not given).
+
+        Without ``false_positive_rates``: 201 of them, from 0 to 1.
+        """
+        mu = float(self.mu[self.worst_agent if agent is None else agent])
+        if false_positive_rates is None:
+            false_positive_rates = np.linspace(0, 1, 201)
+        rates = np.array(false_positive_rates, dtype=np.float64, ndmin=1)
+        return TradeoffCurve(
+            rates, np.array([gaussian.tradeoff(mu, float(rate)) for rate in rates])
+        )
+
+    @property
+    def _total_precision(self) -> FloatArray:
+        return np.array(self.num_steps, dtype=np.float64) @ self.precision
+
+    def _least_protected(self) -> PrivacyLoss:
+        if self.query.is_subsampled and len(self.num_steps) > 1:
+            return self
+        return replace(self, precision=self.precision[:, [self.worst_agent]])
+
+    def _of_each_agent(self, loss_of: Callable[[int], float]) -> FloatArray:
+        # Agents whose noise is alike are counted once: on symmetric graphs that is all of them.
+        _, first, group = np.unique(self.precision, axis=1, return_index=True, return_inverse=True)
+        return np.array([loss_of(int(agent)) for agent in first])[group.ravel()]
+
+    def _epsilon_of(self, agent: int, delta: float, accounting: Accounting) -> float:
+        accountant = find_accountant(accounting)
+        if not self.query.is_subsampled:
+            return accountant.epsilon_from(float(self.mu[agent]), delta)
+        _require_exact(accounting)
+        return subsampling.epsilon_from(
+            self.precision[:, agent].tolist(), delta, num_steps=self.num_steps, query=self.query
+        )
+
+    def _delta_of(self, agent: int, epsilon: float, accounting: Accounting) -> float:
+        accountant = find_accountant(accounting)
+        if not self.query.is_subsampled:
+            return accountant.delta_from(float(self.mu[agent]), epsilon)
+        _require_exact(accounting)
+        return subsampling.delta_from(
+            self.precision[:, agent].tolist(), epsilon, num_steps=self.num_steps, query=self.query
+        )
+
+
+def account(
+    covariance: ArrayLike | Sequence[ArrayLike],
+    query: ClippedQuery,
+    *,
+    num_steps: int | Sequence[int],
+) -> PrivacyLoss:
+    """Return what a run with this noise reveals.
+
+    Args:
+        covariance: R of the noise **really added** at each step, shape (n, n); or, if it changes
+            during the run, one for each phase. For singular R see ``precision_diagonal``.
+        query: what the noise is added to.
+        num_steps: how many steps, each with noise drawn afresh; or as many numbers as phases.
+
+    >>> loss = account([[50.0, 0.0], [0.0, 100.0]], ClippedQuery(0.1), num_steps=5000)
+    >>> loss.mu.round(6), loss.epsilon(1e-5).round(3), loss.worst_agent
+    (array([2.      , 1.414214]), array([9.997, 6.573]), 0)
+    """
+    phases, steps = _split_phases(covariance, num_steps)
+    return _loss([precision_diagonal(R) for R in phases], steps, query)
+
+
+def account_precision(
+    precision: ArrayLike | Sequence[ArrayLike],
+    query: ClippedQuery,
+    *,
+    num_steps: int | Sequence[int],
+) -> PrivacyLoss:
+    """Return what a run reveals, given the diagonal of R⁻¹, shape (n,), or one for each phase.
+
+    An infinite entry is an agent without protection; zero, one whose data is never touched.
+    """
+    phases, steps = _split_phases(precision, num_steps)
+    return _loss([_checked_diagonal(diagonal) for diagonal in phases], steps, query)
+
+
+def _split_phases(noise: Any, num_steps: Any) -> tuple[list[Any], tuple[int, ...]]:
+    if np.ndim(num_steps) == 0:
+        require_count("num_steps", num_steps)
+        return [noise], (int(num_steps),)
+    phases = list(noise)
+    for steps in num_steps:
+        require_count("num_steps", steps)
+    if not phases or len(phases) != len(num_steps):
+        raise InvalidArgumentError(
+            f"num_steps must have one number for each phase, found {len(num_steps)} for "
+            f"{len(phases)} phases"
+        )
+    return phases, tuple(int(steps) for steps in num_steps)
+
+
+def _checked_diagonal(value: ArrayLike) -> FloatArray:
+    diagonal = np.array(value, dtype=np.float64)
+    if diagonal.ndim != 1 or diagonal.size == 0:
+        raise InvalidArgumentError(
+            f"precision must have one entry for each agent, found shape {diagonal.shape}"
+        )
+    if not (diagonal >= 0).all():
+        agent = int(np.flatnonzero(~(diagonal >= 0))[0])
+        raise InvalidArgumentError(
+            f"precision must be non-negative, found {diagonal[agent]} for agent {agent}"
+        )
+    return diagonal
+
+
+def _loss(
+    diagonals: list[FloatArray], num_steps: tuple[int, ...], query: ClippedQuery
+) -> PrivacyLoss:
+    sizes = sorted({diagonal.size for diagonal in diagonals})
+    if len(sizes) > 1:
+        raise InvalidArgumentError(f"all phases must have the same agents, found {sizes} of them")
+    return PrivacyLoss(np.stack(diagonals), num_steps, query)
+
+
+def _require_exact(accounting: Accounting) -> None:
+    if accounting != "gdp":
+        raise InvalidArgumentError(
+            f"accounting must be 'gdp' under Poisson sampling, found {accounting!r}: the paper's "
+            "bounds know no sampling"
+        )

@@ -1,0 +1,131 @@
+"""What an agent releases at each step, whose data that is, and how far one change can move it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Literal, TypeAlias, get_args
+
+from corn.errors import InvalidArgumentError
+
+Unit: TypeAlias = Literal["agent", "sample"]
+Adjacency: TypeAlias = Literal["replace", "add-remove"]
+
+
+@dataclass(frozen=True)
+class ClippedQuery:
+    """A clipped gradient, as one agent releases it (with noise) at every step.
+
+    ``unit`` says whose data is protected, and so what must be clipped:
+
+    - ``"agent"``: one agent's whole data set. Its mini-batch gradient is clipped **once** to norm
+      ``clip``. Clipping each sample does not give this unit, however the samples are averaged.
+    - ``"sample"``: one sample of one agent. **Each** sample's gradient is clipped, and their sum
+      divided by ``batch_size``. With ``sampling_rate`` p every sample is in a batch with
+      probability p, independently (Poisson sampling); ``batch_size`` is then the fixed divisor, the
+      *expected* size, never the size that was drawn.
+
+    ``adjacency`` says what neighbouring data sets are: ``"replace"`` (the unit's data becomes any
+    other) or ``"add-remove"`` (it is there, or its gradient is zero).
+
+    >>> ClippedQuery(0.1).sensitivity
+    0.2
+    """
+
+    clip: float
+    unit: Unit = "agent"
+    adjacency: Adjacency = "replace"
+    batch_size: int | None = None
+    sampling_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        _require_positive("clip", self.clip, "try 0.1")
+        _require_choice("unit", self.unit, get_args(Unit))
+        _require_choice("adjacency", self.adjacency, get_args(Adjacency))
+        if self.unit == "agent":
+            self._check_agent()
+        else:
+            self._check_sample()
+
+    @property
+    def contribution(self) -> float:
+        """The largest norm that the unit's data can have in the release: C, or C/B for a sample."""
+        return self.clip if self.batch_size is None else self.clip / self.batch_size
+
+    @property
+    def sensitivity(self) -> float:
+        """Δ: how far the release moves between neighbours: twice the contribution if replaced."""
+        return 2 * self.contribution if self.adjacency == "replace" else self.contribution
+
+    @property
+    def is_subsampled(self) -> bool:
+        """Whether Poisson sampling amplifies privacy: not at a rate of 1, which uses all data."""
+        return self.sampling_rate is not None and self.sampling_rate < 1
+
+    @property
+    def protects(self) -> str:
+        """Whose data the noise hides, in words."""
+        return "one agent's whole data set" if self.unit == "agent" else "one sample of one agent"
+
+    @property
+    def recipe(self) -> str:
+        """What is clipped, how it is averaged and what neighbours are, in words."""
+        relation = "replace-one" if self.adjacency == "replace" else "add-or-remove-one"
+        return f"{self._clipping}; {relation} adjacency"
+
+    @property
+    def _clipping(self) -> str:
+        if self.unit == "agent":
+            return f"its mini-batch gradient is clipped once to {self.clip:g}"
+        clipping = f"each sample's gradient is clipped to {self.clip:g}"
+        if self.sampling_rate is None:
+            return f"{clipping} and averaged over batches of {self.batch_size}"
+        return (
+            f"{clipping}, taken with probability {self.sampling_rate:g}, and the sum divided by "
+            f"{self.batch_size}"
+        )
+
+    def _check_agent(self) -> None:
+        if self.batch_size is not None:
+            raise InvalidArgumentError(
+                f"batch_size must be None for unit='agent', found {self.batch_size}: the agent's "
+                "gradient is clipped once, whatever the batch, so the batch cannot lower its "
+                "sensitivity; if each sample is clipped, use unit='sample'"
+            )
+        if self.sampling_rate is not None:
+            raise InvalidArgumentError(
+                f"sampling_rate must be None for unit='agent', found {self.sampling_rate}: every "
+                "agent takes part in every step, so nothing is amplified; to protect samples, use "
+                "unit='sample'"
+            )
+
+    def _check_sample(self) -> None:
+        if self.batch_size is None:
+            raise InvalidArgumentError(
+                "batch_size must be given for unit='sample', found None: a sample's sensitivity is "
+                "the clip over the batch size"
+            )
+        require_count("batch_size", self.batch_size)
+        if self.sampling_rate is not None and not 0 < self.sampling_rate <= 1:
+            raise InvalidArgumentError(
+                f"sampling_rate must be in (0, 1], found {self.sampling_rate}: it is the expected "
+                "batch size over the agent's number of samples"
+            )
+
+
+def require_count(name: str, value: object) -> None:
+    """Raise unless ``value`` is a whole number of at least one."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise InvalidArgumentError(f"{name} must be an integer of at least 1, found {value!r}")
+
+
+def _require_positive(name: str, value: float, advice: str) -> None:
+    if not 0 < value < math.inf:
+        raise InvalidArgumentError(f"{name} must be positive and finite, found {value}: {advice}")
+
+
+def _require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        listed = " or ".join(repr(choice) for choice in choices)
+        raise InvalidArgumentError(f"{name} must be {listed}, found {value!r}")

@@ -1,0 +1,224 @@
+"""The budget record: units, caps, round trips, words and every refusal."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corn.errors import CornError, CornWarning, InvalidArgumentError
+from corn.privacy import Accounting, ClippedQuery, PrivacyBudget, Unit, account_precision, gaussian
+
+BASE: dict[str, Any] = {"epsilon": 10, "delta": 1e-5, "num_steps": 5000, "clip": 0.1}
+SAMPLE: dict[str, Any] = {**BASE, "unit": "sample", "batch_size": 64}
+
+
+@st.composite
+def budgets(draw: st.DrawFn, accounting: Accounting = "gdp") -> PrivacyBudget:
+    epsilon = 10 ** draw(st.floats(-2, 2))
+    delta = 10 ** draw(st.floats(-12, -1))
+    if accounting == "paper":  # within its limit, where it does not warn
+        epsilon = min(epsilon, -2.3 * math.log(delta))
+    unit: Unit = draw(st.sampled_from(["agent", "sample"]))
+    return PrivacyBudget(
+        epsilon=epsilon,
+        delta=delta,
+        num_steps=draw(st.integers(1, 10**6)),
+        clip=10 ** draw(st.floats(-4, 4)),
+        unit=unit,
+        accounting=accounting,
+        adjacency=draw(st.sampled_from(["replace", "add-remove"])),
+        batch_size=draw(st.integers(1, 1000)) if unit == "sample" else None,
+    )
+
+
+@pytest.mark.parametrize("accounting", ["gdp", "rdp", "paper"])
+@given(data=st.data())
+@settings(deadline=None, max_examples=200)
+def test_budget_to_cap_to_epsilon_is_close_and_never_above(
+    accounting: Accounting, data: st.DataObject
+) -> None:
+    budget = data.draw(budgets(accounting))
+    loss = account_precision([budget.precision_cap], budget.query, num_steps=budget.num_steps)
+    spent = loss.worst_epsilon(budget.delta, accounting=accounting)
+    assert budget.epsilon * (1 - 1e-8) <= spent <= budget.epsilon
+    # The other accountants promise at most what the exact one finds.
+    assert loss.worst_epsilon(budget.delta) <= budget.epsilon
+
+
+@given(budget=budgets(), factor=st.floats(1.01, 3), more=st.integers(2, 5))
+@settings(deadline=None)
+def test_cap_rises_with_epsilon_and_delta_and_falls_with_steps_and_clip(
+    budget: PrivacyBudget, factor: float, more: int
+) -> None:
+    cap = budget.precision_cap
+    looser = [
+        dataclasses.replace(budget, epsilon=budget.epsilon * factor),
+        dataclasses.replace(budget, delta=budget.delta * factor),
+    ]
+    tighter = [
+        dataclasses.replace(budget, num_steps=budget.num_steps * more),
+        dataclasses.replace(budget, clip=budget.clip * factor),
+    ]
+    assert all(other.precision_cap > cap for other in looser)
+    assert all(other.precision_cap < cap for other in tighter)
+
+
+@pytest.mark.parametrize(
+    ("accounting", "cap"),
+    [
+        ("gdp", 2.00044562**2 / (0.2**2 * 5000)),
+        (
+            "rdp",
+            (math.sqrt(math.log(1e5) + 10) - math.sqrt(math.log(1e5))) ** 2 / (2 * 5000 * 0.01),
+        ),
+        ("paper", 10**2 / (16 * 0.01 * 5000 * math.log(1e5))),
+    ],
+)
+def test_caps_as_printed(accounting: Accounting, cap: float) -> None:
+    assert PrivacyBudget(**BASE, accounting=accounting).precision_cap == pytest.approx(
+        cap, rel=1e-8
+    )
+
+
+@pytest.mark.parametrize(
+    ("unit", "adjacency", "batch_size", "sensitivity"),
+    [
+        ("agent", "replace", None, 0.2),
+        ("agent", "add-remove", None, 0.1),
+        ("sample", "replace", 50, 0.004),
+        ("sample", "add-remove", 50, 0.002),
+    ],
+)
+def test_sensitivity_of_every_unit(
+    unit: Any, adjacency: Any, batch_size: int | None, sensitivity: float
+) -> None:
+    budget = PrivacyBudget(**BASE, unit=unit, adjacency=adjacency, batch_size=batch_size)
+    assert budget.sensitivity == pytest.approx(sensitivity, rel=1e-15)
+    expected = (budget.mu / sensitivity) ** 2 / 5000
+    assert budget.precision_cap == pytest.approx(expected, rel=1e-14)
+    assert budget.independent_noise_std == pytest.approx(expected**-0.5, rel=1e-14)
+
+
+def test_sampling_at_rate_one_is_no_sampling() -> None:
+    everyone = PrivacyBudget(**SAMPLE, sampling_rate=1.0)
+    assert everyone.mu == gaussian.mu_from(10, 1e-5)
+    assert everyone.precision_cap == PrivacyBudget(**SAMPLE).precision_cap
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        (
+            BASE,
+            "ε = 10, δ = 1e-05 over 5000 steps for one agent's whole data set (its mini-batch "
+            "gradient is clipped once to 0.1; replace-one adjacency; exact Gaussian DP)",
+        ),
+        (
+            {**BASE, "num_steps": 1, "adjacency": "add-remove", "accounting": "rdp"},
+            "ε = 10, δ = 1e-05 over 1 step for one agent's whole data set (its mini-batch "
+            "gradient is clipped once to 0.1; add-or-remove-one adjacency; Rényi DP, Theorem 2)",
+        ),
+        (
+            {**SAMPLE, "accounting": "paper"},
+            "ε = 10, δ = 1e-05 over 5000 steps for one sample of one agent (each sample's gradient "
+            "is clipped to 0.1 and averaged over batches of 64; replace-one adjacency; the paper's "
+            "eq. (13b))",
+        ),
+        (
+            {**SAMPLE, "sampling_rate": 0.01},
+            "ε = 10, δ = 1e-05 over 5000 steps for one sample of one agent (each sample's gradient "
+            "is clipped to 0.1, taken with probability 0.01, and the sum divided by 64; "
+            "replace-one adjacency; privacy loss distributions)",
+        ),
+    ],
+)
+def test_describe_names_unit_clipping_adjacency_and_accounting(
+    budget: dict[str, Any], words: str
+) -> None:
+    assert PrivacyBudget(**budget).describe() == words
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epsilon": 0}, "epsilon must be positive and finite, found 0"),
+        ({"epsilon": -1.0}, "epsilon must be positive and finite, found -1"),
+        ({"epsilon": math.nan}, "epsilon must be positive and finite, found nan"),
+        ({"epsilon": math.inf}, "epsilon must be positive and finite, found inf"),
+        ({"delta": 0.0}, r"delta must be in \(0, 1\), found 0.0: try 1e-5"),
+        ({"delta": 1.0}, r"delta must be in \(0, 1\), found 1.0"),
+        ({"delta": math.nan}, r"delta must be in \(0, 1\), found nan"),
+        ({"num_steps": 0}, "num_steps must be an integer of at least 1, found 0"),
+        ({"num_steps": 2.5}, "num_steps must be an integer of at least 1, found 2.5"),
+        ({"num_steps": True}, "num_steps must be an integer of at least 1, found True"),
+        ({"clip": 0.0}, "clip must be positive and finite, found 0.0: try 0.1"),
+        ({"clip": math.inf}, "clip must be positive and finite, found inf"),
+        ({"clip": math.nan}, "clip must be positive and finite, found nan"),
+        ({"unit": "user"}, "unit must be 'agent' or 'sample', found 'user'"),
+        ({"adjacency": "swap"}, "adjacency must be 'replace' or 'add-remove', found 'swap'"),
+        ({"accounting": "zcdp"}, "accounting must be one of 'gdp', 'rdp', 'paper', found 'zcdp'"),
+        (
+            {"batch_size": 64},
+            "batch_size must be None for unit='agent', found 64: .* unit='sample'",
+        ),
+        ({"sampling_rate": 0.1}, "sampling_rate must be None for unit='agent', found 0.1"),
+        ({"unit": "sample"}, "batch_size must be given for unit='sample', found None"),
+        (
+            {"unit": "sample", "batch_size": 0},
+            "batch_size must be an integer of at least 1, found 0",
+        ),
+        ({**SAMPLE, "sampling_rate": 0.0}, r"sampling_rate must be in \(0, 1\], found 0.0"),
+        ({**SAMPLE, "sampling_rate": 1.5}, r"sampling_rate must be in \(0, 1\], found 1.5"),
+        ({**SAMPLE, "sampling_rate": math.nan}, r"sampling_rate must be in \(0, 1\], found nan"),
+        (
+            {**SAMPLE, "sampling_rate": 0.1, "accounting": "rdp"},
+            "accounting must be 'gdp' with sampling_rate=0.1, found 'rdp'",
+        ),
+        (
+            {**SAMPLE, "sampling_rate": 0.1, "accounting": "paper"},
+            "accounting must be 'gdp' with sampling_rate=0.1, found 'paper'",
+        ),
+        (
+            {**SAMPLE, "sampling_rate": 0.1, "delta": 1e-13},
+            r"delta must be in \[1e-12, .*found 1e-13",
+        ),
+        (
+            {**SAMPLE, "sampling_rate": 1e-6, "num_steps": 5},
+            r"delta must be in \[1e-12, 5e-06\) .* releases without noise would do",
+        ),
+    ],
+)
+def test_every_refusal_names_the_argument_and_the_value(
+    change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        PrivacyBudget(**{**BASE, **change})
+
+
+def test_a_subsampled_budget_has_no_mu() -> None:
+    budget = PrivacyBudget(**SAMPLE, sampling_rate=0.1)
+    with pytest.raises(CornError, match="mu is not defined"):
+        _ = budget.mu
+
+
+def test_the_paper_warns_where_the_budget_is_made() -> None:
+    with pytest.warns(CornWarning, match=r"exact epsilon of its noise is 41\.76, above") as caught:
+        PrivacyBudget(**{**BASE, "epsilon": 40}, accounting="paper")
+    assert caught[0].filename == __file__
+
+
+def test_a_budget_is_a_value() -> None:
+    budget = PrivacyBudget(**BASE)
+    assert budget.precision_cap > 0  # what is computed once is no part of the value
+    assert budget == PrivacyBudget(**BASE)
+    assert hash(budget) == hash(PrivacyBudget(**BASE))
+    assert pickle.loads(pickle.dumps(budget)) == budget
+    assert budget.query == ClippedQuery(0.1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        budget.epsilon = 3  # type: ignore[misc]

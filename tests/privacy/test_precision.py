@@ -1,0 +1,126 @@
+"""diag(R⁻¹): never understated, infinite for agents without cover, refused for no covariance."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corn.arrays import FloatArray
+from corn.errors import InvalidArgumentError
+from corn.privacy import precision_diagonal
+
+
+def exact_diagonal(matrix: FloatArray) -> list[Fraction]:
+    """diag(R⁻¹) in rational arithmetic, by Gauss and Jordan without a rounding error."""
+    n = len(matrix)
+    rows = [
+        [Fraction(float(entry)) for entry in row] + [Fraction(int(i == j)) for j in range(n)]
+        for i, row in enumerate(matrix)
+    ]
+    for k in range(n):
+        pivot = rows[k][k]
+        rows[k] = [entry / pivot for entry in rows[k]]
+        for i in range(n):
+            if i != k:
+                factor = rows[i][k]
+                rows[i] = [a - factor * b for a, b in zip(rows[i], rows[k], strict=True)]
+    return [rows[i][n + i] for i in range(n)]
+
+
+def random_covariance(n: int, seed: int, *, condition: float) -> FloatArray:
+    generator = np.random.default_rng(seed)
+    basis, _ = np.linalg.qr(generator.normal(size=(n, n)))
+    R = (basis * np.geomspace(1, 1 / condition, n)) @ basis.T
+    scales = 10.0 ** generator.uniform(-3, 3, n)
+    covariance: FloatArray = (R + R.T) / 2 * scales * scales[:, None]
+    return covariance
+
+
+@given(n=st.integers(1, 7), seed=st.integers(0, 10**6), exponent=st.floats(0, 10))
+@settings(deadline=None, max_examples=60)
+def test_never_below_the_exact_inverse_and_close_to_it(n: int, seed: int, exponent: float) -> None:
+    R = random_covariance(n, seed, condition=10**exponent)
+    R = (R + R.T) / 2
+    computed = precision_diagonal(R)
+    correlation = R / np.sqrt(np.outer(np.diag(R), np.diag(R)))
+    slack = 1e-14 * n * np.linalg.cond(correlation)
+    for found, exact in zip(computed, exact_diagonal(R), strict=True):
+        assert Fraction(float(found)) >= exact
+        assert found <= float(exact) * (1 + slack)
+
+
+def test_independent_noise_of_very_different_sizes() -> None:
+    variances = np.array([1e-12, 1.0, 1e12])
+    np.testing.assert_allclose(precision_diagonal(np.diag(variances)), 1 / variances, rtol=1e-13)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 20, 100])
+@pytest.mark.parametrize("scale", [1e-9, 1 / 3, 1e9])
+def test_pure_zero_sum_noise_exposes_every_agent(n: int, scale: float) -> None:
+    zero_sum = scale * (np.eye(n) - np.ones((n, n)) / n)
+    assert np.isinf(precision_diagonal(zero_sum)).all()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_singular_graph_laplacian_exposes_every_agent(seed: int) -> None:
+    # Pair noise alone, whatever the variance of each pair: its sum over all agents is zero.
+    generator = np.random.default_rng(seed)
+    incidence = np.zeros((12, 30))
+    for edge in range(30):
+        i, j = (edge, edge + 1) if edge < 11 else generator.choice(12, 2, replace=False)
+        incidence[i, edge], incidence[j, edge] = generator.uniform(0.1, 10) * np.array([1, -1])
+    assert np.isinf(precision_diagonal(incidence @ incidence.T)).all()
+
+
+def test_only_agents_in_the_exposed_direction_are_exposed() -> None:
+    # Agents 0 and 1 add the same noise, so their difference is naked; agent 2 is still hidden.
+    R = [[1.0, 1.0, 0.5], [1.0, 1.0, 0.5], [0.5, 0.5, 1.0]]
+    found = precision_diagonal(R)
+    assert np.isinf(found[:2]).all()
+    assert found[2] == pytest.approx(4 / 3, rel=1e-12)
+
+
+def test_hidden_agents_beside_a_zero_sum_group() -> None:
+    R = np.zeros((5, 5))
+    R[:3, :3] = np.eye(3) - 1 / 3
+    R[3:, 3:] = [[2.0, 1.0], [1.0, 2.0]]
+    found = precision_diagonal(R)
+    assert np.isinf(found[:3]).all()
+    np.testing.assert_allclose(found[3:], 2 / 3, rtol=1e-12)
+
+
+def test_an_agent_without_noise_is_exposed() -> None:
+    assert precision_diagonal(np.diag([0.0, 4.0])).tolist() == pytest.approx([np.inf, 0.25])
+    assert np.isinf(precision_diagonal(np.zeros((3, 3)))).all()
+
+
+def test_agents_that_drop_out_do_not_weaken_the_others() -> None:
+    R = random_covariance(8, 3, condition=1e3)
+    assert (precision_diagonal(R[:5, :5]) <= precision_diagonal(R)[:5] * (1 + 1e-9)).all()
+
+
+def test_the_argument_is_left_alone() -> None:
+    R = np.array([[2.0, 1.0], [1.0, 2.0]])
+    precision_diagonal(R)
+    assert R.tolist() == [[2.0, 1.0], [1.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("covariance", "message"),
+    [
+        ([[1.0, 0.0]], r"covariance must be a square matrix .* found shape \(1, 2\)"),
+        ([[1.0, 0.5], [0.0, 1.0]], "covariance must be symmetric"),
+        ([[1.0, np.nan], [np.nan, 1.0]], r"covariance must be finite, found nan at \(0, 1\)"),
+        ([[np.inf]], r"covariance must be finite, found inf at \(0, 0\)"),
+        ([[1.0, 2.0], [2.0, 1.0]], "must be positive semidefinite, .* eigenvalue -1"),
+        ([[1.0, 0.0], [0.0, -1.0]], "no negative variance, found -1 for agent 1"),
+        ([[0.0, 1.0], [1.0, 4.0]], "must be positive semidefinite"),
+    ],
+)
+def test_what_is_no_covariance_is_refused(covariance: list[list[float]], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        precision_diagonal(covariance)

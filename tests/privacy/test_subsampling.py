@@ -1,0 +1,177 @@
+"""Poisson sampling: the worst pair, the grid, the search, and what happens without the extra."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize_scalar
+from scipy.stats import norm
+
+from corn.errors import InfeasibleError, InvalidArgumentError, MissingExtraError
+from corn.privacy import (
+    Adjacency,
+    ClippedQuery,
+    PrivacyBudget,
+    account,
+    account_precision,
+    gaussian,
+    subsampling,
+)
+
+
+def sample_query(rate: float, adjacency: Adjacency = "replace") -> ClippedQuery:
+    return ClippedQuery(0.1, unit="sample", adjacency=adjacency, batch_size=50, sampling_rate=rate)
+
+
+def one_step_delta(noise: float, rate: float, epsilon: float, adjacency: Adjacency) -> float:
+    """The hockey-stick divergence of one step: the best half-space, searched (both ways round)."""
+    ends = [(1.0, -1.0)] if adjacency == "replace" else [(1.0, 0.0), (0.0, 1.0)]
+
+    def tail(threshold: float, shift: float, side: float) -> float:
+        present = norm.cdf(-side * (threshold - shift) / noise)
+        absent = norm.cdf(-side * threshold / noise)
+        return float(rate * present + (1 - rate) * absent)
+
+    def gain(threshold: float, here: float, there: float, side: float) -> float:
+        return tail(threshold, here, side) - math.exp(epsilon) * tail(threshold, there, side)
+
+    best = 0.0
+    for here, there in ends:
+        side = 1.0 if here > there else -1.0
+        grid = np.linspace(-12 * noise, 12 * noise, 2001)
+        start = grid[np.argmax([gain(t, here, there, side) for t in grid])]
+        found = minimize_scalar(
+            lambda t, a=here, b=there, s=side: -gain(t, a, b, s),
+            bounds=(start - 0.02 * noise, start + 0.02 * noise),
+            method="bounded",
+            options={"xatol": 1e-12},
+        )
+        best = max(best, -float(found.fun))
+    return best
+
+
+@pytest.mark.parametrize("adjacency", ["replace", "add-remove"])
+@pytest.mark.parametrize(("noise", "rate", "epsilon"), [(1.0, 0.1, 0.5), (0.7, 0.5, 1.0)])
+def test_one_step_agrees_with_a_search_over_events(
+    adjacency: Adjacency, noise: float, rate: float, epsilon: float
+) -> None:
+    query = sample_query(rate, adjacency)
+    precision = 1 / (query.contribution * noise) ** 2
+    found = subsampling.delta_from([precision], epsilon, num_steps=[1], query=query)
+    exact = one_step_delta(noise, rate, epsilon, adjacency)
+    assert exact * (1 - 1e-9) <= found <= exact * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("adjacency", ["replace", "add-remove"])
+def test_sampling_nearly_everyone_is_the_gaussian_mechanism(adjacency: Adjacency) -> None:
+    query = sample_query(1 - 1e-9, adjacency)
+    precision = 1.0 / (query.sensitivity**2 * 20)
+    found = subsampling.epsilon_from([precision], 1e-5, num_steps=[20], query=query)
+    exact = gaussian.epsilon_from(1.0, 1e-5)
+    assert exact <= found <= exact * (1 + 1e-3)
+
+
+def test_agrees_with_the_accountant_of_dp_accounting() -> None:
+    accounting = pytest.importorskip("dp_accounting")
+    pld = pytest.importorskip("dp_accounting.pld")
+    query = sample_query(0.02, "add-remove")
+    event = accounting.PoissonSampledDpEvent(0.02, accounting.GaussianDpEvent(1.1))
+    theirs = pld.PLDAccountant().compose(event, 2000).get_epsilon(1e-5)
+    precision = 1 / (query.contribution * 1.1) ** 2
+    ours = subsampling.epsilon_from([precision], 1e-5, num_steps=[2000], query=query)
+    assert ours == pytest.approx(theirs, rel=1e-3)
+
+
+@pytest.mark.parametrize("adjacency", ["replace", "add-remove"])
+@pytest.mark.parametrize(("epsilon", "rate", "steps"), [(2.0, 0.05, 500), (0.2, 0.01, 3000)])
+def test_the_search_ends_below_its_target_and_close(
+    adjacency: Adjacency, epsilon: float, rate: float, steps: int
+) -> None:
+    budget = PrivacyBudget(
+        epsilon,
+        1e-5,
+        num_steps=steps,
+        clip=0.1,
+        unit="sample",
+        adjacency=adjacency,
+        batch_size=50,
+        sampling_rate=rate,
+    )
+    loss = account_precision([budget.precision_cap], budget.query, num_steps=steps)
+    assert epsilon * (1 - 1e-3) <= loss.worst_epsilon(1e-5) <= epsilon
+    assert loss.worst_delta(epsilon) <= 1e-5
+
+
+def test_sampling_allows_much_less_noise_than_no_sampling() -> None:
+    common: dict[str, Any] = {"clip": 0.1, "unit": "sample", "batch_size": 50}
+    sampled = PrivacyBudget(2, 1e-5, 500, sampling_rate=0.05, **common).precision_cap
+    assert sampled > 20 * PrivacyBudget(2, 1e-5, 500, **common).precision_cap
+
+
+def test_a_coarser_grid_is_more_pessimistic_not_less() -> None:
+    query = sample_query(0.05)
+    spent = [
+        subsampling.epsilon_from(
+            [1e5], 1e-5, num_steps=[500], query=query, discretisation=discretisation
+        )
+        for discretisation in (0.01, 0.1, 0.5)
+    ]
+    assert spent[0] <= spent[1] <= spent[2] <= spent[0] * 1.1
+
+
+def test_the_smallest_delta_is_within_reach() -> None:
+    query = sample_query(0.05)
+    assert subsampling.epsilon_from([1e5], 1e-12, num_steps=[500], query=query) < math.inf
+
+
+def test_a_search_without_an_answer_says_so() -> None:
+    with pytest.raises(InfeasibleError, match="no noise brings epsilon to 1 "):
+        subsampling._largest_private(lambda _: math.inf, 1.0, start=1.0)
+
+
+def test_each_agent_by_its_own_noise_and_the_worst() -> None:
+    loss = account(np.diag([1e-5, 2e-5, 1e-5]), sample_query(0.05), num_steps=200)
+    epsilons = loss.epsilon(1e-5)
+    assert epsilons[0] == epsilons[2] > epsilons[1] > 0
+    assert loss.worst_epsilon(1e-5) == epsilons[0]
+    curve = loss.curve([0.0, 1.0, 5.0])
+    assert (np.diff(curve.delta) < 0).all()
+
+
+def test_phases_compose_and_silence_is_free() -> None:
+    query = sample_query(0.05)
+    once = account_precision([1e5], query, num_steps=300).worst_epsilon(1e-5)
+    split = account_precision([[1e5], [1e5]], query, num_steps=[100, 200]).worst_epsilon(1e-5)
+    quiet = account_precision([[1e5], [0.0]], query, num_steps=[300, 50]).worst_epsilon(1e-5)
+    assert split == pytest.approx(once, rel=1e-4)
+    assert quiet == pytest.approx(once, rel=1e-4)
+    assert account_precision([0.0], query, num_steps=5).worst_epsilon(1e-5) == 0
+
+
+def test_agents_without_noise_are_exposed_however_rarely_they_are_drawn() -> None:
+    loss = account(np.eye(2) - 0.5, sample_query(0.05), num_steps=10)
+    assert np.isinf(loss.epsilon(1e-5)).all()
+    assert (loss.delta(3.0) == 1).all()
+
+
+def test_what_a_subsampled_loss_does_not_have() -> None:
+    loss = account_precision([1e5], sample_query(0.05), num_steps=10)
+    with pytest.raises(InvalidArgumentError, match="mu is not defined"):
+        _ = loss.mu
+    with pytest.raises(InvalidArgumentError, match="accounting must be 'gdp' under Poisson"):
+        loss.epsilon(1e-5, accounting="rdp")
+    query = ClippedQuery(0.1, unit="sample", batch_size=50)
+    with pytest.raises(
+        InvalidArgumentError, match="sampling_rate must be below 1 here, found None"
+    ):
+        subsampling.precision_from(1.0, 1e-5, num_steps=10, query=query)
+
+
+def test_without_dp_accounting_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting.pld.privacy_loss_distribution", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'corn-dsgd\[dp\]'"):
+        subsampling.epsilon_from([1.0], 1e-5, num_steps=[3], query=sample_query(0.123))
