@@ -26,7 +26,7 @@ ROOMS = [
     "report",
     "cli",
 ]
-TORCH_FREE = ["topology", "privacy", "covariance"]
+TORCH_FREE = ["topology", "privacy", "covariance", "noise"]
 
 
 def room_of(module: str) -> str:

@@ -1,0 +1,139 @@
+"""How fast noise is drawn, on one core: the secure stream against NumPy and its own keystream.
+
+Run ``python benchmarks/noise_speed.py``. Contenders take turns and the best time of each counts, so
+that a busy machine slows all of them alike and the ratios keep.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from corn.covariance.decomposition import Decomposition
+from corn.noise import (
+    NoiseSource,
+    Owner,
+    Secret,
+    SecureSource,
+    SimulationSource,
+    StreamAddress,
+    draw_all_shares,
+    draw_share,
+    factor_covariance,
+    simulated_keys,
+)
+from corn.threads import limit_threads
+
+NUM_VALUES = 1 << 20
+NUM_AGENTS = 20
+NONCE = bytes(32)
+
+
+def best_seconds(contenders: dict[str, Callable[[], object]], num_turns: int) -> dict[str, float]:
+    """The least time each contender took, in turns."""
+    best = dict.fromkeys(contenders, float("inf"))
+    for _ in range(num_turns):
+        for name, run in contenders.items():
+            start = time.perf_counter()
+            run()
+            best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+def measure_streams(dtype: Any) -> dict[str, float]:
+    """Million values per second: of NumPy's fastest generator, of streams, of raw keystreams."""
+    owner = Owner((0,))
+    address = StreamAddress(owner, NONCE, step=0)
+    secure, simulation = SecureSource({owner: Secret(bytes(32))}), SimulationSource(0)
+    generator = np.random.Generator(np.random.SFC64(0))
+    out: Any = np.empty(NUM_VALUES, dtype)
+    # A pair of normals takes three words in float32 and four in float64.
+    zeros = bytes(NUM_VALUES * (6 if dtype is np.float32 else 8))
+    keystream = bytearray(len(zeros) + 16)
+
+    def encrypt(cipher: Cipher[modes.CTR] | Cipher[None]) -> None:
+        cipher.encryptor().update_into(zeros, keystream)
+
+    seconds = best_seconds(
+        {
+            "numpy SFC64": lambda: generator.standard_normal(dtype=dtype, out=out),
+            "secure stream": lambda: secure.fill(out, address),
+            "simulation stream": lambda: simulation.fill(out, address),
+            "raw AES-CTR": lambda: encrypt(Cipher(algorithms.AES(bytes(32)), modes.CTR(bytes(16)))),
+            "raw ChaCha20": lambda: encrypt(
+                Cipher(algorithms.ChaCha20(bytes(32), bytes(16)), None)
+            ),
+        },
+        num_turns=40,
+    )
+    return {name: NUM_VALUES / value / 1e6 for name, value in seconds.items()}
+
+
+def make_designs() -> dict[str, Decomposition]:
+    """A dense covariance from one seed of all agents, and from a seed of each pair."""
+    A = np.random.default_rng(0).standard_normal((NUM_AGENTS, 2 * NUM_AGENTS))
+    everyone = tuple(range(NUM_AGENTS))
+    pairs = tuple(itertools.combinations(everyone, 2))
+    return {
+        "one group": Decomposition(
+            np.zeros(NUM_AGENTS), (everyone,), (factor_covariance(A @ A.T),)
+        ),
+        "pair seeds": Decomposition(
+            np.ones(NUM_AGENTS), pairs, (np.array([[1.0], [-1.0]]),) * len(pairs)
+        ),
+    }
+
+
+def measure_shares(decomposition: Decomposition, num_coordinates: int) -> dict[str, float]:
+    """Milliseconds a step: the agent with the most streams alone, and all agents together."""
+    secure = SecureSource(simulated_keys(decomposition, seed=0))
+    busiest = int(np.argmax(decomposition.count_streams()))
+
+    def draw_one() -> None:
+        draw_share(decomposition, busiest, source=secure, nonce=NONCE, step=0, stop=num_coordinates)
+
+    def draw_all(source: NoiseSource) -> None:
+        draw_all_shares(decomposition, source=source, nonce=NONCE, step=0, stop=num_coordinates)
+
+    seconds = best_seconds(
+        {
+            "busiest agent": draw_one,
+            "all agents, secure": lambda: draw_all(secure),
+            "all agents, simulation": lambda: draw_all(SimulationSource(0)),
+        },
+        num_turns=3,
+    )
+    return {name: 1000 * value for name, value in seconds.items()}
+
+
+def main() -> None:
+    limit_threads()
+    results: dict[str, dict[str, float]] = {}
+    for dtype in (np.float32, np.float64):
+        rates = measure_streams(dtype)
+        results[f"million values/s, {dtype.__name__}"] = rates
+        results[f"ratio to NumPy, {dtype.__name__}"] = {
+            name: rate / rates["numpy SFC64"] for name, rate in rates.items()
+        }
+    for name, decomposition in make_designs().items():
+        for num_coordinates in (100, 10**5, 10**6):
+            title = f"ms/step, n={NUM_AGENTS}, d={num_coordinates}, {name}"
+            results[title] = measure_shares(decomposition, num_coordinates)
+    if "--json" in sys.argv:
+        print(json.dumps(results, indent=1))
+        return
+    for title, row in results.items():
+        print(title)
+        for name, value in row.items():
+            print(f"    {name:<24}{value:10.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Noise that each agent draws by itself: streams, shares, keys, and what was released."""
+
+from corn.noise.address import NoiseSource, Owner, StreamAddress
+from corn.noise.factor import choose_factors, factor_covariance, pool_groups, round_factors
+from corn.noise.identity_file import load_identity, save_identity
+from corn.noise.keys import Identity, agent_keys, generate_identity, pair_key
+from corn.noise.ledger import BudgetSpentError, ReleaseLedger, agree_on_nonce, count_remaining
+from corn.noise.roster import Roster, load_roster, save_roster
+from corn.noise.sealing import Delivery, RefusedPackageError, open_seed, seal_seed
+from corn.noise.secret import Secret
+from corn.noise.shares import draw_all_shares, draw_share, owners
+from corn.noise.simulation import SimulationSource, simulated_keys
+from corn.noise.stream import SecureSource
+
+__all__ = [
+    "BudgetSpentError",
+    "Delivery",
+    "Identity",
+    "NoiseSource",
+    "Owner",
+    "RefusedPackageError",
+    "ReleaseLedger",
+    "Roster",
+    "Secret",
+    "SecureSource",
+    "SimulationSource",
+    "StreamAddress",
+    "agent_keys",
+    "agree_on_nonce",
+    "choose_factors",
+    "count_remaining",
+    "draw_all_shares",
+    "draw_share",
+    "factor_covariance",
+    "generate_identity",
+    "load_identity",
+    "load_roster",
+    "open_seed",
+    "owners",
+    "pair_key",
+    "pool_groups",
+    "round_factors",
+    "save_identity",
+    "save_roster",
+    "seal_seed",
+    "simulated_keys",
+]

@@ -1,0 +1,110 @@
+"""Where a value of noise is: the owner of its stream, the run, step, stream and coordinate.
+
+The same address gives the same value on any machine and however a range of coordinates is cut. So
+nothing is stored, memory does not grow with the number of steps, and the noise of any past step can
+be drawn again.
+
+**Never release two messages with the noise of one address**: their difference is free of noise. The
+release ledger (:mod:`corn.noise.ledger`) sees to that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from corn.errors import InvalidArgumentError
+from corn.noise.encoding import check_nonce, encode_fields
+from corn.noise.normals import NormalArray
+
+MAX_COORDINATE = 1 << 62
+"""Where streams end: no range goes past it, so that no counter of a keystream can wrap around."""
+
+_MAX_NUMBER = 1 << 63
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who can draw a stream: one agent its private noise, or the members of a seed group.
+
+    Attributes:
+        members: the agents, in increasing order.
+        group: the number of the seed group in its decomposition; None for private noise.
+    """
+
+    members: tuple[int, ...]
+    group: int | None = None
+
+    def __post_init__(self) -> None:
+        if list(self.members) != sorted(set(self.members)) or not self.members:
+            raise InvalidArgumentError(
+                f"an owner must list its members once, in increasing order, found {self.members}"
+            )
+        if self.group is None and len(self.members) != 1:
+            raise InvalidArgumentError(f"private noise has one owner, found {self.members}")
+
+    def __str__(self) -> str:
+        if self.group is None:
+            return f"agent {self.members[0]}'s private noise"
+        return f"seed group {self.group} of agents {', '.join(map(str, self.members))}"
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """Bytes that no other owner has."""
+        kind = ("private",) if self.group is None else ("group", self.group)
+        return encode_fields(*kind, encode_fields(*self.members))
+
+
+@dataclass(frozen=True)
+class StreamAddress:
+    """Where a stream is: all of its address but the type and the coordinate.
+
+    Attributes:
+        owner: who can draw it.
+        nonce: 32 bytes that are new for every run.
+        step: the step of the run, from 0.
+        stream: the column of the group's factor; 0 for private noise.
+    """
+
+    owner: Owner
+    nonce: bytes
+    step: int
+    stream: int = 0
+
+    def __post_init__(self) -> None:
+        check_nonce(self.nonce)
+        for name in ("step", "stream"):
+            if not 0 <= getattr(self, name) < _MAX_NUMBER:
+                raise InvalidArgumentError(
+                    f"{name} must be in [0, 2⁶³), found {getattr(self, name)}"
+                )
+
+    def encode(self, kind: str) -> bytes:
+        """Bytes that no other address, and no other kind of value at this one, has."""
+        return encode_fields(kind, self.owner.encoded, self.nonce, self.step, self.stream)
+
+
+class NoiseSource(Protocol):
+    """What fills arrays with streams: secure, simulated, or a wrapper around one of them."""
+
+    def fill(self, out: NormalArray, address: StreamAddress, *, start: int = 0) -> None:
+        """Fill ``out``, float32 or float64, with the stream's coordinates from ``start`` on."""
+
+
+def check_range(out: NormalArray, start: int) -> int:
+    """Where a range of ``len(out)`` coordinates from ``start`` on stops, if a stream has it."""
+    if out.ndim != 1:
+        raise InvalidArgumentError(f"out must have one dimension, found shape {out.shape}")
+    stop = start + len(out)
+    if start < 0 or stop > MAX_COORDINATE:
+        raise InvalidArgumentError(
+            f"coordinates must be in [0, 2⁶²), found start={start} and stop={stop}"
+        )
+    return stop
+
+
+def copy_overlap(values: NormalArray, first: int, out: NormalArray, start: int) -> None:
+    """Copy the coordinates in both ranges: ``values`` from ``first``, ``out`` from ``start`` on."""
+    low, high = max(first, start), min(first + len(values), start + len(out))
+    out[low - start : high - start] = values[low - first : high - first]

@@ -1,0 +1,129 @@
+"""A covariance as a factor with few nonzeros: each nonzero is a stream that an agent must draw."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
+
+from corn.arrays import FloatArray, as_symmetric_matrix
+from corn.covariance.decomposition import Decomposition
+from corn.errors import InvalidArgumentError
+from corn.noise.normals import precision_of
+
+_LEAST_PIVOT = 0.01
+
+
+def factor_covariance(covariance: ArrayLike, *, relative_tolerance: float = 1e-12) -> FloatArray:
+    """Return F, shape (m, streams), with F Fᵀ equal to a positive semidefinite (m, m) matrix.
+
+    Two ways are tried, and the one with fewer nonzeros is returned: elimination (a Cholesky factor,
+    whose order keeps it sparse where the covariance is, with as many streams as the rank), and,
+    where the matrix is diagonally dominant, a stream for each nonzero pair as in DECOR.
+
+    An entry of F Fᵀ differs from R_ij by at most m·``relative_tolerance``·√(R_ii R_jj); a matrix
+    that no factor matches so closely is not positive semidefinite, and is refused.
+
+    >>> factor_covariance([[4.0, -2.0], [-2.0, 1.0]]).tolist()  # rank 1: one stream
+    [[2.0], [-1.0]]
+    """
+    R = as_symmetric_matrix(covariance, name="covariance")
+    candidates = [_eliminate(R, relative_tolerance)]
+    if _is_diagonally_dominant(R):
+        candidates.append(_split_into_pairs(R))
+    factor = min(candidates, key=np.count_nonzero)
+    _check_factor(R, factor, relative_tolerance)
+    return factor
+
+
+def choose_factors(decomposition: Decomposition) -> Decomposition:
+    """The same private noise and seed groups, with factors of which agents draw fewest streams.
+
+    What is drawn has the same covariance, and so has what a coalition cannot reproduce, because
+    each group keeps its members and its covariance. To be done once, where the plan is made: the
+    members of a group must all draw with the same factor, to the last bit.
+    """
+    covariances = (factor @ factor.T for factor in decomposition.factors)
+    return Decomposition(
+        decomposition.private_variance,
+        decomposition.seed_groups,
+        tuple(map(factor_covariance, covariances)),
+    )
+
+
+def round_factors(decomposition: Decomposition, dtype: DTypeLike = np.float32) -> Decomposition:
+    """The decomposition that is drawn in a type: its weights are numbers of that type.
+
+    Rounding a weight changes R by 1e-7 of it in float32, and R⁻¹ by that times its condition
+    number. So a guarantee is to be checked on this decomposition, which draws the same bits.
+
+    >>> round_factors(Decomposition(np.array([0.01]))).covariance.item() == 0.01
+    False
+    """
+    real = precision_of(dtype).real
+
+    def round_weights(weights: FloatArray) -> FloatArray:
+        return weights.astype(real).astype(np.float64)
+
+    # A float32's square is exact in float64, and so is the root that the draw takes of it.
+    theta = round_weights(np.sqrt(decomposition.private_variance)) ** 2
+    factors = tuple(map(round_weights, decomposition.factors))
+    return Decomposition(theta, decomposition.seed_groups, factors)
+
+
+def pool_groups(decomposition: Decomposition) -> Decomposition:
+    """One seed group of all agents with the same covariance R: **for simulations only**.
+
+    The noise has the same distribution with far fewer streams (n, where pairs of agents share
+    n(n−1)/2), but every agent would know everyone's noise.
+    """
+    factor = factor_covariance(decomposition.covariance)
+    everyone = tuple(range(decomposition.num_agents))
+    return Decomposition(np.zeros(decomposition.num_agents), (everyone,), (factor,))
+
+
+def _eliminate(R: FloatArray, relative_tolerance: float) -> FloatArray:
+    """Cholesky, eliminating at each turn an agent linked to the fewest others that are left."""
+    rest, variance = R.copy(), np.maximum(np.diag(R), np.finfo(float).tiny)
+    negligible = relative_tolerance * np.outer(np.sqrt(variance), np.sqrt(variance))
+    columns: list[FloatArray] = []
+    while True:
+        # What is below the tolerance is rounding: a direction without noise, a link without weight.
+        linked = np.abs(rest) > negligible
+        pivots = np.where(np.diag(linked), np.diag(rest) / variance, 0.0)
+        if pivots.max() <= 0:
+            return np.column_stack(columns) if columns else np.zeros((len(R), 0))
+        # A pivot far below the largest would magnify rounding errors.
+        eligible = np.flatnonzero(pivots >= _LEAST_PIVOT * pivots.max())
+        num_links = linked.sum(axis=1)
+        pivot = min(eligible, key=lambda agent: (num_links[agent], -pivots[agent]))
+        column = np.where(linked[pivot], rest[pivot], 0.0) / np.sqrt(rest[pivot, pivot])
+        columns.append(column)
+        members = np.flatnonzero(column)
+        rest[np.ix_(members, members)] -= np.outer(column[members], column[members])
+        rest[pivot] = rest[:, pivot] = 0.0
+
+
+def _is_diagonally_dominant(R: FloatArray) -> bool:
+    return bool((2 * np.diag(R) >= np.abs(R).sum(axis=1)).all())
+
+
+def _split_into_pairs(R: FloatArray) -> FloatArray:
+    """A stream √|R_ij|·(e_i ± e_j) for each nonzero pair, and one for the rest of each agent."""
+    rows, columns = np.nonzero(np.triu(R, 1))
+    weights = np.sqrt(np.abs(R[rows, columns]))
+    pairs = np.zeros((len(R), len(rows)))
+    pairs[rows, np.arange(len(rows))] = weights
+    pairs[columns, np.arange(len(rows))] = weights * np.sign(R[rows, columns])
+    own = np.diag(np.sqrt(2 * np.diag(R) - np.abs(R).sum(axis=1)))
+    return np.hstack([pairs, own[:, np.diag(own) > 0]])
+
+
+def _check_factor(R: FloatArray, factor: FloatArray, relative_tolerance: float) -> None:
+    scale = np.sqrt(np.maximum(np.diag(R), 0))
+    error = np.abs(factor @ factor.T - R)
+    allowed = len(R) * relative_tolerance * np.outer(scale, scale)
+    if (error > allowed).any():
+        raise InvalidArgumentError(
+            "covariance must be positive semidefinite: the closest factor found misses an entry "
+            f"by {error.max():.3g}"
+        )

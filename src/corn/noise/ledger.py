@@ -1,0 +1,261 @@
+"""The release ledger: no noise is released twice, and no more often than the plan allows.
+
+Two messages with the same noise and other data differ by a noise-free gradient, and the privacy of
+a plan holds for T releases and no more. So before a step's message leaves, the step is reserved in
+a file that survives a crash; a restart takes a new nonce, under which all noise is new, and counts
+every reserved step as released. (A ledger restored from a backup forgets releases: the nonce still
+keeps noise from being used twice, but the count is then wrong. Never copy a ledger.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, final
+
+from corn.errors import CornError, FileFormatError, InvalidArgumentError
+from corn.noise.encoding import NONCE_BYTES, check_fingerprint, check_nonce, encode_fields
+from corn.noise.ledger_file import (
+    FILE_BYTES,
+    STEPS_PER_BLOCK,
+    LedgerEntry,
+    format_header,
+    format_new,
+    format_page,
+    position_of,
+    read_entry,
+)
+
+
+class BudgetSpentError(CornError):
+    """Every release the plan allows has been made, or may have been: stop, and keep the model."""
+
+
+@final
+class ReleaseLedger:
+    """What one agent has released under one plan; open it with :meth:`open`, in one process.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> plan = {"plan_fingerprint": bytes(32), "agent": 0, "max_releases": 100}
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "agent-0.ledger"
+    ...     with ReleaseLedger.open(path, **plan) as ledger:
+    ...         ledger.reserve(0)  # now, and only now, may the message of step 0 leave
+    ...     ReleaseLedger.open(path, **plan).remaining
+    99
+    """
+
+    def __init__(
+        self, path: Path, descriptor: int, *, header: str, entry: LedgerEntry, max_releases: int
+    ) -> None:
+        self._path, self._descriptor, self._header = path, descriptor, header
+        self._entry, self._max_releases = entry, max_releases
+        self._released = self._next_step = 0
+        self._process, self._lock = os.getpid(), threading.Lock()
+        self._failure = ""
+
+    @classmethod
+    def open(
+        cls, path: Path, *, plan_fingerprint: bytes, agent: int, max_releases: int
+    ) -> ReleaseLedger:
+        """Open a ledger, or start it, and begin a run under a nonce never used before.
+
+        Raises:
+            FileFormatError: the file is damaged, or is another plan's or agent's.
+            CornError: another process has it open, or it cannot be written.
+        """
+        header = _check_header(plan_fingerprint, agent, max_releases)
+        with _explain_failure(path, "cannot be opened"):
+            if not path.exists():
+                _create(path, format_new(header))
+            descriptor = os.open(path, os.O_RDWR)
+        try:
+            _lock(descriptor, path)
+            entry, lost = read_entry(
+                os.pread(descriptor, FILE_BYTES + 1, 0), header=header, name=str(path)
+            )
+            ledger = cls(path, descriptor, header=header, entry=entry, max_releases=max_releases)
+            ledger._start_run(settled=min(entry.spent + lost, max_releases))
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return ledger
+
+    @property
+    def nonce(self) -> bytes:
+        """This run's nonce, 32 bytes: what this agent brings to :func:`agree_on_nonce`."""
+        return bytes.fromhex(self._entry.nonce)
+
+    @property
+    def remaining(self) -> int:
+        """How many more releases the plan allows."""
+        return self._max_releases - self._entry.settled - self._released
+
+    def __repr__(self) -> str:
+        return f"ReleaseLedger({self.remaining} of {self._max_releases} releases remain)"
+
+    def reserve(self, step: int) -> None:
+        """Reserve a step's release durably; the message may leave once this has returned.
+
+        Steps of a run increase, and may skip. One in 64 calls waits for the disk. The release
+        counts even if the message is not sent after all.
+
+        Raises:
+            BudgetSpentError: nothing remains.
+            CornError: the reservation could not be written; nothing may be released.
+        """
+        with self._lock:
+            self._check_usable()
+            if step < self._next_step:
+                raise InvalidArgumentError(
+                    f"step must be at least {self._next_step}, found {step}: its noise may have "
+                    "been released; to go back, take a new nonce with renew_nonce()"
+                )
+            if self.remaining == 0:
+                raise BudgetSpentError(
+                    f"{self._path}: all {self._max_releases} releases of the plan are spent"
+                )
+            if step >= self._entry.stop_step:
+                stop = step + min(STEPS_PER_BLOCK, self.remaining)
+                self._write(released=self._released, first_step=step, stop_step=stop)
+            self._next_step = step + 1
+            self._released += 1
+
+    def renew_nonce(self) -> bytes:
+        """End this run and begin another, whose steps start anew under a new nonce."""
+        with self._lock:
+            self._check_usable()
+            self._start_run(settled=self._entry.settled + self._released)
+            return self.nonce
+
+    def close(self) -> None:
+        """End the run and give back what was reserved but not released; twice is once."""
+        with self._lock:
+            if self._descriptor < 0:
+                return
+            try:
+                if not self._failure and self._process == os.getpid():
+                    self._write(released=self._released, first_step=0, stop_step=0)
+            finally:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _start_run(self, *, settled: int) -> None:
+        nonce = secrets.token_hex(NONCE_BYTES)
+        self._write(nonce=nonce, settled=settled, released=0, first_step=0, stop_step=0)
+        self._released = self._next_step = 0
+
+    def _write(self, **changes: Any) -> None:
+        entry = replace(self._entry, number=self._entry.number + 1, **changes)
+        page = format_page(entry.format(), header=self._header)
+        try:
+            _write_durably(self._descriptor, page, at=position_of(entry))
+        except OSError as error:
+            # What the disk holds now is unknown: only opening the ledger anew can find out.
+            self._failure = error.strerror or "unknown error"
+            raise CornError(f"{self._path}: cannot be written: {self._failure}") from error
+        self._entry = entry
+
+    def _check_usable(self) -> None:
+        if self._descriptor < 0:
+            raise InvalidArgumentError(f"{self._path}: this ledger is closed")
+        if self._failure:
+            raise CornError(f"{self._path}: a write failed ({self._failure}): open it anew")
+        if self._process != os.getpid():
+            # A forked copy would count for itself and release the same steps.
+            raise InvalidArgumentError(f"{self._path}: this ledger belongs to another process")
+
+
+def count_remaining(path: Path, *, plan_fingerprint: bytes, agent: int, max_releases: int) -> int:
+    """How many releases remain, without starting a run: all of them if there is no ledger yet.
+
+    While an agent runs this counts its whole last block as released.
+    """
+    header = _check_header(plan_fingerprint, agent, max_releases)
+    if not path.exists():
+        return max_releases
+    with _explain_failure(path, "cannot be read"):
+        entry, lost = read_entry(path.read_bytes(), header=header, name=str(path))
+    return max(max_releases - entry.spent - lost, 0)
+
+
+def agree_on_nonce(nonces: Mapping[int, bytes], *, plan_fingerprint: bytes) -> bytes:
+    """The nonce of a run, from the one each agent's ledger brings: equal for all who saw the same.
+
+    It is new if any one of them is, so an agent that brings its own needs to trust no other: bring
+    a new one (:meth:`ReleaseLedger.renew_nonce`) every time agents agree.
+    """
+    parts = [part for agent in sorted(nonces) for part in (agent, check_nonce(nonces[agent]))]
+    data = encode_fields("run nonce", check_fingerprint(plan_fingerprint), *parts)
+    return hashlib.blake2b(data, digest_size=NONCE_BYTES).digest()
+
+
+def _check_header(plan_fingerprint: bytes, agent: int, max_releases: int) -> str:
+    check_fingerprint(plan_fingerprint)
+    for name, value in (("agent", agent), ("max_releases", max_releases)):
+        if value < 0:
+            raise InvalidArgumentError(f"{name} must be at least 0, found {value}")
+    return format_header(plan_fingerprint, agent, max_releases)
+
+
+@contextlib.contextmanager
+def _explain_failure(path: Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FileFormatError(f"{path}: {what}: {error.strerror}") from error
+
+
+def _create(path: Path, content: bytes) -> None:
+    # Written under another name first: under its own, a ledger is always whole.
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        _write_durably(descriptor, content, at=0)
+        with contextlib.suppress(FileExistsError):
+            os.link(name, path)
+    finally:
+        os.close(descriptor)
+        os.unlink(name)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CornError(f"{path}: another process has this ledger open") from None
+
+
+def _write_durably(descriptor: int, data: bytes, *, at: int) -> None:
+    written = 0
+    while written < len(data):
+        written += os.pwrite(descriptor, data[written:], at + written)
+    os.fsync(descriptor)

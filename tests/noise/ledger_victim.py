@@ -1,0 +1,53 @@
+"""A script, not a test: releases steps in child processes and kills them at random moments.
+
+``python ledger_victim.py LEDGER LOG LIMIT KILLS SEED``. Every release is appended to LOG as "nonce
+step", after the ledger allowed it; what is in LOG has left the agent.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from corn.noise.ledger import BudgetSpentError, ReleaseLedger
+
+PLAN = bytes(32)
+
+
+def release_until_killed(path: Path, log: Path, limit: int, dice: random.Random) -> None:
+    messages = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    while True:
+        with ReleaseLedger.open(path, plan_fingerprint=PLAN, agent=0, max_releases=limit) as ledger:
+            step = dice.choice([0, 0, 1000])
+            while dice.random() > 0.002:
+                ledger.reserve(step)
+                os.write(messages, f"{ledger.nonce.hex()} {step}\n".encode())
+                step += dice.choice([1, 1, 1, 1, 7])
+                if dice.random() < 0.003:
+                    ledger.renew_nonce()
+                    step = 0
+
+
+def main() -> None:
+    path, log, limit, kills, seed = sys.argv[1:]
+    dice = random.Random(int(seed))
+    for kill in range(int(kills)):
+        child = os.fork()
+        if child == 0:
+            try:
+                release_until_killed(Path(path), Path(log), int(limit), random.Random(kill))
+            except BudgetSpentError:
+                os._exit(3)
+            finally:
+                os._exit(4)
+        time.sleep(dice.uniform(0, 0.03))
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status) and os.WEXITSTATUS(status) != 3:
+            sys.exit("a child failed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""An address gives one value on any machine and in any chunking, and addresses share nothing."""
+
+import hashlib
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corn.errors import InvalidArgumentError
+from corn.noise import (
+    NoiseSource,
+    Owner,
+    Secret,
+    SecureSource,
+    SimulationSource,
+    StreamAddress,
+)
+from corn.noise.address import MAX_COORDINATE
+from corn.noise.encoding import decode_fields, encode_fields
+
+KEY = Secret(bytes(range(32)))
+OWNER = Owner((1, 4), group=2)
+ADDRESS = StreamAddress(OWNER, nonce=bytes(32), step=5, stream=3)
+SOURCES: list[NoiseSource] = [SecureSource({OWNER: KEY}), SimulationSource(3)]
+LENGTH = 70_000
+
+KNOWN_FLOAT32 = [0x3F9C3A9B, 0x3ACC8553, 0x3FF51582, 0x3F96C14A]
+KNOWN_FAR = [0xBF9905A5, 0x3F5B2414]
+KNOWN_FLOAT64 = [0xBFFD85A6911AC624, 0xBFF78ACE210C96C9, 0x3FF1F728EF1726E5, 0xBFE1412669302E50]
+KNOWN_DIGESTS = {
+    "float32": "624a5a4c6c81cd6e3183e7cedfaf9c617b820fa6cc996f6c32d1f7766969ea6d",
+    "float64": "72f771cd96d5b7e60259d8fcfaca1023f9b363c32c19a64deb69230881e59e33",
+}
+
+
+def draw(
+    source: NoiseSource,
+    address: StreamAddress = ADDRESS,
+    start: int = 0,
+    stop: int = 64,
+    dtype: Any = np.float32,
+) -> Any:
+    out = np.empty(stop - start, dtype)
+    source.fill(out, address, start=start)
+    return out
+
+
+def digest(values: Any) -> str:
+    return hashlib.sha256(values.astype(values.dtype.newbyteorder("<")).tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("source", SOURCES, ids=lambda s: type(s).__name__)
+def test_any_chunking_gives_the_same_values(source: NoiseSource, dtype: Any) -> None:
+    whole = draw(source, stop=LENGTH, dtype=dtype)
+
+    @settings(deadline=None, max_examples=60)
+    @given(cuts=st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH)).map(sorted))
+    def check(cuts: list[int]) -> None:
+        start, stop = cuts
+        part = draw(source, start=start, stop=stop, dtype=dtype)
+        np.testing.assert_array_equal(part, whole[start:stop])
+
+    check()
+
+
+@pytest.mark.parametrize("edge", [1, 511, 512, 513, 1023, 1024, 1025, 16384, 65535, 65536, 65537])
+@pytest.mark.parametrize("source", SOURCES, ids=lambda s: type(s).__name__)
+def test_chunks_that_meet_at_block_borders(source: NoiseSource, edge: int) -> None:
+    whole = draw(source, stop=LENGTH)
+    parts = [draw(source, stop=edge), draw(source, start=edge, stop=LENGTH)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def test_known_answers_in_every_bit() -> None:
+    # Only operations that IEEE 754 rounds in one way: a machine that differs here is not IEEE.
+    values = draw(SOURCES[0], stop=4)
+    assert values.view(np.uint32).tolist() == KNOWN_FLOAT32
+    values = draw(SOURCES[0], stop=4, dtype=np.float64)
+    assert values.view(np.uint64).tolist() == KNOWN_FLOAT64
+    far = draw(SOURCES[0], start=10**15, stop=10**15 + 2)
+    assert far.view(np.uint32).tolist() == KNOWN_FAR
+    for dtype, known in KNOWN_DIGESTS.items():
+        assert digest(draw(SOURCES[0], stop=1 << 20, dtype=dtype)) == known
+
+
+def test_other_vector_instructions_give_the_same_bits() -> None:
+    # NumPy's own log and sin fail this: their last bits depend on the instructions of the machine.
+    found: Any = np.show_config(mode="dicts")
+    disabled = " ".join(found["SIMD Extensions"].get("found", []))
+    code = (
+        "import tests.noise.test_stream as t\n"
+        "for d in t.KNOWN_DIGESTS: print(t.digest(t.draw(t.SOURCES[0], stop=1 << 20, dtype=d)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "NPY_DISABLE_CPU_FEATURES": disabled},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.split() == list(KNOWN_DIGESTS.values())
+
+
+def test_every_part_of_an_address_matters() -> None:
+    owners = [Owner((1,)), Owner((2,)), Owner((1, 2), 0), Owner((1, 2), 1), Owner((1,), 0)]
+    owners += [Owner((12,)), Owner((1, 12), 0), Owner((1, 2), 10), Owner((0, 1, 2), 0)]
+    nonces = [bytes(32), bytes(31) + b"\x01"]
+    numbers = [0, 1, 10, 11, 2**31, 2**32, 2**63 - 1]
+    source = SecureSource(dict.fromkeys(owners, KEY))
+    seen = set()
+    for owner, nonce, step, stream in itertools.product(owners, nonces, numbers, numbers):
+        address = StreamAddress(owner, nonce, step, stream)
+        seen.add(draw(source, address, stop=4).tobytes())
+    assert len(seen) == len(owners) * len(nonces) * len(numbers) ** 2
+
+
+def test_another_key_gives_another_stream() -> None:
+    other = SecureSource({OWNER: Secret(bytes(32))})
+    assert not np.isin(draw(other), draw(SOURCES[0])).any()
+
+
+def test_types_do_not_share_a_stream() -> None:
+    single, double = draw(SOURCES[0]), draw(SOURCES[0], dtype=np.float64)
+    assert not np.isclose(single, double, rtol=1e-4).any()
+
+
+def test_coordinates_up_to_the_end_of_a_stream_do_not_repeat() -> None:
+    starts = [0, 2**31, 2**32, 2**33, 2**40, 2**61, MAX_COORDINATE - 64]
+    for dtype in (np.float32, np.float64):
+        parts = [draw(SOURCES[0], start=at, stop=at + 64, dtype=dtype) for at in starts]
+        assert len(np.unique(np.concatenate(parts))) == 64 * len(starts)
+
+
+def test_a_range_past_the_end_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="coordinates must be in"):
+        draw(SOURCES[0], start=MAX_COORDINATE - 1, stop=MAX_COORDINATE + 1)
+    with pytest.raises(InvalidArgumentError, match="start=-1"):
+        draw(SOURCES[0], start=-1, stop=1)
+    with pytest.raises(InvalidArgumentError, match="one dimension"):
+        SOURCES[0].fill(np.empty((2, 2), np.float32), ADDRESS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"nonce": bytes(31)}, "nonce must be 32 bytes, found 31 bytes"),
+        ({"nonce": "0" * 32}, "nonce must be 32 bytes, found str"),
+        ({"step": -1}, "step must be in"),
+        ({"step": 2**63}, "step must be in"),
+        ({"stream": -1}, "stream must be in"),
+    ],
+)
+def test_bad_addresses_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        StreamAddress(**{"owner": OWNER, "nonce": bytes(32), "step": 0, **change})
+
+
+def test_bad_owners_are_refused() -> None:
+    for members, group in [((), 0), ((2, 1), 0), ((1, 1), 0), ((1, 2), None)]:
+        with pytest.raises(InvalidArgumentError):
+            Owner(members, group)
+
+
+def test_a_missing_key_is_named() -> None:
+    source = SecureSource({OWNER: KEY})
+    address = StreamAddress(Owner((0, 3), 7), bytes(32), 0)
+    with pytest.raises(InvalidArgumentError, match="no key for seed group 7 of agents 0, 3"):
+        draw(source, address)
+    address = StreamAddress(Owner((6,)), bytes(32), 0)
+    with pytest.raises(InvalidArgumentError, match="no key for agent 6's private noise"):
+        draw(source, address)
+
+
+def test_a_source_does_not_show_its_keys() -> None:
+    assert KEY.reveal().hex() not in repr(vars(SOURCES[0])) + repr(SOURCES[0])
+
+
+def test_threads_draw_without_disturbing_each_other() -> None:
+    expected = [draw(SOURCES[0], StreamAddress(OWNER, bytes(32), k), stop=LENGTH) for k in range(4)]
+    found: list[Any] = [None] * 4
+
+    def work(step: int) -> None:
+        address = StreamAddress(OWNER, bytes(32), step)
+        for _ in range(5):
+            found[step] = draw(SOURCES[0], address, stop=LENGTH)
+
+    threads = [threading.Thread(target=work, args=(step,)) for step in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("seed", [b"key material of thirty-two bytes", KEY, 1.5, True, None])
+def test_the_simulation_takes_no_key(seed: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="seed must be an integer"):
+        SimulationSource(seed)
+
+
+def test_simulations_differ_by_seed_and_repeat() -> None:
+    first, again, other = (draw(SimulationSource(seed)) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert not np.isin(first, other).any()
+
+
+fields = st.lists(st.one_of(st.binary(max_size=6), st.text(max_size=4), st.integers(0, 99)))
+
+
+@given(first=fields, second=fields)
+def test_encoded_fields_differ_wherever_fields_do(first: list[Any], second: list[Any]) -> None:
+    def as_bytes(values: list[Any]) -> list[bytes]:
+        return [v if isinstance(v, bytes) else str(v).encode() for v in values]
+
+    assert decode_fields(encode_fields(*first)) == as_bytes(first)
+    same = encode_fields(*first) == encode_fields(*second)
+    assert same == (as_bytes(first) == as_bytes(second))
