@@ -1,0 +1,147 @@
+"""Networks whose agents are all alike: the optimum is a formula, and for circulants an FFT.
+
+Where the diagonal of A^{1/2} is constant, equal multipliers are optimal (see the dual), so
+
+    R = (Tr A^{1/2} / (n b)) · A^{-1/2},    value (Tr A^{1/2})² / (n b).
+
+That holds on vertex-transitive graphs with weights that respect the symmetry: ring, torus,
+hypercube, complete, circulant. The condition is checked, never trusted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.fft
+from numpy.typing import ArrayLike
+
+from corn.arrays import FloatArray
+from corn.covariance.dual import DualSolution, solve_dual
+from corn.covariance.objective import ONE_STEP, Horizon
+from corn.covariance.problem import Problem
+from corn.errors import InvalidArgumentError
+
+_ALIKE_TOLERANCE = 1e-9
+_BISECTIONS = 100
+
+
+def solve_closed_form(problem: Problem) -> DualSolution:
+    """Return the dual solution at equal multipliers, or say that the agents are not all alike."""
+    A = problem.objective_matrix
+    solution = solve_dual(A, tolerance=_ALIKE_TOLERANCE, max_iterations=1)
+    if not solution.converged:
+        diagonal = solution.point.diagonal
+        raise InvalidArgumentError(
+            "solver 'closed-form' needs agents that are all alike (ring, torus, hypercube, "
+            "complete, circulant): the diagonal of A^(1/2) must be constant, found from "
+            f"{diagonal.min():.6g} to {diagonal.max():.6g}; use solver='dual'"
+        )
+    return solution
+
+
+@dataclass(frozen=True, eq=False)
+class CirculantDesign:
+    """A circulant covariance as its first row, shape (n,); the other fields as in `Design`.
+
+    ``eigenvalues`` are those of R in the order of the discrete Fourier transform. Every agent has
+    the same noise, of standard deviation ``noise_std``.
+    """
+
+    first_row: FloatArray
+    eigenvalues: FloatArray
+    precision_cap: float
+    value: float
+    lower_bound: float
+    noise_std: float
+
+    @property
+    def num_agents(self) -> int:
+        """The number of agents n."""
+        return len(self.first_row)
+
+    @property
+    def gap(self) -> float:
+        """How far the value is from the best possible."""
+        return self.value / self.lower_bound - 1
+
+    @property
+    def average_noise_variance(self) -> float:
+        """1ᵀR1/n²."""
+        return float(self.eigenvalues[0]) / self.num_agents
+
+    @property
+    def central_ratio(self) -> float:
+        """The variance above, over the floor 1/(n² b)."""
+        return self.average_noise_variance * self.num_agents**2 * self.precision_cap
+
+
+def design_circulant(
+    first_row: ArrayLike,
+    precision_cap: float,
+    *,
+    objective: Horizon = ONE_STEP,
+    max_noise_std: float | None = None,
+) -> CirculantDesign:
+    """Design for the circulant mixing matrix W_ij = first_row[(j − i) mod n] in O(n log n).
+
+    A directed circulant is as good as any: A is symmetric either way. Privacy holds exactly as for
+    `design`: the mean of the eigenvalues of R⁻¹ is its diagonal, and is at most b.
+
+    >>> ring = np.zeros(20); ring[[0, 1, -1]] = 1 / 3
+    >>> round(design_circulant(ring, 1.0).value, 6)
+    4.60252
+    """
+    w = np.abs(scipy.fft.fft(_as_row(first_row)))
+    a = _horizon_spectrum(w, objective)
+    problem = Problem(np.array([[a.sum()]]), precision_cap, max_noise_std=max_noise_std)
+    root = np.sqrt(a)
+    theta = _blend(root / root.mean(), problem.variance_ratio_limit)
+    r = _scale_to_mean(1 / theta, precision_cap)
+    row = scipy.fft.ifft(r).real
+    bound = float(root.sum()) ** 2 / (len(a) * precision_cap)
+    value = float((a * r).sum())
+    noise_std = float(np.sqrt(r.mean()))
+    return CirculantDesign(row, r, precision_cap, value, min(bound, value), noise_std)
+
+
+def _as_row(first_row: ArrayLike) -> FloatArray:
+    row = np.array(first_row, dtype=np.float64)
+    if row.ndim != 1 or row.size == 0 or not np.isfinite(row).all():
+        raise InvalidArgumentError(
+            f"first_row must be one or more finite numbers, found shape {row.shape}"
+        )
+    return row
+
+
+def _horizon_spectrum(moduli: FloatArray, objective: Horizon) -> FloatArray:
+    """Return the eigenvalues of A from the moduli |w| of those of W, which is a normal matrix."""
+    contraction = 1 - 1 / objective.length
+    q = moduli ** (2 * objective.gossip_rounds)
+    if contraction * q.max() >= 1:
+        raise InvalidArgumentError(
+            f"first_row must not amplify: its largest eigenvalue is {moduli.max():.6g} in modulus, "
+            "which this horizon does not discount; use weights that sum to 1"
+        )
+    return np.asarray(q / (1 - contraction * q) * moduli ** (2 * objective.cooldown_rounds))
+
+
+def _blend(theta: FloatArray, variance_limit: float) -> FloatArray:
+    """Blend the eigenvalues of R⁻¹, of mean 1, with 1 until R_ii, the mean of 1/θ, is allowed."""
+    if theta.min() > 0 and (1 / theta).mean() <= variance_limit:
+        return theta
+    low, high = np.log(1e-12), 0.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        t = np.exp(middle)
+        fits = (1 / ((1 - t) * theta + t)).mean() <= variance_limit
+        low, high = (low, middle) if fits else (middle, high)
+    return np.asarray((1 - np.exp(high)) * theta + np.exp(high))
+
+
+def _scale_to_mean(eigenvalues: FloatArray, precision_cap: float) -> FloatArray:
+    """Scale the eigenvalues of R until the mean of their inverses is at most the cap."""
+    r = eigenvalues / precision_cap
+    while (excess := float((1 / r).mean()) / precision_cap) > 1:
+        r = r * (excess * (1 + np.finfo(np.float64).eps))
+    return r

@@ -1,0 +1,103 @@
+"""Who draws what: a covariance split into each agent's private noise and the noise of seed groups.
+
+R = diag(θ) + Σ_k E_k F_k F_kᵀ E_kᵀ, where the members of group k share a seed and E_k places their
+rows among all agents. This is what lets an agent draw exactly its own share, and what decides what
+a coalition of insiders can subtract (the paper's honest-but-curious setting, Problem 16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from corn.arrays import FloatArray
+from corn.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, eq=False)
+class Decomposition:
+    """Private noise and seed groups whose sum is the noise of all agents.
+
+    Attributes:
+        private_variance: θ, shape (n,): the variance of the noise that only agent i knows.
+        seed_groups: the members of each group, in increasing order.
+        factors: one matrix per group, shape (members, streams): member a of group k adds row a of
+            ``factors[k]`` times the group's independent standard normal streams.
+    """
+
+    private_variance: FloatArray
+    seed_groups: tuple[tuple[int, ...], ...] = ()
+    factors: tuple[FloatArray, ...] = ()
+
+    def __post_init__(self) -> None:
+        theta = np.array(self.private_variance, dtype=np.float64)
+        if theta.ndim != 1 or not np.isfinite(theta).all() or (theta < 0).any():
+            raise InvalidArgumentError("private_variance must be one finite number ≥ 0 per agent")
+        if len(self.seed_groups) != len(self.factors):
+            raise InvalidArgumentError(
+                f"factors must be one per seed group, found {len(self.factors)} for "
+                f"{len(self.seed_groups)} groups"
+            )
+        theta.setflags(write=False)
+        object.__setattr__(self, "private_variance", theta)
+        checked = tuple(map(self._check_factor, self.seed_groups, self.factors))
+        object.__setattr__(self, "factors", checked)
+
+    @property
+    def num_agents(self) -> int:
+        """The number of agents n."""
+        return len(self.private_variance)
+
+    @property
+    def covariance(self) -> FloatArray:
+        """R, shape (n, n): the covariance of all agents' noise, as an eavesdropper sees it."""
+        return self.hidden_from(())
+
+    def hidden_from(self, coalition: Iterable[int]) -> FloatArray:
+        """R^(I), shape (n, n): the covariance of the noise that a coalition cannot reproduce.
+
+        A coalition knows the seed of every group it touches. Only the rows of honest agents mean
+        anything: a member also knows its own private noise, which stays on the diagonal here.
+
+        >>> pair = np.array([[1.0], [-1.0]])
+        >>> shares = Decomposition(np.ones(3), ((0, 1), (1, 2)), (pair, pair))
+        >>> shares.hidden_from([2]).tolist()
+        [[2.0, -1.0, 0.0], [-1.0, 2.0, 0.0], [0.0, 0.0, 1.0]]
+        """
+        members = set(coalition)
+        if not members <= set(range(self.num_agents)):
+            raise InvalidArgumentError(
+                f"a coalition must be of agents 0 … {self.num_agents - 1}, found {sorted(members)}"
+            )
+        hidden = np.diag(self.private_variance)
+        for group, factor in zip(self.seed_groups, self.factors, strict=True):
+            if members.isdisjoint(group):
+                hidden[np.ix_(group, group)] += factor @ factor.T
+        return hidden
+
+    def count_streams(self) -> tuple[int, ...]:
+        """How many normal streams each agent has to draw a step: its noise cost."""
+        counts = (self.private_variance > 0).astype(int)
+        for group, factor in zip(self.seed_groups, self.factors, strict=True):
+            counts[list(group)] += (factor != 0).sum(axis=1)
+        return tuple(counts.tolist())
+
+    def _check_factor(self, group: tuple[int, ...], factor: FloatArray) -> FloatArray:
+        if list(group) != sorted(set(group)) or not group:
+            raise InvalidArgumentError(
+                f"a seed group must list its members once, in increasing order, found {group}"
+            )
+        if group[0] < 0 or group[-1] >= self.num_agents:
+            raise InvalidArgumentError(
+                f"seed groups must be of agents 0 … {self.num_agents - 1}, found {group}"
+            )
+        checked = np.array(factor, dtype=np.float64)
+        if checked.ndim != 2 or len(checked) != len(group) or not np.isfinite(checked).all():
+            raise InvalidArgumentError(
+                f"the factor of group {group} must be finite with a row per member, found shape "
+                f"{checked.shape}"
+            )
+        checked.setflags(write=False)
+        return checked

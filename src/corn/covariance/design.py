@@ -1,0 +1,197 @@
+"""The front door: one mixing matrix, one precision cap, one mechanism, one certified design."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from corn.arrays import FloatArray, as_square_matrix, as_symmetric_matrix
+from corn.covariance.baselines import (
+    ldp_covariance,
+    search_ratio,
+    support_laplacian,
+    zero_sum_laplacian,
+)
+from corn.covariance.closed_form import solve_closed_form
+from corn.covariance.dual import DualSolution, solve_dual
+from corn.covariance.groups import check_groups, design_blocks
+from corn.covariance.noise_power import recover_covariance
+from corn.covariance.objective import ONE_STEP, Objective
+from corn.covariance.problem import Problem
+from corn.covariance.sdp import DEFAULT_SETTINGS, SdpSettings, solve_sdp
+from corn.covariance.solution import Design, Mechanism, conclude
+from corn.errors import InvalidArgumentError
+
+SolverChoice: TypeAlias = Literal["auto", "dual", "closed-form", "sdp"]
+
+MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)
+SOLVERS: tuple[SolverChoice, ...] = get_args(SolverChoice)
+
+
+def design(
+    mixing_matrix: ArrayLike,
+    precision_cap: float,
+    *,
+    mechanism: Mechanism = "corn",
+    objective: Objective = ONE_STEP,
+    solver: SolverChoice = "auto",
+    tolerance: float = 1e-6,
+    max_iterations: int = 100,
+    max_noise_std: float | None = None,
+    ridge: float = 0.0,
+    seed_groups: int | Sequence[Sequence[int]] | None = None,
+    num_workers: int = 1,
+    laplacian: ArrayLike | None = None,
+    local_share: float | None = None,
+    sdp_settings: SdpSettings = DEFAULT_SETTINGS,
+) -> Design:
+    """Choose the covariance R of the noise across agents: Problem (13) of the paper.
+
+    The result minimises Tr(A R) within its mechanism, with [R⁻¹]_ii ≤ ``precision_cap`` for every
+    agent, checked by an independent Cholesky inverse. For every private mechanism ``lower_bound``
+    bounds the best of *all* covariances under the cap, so that DECOR's gap, say, is its distance
+    from the best possible.
+
+    Args:
+        mixing_matrix: W, shape (n, n); need not be symmetric.
+        precision_cap: b, from the privacy budget (`corn.privacy`).
+        mechanism: ``corn`` any covariance; ``decor`` σ²I + τ²L; ``ldp`` I/b; ``zero-sum``
+            σ²I + τ²(I − 11ᵀ/n); ``central`` 11ᵀ/(n²b), what a trusted server would add to the
+            average, with no guarantee against an eavesdropper; ``none`` no noise.
+        objective: what to minimise; the default is the paper's Tr(W R Wᵀ).
+        solver: for ``corn`` only. ``auto`` is ``dual``, whose first evaluation is the closed form.
+        tolerance: the relative gap at which ``corn`` stops.
+        max_iterations: of the dual solver; running out is its own status.
+        max_noise_std: a bound on √R_ii; None is 32/√b, which keeps float32 cancellation harmless;
+            ``math.inf`` is no limit. What the limit costs shows in the gap.
+        ridge: γ ≥ 0 adds γ·(Tr A/n)·I to what ``corn`` minimises: less noise, a larger gap.
+        seed_groups: for ``corn`` only: disjoint groups that share no seed, given or as their
+            number; see also `find_communities`.
+        num_workers: processes for the blocks of the seed groups.
+        laplacian: L for ``decor``; by default of the links in the mixing matrix, either direction
+            counting.
+        local_share: for ``decor`` and ``zero-sum``: fixes σ²/(σ²+τ²) instead of searching it.
+        sdp_settings: for ``solver="sdp"``: formulation, backend, custom constraints.
+
+    >>> result = design(np.full((4, 4), 0.25), 2.0, mechanism="ldp")
+    >>> round(result.value, 6), result.status, result.noise_std.round(3)
+    (0.5, 'family optimum', array([0.707, 0.707, 0.707, 0.707]))
+    """
+    W = as_square_matrix(mixing_matrix, name="mixing_matrix")
+    _check_choice("mechanism", mechanism, MECHANISMS)
+    _check_choice("solver", solver, SOLVERS)
+    problem = Problem(
+        objective.matrix(W), precision_cap, max_noise_std, ridge, tolerance, max_iterations
+    )
+    if mechanism == "corn":
+        solve = partial(_SOLVE[solver], settings=sdp_settings)
+        if seed_groups is None:
+            return solve(problem)
+        groups = check_groups(seed_groups, problem.num_agents)
+        return design_blocks(problem, groups, solve, num_workers=num_workers)
+    _reject_corn_options(mechanism, solver=solver, seed_groups=seed_groups)
+    if mechanism in ("central", "none"):
+        return _refer(problem, mechanism)
+    return _design_baseline(problem, mechanism, W, laplacian, local_share)
+
+
+def _solve_by_dual(problem: Problem, *, settings: SdpSettings) -> Design:  # noqa: ARG001
+    dual = _solve_dual(problem)
+    return _conclude_dual(problem, dual, "dual")
+
+
+def _solve_by_closed_form(problem: Problem, *, settings: SdpSettings) -> Design:  # noqa: ARG001
+    return _conclude_dual(problem, solve_closed_form(problem), "closed-form")
+
+
+_SOLVE: dict[SolverChoice, Callable[..., Design]] = {
+    "auto": _solve_by_dual,
+    "dual": _solve_by_dual,
+    "closed-form": _solve_by_closed_form,
+    "sdp": solve_sdp,
+}
+
+
+def _solve_dual(problem: Problem) -> DualSolution:
+    return solve_dual(
+        problem.objective_matrix,
+        tolerance=problem.tolerance,
+        max_iterations=problem.max_iterations,
+    )
+
+
+def _conclude_dual(
+    problem: Problem, dual: DualSolution, solver: Literal["dual", "closed-form"]
+) -> Design:
+    recovered = recover_covariance(problem, dual)
+    return conclude(
+        problem,
+        recovered.covariance,
+        mechanism="corn",
+        solver=solver,
+        lower_bound=dual.lower_bound / problem.precision_cap,
+        iterations=dual.iterations,
+        status=None if dual.converged else "iteration limit",
+        shortfall=recovered.shortfall,
+    )
+
+
+def _design_baseline(
+    problem: Problem,
+    mechanism: Mechanism,
+    W: FloatArray,
+    laplacian: ArrayLike | None,
+    local_share: float | None,
+) -> Design:
+    n = problem.num_agents
+    if mechanism == "ldp":
+        R, evaluations = ldp_covariance(n), 1
+    else:
+        L = zero_sum_laplacian(n) if mechanism == "zero-sum" else _laplacian(W, laplacian)
+        found = search_ratio(problem, L, local_share=local_share)
+        R, evaluations = found.covariance, found.evaluations
+    return conclude(
+        problem,
+        R,
+        mechanism=mechanism,
+        solver="formula" if mechanism == "ldp" else "search",
+        lower_bound=_solve_dual(problem).lower_bound / problem.precision_cap,
+        iterations=evaluations,
+        status="family optimum",
+    )
+
+
+def _laplacian(W: FloatArray, laplacian: ArrayLike | None) -> FloatArray:
+    if laplacian is None:
+        return support_laplacian(W)
+    L = as_symmetric_matrix(laplacian, name="laplacian")
+    if L.shape != W.shape:
+        raise InvalidArgumentError(
+            f"laplacian has shape {L.shape}, mixing_matrix {W.shape}: they must agree"
+        )
+    return L
+
+
+def _refer(problem: Problem, mechanism: Mechanism) -> Design:
+    """Central noise, the same for all agents, or no noise: no protection from an eavesdropper."""
+    n, b = problem.num_agents, problem.precision_cap
+    F = np.full((n, 1), 1 / (n * b**0.5) if mechanism == "central" else 0.0)
+    R = F @ F.T
+    value = float(np.sum(problem.objective_matrix * R))
+    return Design(mechanism, "formula", "reference", R, None, F, b, value, value, 0)
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InvalidArgumentError(f"{name} must be one of {', '.join(choices)}, found {value!r}")
+
+
+def _reject_corn_options(mechanism: str, *, solver: str, seed_groups: object) -> None:
+    if solver != "auto" or seed_groups is not None:
+        raise InvalidArgumentError(
+            f"solver and seed_groups apply to mechanism 'corn' only, found {mechanism!r}"
+        )

@@ -1,0 +1,61 @@
+"""Mixing matrices for the tests of this room, built without the topology room."""
+
+import networkx as nx
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from corn.arrays import FloatArray
+
+
+def metropolis(graph: nx.Graph) -> FloatArray:
+    """w_ij = 1/(1 + max(d_i, d_j)) on links, the rest on the diagonal; weights are ignored."""
+    A = nx.to_numpy_array(graph, weight=None)
+    degrees = A.sum(axis=1)
+    W = A / (1 + np.maximum.outer(degrees, degrees))
+    return np.asarray(W + np.diag(1 - W.sum(axis=1)))
+
+
+def directed(num_agents: int, seed: int, parts: int = 3) -> FloatArray:
+    """An average of permutations: doubly stochastic and not symmetric."""
+    rng = np.random.default_rng(seed)
+    identity = np.eye(num_agents)
+    return sum((identity[rng.permutation(num_agents)] for _ in range(parts)), identity) / (
+        parts + 1
+    )
+
+
+def random_network(num_agents: int, p: float, seed: int) -> FloatArray:
+    return metropolis(nx.gnp_random_graph(num_agents, p, seed=seed))
+
+
+# A deadline would measure how busy the machine is.
+PROPERTY = settings(deadline=None, max_examples=60)
+
+NETWORKS = st.builds(
+    lambda n, p, seed, is_directed: (
+        directed(n, seed) if is_directed else random_network(n, p, seed)
+    ),
+    st.integers(1, 8),
+    st.floats(0.1, 1.0),
+    st.integers(0, 2**16),
+    st.booleans(),
+)
+"""Small networks of all kinds: dense, sparse, disconnected, directed, often with singular W."""
+
+EDGE_CASES = {
+    "one agent": np.ones((1, 1)),
+    "two agents": np.full((2, 2), 0.5),
+    "complete": np.full((20, 20), 0.05),
+    "star": metropolis(nx.star_graph(19)),
+    "ring of cliques": metropolis(nx.ring_of_cliques(4, 5)),
+    "barbell": metropolis(nx.barbell_graph(8, 1)),
+    "bipartite": metropolis(nx.complete_bipartite_graph(5, 15)),
+    "disconnected": metropolis(nx.disjoint_union(nx.path_graph(4), nx.complete_graph(5))),
+    "isolated agents": np.eye(5),
+    "long path": metropolis(nx.path_graph(60)),
+    "lollipop": metropolis(nx.lollipop_graph(12, 8)),
+    "zero singular value": metropolis(nx.cycle_graph(3)),
+    "directed": directed(12, seed=1),
+    "directed ring": (np.eye(7) + np.roll(np.eye(7), 1, axis=1)) / 2,
+}
