@@ -12,6 +12,7 @@ help:  ## list what make can do
 
 demo: $(VENV)/installed  ## install, then draw a network and compare the noise mechanisms in out/
 	$(BIN)/corn graph er:n=20,p=0.2,seed=1 --plot out/graph.png
+	$(BIN)/corn compare --graph er:n=20,p=0.2,seed=1 --plot out/noise.png
 
 test: lint types pytest  ## install the development extras, lint, type-check and run every test
 

@@ -1,3 +1,32 @@
-"""CorN: decentralised learning with noise that agents draw jointly, so that it cancels."""
+"""CorN: decentralised learning with noise that agents draw jointly, so that it cancels.
+
+>>> network = load_network("ring:20")
+>>> budget = PrivacyBudget(epsilon=10, delta=1e-5, num_steps=5000, clip=0.1)
+>>> noise = design(network.mixing_matrix, budget.precision_cap, objective=Horizon(1000))
+>>> noise.status, round(noise.central_ratio, 2)
+('optimal', 1.54)
+"""
+
+from corn.covariance import Decomposition, Design, Horizon, ThreatModel, design, expose
+from corn.errors import CornError, CornWarning
+from corn.privacy import PrivacyBudget, account
+from corn.topology import Network, load_network, spectrum
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "CornError",
+    "CornWarning",
+    "Decomposition",
+    "Design",
+    "Horizon",
+    "Network",
+    "PrivacyBudget",
+    "ThreatModel",
+    "__version__",
+    "account",
+    "design",
+    "expose",
+    "load_network",
+    "spectrum",
+]

@@ -16,6 +16,7 @@ from corn.covariance import (
     GivenObjective,
     Horizon,
     Mechanism,
+    ThreatModel,
     design,
     invert_covariance,
     is_private,
@@ -276,7 +277,7 @@ def test_arguments_are_left_alone() -> None:
         ({"max_iterations": 0}, "max_iterations"),
         ({"ridge": -1.0}, "ridge"),
         ({"mechanism": "ldp", "solver": "dual"}, "'corn' only"),
-        ({"mechanism": "ldp", "seed_groups": 2}, "'corn' only"),
+        ({"mechanism": "ldp", "threat": ThreatModel(seeds="edges")}, "'corn' only"),
         ({"mixing_matrix": np.ones((2, 3))}, "mixing_matrix"),
     ],
 )

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corn.arrays import FloatArray
+from corn.covariance import Horizon, design
 from corn.covariance.decomposition import Decomposition
+from corn.covariance.groups import SeedGroups
 from corn.covariance.insiders import InsiderSolution, solve_insiders
 from corn.covariance.insiders_sdp import solve_insiders_sdp
-from corn.covariance.objective import Horizon
-from corn.covariance.threat import SeedGroups, ThreatModel
+from corn.covariance.threat import ThreatModel
 from corn.errors import InvalidArgumentError
 from corn.topology import Graph, mixing_matrix
 
@@ -152,3 +153,80 @@ def test_too_much_memory_is_refused_with_the_numbers() -> None:
     groups = tuple(combinations(range(n), 2))
     with pytest.raises(InvalidArgumentError, match=r"7,140 coalitions with 7,140 seed groups need"):
         solve_insiders(np.eye(n), 1.0, seed_groups=groups, max_colluders=2)
+
+
+W = mixing_matrix(nx.petersen_graph())
+
+
+def test_the_front_door_certifies_and_keeps_the_shares() -> None:
+    threat = ThreatModel(1, "pairs")
+    result = design(W, 0.5, objective=Horizon(50), threat=threat)
+    assert result.status == "optimal"
+    assert (result.solver, result.threat, result.num_coalitions) == ("first-order", threat, 10)
+    assert result.gap <= 1e-3
+    np.testing.assert_allclose(result.covariance, result.decomposition.covariance)
+    assert worst_precision(result.decomposition, 1) <= 0.5 * (1 + 1e-9)
+    exact = design(W, 0.5, objective=Horizon(50), threat=threat, solver="sdp")
+    assert exact.value == pytest.approx(result.value, rel=2e-3)
+
+
+def test_no_insiders_and_one_seed_is_the_papers_problem() -> None:
+    one_seed = design(W, 1.0, threat=ThreatModel(0, "global"))
+    assert one_seed.value == pytest.approx(2.025, rel=1e-6)
+    given = design(W, 1.0, threat=ThreatModel(0, (tuple(range(10)),)))
+    assert given.value == pytest.approx(one_seed.value)
+    covering = design(W, 1.0, threat=ThreatModel(0, "balls:2"))
+    assert covering.value == pytest.approx(one_seed.value)
+
+
+def test_overlapping_seeds_without_insiders_lie_between_one_seed_and_ldp() -> None:
+    one_seed, edges, ldp = (
+        design(W, 1.0, objective=Horizon(50), threat=ThreatModel(0, seeds)).value
+        for seeds in ("global", "edges", "groups:10")
+    )
+    assert one_seed <= edges * (1 + 1e-6) < ldp
+
+
+def test_singular_objectives_are_noise_limited_and_bounded() -> None:
+    """On a complete graph one step hides any noise that sums to zero: noise must be limited."""
+    complete = np.full((6, 6), 1 / 6)
+    result = design(complete, 1.0, threat=ThreatModel(1, "pairs"), max_noise_std=8.0)
+    assert result.noise_std.max() <= 8.0 * (1 + 1e-6)
+    assert result.status == "noise limited"
+    assert result.lower_bound >= 1 / 6 * (1 - 1e-6)
+    # Against one insider five agents hide behind each other: 1/5 of LDP's variance each.
+    assert result.value == pytest.approx(6 / 5 / 6, rel=0.1)
+    assert worst_precision(result.decomposition, 1) <= 1 + 1e-9
+
+
+def test_dropping_weak_seeds_is_reported_and_stays_private() -> None:
+    graph = nx.karate_club_graph().subgraph(range(12))
+    matrix = mixing_matrix(nx.convert_node_labels_to_integers(graph))
+    arguments = {"objective": Horizon(100), "threat": ThreatModel(1, "pairs"), "tolerance": 1e-2}
+    full = design(matrix, 1.0, **arguments)  # type: ignore[arg-type]
+    lean = design(matrix, 1.0, drop_share=0.03, **arguments)  # type: ignore[arg-type]
+    assert lean.num_dropped_groups > 0
+    assert lean.value_before_dropping == pytest.approx(full.value, rel=2e-2)
+    groups = len(lean.decomposition.seed_groups)
+    assert groups == len(full.decomposition.seed_groups) - lean.num_dropped_groups
+    assert lean.value < 1.2 * full.value
+    assert worst_precision(lean.decomposition, 1) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"solver": "dual"}, "'auto' or 'sdp' against insiders"),
+        ({"drop_share": 2.0}, r"drop_share must be in \[0, 1\]"),
+        ({"mechanism": "decor"}, "'corn' only"),
+    ],
+)
+def test_impossible_combinations(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        design(W, 1.0, threat=ThreatModel(1, "pairs"), **options)  # type: ignore[arg-type]
+
+
+def test_baselines_do_not_pretend_to_hold_against_insiders() -> None:
+    with pytest.raises(InvalidArgumentError, match="against an eavesdropper only"):
+        design(W, 1.0, mechanism="decor", threat=ThreatModel(1))
+    assert design(W, 1.0, mechanism="ldp", threat=ThreatModel(1)).value == pytest.approx(2.5)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.covariance.coalitions import list_coalitions
-from corn.covariance.threat import SeedGroups, ThreatModel
+from corn.covariance.groups import SeedGroups
+from corn.covariance.threat import ThreatModel
 from corn.errors import InvalidArgumentError
 
 
@@ -43,11 +44,15 @@ def test_direction_of_links_does_not_matter() -> None:
     [
         (-1, "pairs", "max_colluders must be ≥ 0"),
         (4, "pairs", "at most 3 of 4 agents, found 4"),
-        (1, "everyone", "seeds must be one of global, edges, pairs, leave-one-out, balls:NUMBER"),
+        (
+            1,
+            "everyone",
+            "seeds must be one of global, edges, pairs, leave-one-out, balls:N",
+        ),
         (1, "balls", "balls:NUMBER"),
         (1, "balls:0", "found 'balls:0'"),
         (1, "pairs:2", "found 'pairs:2'"),
-        (1, "groups:9", "at least 9 agents, found 4"),
+        (1, "groups:9", r"must be in \[1, 4\], found 9"),
         (1, ((0, 7),), "agents 0 … 3"),
         (1, ((),), "an empty one"),
     ],
@@ -64,8 +69,8 @@ def test_bad_private_noise() -> None:
 
 def test_the_adversary_is_said_in_words() -> None:
     assert "knows no seed" in ThreatModel().describe()
-    assert "one curious agent" in ThreatModel(1, "pairs").describe()
-    assert "3 colluding agents" in ThreatModel(3, "pairs").describe()
+    assert "one insider" in ThreatModel(1, "pairs").describe()
+    assert "3 insiders" in ThreatModel(3, "pairs").describe()
 
 
 GROUPS = st.lists(

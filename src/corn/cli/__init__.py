@@ -12,12 +12,16 @@ from typing import Annotated
 import typer
 
 import corn
-from corn.cli import graph
+from corn.cli import account, compare, design, graph, threat
 from corn.cli.output import print_error, show_warnings_as_notes
 from corn.errors import CornError
 
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "graph": (graph.graph, graph.EXAMPLE),
+    "account": (account.account, account.EXAMPLE),
+    "design": (design.design, design.EXAMPLE),
+    "compare": (compare.compare, compare.EXAMPLE),
+    "threat": (threat.threat, threat.EXAMPLE),
 }
 """Each command, and an example of its use that works as it stands."""
 

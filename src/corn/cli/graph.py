@@ -9,6 +9,7 @@ import numpy as np
 import typer
 
 from corn.arrays import FloatArray
+from corn.cli.options import GraphArgument, JsonOption, PlotOption, WeightsOption
 from corn.cli.output import print_facts, print_json, print_note
 from corn.topology import (
     Network,
@@ -19,31 +20,20 @@ from corn.topology import (
     repeat_gossip,
     spectrum,
 )
-from corn.topology.mixing import WEIGHTS
 
 EXAMPLE = "corn graph er:n=20,p=0.2,seed=1 --plot graph.png"
 
 
 def graph(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="GRAPH",
-            help="A spec (er:n=20,p=0.2,seed=1, ring:20, grid:4x5, karate, …) or a file: edge "
-            "list, GraphML, node-link JSON, CSV adjacency, or mixing matrix as .csv or .npy.",
-        ),
-    ],
-    weights: Annotated[
-        str | None,
-        typer.Option(help=f"Rule for the mixing weights: {', '.join(WEIGHTS)}."),
-    ] = None,
+    source: GraphArgument,
+    weights: WeightsOption = None,
     rounds: Annotated[int, typer.Option(min=1, help="Mixing rounds a step.")] = 1,
     chebyshev: Annotated[
         bool, typer.Option("--chebyshev", help="Accelerate the rounds by Chebyshev polynomials.")
     ] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw to this .png, .svg or .pdf.")] = None,
+    plot: PlotOption = None,
     out: Annotated[Path | None, typer.Option(help="Save the mixing matrix to this .npy.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Print and draw a network, its mixing weights and how fast they mix."""
     network = load_network(source, weights=weights)

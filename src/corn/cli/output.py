@@ -6,18 +6,20 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import numpy as np
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 import corn
 from corn.errors import CornWarning
 
 JsonValue = Any
+Item = TypeVar("Item")
 
 
 def print_json(values: Mapping[str, JsonValue]) -> None:
@@ -104,3 +106,11 @@ def _plain(value: JsonValue) -> JsonValue:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return str(value) if isinstance(value, Path) else value
+
+
+def progress(items: Sequence[Item], what: str) -> Iterator[Item]:
+    """Go through items with a progress bar on stderr; silent when that is not a terminal."""
+    console = Console(stderr=True)
+    yield from track(
+        items, description=what, console=console, transient=True, disable=not console.is_terminal
+    )

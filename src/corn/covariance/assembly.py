@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from corn.arrays import FloatArray, IntArray
 from corn.covariance.coalitions import Coalitions
-from corn.covariance.threat import SeedGroups
+from corn.covariance.groups import SeedGroups
 from corn.errors import InvalidArgumentError
 
 _CHUNK_ENTRIES = 4_000_000

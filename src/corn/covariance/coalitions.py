@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from corn.covariance.threat import SeedGroups
+from corn.covariance.groups import SeedGroups
 from corn.errors import InvalidArgumentError
 
 _MAX_TABLE_BYTES = 400_000_000

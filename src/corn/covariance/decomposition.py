@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from corn.arrays import FloatArray
+from corn.covariance.groups import SeedGroups
 from corn.errors import InvalidArgumentError
 
 
@@ -28,7 +29,7 @@ class Decomposition:
     """
 
     private_variance: FloatArray
-    seed_groups: tuple[tuple[int, ...], ...] = ()
+    seed_groups: SeedGroups = ()
     factors: tuple[FloatArray, ...] = ()
 
     def __post_init__(self) -> None:
@@ -101,3 +102,34 @@ class Decomposition:
             )
         checked.setflags(write=False)
         return checked
+
+
+def split_blocks(covariance: FloatArray, seed_groups: SeedGroups) -> Decomposition:
+    """The paper's split R = σ_mix² I + R_cor on each disjoint group, with the largest σ_mix².
+
+    What an agent can draw by itself, it does: that part of the noise no insider can subtract.
+    """
+    private = np.diag(covariance).copy()
+    factors = []
+    for group in seed_groups:
+        values, vectors = np.linalg.eigh(covariance[np.ix_(group, group)])
+        least = max(float(values[0]), 0.0)
+        private[list(group)] = least
+        factors.append(vectors * np.sqrt(np.maximum(values - least, 0)))
+    return Decomposition(private, seed_groups, tuple(factors))
+
+
+def split_pairs(covariance: FloatArray) -> Decomposition:
+    """Pairwise cancelling noise, as DECOR draws it: one stream for each negative covariance.
+
+    The covariance must be a diagonal plus a Laplacian: no positive entry off the diagonal, and no
+    row with a negative sum.
+
+    >>> split_pairs(np.array([[3.0, -2.0], [-2.0, 3.0]])).private_variance
+    array([1., 1.])
+    """
+    i, j = np.nonzero(np.triu(covariance, 1))
+    opposite = np.array([[1.0], [-1.0]])
+    factors = [strength * opposite for strength in np.sqrt(-covariance[i, j])]
+    pairs = tuple(zip(i.tolist(), j.tolist(), strict=True))
+    return Decomposition(np.maximum(covariance.sum(axis=1), 0), pairs, tuple(factors))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Literal, TypeAlias, get_args
 
@@ -16,15 +17,19 @@ from corn.covariance.baselines import (
     support_laplacian,
     zero_sum_laplacian,
 )
+from corn.covariance.blocks import design_blocks
 from corn.covariance.closed_form import solve_closed_form
 from corn.covariance.dual import DualSolution, solve_dual
-from corn.covariance.groups import check_groups, design_blocks
+from corn.covariance.groups import SeedGroups
+from corn.covariance.insider_design import design_against_insiders
 from corn.covariance.noise_power import recover_covariance
 from corn.covariance.objective import ONE_STEP, Objective
 from corn.covariance.problem import Problem
 from corn.covariance.sdp import DEFAULT_SETTINGS, SdpSettings, solve_sdp
 from corn.covariance.solution import Design, Mechanism, conclude
+from corn.covariance.threat import EAVESDROPPER, ThreatModel
 from corn.errors import InvalidArgumentError
+from corn.topology.mixing import graph_of
 
 SolverChoice: TypeAlias = Literal["auto", "dual", "closed-form", "sdp"]
 
@@ -39,11 +44,12 @@ def design(
     mechanism: Mechanism = "corn",
     objective: Objective = ONE_STEP,
     solver: SolverChoice = "auto",
-    tolerance: float = 1e-6,
+    threat: ThreatModel = EAVESDROPPER,
+    tolerance: float | None = None,
     max_iterations: int = 100,
     max_noise_std: float | None = None,
     ridge: float = 0.0,
-    seed_groups: int | Sequence[Sequence[int]] | None = None,
+    drop_share: float = 0.0,
     num_workers: int = 1,
     laplacian: ArrayLike | None = None,
     local_share: float | None = None,
@@ -63,15 +69,19 @@ def design(
             σ²I + τ²(I − 11ᵀ/n); ``central`` 11ᵀ/(n²b), what a trusted server would add to the
             average, with no guarantee against an eavesdropper; ``none`` no noise.
         objective: what to minimise; the default is the paper's Tr(W R Wᵀ).
-        solver: for ``corn`` only. ``auto`` is ``dual``, whose first evaluation is the closed form.
-        tolerance: the relative gap at which ``corn`` stops.
+        threat: who shares which seed, and how many insiders may collude; by default one seed for
+            all, against an eavesdropper.
+        solver: for ``corn`` only. ``auto`` is ``dual``, whose first evaluation is the closed form;
+            where seed groups overlap or insiders collude, it is the first-order method.
+        tolerance: the relative gap at which ``corn`` stops: by default 1e-6, and 1e-3 for the
+            first-order method.
         max_iterations: of the dual solver; running out is its own status.
         max_noise_std: a bound on √R_ii; None is 32/√b, which keeps float32 cancellation harmless;
             ``math.inf`` is no limit. What the limit costs shows in the gap.
         ridge: γ ≥ 0 adds γ·(Tr A/n)·I to what ``corn`` minimises: less noise, a larger gap.
-        seed_groups: for ``corn`` only: disjoint groups that share no seed, given or as their
-            number; see also `find_communities`.
-        num_workers: processes for the blocks of the seed groups.
+        drop_share: leaves out the weakest seed groups, which together have this part of the noise
+            power, and solves again: fewer streams to draw. Where seed groups overlap.
+        num_workers: processes for the blocks of disjoint seed groups.
         laplacian: L for ``decor``; by default of the links in the mixing matrix, either direction
             counting.
         local_share: for ``decor`` and ``zero-sum``: fixes σ²/(σ²+τ²) instead of searching it.
@@ -84,19 +94,67 @@ def design(
     W = as_square_matrix(mixing_matrix, name="mixing_matrix")
     _check_choice("mechanism", mechanism, MECHANISMS)
     _check_choice("solver", solver, SOLVERS)
+    if not 0 <= drop_share <= 1:
+        raise InvalidArgumentError(f"drop_share must be in [0, 1], found {drop_share}")
+    groups = threat.seed_groups(graph_of(W))
+    by_parts = not _is_disjoint(groups) or threat.max_colluders > 0
+    if tolerance is None:
+        tolerance = 1e-3 if by_parts and mechanism == "corn" else 1e-6
     problem = Problem(
-        objective.matrix(W), precision_cap, max_noise_std, ridge, tolerance, max_iterations
+        objective.matrix(W),
+        precision_cap,
+        max_noise_std,
+        ridge,
+        tolerance,
+        max_iterations,
     )
     if mechanism == "corn":
+        if by_parts:
+            return _solve_by_parts(problem, threat, groups, solver, drop_share)
         solve = partial(_SOLVE[solver], settings=sdp_settings)
-        if seed_groups is None:
-            return solve(problem)
-        groups = check_groups(seed_groups, problem.num_agents)
-        return design_blocks(problem, groups, solve, num_workers=num_workers)
-    _reject_corn_options(mechanism, solver=solver, seed_groups=seed_groups)
+        return replace(_solve_disjoint(problem, groups, solve, num_workers), threat=threat)
+    _reject_corn_options(mechanism, solver=solver, threat=threat, drop_share=drop_share)
     if mechanism in ("central", "none"):
         return _refer(problem, mechanism)
-    return _design_baseline(problem, mechanism, W, laplacian, local_share)
+    return replace(_design_baseline(problem, mechanism, W, laplacian, local_share), threat=threat)
+
+
+def _is_disjoint(groups: SeedGroups) -> bool:
+    members = [agent for group in groups for agent in group]
+    return len(members) == len(set(members))
+
+
+def _solve_disjoint(
+    problem: Problem, groups: SeedGroups, solve: Callable[[Problem], Design], num_workers: int
+) -> Design:
+    """One block per group, and one for each agent that shares no seed."""
+    n = problem.num_agents
+    if groups == (tuple(range(n)),) or n == 1:
+        return solve(problem)
+    grouped = {agent for group in groups for agent in group}
+    alone = tuple((agent,) for agent in range(n) if agent not in grouped)
+    return design_blocks(problem, groups + alone, solve, num_workers=num_workers)
+
+
+def _solve_by_parts(
+    problem: Problem,
+    threat: ThreatModel,
+    groups: SeedGroups,
+    solver: SolverChoice,
+    drop_share: float,
+) -> Design:
+    if solver not in ("auto", "sdp"):
+        raise InvalidArgumentError(
+            f"solver must be 'auto' or 'sdp' against insiders or with overlapping seed groups, "
+            f"found {solver!r}"
+        )
+    return design_against_insiders(
+        problem,
+        threat,
+        groups,
+        solver="sdp" if solver == "sdp" else "first-order",
+        drop_share=drop_share,
+    )
 
 
 def _solve_by_dual(problem: Problem, *, settings: SdpSettings) -> Design:  # noqa: ARG001
@@ -190,8 +248,15 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise InvalidArgumentError(f"{name} must be one of {', '.join(choices)}, found {value!r}")
 
 
-def _reject_corn_options(mechanism: str, *, solver: str, seed_groups: object) -> None:
-    if solver != "auto" or seed_groups is not None:
+def _reject_corn_options(
+    mechanism: str, *, solver: str, threat: ThreatModel, drop_share: float
+) -> None:
+    if solver != "auto" or drop_share or threat.seeds != EAVESDROPPER.seeds:
         raise InvalidArgumentError(
-            f"solver and seed_groups apply to mechanism 'corn' only, found {mechanism!r}"
+            f"solver, drop_share and seeds apply to mechanism 'corn' only, found {mechanism!r}"
+        )
+    if threat.max_colluders and mechanism in ("decor", "zero-sum"):
+        raise InvalidArgumentError(
+            f"mechanism {mechanism!r} is designed against an eavesdropper only, found "
+            f"max_colluders={threat.max_colluders}: use 'corn' with seeds='edges' or 'pairs'"
         )

@@ -22,7 +22,7 @@ from corn.arrays import FloatArray
 from corn.covariance.assembly import Assembly
 from corn.covariance.coalitions import Coalitions, list_coalitions
 from corn.covariance.decomposition import Decomposition
-from corn.covariance.threat import SeedGroups
+from corn.covariance.groups import SeedGroups
 
 _SHARPNESS = (10.0, 30.0, 60.0)
 _EVALUATIONS_PER_ROUND = 50
@@ -52,6 +52,7 @@ def solve_insiders(
     seed_groups: SeedGroups,
     max_colluders: int,
     common_private_noise: bool = False,
+    ridge: float = 0.0,
     tolerance: float = 1e-3,
     max_evaluations: int = 20_000,
 ) -> InsiderSolution:
@@ -59,7 +60,8 @@ def solve_insiders(
 
     The result is feasible whatever happens; ``converged`` says whether the gap to the lower bound
     came below ``tolerance``. Independent noise (LDP) is always a candidate, so the value never
-    exceeds Tr(A)/b.
+    exceeds Tr(A)/b. ``ridge`` γ adds γ·(Tr A/n)·I to the matrix that is minimised, which limits
+    noise where A is singular; value and bound are those of A itself.
     """
     A = objective_matrix
     n = len(A)
@@ -69,7 +71,9 @@ def solve_insiders(
         independent = Decomposition(np.full(n, 1 / precision_cap))
         value = float(np.trace(A)) / precision_cap
         return InsiderSolution(independent, value, value, True, 0, coalitions)
-    search = _Search(A, Assembly(seed_groups, coalitions, n), common=common_private_noise)
+    search = _Search(
+        A, Assembly(seed_groups, coalitions, n), common=common_private_noise, ridge=ridge
+    )
     best = search.run(tolerance, max_evaluations)
     if best.value >= float(np.trace(A)):
         decomposition = Decomposition(np.full(n, 1 / precision_cap))
@@ -87,12 +91,13 @@ def solve_insiders(
     )
 
 
-def drop_weak_groups(solution: InsiderSolution, *, drop_below: float) -> SeedGroups:
-    """The seed groups whose noise has at least ``drop_below`` of the strongest group's power."""
+def drop_weak_groups(solution: InsiderSolution, *, drop_share: float) -> SeedGroups:
+    """The seed groups that remain without the weakest, which share ``drop_share`` of the power."""
     parts = solution.decomposition
     power = np.array([np.square(factor).sum() for factor in parts.factors])
-    kept = power >= drop_below * power.max(initial=0.0)
-    return tuple(group for group, keep in zip(parts.seed_groups, kept, strict=True) if keep)
+    order = np.argsort(power)
+    weak = order[np.cumsum(power[order]) <= drop_share * power.sum()]
+    return tuple(group for k, group in enumerate(parts.seed_groups) if k not in weak)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,33 +125,41 @@ class _Point:
 
 
 class _Search:
-    def __init__(self, A: FloatArray, assembly: Assembly, *, common: bool) -> None:
-        self.A = A
+    """L-BFGS in rounds; ``A`` is what is minimised, ``true_A`` what the final bound is for."""
+
+    def __init__(
+        self, true_A: FloatArray, assembly: Assembly, *, common: bool, ridge: float
+    ) -> None:
+        n = len(true_A)
+        self.true_A = true_A
+        self.A = true_A + ridge * float(np.trace(true_A)) / n * np.eye(n)
         self.assembly = assembly
         self.common = common
         self.evaluations = 0
         self.lower_bound = 0.0
-        self._blocks = [bucket.take(A) for bucket in assembly.buckets]
+        self._blocks = [bucket.take(self.A) for bucket in assembly.buckets]
         self._log_prior = np.where(assembly.coalitions.protected, 0.0, -np.inf)
 
     def run(self, tolerance: float, max_evaluations: int) -> _Point:
         """Rounds of L-BFGS until the gap closes or the evaluations are used up."""
         z = self._start()
         best: _Point | None = None
+        bound = 0.0
         sharpness = _SHARPNESS[0]
         while True:
             z = self._minimise(z, sharpness)
             point = self._evaluate(z, sharpness)
             best = point if best is None or point.value < best.value else best
-            self.lower_bound = max(self.lower_bound, self._bound(point))
-            done = best.value <= (1 + tolerance) * self.lower_bound
+            bound = max(bound, self._bound(point, self.A))
+            self.lower_bound = max(self.lower_bound, self._bound(point, self.true_A))
+            done = best.value <= (1 + tolerance) * bound
             if done or self.evaluations >= max_evaluations:
                 return best
             if sharpness < _SHARPNESS[-1]:
                 sharpness = _SHARPNESS[_SHARPNESS.index(sharpness) + 1]
             else:
                 self._update_prior(point.weights)
-            z = self._pack(point.theta, self._revive(point))
+            z = self._revive(point)
 
     def _start(self) -> FloatArray:
         """Independent noise plus weakly anti-correlated groups."""
@@ -228,10 +241,10 @@ class _Search:
         """A/Tr(AR) − pressure on each block: negative directions would lower the value."""
         return [A / point.trace - S for A, S in zip(self._blocks, point.pressure, strict=True)]
 
-    def _bound(self, point: _Point) -> float:
-        """A value (for b = 1) that no split goes below: see ``relative_pressure``."""
+    def _bound(self, point: _Point, A: FloatArray) -> float:
+        """A value of Tr(A R), for b = 1, that no split goes below: see ``relative_pressure``."""
         pressure = relative_pressure(
-            self.A,
+            A,
             self.assembly,
             private=point.pressure_private,
             blocks=point.pressure,
@@ -244,13 +257,15 @@ class _Search:
             log_weights = np.maximum(np.log(weights), _PRIOR_FLOOR)
         self._log_prior = np.where(self.assembly.coalitions.protected, log_weights, -np.inf)
 
-    def _revive(self, point: _Point) -> tuple[FloatArray, ...]:
+    def _revive(self, point: _Point) -> FloatArray:
         """Give a little noise to directions that would help but have died out.
 
-        A factor's gradient vanishes with the factor, so a column that came near zero cannot grow
-        again by itself even where more noise would lower the value.
+        A factor's gradient vanishes with the factor, and that of log θ with θ, so what came near
+        zero cannot grow again by itself even where more of it would lower the value.
         """
         size = _REVIVAL_SIZE * float(point.theta.mean())
+        helps = point.pressure_private > np.diag(self.A) / point.trace
+        theta = np.where(helps, np.maximum(point.theta, size), point.theta)
         revived = []
         for F, slack in zip(point.factors, self._slack(point), strict=True):
             values, vectors = np.linalg.eigh(slack)
@@ -261,7 +276,7 @@ class _Search:
             grown = F.copy()
             grown[k[wanted], :, column[wanted]] = np.sqrt(size) * vectors[wanted, :, 0]
             revived.append(grown)
-        return tuple(revived)
+        return self._pack(theta, tuple(revived))
 
     def _pack(self, theta: FloatArray, factors: tuple[FloatArray, ...]) -> FloatArray:
         head = np.log(theta[:1] if self.common else theta)

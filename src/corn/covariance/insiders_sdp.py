@@ -14,8 +14,8 @@ import numpy as np
 from corn.arrays import FloatArray
 from corn.covariance.assembly import Assembly
 from corn.covariance.coalitions import list_coalitions
+from corn.covariance.groups import SeedGroups
 from corn.covariance.insiders import InsiderSolution, relative_pressure, scale_to_cap
-from corn.covariance.threat import SeedGroups
 from corn.errors import InfeasibleError, MissingExtraError
 
 
@@ -26,6 +26,7 @@ def solve_insiders_sdp(
     seed_groups: SeedGroups,
     max_colluders: int,
     common_private_noise: bool = False,
+    ridge: float = 0.0,
     tolerance: float = 1e-3,
 ) -> InsiderSolution:
     """As :func:`~corn.covariance.insiders.solve_insiders`, by cvxpy with Clarabel.
@@ -37,7 +38,10 @@ def solve_insiders_sdp(
     n = len(A)
     coalitions = list_coalitions(seed_groups, num_agents=n, max_colluders=max_colluders)
     assembly = Assembly(seed_groups, coalitions, n)
-    theta, blocks, multipliers, iterations = _solve(A, assembly, common=common_private_noise)
+    penalised = A + ridge * float(np.trace(A)) / n * np.eye(n)
+    theta, blocks, multipliers, iterations = _solve(
+        penalised, assembly, common=common_private_noise
+    )
     factors = [_factor(block) for block in blocks]
     decomposition = scale_to_cap(theta, factors, assembly, precision_cap)
     value = float((A * decomposition.covariance).sum())

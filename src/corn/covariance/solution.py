@@ -10,11 +10,13 @@ import numpy as np
 import scipy.linalg
 
 from corn.arrays import FloatArray
+from corn.covariance.decomposition import Decomposition, split_blocks, split_pairs
 from corn.covariance.feasibility import scale_to_cap
 from corn.covariance.problem import Problem
+from corn.covariance.threat import EAVESDROPPER, ThreatModel
 
 Mechanism: TypeAlias = Literal["corn", "decor", "ldp", "zero-sum", "central", "none"]
-Solver: TypeAlias = Literal["dual", "closed-form", "sdp", "search", "formula"]
+Solver: TypeAlias = Literal["dual", "closed-form", "sdp", "first-order", "search", "formula"]
 Status: TypeAlias = Literal[
     "optimal",
     "noise limited",
@@ -46,10 +48,14 @@ class Design:
         precision_cap: b.
         value: Tr(A R).
         lower_bound: a certified lower bound on Tr(A R) over every covariance under the cap, with no
-            limit on its noise. With seed groups: over every covariance with that block structure.
+            limit on its noise; for the seed groups and coalitions of the threat, if it has any.
             Equal to the value for references.
         iterations: eigendecompositions or evaluations that the solver took.
-        seed_groups: the agents that share each seed; None for one seed shared by all.
+        threat: who the cap holds against: an eavesdropper, or coalitions of insiders.
+        shares: who draws what, where the design chose it; see ``decomposition``.
+        num_coalitions: how many sets of constraints insiders brought, after pruning.
+        num_dropped_groups: seed groups left out because their noise was weak.
+        value_before_dropping: the value with them.
     """
 
     mechanism: Mechanism
@@ -62,7 +68,22 @@ class Design:
     value: float
     lower_bound: float
     iterations: int
-    seed_groups: tuple[tuple[int, ...], ...] | None = None
+    threat: ThreatModel = EAVESDROPPER
+    shares: Decomposition | None = None
+    num_coalitions: int | None = None
+    num_dropped_groups: int = 0
+    value_before_dropping: float | None = None
+
+    @cached_property
+    def decomposition(self) -> Decomposition:
+        """Who draws what: private noise and the noise of each seed group, which add up to R."""
+        if self.shares is not None:
+            return self.shares
+        if self.mechanism in ("ldp", "none"):
+            return Decomposition(self.covariance.diagonal())
+        if self.mechanism == "decor":
+            return split_pairs(self.covariance)
+        return split_blocks(self.covariance, (tuple(range(self.num_agents)),))
 
     @property
     def num_agents(self) -> int:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Literal, TypeAlias, get_args
 
 import networkx as nx
 
+from corn.covariance.groups import SeedGroups, find_communities, split_agents
 from corn.errors import InvalidArgumentError
 from corn.topology.graphs import Graph
 
 PrivateNoise: TypeAlias = Literal["per-agent", "common"]
-SeedGroups: TypeAlias = tuple[tuple[int, ...], ...]
-"""Sets of agents that share a seed, each in increasing order."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +54,9 @@ class ThreatModel:
             object.__setattr__(self, "seeds", _sorted_groups(self.seeds))
 
     def seed_groups(self, graph: Graph) -> SeedGroups:
-        """The groups of two or more agents that share a seed on this graph.
+        """The groups that share a seed on this graph; links count in either direction.
 
-        Direction of links does not matter: a seed is shared once, before training.
+        A group of one is private noise, so it is listed only where that is common to all.
         """
         n = len(graph)
         if self.max_colluders > max(n - 1, 0):
@@ -76,7 +74,8 @@ class ThreatModel:
         stray = [group for group in groups if group[0] < 0 or group[-1] >= n]
         if stray:
             raise InvalidArgumentError(f"seeds must be of agents 0 … {n - 1}, found {stray[0]}")
-        return tuple(group for group in groups if len(group) > 1)
+        least = 1 if self.private_noise == "common" else 2
+        return tuple(group for group in groups if len(group) >= least)
 
     def describe(self) -> str:
         """The adversary in words, to stand next to every ε."""
@@ -140,9 +139,15 @@ def _parse_seeds(text: str) -> tuple[_SeedKind, int]:
         if argument.isdecimal() and int(argument) > 0:
             return _SEEDS[kind], int(argument)
     accepted = ", ".join(f"{k}:NUMBER" if k in _WITH_NUMBER else k for k in _SEEDS)
-    raise InvalidArgumentError(f"seeds must be one of {accepted}, or a list of sets, found {text!r}")
+    raise InvalidArgumentError(
+        f"seeds must be one of {accepted}, or a list of sets, found {text!r}"
+    )
 
 
 def _sorted_groups(groups: Iterable[Iterable[int]]) -> SeedGroups:
     """Members in order, each group once: equal groups are one seed more, but no more freedom."""
     return tuple(dict.fromkeys(tuple(sorted(set(group))) for group in groups))
+
+
+EAVESDROPPER = ThreatModel()
+"""Somebody outside who sees every message and knows no seed: the paper's main setting."""

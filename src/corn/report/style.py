@@ -17,6 +17,15 @@ MECHANISM_COLOURS = {
     "central": "#009E73",
     "none": "#7F7F7F",
 }
+MECHANISM_NAMES = {
+    "corn": "CorN",
+    "decor": "DECOR (pairwise)",
+    "zero-sum": "zero-sum + local",
+    "ldp": "LDP (independent)",
+    "central": "central DP (trusted server)",
+    "none": "no noise",
+    "corn one-step": "CorN, designed for one step",
+}
 INK = "#333333"
 PALE = "#BBBBBB"
 LINK = MECHANISM_COLOURS["corn"]

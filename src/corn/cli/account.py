@@ -1,0 +1,249 @@
+"""``corn account``: from a privacy budget to noise, or from noise to privacy."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from corn.arrays import FloatArray
+from corn.cli.options import (
+    AccountingOption,
+    AdjacencyOption,
+    BatchSizeOption,
+    ClipOption,
+    DeltaOption,
+    JsonOption,
+    PlotOption,
+    SamplingRateOption,
+    StepsOption,
+    UnitOption,
+)
+from corn.cli.output import print_facts, print_json, print_note, print_table
+from corn.covariance.threat import ThreatModel
+from corn.errors import CornWarning, InvalidArgumentError
+from corn.privacy import (
+    ACCOUNTANTS,
+    Accounting,
+    ClippedQuery,
+    PrivacyBudget,
+    PrivacyLoss,
+    gaussian,
+    paper,
+)
+from corn.privacy import account as measure
+from corn.topology.files import read_matrix
+
+EXAMPLE = "corn account --epsilon 10 --delta 1e-5 --steps 5000 --clip 0.1"
+ADVERSARY = ThreatModel().describe()
+
+
+def account(
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="ε for the whole run. With --covariance: report δ at this ε too."),
+    ] = None,
+    delta: DeltaOption = 1e-5,
+    steps: StepsOption = 5000,
+    clip: ClipOption = 0.1,
+    unit: UnitOption = "agent",
+    accounting: AccountingOption = "gdp",
+    adjacency: AdjacencyOption = "replace",
+    batch_size: BatchSizeOption = None,
+    sampling_rate: SamplingRateOption = None,
+    covariance: Annotated[
+        Path | None,
+        typer.Option(help="Go the other way: the ε of noise with this covariance (.npy or .csv)."),
+    ] = None,
+    plot: PlotOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say how much noise a privacy budget needs, or how much privacy given noise gives."""
+    query = ClippedQuery(
+        clip, unit=unit, adjacency=adjacency, batch_size=batch_size, sampling_rate=sampling_rate
+    )
+    if covariance is not None:
+        loss = measure(read_matrix(covariance), query, num_steps=steps)
+        _report_loss(loss, delta, epsilon, accounting, covariance, plot, json=json)
+        return
+    if epsilon is None:
+        raise typer.BadParameter("give --epsilon, or --covariance to go the other way")
+    budget = PrivacyBudget(
+        epsilon, delta, steps, clip, unit, accounting, adjacency, batch_size, sampling_rate
+    )
+    _report_budget(budget, plot, json=json)
+
+
+def _report_budget(budget: PrivacyBudget, plot: Path | None, *, json: bool) -> None:
+    calibrations = {} if budget.query.is_subsampled else _calibrations(budget)
+    if plot:
+        _draw(measure([[1 / budget.precision_cap]], budget.query, num_steps=budget.num_steps), plot)
+    if json:
+        print_json(
+            {
+                **_query_facts(budget.query),
+                "epsilon": budget.epsilon,
+                "delta": budget.delta,
+                "num_steps": budget.num_steps,
+                "accounting": budget.accounting,
+                "mu": None if budget.query.is_subsampled else budget.mu,
+                "precision_cap": budget.precision_cap,
+                "independent_noise_std": budget.independent_noise_std,
+                "calibrations": calibrations,
+            }
+        )
+        return
+    facts = [
+        ("promise", budget.describe()),
+        ("against", ADVERSARY),
+        ("sensitivity Δ", f"{budget.sensitivity:.6g}"),
+        ("precision cap b", f"{budget.precision_cap:.8g}   (largest [R⁻¹]_ii)"),
+        ("noise std of an LDP agent", f"{budget.independent_noise_std:.6g}"),
+    ]
+    if not budget.query.is_subsampled:
+        facts.insert(3, ("μ of the whole run", f"{budget.mu:.8f}"))
+    print_facts("", facts)
+    if calibrations:
+        print_table(
+            "What each calibration would add",
+            ["calibration", "LDP noise std", "variance", "exact ε", "verdict"],
+            [
+                [
+                    f"{name} ({ACCOUNTANTS[name].description})",
+                    f"{row['independent_noise_std']:.6g}",
+                    f"{row['variance_ratio']:.3f} ×",
+                    f"{row['exact_epsilon']:.4g}",
+                    str(row["verdict"]),
+                ]
+                for name, row in calibrations.items()
+            ],
+        )
+    _print_file(plot)
+
+
+def _calibrations(budget: PrivacyBudget) -> dict[Accounting, dict[str, object]]:
+    """For each way to count: the noise it asks for, and what that noise really gives."""
+    exact_mu = gaussian.mu_from(budget.epsilon, budget.delta)
+    rows: dict[Accounting, dict[str, object]] = {}
+    for name, accountant in ACCOUNTANTS.items():
+        mu = accountant.mu_from(budget.epsilon, budget.delta)
+        exact = gaussian.epsilon_from(mu, budget.delta)
+        ratio = (exact_mu / mu) ** 2
+        rows[name] = {
+            "mu": mu,
+            "independent_noise_std": budget.sensitivity * math.sqrt(budget.num_steps) / mu,
+            "variance_ratio": ratio,
+            "exact_epsilon": exact,
+            "proved": name != "paper" or paper.is_proved(budget.epsilon, budget.delta),
+            "verdict": _verdict(name, exact, ratio, budget),
+        }
+    return rows
+
+
+def _verdict(name: Accounting, exact: float, ratio: float, budget: PrivacyBudget) -> str:
+    if name == "gdp":
+        return "exact"
+    if exact > budget.epsilon:
+        return f"VIOLATES ε = {budget.epsilon:g}"
+    wasted = f"wastes {ratio - 1:.0%} noise variance"
+    proved = name != "paper" or paper.is_proved(budget.epsilon, budget.delta)
+    return wasted if proved else f"{wasted}; not proved here"
+
+
+def _report_loss(
+    loss: PrivacyLoss,
+    delta: float,
+    epsilon: float | None,
+    accounting: Accounting,
+    source: Path,
+    plot: Path | None,
+    *,
+    json: bool,
+) -> None:
+    names: list[Accounting] = ["gdp"] if loss.query.is_subsampled else list(ACCOUNTANTS)
+    if accounting not in names:
+        raise InvalidArgumentError("with a sampling rate only --accounting gdp is offered")
+    with warnings.catch_warnings():
+        # The table says what the warnings would.
+        warnings.simplefilter("ignore", CornWarning)
+        epsilons = {name: loss.epsilon(delta, accounting=name) for name in names}
+        deltas = {} if epsilon is None else {n: loss.delta(epsilon, accounting=n) for n in names}
+    if plot:
+        _draw(loss, plot)
+    if json:
+        print_json(
+            {
+                **_query_facts(loss.query),
+                "covariance": source,
+                "num_steps": loss.num_steps[0],
+                "accounting": accounting,
+                "delta": delta,
+                "epsilon_per_agent": epsilons[accounting],
+                "worst_agent": loss.worst_agent,
+                "worst_epsilon": float(epsilons[accounting].max()),
+                "worst_epsilon_by": {name: float(e.max()) for name, e in epsilons.items()},
+                "at_epsilon": epsilon,
+                "delta_per_agent": deltas.get(accounting),
+                "precision_diagonal": loss.precision[0],
+            }
+        )
+        return
+    print_facts(
+        "",
+        [
+            ("noise", f"{source}, {loss.precision.shape[1]} agents, {loss.num_steps[0]} steps"),
+            ("protects", f"{loss.query.protects} ({loss.query.recipe})"),
+            ("against", ADVERSARY),
+            *(
+                (f"ε at δ = {delta:g}, {name}", _worst(values, loss.worst_agent))
+                for name, values in epsilons.items()
+            ),
+        ],
+    )
+    columns = ["agent", "[R⁻¹]_ii", f"ε at δ = {delta:g}"]
+    extra = [] if epsilon is None else [f"δ at ε = {epsilon:g}"]
+    print_table(
+        f"Each agent, by {ACCOUNTANTS[accounting].description}",
+        columns + extra,
+        [
+            [str(i), f"{loss.precision[0, i]:.6g}", f"{epsilons[accounting][i]:.6g}"]
+            + ([f"{deltas[accounting][i]:.4g}"] if extra else [])
+            for i in range(loss.precision.shape[1])
+        ],
+    )
+    _print_file(plot)
+
+
+def _worst(epsilons: FloatArray, agent: int) -> str:
+    worst = float(epsilons.max())
+    if math.isinf(worst):
+        return f"∞ (agent {agent}): no guarantee, some messages combined have no noise"
+    return f"{worst:.6g} (worst: agent {agent})"
+
+
+def _query_facts(query: ClippedQuery) -> dict[str, object]:
+    return {
+        "unit": query.unit,
+        "protects": query.protects,
+        "clipping": query.recipe,
+        "adversary": ADVERSARY,
+        "adjacency": query.adjacency,
+        "clip": query.clip,
+        "batch_size": query.batch_size,
+        "sampling_rate": query.sampling_rate,
+        "sensitivity": query.sensitivity,
+    }
+
+
+def _draw(loss: PrivacyLoss, path: Path) -> None:
+    from corn.report import plot_privacy, save_figure
+
+    save_figure(plot_privacy(loss), path)
+
+
+def _print_file(path: Path | None) -> None:
+    if path:
+        print_note(f"wrote {path}")

@@ -1,0 +1,195 @@
+"""``corn compare``: every mechanism on one network, for one step and for what accumulates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from corn.cli.options import (
+    AccountingOption,
+    AdjacencyOption,
+    BatchSizeOption,
+    ClipOption,
+    CooldownOption,
+    DeltaOption,
+    EpsilonOption,
+    GossipRoundsOption,
+    GraphOption,
+    HorizonOption,
+    JsonOption,
+    PlotOption,
+    SamplingRateOption,
+    StepsOption,
+    UnitOption,
+    WeightsOption,
+    choose_objective,
+)
+from corn.cli.output import print_facts, print_json, print_note, print_table
+from corn.covariance import Design, Horizon, Mechanism, ThreatModel, design
+from corn.privacy import PrivacyBudget
+from corn.topology import Network, load_network
+
+EXAMPLE = "corn compare --graph er:n=20,p=0.2,seed=1 --plot noise.png"
+COMPARED: tuple[Mechanism, ...] = ("ldp", "zero-sum", "decor", "corn", "central")
+ONE_STEP_DESIGN = "corn one-step"
+"""CorN designed for one step but judged by what accumulates: what the paper's design costs."""
+
+
+def compare(
+    graph: GraphOption,
+    epsilon: EpsilonOption = 10.0,
+    delta: DeltaOption = 1e-5,
+    steps: StepsOption = 5000,
+    clip: ClipOption = 0.1,
+    unit: UnitOption = "agent",
+    accounting: AccountingOption = "gdp",
+    adjacency: AdjacencyOption = "replace",
+    batch_size: BatchSizeOption = None,
+    sampling_rate: SamplingRateOption = None,
+    horizon: HorizonOption = None,
+    weights: WeightsOption = None,
+    gossip_rounds: GossipRoundsOption = 1,
+    cooldown: CooldownOption = 0,
+    plot: PlotOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Compare all mechanisms at the same privacy, for one step and over a horizon."""
+    network = load_network(graph, weights=weights)
+    budget = PrivacyBudget(
+        epsilon, delta, steps, clip, unit, accounting, adjacency, batch_size, sampling_rate
+    )
+    objectives = [
+        choose_objective(h, steps, gossip_rounds=gossip_rounds, cooldown_rounds=cooldown)
+        for h in (1.0, horizon)
+    ]
+    designs: dict[str, dict[str, Design]] = {
+        objective.describe(): {
+            name: design(
+                network.mixing_matrix, budget.precision_cap, mechanism=name, objective=objective
+            )
+            for name in COMPARED
+        }
+        for objective in objectives
+    }
+    values = _values(network, objectives, designs)
+    if plot:
+        _draw(network, budget, values, plot)
+    if json:
+        print_json(_facts(network, budget, designs, values))
+        return
+    _print(network, budget, designs, values)
+    if plot:
+        print_note(f"wrote {plot}")
+
+
+def _values(
+    network: Network, objectives: list[Horizon], designs: Mapping[str, dict[str, Design]]
+) -> dict[str, dict[str, float]]:
+    values = {
+        objective: {name: result.value for name, result in results.items()}
+        for objective, results in designs.items()
+    }
+    one_step, accumulated = objectives
+    if one_step != accumulated:
+        paper = designs[one_step.describe()]["corn"].covariance
+        A = accumulated.matrix(network.mixing_matrix)
+        row = values[accumulated.describe()]
+        before = {name: value for name, value in row.items() if name not in ("corn", "central")}
+        values[accumulated.describe()] = {
+            **before,
+            ONE_STEP_DESIGN: float((A * paper).sum()),
+            "corn": row["corn"],
+            "central": row["central"],
+        }
+    return values
+
+
+def _facts(
+    network: Network,
+    budget: PrivacyBudget,
+    designs: Mapping[str, dict[str, Design]],
+    values: Mapping[str, Mapping[str, float]],
+) -> dict[str, object]:
+    return {
+        "graph": network.source,
+        "num_agents": network.num_agents,
+        "weights": network.weights,
+        "promise": budget.describe(),
+        "adversary": ThreatModel().describe(),
+        "precision_cap": budget.precision_cap,
+        "objectives": {
+            objective: {
+                name: {
+                    "value": value,
+                    "normalized_value": value * budget.precision_cap,
+                    "ratio_to_ldp": value / row["ldp"],
+                    "ratio_to_central": value / row["central"],
+                    **_design_facts(designs[objective].get(name)),
+                }
+                for name, value in row.items()
+            }
+            for objective, row in values.items()
+        },
+    }
+
+
+def _design_facts(result: Design | None) -> dict[str, object]:
+    if result is None:
+        return {}
+    return {
+        "normalized_lower_bound": result.normalized_lower_bound,
+        "gap": result.gap,
+        "status": result.status,
+        "max_noise_std": float(result.noise_std.max()),
+        "central_ratio": result.central_ratio,
+    }
+
+
+def _print(
+    network: Network,
+    budget: PrivacyBudget,
+    designs: Mapping[str, dict[str, Design]],
+    values: Mapping[str, Mapping[str, float]],
+) -> None:
+    from corn.report.style import MECHANISM_NAMES
+
+    print_facts(
+        f"{network.source}, {network.num_agents} agents, {network.weights} weights",
+        [
+            ("promise", budget.describe()),
+            ("against", f"{ThreatModel().describe()} (central DP: trusts a server instead)"),
+        ],
+    )
+    for objective, row in values.items():
+        print_table(
+            f"Noise energy Tr(A R): {objective}",
+            ["mechanism", "value", "× LDP", "× central DP", "above the best possible", "status"],
+            [
+                [
+                    MECHANISM_NAMES[name],
+                    f"{value:.5g}",
+                    f"{value / row['ldp']:.4f}",
+                    f"{value / row['central']:.3f}",
+                    *_table_cells(designs[objective].get(name)),
+                ]
+                for name, value in row.items()
+            ],
+        )
+
+
+def _table_cells(result: Design | None) -> tuple[str, str]:
+    if result is None or result.status == "reference":
+        return "", "reference" if result else "other objective"
+    return f"{result.gap:.1e}" if result.gap < 1e-3 else f"{result.gap:.1%}", result.status
+
+
+def _draw(
+    network: Network,
+    budget: PrivacyBudget,
+    values: Mapping[str, Mapping[str, float]],
+    path: Path,
+) -> None:
+    from corn.report import plot_comparison, save_figure
+
+    title = f"{network.source}: {budget.describe()}, against {ThreatModel().describe()}"
+    save_figure(plot_comparison(values, objectives=list(values), title=title), path)

@@ -1,0 +1,260 @@
+"""``corn design``: choose the noise covariance for one network, budget and mechanism."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from corn.cli.options import (
+    AccountingOption,
+    AdjacencyOption,
+    BatchSizeOption,
+    ClipOption,
+    ColludersOption,
+    CooldownOption,
+    DeltaOption,
+    EpsilonOption,
+    GossipRoundsOption,
+    GraphOption,
+    HorizonOption,
+    JsonOption,
+    MechanismOption,
+    PlotOption,
+    PrivateNoiseOption,
+    SamplingRateOption,
+    SeedsOption,
+    StepsOption,
+    UnitOption,
+    WeightsOption,
+    choose_objective,
+)
+from corn.cli.output import print_facts, print_json, print_note, save_json
+from corn.covariance import Design, GivenObjective, Objective, ThreatModel
+from corn.covariance import design as solve
+from corn.covariance.design import SolverChoice
+from corn.errors import FileFormatError
+from corn.privacy import PrivacyBudget
+from corn.topology import Network, load_network
+from corn.topology.files import read_matrix
+
+EXAMPLE = "corn design --graph er:n=20,p=0.2,seed=1 --epsilon 10 --steps 5000 --clip 0.1"
+
+
+def design(
+    graph: GraphOption,
+    epsilon: EpsilonOption = 10.0,
+    delta: DeltaOption = 1e-5,
+    steps: StepsOption = 5000,
+    clip: ClipOption = 0.1,
+    unit: UnitOption = "agent",
+    accounting: AccountingOption = "gdp",
+    adjacency: AdjacencyOption = "replace",
+    batch_size: BatchSizeOption = None,
+    sampling_rate: SamplingRateOption = None,
+    mechanism: MechanismOption = "corn",
+    horizon: HorizonOption = None,
+    objective: Annotated[
+        Path | None, typer.Option(help="Minimise Tr(A R) for the matrix A in this .npy or .csv.")
+    ] = None,
+    weights: WeightsOption = None,
+    gossip_rounds: GossipRoundsOption = 1,
+    cooldown: CooldownOption = 0,
+    colluders: ColludersOption = 0,
+    seeds: SeedsOption = "global",
+    private_noise: PrivateNoiseOption = "per-agent",
+    drop_share: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Drop the weakest seeds, with this part of the noise power together; solve again.",
+        ),
+    ] = 0.0,
+    solver: Annotated[SolverChoice, typer.Option(help="Solver for corn.")] = "auto",
+    tolerance: Annotated[
+        float | None,
+        typer.Option(help="Relative gap to stop at. [default: 1e-6, with insiders 1e-3]"),
+    ] = None,
+    max_noise_std: Annotated[
+        float | None,
+        typer.Option(help="Bound on an agent's noise std. [default: 32 × an LDP agent's]"),
+    ] = None,
+    ridge: Annotated[float, typer.Option(min=0, help="Penalty on noise power.")] = 0.0,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes for disjoint groups.")] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Save everything to this .json, or the covariance to this .npy."),
+    ] = None,
+    plot: PlotOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Choose the noise that agents draw jointly, and say how far from the best it can be."""
+    if out and out.suffix not in (".json", ".npy"):
+        raise FileFormatError(f"{out}: a design's file must end in .json or .npy")
+    network = load_network(graph, weights=weights)
+    budget = PrivacyBudget(
+        epsilon, delta, steps, clip, unit, accounting, adjacency, batch_size, sampling_rate
+    )
+    threat = ThreatModel(colluders, seeds, private_noise)
+    target: Objective = choose_objective(
+        horizon, steps, gossip_rounds=gossip_rounds, cooldown_rounds=cooldown
+    )
+    if objective:
+        target = GivenObjective(read_matrix(objective))
+    result = solve(
+        network.mixing_matrix,
+        budget.precision_cap,
+        mechanism=mechanism,
+        objective=target,
+        threat=threat,
+        solver=solver,
+        tolerance=tolerance,
+        max_noise_std=max_noise_std,
+        ridge=ridge,
+        drop_share=drop_share,
+        num_workers=jobs,
+    )
+    facts = design_facts(network, budget, target, threat, result)
+    if plot:
+        _draw(network, result, target, plot)
+    if out:
+        _save(facts, result, out)
+    if json:
+        print_json(facts)
+    else:
+        _print(budget, network, target, threat, result)
+        for path in (plot, out):
+            if path:
+                print_note(f"wrote {path}")
+
+
+def design_facts(
+    network: Network,
+    budget: PrivacyBudget,
+    objective: Objective,
+    threat: ThreatModel,
+    result: Design,
+) -> dict[str, object]:
+    """Everything there is to know about a design, for JSON."""
+    streams = result.decomposition.count_streams()
+    return {
+        "graph": network.source,
+        "num_agents": network.num_agents,
+        "weights": network.weights,
+        "budget": {
+            "epsilon": budget.epsilon,
+            "delta": budget.delta,
+            "num_steps": budget.num_steps,
+            "clip": budget.clip,
+            "unit": budget.unit,
+            "accounting": budget.accounting,
+            "adjacency": budget.adjacency,
+            "batch_size": budget.batch_size,
+            "sampling_rate": budget.sampling_rate,
+            "promise": budget.describe(),
+        },
+        "adversary": adversary(result, threat),
+        "objective": objective.describe(),
+        "mechanism": result.mechanism,
+        "seeds": threat.seeds,
+        "max_colluders": threat.max_colluders,
+        "private_noise": threat.private_noise,
+        "solver": result.solver,
+        "status": result.status,
+        "iterations": result.iterations,
+        "num_coalitions": result.num_coalitions,
+        "precision_cap": result.precision_cap,
+        "value": result.value,
+        "lower_bound": result.lower_bound,
+        "normalized_value": result.normalized_value,
+        "normalized_lower_bound": result.normalized_lower_bound,
+        "gap": result.gap,
+        "average_noise_variance": result.average_noise_variance,
+        "central_ratio": result.central_ratio,
+        "noise_std": result.noise_std,
+        "independent_variance": result.independent_variance,
+        "max_streams": max(streams),
+        "streams": streams,
+        "num_seed_groups": len(result.decomposition.seed_groups),
+        "dropped_seed_groups": result.num_dropped_groups,
+        "value_before_dropping": result.value_before_dropping,
+        "covariance": result.covariance,
+    }
+
+
+def adversary(result: Design, threat: ThreatModel) -> str:
+    """Who the guarantee holds against, in words; references hold against nobody."""
+    if result.status == "reference":
+        return "nobody who sees messages (a reference, not a decentralised mechanism)"
+    return threat.describe()
+
+
+def _print(
+    budget: PrivacyBudget,
+    network: Network,
+    objective: Objective,
+    threat: ThreatModel,
+    result: Design,
+) -> None:
+    ldp_std = budget.independent_noise_std
+    streams = result.decomposition.count_streams()
+    facts = [
+        ("promise", budget.describe()),
+        ("against", adversary(result, threat)),
+        ("minimises", f"Tr(A R), {objective.describe()}"),
+        ("status", f"{result.status} ({result.solver}, {result.iterations} iterations)"),
+        ("value", f"{result.value:.6g}   (× precision cap: {result.normalized_value:.6g})"),
+        ("lower bound", f"{result.lower_bound:.6g}   (gap {result.gap:.2g})"),
+        (
+            "noise std of an agent",
+            f"{result.noise_std.min():.4g} to {result.noise_std.max():.4g}   (LDP {ldp_std:.4g})",
+        ),
+        (
+            "noise in the average",
+            f"{result.average_noise_variance:.4g}   ({result.central_ratio:.4g} × central DP)",
+        ),
+        ("split σ_mix² I + R_cor", f"σ_mix² = {result.independent_variance:.6g}"),
+        (
+            "seeds",
+            f"{len(result.decomposition.seed_groups)} shared, {min(streams)} to {max(streams)} "
+            "streams an agent",
+        ),
+    ]
+    if result.num_coalitions is not None:
+        facts.insert(2, ("coalitions checked", f"{result.num_coalitions:,}"))
+    if result.value_before_dropping is not None and result.num_dropped_groups:
+        facts.append(
+            (
+                "dropped",
+                f"{result.num_dropped_groups} weak seeds, at a cost of "
+                f"{result.value / result.value_before_dropping - 1:.2%} in value",
+            )
+        )
+    print_facts(f"{result.mechanism} on {network.source}, {network.num_agents} agents", facts)
+
+
+def _save(facts: dict[str, object], result: Design, out: Path) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.suffix == ".npy":
+        np.save(out, result.covariance)
+        return
+    parts = result.decomposition
+    shares = {
+        "private_variance": parts.private_variance,
+        "seed_groups": parts.seed_groups,
+        "factors": parts.factors,
+    }
+    save_json({**facts, "decomposition": shares}, out)
+
+
+def _draw(network: Network, result: Design, objective: Objective, path: Path) -> None:
+    from corn.report import plot_design, save_figure
+
+    title = (
+        f"{result.mechanism}, {objective.describe()}: "
+        f"{result.central_ratio:.3g} × the noise of central DP in the average"
+    )
+    save_figure(plot_design(network, result, title=title), path)

@@ -1,0 +1,170 @@
+"""``corn threat``: what it costs to hold against insiders, for each way to share seeds."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from corn.cli.options import (
+    AccountingOption,
+    AdjacencyOption,
+    BatchSizeOption,
+    ClipOption,
+    DeltaOption,
+    EpsilonOption,
+    GraphOption,
+    HorizonOption,
+    JsonOption,
+    PrivateNoiseOption,
+    SamplingRateOption,
+    StepsOption,
+    UnitOption,
+    WeightsOption,
+    choose_objective,
+)
+from corn.cli.output import print_facts, print_json, print_table, progress
+from corn.covariance import Design, Horizon, ThreatModel, design
+from corn.errors import InvalidArgumentError
+from corn.privacy import PrivacyBudget
+from corn.topology import Network, load_network
+
+EXAMPLE = "corn threat --graph er:n=12,p=0.4,seed=1 --seeds global,edges,pairs --colluders 0,1,2"
+WORTHLESS = 0.99
+"""A design that keeps this much of LDP's noise is not worth sharing seeds for."""
+
+
+def threat(
+    graph: GraphOption,
+    epsilon: EpsilonOption = 10.0,
+    delta: DeltaOption = 1e-5,
+    steps: StepsOption = 5000,
+    clip: ClipOption = 0.1,
+    unit: UnitOption = "agent",
+    accounting: AccountingOption = "gdp",
+    adjacency: AdjacencyOption = "replace",
+    batch_size: BatchSizeOption = None,
+    sampling_rate: SamplingRateOption = None,
+    horizon: HorizonOption = None,
+    weights: WeightsOption = None,
+    seeds: Annotated[
+        str, typer.Option(help="Ways to share seeds, separated by commas.")
+    ] = "global,groups:2,edges,pairs",
+    colluders: Annotated[
+        str, typer.Option(help="Numbers of colluding insiders, separated by commas.")
+    ] = "0,1,2",
+    private_noise: PrivateNoiseOption = "per-agent",
+    tolerance: Annotated[float, typer.Option(help="Relative gap to stop at.")] = 1e-2,
+    json: JsonOption = False,
+) -> None:
+    """Compare ways to share seeds against growing coalitions of curious insiders."""
+    network = load_network(graph, weights=weights)
+    budget = PrivacyBudget(
+        epsilon, delta, steps, clip, unit, accounting, adjacency, batch_size, sampling_rate
+    )
+    objective = choose_objective(horizon, steps)
+    threats = [
+        ThreatModel(q, kind, private_noise)
+        for kind in _read_list(seeds)
+        for q in map(_read_number, _read_list(colluders))
+    ]
+    ldp = design(network.mixing_matrix, budget.precision_cap, mechanism="ldp", objective=objective)
+    central = design(
+        network.mixing_matrix, budget.precision_cap, mechanism="central", objective=objective
+    )
+    rows = []
+    for model in progress(threats, "designing"):
+        result = design(
+            network.mixing_matrix,
+            budget.precision_cap,
+            objective=objective,
+            threat=model,
+            tolerance=tolerance,
+        )
+        rows.append(_row(model, result, ldp.value, central.value))
+    if json:
+        print_json(_facts(network, budget, objective, rows))
+    else:
+        _print(network, budget, objective, rows)
+
+
+def _row(model: ThreatModel, result: Design, ldp: float, central: float) -> dict[str, object]:
+    streams = result.decomposition.count_streams()
+    worthless = result.value >= WORTHLESS * ldp
+    return {
+        "seeds": model.seeds,
+        "max_colluders": model.max_colluders,
+        "value": result.value,
+        "normalized_value": result.normalized_value,
+        "normalized_lower_bound": result.normalized_lower_bound,
+        "ratio_to_ldp": result.value / ldp,
+        "ratio_to_central": result.value / central,
+        "gap": result.gap,
+        "status": result.status,
+        "num_coalitions": result.num_coalitions,
+        "max_streams": max(streams),
+        "worthless": worthless,
+        "remark": _remark(model, result, worthless=worthless),
+    }
+
+
+def _remark(model: ThreatModel, result: Design, *, worthless: bool) -> str:
+    if worthless:
+        return f"{model.describe_seeds()} with {model.describe_colluders()}: no better than LDP"
+    if result.status == "iteration limit":
+        return f"not solved to the end: up to {result.gap:.0%} above the best"
+    return ""
+
+
+def _facts(
+    network: Network, budget: PrivacyBudget, objective: Horizon, rows: list[dict[str, object]]
+) -> dict[str, object]:
+    return {
+        "graph": network.source,
+        "num_agents": network.num_agents,
+        "promise": budget.describe(),
+        "objective": objective.describe(),
+        "rows": rows,
+    }
+
+
+def _print(
+    network: Network, budget: PrivacyBudget, objective: Horizon, rows: list[dict[str, object]]
+) -> None:
+    print_facts(
+        f"{network.source}, {network.num_agents} agents",
+        [
+            ("promise", budget.describe()),
+            ("against", "an eavesdropper who sees every message, and insiders as listed"),
+            ("minimises", f"Tr(A R), {objective.describe()}"),
+        ],
+    )
+    print_table(
+        "What each way to share seeds leaves of the noise",
+        ["seeds", "insiders", "value", "× LDP", "× central DP", "gap", "streams", "remark"],
+        [
+            [
+                str(row["seeds"]),
+                str(row["max_colluders"]),
+                f"{row['value']:.5g}",
+                f"{row['ratio_to_ldp']:.3f}",
+                f"{row['ratio_to_central']:.3f}",
+                f"{row['gap']:.1e}",
+                str(row["max_streams"]),
+                str(row["remark"]),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _read_list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _read_number(text: str) -> int:
+    if not text.isdecimal():
+        raise InvalidArgumentError(
+            f"--colluders must be whole numbers separated by commas, found {text!r}"
+        )
+    return int(text)

@@ -1,0 +1,99 @@
+"""``corn account`` goes both ways and never leaves out unit, clipping and adversary."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from .commands import Runner
+
+PAPER = ["account", "--delta", "1e-5", "--steps", "5000", "--clip", "0.1"]
+
+
+def test_budget_to_noise(corn: Runner) -> None:
+    facts = json.loads(corn(*PAPER, "--epsilon", 10, "--json").stdout)
+    assert facts["mu"] == pytest.approx(2.00044562, abs=1e-8)
+    assert facts["sensitivity"] == pytest.approx(0.2)
+    assert facts["precision_cap"] == pytest.approx(facts["mu"] ** 2 / (0.04 * 5000))
+    assert facts["calibrations"]["paper"]["variance_ratio"] == pytest.approx(1.84, abs=0.005)
+    assert facts["calibrations"]["gdp"]["exact_epsilon"] <= 10
+
+
+def test_paper_calibration_is_called_a_violation_where_it_is_one(corn: Runner) -> None:
+    facts = json.loads(corn(*PAPER, "--epsilon", 40, "--json").stdout)
+    assert facts["calibrations"]["paper"]["verdict"] == "VIOLATES ε = 40"
+    assert facts["calibrations"]["paper"]["exact_epsilon"] == pytest.approx(41.76, abs=0.005)
+    at_30 = json.loads(corn(*PAPER, "--epsilon", 30, "--json").stdout)
+    assert "not proved" in at_30["calibrations"]["paper"]["verdict"]
+
+
+def test_using_the_paper_calibration_too_far_is_noted(corn: Runner) -> None:
+    outcome = corn(*PAPER, "--epsilon", 40, "--accounting", "paper")
+    assert outcome.exit_code == 0
+    assert "the exact epsilon of its noise is 41.76" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], ["one agent's whole data set", "clipped once to 0.1"]),
+        (["--unit", "sample", "--batch-size", "64"], ["one sample of one agent", "batches of 64"]),
+    ],
+)
+def test_unit_clipping_and_adversary_are_named(
+    corn: Runner, options: list[str], words: list[str]
+) -> None:
+    text = " ".join(corn(*PAPER, "--epsilon", 3, *options).stdout.split())
+    for word in [*words, "an eavesdropper who sees every message", "adjacency"]:
+        assert word in text
+
+
+def test_poisson_sampling(corn: Runner) -> None:
+    options = ["--unit", "sample", "--batch-size", 10, "--sampling-rate", 0.1, "--steps", 20]
+    facts = json.loads(corn("account", "--epsilon", 1, *options, "--json").stdout)
+    assert facts["mu"] is None
+    full = json.loads(corn("account", "--epsilon", 1, *options[:4], "--steps", 20, "--json").stdout)
+    assert facts["precision_cap"] > full["precision_cap"]
+
+
+def test_noise_to_privacy_and_back(corn: Runner, tmp_path: Path) -> None:
+    cap = json.loads(corn(*PAPER, "--epsilon", 10, "--json").stdout)["precision_cap"]
+    np.save(tmp_path / "R.npy", np.diag([1 / cap, 2 / cap]))
+    facts = json.loads(
+        corn(*PAPER, "--covariance", tmp_path / "R.npy", "--epsilon", 10, "--json").stdout
+    )
+    assert facts["worst_agent"] == 0
+    assert facts["worst_epsilon"] == pytest.approx(10, rel=1e-8)
+    assert facts["epsilon_per_agent"][1] < 7
+    assert facts["delta_per_agent"][0] == pytest.approx(1e-5, rel=1e-6)
+
+
+def test_zero_sum_noise_is_never_given_a_finite_epsilon(corn: Runner, tmp_path: Path) -> None:
+    np.save(tmp_path / "Z.npy", np.eye(3) - 1 / 3)
+    outcome = corn(*PAPER, "--covariance", tmp_path / "Z.npy")
+    assert "∞ (agent 0): no guarantee" in outcome.stdout
+    facts = json.loads(corn(*PAPER, "--covariance", tmp_path / "Z.npy", "--json").stdout)
+    assert facts["worst_epsilon"] == "inf"
+
+
+@pytest.mark.parametrize(
+    ("options", "exit_code", "message"),
+    [
+        (["--epsilon", "-1"], 1, "epsilon must be positive"),
+        (["--epsilon", "1", "--delta", "2"], 1, "delta must be in (0, 1)"),
+        (["--epsilon", "1", "--unit", "sample"], 1, "batch_size must be given"),
+        (["--covariance", "no.npy"], 1, "no such file"),
+        ([], 2, "give --epsilon"),
+        (["--epsilon", "much"], 2, "--epsilon"),
+    ],
+)
+def test_bad_input(corn: Runner, options: list[str], exit_code: int, message: str) -> None:
+    outcome = corn("account", *options)
+    assert outcome.exit_code == exit_code
+    assert message in " ".join(outcome.stderr.split())
+
+
+def test_figure(corn: Runner, tmp_path: Path) -> None:
+    assert corn(*PAPER, "--epsilon", 10, "--plot", tmp_path / "a.png").exit_code == 0
+    assert (tmp_path / "a.png").stat().st_size > 10_000

@@ -1,0 +1,131 @@
+"""``corn design``, ``corn compare`` and ``corn threat`` on small networks."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from corn.privacy import PrivacyBudget
+
+from .commands import Runner
+
+DESIGN = ["design", "--graph", "ring:8", "--epsilon", 10, "--steps", 500]
+
+
+def read(text: str) -> dict:  # type: ignore[type-arg]
+    facts: dict = json.loads(text)  # type: ignore[type-arg]
+    return facts
+
+
+def test_design_for_one_step_is_the_papers_value(corn: Runner) -> None:
+    facts = read(corn("design", "--graph", "ring:20", "--horizon", 1, "--json").stdout)
+    assert facts["normalized_value"] == pytest.approx(4.6025201, rel=1e-6)
+    assert facts["normalized_lower_bound"] <= facts["normalized_value"]
+    assert facts["gap"] <= 1e-6
+    assert facts["value"] * facts["precision_cap"] == pytest.approx(facts["normalized_value"])
+
+
+def test_the_default_horizon_is_a_fifth_of_the_run(corn: Runner) -> None:
+    facts = read(corn(*DESIGN, "--json").stdout)
+    assert facts["objective"] == "horizon of 100 steps"
+    again = read(corn(*DESIGN, "--horizon", 100, "--json").stdout)
+    assert again["value"] == facts["value"]
+
+
+def test_table_names_promise_and_adversary(corn: Runner) -> None:
+    text = " ".join(corn(*DESIGN).stdout.split())
+    for words in ("one agent's whole data set", "knows no seed", "optimal", "σ_mix²"):
+        assert words in text
+
+
+def test_design_against_insiders(corn: Runner) -> None:
+    facts = read(corn(*DESIGN, "--colluders", 1, "--seeds", "pairs", "--json").stdout)
+    assert facts["num_coalitions"] == 8
+    assert facts["max_streams"] == 8
+    assert "one insider" in facts["adversary"]
+    common = read(
+        corn(
+            *DESIGN, "--colluders", 1, "--seeds", "edges", "--private-noise", "common", "--json"
+        ).stdout
+    )
+    assert common["value"] >= facts["lower_bound"]
+
+
+def test_saved_designs_can_be_accounted_for(corn: Runner, tmp_path: Path) -> None:
+    corn(*DESIGN, "--out", tmp_path / "R.npy", "--plot", tmp_path / "R.png")
+    assert (tmp_path / "R.png").stat().st_size > 10_000
+    facts = read(
+        corn("account", "--covariance", tmp_path / "R.npy", "--steps", 500, "--json").stdout
+    )
+    assert facts["worst_epsilon"] == pytest.approx(10, rel=1e-6)
+    assert facts["worst_epsilon"] <= 10 * (1 + 1e-9)
+    corn(*DESIGN, "--out", tmp_path / "design.json")
+    saved = read((tmp_path / "design.json").read_text())
+    np.testing.assert_allclose(saved["covariance"], np.load(tmp_path / "R.npy"))
+    assert saved["budget"]["epsilon"] == 10
+    assert len(saved["decomposition"]["private_variance"]) == 8
+
+
+def test_own_objective(corn: Runner, tmp_path: Path) -> None:
+    np.save(tmp_path / "A.npy", np.eye(8))
+    facts = read(corn(*DESIGN, "--objective", tmp_path / "A.npy", "--json").stdout)
+    assert facts["normalized_value"] == pytest.approx(8)
+
+
+@pytest.mark.parametrize("mechanism", ["ldp", "decor", "zero-sum", "central", "none"])
+def test_every_mechanism_has_a_design(corn: Runner, mechanism: str) -> None:
+    facts = read(corn(*DESIGN, "--mechanism", mechanism, "--json").stdout)
+    assert facts["mechanism"] == mechanism
+    assert ("nobody" in facts["adversary"]) == (mechanism in ("central", "none"))
+
+
+@pytest.mark.parametrize(
+    ("options", "exit_code", "message"),
+    [
+        (["--out", "design.txt"], 1, "must end in .json or .npy"),
+        (["--max-noise-std", "0.001"], 1, "max_noise_std must be at least"),
+        (["--colluders", "9", "--seeds", "pairs"], 1, "leave somebody honest"),
+        (["--seeds", "friends"], 1, "seeds must be one of"),
+        (["--mechanism", "magic"], 2, "--mechanism"),
+        (["--horizon", "0.5"], 2, "--horizon"),
+    ],
+)
+def test_bad_options(corn: Runner, options: list[str], exit_code: int, message: str) -> None:
+    outcome = corn(*DESIGN, *options)
+    assert outcome.exit_code == exit_code
+    assert message in " ".join(outcome.stderr.split())
+
+
+def test_compare_orders_the_mechanisms(corn: Runner, tmp_path: Path) -> None:
+    facts = read(
+        corn("compare", "--graph", "grid:4x5", "--json", "--plot", tmp_path / "c.png").stdout
+    )
+    assert (tmp_path / "c.png").stat().st_size > 10_000
+    for row in facts["objectives"].values():
+        assert row["corn"]["value"] <= row["decor"]["value"] <= row["ldp"]["value"] * (1 + 1e-9)
+        assert row["ldp"]["ratio_to_ldp"] == 1
+        assert row["central"]["ratio_to_central"] == 1
+        assert row["corn"]["ratio_to_central"] > 1
+    accumulated = facts["objectives"]["horizon of 1000 steps"]
+    assert accumulated["corn one-step"]["value"] > 2 * accumulated["corn"]["value"]
+    cap = PrivacyBudget(10, 1e-5, 5000, 0.1).precision_cap
+    assert accumulated["corn"]["value"] * cap == pytest.approx(91.316469, rel=1e-6)
+    assert "DECOR" in corn("compare", "--graph", "ring:5", "--horizon", 1).stdout
+
+
+def test_threat_says_what_is_worthless(corn: Runner) -> None:
+    arguments = ["threat", "--graph", "ring:6", "--steps", 500, "--seeds", "groups:2,pairs"]
+    facts = read(corn(*arguments, "--colluders", "0,1", "--json").stdout)
+    rows = {(row["seeds"], row["max_colluders"]): row for row in facts["rows"]}
+    assert rows["groups:2", 1]["remark"] == "2 disjoint groups with one insider: no better than LDP"
+    assert not rows["groups:2", 0]["worthless"]
+    assert rows["pairs", 1]["ratio_to_ldp"] < 0.5
+    text = corn(*arguments, "--colluders", "1").stdout
+    assert "no better than LDP" in " ".join(text.split()).replace("│ ", "")
+
+
+def test_threat_refuses_nonsense(corn: Runner) -> None:
+    outcome = corn("threat", "--graph", "ring:6", "--colluders", "many")
+    assert outcome.exit_code == 1
+    assert "whole numbers separated by commas, found 'many'" in outcome.stderr
