@@ -59,6 +59,10 @@ class Assembly:
         self._place_all = self._placement(everyone)
         self._place = [self._placement(coalitions.unknown[chunk]) for chunk in self.chunks]
 
+    def stack(self, per_group: Sequence[FloatArray]) -> list[FloatArray]:
+        """Blocks listed by group, shape (m, m) each, as one array per bucket."""
+        return [np.stack([per_group[k] for k in bucket.groups]) for bucket in self.buckets]
+
     def total(self, private_variance: FloatArray, blocks: Sequence[FloatArray]) -> FloatArray:
         """R: everything that is added, shape (n, n)."""
         matrices = self._add(self._place_all, private_variance, blocks)

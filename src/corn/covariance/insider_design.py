@@ -120,6 +120,7 @@ def _conclude(
         threat=threat,
         shares=solution.decomposition,
         num_coalitions=len(solution.coalitions),
+        multipliers=solution.multipliers,
         num_dropped_groups=dropped,
         value_before_dropping=before,
     )

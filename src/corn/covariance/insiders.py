@@ -12,7 +12,6 @@ the smoothing error at a moderate p; raising p instead would ruin the conditioni
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +19,7 @@ import scipy.optimize
 
 from corn.arrays import FloatArray
 from corn.covariance.assembly import Assembly
+from corn.covariance.certificate import relative_pressure, scale_to_cap
 from corn.covariance.coalitions import Coalitions, list_coalitions
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.groups import SeedGroups
@@ -35,6 +35,7 @@ class InsiderSolution:
     """A split that keeps the cap against every coalition, and how far from the best it can be.
 
     ``lower_bound`` holds for every split over the same seed groups and the same coalitions.
+    ``multipliers``, shape (coalitions, n), let anyone compute it again: see ``certify``.
     """
 
     decomposition: Decomposition
@@ -43,6 +44,7 @@ class InsiderSolution:
     converged: bool
     evaluations: int
     coalitions: Coalitions
+    multipliers: FloatArray
 
 
 def solve_insiders(
@@ -70,7 +72,8 @@ def solve_insiders(
         # Every seed is known to every coalition, so shared noise hides nothing and only costs.
         independent = Decomposition(np.full(n, 1 / precision_cap))
         value = float(np.trace(A)) / precision_cap
-        return InsiderSolution(independent, value, value, True, 0, coalitions)
+        multipliers = coalitions.protected.astype(np.float64)
+        return InsiderSolution(independent, value, value, True, 0, coalitions, multipliers)
     search = _Search(
         A, Assembly(seed_groups, coalitions, n), common=common_private_noise, ridge=ridge
     )
@@ -88,6 +91,7 @@ def solve_insiders(
         converged=value <= (1 + tolerance) * lower_bound,
         evaluations=search.evaluations,
         coalitions=coalitions,
+        multipliers=best.multipliers,
     )
 
 
@@ -115,6 +119,7 @@ class _Point:
     mean: float
     smooth: float
     weights: FloatArray
+    multipliers: FloatArray
     pressure_private: FloatArray
     pressure: list[FloatArray]
 
@@ -141,19 +146,22 @@ class _Search:
         self._log_prior = np.where(assembly.coalitions.protected, 0.0, -np.inf)
 
     def run(self, tolerance: float, max_evaluations: int) -> _Point:
-        """Rounds of L-BFGS until the gap closes or the evaluations are used up."""
+        """Rounds of L-BFGS until a candidate's own bound is close, or evaluations run out.
+
+        The candidate returned and the bound kept belong together, so that the candidate's
+        multipliers prove the bound.
+        """
         z = self._start()
         best: _Point | None = None
-        bound = 0.0
         sharpness = _SHARPNESS[0]
         while True:
             z = self._minimise(z, sharpness)
             point = self._evaluate(z, sharpness)
-            best = point if best is None or point.value < best.value else best
-            bound = max(bound, self._bound(point, self.A))
-            self.lower_bound = max(self.lower_bound, self._bound(point, self.true_A))
-            done = best.value <= (1 + tolerance) * bound
-            if done or self.evaluations >= max_evaluations:
+            converged = point.value <= (1 + tolerance) * self._bound(point, self.A)
+            if converged or best is None or point.value < best.value:
+                best = point
+                self.lower_bound = self._bound(point, self.true_A)
+            if converged or self.evaluations >= max_evaluations:
                 return best
             if sharpness < _SHARPNESS[-1]:
                 sharpness = _SHARPNESS[_SHARPNESS.index(sharpness) + 1]
@@ -226,6 +234,7 @@ class _Search:
             mean=float((weights * x).sum()) / mass,
             smooth=(top + float(np.log(mass))) / sharpness,
             weights=weights / mass,
+            multipliers=weights / mass / x,
             pressure_private=private / mass,
             pressure=[block / mass for block in pressure],
         )
@@ -293,68 +302,3 @@ class _Search:
             factors.append(z[start : start + k * m * columns].reshape(k, m, columns))
             start += k * m * columns
         return theta, tuple(factors)
-
-
-def relative_pressure(
-    A: FloatArray,
-    assembly: Assembly,
-    *,
-    private: FloatArray,
-    blocks: Sequence[FloatArray],
-    common: bool,
-) -> float:
-    """The least t with Σ_I Y_I Y_Iᵀ ⪯ t A on every seed group and every agent's private noise.
-
-    ``private`` and ``blocks`` are the diagonal and the group blocks of that sum, each over the
-    coalitions that do not know the noise in question. With t ≤ 1,
-
-        Tr(A R) ≥ Σ_I Tr(Y_Iᵀ R^(I) Y_I) ≥ Σ_{I,i} (Y_I)_ii² / [(R^(I))⁻¹]_ii ≥ Σ (Y_I)_ii² / b,
-
-    by Cauchy and Schwarz, so Σ (Y_I)_ii² / (t b) is a lower bound for any Y. Near the optimum
-    Y_I = (R^(I))⁻¹ Λ_I^{1/2} makes it tight. Infinite where A is singular on a group.
-    """
-    diagonal = np.diag(A)
-    if common:
-        pressures = [float(private.sum() / diagonal.sum())]
-    else:
-        with np.errstate(divide="ignore"):
-            pressures = [float((private / diagonal).max())]
-    for bucket, block in zip(assembly.buckets, blocks, strict=True):
-        pressures.append(_largest_relative_eigenvalue(block, bucket.take(A)))
-    return max(pressures)
-
-
-def _largest_relative_eigenvalue(S: FloatArray, A: FloatArray) -> float:
-    """The largest eigenvalue of any block of S relative to its block of A; inf if A is singular."""
-    try:
-        inverse = np.linalg.inv(np.linalg.cholesky(A))
-    except np.linalg.LinAlgError:
-        return np.inf
-    return float(np.linalg.eigvalsh(inverse @ S @ inverse.transpose(0, 2, 1)).max())
-
-
-def scale_to_cap(
-    theta: FloatArray, factors: Sequence[FloatArray], assembly: Assembly, precision_cap: float
-) -> Decomposition:
-    """Scale noise so that the worst coalition just meets the cap, by Cholesky, on the safe side."""
-    scale = _worst_precision(1.0, theta, factors, assembly) / precision_cap
-    while (excess := _worst_precision(scale, theta, factors, assembly) / precision_cap) > 1:
-        scale *= excess * (1 + 1e-14)
-    placed: dict[int, FloatArray] = {}
-    for bucket, stacked in zip(assembly.buckets, factors, strict=True):
-        placed |= {int(k): np.sqrt(scale) * F for k, F in zip(bucket.groups, stacked, strict=True)}
-    groups = assembly.seed_groups
-    return Decomposition(scale * theta, groups, tuple(placed[k] for k in range(len(groups))))
-
-
-def _worst_precision(
-    scale: float, theta: FloatArray, factors: Sequence[FloatArray], assembly: Assembly
-) -> float:
-    """The largest [(R^(I))⁻¹]_ii at stake, from Cholesky factors: Σ_j (L⁻¹)_ji²."""
-    blocks = [scale * F @ F.transpose(0, 2, 1) for F in factors]
-    worst = 0.0
-    for number, chunk in enumerate(assembly.chunks):
-        L = np.linalg.cholesky(assembly.hidden(scale * theta, blocks, number))
-        x = np.square(np.linalg.inv(L)).sum(axis=1)
-        worst = max(worst, float(x[assembly.coalitions.protected[chunk]].max()))
-    return worst

@@ -13,9 +13,10 @@ import numpy as np
 
 from corn.arrays import FloatArray
 from corn.covariance.assembly import Assembly
+from corn.covariance.certificate import certify, scale_to_cap
 from corn.covariance.coalitions import list_coalitions
 from corn.covariance.groups import SeedGroups
-from corn.covariance.insiders import InsiderSolution, relative_pressure, scale_to_cap
+from corn.covariance.insiders import InsiderSolution
 from corn.errors import InfeasibleError, MissingExtraError
 
 
@@ -45,7 +46,7 @@ def solve_insiders_sdp(
     factors = [_factor(block) for block in blocks]
     decomposition = scale_to_cap(theta, factors, assembly, precision_cap)
     value = float((A * decomposition.covariance).sum())
-    bound = _certify(A, assembly, theta, factors, multipliers, common=common_private_noise)
+    bound = certify(A, assembly, decomposition, multipliers, common=common_private_noise)
     lower_bound = min(bound / precision_cap, value)
     return InsiderSolution(
         decomposition=decomposition,
@@ -54,6 +55,7 @@ def solve_insiders_sdp(
         converged=value <= (1 + tolerance) * lower_bound,
         evaluations=iterations,
         coalitions=coalitions,
+        multipliers=multipliers,
     )
 
 
@@ -92,40 +94,13 @@ def _solve(
     multipliers = np.zeros(assembly.coalitions.protected.shape)
     for row, cap in enumerate(caps):
         multipliers[row, assembly.coalitions.protected[row]] = np.maximum(cap.dual_value, 0)
-    stacked = [
-        np.stack([_symmetric(group_covariances[k]) for k in bucket.groups])
-        for bucket in assembly.buckets
-    ]
+    stacked = assembly.stack([_symmetric(covariance) for covariance in group_covariances])
     return (
         np.maximum(np.broadcast_to(theta.value, (n,)), 1e-12),
         stacked,
         multipliers,
         int(problem.solver_stats.num_iters),
     )
-
-
-def _certify(
-    A: FloatArray,
-    assembly: Assembly,
-    theta: FloatArray,
-    factors: list[FloatArray],
-    multipliers: FloatArray,
-    *,
-    common: bool,
-) -> float:
-    """The lower bound of ``relative_pressure`` with Y_I = (R^(I))⁻¹ Λ_I^{1/2}."""
-    blocks = [F @ F.transpose(0, 2, 1) for F in factors]
-    private = np.zeros(len(A))
-    pressure = [np.zeros_like(block) for block in blocks]
-    squares = 0.0
-    for number, chunk in enumerate(assembly.chunks):
-        M = np.linalg.inv(assembly.hidden(theta, blocks, number))
-        G = (M * multipliers[chunk][:, None, :]) @ M
-        private += np.einsum("cii->i", G)
-        pulled = assembly.pull_back(G, number)
-        pressure = [old + new for old, new in zip(pressure, pulled, strict=True)]
-        squares += float((np.square(np.diagonal(M, axis1=1, axis2=2)) * multipliers[chunk]).sum())
-    return squares / relative_pressure(A, assembly, private=private, blocks=pressure, common=common)
 
 
 def _symmetric(variable: Any) -> FloatArray:

@@ -54,6 +54,8 @@ class Design:
         threat: who the cap holds against: an eavesdropper, or coalitions of insiders.
         shares: who draws what, where the design chose it; see ``decomposition``.
         num_coalitions: how many sets of constraints insiders brought, after pruning.
+        multipliers: what proves the lower bound against insiders, shape (coalitions, n); see
+            `corn.covariance.certificate.certify`. None where the dual proves it from scratch.
         num_dropped_groups: seed groups left out because their noise was weak.
         value_before_dropping: the value with them.
     """
@@ -71,6 +73,7 @@ class Design:
     threat: ThreatModel = EAVESDROPPER
     shares: Decomposition | None = None
     num_coalitions: int | None = None
+    multipliers: FloatArray | None = None
     num_dropped_groups: int = 0
     value_before_dropping: float | None = None
 
