@@ -11,6 +11,7 @@ import corn
 
 ROOT = Path(corn.__file__).parent
 ROOMS = [
+    "version",
     "errors",
     "arrays",
     "threads",

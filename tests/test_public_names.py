@@ -9,6 +9,7 @@ PUBLIC = [
     "Design",
     "Horizon",
     "Network",
+    "Plan",
     "PrivacyBudget",
     "ThreatModel",
     "__version__",
@@ -16,7 +17,11 @@ PUBLIC = [
     "design",
     "expose",
     "load_network",
+    "load_plan",
+    "make_plan",
+    "save_plan",
     "spectrum",
+    "verify_plan",
 ]
 
 

@@ -41,5 +41,18 @@ def test_workers_use_one_thread() -> None:
     assert map_in_workers(threads_in_use, range(2), num_workers=2) == [{1}, {1}]
 
 
+def test_one_thread_for_a_while() -> None:
+    code = (
+        "import numpy, threadpoolctl; from corn.threads import one_thread\n"
+        "count = lambda: max(p['num_threads'] for p in threadpoolctl.threadpool_info())\n"
+        "before = count()\n"
+        "with one_thread(): inside = count()\n"
+        "assert (inside, count(), before) == (1, 2, 2), (inside, count(), before)"
+    )
+    environment = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2", "PATH": ""}
+    process = subprocess.run([sys.executable, "-c", code], check=False, env=environment)
+    assert process.returncode == 0
+
+
 def test_this_test_process_uses_one_thread() -> None:
     assert threads_in_use(0) == {1}

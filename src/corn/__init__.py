@@ -9,10 +9,10 @@
 
 from corn.covariance import Decomposition, Design, Horizon, ThreatModel, design, expose
 from corn.errors import CornError, CornWarning
+from corn.plan import Plan, load_plan, make_plan, save_plan, verify_plan
 from corn.privacy import PrivacyBudget, account
 from corn.topology import Network, load_network, spectrum
-
-__version__ = "0.1.0"
+from corn.version import __version__
 
 __all__ = [
     "CornError",
@@ -21,6 +21,7 @@ __all__ = [
     "Design",
     "Horizon",
     "Network",
+    "Plan",
     "PrivacyBudget",
     "ThreatModel",
     "__version__",
@@ -28,5 +29,9 @@ __all__ = [
     "design",
     "expose",
     "load_network",
+    "load_plan",
+    "make_plan",
+    "save_plan",
     "spectrum",
+    "verify_plan",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import threadpoolctl
@@ -29,6 +30,16 @@ def limit_threads() -> None:
     threadpoolctl.threadpool_limits(limits=1)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+def one_thread() -> AbstractContextManager[object]:
+    """Compute with one thread inside a ``with`` block.
+
+    For work on many small matrices, which threads only slow down, and by far if another process
+    wants the cores too.
+    """
+    limits: AbstractContextManager[object] = threadpoolctl.threadpool_limits(limits=1)
+    return limits
 
 
 def map_in_workers(

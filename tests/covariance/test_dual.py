@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from corn.arrays import FloatArray
 from corn.covariance import Horizon
 from corn.covariance.curvature import dual_curvature
-from corn.covariance.dual import evaluate, solve_dual
+from corn.covariance.dual import attained_value, evaluate, solve_dual
 from tests.covariance.networks import NETWORKS, PROPERTY, metropolis, random_network
 
 
@@ -34,6 +34,24 @@ def test_the_precision_of_a_point_attains_its_value_or_better(W: FloatArray, see
     Y = point.precision()
     np.testing.assert_array_equal(Y.diagonal(), 1)
     assert np.sum(A * np.linalg.inv(Y)) <= point.value * (1 + 1e-9)
+
+
+def test_what_a_point_attains_is_second_order_in_its_distance_from_the_optimum() -> None:
+    A = Horizon(10).matrix(metropolis(nx.path_graph(8)))
+    optimum = solve_dual(A, tolerance=1e-12, max_iterations=50)
+    direction = np.random.default_rng(1).standard_normal(8)
+    scaled, attained = [], []
+    for distance in (1e-2, 1e-3):
+        point = evaluate(A, optimum.point.multipliers * np.exp(distance * direction))
+        scaled.append(point.value / optimum.lower_bound - 1)
+        attained.append(attained_value(A, point) / optimum.lower_bound - 1)
+    assert scaled[0] / scaled[1] == pytest.approx(10, rel=0.1)
+    assert attained[0] / attained[1] == pytest.approx(100, rel=0.1)
+
+
+def test_a_singular_point_falls_back_on_its_scaled_value() -> None:
+    point = evaluate(np.full((4, 4), 0.25), np.ones(4))
+    assert attained_value(np.full((4, 4), 0.25), point) == point.value
 
 
 @pytest.mark.parametrize("horizon", [1, 100])
@@ -72,9 +90,9 @@ HARD = {
 @pytest.mark.parametrize("W", HARD.values(), ids=HARD.keys())
 def test_few_eigendecompositions_suffice(W: FloatArray, horizon: float) -> None:
     A = Horizon(horizon).matrix(W)
-    solution = solve_dual(A, tolerance=1e-6, max_iterations=12)
+    solution = solve_dual(A, tolerance=1e-6, max_iterations=9)
     assert solution.converged
-    assert solve_dual(A, tolerance=1e-3, max_iterations=7).converged
+    assert solve_dual(A, tolerance=1e-3, max_iterations=6).converged
 
 
 def test_a_warm_start_at_the_solution_is_done_at_once() -> None:

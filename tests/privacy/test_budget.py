@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corn.errors import CornError, CornWarning, InvalidArgumentError
+from corn.errors import CornError, CornWarning, InfeasibleError, InvalidArgumentError
 from corn.privacy import Accounting, ClippedQuery, PrivacyBudget, Unit, account_precision, gaussian
 
 BASE: dict[str, Any] = {"epsilon": 10, "delta": 1e-5, "num_steps": 5000, "clip": 0.1}
@@ -222,3 +222,8 @@ def test_a_budget_is_a_value() -> None:
     assert budget.query == ClippedQuery(0.1)
     with pytest.raises(dataclasses.FrozenInstanceError):
         budget.epsilon = 3  # type: ignore[misc]
+
+
+def test_noise_beyond_floating_point_is_refused() -> None:
+    with pytest.raises(InfeasibleError, match="no noise in floating point is strong enough"):
+        _ = PrivacyBudget(1, 1e-5, num_steps=1, clip=1e200).precision_cap

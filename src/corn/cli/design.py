@@ -31,7 +31,7 @@ from corn.cli.options import (
     WeightsOption,
     choose_objective,
 )
-from corn.cli.output import print_facts, print_json, print_note, save_json
+from corn.cli.output import print_facts, print_json, print_note, save_json, warn_of_shared_seed
 from corn.covariance import Design, GivenObjective, Objective, ThreatModel
 from corn.covariance import design as solve
 from corn.covariance.design import SolverChoice
@@ -122,6 +122,8 @@ def design(
         _draw(network, result, target, plot)
     if out:
         _save(facts, result, out)
+    if result.precision is not None:
+        warn_of_shared_seed(result.decomposition)
     if json:
         print_json(facts)
     else:

@@ -16,6 +16,7 @@ from rich.progress import track
 from rich.table import Table
 
 import corn
+from corn.covariance import Decomposition
 from corn.errors import CornWarning
 
 JsonValue = Any
@@ -61,6 +62,15 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 def print_note(text: str) -> None:
     """Say something worth knowing without getting into the way of the result."""
     sys.stderr.write(f"note: {text}\n")
+
+
+def warn_of_shared_seed(decomposition: Decomposition) -> None:
+    """Say what everyone must know where one seed is shared by all."""
+    if decomposition.is_shared_by_all:
+        print_note(
+            "one seed for all: any participant can remove everyone's shared noise; against curious "
+            "insiders use --colluders 1 --seeds pairs"
+        )
 
 
 def print_error(text: str) -> None:

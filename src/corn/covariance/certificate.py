@@ -56,7 +56,7 @@ def certify(
     """The lower bound for b = 1 that a split and multipliers λ ≥ 0, shape (coalitions, n), prove.
 
     It is that of ``relative_pressure`` with Y_I = (R^(I))⁻¹ Λ_I^{1/2}. Any λ is valid, so a
-    certificate can be checked without trusting whoever made it.
+    certificate can be checked without trusting whoever made it. A singular split proves nothing.
     """
     theta = decomposition.private_variance
     blocks = assembly.stack([F @ F.T for F in decomposition.factors])
@@ -64,13 +64,17 @@ def certify(
     pressure = [np.zeros_like(block) for block in blocks]
     squares = 0.0
     for number, chunk in enumerate(assembly.chunks):
-        M = np.linalg.inv(assembly.hidden(theta, blocks, number))
+        try:
+            M = np.linalg.inv(assembly.hidden(theta, blocks, number))
+        except np.linalg.LinAlgError:
+            return 0.0
         G = (M * multipliers[chunk][:, None, :]) @ M
         private += np.einsum("cii->i", G)
         pulled = assembly.pull_back(G, number)
         pressure = [old + new for old, new in zip(pressure, pulled, strict=True)]
         squares += float((np.diagonal(M, axis1=1, axis2=2) ** 2 * multipliers[chunk]).sum())
-    return squares / relative_pressure(A, assembly, private=private, blocks=pressure, common=common)
+    t = relative_pressure(A, assembly, private=private, blocks=pressure, common=common)
+    return squares / t if t > 0 else 0.0
 
 
 def _largest_relative_eigenvalue(S: FloatArray, A: FloatArray) -> float:

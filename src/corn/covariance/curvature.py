@@ -49,7 +49,9 @@ def dual_curvature(vectors: FloatArray, roots: FloatArray) -> FloatArray:
         B = scipy.linalg.blas.ssyrk(1.0, scaled, beta=0.0, c=B, overwrite_c=1)
         B *= B
         P += B
-    return largest * P.astype(np.float64)
+    result: FloatArray = P.astype(np.float64)
+    result *= largest
+    return result
 
 
 def _quadrature(roots: FloatArray) -> tuple[FloatArray, FloatArray]:

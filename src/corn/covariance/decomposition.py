@@ -16,6 +16,9 @@ from corn.arrays import FloatArray
 from corn.covariance.groups import SeedGroups
 from corn.errors import InvalidArgumentError
 
+_LARGEST = 1e100
+"""Beyond this, squares and sums of noise would overflow."""
+
 
 @dataclass(frozen=True, eq=False)
 class Decomposition:
@@ -34,7 +37,7 @@ class Decomposition:
 
     def __post_init__(self) -> None:
         theta = np.array(self.private_variance, dtype=np.float64)
-        if theta.ndim != 1 or not np.isfinite(theta).all() or (theta < 0).any():
+        if theta.ndim != 1 or not ((theta >= 0) & (theta < _LARGEST)).all():
             raise InvalidArgumentError("private_variance must be one finite number ≥ 0 per agent")
         if len(self.seed_groups) != len(self.factors):
             raise InvalidArgumentError(
@@ -50,6 +53,11 @@ class Decomposition:
     def num_agents(self) -> int:
         """The number of agents n."""
         return len(self.private_variance)
+
+    @property
+    def is_shared_by_all(self) -> bool:
+        """Whether some seed is known to everybody, so that anyone can subtract its noise."""
+        return any(len(group) == self.num_agents > 1 for group in self.seed_groups)
 
     @property
     def covariance(self) -> FloatArray:
@@ -86,7 +94,9 @@ class Decomposition:
         return tuple(counts.tolist())
 
     def _check_factor(self, group: tuple[int, ...], factor: FloatArray) -> FloatArray:
-        if list(group) != sorted(set(group)) or not group:
+        if not group or not all(isinstance(agent, int | np.integer) for agent in group):
+            raise InvalidArgumentError(f"a seed group must be of agents' numbers, found {group}")
+        if list(group) != sorted(set(group)):
             raise InvalidArgumentError(
                 f"a seed group must list its members once, in increasing order, found {group}"
             )
@@ -95,7 +105,7 @@ class Decomposition:
                 f"seed groups must be of agents 0 … {self.num_agents - 1}, found {group}"
             )
         checked = np.array(factor, dtype=np.float64)
-        if checked.ndim != 2 or len(checked) != len(group) or not np.isfinite(checked).all():
+        if checked.ndim != 2 or len(checked) != len(group) or not (abs(checked) < _LARGEST).all():
             raise InvalidArgumentError(
                 f"the factor of group {group} must be finite with a row per member, found shape "
                 f"{checked.shape}"
@@ -107,16 +117,18 @@ class Decomposition:
 def split_blocks(covariance: FloatArray, seed_groups: SeedGroups) -> Decomposition:
     """The paper's split R = σ_mix² I + R_cor on each disjoint group, with the largest σ_mix².
 
-    What an agent can draw by itself, it does: that part of the noise no insider can subtract.
+    What an agent can draw by itself, it does: that part of the noise no insider can subtract. So
+    an agent alone in its group shares no seed.
     """
+    shared = tuple(group for group in seed_groups if len(group) > 1)
     private = np.diag(covariance).copy()
     factors = []
-    for group in seed_groups:
+    for group in shared:
         values, vectors = np.linalg.eigh(covariance[np.ix_(group, group)])
         least = max(float(values[0]), 0.0)
         private[list(group)] = least
         factors.append(vectors * np.sqrt(np.maximum(values - least, 0)))
-    return Decomposition(private, seed_groups, tuple(factors))
+    return Decomposition(private, shared, tuple(factors))
 
 
 def split_pairs(covariance: FloatArray) -> Decomposition:

@@ -8,7 +8,10 @@ with [R⁻¹]_ii = S_ii/λ_i. Hence, for *any* λ,
     (Tr S)² / (b Σλ)   ≤   optimum   ≤   Tr S · max_i(S_ii/λ_i) / b,
 
 and both follow from one eigendecomposition. The right-hand side is reached by scaling R, or
-approached where A is singular. Everything here is in units of b = 1.
+approached where A is singular. It is first order in the distance from the optimum: scaling leaves
+slack in every constraint but one. Raising the diagonal of R⁻¹ to the cap takes the slack back, and
+with it exactly the first order, so that the covariance of a point is better by far than its scaled
+value says (`attained_value`). Everything here is in units of b = 1.
 """
 
 from __future__ import annotations
@@ -20,10 +23,13 @@ import scipy.linalg
 
 from corn.arrays import FloatArray
 from corn.covariance.curvature import dual_curvature
+from corn.covariance.feasibility import invert_definite
 
 _SHRINK, _GROW = 0.02, 20.0  # what one step may do to a multiplier
 _NEGLIGIBLE_SHARE = 0.1  # of the tolerance: the price of keeping every multiplier positive
 _DAMPINGS = (1e-6, 1e-3, 1.0)
+_SECOND_ORDER = 3.0  # a scaled gap below this times √tolerance may attain the tolerance
+_LARGEST_VARIANCE = 1e8  # beyond it an inverse says little about the value
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,13 +91,17 @@ def solve_dual(
     trial = np.ones(len(objective_matrix)) if start is None else start
     base, base_bound, base_gap, step = trial, 0.0, np.inf, np.zeros_like(trial)
     best: DualPoint | None = None
-    bound, iteration, converged = 0.0, 0, False
+    bound, best_value, iteration, converged = 0.0, np.inf, 0, False
     while True:
         iteration += 1
         point = evaluate(objective_matrix, trial)
         bound, gap = max(bound, point.lower_bound), point.value / point.lower_bound - 1
-        best = point if best is None or point.value < best.value else best
-        converged = best.value <= (1 + tolerance) * bound
+        value = point.value
+        if tolerance < gap <= _SECOND_ORDER * np.sqrt(tolerance):
+            value = attained_value(objective_matrix, point)
+        if best is None or value < best_value:
+            best, best_value = point, value
+        converged = best_value <= (1 + tolerance) * bound
         if converged or iteration == max_iterations:
             break
         if point.lower_bound < base_bound and gap > base_gap:
@@ -119,6 +129,14 @@ def evaluate(objective_matrix: FloatArray, multipliers: FloatArray) -> DualPoint
     scale = s.sum() / multipliers.sum()
     s *= scale
     return DualPoint(multipliers * scale**2, s, Q, np.square(Q) @ s)
+
+
+def attained_value(objective_matrix: FloatArray, point: DualPoint) -> float:
+    """Return Tr(A R) for the covariance of a point, or its scaled value if R is near singular."""
+    R = invert_definite(point.precision())
+    if R is None or R.diagonal().max() > _LARGEST_VARIANCE:
+        return point.value
+    return min(point.value, float(np.vdot(objective_matrix, R.T)))
 
 
 def _newton_step(point: DualPoint) -> FloatArray:

@@ -59,6 +59,7 @@ def scale_to_cap(
         settled = ratio >= 1 - _SLACK or attempt > 1 or not shrink
         if ratio <= 1 and settled:
             return R, Y, F
+        del Y, F  # before there is a second pair of them
         R = R * (ratio * (1 + 2**attempt * eps))
     raise InfeasibleError(
         "the covariance is too ill-conditioned to certify its privacy in float64; lower "
@@ -75,10 +76,10 @@ def invert_definite(matrix: FloatArray) -> FloatArray | None:
 def invert_from_factor(factor: FloatArray) -> FloatArray:
     """Return (F Fᵀ)⁻¹, exactly symmetric, for F lower triangular."""
     # A positive diagonal, which Cholesky gives, is all that dpotri needs to succeed.
-    inverse: FloatArray = np.tril(scipy.linalg.lapack.dpotri(factor, lower=True)[0])
-    diagonal = inverse.diagonal().copy()
-    inverse += inverse.T
-    np.fill_diagonal(inverse, diagonal)
+    inverse: FloatArray = scipy.linalg.lapack.dpotri(factor, lower=True)[0]
+    # Row by row: a large network has no room for another n×n array.
+    for i in range(len(inverse) - 1):
+        inverse[i, i + 1 :] = inverse[i + 1 :, i]
     return inverse
 
 

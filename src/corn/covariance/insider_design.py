@@ -18,7 +18,7 @@ from corn.covariance.problem import Problem
 from corn.covariance.solution import Design, Solver, Status
 from corn.covariance.threat import ThreatModel
 
-_SINGULAR = 1e-9
+_SINGULAR = 1e-12
 _SMALLEST_RIDGE = 1e-6
 _BOUND_ITERATIONS = 30
 

@@ -23,6 +23,7 @@ from corn.covariance.certificate import relative_pressure, scale_to_cap
 from corn.covariance.coalitions import Coalitions, list_coalitions
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.groups import SeedGroups
+from corn.threads import one_thread
 
 _SHARPNESS = (10.0, 30.0, 60.0)
 _EVALUATIONS_PER_ROUND = 50
@@ -77,7 +78,8 @@ def solve_insiders(
     search = _Search(
         A, Assembly(seed_groups, coalitions, n), common=common_private_noise, ridge=ridge
     )
-    best = search.run(tolerance, max_evaluations)
+    with one_thread():
+        best = search.run(tolerance, max_evaluations)
     if best.value >= float(np.trace(A)):
         decomposition = Decomposition(np.full(n, 1 / precision_cap))
     else:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from corn.errors import InvalidArgumentError
+from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.privacy import paper, subsampling
 from corn.privacy.accountants import Accounting, find_accountant
 from corn.privacy.query import Adjacency, ClippedQuery, Unit, require_count
@@ -108,7 +108,13 @@ class PrivacyBudget:
                 self.epsilon, self.delta, num_steps=self.num_steps, query=self.query
             )
         ratio = self.mu / self.sensitivity
-        return ratio * ratio / self.num_steps
+        cap = ratio * ratio / self.num_steps
+        if cap == 0 or math.isinf(1 / cap):
+            raise InfeasibleError(
+                f"no noise in floating point is strong enough for clip={self.clip:g}, "
+                f"epsilon={self.epsilon:g}: lower clip or raise epsilon"
+            )
+        return cap
 
     @property
     def independent_noise_std(self) -> float:

@@ -1,0 +1,64 @@
+"""``corn keygen`` and ``corn roster``: private keys that stay, public keys that travel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from corn.cli.output import print_note
+from corn.errors import FileFormatError
+from corn.noise import Roster, generate_identity, save_identity, save_roster
+
+KEYGEN_EXAMPLE = "corn keygen --agent 3 --keys keys"
+ROSTER_EXAMPLE = "corn roster --keys keys --out roster.json"
+
+
+def keygen(
+    keys: Annotated[Path, typer.Option(help="Folder for the key files.")],
+    agent: Annotated[int | None, typer.Option(min=0, help="Make the keys of this agent.")] = None,
+    agents: Annotated[
+        int | None,
+        typer.Option(min=1, help="Make the keys of agents 0 … N−1, for a run on one machine."),
+    ] = None,
+) -> None:
+    """Make an agent's private key (mode 0600, never shown) and the public key that goes with it."""
+    if (agent is None) == (agents is None):
+        raise typer.BadParameter("give either --agent or --agents")
+    keys.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for number in range(agents) if agents is not None else [agent or 0]:
+        identity = generate_identity()
+        save_identity(identity, keys / f"agent-{number}.key")
+        public = keys / f"agent-{number}.pub"
+        public.write_text(identity.public_key.hex() + "\n", encoding="ascii")
+        print_note(f"wrote {keys / f'agent-{number}.key'} (keep it secret) and {public} (share it)")
+
+
+def roster(
+    keys: Annotated[Path, typer.Option(help="Folder with the public keys agent-0.pub, …")],
+    out: Annotated[Path, typer.Option(help="Where to write the roster.")],
+) -> None:
+    """Collect everybody's public keys into the roster that all agents hold."""
+    found = sorted(keys.glob("agent-*.pub"), key=lambda path: _number(path))
+    if [_number(path) for path in found] != list(range(len(found))) or not found:
+        names = ", ".join(path.name for path in found) or "none"
+        raise FileFormatError(
+            f"{keys}: public keys agent-0.pub, agent-1.pub, … needed, found {names}"
+        )
+    save_roster(Roster(tuple(_read_public_key(path) for path in found)), out)
+    print_note(f"wrote {out} with {len(found)} public keys")
+
+
+def _number(path: Path) -> int:
+    number = path.stem.removeprefix("agent-")
+    if not number.isdecimal():
+        raise FileFormatError(f"{path}: a public key's file must be named agent-NUMBER.pub")
+    return int(number)
+
+
+def _read_public_key(path: Path) -> bytes:
+    try:
+        return bytes.fromhex(path.read_text(encoding="ascii").strip())
+    except ValueError as error:
+        raise FileFormatError(f"{path}: not a public key in hexadecimal") from error

@@ -1,0 +1,116 @@
+"""``corn plan``, ``verify``, ``keygen`` and ``roster``, from first key to verified plan."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from corn.noise import load_identity, load_roster
+
+from .commands import Runner
+
+PLAN = ["plan", "--graph", "ring:6", "--steps", 100]
+
+
+@pytest.fixture
+def plan(corn: Runner, tmp_path: Path) -> Path:
+    assert corn(*PLAN, "--out", tmp_path / "plan.corn").exit_code == 0
+    return tmp_path / "plan.corn"
+
+
+def test_a_plan_assumes_an_insider_and_is_verified(corn: Runner, plan: Path) -> None:
+    outcome = corn("verify", plan, "--json")
+    assert outcome.exit_code == 0
+    facts = json.loads(outcome.stdout)
+    assert facts["passed"]
+    assert (facts["max_colluders"], facts["seeds"]) == (1, "pairs")
+    assert all(agent["epsilon"] <= 10 for agent in facts["agents"])
+    assert all(len(agent["worst_coalition"]) == 1 for agent in facts["agents"])
+    assert facts["gap"] < 2e-3
+
+
+def test_the_table_names_unit_and_adversary(corn: Runner, plan: Path) -> None:
+    text = " ".join(corn("verify", plan, "--agent", 2).stdout.split())
+    for words in ("verified", "one agent's whole data set", "one insider", "insider"):
+        assert words in text
+
+
+def test_one_coalition_more_than_promised(corn: Runner, plan: Path) -> None:
+    outcome = corn("verify", plan, "--coalition", "1,4", "--json")
+    assert outcome.exit_code == 0
+    assert "more than the 1 that this plan promises" in outcome.stderr
+    agents = json.loads(outcome.stdout)["agents"]
+    assert {agent["agent"] for agent in agents} == {0, 2, 3, 5}
+    assert max(agent["epsilon"] for agent in agents) > 10
+
+
+def test_one_seed_for_all_must_be_asked_for_and_is_always_pointed_out(
+    corn: Runner, tmp_path: Path
+) -> None:
+    options = ["--seeds", "global", "--colluders", 0, "--out", tmp_path / "g.corn"]
+    warning = "any participant can remove everyone's shared noise"
+    assert warning in corn(*PLAN, *options).stderr
+    assert warning in corn("verify", tmp_path / "g.corn").stderr
+    assert warning in corn("design", "--graph", "ring:6").stderr
+    decor = ["--mechanism", "decor", "--colluders", 0, "--out", tmp_path / "d.corn"]
+    assert warning not in corn(*PLAN, *decor).stderr
+
+
+def test_a_changed_plan_is_refused(corn: Runner, plan: Path) -> None:
+    plan.write_text(plan.read_text().replace('"epsilon": 10.0', '"epsilon": 9.0'))
+    outcome = corn("verify", plan)
+    assert outcome.exit_code == 1
+    assert "another fingerprint" in outcome.stderr
+    assert outcome.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--agent", "6"], "--agent must be in 0 … 5"),
+        (["--coalition", "a,b"], "agents separated by commas, found 'a,b'"),
+        (["--coalition", "9"], "a coalition must be of agents 0 … 5"),
+        (["--coalition", "0,1,2,3,4,5"], "nobody to protect"),
+    ],
+)
+def test_wrong_questions(corn: Runner, plan: Path, options: list[str], message: str) -> None:
+    outcome = corn("verify", plan, *options)
+    assert outcome.exit_code == 1
+    assert message in outcome.stderr
+
+
+def test_keys_stay_private_and_the_roster_is_public(corn: Runner, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    outcome = corn("keygen", "--agents", 3, "--keys", keys)
+    assert outcome.exit_code == 0
+    corn("roster", "--keys", keys, "--out", tmp_path / "roster.json")
+    roster = load_roster(tmp_path / "roster.json")
+    for agent in range(3):
+        path = keys / f"agent-{agent}.key"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        identity = load_identity(path)
+        assert identity.public_key == roster.public_key(agent)
+        assert identity.secret.reveal().hex() not in outcome.stdout + outcome.stderr
+
+
+def test_keys_are_never_written_over(corn: Runner, tmp_path: Path) -> None:
+    assert corn("keygen", "--agent", 4, "--keys", tmp_path).exit_code == 0
+    before = (tmp_path / "agent-4.key").read_bytes()
+    outcome = corn("keygen", "--agent", 4, "--keys", tmp_path)
+    assert outcome.exit_code == 1
+    assert "exists" in outcome.stderr
+    assert (tmp_path / "agent-4.key").read_bytes() == before
+
+
+def test_rosters_need_everybody(corn: Runner, tmp_path: Path) -> None:
+    corn("keygen", "--agent", 1, "--keys", tmp_path)
+    outcome = corn("roster", "--keys", tmp_path, "--out", tmp_path / "r.json")
+    assert outcome.exit_code == 1
+    assert "needed, found agent-1.pub" in outcome.stderr
+    (tmp_path / "agent-0.pub").write_text("zz")
+    assert (
+        "not a public key"
+        in corn("roster", "--keys", tmp_path, "--out", tmp_path / "r.json").stderr
+    )
+    assert corn("keygen", "--keys", tmp_path).exit_code == 2
