@@ -1,0 +1,79 @@
+"""How long designs against insiders take, in units of one batch of inversions they are made of.
+
+    .venv/bin/python benchmarks/insider_speed.py [--large]
+
+Prints time, certified gap and coalitions for pair seeds, and the time of the cvxpy formulation with
+one LMI per coalition at a size where it still runs. ``--large`` adds 100 agents (minutes).
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+
+import numpy as np
+
+from corn.covariance import Design, Horizon, ThreatModel, design
+from corn.threads import limit_threads
+from corn.topology import load_network
+
+SMALL = [
+    ("er:n=7,p=0.5,seed=1", 1, "sdp", 1e-3),
+    ("er:n=7,p=0.5,seed=1", 1, "auto", 1e-3),
+    ("er:n=20,p=0.2,seed=1", 1, "auto", 1e-3),
+    ("er:n=20,p=0.2,seed=1", 2, "auto", 1e-3),
+]
+LARGE = [("er:n=100,p=0.06,seed=1", 1, "auto", 1e-2)]
+
+
+def timed_design(graph: str, colluders: int, solver: str, tolerance: float) -> tuple[Design, float]:
+    W = load_network(graph).mixing_matrix
+    threat = ThreatModel(colluders, "pairs")
+    start = time.perf_counter()
+    result = design(
+        W,
+        1.0,
+        objective=Horizon(1000),
+        threat=threat,
+        solver=solver,  # type: ignore[arg-type]
+        tolerance=tolerance,
+    )
+    return result, time.perf_counter() - start
+
+
+def inversion_seconds(num_coalitions: int, num_agents: int) -> float:
+    """One batch of inverses of the coalitions' matrices: what an evaluation cannot do without."""
+    batch = np.repeat(2 * np.eye(num_agents)[None], num_coalitions, axis=0)
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        np.linalg.inv(batch)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--large", action="store_true", help="also 100 agents: minutes")
+    large = parser.parse_args().large
+    limit_threads()
+    print(
+        "| graph | insiders | solver | coalitions | seconds | gap | evaluations | per evaluation |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for graph, colluders, solver, tolerance in SMALL + (LARGE if large else []):
+        result, seconds = timed_design(graph, colluders, solver, tolerance)
+        count = result.num_coalitions or 1
+        unit = inversion_seconds(count, result.num_agents)
+        ratio = seconds / result.iterations / unit
+        print(
+            f"| {graph} | {colluders} | {result.solver} | {count} | {seconds:.2f} | "
+            f"{result.gap:.1e} | {result.iterations} | {ratio:.1f} × inverses |"
+        )
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    print(f"\npeak memory {peak:.2f} GB")
+
+
+if __name__ == "__main__":
+    main()
