@@ -371,7 +371,8 @@ def test_killed_processes_never_reuse_noise_nor_overspend(tmp_path: Path) -> Non
     subprocess.run([sys.executable, str(script), *arguments], check=True, timeout=120)
     lines = log.read_text().splitlines()
     assert len(lines) == len(set(lines)), "a (nonce, step) was released twice"
-    assert 1000 < len(lines) <= limit
+    # How many steps are released between kills depends on how busy the machine is.
+    assert 50 < len(lines) <= limit
     spent = read_spent(path.read_bytes())
     assert len(lines) <= spent <= limit
     with ReleaseLedger.open(path, plan_fingerprint=PLAN, agent=0, max_releases=limit) as ledger:
