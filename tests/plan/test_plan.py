@@ -93,6 +93,12 @@ def test_names_of_agents_are_kept(tmp_path: Path) -> None:
     assert load_plan(tmp_path / "plan.corn").network.graph.nodes[2]["name"] == "turku"
 
 
+def test_where_shared_noise_is_worthless_independent_noise_is_certified() -> None:
+    found = verify_plan(make_plan(load_network("path:2"), BUDGET))
+    assert found.passed
+    assert found.gap <= 1e-6
+
+
 def test_references_cannot_be_planned() -> None:
     with pytest.raises(InvalidArgumentError, match="reference without privacy"):
         make_plan(NETWORK, BUDGET, mechanism="central")

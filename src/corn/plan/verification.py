@@ -126,6 +126,9 @@ def _lower_bound(plan: Plan, A: FloatArray) -> float:
         # Disjoint groups make the problem separate; whoever is in none draws alone.
         blocks = sum(_eavesdropper_bound(A[np.ix_(group, group)]) for group in groups)
         bounds.append(blocks + float(np.delete(np.diag(A), grouped).sum()))
+    if not _hides_anything(plan):
+        # Every coalition knows every seed: independent noise is the best there is.
+        bounds.append(float(np.trace(A)))
     multipliers = plan.certificate.multipliers
     coalitions = list_coalitions(groups, num_agents=n, max_colluders=colluders)
     if multipliers is not None and groups and multipliers.shape == coalitions.protected.shape:
@@ -135,6 +138,14 @@ def _lower_bound(plan: Plan, A: FloatArray) -> float:
         assembly = Assembly(groups, coalitions, n)
         bounds.append(certify(A, assembly, plan.decomposition, proof, common=common))
     return max(bounds) / cap
+
+
+def _hides_anything(plan: Plan) -> bool:
+    """Whether some seed that the threat allows stays unknown to some coalition."""
+    groups = plan.threat.seed_groups(plan.network.graph)
+    colluders = plan.threat.max_colluders
+    coalitions = list_coalitions(groups, num_agents=plan.num_agents, max_colluders=colluders)
+    return bool(coalitions.unknown.any())
 
 
 def _eavesdropper_bound(A: FloatArray) -> float:
