@@ -54,7 +54,9 @@ def test_one_seed_for_all_must_be_asked_for_and_is_always_pointed_out(
     assert warning in corn("verify", tmp_path / "g.corn").stderr
     assert warning in corn("design", "--graph", "ring:6").stderr
     decor = ["--mechanism", "decor", "--colluders", 0, "--out", tmp_path / "d.corn"]
-    assert warning not in corn(*PLAN, *decor).stderr
+    said = corn(*PLAN, *decor).stderr
+    assert warning not in said
+    assert "one curious participant can bring somebody to ε = " in said
 
 
 def test_a_changed_plan_is_refused(corn: Runner, plan: Path) -> None:
@@ -71,6 +73,7 @@ def test_a_changed_plan_is_refused(corn: Runner, plan: Path) -> None:
         (["--agent", "6"], "--agent must be in 0 … 5"),
         (["--coalition", "a,b"], "agents separated by commas, found 'a,b'"),
         (["--coalition", "9"], "a coalition must be of agents 0 … 5"),
+        (["--coalition", "3", "--agent", "3"], "agent 3 is one of the insiders"),
         (["--coalition", "0,1,2,3,4,5"], "nobody to protect"),
     ],
 )
@@ -97,7 +100,8 @@ def test_keys_stay_private_and_the_roster_is_public(corn: Runner, tmp_path: Path
 def test_keys_are_never_written_over(corn: Runner, tmp_path: Path) -> None:
     assert corn("keygen", "--agent", 4, "--keys", tmp_path).exit_code == 0
     before = (tmp_path / "agent-4.key").read_bytes()
-    outcome = corn("keygen", "--agent", 4, "--keys", tmp_path)
+    outcome = corn("keygen", "--agents", 6, "--keys", tmp_path)
+    assert not (tmp_path / "agent-0.key").exists()
     assert outcome.exit_code == 1
     assert "exists" in outcome.stderr
     assert (tmp_path / "agent-4.key").read_bytes() == before
@@ -114,3 +118,21 @@ def test_rosters_need_everybody(corn: Runner, tmp_path: Path) -> None:
         in corn("roster", "--keys", tmp_path, "--out", tmp_path / "r.json").stderr
     )
     assert corn("keygen", "--keys", tmp_path).exit_code == 2
+
+
+def test_unsound_accounting_cannot_be_planned(corn: Runner, tmp_path: Path) -> None:
+    arguments = [*PLAN, "--epsilon", 40, "--accounting", "paper", "--out", tmp_path / "p.corn"]
+    outcome = corn(*arguments)
+    assert outcome.exit_code == 1
+    assert "an exact ε of 41.76" in outcome.stderr
+
+
+def test_zero_weights_do_not_change_who_shares_seeds(corn: Runner, tmp_path: Path) -> None:
+    """The fastest weights leave some links unused; seeds follow the graph all the same."""
+    arguments = ["plan", "--graph", "barbell:4", "--weights", "fastest", "--steps", 50]
+    options = ["--colluders", 0, "--seeds", "balls:1", "--out", tmp_path / "f.corn"]
+    assert corn(*arguments, *options).exit_code == 0
+    assert corn("verify", tmp_path / "f.corn").exit_code == 0
+    options[3] = "communities:4"
+    assert corn(*arguments, *options).exit_code == 0
+    assert corn("verify", tmp_path / "f.corn").exit_code == 0

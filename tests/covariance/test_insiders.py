@@ -192,7 +192,7 @@ def test_singular_objectives_are_noise_limited_and_bounded() -> None:
     complete = np.full((6, 6), 1 / 6)
     result = design(complete, 1.0, threat=ThreatModel(1, "pairs"), max_noise_std=8.0)
     assert result.noise_std.max() <= 8.0 * (1 + 1e-6)
-    assert result.status == "noise limited"
+    assert result.status == "loose bound"
     assert result.lower_bound >= 1 / 6 * (1 - 1e-6)
     # Against one insider five agents hide behind each other: 1/5 of LDP's variance each.
     assert result.value == pytest.approx(6 / 5 / 6, rel=0.1)
@@ -230,3 +230,23 @@ def test_baselines_do_not_pretend_to_hold_against_insiders() -> None:
     with pytest.raises(InvalidArgumentError, match="against an eavesdropper only"):
         design(W, 1.0, mechanism="decor", threat=ThreatModel(1))
     assert design(W, 1.0, mechanism="ldp", threat=ThreatModel(1)).value == pytest.approx(2.5)
+
+
+def test_common_private_noise_holds_for_disjoint_groups_too() -> None:
+    matrix = mixing_matrix(nx.path_graph(4))
+    threat = ThreatModel(0, ((0, 1),), "common")
+    result = design(matrix, 1.0, objective=Horizon(50), threat=threat)
+    exact = design(matrix, 1.0, objective=Horizon(50), threat=threat, solver="sdp")
+    assert result.value == pytest.approx(exact.value, rel=1e-3)
+    assert np.ptp(result.decomposition.private_variance) == 0
+
+
+def test_a_loose_bound_is_called_that() -> None:
+    complete = np.full((6, 6), 1 / 6)
+    result = design(complete, 1.0, threat=ThreatModel(1, "pairs"))
+    assert result.status == "loose bound"
+
+
+def test_dropping_needs_seeds_to_drop() -> None:
+    with pytest.raises(InvalidArgumentError, match="drop_share applies where seed groups overlap"):
+        design(W, 1.0, drop_share=0.1)

@@ -29,7 +29,7 @@ def test_bound_sdp_and_value_are_in_order(W: FloatArray, horizon: float) -> None
     assert dual.lower_bound <= sdp.value * (1 + 1e-9)
     assert sdp.lower_bound <= dual.value * (1 + 1e-9)
     # Under the same noise limit the program is exact, and the dual's remedy within a little of it.
-    assert sdp.value <= dual.value * (1 + 1e-4)
+    assert sdp.value <= dual.value * (1 + 1e-3)
     assert dual.value <= sdp.value * (1.001 + dual.gap)
 
 

@@ -42,7 +42,8 @@ def test_direction_of_links_does_not_matter() -> None:
 @pytest.mark.parametrize(
     ("colluders", "seeds", "message"),
     [
-        (-1, "pairs", "max_colluders must be ≥ 0"),
+        (-1, "pairs", "max_colluders must be a whole number ≥ 0"),
+        (1.0, "pairs", "whole number"),
         (4, "pairs", "at most 3 of 4 agents, found 4"),
         (
             1,
@@ -54,7 +55,8 @@ def test_direction_of_links_does_not_matter() -> None:
         (1, "pairs:2", "found 'pairs:2'"),
         (1, "groups:9", r"must be in \[1, 4\], found 9"),
         (1, ((0, 7),), "agents 0 … 3"),
-        (1, ((),), "an empty one"),
+        (1, ((),), "none of them empty"),
+        (1, ((True, 2),), "agents' numbers, found True"),
     ],
 )
 def test_bad_threats(colluders: int, seeds: str | SeedGroups, message: str) -> None:

@@ -1,6 +1,7 @@
 """Plans: what is saved is what is loaded, and nothing false gets past verification."""
 
 import copy
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable
@@ -15,10 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from corn import Horizon, PrivacyBudget, ThreatModel, load_network
-from corn.covariance import FiniteRun, GivenObjective, Objective
+from corn.covariance import Decomposition, FiniteRun, GivenObjective, Objective
+from corn.covariance.insiders_sdp import solve_insiders_sdp
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.noise import SecureSource, draw_all_shares, round_factors, simulated_keys
 from corn.plan import SAFE_THREAT, Plan, load_plan, make_plan, save_plan, verify_plan
+from corn.plan.bound import prove_lower_bound
 from corn.plan.codec import fingerprint
 from corn.plan.verification import guarantees_against
 
@@ -150,6 +153,17 @@ def test_verification_equals_a_count_of_every_coalition(plan: Plan) -> None:
         (lambda c: c["threat"].update(max_colluders=-1), "max_colluders"),
         (lambda c: c.update(noise_type="float16"), "noise_type"),
         (lambda c: c.pop("network"), "'network' is missing"),
+        (lambda c: c["threat"].update(seeds=[["a", "b"]]), "agents' numbers"),
+        (lambda c: c["threat"].update(seeds={"ab": 1}), "seeds"),
+        (lambda c: c["decomposition"]["seed_groups"].__setitem__(0, [False, True]), "numbers"),
+        (lambda c: c["network"].update(source=123), "source cannot be 123"),
+        (lambda c: c["network"]["agents"].__setitem__(0, "1"), "cannot be called '1'"),
+        (
+            lambda c: c["decomposition"]["factors"].__setitem__(
+                0, [[x for row in c["decomposition"]["factors"][0] for x in row]]
+            ),
+            "canonical form",
+        ),
     ],
 )
 def test_impossible_content_is_refused_in_one_line(
@@ -190,16 +204,62 @@ def test_forged_promises_are_found(plan: Plan, tmp_path: Path) -> None:
         assert any(words in problem for problem in found.problems), (words, found.problems)
 
 
-def test_forged_multipliers_cannot_raise_the_bound(plan: Plan, tmp_path: Path) -> None:
-    honest = verify_plan(plan)
+@pytest.mark.parametrize("size", [0.0, 1e-300, 1.0, 1e300, 1e308])
+@pytest.mark.parametrize("noise", ["good", "poor"])
+def test_no_multipliers_prove_more_than_the_optimum(plan: Plan, size: float, noise: str) -> None:
+    """The proof is compared with the optimum itself, before it is capped by the plan's value."""
+    A = plan.objective.matrix(NETWORK.mixing_matrix)
+    groups = SAFE_THREAT.seed_groups(NETWORK.graph)
+    optimum = solve_insiders_sdp(A, 1.0, seed_groups=groups, max_colluders=1).value
+    parts = plan.decomposition
+    if noise == "poor":
+        rng = np.random.default_rng(1)
+        factors = tuple(rng.normal(size=factor.shape) for factor in parts.factors)
+        parts = Decomposition(rng.uniform(1, 9, 6), parts.seed_groups, factors)
+    for seed in range(5):
+        shape = np.asarray(plan.certificate.multipliers).shape
+        forged = size * np.random.default_rng(seed).uniform(size=shape)
+        proved = prove_lower_bound(A, parts, SAFE_THREAT, groups, forged)
+        assert 0 < proved <= optimum * (1 + 1e-9)
+    honest = prove_lower_bound(
+        A, plan.decomposition, SAFE_THREAT, groups, plan.certificate.multipliers
+    )
+    assert honest == pytest.approx(optimum, rel=2e-3)
 
-    def forge(content: dict[str, Any]) -> None:
-        rows = content["certificate"]["multipliers"]
-        content["certificate"]["multipliers"] = [[1e3 * x + 1 for x in row] for row in rows]
-        content["certificate"]["lower_bound"] *= 2
 
-    forged = verify_plan(load_plan(rewrite(plan, tmp_path / "forged.corn", forge)))
-    assert forged.lower_bound <= honest.value
+def test_the_bound_is_for_all_seeds_allowed_not_only_those_used() -> None:
+    network = load_network("ring:8")
+    lean = make_plan(network, BUDGET, drop_share=0.6)
+    full = make_plan(network, BUDGET)
+    found = verify_plan(lean)
+    assert found.passed
+    assert found.lower_bound <= full.certificate.value
+    ldp = make_plan(network, BUDGET, mechanism="ldp", threat=ThreatModel())
+    relabelled = dataclasses.replace(ldp, mechanism="corn")
+    assert verify_plan(relabelled).gap > 1
+
+
+def test_claims_are_checked_against_what_is_proved(plan: Plan) -> None:
+    claim = dataclasses.replace(plan.certificate, lower_bound=1.01 * plan.certificate.value)
+    found = verify_plan(dataclasses.replace(plan, certificate=claim))
+    assert any("is proved" in problem for problem in found.problems)
+
+
+def test_labels_must_fit_the_noise(plan: Plan) -> None:
+    for mechanism, message in (("none", "reference"), ("ldp", "draws alone")):
+        with pytest.raises(InvalidArgumentError, match=message):
+            dataclasses.replace(plan, mechanism=mechanism)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="leave somebody honest"):
+        dataclasses.replace(plan, threat=ThreatModel(6, "pairs"))
+    common = dataclasses.replace(plan, threat=ThreatModel(1, "pairs", "common"))
+    assert any("said to be common" in problem for problem in verify_plan(common).problems)
+
+
+def test_too_many_coalitions_are_refused_before_work_begins() -> None:
+    made = make_plan(load_network("ring:30"), BUDGET, threat=ThreatModel(0, "edges"), tolerance=0.1)
+    forged = dataclasses.replace(made, threat=ThreatModel(10, "edges"))
+    with pytest.raises(InvalidArgumentError, match="30,045,015 coalitions of 10"):
+        verify_plan(forged)
 
 
 @pytest.mark.parametrize(

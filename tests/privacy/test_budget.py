@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corn.errors import CornError, CornWarning, InfeasibleError, InvalidArgumentError
+from corn.errors import CornError, CornWarning, InvalidArgumentError
 from corn.privacy import Accounting, ClippedQuery, PrivacyBudget, Unit, account_precision, gaussian
 
 BASE: dict[str, Any] = {"epsilon": 10, "delta": 1e-5, "num_steps": 5000, "clip": 0.1}
@@ -147,19 +147,19 @@ def test_describe_names_unit_clipping_adjacency_and_accounting(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"epsilon": 0}, "epsilon must be positive and finite, found 0"),
-        ({"epsilon": -1.0}, "epsilon must be positive and finite, found -1"),
-        ({"epsilon": math.nan}, "epsilon must be positive and finite, found nan"),
-        ({"epsilon": math.inf}, "epsilon must be positive and finite, found inf"),
+        ({"epsilon": 0}, r"epsilon must be positive, at most 1e\+09, found 0"),
+        ({"epsilon": -1.0}, r"epsilon must be positive, at most 1e\+09, found -1"),
+        ({"epsilon": math.nan}, r"epsilon must be positive, at most 1e\+09, found nan"),
+        ({"epsilon": math.inf}, r"epsilon must be positive, at most 1e\+09, found inf"),
         ({"delta": 0.0}, r"delta must be in \(0, 1\), found 0.0: try 1e-5"),
         ({"delta": 1.0}, r"delta must be in \(0, 1\), found 1.0"),
         ({"delta": math.nan}, r"delta must be in \(0, 1\), found nan"),
         ({"num_steps": 0}, "num_steps must be an integer of at least 1, found 0"),
         ({"num_steps": 2.5}, "num_steps must be an integer of at least 1, found 2.5"),
         ({"num_steps": True}, "num_steps must be an integer of at least 1, found True"),
-        ({"clip": 0.0}, "clip must be positive and finite, found 0.0: try 0.1"),
-        ({"clip": math.inf}, "clip must be positive and finite, found inf"),
-        ({"clip": math.nan}, "clip must be positive and finite, found nan"),
+        ({"clip": 0.0}, r"clip must be positive, from 1e-30 to 1e\+30, found 0.0: try 0.1"),
+        ({"clip": math.inf}, r"clip must be positive, from 1e-30 to 1e\+30, found inf"),
+        ({"clip": math.nan}, r"clip must be positive, from 1e-30 to 1e\+30, found nan"),
         ({"unit": "user"}, "unit must be 'agent' or 'sample', found 'user'"),
         ({"adjacency": "swap"}, "adjacency must be 'replace' or 'add-remove', found 'swap'"),
         ({"accounting": "zcdp"}, "accounting must be one of 'gdp', 'rdp', 'paper', found 'zcdp'"),
@@ -222,8 +222,3 @@ def test_a_budget_is_a_value() -> None:
     assert budget.query == ClippedQuery(0.1)
     with pytest.raises(dataclasses.FrozenInstanceError):
         budget.epsilon = 3  # type: ignore[misc]
-
-
-def test_noise_beyond_floating_point_is_refused() -> None:
-    with pytest.raises(InfeasibleError, match="no noise in floating point is strong enough"):
-        _ = PrivacyBudget(1, 1e-5, num_steps=1, clip=1e200).precision_cap

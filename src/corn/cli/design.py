@@ -31,7 +31,7 @@ from corn.cli.options import (
     WeightsOption,
     choose_objective,
 )
-from corn.cli.output import print_facts, print_json, print_note, save_json, warn_of_shared_seed
+from corn.cli.output import print_facts, print_json, print_note, save_json, warn_of_insiders
 from corn.covariance import Design, GivenObjective, Objective, ThreatModel
 from corn.covariance import design as solve
 from corn.covariance.design import SolverChoice
@@ -116,6 +116,7 @@ def design(
         ridge=ridge,
         drop_share=drop_share,
         num_workers=jobs,
+        graph=network.graph,
     )
     facts = design_facts(network, budget, target, threat, result)
     if plot:
@@ -123,7 +124,7 @@ def design(
     if out:
         _save(facts, result, out)
     if result.precision is not None:
-        warn_of_shared_seed(result.decomposition)
+        warn_of_insiders(result.decomposition, budget, threat)
     if json:
         print_json(facts)
     else:

@@ -27,7 +27,11 @@ def keygen(
     if (agent is None) == (agents is None):
         raise typer.BadParameter("give either --agent or --agents")
     keys.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for number in range(agents) if agents is not None else [agent or 0]:
+    numbers = range(agents) if agents is not None else [agent or 0]
+    for number in numbers:
+        if (keys / f"agent-{number}.key").exists():
+            raise FileFormatError(f"{keys / f'agent-{number}.key'}: exists; no key is written over")
+    for number in numbers:
         identity = generate_identity()
         save_identity(identity, keys / f"agent-{number}.key")
         public = keys / f"agent-{number}.pub"

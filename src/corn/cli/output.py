@@ -16,11 +16,14 @@ from rich.progress import track
 from rich.table import Table
 
 import corn
-from corn.covariance import Decomposition
+from corn.covariance import Decomposition, ThreatModel, expose
 from corn.errors import CornWarning
+from corn.privacy import PrivacyBudget
 
 JsonValue = Any
 Item = TypeVar("Item")
+
+_MOST_AGENTS_TO_EXPOSE = 60
 
 
 def print_json(values: Mapping[str, JsonValue]) -> None:
@@ -64,13 +67,30 @@ def print_note(text: str) -> None:
     sys.stderr.write(f"note: {text}\n")
 
 
-def warn_of_shared_seed(decomposition: Decomposition) -> None:
-    """Say what everyone must know where one seed is shared by all."""
+def warn_of_insiders(
+    decomposition: Decomposition, budget: PrivacyBudget, threat: ThreatModel
+) -> None:
+    """Say what a curious participant can do where the noise was not designed against any."""
+    if threat.max_colluders or not decomposition.seed_groups:
+        return
+    advice = "against curious insiders use --colluders 1 --seeds pairs"
     if decomposition.is_shared_by_all:
         print_note(
-            "one seed for all: any participant can remove everyone's shared noise; against curious "
-            "insiders use --colluders 1 --seeds pairs"
+            f"one seed for all: any participant can remove everyone's shared noise; {advice}"
         )
+    elif decomposition.num_agents <= _MOST_AGENTS_TO_EXPOSE:
+        query, steps = budget.query, budget.num_steps
+        worst = max(
+            max(
+                expose(decomposition, [agent], query, num_steps=steps)
+                .epsilon(budget.delta)
+                .values()
+            )
+            for agent in range(decomposition.num_agents)
+        )
+        print_note(f"one curious participant can bring somebody to ε = {worst:.3g}; {advice}")
+    else:
+        print_note(f"not designed against participants, who know the seeds they share; {advice}")
 
 
 def print_error(text: str) -> None:

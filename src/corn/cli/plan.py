@@ -29,7 +29,7 @@ from corn.cli.options import (
     WeightsOption,
     choose_objective,
 )
-from corn.cli.output import print_facts, print_json, print_note, warn_of_shared_seed
+from corn.cli.output import print_facts, print_json, print_note, warn_of_insiders
 from corn.covariance import ThreatModel
 from corn.covariance.threat import PrivateNoise
 from corn.plan import Plan, make_plan, save_plan
@@ -89,7 +89,7 @@ def plan(
         print_json(plan_facts(made))
     else:
         _print(made)
-    warn_of_shared_seed(made.decomposition)
+    warn_of_insiders(made.decomposition, made.budget, made.threat)
     print_note(f"wrote {out}; check it with: corn verify {out}")
 
 

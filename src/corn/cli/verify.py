@@ -13,7 +13,7 @@ from corn.cli.output import (
     print_json,
     print_note,
     print_table,
-    warn_of_shared_seed,
+    warn_of_insiders,
 )
 from corn.cli.plan import plan_facts
 from corn.errors import InvalidArgumentError
@@ -41,6 +41,8 @@ def verify(
     guarantees = found.guarantees
     if coalition is not None:
         insiders = _read_coalition(coalition)
+        if agent in insiders:
+            raise InvalidArgumentError(f"agent {agent} is one of the insiders {coalition}")
         guarantees = guarantees_against(plan, insiders)
         if len(insiders) > plan.threat.max_colluders:
             print_note(
@@ -52,7 +54,7 @@ def verify(
         print_json(_facts(plan, found, shown))
     else:
         _print(plan, found, shown)
-    warn_of_shared_seed(plan.decomposition)
+    warn_of_insiders(plan.decomposition, plan.budget, plan.threat)
     for problem in found.problems:
         print_error(f"{path}: {problem}")
     if not found.passed:
@@ -60,8 +62,10 @@ def verify(
 
 
 def _facts(plan: Plan, found: Verification, shown: list[AgentGuarantee]) -> dict[str, object]:
+    claims = plan_facts(plan)
+    del claims["status"]  # a claim that nothing here checks
     return {
-        **plan_facts(plan),
+        **claims,
         "passed": found.passed,
         "problems": found.problems,
         "value": found.value,
@@ -89,7 +93,10 @@ def _print(plan: Plan, found: Verification, shown: list[AgentGuarantee]) -> None
             ("promise", plan.budget.describe()),
             ("against", plan.threat.describe()),
             ("noise energy", f"{found.value:.6g}, {plan.objective.describe()}"),
-            ("lower bound", f"{found.lower_bound:.6g} (gap {found.gap:.2g}), for these seeds"),
+            (
+                "lower bound",
+                f"{found.lower_bound:.6g} (gap {found.gap:.2g}), for the seeds allowed",
+            ),
             ("fingerprint", str(facts["fingerprint"])),
         ],
     )
@@ -115,4 +122,4 @@ def _read_coalition(text: str) -> list[int]:
         raise InvalidArgumentError(
             f"--coalition must be agents separated by commas, found {text!r}"
         )
-    return [int(part) for part in parts]
+    return sorted({int(part) for part in parts})

@@ -115,7 +115,7 @@ class Assembly:
 
     def _require_memory(self, seed_groups: SeedGroups) -> None:
         sizes = np.array([len(group) for group in seed_groups])
-        nonzeros = int((self.coalitions.unknown @ sizes**2).sum()) if seed_groups else 0
+        nonzeros = int(self.coalitions.unknown.sum(axis=0) @ sizes**2) if seed_groups else 0
         if nonzeros > _MAX_NONZEROS:
             raise InvalidArgumentError(
                 f"{len(self.coalitions):,} coalitions with {len(seed_groups):,} seed groups need "

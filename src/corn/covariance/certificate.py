@@ -42,7 +42,7 @@ def relative_pressure(
             pressures = [float((private / diagonal).max())]
     for bucket, block in zip(assembly.buckets, blocks, strict=True):
         pressures.append(_largest_relative_eigenvalue(block, bucket.take(A)))
-    return max(pressures)
+    return float(np.max(pressures))
 
 
 def certify(
@@ -55,11 +55,20 @@ def certify(
 ) -> float:
     """The lower bound for b = 1 that a split and multipliers λ ≥ 0, shape (coalitions, n), prove.
 
-    It is that of ``relative_pressure`` with Y_I = (R^(I))⁻¹ Λ_I^{1/2}. Any λ is valid, so a
-    certificate can be checked without trusting whoever made it. A singular split proves nothing.
+    It is that of ``relative_pressure`` with Y_I = (R^(I))⁻¹ Λ_I^{1/2}, over all splits on the seed
+    groups of the assembly, of which the given one may leave out some. Any λ is valid, so a
+    certificate can be checked without trusting whoever made it; what cannot be computed in floating
+    point, or a singular split, proves nothing.
     """
+    largest = float(multipliers.max(initial=0.0))
+    if not 0 < largest < np.inf:
+        return 0.0
+    weights = multipliers / largest
     theta = decomposition.private_variance
-    blocks = assembly.stack([F @ F.T for F in decomposition.factors])
+    given = dict(zip(decomposition.seed_groups, decomposition.factors, strict=True))
+    empty = [np.zeros((len(group), 1)) for group in assembly.seed_groups]
+    factors = [given.get(g, none) for g, none in zip(assembly.seed_groups, empty, strict=True)]
+    blocks = assembly.stack([F @ F.T for F in factors])
     private = np.zeros(len(A))
     pressure = [np.zeros_like(block) for block in blocks]
     squares = 0.0
@@ -68,13 +77,14 @@ def certify(
             M = np.linalg.inv(assembly.hidden(theta, blocks, number))
         except np.linalg.LinAlgError:
             return 0.0
-        G = (M * multipliers[chunk][:, None, :]) @ M
+        # Y Yᵀ is M Λ Mᵀ; rounding leaves an inverse not quite symmetric.
+        G = (M * weights[chunk][:, None, :]) @ M.transpose(0, 2, 1)
         private += np.einsum("cii->i", G)
         pulled = assembly.pull_back(G, number)
         pressure = [old + new for old, new in zip(pressure, pulled, strict=True)]
-        squares += float((np.diagonal(M, axis1=1, axis2=2) ** 2 * multipliers[chunk]).sum())
+        squares += float((np.diagonal(M, axis1=1, axis2=2) ** 2 * weights[chunk]).sum())
     t = relative_pressure(A, assembly, private=private, blocks=pressure, common=common)
-    return squares / t if t > 0 else 0.0
+    return squares / t if 0 < t < np.inf and squares < np.inf else 0.0
 
 
 def _largest_relative_eigenvalue(S: FloatArray, A: FloatArray) -> float:

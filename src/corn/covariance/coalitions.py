@@ -40,7 +40,7 @@ def list_coalitions(seed_groups: SeedGroups, *, num_agents: int, max_colluders: 
     seeds unknown see the same noise; together they threaten whoever is outside one of them.
     """
     count = math.comb(num_agents, max_colluders)
-    if count * (len(seed_groups) + num_agents) > _MAX_TABLE_BYTES:
+    if count * (len(seed_groups) + num_agents + 8 * max_colluders) > _MAX_TABLE_BYTES:
         raise InvalidArgumentError(
             f"{count:,} coalitions of {max_colluders} among {num_agents} agents with "
             f"{len(seed_groups):,} seed groups are too many to check one by one: reduce "
@@ -53,7 +53,9 @@ def list_coalitions(seed_groups: SeedGroups, *, num_agents: int, max_colluders: 
     members = members.reshape(count, max_colluders)
     outside = np.ones((count, num_agents), dtype=bool)
     np.put_along_axis(outside, members, False, axis=1)
-    unknown = ~belongs[members].any(axis=1)
+    unknown = np.ones((count, len(seed_groups)), dtype=bool)
+    for member in members.T:
+        unknown &= ~belongs[member]
     kept, merged = np.unique(np.packbits(unknown, axis=1), axis=0, return_inverse=True)
     protected = np.zeros((len(kept), num_agents), dtype=bool)
     np.logical_or.at(protected, merged.ravel(), outside)

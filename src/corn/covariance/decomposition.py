@@ -94,7 +94,7 @@ class Decomposition:
         return tuple(counts.tolist())
 
     def _check_factor(self, group: tuple[int, ...], factor: FloatArray) -> FloatArray:
-        if not group or not all(isinstance(agent, int | np.integer) for agent in group):
+        if not group or not all(map(_is_agent_number, group)):
             raise InvalidArgumentError(f"a seed group must be of agents' numbers, found {group}")
         if list(group) != sorted(set(group)):
             raise InvalidArgumentError(
@@ -112,6 +112,10 @@ class Decomposition:
             )
         checked.setflags(write=False)
         return checked
+
+
+def _is_agent_number(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def split_blocks(covariance: FloatArray, seed_groups: SeedGroups) -> Decomposition:

@@ -29,6 +29,7 @@ from corn.covariance.sdp import DEFAULT_SETTINGS, SdpSettings, solve_sdp
 from corn.covariance.solution import Design, Mechanism, conclude
 from corn.covariance.threat import EAVESDROPPER, ThreatModel
 from corn.errors import InvalidArgumentError
+from corn.topology.graphs import Graph
 from corn.topology.mixing import graph_of
 
 SolverChoice: TypeAlias = Literal["auto", "dual", "closed-form", "sdp"]
@@ -51,6 +52,7 @@ def design(
     ridge: float = 0.0,
     drop_share: float = 0.0,
     num_workers: int = 1,
+    graph: Graph | None = None,
     laplacian: ArrayLike | None = None,
     local_share: float | None = None,
     sdp_settings: SdpSettings = DEFAULT_SETTINGS,
@@ -82,6 +84,8 @@ def design(
         drop_share: leaves out the weakest seed groups, which together have this part of the noise
             power, and solves again: fewer streams to draw. Where seed groups overlap.
         num_workers: processes for the blocks of disjoint seed groups.
+        graph: whose links the seeds follow; by default the links in the mixing matrix, which are
+            fewer where some weights are zero.
         laplacian: L for ``decor``; by default of the links in the mixing matrix, either direction
             counting.
         local_share: for ``decor`` and ``zero-sum``: fixes σ²/(σ²+τ²) instead of searching it.
@@ -96,8 +100,13 @@ def design(
     _check_choice("solver", solver, SOLVERS)
     if not 0 <= drop_share <= 1:
         raise InvalidArgumentError(f"drop_share must be in [0, 1], found {drop_share}")
-    groups = threat.seed_groups(graph_of(W))
-    by_parts = not _is_disjoint(groups) or threat.max_colluders > 0
+    groups = threat.seed_groups(graph_of(W) if graph is None else graph)
+    by_parts = _needs_parts(groups, threat, len(W))
+    if drop_share and not by_parts:
+        raise InvalidArgumentError(
+            "drop_share applies where seed groups overlap or insiders collude, found disjoint "
+            "groups against an eavesdropper"
+        )
     if tolerance is None:
         tolerance = 1e-3 if by_parts and mechanism == "corn" else 1e-6
     problem = Problem(
@@ -119,9 +128,12 @@ def design(
     return replace(_design_baseline(problem, mechanism, W, laplacian, local_share), threat=threat)
 
 
-def _is_disjoint(groups: SeedGroups) -> bool:
+def _needs_parts(groups: SeedGroups, threat: ThreatModel, num_agents: int) -> bool:
+    """Whether private noise and group noise must be chosen together, rather than block by block."""
     members = [agent for group in groups for agent in group]
-    return len(members) == len(set(members))
+    overlap = len(members) > len(set(members))
+    one_variance = threat.private_noise == "common" and groups != (tuple(range(num_agents)),)
+    return threat.max_colluders > 0 or overlap or one_variance
 
 
 def _solve_disjoint(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -50,9 +50,18 @@ def design_against_insiders(
     final = first
     if dropped:
         final, limited = _solve_within_noise_limit(problem, kept, solve)
-    bound = max(first.lower_bound, _eavesdropper_bound(problem))
-    return _conclude(
-        problem, threat, final, bound, solver, limited=limited, dropped=dropped, before=first.value
+    unlimited = _eavesdropper_bound(problem)
+    shortfall: Status = "noise limited" if limited else "iteration limit"
+    if first.lower_bound < unlimited:
+        shortfall = "loose bound"
+    elif dropped:
+        shortfall = "constrained"
+    result = _conclude(problem, threat, final, max(first.lower_bound, unlimited), solver, shortfall)
+    return replace(
+        result,
+        multipliers=first.multipliers,
+        num_dropped_groups=dropped,
+        value_before_dropping=first.value,
     )
 
 
@@ -91,25 +100,15 @@ def _conclude(
     solution: InsiderSolution,
     lower_bound: float,
     solver: Solver,
-    *,
-    limited: bool,
-    dropped: int,
-    before: float,
+    shortfall: Status,
 ) -> Design:
     R = solution.decomposition.covariance
     precision, factor = invert_covariance(R)
     bound = min(lower_bound, solution.value)
-    status: Status = "iteration limit"
-    if solution.value <= (1 + problem.tolerance) * bound:
-        status = "optimal"
-    elif dropped:
-        status = "constrained"
-    elif limited and math.isfinite(solution.value):
-        status = "noise limited"
     return Design(
         mechanism="corn",
         solver=solver,
-        status=status,
+        status="optimal" if solution.value <= (1 + problem.tolerance) * bound else shortfall,
         covariance=R,
         precision=precision,
         factor=factor,
@@ -120,7 +119,4 @@ def _conclude(
         threat=threat,
         shares=solution.decomposition,
         num_coalitions=len(solution.coalitions),
-        multipliers=solution.multipliers,
-        num_dropped_groups=dropped,
-        value_before_dropping=before,
     )

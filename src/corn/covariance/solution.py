@@ -23,6 +23,7 @@ Status: TypeAlias = Literal[
     "constrained",
     "iteration limit",
     "accuracy limit",
+    "loose bound",
     "family optimum",
     "reference",
 ]
@@ -38,8 +39,10 @@ class Design:
         status: ``optimal``: the gap is within the tolerance. ``noise limited``: ``max_noise_std``
             or ``ridge`` holds the value above the optimum, by the gap. ``constrained``: a caller's
             own constraints do. ``iteration limit``: out of iterations; private, but not as good as
-            asked. ``accuracy limit``: float64 or the backend gets no closer. ``family optimum``:
-            best of its family (LDP, DECOR, zero-sum), which need not hold the optimum.
+            asked. ``accuracy limit``: float64 or the backend gets no closer.
+            ``loose bound``: it may be optimal, but A is singular on a seed group, so that nothing
+            but the bound against an eavesdropper is proved. ``family optimum``: best of its family
+            (LDP, DECOR, zero-sum), which need not hold the optimum.
             ``reference``: no guarantee against an eavesdropper (central, none).
         covariance: R, shape (n, n).
         precision: R⁻¹, shape (n, n), from the Cholesky factor of R; its diagonal is at most b,

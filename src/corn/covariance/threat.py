@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import Literal, TypeAlias, get_args
 
 import networkx as nx
+import numpy as np
 
 from corn.covariance.groups import SeedGroups, find_communities, split_agents
 from corn.errors import InvalidArgumentError
@@ -42,8 +43,10 @@ class ThreatModel:
     private_noise: PrivateNoise = "per-agent"
 
     def __post_init__(self) -> None:
-        if self.max_colluders < 0:
-            raise InvalidArgumentError(f"max_colluders must be ≥ 0, found {self.max_colluders}")
+        if type(self.max_colluders) is not int or self.max_colluders < 0:
+            raise InvalidArgumentError(
+                f"max_colluders must be a whole number ≥ 0, found {self.max_colluders!r}"
+            )
         if self.private_noise not in get_args(PrivateNoise):
             raise InvalidArgumentError(
                 f"private_noise must be 'per-agent' or 'common', found {self.private_noise!r}"
@@ -51,7 +54,7 @@ class ThreatModel:
         if isinstance(self.seeds, str):
             _parse_seeds(self.seeds)
         else:
-            object.__setattr__(self, "seeds", _sorted_groups(self.seeds))
+            object.__setattr__(self, "seeds", _checked_groups(self.seeds))
 
     def seed_groups(self, graph: Graph) -> SeedGroups:
         """The groups that share a seed on this graph; links count in either direction.
@@ -69,9 +72,7 @@ class ThreatModel:
             groups = _sorted_groups(kind.build(nx.Graph(graph), number))
         else:
             groups = self.seeds
-            if () in groups:
-                raise InvalidArgumentError("seeds must be sets of agents, found an empty one")
-        stray = [group for group in groups if group[0] < 0 or group[-1] >= n]
+        stray = [group for group in groups if group and (group[0] < 0 or group[-1] >= n)]
         if stray:
             raise InvalidArgumentError(f"seeds must be of agents 0 … {n - 1}, found {stray[0]}")
         least = 1 if self.private_noise == "common" else 2
@@ -142,6 +143,20 @@ def _parse_seeds(text: str) -> tuple[_SeedKind, int]:
     raise InvalidArgumentError(
         f"seeds must be one of {accepted}, or a list of sets, found {text!r}"
     )
+
+
+def _checked_groups(groups: object) -> SeedGroups:
+    """Groups that a caller gave: non-empty sets of agents' numbers, or say what is wrong."""
+    if not isinstance(groups, list | tuple) or not all(
+        isinstance(group, list | tuple | set | frozenset) and group for group in groups
+    ):
+        raise InvalidArgumentError(
+            f"seeds must be sets of agents, none of them empty, found {groups!r:.60}"
+        )
+    for agent in (agent for group in groups for agent in group):
+        if isinstance(agent, bool) or not isinstance(agent, int | np.integer):
+            raise InvalidArgumentError(f"seeds must be of agents' numbers, found {agent!r:.60}")
+    return _sorted_groups([map(int, group) for group in groups])
 
 
 def _sorted_groups(groups: Iterable[Iterable[int]]) -> SeedGroups:

@@ -70,11 +70,14 @@ def load_plan(path: Path) -> Plan:
         digest = hashlib.sha256(_canonical(content)).hexdigest()
         if digest != document.get("fingerprint"):
             raise InvalidArgumentError("damaged or changed, its content has another fingerprint")
-        return _decode(content)
+        plan = _decode(content)
+        if _canonical(_encode(plan)) != _canonical(content):
+            raise InvalidArgumentError("its content is not in canonical form")
     except KeyError as error:
         raise FileFormatError(f"{path}: not a valid plan: {error.args[0]!r} is missing") from error
     except (CornError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise FileFormatError(f"{path}: not a valid plan: {error}") from error
+    return plan
 
 
 def _read_document(path: Path) -> Json:
@@ -154,12 +157,15 @@ def _decode_network(data: Json) -> Network:
     _check_keys(data, "source weights directed agents links mixing_matrix")
     graph = nx.DiGraph() if data["directed"] else nx.Graph()
     for agent, name in enumerate(data["agents"]):
+        if not isinstance(name, str) or (name.isdecimal() and name != str(agent)):
+            raise InvalidArgumentError(f"agent {agent} cannot be called {name!r:.60}")
         graph.add_node(agent, **({} if name == str(agent) else {"name": name}))
     for i, j in data["links"]:
         if i not in graph or j not in graph:
             raise InvalidArgumentError(f"a link joins {i} and {j}, which are not both agents")
         graph.add_edge(i, j)
-    return Network(graph, np.array(data["mixing_matrix"]), data["source"], data["weights"])
+    source, weights = _take(data, "source", str), _take(data, "weights", str)
+    return Network(graph, np.array(data["mixing_matrix"]), source, weights)
 
 
 def _decode_threat(data: Json) -> ThreatModel:

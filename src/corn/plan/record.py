@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
 from corn.arrays import FloatArray
-from corn.covariance import Decomposition, Design, Horizon, Mechanism, Objective, ThreatModel
+from corn.covariance import Decomposition, Horizon, Mechanism, Objective, ThreatModel
 from corn.covariance import design as design_noise
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.noise import choose_factors, round_factors
-from corn.privacy import PrivacyBudget, precision_diagonal
+from corn.plan.bound import allowed_groups, prove_lower_bound
+from corn.privacy import PrivacyBudget, gaussian, precision_diagonal
 from corn.topology import Network
 from corn.version import __version__
 
@@ -23,6 +25,7 @@ NoiseType: TypeAlias = Literal["float32", "float64"]
 SAFE_THREAT = ThreatModel(1, "pairs")
 """What a plan assumes unless told otherwise: one curious insider, and a seed for every pair."""
 
+_MAX_COALITIONS = 200_000
 _MAX_ROUNDINGS = 30
 _ROUNDING_MARGIN = 1e-7
 
@@ -73,6 +76,14 @@ class Plan:
                 f"the noise is for {self.decomposition.num_agents} agents, but the network has "
                 f"{self.network.num_agents}"
             )
+        if self.mechanism in ("central", "none"):
+            raise InvalidArgumentError(
+                f"mechanism {self.mechanism!r} is a reference without privacy against an "
+                "eavesdropper; a plan to run needs corn, decor, zero-sum or ldp"
+            )
+        if self.mechanism == "ldp" and self.decomposition.seed_groups:
+            raise InvalidArgumentError("mechanism 'ldp' draws alone, but agents share a seed")
+        self.threat.seed_groups(self.network.graph)  # says so where too many may collude
         if self.noise_type not in get_args(NoiseType):
             raise InvalidArgumentError(
                 f"noise_type must be 'float32' or 'float64', found {self.noise_type!r}"
@@ -87,6 +98,17 @@ class Plan:
     def num_agents(self) -> int:
         """The number of agents n."""
         return self.network.num_agents
+
+    def prove_lower_bound(self) -> float:
+        """A noise energy that no split on the seeds allowed goes below, proved from scratch."""
+        bound = prove_lower_bound(
+            self.objective.matrix(self.network.mixing_matrix),
+            self.decomposition,
+            self.threat,
+            allowed_groups(self.network.graph, self.threat, self.mechanism),
+            self.certificate.multipliers,
+        )
+        return bound / self.budget.precision_cap
 
     def describe(self) -> str:
         """The promise and the adversary, in one line."""
@@ -115,6 +137,8 @@ def make_plan(
             f"mechanism {mechanism!r} is a reference without privacy against an eavesdropper; a "
             "plan to run needs corn, decor, zero-sum or ldp"
         )
+    _require_sound(budget)
+    threat = _resolve_communities(threat, network)
     target = objective or Horizon(max(1.0, budget.num_steps / 5))
     result = design_noise(
         network.mixing_matrix,
@@ -124,22 +148,27 @@ def make_plan(
         threat=threat,
         tolerance=tolerance,
         drop_share=drop_share,
+        graph=network.graph,
     )
     shares = _round_to_cap(
         choose_factors(result.decomposition), budget.precision_cap, threat.max_colluders, noise_type
     )
     A = target.matrix(network.mixing_matrix)
-    return Plan(
+    value = float((A * shares.covariance).sum())
+    plan = Plan(
         network=network,
         budget=budget,
         threat=threat,
         objective=target,
         mechanism=mechanism,
         decomposition=shares,
-        certificate=_certificate(result, float((A * shares.covariance).sum())),
+        certificate=Certificate(result.status, result.solver, value, 0.0, result.multipliers),
         noise_type=noise_type,
         corn_version=__version__,
     )
+    # What is claimed is what this very plan proves, not what the solver found on the way.
+    proved = min(plan.prove_lower_bound(), value)
+    return replace(plan, certificate=replace(plan.certificate, lower_bound=proved))
 
 
 def coalition_precisions(
@@ -151,6 +180,12 @@ def coalition_precisions(
     of them.
     """
     everyone = range(decomposition.num_agents)
+    count = math.comb(len(everyone), max_colluders)
+    if count > _MAX_COALITIONS:
+        raise InvalidArgumentError(
+            f"{count:,} coalitions of {max_colluders} among {len(everyone)} agents are too many to "
+            f"check one by one (at most {_MAX_COALITIONS:,}): reduce max_colluders"
+        )
     for coalition in combinations(everyone, max_colluders):
         honest = tuple(agent for agent in everyone if agent not in coalition)
         hidden = decomposition.hidden_from(coalition)[np.ix_(honest, honest)]
@@ -181,11 +216,20 @@ def _round_to_cap(
     )
 
 
-def _certificate(result: Design, value: float) -> Certificate:
-    return Certificate(
-        status=result.status,
-        solver=result.solver,
-        value=value,
-        lower_bound=min(result.lower_bound, value),
-        multipliers=result.multipliers,
-    )
+def _require_sound(budget: PrivacyBudget) -> None:
+    """Refuse a budget whose accounting lets through more than it promises."""
+    if budget.query.is_subsampled:
+        return
+    exact = gaussian.epsilon_from(budget.mu, budget.delta)
+    if exact > budget.epsilon * (1 + 1e-9):
+        raise InfeasibleError(
+            f"accounting {budget.accounting!r} would give an exact ε of {exact:.6g} instead of "
+            f"{budget.epsilon:g}: use 'gdp'"
+        )
+
+
+def _resolve_communities(threat: ThreatModel, network: Network) -> ThreatModel:
+    """Write communities down as groups: another version of the search might find others."""
+    if isinstance(threat.seeds, str) and threat.seeds.startswith("communities"):
+        return replace(threat, seeds=threat.seed_groups(network.graph))
+    return threat

@@ -7,17 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from corn.arrays import FloatArray
 from corn.covariance import expose
-from corn.covariance.assembly import Assembly
-from corn.covariance.certificate import certify
-from corn.covariance.coalitions import list_coalitions
-from corn.covariance.dual import solve_dual
+from corn.plan.bound import allowed_groups
 from corn.plan.record import Plan, coalition_precisions
 from corn.privacy import account_precision
 
-_VALUE_TOLERANCE = 1e-6
-_BOUND_ITERATIONS = 100
+_CLAIM_TOLERANCE = 1e-6
+_EPSILON_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ class Verification:
 
     @property
     def gap(self) -> float:
-        """How far the noise may be from the best for these seeds, value/lower_bound − 1."""
+        """How far the noise may be from the best for the seeds allowed, value/lower_bound − 1."""
         return self.value / self.lower_bound - 1 if self.lower_bound > 0 else np.inf
 
 
@@ -54,15 +50,14 @@ def verify_plan(plan: Plan) -> Verification:
     """Recompute privacy, value and lower bound of a plan from its public content alone.
 
     Privacy is counted for every coalition of the threat, one by one, from the noise weights as they
-    are drawn. The lower bound is proved again: from the certificate's multipliers, of which any are
-    valid, and from the dual against an eavesdropper, whichever is higher.
+    are drawn. The lower bound is proved again, over all seeds that the threat allows.
     """
     guarantees = _guarantees(plan)
     A = plan.objective.matrix(plan.network.mixing_matrix)
     value = float((A * plan.decomposition.covariance).sum())
-    problems = [*_privacy_problems(plan, guarantees), *_claim_problems(plan, value)]
-    bound = min(_lower_bound(plan, A), value)
-    return Verification(guarantees, value, bound, tuple(problems))
+    proved = plan.prove_lower_bound()
+    problems = [*_privacy_problems(plan, guarantees), *_claim_problems(plan, value, proved)]
+    return Verification(guarantees, value, min(proved, value), tuple(problems))
 
 
 def guarantees_against(plan: Plan, coalition: Iterable[int]) -> tuple[AgentGuarantee, ...]:
@@ -94,62 +89,36 @@ def _guarantees(plan: Plan) -> tuple[AgentGuarantee, ...]:
 
 
 def _privacy_problems(plan: Plan, guarantees: tuple[AgentGuarantee, ...]) -> list[str]:
-    cap = plan.budget.precision_cap
-    return [
-        f"agent {g.agent} gets ε = {g.epsilon:.6g} instead of {plan.budget.epsilon:g} against "
+    """Who gets less than promised: by the cap, and by the exact ε, which a cap can miss."""
+    cap, epsilon = plan.budget.precision_cap, plan.budget.epsilon
+    problems = [
+        f"agent {g.agent} gets ε = {g.epsilon:.6g} instead of {epsilon:g} against "
         f"{describe_coalition(g.worst_coalition)}"
         for g in guarantees
-        if g.precision > cap
+        if g.precision > cap or g.epsilon > epsilon * (1 + _EPSILON_TOLERANCE)
     ]
+    theta = plan.decomposition.private_variance
+    if plan.threat.private_noise == "common" and theta.min() != theta.max():
+        problems.append("private noise differs between agents, though it is said to be common")
+    return problems
 
 
-def _claim_problems(plan: Plan, value: float) -> list[str]:
+def _claim_problems(plan: Plan, value: float, proved: float) -> list[str]:
     problems = []
-    if abs(value - plan.certificate.value) > _VALUE_TOLERANCE * value:
-        problems.append(f"the noise energy is {value:.6g}, not {plan.certificate.value:.6g}")
-    allowed = set(plan.threat.seed_groups(plan.network.graph))
-    if plan.mechanism == "decor":
-        allowed |= {tuple(sorted(edge)) for edge in plan.network.graph.edges}
+    claimed = plan.certificate
+    if abs(value - claimed.value) > _CLAIM_TOLERANCE * value:
+        problems.append(f"the noise energy is {value:.6g}, not {claimed.value:.6g}")
+    if claimed.lower_bound > proved * (1 + _CLAIM_TOLERANCE):
+        problems.append(
+            f"a lower bound of {claimed.lower_bound:.6g} is claimed, {proved:.6g} is proved"
+        )
+    if proved > value * (1 + _CLAIM_TOLERANCE):
+        problems.append(f"the lower bound {proved:.6g} is above the value {value:.6g}")
+    allowed = allowed_groups(plan.network.graph, plan.threat, plan.mechanism)
     stray = [group for group in plan.decomposition.seed_groups if group not in allowed]
     if stray:
         problems.append(f"agents {stray[0]} share a seed that seeds={plan.threat.seeds} rules out")
     return problems
-
-
-def _lower_bound(plan: Plan, A: FloatArray) -> float:
-    """The highest of the bounds that hold for these seeds and coalitions."""
-    cap, n = plan.budget.precision_cap, plan.num_agents
-    groups, colluders = plan.decomposition.seed_groups, plan.threat.max_colluders
-    bounds = [_eavesdropper_bound(A)]
-    grouped = [agent for group in groups for agent in group]
-    if colluders == 0 and plan.mechanism == "corn" and len(grouped) == len(set(grouped)):
-        # Disjoint groups make the problem separate; whoever is in none draws alone.
-        blocks = sum(_eavesdropper_bound(A[np.ix_(group, group)]) for group in groups)
-        bounds.append(blocks + float(np.delete(np.diag(A), grouped).sum()))
-    if not _hides_anything(plan):
-        # Every coalition knows every seed: independent noise is the best there is.
-        bounds.append(float(np.trace(A)))
-    multipliers = plan.certificate.multipliers
-    coalitions = list_coalitions(groups, num_agents=n, max_colluders=colluders)
-    if multipliers is not None and groups and multipliers.shape == coalitions.protected.shape:
-        # Only non-negative multipliers of those at stake prove anything.
-        proof = np.where(coalitions.protected, np.maximum(multipliers, 0), 0)
-        common = plan.threat.private_noise == "common"
-        assembly = Assembly(groups, coalitions, n)
-        bounds.append(certify(A, assembly, plan.decomposition, proof, common=common))
-    return max(bounds) / cap
-
-
-def _hides_anything(plan: Plan) -> bool:
-    """Whether some seed that the threat allows stays unknown to some coalition."""
-    groups = plan.threat.seed_groups(plan.network.graph)
-    colluders = plan.threat.max_colluders
-    coalitions = list_coalitions(groups, num_agents=plan.num_agents, max_colluders=colluders)
-    return bool(coalitions.unknown.any())
-
-
-def _eavesdropper_bound(A: FloatArray) -> float:
-    return solve_dual(A, tolerance=1e-6, max_iterations=_BOUND_ITERATIONS).lower_bound
 
 
 def describe_coalition(coalition: tuple[int, ...]) -> str:

@@ -6,10 +6,13 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from corn.errors import InfeasibleError, InvalidArgumentError
+from corn.errors import InvalidArgumentError
 from corn.privacy import paper, subsampling
 from corn.privacy.accountants import Accounting, find_accountant
 from corn.privacy.query import Adjacency, ClippedQuery, Unit, require_count
+
+_LARGEST_EPSILON, _MOST_STEPS = 1e9, 10**15
+"""Beyond these no promise means anything, and arithmetic would not be exact."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,10 @@ class PrivacyBudget:
     sampling_rate: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.epsilon < math.inf:
+        if not 0 < self.epsilon <= _LARGEST_EPSILON:
             raise InvalidArgumentError(
-                f"epsilon must be positive and finite, found {self.epsilon}: try 1 to 10"
+                f"epsilon must be positive, at most {_LARGEST_EPSILON:g}, found {self.epsilon}: "
+                "try 1 to 10"
             )
         if not 0 < self.delta < 1:
             raise InvalidArgumentError(
@@ -54,6 +58,10 @@ class PrivacyBudget:
                 "number of people"
             )
         require_count("num_steps", self.num_steps)
+        if self.num_steps > _MOST_STEPS:
+            raise InvalidArgumentError(
+                f"num_steps must be at most {_MOST_STEPS:g}, found {self.num_steps:.4g}"
+            )
         find_accountant(self.accounting)
         if self.query.is_subsampled:
             self._check_subsampled()
@@ -108,13 +116,7 @@ class PrivacyBudget:
                 self.epsilon, self.delta, num_steps=self.num_steps, query=self.query
             )
         ratio = self.mu / self.sensitivity
-        cap = ratio * ratio / self.num_steps
-        if cap == 0 or math.isinf(1 / cap):
-            raise InfeasibleError(
-                f"no noise in floating point is strong enough for clip={self.clip:g}, "
-                f"epsilon={self.epsilon:g}: lower clip or raise epsilon"
-            )
-        return cap
+        return ratio * ratio / self.num_steps
 
     @property
     def independent_noise_std(self) -> float:

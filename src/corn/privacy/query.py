@@ -13,6 +13,10 @@ Unit: TypeAlias = Literal["agent", "sample"]
 Adjacency: TypeAlias = Literal["replace", "add-remove"]
 
 
+_SMALLEST_CLIP, _LARGEST_CLIP = 1e-30, 1e30
+"""Beyond these, noise of the size that privacy asks for leaves floating point."""
+
+
 @dataclass(frozen=True)
 class ClippedQuery:
     """A clipped gradient, as one agent releases it (with noise) at every step.
@@ -40,7 +44,11 @@ class ClippedQuery:
     sampling_rate: float | None = None
 
     def __post_init__(self) -> None:
-        _require_positive("clip", self.clip, "try 0.1")
+        if not _SMALLEST_CLIP <= self.clip <= _LARGEST_CLIP:
+            raise InvalidArgumentError(
+                f"clip must be positive, from {_SMALLEST_CLIP:g} to {_LARGEST_CLIP:g}, found "
+                f"{self.clip}: try 0.1"
+            )
         _require_choice("unit", self.unit, get_args(Unit))
         _require_choice("adjacency", self.adjacency, get_args(Adjacency))
         if self.unit == "agent":
