@@ -24,7 +24,7 @@ from corn.cli.options import (
     WeightsOption,
     choose_objective,
 )
-from corn.cli.output import print_facts, print_json, print_note, print_table
+from corn.cli.output import print_facts, print_json, print_note, print_table, warn_of_insiders
 from corn.covariance import Design, Horizon, Mechanism, ThreatModel, design
 from corn.privacy import PrivacyBudget
 from corn.topology import Network, load_network
@@ -72,6 +72,8 @@ def compare(
         for objective in objectives
     }
     values = _values(network, objectives, designs)
+    shared = designs[objectives[-1].describe()]["corn"].decomposition
+    warn_of_insiders(shared, budget, ThreatModel())
     if plot:
         _draw(network, budget, values, plot)
     if json:
