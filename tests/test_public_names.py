@@ -21,6 +21,7 @@ PUBLIC = [
     "make_plan",
     "save_plan",
     "spectrum",
+    "train",
     "verify_plan",
 ]
 

@@ -7,12 +7,17 @@
 ('optimal', 1.54)
 """
 
+from typing import TYPE_CHECKING
+
 from corn.covariance import Decomposition, Design, Horizon, ThreatModel, design, expose
 from corn.errors import CornError, CornWarning
 from corn.plan import Plan, load_plan, make_plan, save_plan, verify_plan
 from corn.privacy import PrivacyBudget, account
 from corn.topology import Network, load_network, spectrum
 from corn.version import __version__
+
+if TYPE_CHECKING:
+    from corn.learn import train as train
 
 __all__ = [
     "CornError",
@@ -33,5 +38,15 @@ __all__ = [
     "make_plan",
     "save_plan",
     "spectrum",
+    "train",
     "verify_plan",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import ``train`` when it is first used: torch takes seconds that a design need not wait."""
+    if name == "train":
+        from corn.learn import train
+
+        return train
+    raise AttributeError(f"module 'corn' has no attribute {name!r}")

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import corn
-from corn.cli import account, compare, design, graph, keygen, plan, threat, verify
+from corn.cli import account, compare, data, design, graph, keygen, plan, threat, train, verify
 from corn.cli.output import print_error, show_warnings_as_notes
 from corn.errors import CornError
 
@@ -22,6 +22,8 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "design": (design.design, design.EXAMPLE),
     "compare": (compare.compare, compare.EXAMPLE),
     "threat": (threat.threat, threat.EXAMPLE),
+    "train": (train.train, train.EXAMPLE),
+    "data": (data.data, data.EXAMPLE),
     "plan": (plan.plan, plan.EXAMPLE),
     "verify": (verify.verify, verify.EXAMPLE),
     "keygen": (keygen.keygen, keygen.KEYGEN_EXAMPLE),

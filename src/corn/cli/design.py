@@ -76,11 +76,11 @@ def design(
     solver: Annotated[SolverChoice, typer.Option(help="Solver for corn.")] = "auto",
     tolerance: Annotated[
         float | None,
-        typer.Option(help="Relative gap to stop at. [default: 1e-6, with insiders 1e-3]"),
+        typer.Option(help="Relative gap to stop at. (Default: 1e-6, with insiders 1e-3.)"),
     ] = None,
     max_noise_std: Annotated[
         float | None,
-        typer.Option(help="Bound on an agent's noise std. [default: 32 × an LDP agent's]"),
+        typer.Option(help="Bound on an agent's noise std. (Default: 32 × an LDP agent's.)"),
     ] = None,
     ridge: Annotated[float, typer.Option(min=0, help="Penalty on noise power.")] = 0.0,
     jobs: Annotated[int, typer.Option(min=1, help="Processes for disjoint groups.")] = 1,

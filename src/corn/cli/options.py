@@ -82,7 +82,7 @@ HorizonOption: TypeAlias = Annotated[
     typer.Option(
         min=1,
         help="Design for noise that accumulates over this many steps; 1 is the paper's objective. "
-        "[default: a fifth of the steps]",
+        "(Default: a fifth of the steps.)",
     ),
 ]
 GossipRoundsOption: TypeAlias = Annotated[

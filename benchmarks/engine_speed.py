@@ -1,0 +1,205 @@
+"""How fast the engine trains, on one core: against the products it cannot avoid, and a plain loop.
+
+Run ``python benchmarks/engine_speed.py [--steps N] [--turns N] [--json]``. Contenders take turns
+and the best time of each counts, so that a busy machine slows all alike and the ratios keep.
+*Bare* is the matrix products and normal random numbers of a step and nothing else: no batches
+picked, nothing clipped, no step taken. *Loop* is one backward pass for each agent of each run.
+
+Shapes are those of the paper's tasks (a9a: 55 runs, 20 agents, batches of 128; MNIST: the 784–32–10
+network); the values are random, as no time depends on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from corn.covariance import Horizon, design
+from corn.learn import AgentData, Constant, Contender, Simulation, SweepSettings, Variant
+from corn.learn.tasks import LinearClassifier, ShallowNetwork, Task
+from corn.privacy import PrivacyBudget
+from corn.threads import limit_threads
+from corn.topology import load_network
+
+NUM_AGENTS, BATCH, SAMPLES_PER_AGENT = 20, 128, 1700
+NETWORK = load_network(f"er:n={NUM_AGENTS},p=0.2,seed=1")
+BUDGET = PrivacyBudget(10, 1e-5, num_steps=5000, clip=0.1)
+STEP_SIZES = (1e-1, 5e-2, 1e-2, 5e-3, 1e-3)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A task of the paper, with as many runs as contenders times step sizes."""
+
+    name: str
+    task: Task
+    module: nn.Module
+    num_features: int
+    num_classes: int
+    num_contenders: int
+    num_step_sizes: int
+
+    @property
+    def num_runs(self) -> int:
+        """How many models each agent trains."""
+        return self.num_contenders * self.num_step_sizes
+
+
+WORKLOADS = (
+    Workload("a9a, 55 runs", LinearClassifier(123, 2), nn.Linear(123, 2), 123, 2, 11, 5),
+    Workload(
+        "MNIST 784-32-10, 5 runs",
+        ShallowNetwork(784, 10),
+        nn.Sequential(nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10)),
+        784,
+        10,
+        5,
+        1,
+    ),
+)
+
+
+def make_contenders(count: int) -> list[Contender]:
+    """CorN for different horizons: the mechanism does not change the time."""
+    W, cap = NETWORK.mixing_matrix, BUDGET.precision_cap
+    return [
+        Contender.private(f"h={h}", design(W, cap, objective=Horizon(h)), BUDGET)
+        for h in range(1, count + 1)
+    ]
+
+
+def make_samples(workload: Workload) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    rows = NUM_AGENTS * SAMPLES_PER_AGENT
+    X = torch.rand(rows, workload.num_features, generator=generator)
+    return X, torch.randint(0, workload.num_classes, (rows,), generator=generator)
+
+
+def make_engine(workload: Workload) -> Callable[[], object]:
+    X, y = make_samples(workload)
+    offsets = tuple(range(0, len(X) + 1, SAMPLES_PER_AGENT))
+    variants = [
+        Variant(contender, Constant(step_size))
+        for contender in make_contenders(workload.num_contenders)
+        for step_size in STEP_SIZES[: workload.num_step_sizes]
+    ]
+    simulation = Simulation(
+        workload.task,
+        AgentData(workload.task.prepare(X), y, offsets),
+        NETWORK,
+        variants,
+        settings=SweepSettings(BUDGET.num_steps, BATCH),
+    )
+    return simulation.advance
+
+
+def make_bare(workload: Workload) -> Callable[[], object]:
+    """The products of one step, in the cheapest layout we know, and its normal numbers."""
+    runs, d = workload.num_runs, workload.task.num_parameters
+    generator = np.random.Generator(np.random.SFC64(0))
+    normals = np.empty((NUM_AGENTS, d), np.float32)
+    roots = torch.rand(NUM_AGENTS * workload.num_contenders, NUM_AGENTS)
+    W, models = torch.rand(NUM_AGENTS, NUM_AGENTS), torch.rand(NUM_AGENTS, runs * d)
+    layers = _layer_sizes(workload)
+    inputs = [torch.rand(NUM_AGENTS, BATCH, layers[0][0])]
+    inputs += [torch.rand(NUM_AGENTS * runs, BATCH, size) for size, _ in layers[1:]]
+    weights = [torch.rand(NUM_AGENTS, runs * layers[0][1], layers[0][0])]
+    weights += [torch.rand(NUM_AGENTS * runs, out, size) for size, out in layers[1:]]
+
+    def multiply() -> None:
+        for index, (X, theta) in enumerate(zip(inputs, weights, strict=True)):
+            outputs = torch.bmm(X, theta.mT)
+            torch.bmm(outputs.mT, X)
+            if index:  # errors are passed back through all layers but the first
+                torch.bmm(outputs, theta)
+        generator.standard_normal(dtype=np.float32, out=normals)
+        roots @ torch.from_numpy(normals)
+        W @ models
+
+    return multiply
+
+
+def _layer_sizes(workload: Workload) -> list[tuple[int, int]]:
+    if isinstance(workload.task, LinearClassifier):
+        return [(workload.num_features + 1, 1)]
+    return [(workload.num_features + 1, 32), (32, workload.num_classes)]
+
+
+def make_loop(workload: Workload) -> Callable[[], object]:
+    """One backward pass for each agent of each run, then clip, noise and mixing for each run."""
+    X, y = make_samples(workload)
+    model, d = workload.module, sum(p.numel() for p in workload.module.parameters())
+    parameters = list(model.parameters())
+    factor = torch.rand(NUM_AGENTS, NUM_AGENTS)
+    W = torch.rand(NUM_AGENTS, NUM_AGENTS)
+
+    def step() -> None:
+        for _ in range(workload.num_runs):
+            gradients = torch.empty(NUM_AGENTS, d)
+            for agent in range(NUM_AGENTS):
+                own = slice(agent * SAMPLES_PER_AGENT, agent * SAMPLES_PER_AGENT + BATCH)
+                loss = nn.functional.cross_entropy(model(X[own]), y[own])
+                flat = [g.flatten() for g in torch.autograd.grad(loss, parameters)]
+                gradients[agent] = torch.cat(flat)
+                gradients[agent] *= min(1.0, 0.1 / float(gradients[agent].norm()))
+            W @ (gradients + factor @ torch.randn(NUM_AGENTS, d))
+
+    return step
+
+
+def best_milliseconds(
+    contenders: dict[str, tuple[Callable[[], object], int]], num_turns: int
+) -> dict[str, float]:
+    """The least time of a step of each contender, in turns of some steps each."""
+    best = dict.fromkeys(contenders, float("inf"))
+    for _ in range(num_turns):
+        for name, (step, num_steps) in contenders.items():
+            start = time.perf_counter()
+            for _ in range(num_steps):
+                step()
+            best[name] = min(best[name], 1000 * (time.perf_counter() - start) / num_steps)
+    return best
+
+
+def measure(workload: Workload, num_steps: int, num_turns: int) -> dict[str, float]:
+    times = best_milliseconds(
+        {
+            "engine": (make_engine(workload), num_steps),
+            "bare": (make_bare(workload), num_steps),
+            "loop": (make_loop(workload), 1),
+        },
+        num_turns,
+    )
+    return {
+        **{f"{name}, ms a step": value for name, value in times.items()},
+        "engine / bare": times["engine"] / times["bare"],
+        "loop / engine": times["loop"] / times["engine"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=100, help="steps of the engine in a turn")
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    limit_threads()
+    results = {w.name: measure(w, arguments.steps, arguments.turns) for w in WORKLOADS}
+    if arguments.json:
+        print(json.dumps(results, indent=1))
+        return
+    for title, row in results.items():
+        print(title)
+        for name, value in row.items():
+            print(f"    {name:<20}{value:10.2f}")
+
+
+if __name__ == "__main__":
+    main()

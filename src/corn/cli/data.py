@@ -1,0 +1,110 @@
+"""``corn data``: get, import and list data sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from corn.cli.options import JsonOption
+from corn.cli.output import print_json, print_note, print_table
+from corn.learn.datasets import (
+    DOWNLOADABLE,
+    EMBEDDED,
+    cache_directory,
+    fetch_dataset,
+    import_dataset,
+    is_cached,
+)
+
+EXAMPLE = "corn data list"
+
+CacheOption = Annotated[
+    Path | None,
+    typer.Option(help="Where data sets are kept. (Default: $CORN_DATA, or the user's cache.)"),
+]
+
+
+def data(
+    action: Annotated[
+        Literal["get", "import", "list"],
+        typer.Argument(help="Download one; copy one's files from a directory; or list all."),
+    ],
+    name: Annotated[
+        str | None, typer.Argument(help=f"One of {', '.join(DOWNLOADABLE)} (get and import).")
+    ] = None,
+    path: Annotated[
+        Path | None, typer.Argument(help="The directory that has the files (import).")
+    ] = None,
+    cache: CacheOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Get, import and list data sets."""
+    if action == "list":
+        _list(cache, json)
+        return
+    if name is None:
+        raise typer.BadParameter(f"say which: {', '.join(DOWNLOADABLE)}", param_hint="NAME")
+    if action == "get":
+        where = _get(name, cache)
+    elif path is None:
+        raise typer.BadParameter("say which directory has the files", param_hint="PATH")
+    else:
+        where = import_dataset(name, path, directory=cache)
+    if json:
+        print_json({"name": name, "directory": where})
+    else:
+        print_note(f"{name} is in {where}, checked")
+
+
+def _get(name: str, cache: Path | None) -> Path:
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    tasks: dict[str, Any] = {}
+
+    def show(file: str, num_bytes: int, total: int | None) -> None:
+        if file not in tasks:
+            tasks[file] = bar.add_task(file)
+        bar.update(tasks[file], completed=num_bytes, total=total)
+
+    with bar:
+        return fetch_dataset(name, directory=cache, on_progress=show)
+
+
+def _list(cache: Path | None, json: bool) -> None:
+    known = [
+        {
+            "name": name,
+            "present": is_cached(dataset, directory=cache),
+            "stand_in": dataset.stand_in,
+            "description": dataset.description,
+        }
+        for name, dataset in DOWNLOADABLE.items()
+    ]
+    known += [
+        {"name": name, "present": True, "stand_in": None, "description": description}
+        for name, description in EMBEDDED.items()
+    ]
+    if json:
+        print_json({"directory": cache_directory(cache), "datasets": known})
+        return
+    rows = [
+        [
+            str(entry["name"]),
+            "yes" if entry["present"] else f"no: {entry['stand_in']} stands in",
+            str(entry["description"]),
+        ]
+        for entry in known
+    ]
+    print_table(f"data sets in {cache_directory(cache)}", ["name", "present", "what"], rows)

@@ -1,0 +1,186 @@
+"""Every agent's data as one tensor, and the mini-batch of each agent at each step.
+
+Batches are a function of (seed, step) alone. So runs that differ in mechanism or step size see the
+same batches (common random numbers), and a run that is resumed sees those it would have seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from corn.arrays import IntArray
+from corn.errors import InvalidArgumentError
+
+_EPOCHS, _POISSON = 1, 2  # keep the random numbers of the two kinds of sampling apart
+
+
+@dataclass(frozen=True, eq=False)
+class AgentData:
+    """The samples of all agents, those of agent i in rows offsets[i] to offsets[i + 1].
+
+    Attributes:
+        inputs: shape (samples, …).
+        targets: shape (samples, …).
+        offsets: n + 1 row numbers, increasing: nobody is empty.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    offsets: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.targets) or len(self.inputs) != self.offsets[-1]:
+            raise InvalidArgumentError(
+                f"inputs, targets and offsets must agree on the number of samples, found "
+                f"{len(self.inputs)}, {len(self.targets)} and {self.offsets[-1]}"
+            )
+        for agent, size in enumerate(self.sizes):
+            if size < 1:
+                raise InvalidArgumentError(f"every agent needs data, found none for agent {agent}")
+
+    @classmethod
+    def from_parts(cls, parts: Sequence[tuple[Tensor, Tensor]]) -> AgentData:
+        """Put one pair (inputs, targets) per agent together."""
+        offsets = np.cumsum([0, *(len(inputs) for inputs, _ in parts)])
+        return cls(
+            torch.cat([inputs for inputs, _ in parts]),
+            torch.cat([targets for _, targets in parts]),
+            tuple(offsets.tolist()),
+        )
+
+    @property
+    def num_agents(self) -> int:
+        """The number of agents n."""
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many samples each agent has."""
+        return tuple(np.diff(self.offsets).tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The mini-batches of one step, in one row per cell; a cell is an agent in a seed's run.
+
+    Attributes:
+        inputs: shape (cells, batch, …).
+        targets: shape (cells, batch, …).
+        weights: shape (cells, batch): what each sample counts; 0 for padding.
+        is_average: whether all weights are 1/batch, so that a plain mean will do.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    weights: Tensor
+    is_average: bool
+
+
+class BatchSampler:
+    """Draws the batches of all agents for several seeds; cells are seed-major.
+
+    No sample is twice in a batch: sample-level sensitivity counts it once. Without a sampling rate
+    each agent goes through its data in random order, epoch by epoch. With a ``sampling_rate`` each
+    sample is in a batch with that probability (Poisson), and the divisor is fixed.
+
+    Args:
+        data: everyone's samples.
+        batch_size: samples a batch, or the whole data of each agent if None.
+        seeds: one for each seed's run.
+        sampling_rate: for Poisson sampling; then ``batch_size`` is the divisor.
+        divide_by_batch_size: give every sample 1/batch_size even where an agent has fewer samples,
+            as sample-level accounting assumes; otherwise a batch is averaged.
+    """
+
+    def __init__(
+        self,
+        data: AgentData,
+        *,
+        batch_size: int | None,
+        seeds: Sequence[int],
+        sampling_rate: float | None = None,
+        divide_by_batch_size: bool = False,
+    ) -> None:
+        self._data, self._seeds = data, tuple(seeds)
+        self._rate = sampling_rate
+        self._sizes = data.sizes
+        largest = max(self._sizes)
+        self._batch_size = largest if batch_size is None else min(batch_size, largest)
+        self._divisor = batch_size if divide_by_batch_size else None
+        self._orders: dict[tuple[int, int], tuple[int, IntArray]] = {}
+        self._whole: Batch | None = None
+        self._kept: Tensor | None = None
+
+    def draw(self, step: int) -> Batch:
+        """The batches of a step, from 0."""
+        if self._rate is not None or self._batch_size < max(self._sizes):
+            return self._draw(step)
+        # Everyone's whole data: the same batch at every step.
+        if self._whole is None:
+            self._whole = self._draw(step)
+        return self._whole
+
+    def _draw(self, step: int) -> Batch:
+        rows = self._draw_rows(step)
+        counts = np.array([len(own) for own in rows])
+        width = max(int(counts.max()), 1)
+        table = np.zeros((len(rows), width), np.int64)
+        for cell, own in enumerate(rows):
+            table[cell, : len(own)] = own
+        return self._gather(table, counts)
+
+    def _draw_rows(self, step: int) -> list[IntArray]:
+        if self._rate is not None:
+            return [rows for seed in self._seeds for rows in self._poisson(seed, step, self._rate)]
+        agents = range(self._data.num_agents)
+        return [self._next_in_order(seed, agent, step) for seed in self._seeds for agent in agents]
+
+    def _next_in_order(self, seed: int, agent: int, step: int) -> IntArray:
+        size = self._sizes[agent]
+        batch = min(self._batch_size, size)
+        if batch == size:
+            return np.arange(size) + self._data.offsets[agent]
+        epoch, place = divmod(step, size // batch)
+        known = self._orders.get((seed, agent))
+        if known is None or known[0] != epoch:
+            rng = np.random.default_rng([_EPOCHS, seed, agent, epoch])
+            known = (epoch, rng.permutation(size) + self._data.offsets[agent])
+            self._orders[seed, agent] = known
+        return known[1][place * batch : (place + 1) * batch]
+
+    def _poisson(self, seed: int, step: int, rate: float) -> list[IntArray]:
+        rng = np.random.default_rng([_POISSON, seed, step])
+        taken = np.flatnonzero(rng.random(self._data.offsets[-1]) < rate)
+        cuts = np.searchsorted(taken, self._data.offsets[1:-1])
+        return np.split(taken, cuts)
+
+    def _gather(self, table: IntArray, counts: IntArray) -> Batch:
+        data, (cells, width) = self._data, table.shape
+        index = torch.from_numpy(table.reshape(-1)).to(data.inputs.device)
+        inputs = data.inputs.index_select(0, index)
+        targets = data.targets.index_select(0, index)
+        is_full = int(counts.min()) == width
+        return Batch(
+            inputs.view(cells, width, *inputs.shape[1:]),
+            targets.view(cells, width, *targets.shape[1:]),
+            self._full_weights(table.shape) if is_full else self._weights(counts, width),
+            is_full and self._divisor in (None, width),
+        )
+
+    def _full_weights(self, shape: tuple[int, int]) -> Tensor:
+        """Weights of batches without padding, which most steps have; kept."""
+        if self._kept is None or self._kept.shape != shape:
+            self._kept = self._weights(np.full(shape[0], shape[1]), shape[1])
+        return self._kept
+
+    def _weights(self, counts: IntArray, width: int) -> Tensor:
+        inputs = self._data.inputs
+        present = np.arange(width) < counts[:, None]
+        weights = present / (self._divisor or np.maximum(counts, 1)[:, None])
+        real = inputs.dtype if inputs.is_floating_point() else torch.get_default_dtype()
+        return torch.from_numpy(weights).to(device=inputs.device, dtype=real)

@@ -1,0 +1,133 @@
+"""What is measured at chosen steps: one row for each run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from corn.arrays import FloatArray
+from corn.learn.contender import Contender, Variant
+from corn.learn.simulation import StepStatistics
+from corn.learn.tasks import Task
+
+Row: TypeAlias = dict[str, str | int | float]
+Samples: TypeAlias = tuple[Tensor, Tensor]
+PARTS = ("train", "validation", "test")
+
+COLUMNS = (
+    "contender",
+    "step_size",
+    "seed",
+    "step",
+    *(
+        f"{part}_{score}{of}"
+        for part in PARTS
+        for of in ("", "_of_average")
+        for score in ("loss", "accuracy")
+    ),
+    "consensus_distance",
+    "gradient_norm",
+    "fraction_clipped",
+    "noise_norm",
+    "epsilon",
+    "epsilon_least",
+    "delta",
+    "unit",
+)
+"""The columns of a table of results.
+
+``test_loss`` is the loss of each agent's own model, averaged over agents; ``test_loss_of_average``
+that of the average of all models. ``consensus_distance`` is the root mean square distance of the
+agents' models from their average. ``epsilon`` is what the least protected agent has spent so far,
+``epsilon_least`` the best protected; empty without a promise. Where something was not measured the
+value is NaN.
+"""
+
+
+def measure(
+    task: Task,
+    parameters: Tensor,
+    variants: tuple[Variant, ...],
+    *,
+    seeds: tuple[int, ...],
+    step: int,
+    parts: Mapping[str, Samples],
+    statistics: StepStatistics | None,
+) -> list[Row]:
+    """Measure models of shape (seeds, agents, variants, parameters), seed by seed."""
+    scores = _score(task, parameters, parts)
+    spread = (parameters - parameters.mean(dim=1, keepdim=True)).square().sum(dim=-1)
+    scores["consensus_distance"] = _array(spread.mean(dim=1).sqrt())
+    for name in ("gradient_norm", "fraction_clipped", "noise_norm"):
+        if statistics is not None:
+            scores[name] = _array(getattr(statistics, name))
+    return [
+        _row(variant, seed, step, {name: float(values[s, v]) for name, values in scores.items()})
+        for s, seed in enumerate(seeds)
+        for v, variant in enumerate(variants)
+    ]
+
+
+def _score(task: Task, parameters: Tensor, parts: Mapping[str, Samples]) -> dict[str, FloatArray]:
+    """Losses and accuracies, each of shape (seeds, variants)."""
+    shape = parameters.shape
+    average = parameters.mean(dim=1)
+    scores: dict[str, FloatArray] = {}
+    for name, (inputs, targets) in parts.items():
+        own = task.evaluate(parameters.view(-1, shape[-1]), inputs, targets)
+        joint = task.evaluate(average.view(-1, shape[-1]), inputs, targets)
+        scores[f"{name}_loss"] = _array(own.loss.view(shape[:-1]).mean(dim=1))
+        scores[f"{name}_loss_of_average"] = _array(joint.loss.view(shape[0], shape[2]))
+        if own.accuracy is not None and joint.accuracy is not None:
+            scores[f"{name}_accuracy"] = _array(own.accuracy.view(shape[:-1]).mean(dim=1))
+            scores[f"{name}_accuracy_of_average"] = _array(joint.accuracy.view(shape[0], shape[2]))
+    return scores
+
+
+def _row(variant: Variant, seed: int, step: int, scores: dict[str, float]) -> Row:
+    contender = variant.contender
+    row: Row = dict.fromkeys(COLUMNS, math.nan)
+    row |= {
+        "contender": contender.name,
+        "step_size": variant.schedule.describe(),
+        "seed": seed,
+        "step": step,
+        **scores,
+        **_privacy_spent(contender, step),
+    }
+    return row
+
+
+@lru_cache(maxsize=4096)
+def _privacy_spent(contender: Contender, step: int) -> dict[str, Any]:
+    spent = contender.epsilon_spent(step)
+    if spent is None or contender.budget is None:
+        return {"unit": ""}
+    return {
+        "epsilon": float(spent.max()),
+        "epsilon_least": float(spent.min()),
+        "delta": contender.budget.delta,
+        "unit": contender.budget.unit,
+    }
+
+
+def _array(values: Tensor) -> FloatArray:
+    return values.to(device="cpu", dtype=torch.float64).numpy()
+
+
+def is_exploding(row: Row, first: Row | None, *, limit: float) -> bool:
+    """Whether a run's models are not finite, or a loss is ``limit`` times what it began with."""
+    if not math.isfinite(float(row["consensus_distance"])):
+        return True
+    for name in ("train_loss", "validation_loss", "test_loss"):
+        found = float(row[name])
+        start = 1.0 if first is None else max(1.0, float(np.nan_to_num(float(first[name]))))
+        if math.isinf(found) or found > limit * start:
+            return True
+    return False

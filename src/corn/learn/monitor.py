@@ -1,0 +1,93 @@
+"""What a person sees and does while a sweep runs: a progress bar, and Ctrl-C."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from corn.learn.metrics import Row
+
+
+class ProgressBar:
+    """Steps done, the best loss, ε and the time left, on stderr; silent unless that is a terminal.
+
+    Args:
+        num_steps: the total.
+        done: steps done before, by a run that is resumed.
+        show: False silences it on a terminal too.
+    """
+
+    def __init__(self, num_steps: int, *, done: int = 0, show: bool = True) -> None:
+        console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[news]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not (show and console.is_terminal),
+        )
+        self._task = self._progress.add_task("", total=num_steps, completed=done, news="")
+
+    def __enter__(self) -> ProgressBar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def advance(self, rows: Sequence[Row] = ()) -> None:
+        """One more step is done; show what was measured, if anything was."""
+        if self._progress.disable:
+            return
+        if rows:
+            self._progress.update(self._task, news=summarize(rows))
+        self._progress.advance(self._task)
+
+
+def summarize(rows: Sequence[Row]) -> str:
+    """The least loss and the largest ε among rows, in a few words."""
+    name = "test_loss" if any(not math.isnan(float(r["test_loss"])) for r in rows) else "train_loss"
+    losses = [float(row[name]) for row in rows if not math.isnan(float(row[name]))]
+    epsilons = [float(row["epsilon"]) for row in rows if not math.isnan(float(row["epsilon"]))]
+    parts = [f"best {name.replace('_', ' ')} {min(losses):.4g}"] if losses else []
+    parts += [f"ε {max(epsilons):.3g}"] if epsilons else []
+    return ", ".join(parts)
+
+
+class Interruption:
+    """Whether Ctrl-C was pressed."""
+
+    requested = False
+
+
+@contextmanager
+def catch_interruption() -> Iterator[Interruption]:
+    """Turn the first Ctrl-C into a request, so that a step is finished; a second one interrupts.
+
+    Outside the main thread, where Python delivers no signals, nothing is caught.
+    """
+    interruption = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield interruption
+        return
+
+    def request(number: int, frame: FrameType | None) -> None:
+        if interruption.requested:
+            signal.default_int_handler(number, frame)
+        interruption.requested = True
+
+    before = signal.signal(signal.SIGINT, request)
+    try:
+        yield interruption
+    finally:
+        signal.signal(signal.SIGINT, before)

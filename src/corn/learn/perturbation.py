@@ -1,0 +1,140 @@
+"""The noise of all agents in all runs at one step, drawn when it is needed and never stored.
+
+Two ways, both from :mod:`corn.noise`. ``JointNoise`` is line 6 of the paper's algorithm,
+v = R^{1/2} s, where all contenders of a seed take the **same** standard normals s (common random
+numbers), so that differences between mechanisms are not differences of luck. ``DeployedNoise`` is,
+bit for bit, what agents with these keys would draw, each its own share.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Protocol, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from corn.arrays import FloatArray
+from corn.covariance.decomposition import Decomposition
+from corn.noise import (
+    Owner,
+    SecureSource,
+    SimulationSource,
+    StreamAddress,
+    draw_all_shares,
+    simulated_keys,
+)
+
+
+class Noise(Protocol):
+    """What the simulation asks for noise."""
+
+    def draw(self, step: int) -> Tensor:
+        """The noise of a step, from 0, shape (seeds, agents, contenders, parameters)."""
+
+
+@final
+class JointNoise:
+    """Draws v ~ N(0, R_m ⊗ I) for several covariances R_m and seeds: fast, for simulations.
+
+    Args:
+        covariances: R_m, each of shape (n, n).
+        seeds: one for each seed's run; public, so that what is drawn here protects nobody.
+        num_parameters: d, the coordinates of a share.
+        dtype: float32 or float64; also the precision in which normals are drawn.
+        device: where the noise is wanted.
+    """
+
+    def __init__(
+        self,
+        covariances: Sequence[FloatArray],
+        *,
+        seeds: Sequence[int],
+        num_parameters: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        n = len(covariances[0])
+        # Rows ordered (agent, covariance), so that the product needs no rearranging.
+        roots = np.stack([symmetric_root(R) for R in covariances], axis=1).reshape(-1, n)
+        self._roots = torch.from_numpy(roots).to(device=device, dtype=dtype)
+        self._shape = (len(seeds), n, len(covariances), num_parameters)
+        self._normals = np.empty((len(seeds), n, num_parameters), numpy_type(dtype))
+        self._owner = Owner(tuple(range(n)), 0)
+        self._sources = [(SimulationSource(seed), simulation_nonce(seed)) for seed in seeds]
+
+    def draw(self, step: int) -> Tensor:
+        """See ``Noise``."""
+        s = torch.from_numpy(self.draw_normals(step)).to(self._roots.device)
+        return torch.matmul(self._roots, s).view(self._shape)
+
+    def draw_normals(self, step: int) -> np.ndarray[Any, np.dtype[Any]]:
+        """s, shape (seeds, agents, parameters), in a buffer that the next draw overwrites.
+
+        All agents' normals are one stream, one agent after the other: a stream for each would cost
+        more to address than to draw.
+        """
+        for normals, (source, nonce) in zip(self._normals, self._sources, strict=True):
+            source.fill(normals.reshape(-1), StreamAddress(self._owner, nonce, step))
+        return self._normals
+
+
+@final
+class DeployedNoise:
+    """What agents draw with simulated keys: each contender's own shares, from the secure source.
+
+    Slower, and without common random numbers: for checking a deployment against a simulation.
+    """
+
+    def __init__(
+        self,
+        decompositions: Sequence[Decomposition],
+        *,
+        seeds: Sequence[int],
+        num_parameters: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._stop, self._real, self._device = num_parameters, numpy_type(dtype), device
+        self._draws = [
+            [(shares, SecureSource(simulated_keys(shares, seed=seed))) for shares in decompositions]
+            for seed in seeds
+        ]
+        self._nonces = [simulation_nonce(seed) for seed in seeds]
+
+    def draw(self, step: int) -> Tensor:
+        """See ``Noise``."""
+        noise = [
+            np.stack([self._draw_one(*draw, nonce, step) for draw in draws], axis=1)
+            for draws, nonce in zip(self._draws, self._nonces, strict=True)
+        ]
+        return torch.from_numpy(np.stack(noise)).to(self._device)
+
+    def _draw_one(
+        self, shares: Decomposition, source: SecureSource, nonce: bytes, step: int
+    ) -> np.ndarray[Any, np.dtype[Any]]:
+        return draw_all_shares(
+            shares, source=source, nonce=nonce, step=step, stop=self._stop, dtype=self._real
+        )
+
+
+def numpy_type(dtype: torch.dtype) -> Any:
+    """NumPy's float32 or float64 for torch's."""
+    return np.float32 if dtype == torch.float32 else np.float64
+
+
+def symmetric_root(covariance: FloatArray) -> FloatArray:
+    """R^{1/2}, symmetric, for a positive semidefinite R.
+
+    >>> symmetric_root(np.array([[4.0, 0.0], [0.0, 0.0]])).tolist()
+    [[2.0, 0.0], [0.0, 0.0]]
+    """
+    eigenvalues, vectors = np.linalg.eigh(covariance)
+    return np.asarray((vectors * np.sqrt(np.maximum(eigenvalues, 0))) @ vectors.T)
+
+
+def simulation_nonce(seed: int) -> bytes:
+    """The run's nonce in a simulation: a function of its seed, so that runs can be repeated."""
+    return hashlib.blake2b(f"corn simulation {seed}".encode(), digest_size=32).digest()

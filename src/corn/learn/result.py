@@ -1,0 +1,95 @@
+"""What a sweep returns: the models, the table of measurements, and how it ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from torch import Tensor
+
+from corn.errors import InvalidArgumentError
+from corn.learn.contender import Variant
+from corn.learn.metrics import COLUMNS, Row
+
+SweepStatus: TypeAlias = Literal["complete", "interrupted"]
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """The outcome of all runs; one that was interrupted is as usable, up to its last step.
+
+    Attributes:
+        variants: contenders and step sizes.
+        seeds: each variant was run once for each.
+        parameters: the final models, shape (runs, agents, parameters): run s·len(variants) + v is
+            seed s with variant v. NaN for runs that were stopped.
+        rows: the measurements, in order of steps.
+        num_steps: how many steps were done.
+        status: ``complete``, or ``interrupted`` by the user.
+        stopped: messages on runs that broke down, by (contender, step size, seed).
+        notes: what a reader must know, such as a data set that stands in for another.
+    """
+
+    variants: tuple[Variant, ...]
+    seeds: tuple[int, ...]
+    parameters: Tensor = field(repr=False)
+    rows: tuple[Row, ...] = field(repr=False)
+    num_steps: int
+    status: SweepStatus
+    stopped: Mapping[tuple[str, str, int], str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def last_rows(self) -> tuple[Row, ...]:
+        """The last measurement of each run."""
+        latest: dict[tuple[object, ...], Row] = {}
+        for row in self.rows:
+            latest[row["contender"], row["step_size"], row["seed"]] = row
+        return tuple(latest.values())
+
+    def average(self, column: str) -> dict[tuple[str, str], float]:
+        """The mean over seeds of a column at the end, by (contender, step size).
+
+        A run that was stopped makes it infinite for a loss, and NaN for anything else.
+
+        Raises ``InvalidArgumentError`` for a column that is not measured.
+        """
+        if column not in COLUMNS:
+            raise InvalidArgumentError(
+                f"column must be one of {', '.join(COLUMNS)}, found {column!r}"
+            )
+        failed = math.inf if "loss" in column else math.nan
+        last = {(r["contender"], r["step_size"], r["seed"]): r for r in self.last_rows}
+        averages: dict[tuple[str, str], float] = {}
+        for variant in self.variants:
+            key = variant.contender.name, variant.schedule.describe()
+            runs = [(*key, seed) for seed in self.seeds]
+            found = [failed if run in self.stopped else float(last[run][column]) for run in runs]
+            averages[key] = sum(found) / len(found)
+        return averages
+
+    def best_step_sizes(self, column: str = "validation_loss") -> dict[str, str]:
+        """The step size with the least value of a column, for each contender."""
+        chosen: dict[str, tuple[float, str]] = {}
+        for (contender, step_size), value in self.average(column).items():
+            if value < chosen.get(contender, (math.inf, ""))[0]:
+                chosen[contender] = value, step_size
+        return {contender: step_size for contender, (_, step_size) in chosen.items()}
+
+    def select(self, contender: str, step_size: str | None = None) -> list[Row]:
+        """The rows of a contender, with one step size or all."""
+        return [
+            row
+            for row in self.rows
+            if row["contender"] == contender and step_size in (None, row["step_size"])
+        ]
+
+
+def blank_stopped(parameters: Tensor, stopped: Sequence[tuple[int, int]]) -> Tensor:
+    """Models as (runs, agents, parameters), with NaN for the (seed, variant) that were stopped."""
+    blanked = parameters.clone()
+    for s, v in stopped:
+        blanked[s, :, v] = math.nan
+    return blanked.transpose(1, 2).flatten(0, 1)

@@ -1,0 +1,249 @@
+"""Algorithm 1 of the paper for all agents of all runs at once: clip, add noise, half step, mix.
+
+All models are one tensor (seeds, agents, variants, parameters). Variants of a seed see the same
+mini-batches and the same standard normals, whatever their mechanism and step size. Nothing is kept
+from step to step but the models, so memory does not grow with the number of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from corn.covariance.decomposition import Decomposition
+from corn.errors import InvalidArgumentError
+from corn.learn.batches import AgentData, BatchSampler
+from corn.learn.clipping import clip_factors
+from corn.learn.contender import Contender, Variant
+from corn.learn.perturbation import DeployedNoise, JointNoise, Noise
+from corn.learn.settings import SweepSettings
+from corn.learn.tasks import Task
+from corn.privacy import ClippedQuery
+from corn.topology import Network, repeat_gossip
+
+
+@dataclass(frozen=True, eq=False)
+class StepStatistics:
+    """What a step did, averaged over agents; each of shape (seeds, variants).
+
+    Attributes:
+        gradient_norm: of what each agent computed: before clipping its mini-batch gradient, or
+            after clipping and averaging its samples'.
+        fraction_clipped: of mini-batch gradients, or of samples' gradients, that were clipped.
+        noise_norm: of each agent's noise.
+    """
+
+    gradient_norm: Tensor
+    fraction_clipped: Tensor
+    noise_norm: Tensor
+
+
+@final
+class Simulation:
+    """Models of all agents in all runs, and the step that moves them.
+
+    Args:
+        task: what is trained.
+        data: every agent's samples, prepared for the task, of the settings' type and device.
+        network: who mixes with whom.
+        variants: contenders and step sizes; those that clip must agree on the unit and the batch.
+        settings: the rest.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        data: AgentData,
+        network: Network,
+        variants: Sequence[Variant],
+        *,
+        settings: SweepSettings,
+    ) -> None:
+        self._task, self._variants, self._settings = task, tuple(variants), settings
+        query = _check_variants(self._variants, data, network, settings)
+        self._clips_samples = query is not None and query.unit == "sample"
+        self._sampler = _make_sampler(data, query, settings)
+        W = repeat_gossip(network.mixing_matrix, settings.gossip_rounds)
+        self._W, self._one_round = self._tensor(W), self._tensor(np.array(network.mixing_matrix))
+        self._clip = self._tensor([variant.contender.clip for variant in variants])
+        self._central = [k for k, v in enumerate(self._variants) if v.contender.is_central]
+        self._noise, self._noise_of = self._make_noise()
+        self._is_grid = _is_grid(self._noise_of.tolist())
+        self._alive = torch.ones(len(settings.seeds), len(variants), dtype=torch.bool)
+        self.step, self._is_finite = 0, torch.ones(1, 1, dtype=torch.bool)
+        self.parameters = self._initial_parameters(network.num_agents)
+
+    @property
+    def alive(self) -> Tensor:
+        """Which runs go on, shape (seeds, variants)."""
+        return self._alive.clone()
+
+    def restore(self, step: int, parameters: Tensor, alive: Tensor) -> None:
+        """Go on from a saved state; batches and noise follow from the step."""
+        self.step, self._alive = step, alive.clone()
+        self.parameters = parameters.to(device=self._settings.device).clone()
+
+    def stop_runs(self, runs: Tensor) -> None:
+        """Take runs, marked in a mask of shape (seeds, variants), out: they stay at zero."""
+        self._alive &= ~runs
+        self.parameters.masked_fill_(runs.to(self.parameters.device)[:, None, :, None], 0.0)
+
+    @torch.no_grad()
+    def advance(self, *, observe: bool = False) -> StepStatistics | None:
+        """Run one step; return what it did if asked to observe. Ask ``find_broken`` after it."""
+        eta, batch = self._step_sizes(), self._sampler.draw(self.step)
+        shape = seeds, agents, variants, d = self.parameters.shape
+        clip = self._clip if self._clips_samples else None
+        found = self._task.gradient(self.parameters.view(-1, variants, d), batch, sample_clip=clip)
+        g = found.values.view(shape)
+        norms = torch.linalg.vector_norm(g, dim=-1)
+        factors = clip_factors(norms, self._clip) if clip is None else torch.ones_like(norms)
+        half = torch.sub(self.parameters, g.mul_((eta * factors).unsqueeze(-1)), out=g)
+        noise = self._add_noise(half, eta)
+        mixed = torch.matmul(self._W, half.view(seeds, agents, -1)).view(shape)
+        for k in self._central:
+            mixed[:, :, k] = half[:, :, k].mean(dim=1, keepdim=True)
+        self.parameters, self.step = mixed, self.step + 1
+        self._is_finite = torch.isfinite(norms)
+        if not observe:
+            return None
+        shortened = found.fraction_clipped
+        fraction = (factors < 1).to(norms) if shortened is None else shortened.view_as(norms)
+        return StepStatistics(norms.mean(1), fraction.mean(1), self._mean_norm(noise, norms))
+
+    def find_broken(self) -> Tensor | None:
+        """Runs that had a gradient that is not finite in this step, shape (seeds, variants)."""
+        if bool(self._is_finite.all()):
+            return None
+        return torch.logical_not(self._is_finite.all(dim=1)).cpu()
+
+    @torch.no_grad()
+    def cool_down(self) -> None:
+        """Mix without new gradients, as many rounds as the settings say."""
+        shape = self.parameters.shape
+        flat = self.parameters.view(shape[0], shape[1], -1)
+        for _ in range(self._settings.cooldown_rounds):
+            flat = torch.matmul(self._one_round, flat)
+        self.parameters = flat.view(shape)
+
+    def _step_sizes(self) -> Tensor:
+        """η of each run, shape (seeds, 1, variants); zero for runs that were stopped."""
+        total = self._settings.num_steps
+        eta = self._tensor([v.schedule.at(self.step + 1, total) for v in self._variants])
+        return torch.mul(eta, self._alive.to(eta.device).unsqueeze(1))
+
+    def _add_noise(self, half: Tensor, eta: Tensor) -> Tensor | None:
+        """Subtract η v from the half step; return v, one for each covariance."""
+        if self._noise is None:
+            return None
+        v = self._noise.draw(self.step)
+        seeds, agents, _, d = half.shape
+        if self._is_grid:
+            # Step sizes of a contender are neighbours: its noise is broadcast, not copied.
+            shape = (seeds, agents, v.shape[2], -1, d)
+            scale = eta.view(seeds, 1, v.shape[2], -1, 1)
+            half.view(shape).addcmul_(v.unsqueeze(3), scale, value=-1)
+        else:
+            half.addcmul_(v.index_select(2, self._noise_of), eta.unsqueeze(-1), value=-1)
+        return v
+
+    def _mean_norm(self, noise: Tensor | None, like: Tensor) -> Tensor:
+        """‖v‖ averaged over agents, shape (seeds, variants)."""
+        if noise is None:
+            return torch.zeros_like(like[:, 0])
+        norms: Tensor = torch.linalg.vector_norm(noise, dim=-1).mean(1)
+        return norms.index_select(1, self._noise_of)
+
+    def _make_noise(self) -> tuple[Noise | None, Tensor]:
+        """Noise for each contender, and which one's each variant takes."""
+        settings = self._settings
+        contenders = list(dict.fromkeys(variant.contender for variant in self._variants))
+        indices = [contenders.index(variant.contender) for variant in self._variants]
+        noise_of = torch.tensor(indices, device=settings.device)
+        if all(contender.noise is None for contender in contenders):
+            return None, noise_of
+        silence = Decomposition(np.zeros(self._W.shape[0]))
+        shares = [silence if c.noise is None else c.noise for c in contenders]
+        where: dict[str, Any] = {
+            "seeds": settings.seeds,
+            "num_parameters": self._task.num_parameters,
+            "dtype": settings.torch_dtype,
+            "device": settings.device,
+        }
+        if settings.secure_noise:
+            return DeployedNoise(shares, **where), noise_of
+        return JointNoise([part.covariance for part in shares], **where), noise_of
+
+    def _initial_parameters(self, num_agents: int) -> Tensor:
+        starts = [self._task.initialize(seed) for seed in self._settings.seeds]
+        x = self._tensor(torch.stack(starts))[:, None, None, :]
+        return x.expand(-1, num_agents, len(self._variants), -1).contiguous()
+
+    def _tensor(self, values: object) -> Tensor:
+        settings = self._settings
+        return torch.as_tensor(values, dtype=settings.torch_dtype, device=settings.device)
+
+
+def _is_grid(indices: list[int]) -> bool:
+    """Whether indices are 0 0 … 1 1 … with every number as often as any other."""
+    times = indices.count(0)
+    return indices == [k // times for k in range(len(indices))] and len(indices) % times == 0
+
+
+def _make_sampler(
+    data: AgentData, query: ClippedQuery | None, settings: SweepSettings
+) -> BatchSampler:
+    return BatchSampler(
+        data,
+        batch_size=settings.batch_size,
+        seeds=settings.seeds,
+        sampling_rate=None if query is None else query.sampling_rate,
+        divide_by_batch_size=query is not None and query.unit == "sample",
+    )
+
+
+def _check_variants(
+    variants: Sequence[Variant], data: AgentData, network: Network, settings: SweepSettings
+) -> ClippedQuery | None:
+    """The query that all clipping variants share, but for its norm; None if none clips."""
+    if not variants:
+        raise InvalidArgumentError("a sweep needs at least one variant, found none")
+    if data.num_agents != network.num_agents:
+        raise InvalidArgumentError(
+            f"data must be of {network.num_agents} agents, as many as the network has, found "
+            f"{data.num_agents}"
+        )
+    for variant in variants:
+        _check_contender(variant.contender, network.num_agents, settings.num_steps)
+    queries = [v.contender.query for v in variants if v.contender.query is not None]
+    kinds = {(query.unit, query.batch_size, query.sampling_rate): query for query in queries}
+    if len(kinds) > 1:
+        raise InvalidArgumentError(
+            "all contenders of a sweep must have the same unit, batch size and sampling rate, "
+            f"found {sorted(map(str, kinds))}: run one sweep for each"
+        )
+    query = next(iter(kinds.values()), None)
+    if query is not None and query.batch_size not in (None, settings.batch_size):
+        raise InvalidArgumentError(
+            f"batch_size must be {query.batch_size}, for which privacy was counted, found "
+            f"{settings.batch_size}"
+        )
+    return query
+
+
+def _check_contender(contender: Contender, num_agents: int, num_steps: int) -> None:
+    if contender.noise is not None and contender.noise.num_agents != num_agents:
+        raise InvalidArgumentError(
+            f"the noise of {contender.name!r} must be for {num_agents} agents, found "
+            f"{contender.noise.num_agents}"
+        )
+    if contender.budget is not None and num_steps > contender.budget.num_steps:
+        raise InvalidArgumentError(
+            f"num_steps must be at most {contender.budget.num_steps}, for which the budget of "
+            f"{contender.name!r} was made, found {num_steps}"
+        )

@@ -1,0 +1,195 @@
+"""The front door: train a model of your own, privately, on data that agents of a network hold."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset as TorchDataset
+
+from corn.covariance import Decomposition, Design, Horizon, design
+from corn.errors import InvalidArgumentError
+from corn.learn.batches import AgentData
+from corn.learn.contender import Contender, Variant
+from corn.learn.metrics import Samples
+from corn.learn.problem import Problem
+from corn.learn.result import Result
+from corn.learn.schedule import Schedule, ScheduleName, make_schedule
+from corn.learn.settings import SweepSettings
+from corn.learn.sweep import run_sweep
+from corn.learn.tasks import Loss, ModuleTask, Task
+from corn.plan import Plan
+from corn.privacy import PrivacyBudget
+from corn.topology import Network, load_network
+
+DataSource: TypeAlias = "TorchDataset[Any] | tuple[Any, Any]"
+"""A map-style torch data set of pairs, or inputs and targets as tensors or arrays."""
+
+
+def train(
+    source: Plan | Network | str | Path,
+    budget: PrivacyBudget | None = None,
+    noise: Design | Decomposition | None = None,
+    *,
+    model: nn.Module | Task,
+    loss: Loss | None = None,
+    datasets: Sequence[DataSource],
+    validation: DataSource | None = None,
+    test: DataSource | None = None,
+    step_size: float | Schedule = 0.01,
+    schedule: ScheduleName = "constant",
+    num_steps: int | None = None,
+    batch_size: int | None = None,
+    seeds: Sequence[int] = (0,),
+    gossip_rounds: int | None = None,
+    cooldown_rounds: int | None = None,
+    dtype: str | None = None,
+    device: str = "cpu",
+    secure_noise: bool = False,
+    **options: Any,
+) -> Result:
+    """Train one model per agent by differentially private DSGD: the paper's Algorithm 1.
+
+    Args:
+        source: a plan; or who mixes with whom: a network, a spec such as ``"ring:8"``, or a file.
+        budget: the promise; its unit decides what is clipped. None trains without privacy, or with
+            the plan's.
+        noise: a design or decomposition for this budget; by default the plan's, or CorN's, designed
+            for noise that accumulates over a fifth of the run.
+        model: any ``torch.nn.Module`` without batch normalisation and dropout, or a ``Task``.
+        loss: for a module: (outputs, targets) → mean loss.
+        datasets: one for each agent.
+        validation: samples to measure on.
+        test: samples to measure on.
+        step_size: η₁, or a schedule.
+        schedule: ``constant``, ``inverse-sqrt`` or ``cosine``, where ``step_size`` is a number.
+        num_steps: T; by default the budget's.
+        batch_size: samples a mini-batch; by default the budget's, else each agent's whole data.
+        seeds: one run for each.
+        gossip_rounds: mixing rounds a step; by default what the plan was designed for, or 1.
+        cooldown_rounds: mixing rounds after the last step; by default the plan's, or none.
+        dtype: ``float32`` or ``float64``; by default the plan's, or float32.
+        device: where to compute.
+        secure_noise: draw, bit for bit, what agents with simulated keys would.
+        options: more of :func:`corn.learn.sweep.run_sweep`: when to measure, checkpoints, progress.
+
+    >>> rng = np.random.default_rng(0)
+    >>> data = [(rng.standard_normal((20, 3)), rng.integers(0, 2, 20)) for _ in range(4)]
+    >>> result = train(
+    ...     "ring:4",
+    ...     PrivacyBudget(5, 1e-5, num_steps=10, clip=0.1),
+    ...     model=nn.Linear(3, 2),
+    ...     loss=nn.functional.cross_entropy,
+    ...     datasets=data,
+    ... )
+    >>> result.status, result.parameters.shape, round(result.last_rows[0]["epsilon"], 6)
+    ('complete', torch.Size([1, 4, 8]), 5.0)
+    """
+    task, rounds = _make_task(model, loss), _choose_rounds(source, gossip_rounds, cooldown_rounds)
+    network, contender = _make_contender(source, budget, noise, rounds)
+    query = contender.query
+    settings = SweepSettings(
+        _choose_steps(num_steps, contender.budget),
+        batch_size if batch_size is not None or query is None else query.batch_size,
+        tuple(seeds),
+        *rounds,
+        dtype or (source.noise_type if isinstance(source, Plan) else "float32"),
+        device,
+        secure_noise,
+    )
+    measured = {"validation": validation, "test": test}
+    problem = Problem(
+        task,
+        AgentData.from_parts([read_samples(own) for own in datasets]),
+        {name: read_samples(own) for name, own in measured.items() if own is not None},
+    )
+    variants = [Variant(contender, make_schedule(step_size, schedule))]
+    return run_sweep(problem, network, variants, settings=settings, **options)
+
+
+def read_samples(source: DataSource) -> Samples:
+    """Inputs and targets of a data source as two tensors; floats in single precision."""
+    if isinstance(source, tuple):
+        return _as_tensor(source[0]), _as_tensor(source[1])
+    pairs = [source[index] for index in range(len(cast("Any", source)))]
+    if not pairs:
+        raise InvalidArgumentError("every data set needs at least one sample, found an empty one")
+    inputs, targets = zip(*pairs, strict=True)
+    return torch.stack([_as_tensor(x) for x in inputs]), torch.stack(
+        [_as_tensor(y) for y in targets]
+    )
+
+
+def load_parameters(model: nn.Module, vector: Tensor) -> nn.Module:
+    """A copy of the model with parameters from a result, such as ``parameters[run, agent]``."""
+    filled = copy.deepcopy(model)
+    nn.utils.vector_to_parameters(vector, filled.parameters())
+    return filled
+
+
+def _as_tensor(values: Any) -> Tensor:
+    tensor = torch.as_tensor(np.array(values) if isinstance(values, np.ndarray) else values)
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def _choose_steps(num_steps: int | None, budget: PrivacyBudget | None) -> int:
+    if num_steps is not None:
+        return num_steps
+    if budget is None:
+        raise InvalidArgumentError("num_steps must be given without a budget, found None")
+    return budget.num_steps
+
+
+def _make_task(model: nn.Module | Task, loss: Loss | None) -> Task:
+    if isinstance(model, nn.Module):
+        if loss is None:
+            raise InvalidArgumentError(
+                "loss must be given with a module, found None: try "
+                "torch.nn.functional.cross_entropy"
+            )
+        return ModuleTask(model, loss)
+    if loss is not None:
+        raise InvalidArgumentError("loss must be None with a task, which has its own")
+    return model
+
+
+def _choose_rounds(
+    source: object, gossip_rounds: int | None, cooldown_rounds: int | None
+) -> tuple[int, int]:
+    """Mixing rounds a step and at the end: as asked for, or as the plan's noise was designed."""
+    planned = source.objective if isinstance(source, Plan) else Horizon()
+    gossip, cooldown = getattr(planned, "gossip_rounds", 1), getattr(planned, "cooldown_rounds", 0)
+    return (
+        gossip if gossip_rounds is None else gossip_rounds,
+        cooldown if cooldown_rounds is None else cooldown_rounds,
+    )
+
+
+def _make_contender(
+    source: Plan | Network | str | Path,
+    budget: PrivacyBudget | None,
+    noise: Design | Decomposition | None,
+    rounds: tuple[int, int],
+) -> tuple[Network, Contender]:
+    if isinstance(source, Plan):
+        if budget is not None or noise is not None:
+            raise InvalidArgumentError("budget and noise must be None with a plan, which has both")
+        planned = Contender.private(
+            source.mechanism, source.decomposition, source.budget, threat=source.threat
+        )
+        return source.network, planned
+    network = source if isinstance(source, Network) else load_network(source)
+    if budget is None:
+        if noise is not None:
+            raise InvalidArgumentError("noise must be None without a budget, which it is for")
+        return network, Contender.non_private()
+    if noise is None:
+        objective = Horizon(max(1.0, budget.num_steps / 5), *rounds)
+        noise = design(network.mixing_matrix, budget.precision_cap, objective=objective)
+    name = noise.mechanism if isinstance(noise, Design) else "given noise"
+    return network, Contender.private(name, noise, budget)

@@ -1,0 +1,88 @@
+"""The workloads of the paper, and others like them, by name: data set, model, split, partition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from corn.arrays import IntArray
+from corn.errors import InvalidArgumentError
+from corn.learn.batches import AgentData
+from corn.learn.datasets import Dataset, load_dataset, split_samples
+from corn.learn.metrics import Samples
+from corn.learn.names import MODELS, WORKLOADS, ModelName
+from corn.learn.partition import PartitionSpec
+from corn.learn.problem import Problem
+from corn.learn.tasks import LinearClassifier, Quadratic, ShallowNetwork, Task, small_cnn_task
+
+
+def make_workload(
+    name: str,
+    num_agents: int,
+    *,
+    model: ModelName | None = None,
+    partition: str = "dirichlet:10",
+    seed: int = 0,
+    l2: float = 1e-4,
+    validation_fraction: float = 0.1,
+    directory: Path | str | None = None,
+    stand_in: bool = True,
+) -> Problem:
+    """Make a problem: by default as in the paper (80/20 split, Dirichlet(10) by label).
+
+    Args:
+        name: ``quadratic`` or a data set.
+        num_agents: n.
+        model: ``linear`` (logistic or softmax regression), ``network`` (32 hidden units) or
+            ``cnn``; by default linear, and network for MNIST as in the paper.
+        partition: ``iid``, ``dirichlet:α`` or ``shards:k``.
+        seed: of split and partition.
+        l2: the penalty λ of linear models.
+        validation_fraction: of the training part, held out for tuning.
+        directory: the data cache.
+        stand_in: whether an embedded data set may take the place of an absent one; the problem's
+            notes say so.
+
+    >>> make_workload("quadratic", 20).task.describe()
+    'quadratic objectives of 20 agents in 2 dims'
+    """
+    if name == "quadratic":
+        task = Quadratic.from_paper(num_agents)
+        return Problem(task, task.agent_data(torch.float64))
+    if name not in WORKLOADS:
+        raise InvalidArgumentError(f"task must be one of {', '.join(WORKLOADS)}, found {name!r}")
+    dataset = load_dataset(name, directory=directory, stand_in=stand_in)
+    split = split_samples(len(dataset.targets), seed=seed, validation_fraction=validation_fraction)
+    labels = dataset.targets[split.train]
+    rows = PartitionSpec.parse(partition).deal(labels, num_agents, seed=seed)
+    parts = [_pick(dataset, split.train[own]) for own in rows]
+    return Problem(
+        make_task(dataset, model or ("network" if name == "mnist" else "linear"), l2=l2),
+        AgentData.from_parts(parts),
+        {
+            part: _pick(dataset, chosen)
+            for part, chosen in (("validation", split.validation), ("test", split.test))
+            if len(chosen)
+        },
+        () if dataset.stand_in_for is None else (dataset.describe(),),
+    )
+
+
+def make_task(dataset: Dataset, model: ModelName, *, l2: float = 1e-4) -> Task:
+    """A model of the given kind for a data set."""
+    if model == "linear":
+        return LinearClassifier(dataset.num_features, dataset.num_classes, l2=l2)
+    if model == "network":
+        return ShallowNetwork(dataset.num_features, dataset.num_classes)
+    if model != "cnn":
+        raise InvalidArgumentError(f"model must be one of {', '.join(MODELS)}, found {model!r}")
+    if dataset.image_shape is None:
+        raise InvalidArgumentError(
+            f"model 'cnn' needs images, found {dataset.name}: try linear or network"
+        )
+    return small_cnn_task(dataset.image_shape, dataset.num_classes)
+
+
+def _pick(dataset: Dataset, rows: IntArray) -> Samples:
+    return torch.from_numpy(dataset.inputs[rows]), torch.from_numpy(dataset.targets[rows])

@@ -1,0 +1,74 @@
+"""Figures of training: what each mechanism reaches step by step, and who holds which data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from corn.learn.metrics import Row
+from corn.report.style import INK, MECHANISM_COLOURS, MECHANISM_NAMES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_LABELS = {
+    "test_loss": "test loss",
+    "test_accuracy": "test accuracy",
+    "train_loss": "train loss",
+    "optimality_gap": "optimality gap",
+}
+
+
+def plot_training(
+    rows: Sequence[Row],
+    step_sizes: Mapping[str, str],
+    agent_samples: Sequence[int],
+    *,
+    title: str,
+) -> Figure:
+    """Curves of each contender at its step size, averaged over runs, and samples per agent.
+
+    Bands are plus and minus one standard deviation over runs, where there are several.
+    """
+    measured = [name for name in _LABELS if any(row.get(name) is not None for row in rows)][:2]
+    figure = Figure(figsize=(5 * (len(measured) + 1), 4.3), layout="constrained")
+    figure.suptitle(title, fontsize=9)
+    *panels, last = figure.subplots(1, len(measured) + 1)
+    for axes, column in zip(panels, measured, strict=True):
+        _draw_curves(axes, rows, step_sizes, column)
+    last.bar(range(len(agent_samples)), agent_samples, color=INK)
+    last.set(xlabel="agent", ylabel="training samples", title="who holds how much")
+    last.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in (*panels, last):
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _draw_curves(
+    axes: Axes, rows: Sequence[Row], step_sizes: Mapping[str, str], column: str
+) -> None:
+    for name, step_size in step_sizes.items():
+        steps, means, stds = _average(rows, name, step_size, column)
+        colour = MECHANISM_COLOURS.get(name, INK)
+        style = "--" if name in ("none", "unclipped", "central") else "-"
+        axes.plot(steps, means, style, color=colour, label=MECHANISM_NAMES.get(name, name))
+        axes.fill_between(steps, means - stds, means + stds, color=colour, alpha=0.15, linewidth=0)
+    axes.set(xlabel="step", ylabel=_LABELS[column])
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _average(
+    rows: Sequence[Row], name: str, step_size: str, column: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    values: dict[int, list[float]] = {}
+    for row in rows:
+        if (row["contender"], row["step_size"]) == (name, step_size):
+            values.setdefault(int(row["step"]), []).append(float(row[column]))
+    steps = np.array(sorted(values))
+    means = np.array([np.mean(values[step]) for step in steps])
+    stds = np.array([np.std(values[step]) for step in steps])
+    return steps, means, stds

@@ -1,0 +1,68 @@
+"""``corn data`` lists, imports, and says why it cannot get."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from corn.learn.datasets import catalogue
+from corn.learn.datasets.catalogue import DownloadableDataset, RemoteFile
+
+from .commands import Runner
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+def test_list_says_what_is_absent_and_what_stands_in(corn: Runner, tmp_path: Path) -> None:
+    outcome = corn("data", "list", "--cache", tmp_path)
+    assert outcome.exit_code == 0
+    assert "no: breast-cancer stands in" in outcome.stdout
+    facts = json.loads(corn("data", "list", "--cache", tmp_path, "--json").stdout)
+    assert [(entry["name"], entry["present"]) for entry in facts["datasets"]] == [
+        ("a9a", False),
+        ("mnist", False),
+        ("breast-cancer", True),
+        ("digits", True),
+    ]
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no real data beside the repository")
+def test_import(corn: Runner, tmp_path: Path) -> None:
+    outcome = corn("data", "import", "a9a", SHARED / "a9a", "--cache", tmp_path)
+    assert outcome.exit_code == 0
+    assert f"a9a is in {tmp_path / 'a9a'}, checked" in outcome.stderr
+    facts = json.loads(corn("data", "list", "--cache", tmp_path, "--json").stdout)
+    assert facts["datasets"][0]["present"] is True
+
+
+def test_get_without_a_connection_is_one_clear_line(
+    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = DownloadableDataset(
+        "toy", "idx", (RemoteFile("f", "0"),), ("http://127.0.0.1:1/",), "digits", "a toy"
+    )
+    monkeypatch.setitem(catalogue.DOWNLOADABLE, "toy", toy)
+    outcome = corn("data", "get", "toy", "--cache", tmp_path)
+    assert outcome.exit_code == 1
+    assert outcome.stderr.startswith("corn: http://127.0.0.1:1/f: ")
+    assert "corn data import" in outcome.stderr
+    assert outcome.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "message"),
+    [
+        (["get", "cifar"], 1, "must be one of a9a, mnist"),
+        (["get", "digits"], 1, "digits is always there"),
+        (["get"], 2, "say which"),
+        (["import", "a9a"], 2, "which directory"),
+        (["import", "a9a", "/nowhere"], 1, "must be a directory with a file a9a"),
+        (["remove"], 2, "remove"),
+    ],
+)
+def test_bad_input(
+    corn: Runner, tmp_path: Path, arguments: list[str], exit_code: int, message: str
+) -> None:
+    outcome = corn("data", *arguments, "--cache", tmp_path)
+    assert outcome.exit_code == exit_code
+    assert message in " ".join(outcome.stderr.split())

@@ -1,0 +1,122 @@
+"""``corn train`` compares mechanisms, saves what it did, and says what stands in."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from .commands import Runner
+
+QUICK = ("--task", "breast-cancer", "--graph", "ring:6", "--steps", 30, "--batch-size", 16)
+
+
+def test_mechanisms_side_by_side(corn: Runner) -> None:
+    everything = "corn,decor,ldp,zero-sum,central,none,unclipped"
+    outcome = corn("train", *QUICK, "--mechanism", everything, "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    facts = json.loads(outcome.stdout)
+    contenders = facts["contenders"]
+    assert list(contenders) == everything.split(",")
+    assert facts["status"] == "complete"
+    assert facts["notes"] == []
+    assert len(contenders["corn"]["epsilon_of_each_agent"]) == 6
+    assert contenders["corn"]["epsilon"] == pytest.approx(10)
+    assert contenders["none"]["epsilon"] is None
+    assert contenders["unclipped"]["test_loss"] < contenders["ldp"]["test_loss"]
+    assert sum(facts["agent_samples"]) == 409
+
+
+def test_a_stand_in_is_said_in_table_and_json(corn: Runner, tmp_path: Path) -> None:
+    arguments = ("train", "--task", "a9a", "--graph", "ring:4", "--steps", 4, "--cache", tmp_path)
+    outcome = corn(*arguments)
+    assert outcome.exit_code == 0
+    assert "note: a9a is not in" in outcome.stderr
+    assert "STANDS IN FOR a9a" in outcome.stdout
+    assert "STANDS IN FOR a9a" in json.loads(corn(*arguments, "--json").stdout)["notes"][0]
+    refused = corn(*arguments, "--no-stand-in")
+    assert refused.exit_code == 1
+    assert "corn data get a9a" in refused.stderr
+
+
+def test_files_hold_configuration_and_measurements(corn: Runner, tmp_path: Path) -> None:
+    outcome = corn("train", *QUICK, "--out", tmp_path, "--runs", 2, "--step-size", "0.1,0.01")
+    assert outcome.exit_code == 0
+    saved = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
+    assert saved["configuration"]["steps"] == 30
+    assert saved["configuration"]["data_seed"] == 0
+    assert saved["corn_version"]
+    with (tmp_path / "metrics.csv").open(encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert {(row["contender"], row["step_size"], row["seed"]) for row in rows} >= {
+        ("corn", "0.1", "0"),
+        ("none", "0.01", "1"),
+    }
+
+
+def test_a_checkpoint_is_resumed(corn: Runner, tmp_path: Path) -> None:
+    arguments = ("train", *QUICK, "--checkpoint", tmp_path / "c.pt", "--json")
+    first, again = (json.loads(corn(*arguments).stdout) for _ in range(2))
+    assert first["contenders"] == again["contenders"]
+
+
+def test_the_paper_s_quadratic(corn: Runner) -> None:
+    outcome = corn(
+        "train", "--task", "quadratic", "--graph", "er:n=20,p=0.2,seed=1", "--steps", 300, "--json"
+    )
+    gaps = {
+        name: facts["optimality_gap"]
+        for name, facts in json.loads(outcome.stdout)["contenders"].items()
+    }
+    assert gaps["corn"] < gaps["ldp"]
+    assert gaps["none"] >= -1e-6
+
+
+def test_insiders_are_named(corn: Runner) -> None:
+    outcome = corn(
+        *("train", *QUICK, "--mechanism", "corn,ldp", "--step-size", 0.01),
+        *("--colluders", 1, "--seeds", "pairs", "--json"),
+    )
+    assert outcome.exit_code == 0, outcome.stderr
+    contenders = json.loads(outcome.stdout)["contenders"]
+    assert contenders["corn"]["against"] != contenders["ldp"]["against"]
+    assert contenders["corn"]["epsilon"] == pytest.approx(10, rel=1e-3)
+
+
+def test_sample_level_privacy_is_named(corn: Runner) -> None:
+    outcome = corn("train", *QUICK, "--unit", "sample", "--mechanism", "corn")
+    assert outcome.exit_code == 0
+    assert "(sample)" in outcome.stdout
+    assert "each sample's gradient is clipped" in " ".join(outcome.stdout.split())
+
+
+@pytest.mark.parametrize("model", ["network", pytest.param("cnn", marks=pytest.mark.slow)])
+def test_networks_on_images(corn: Runner, model: str) -> None:
+    outcome = corn(
+        *("train", "--task", "digits", "--graph", "ring:3", "--steps", 2, "--batch-size", 8),
+        *("--model", model, "--mechanism", "corn", "--step-size", 0.1),
+    )
+    assert outcome.exit_code == 0, outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "exit_code", "message"),
+    [
+        (["--mechanism", "magic"], 1, "mechanism must be one or more of corn"),
+        (["--step-size", "big"], 1, "step-size must be numbers"),
+        (["--partition", "even"], 1, "partition must be iid"),
+        (["--model", "cnn"], 1, "needs images, found breast-cancer"),
+        (["--epsilon", "-1"], 1, "epsilon must be positive"),
+        (["--schedule", "linear"], 2, "linear"),
+    ],
+)
+def test_bad_input(corn: Runner, options: list[str], exit_code: int, message: str) -> None:
+    outcome = corn("train", *QUICK, *options)
+    assert outcome.exit_code == exit_code
+    assert message in " ".join(outcome.stderr.split())
+
+
+def test_figure(corn: Runner, tmp_path: Path) -> None:
+    outcome = corn("train", *QUICK, "--runs", 2, "--plot", tmp_path / "train.png")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert (tmp_path / "train.png").stat().st_size > 10_000

@@ -1,0 +1,218 @@
+"""The batched engine against Algorithm 1 written out in NumPy, agent by agent and run by run."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from corn.arrays import FloatArray
+from corn.learn.batches import AgentData, BatchSampler
+from corn.learn.contender import Contender, Variant
+from corn.learn.perturbation import JointNoise, simulation_nonce, symmetric_root
+from corn.learn.schedule import Constant, Cosine, InverseSqrt, Schedule
+from corn.learn.settings import SweepSettings
+from corn.learn.simulation import Simulation
+from corn.learn.tasks import Quadratic
+from corn.noise import SecureSource, draw_share, simulated_keys
+from corn.topology import load_network
+
+from .problems import BUDGET, NETWORK, SAMPLE_BUDGET, make_contender, make_problem
+
+MECHANISMS = ["corn", "decor", "ldp", "zero-sum", "central", "none", "unclipped"]
+SCHEDULES: list[Schedule] = [Constant(0.05), InverseSqrt(0.1), Cosine(0.08)]
+W = NETWORK.mixing_matrix
+NUM_STEPS = 20
+
+
+def quadratic_gradient(x: FloatArray, sample: FloatArray, _: float) -> FloatArray:
+    return 2 * sample[:4].reshape(2, 2) @ (x - sample[4:])
+
+
+def logistic_gradient(x: FloatArray, sample: FloatArray, label: float) -> FloatArray:
+    return (1 / (1 + np.exp(-sample @ x)) - label) * sample + 0.01 * x
+
+
+GRADIENTS = {"quadratic": quadratic_gradient, "logistic": logistic_gradient}
+
+
+def clip(g: FloatArray, norm: float) -> FloatArray:
+    return g * min(1.0, norm / max(float(np.linalg.norm(g)), 1e-300))
+
+
+def reference_run(
+    task: str,
+    data: AgentData,
+    contender: Contender,
+    schedule: Schedule,
+    *,
+    seed: int,
+    start: FloatArray,
+    per_sample: bool,
+) -> FloatArray:
+    """Algorithm 1: for each agent clip, add its share of N(0, R), step; then mix."""
+    sampler = BatchSampler(data, batch_size=8, seeds=[seed], divide_by_batch_size=per_sample)
+    n, x = NETWORK.num_agents, np.tile(start, (NETWORK.num_agents, 1))
+    normals = JointNoise([np.eye(n)], seeds=[seed], num_parameters=len(start), dtype=torch.float64)
+    R = np.zeros((n, n)) if contender.noise is None else contender.noise.covariance
+    mixing = np.full((n, n), 1 / n) if contender.is_central else W
+    for t in range(NUM_STEPS):
+        batch = sampler.draw(t)
+        v = symmetric_root(R) @ normals.draw_normals(t)[0]
+        g = np.zeros_like(x)
+        for i, (samples, labels, weights) in enumerate(
+            zip(*(part.double().numpy() for part in (batch.inputs, batch.targets, batch.weights)))  # noqa: B905
+        ):
+            slopes = [GRADIENTS[task](x[i], *pair) for pair in zip(samples, labels, strict=True)]
+            if per_sample:
+                g[i] = sum(
+                    w * clip(s, contender.clip) for w, s in zip(weights, slopes, strict=True)
+                )
+            else:
+                g[i] = clip(weights @ np.array(slopes), contender.clip)
+        x = mixing @ (x - schedule.at(t + 1, NUM_STEPS) * (g + v))
+    return x
+
+
+@pytest.mark.parametrize("unit", ["agent", "sample"])
+@pytest.mark.parametrize("task_name", ["quadratic", "logistic"])
+def test_engine_equals_the_reference(task_name: str, unit: str) -> None:
+    """Every mechanism with every schedule and two seeds, all in one sweep."""
+    budget = BUDGET if unit == "agent" else SAMPLE_BUDGET
+    contenders = [make_contender(mechanism, budget) for mechanism in MECHANISMS]
+    pairs = list(itertools.product(contenders, SCHEDULES))
+    task, data = make_problem(task_name)
+    settings = SweepSettings(NUM_STEPS, batch_size=8, seeds=(5, 9), dtype="float64")
+    simulation = Simulation(
+        task, data, NETWORK, [Variant(*pair) for pair in pairs], settings=settings
+    )
+    start = task.initialize(0).numpy()
+    for _ in range(NUM_STEPS):
+        simulation.advance()
+    for s, seed in enumerate(settings.seeds):
+        for v, (contender, schedule) in enumerate(pairs):
+            expected = reference_run(
+                task_name,
+                data,
+                contender,
+                schedule,
+                seed=seed,
+                start=start,
+                per_sample=unit == "sample",
+            )
+            found = simulation.parameters[s, :, v].numpy()
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * abs(expected).max())
+
+
+@pytest.mark.parametrize("task_name", ["quadratic", "logistic", "softmax", "network"])
+def test_float32_follows_float64(task_name: str) -> None:
+    finals = []
+    for dtype in ("float32", "float64"):
+        task, data = make_problem(task_name, getattr(torch, dtype))
+        settings = SweepSettings(20, batch_size=8, dtype=dtype)
+        variants = [Variant(make_contender("none"), Constant(0.05))]
+        simulation = Simulation(task, data, NETWORK, variants, settings=settings)
+        for _ in range(20):
+            simulation.advance()
+        assert simulation.parameters.dtype == getattr(torch, dtype)
+        finals.append(simulation.parameters.double())
+    torch.testing.assert_close(*finals, rtol=1e-4, atol=1e-4)
+
+
+def test_one_step_adds_the_noise_of_theorem_1() -> None:
+    """E‖W v‖² η² = η² Tr(W R Wᵀ) per coordinate, measured over many seeds."""
+    task, data = make_problem("quadratic")
+    contenders = [make_contender(name) for name in ("none", "corn", "decor", "ldp", "central")]
+    variants = [Variant(contender, Constant(0.3)) for contender in contenders]
+    settings = SweepSettings(1, batch_size=1, seeds=tuple(range(3000)), dtype="float64")
+    simulation = Simulation(task, data, NETWORK, variants, settings=settings)
+    simulation.advance()
+    quiet, *noisy = simulation.parameters.unbind(dim=2)
+    for contender, found in zip(contenders[1:], noisy, strict=True):
+        assert contender.noise is not None
+        # A server's average is what everyone gets.
+        mixing = np.full_like(W, 1 / 6) if contender.is_central else W
+        clean = quiet.mean(dim=1, keepdim=True) if contender.is_central else quiet
+        measured = (found - clean).square().sum(dim=1).mean().item()
+        expected = 0.3**2 * np.trace(mixing @ contender.noise.covariance @ mixing.T)
+        assert measured == pytest.approx(expected, rel=0.05)
+
+
+def test_gossip_rounds_and_cool_down_are_powers_of_the_mixing_matrix() -> None:
+    task, data = make_problem("logistic")
+    variants = [Variant(make_contender("ldp"), Constant(0.1))]
+    settings = SweepSettings(1, 8, gossip_rounds=3, cooldown_rounds=2, dtype="float64")
+    simulation = Simulation(task, data, NETWORK, variants, settings=settings)
+    plain = Simulation(task, data, NETWORK, variants, settings=SweepSettings(1, 8, dtype="float64"))
+    simulation.advance()
+    simulation.cool_down()
+    plain.advance()
+    half = np.linalg.solve(W, plain.parameters[0, :, 0].numpy())
+    expected = np.linalg.matrix_power(W, 5) @ half
+    np.testing.assert_allclose(simulation.parameters[0, :, 0].numpy(), expected, atol=1e-9)
+
+
+def test_common_random_numbers_across_mechanisms_and_sweeps() -> None:
+    """A run does not depend on which other runs share its sweep."""
+    task, data = make_problem("logistic")
+
+    def run(mechanisms: list[str], seeds: tuple[int, ...]) -> torch.Tensor:
+        variants = [Variant(make_contender(name), Constant(0.1)) for name in mechanisms]
+        settings = SweepSettings(5, 8, seeds=seeds, dtype="float64")
+        simulation = Simulation(task, data, NETWORK, variants, settings=settings)
+        for _ in range(5):
+            simulation.advance()
+        return simulation.parameters
+
+    alone = run(["ldp"], (3,))
+    together = run(["corn", "ldp", "none"], (1, 3))
+    torch.testing.assert_close(together[1, :, 1], alone[0, :, 0])
+
+
+def test_the_order_of_variants_does_not_matter() -> None:
+    """Sorted by contender, noise is broadcast; in any other order it is picked one by one."""
+    task, data = make_problem("logistic")
+    contenders = [make_contender(name) for name in ("corn", "none", "ldp")]
+    grid = [Variant(contender, Constant(eta)) for contender in contenders for eta in (0.1, 0.2)]
+    shuffled = [grid[k] for k in (3, 0, 5, 1, 4, 2)]
+    settings = SweepSettings(6, 8, seeds=(1, 2), dtype="float64")
+    finals = []
+    for variants in (grid, shuffled):
+        simulation = Simulation(task, data, NETWORK, variants, settings=settings)
+        for _ in range(6):
+            simulation.advance()
+        finals.append(simulation.parameters)
+    torch.testing.assert_close(finals[0][:, :, [3, 0, 5, 1, 4, 2]], finals[1])
+
+
+@pytest.mark.parametrize("mechanism", ["corn", "decor", "ldp"])
+def test_deployed_noise_is_what_agents_would_draw(mechanism: str) -> None:
+    """Secure noise is each agent's own share, from its own keys."""
+    task, data = make_problem("logistic")
+    contenders = [make_contender(mechanism), make_contender("none")]
+    variants = [Variant(contender, Constant(0.1)) for contender in contenders]
+    settings = SweepSettings(1, 8, seeds=(4,), dtype="float64", secure_noise=True)
+    simulation = Simulation(task, data, NETWORK, variants, settings=settings)
+    simulation.advance()
+    noisy, quiet = simulation.parameters[0].unbind(dim=1)
+    shares = contenders[0].noise
+    assert shares is not None
+    source = SecureSource(simulated_keys(shares, seed=4))
+    where = {"source": source, "nonce": simulation_nonce(4), "step": 0, "stop": 5}
+    v = [draw_share(shares, i, **where, dtype=np.float64) for i in range(6)]  # type: ignore[arg-type]
+    np.testing.assert_allclose((noisy - quiet).numpy(), -0.1 * W @ np.stack(v), atol=1e-12)
+
+
+def test_without_noise_and_clipping_it_finds_the_centralised_optimum() -> None:
+    """A complete graph mixes to the average at once, so DSGD is gradient descent on the average."""
+    task = Quadratic.from_paper(6, start=np.zeros(2))
+    variants = [Variant(Contender.non_private(), Constant(0.02))]
+    settings = SweepSettings(800, None, dtype="float64")
+    network = load_network("complete:6")
+    simulation = Simulation(
+        task, task.agent_data(torch.float64), network, variants, settings=settings
+    )
+    for _ in range(800):
+        simulation.advance()
+    expected = np.tile(task.minimizer, (6, 1))
+    np.testing.assert_allclose(simulation.parameters[0, :, 0].numpy(), expected, atol=1e-6)

@@ -1,0 +1,119 @@
+"""Batches: distinct samples, whole epochs, the right weights, a function of seed and step."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corn.errors import InvalidArgumentError
+from corn.learn.batches import AgentData, BatchSampler
+from corn.learn.clipping import clip_factors
+from corn.learn.schedule import Constant, Cosine, InverseSqrt, make_schedule
+
+
+def numbered(sizes: list[int]) -> AgentData:
+    """Samples whose only feature is their row number."""
+    total = sum(sizes)
+    offsets = tuple(np.cumsum([0, *sizes]).tolist())
+    return AgentData(torch.arange(total).double()[:, None], torch.arange(total), offsets)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    batch_size=st.integers(1, 15),
+    step=st.integers(0, 50),
+    seed=st.integers(0, 99),
+)
+def test_batches_are_distinct_samples_of_the_agent(
+    sizes: list[int], batch_size: int, step: int, seed: int
+) -> None:
+    data = numbered(sizes)
+    batch = BatchSampler(data, batch_size=batch_size, seeds=[seed, seed + 1]).draw(step)
+    for cell, (rows, weights) in enumerate(zip(batch.targets, batch.weights, strict=True)):
+        agent = cell % len(sizes)
+        own = rows[weights > 0].tolist()
+        assert len(set(own)) == len(own) == min(batch_size, sizes[agent])
+        assert all(data.offsets[agent] <= row < data.offsets[agent + 1] for row in own)
+        assert weights.sum().item() == pytest.approx(1)
+        assert batch.inputs[cell, :, 0].tolist() == rows.tolist()
+    assert batch.is_average == (len(set(batch.weights.flatten().tolist())) == 1)
+
+
+def test_an_epoch_uses_every_sample_once() -> None:
+    sampler = BatchSampler(numbered([12]), batch_size=4, seeds=[0])
+    epochs = [
+        sorted(torch.cat([sampler.draw(3 * e + k).targets[0] for k in range(3)]).tolist())
+        for e in range(2)
+    ]
+    assert epochs == [list(range(12))] * 2
+
+
+def test_draws_do_not_depend_on_the_past() -> None:
+    one, other = (BatchSampler(numbered([9, 5]), batch_size=3, seeds=[4]) for _ in range(2))
+    for step in (0, 1, 2, 7):
+        one.draw(step)
+    assert torch.equal(one.draw(5).targets, other.draw(5).targets)
+
+
+def test_poisson_sampling_has_the_right_rate_and_a_fixed_divisor() -> None:
+    sampler = BatchSampler(
+        numbered([400, 200]),
+        batch_size=40,
+        seeds=[0],
+        sampling_rate=0.1,
+        divide_by_batch_size=True,
+    )
+    counts = []
+    for step in range(200):
+        batch = sampler.draw(step)
+        present = batch.weights > 0
+        assert set(batch.weights[present].tolist()) <= {1 / 40}
+        counts.append(present.sum(dim=1).numpy())
+    np.testing.assert_allclose(np.mean(counts, axis=0), [40, 20], rtol=0.05)
+    np.testing.assert_allclose(np.var(counts, axis=0), [36, 18], rtol=0.3)
+
+
+def test_sample_level_weights_do_not_grow_for_small_agents() -> None:
+    """An agent with fewer samples than a batch must not give each of them more than 1/B."""
+    sampler = BatchSampler(numbered([3, 9]), batch_size=6, seeds=[0], divide_by_batch_size=True)
+    assert sampler.draw(0).weights.max().item() == pytest.approx(1 / 6)
+
+
+def test_bad_agent_data() -> None:
+    with pytest.raises(InvalidArgumentError, match="none for agent 1"):
+        numbered([2, 0])
+    with pytest.raises(InvalidArgumentError, match="must agree on the number of samples"):
+        AgentData(torch.zeros(3, 1), torch.zeros(2), (0, 3))
+
+
+@given(norms=st.lists(st.floats(0, 1e6), min_size=1, max_size=20), clip=st.floats(1e-3, 1e3))
+def test_clipped_norms_never_exceed_the_clip(norms: list[float], clip: float) -> None:
+    for dtype in (torch.float32, torch.float64):
+        given_norms = torch.tensor(norms, dtype=dtype)
+        factors = clip_factors(given_norms, clip)
+        assert (factors <= 1).all()
+        shortened = factors < 1
+        assert ((given_norms * factors)[shortened].double() <= clip).all()
+        assert (given_norms[~shortened].double() <= clip).all()
+
+
+def test_an_infinite_clip_clips_nothing() -> None:
+    norms = torch.tensor([0.0, 1.0, 1e30])
+    assert clip_factors(norms, torch.tensor(torch.inf)).tolist() == [1, 1, 1]
+
+
+def test_schedules() -> None:
+    assert Constant(0.1).at(7, 10) == 0.1
+    assert InverseSqrt(0.01).at(100, 100) == pytest.approx(0.001)
+    assert Cosine(0.2).at(1, 11) == pytest.approx(0.2)
+    assert Cosine(0.2).at(6, 11) == pytest.approx(0.1)
+    assert Cosine(0.2, final=0.5).at(11, 11) == pytest.approx(0.1)
+    assert Cosine(0.2).at(1, 1) == pytest.approx(0.2)
+    assert make_schedule(0.1, "cosine") == Cosine(0.1)
+    assert make_schedule(Constant(3)) == Constant(3)
+    for bad in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(InvalidArgumentError, match="step size must be positive"):
+            make_schedule(bad)
+    with pytest.raises(InvalidArgumentError, match="constant, inverse-sqrt, cosine"):
+        make_schedule(0.1, "linear")  # type: ignore[arg-type]

@@ -1,0 +1,164 @@
+"""Loaders, formats, cache, stand-ins and splits."""
+
+import gzip
+import struct
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corn.errors import CornWarning, FileFormatError, InvalidArgumentError
+from corn.learn.datasets import (
+    DOWNLOADABLE,
+    Dataset,
+    cache_directory,
+    import_dataset,
+    is_cached,
+    load_dataset,
+    split_samples,
+)
+from corn.learn.datasets.formats import read_idx, read_libsvm
+
+from .places import SHARED_DATA, needs_a9a, needs_mnist
+
+
+@needs_a9a
+def test_real_a9a_is_imported_and_loaded(tmp_path: Path) -> None:
+    import_dataset("a9a", SHARED_DATA / "a9a", directory=tmp_path)
+    data = load_dataset("a9a", directory=tmp_path)
+    assert data.inputs.shape == (48842, 123)
+    assert data.stand_in_for is None
+    assert np.bincount(data.targets).tolist() == [37155, 11687]
+    assert set(np.unique(data.inputs)) == {0.0, 1.0}
+    assert data.inputs[32561:, 122].max() == 0  # feature 123 never occurs in the test file
+
+
+@needs_mnist
+@pytest.mark.slow
+def test_real_mnist_is_imported_and_loaded(tmp_path: Path) -> None:
+    import_dataset("mnist", SHARED_DATA / "mnist", directory=tmp_path)
+    data = load_dataset("mnist", directory=tmp_path)
+    assert data.inputs.shape == (70000, 784)
+    assert (data.image_shape, data.num_classes) == ((28, 28), 10)
+    assert data.targets[:5].tolist() == [5, 0, 4, 1, 9]
+    assert (data.inputs.min(), data.inputs.max()) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("name", "instead"), [("a9a", "breast-cancer"), ("mnist", "digits")])
+def test_a_stand_in_says_so(tmp_path: Path, name: str, instead: str) -> None:
+    with pytest.warns(CornWarning, match=f"{instead} STANDS IN FOR IT.*corn data get {name}"):
+        data = load_dataset(name, directory=tmp_path)
+    assert (data.name, data.stand_in_for) == (instead, name)
+    assert f"STANDS IN FOR {name}" in data.describe()
+    with pytest.raises(FileFormatError, match=f"corn data get {name}"):
+        load_dataset(name, directory=tmp_path, stand_in=False)
+
+
+def test_an_embedded_set_asked_for_by_name_is_no_stand_in() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = load_dataset("breast-cancer")
+    assert data.stand_in_for is None
+    np.testing.assert_allclose(data.inputs.std(axis=0), 1, rtol=1e-4)
+
+
+def test_unknown_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="a9a, mnist, breast-cancer, digits"):
+        load_dataset("cifar")
+    with pytest.raises(InvalidArgumentError, match="digits is always there"):
+        import_dataset("digits", tmp_path)
+
+
+def test_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CORN_DATA", raising=False)
+    assert cache_directory().name == "corn"
+    monkeypatch.setenv("CORN_DATA", str(tmp_path / "elsewhere"))
+    assert cache_directory() == tmp_path / "elsewhere"
+    assert cache_directory(tmp_path) == tmp_path
+
+
+def test_import_checks_everything_before_it_copies(tmp_path: Path) -> None:
+    source, cache = tmp_path / "source", tmp_path / "cache"
+    source.mkdir()
+    with pytest.raises(FileFormatError, match="with a file a9a"):
+        import_dataset("a9a", source, directory=cache)
+    (source / "a9a").write_text("+1 3:1\n")
+    (source / "a9a.t").write_text("-1 1:1\n")
+    with pytest.raises(FileFormatError, match="sha256"):
+        import_dataset("a9a", source, directory=cache)
+    assert not cache.exists()
+
+
+@needs_mnist
+def test_import_takes_files_decompressed(tmp_path: Path) -> None:
+    source = tmp_path / "raw"
+    source.mkdir()
+    for file in DOWNLOADABLE["mnist"].files:
+        content = gzip.decompress((SHARED_DATA / "mnist" / file.name).read_bytes())
+        (source / file.name.removesuffix(".gz")).write_bytes(content)
+    import_dataset("mnist", tmp_path, directory=tmp_path / "cache")
+    assert is_cached(DOWNLOADABLE["mnist"], directory=tmp_path / "cache")
+
+
+def test_libsvm_keeps_columns_that_never_occur(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("+1 1:1 3:0.5\n-1 2:1\n")
+    features, labels = read_libsvm(tmp_path / "f", num_features=5)
+    assert features.tolist() == [[1, 0, 0.5, 0, 0], [0, 1, 0, 0, 0]]
+    assert labels.tolist() == [1, -1]
+    (tmp_path / "f").write_text("not a row\n")
+    with pytest.raises(FileFormatError, match="not a LIBSVM file"):
+        read_libsvm(tmp_path / "f", num_features=5)
+
+
+@given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=3), seed=st.integers(0, 99))
+def test_idx_round_trip(
+    tmp_path_factory: pytest.TempPathFactory, shape: list[int], seed: int
+) -> None:
+    values = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    header = bytes([0, 0, 8, len(shape)]) + struct.pack(f">{len(shape)}I", *shape)
+    path = tmp_path_factory.mktemp("idx") / "f.gz"
+    path.write_bytes(gzip.compress(header + values.tobytes()))
+    np.testing.assert_array_equal(read_idx(path), values)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not an idx file"),
+        (b"\0\0\x0d\1\0\0\0\1\0\0\0\0", "not an idx file"),
+        (b"\0\0\x08\3\0\0", "cut off"),
+        (b"\0\0\x08\1\0\0\0\5abc", "promises"),
+    ],
+)
+def test_damaged_idx(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "f").write_bytes(content)
+    with pytest.raises(FileFormatError, match=message):
+        read_idx(tmp_path / "f")
+
+
+@given(
+    num_samples=st.integers(10, 500),
+    seed=st.integers(0, 99),
+    validation=st.floats(0, 0.5),
+)
+def test_splits_are_disjoint_and_complete(num_samples: int, seed: int, validation: float) -> None:
+    split = split_samples(num_samples, seed=seed, validation_fraction=validation)
+    rows = np.concatenate([split.train, split.validation, split.test])
+    assert sorted(rows.tolist()) == list(range(num_samples))
+    assert len(split.test) == round(num_samples * 0.2)
+    without = split_samples(num_samples, seed=seed, validation_fraction=0)
+    np.testing.assert_array_equal(split.test, without.test)
+
+
+def test_bad_splits_and_records() -> None:
+    with pytest.raises(InvalidArgumentError, match="test_fraction"):
+        split_samples(10, seed=0, test_fraction=1.0)
+    with pytest.raises(InvalidArgumentError, match="at least one training sample"):
+        split_samples(1, seed=0, test_fraction=0.9)
+    with pytest.raises(InvalidArgumentError, match="a row for each target"):
+        Dataset("x", np.zeros((2, 3), np.float32), np.zeros(3, np.int64), 2)
+    with pytest.raises(InvalidArgumentError, match=r"0 … 1, found 0 to 2"):
+        Dataset("x", np.zeros((3, 3), np.float32), np.arange(3), 2)

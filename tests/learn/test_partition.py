@@ -1,0 +1,81 @@
+"""Every partition is disjoint and complete and leaves nobody empty."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corn.errors import InvalidArgumentError
+from corn.learn.partition import PartitionSpec, partition_dirichlet, partition_shards
+
+SPECS = ["iid", "dirichlet", "dirichlet:0.01", "dirichlet:1e-6", "dirichlet:1000", "shards:1"]
+
+
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=1, max_size=60),
+    num_agents=st.integers(1, 60),
+    spec=st.sampled_from(SPECS),
+    seed=st.integers(0, 2**32),
+)
+def test_disjoint_complete_nobody_empty(
+    labels: list[int], num_agents: int, spec: str, seed: int
+) -> None:
+    num_agents = min(num_agents, len(labels))
+    parts = PartitionSpec.parse(spec).deal(labels, num_agents, seed=seed)
+    assert len(parts) == num_agents
+    assert min(map(len, parts)) >= 1
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_same_seed_same_partition(spec: str) -> None:
+    labels = np.arange(300) % 3
+    first, again, other = (
+        PartitionSpec.parse(spec).deal(labels, 7, seed=seed) for seed in (1, 1, 2)
+    )
+    assert all(map(np.array_equal, first, again))
+    assert not all(map(np.array_equal, first, other))
+
+
+def test_iid_sizes_differ_by_at_most_one() -> None:
+    sizes = [len(part) for part in PartitionSpec.parse("iid").deal(np.zeros(103), 10, seed=0)]
+    assert sorted(set(sizes)) == [10, 11]
+
+
+def test_concentration_sets_how_skewed_agents_are() -> None:
+    labels = np.arange(10_000) % 10
+
+    def spread(concentration: float) -> float:
+        parts = partition_dirichlet(labels, 10, concentration=concentration, seed=0)
+        shares = [np.bincount(labels[part], minlength=10) / len(part) for part in parts]
+        return float(np.std(shares))
+
+    assert spread(0.1) > 3 * spread(10) > 9 * spread(1000)
+
+
+def test_two_shards_hold_few_labels() -> None:
+    labels = np.arange(1000) % 10
+    parts = partition_shards(labels, 10, shards_per_agent=2, seed=0)
+    assert max(len(np.unique(labels[part])) for part in parts) <= 2
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("even", "partition must be iid"),
+        ("dirichlet:much", "partition must be iid"),
+        ("dirichlet:0", "concentration must be positive"),
+        ("dirichlet:-1", "concentration must be positive"),
+        ("shards:0", "shards_per_agent must be at least 1"),
+        ("shards:9", "found 9"),
+        ("shards:1.5", "found 'shards:1.5'"),
+    ],
+)
+def test_bad_spec(spec: str, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        PartitionSpec.parse(spec).deal(np.zeros(8), 2, seed=0)
+
+
+def test_more_agents_than_samples() -> None:
+    with pytest.raises(InvalidArgumentError, match="num_agents"):
+        PartitionSpec.parse("iid").deal([0, 1], 3, seed=0)

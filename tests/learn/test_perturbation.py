@@ -1,0 +1,59 @@
+"""Noise in simulations: fresh at every step, of the right covariance, shared across mechanisms."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from corn.learn.perturbation import DeployedNoise, JointNoise, Noise, symmetric_root
+
+from .problems import make_contender
+
+CONTENDERS = [make_contender(name) for name in ("corn", "ldp")]
+SHARES = [contender.noise for contender in CONTENDERS if contender.noise is not None]
+COVARIANCES = [shares.covariance for shares in SHARES]
+
+
+def joint(num_parameters: int, *seeds: int, dtype: torch.dtype = torch.float64) -> JointNoise:
+    return JointNoise(COVARIANCES, seeds=seeds, num_parameters=num_parameters, dtype=dtype)
+
+
+def deployed(num_parameters: int, *seeds: int, dtype: torch.dtype = torch.float64) -> DeployedNoise:
+    return DeployedNoise(SHARES, seeds=seeds, num_parameters=num_parameters, dtype=dtype)
+
+
+@pytest.mark.parametrize("make", [joint, deployed])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_covariance_across_agents_and_none_across_coordinates(
+    make: Callable[..., Noise], dtype: torch.dtype
+) -> None:
+    noise = make(20_000, 3, dtype=dtype).draw(0)
+    assert (noise.shape, noise.dtype) == ((1, 6, 2, 20_000), dtype)
+    for index, R in enumerate(COVARIANCES):
+        v = noise[0, :, index].double().numpy()
+        np.testing.assert_allclose(v @ v.T / 20_000, R, atol=0.05 * R.diagonal().max())
+        shifted = v[:, 1:] @ v[:, :-1].T / 20_000
+        np.testing.assert_allclose(shifted, 0, atol=0.05 * R.diagonal().max())
+
+
+@pytest.mark.parametrize("make", [joint, deployed])
+def test_no_step_and_no_seed_repeats_another_s_noise(make: Callable[..., Noise]) -> None:
+    noise = make(50, 1, 2)
+    draws = torch.stack([noise.draw(step).clone() for step in range(20)]).transpose(0, 1)
+    vectors = draws.flatten(0, 1).flatten(1)
+    similarity = torch.corrcoef(vectors) - torch.eye(len(vectors))
+    assert similarity.abs().max() < 0.5
+
+
+def test_a_step_can_be_drawn_again() -> None:
+    noise, again = joint(10, 5), joint(10, 5)
+    noise.draw(0)
+    assert torch.equal(noise.draw(7), again.draw(7))
+
+
+def test_mechanisms_share_their_luck() -> None:
+    """R_1^{-1/2} v_1 = R_2^{-1/2} v_2: common random numbers."""
+    v = joint(30, 0).draw(4)[0].numpy()
+    whitened = [np.linalg.solve(symmetric_root(R), v[:, k]) for k, R in enumerate(COVARIANCES)]
+    np.testing.assert_allclose(whitened[0], whitened[1], atol=1e-8)

@@ -1,0 +1,205 @@
+"""Gradients of every task against automatic differentiation, one model and one sample at a time."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from corn.errors import InvalidArgumentError
+from corn.learn.batches import Batch
+from corn.learn.tasks import (
+    LinearClassifier,
+    ModuleTask,
+    Quadratic,
+    ShallowNetwork,
+    Task,
+    small_cnn,
+    small_cnn_task,
+)
+
+CELLS, VARIANTS, BATCH, FEATURES, CLASSES = 3, 2, 6, 5, 3
+L2 = 0.05
+
+
+def linear_loss(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    logits = theta.view(-1, FEATURES + 1) @ x
+    if len(logits) == 1:
+        data = functional.binary_cross_entropy_with_logits(logits[0], y.double())
+    else:
+        data = functional.cross_entropy(logits, y)
+    return data + L2 / 2 * theta.square().sum()
+
+
+def network_loss(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    first, second = theta[: 4 * (FEATURES + 1)], theta[4 * (FEATURES + 1) :]
+    hidden = (first.view(4, FEATURES + 1) @ x).relu()
+    output = second.view(CLASSES, 5)
+    return functional.cross_entropy(output[:, :-1] @ hidden + output[:, -1], y)
+
+
+def quadratic_loss(theta: Tensor, sample: Tensor, _: Tensor) -> Tensor:
+    offset = theta - sample[4:]
+    return offset @ sample[:4].view(2, 2) @ offset
+
+
+def module_loss(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    weight, bias = theta[: CLASSES * FEATURES].view(CLASSES, FEATURES), theta[CLASSES * FEATURES :]
+    return functional.cross_entropy(weight @ x + bias, y)
+
+
+CASES: dict[str, tuple[Task, Callable[[Tensor, Tensor, Tensor], Tensor], int]] = {
+    "logistic": (LinearClassifier(FEATURES, 2, l2=L2), linear_loss, 2),
+    "softmax": (LinearClassifier(FEATURES, CLASSES, l2=L2), linear_loss, CLASSES),
+    "network": (ShallowNetwork(FEATURES, CLASSES, num_hidden=4), network_loss, CLASSES),
+    "quadratic": (Quadratic.from_paper(6), quadratic_loss, 1),
+    "module": (
+        ModuleTask(nn.Linear(FEATURES, CLASSES).double(), functional.cross_entropy),
+        module_loss,
+        CLASSES,
+    ),
+}
+
+
+def make_batch(name: str, *, padded: bool) -> tuple[Task, Tensor, Batch]:
+    task, _, classes = CASES[name]
+    generator = torch.Generator().manual_seed(1)
+    shape = (CELLS, BATCH, FEATURES)
+    X = torch.randn(*shape, generator=generator, dtype=torch.float64)
+    if name == "quadratic":
+        symmetric = torch.tensor([3.0, 1.0, 1.0, 2.0]).double().expand(CELLS, BATCH, 4)
+        X = torch.cat([symmetric, X[..., :2]], dim=-1)
+    else:
+        X = torch.stack([task.prepare(own) for own in X])
+    y = torch.randint(0, classes, (CELLS, BATCH), generator=generator)
+    weights = torch.full((CELLS, BATCH), 1 / BATCH).double()
+    if padded:
+        weights[0, 4:] = 0
+    theta = torch.randn(
+        CELLS, VARIANTS, task.num_parameters, generator=generator, dtype=torch.float64
+    )
+    return task, theta, Batch(X, y, weights, is_average=not padded)
+
+
+def micro_batches(name: str, theta: Tensor, batch: Batch, clip: Tensor | None) -> Tensor:
+    """One backward pass for every sample of every model."""
+    loss, result = CASES[name][1], torch.zeros_like(theta)
+    for cell in range(CELLS):
+        for variant in range(VARIANTS):
+            for x, y, w in zip(
+                batch.inputs[cell], batch.targets[cell], batch.weights[cell], strict=True
+            ):
+                leaf = theta[cell, variant].clone().requires_grad_(True)
+                (g,) = torch.autograd.grad(loss(leaf, x, y), leaf)
+                if clip is not None:
+                    g = g * min(1.0, float(clip[variant] / g.norm()))
+                result[cell, variant] += w * g
+    return result
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_gradient_is_the_mean_of_the_samples(name: str, padded: bool) -> None:
+    task, theta, batch = make_batch(name, padded=padded)
+    found = task.gradient(theta, batch).values
+    expected = micro_batches(name, theta, batch, None)
+    if name in ("logistic", "softmax") and padded:  # an average: the penalty counts in full
+        expected += L2 * (1 - batch.weights.sum(dim=1))[:, None, None] * theta
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_per_sample_clipping_equals_a_micro_batch_loop(name: str, padded: bool) -> None:
+    task, theta, batch = make_batch(name, padded=padded)
+    clip = torch.tensor([0.7, torch.inf]).double()
+    found = task.gradient(theta, batch, sample_clip=clip)
+    expected = micro_batches(name, theta, batch, clip)
+    torch.testing.assert_close(found.values, expected, rtol=1e-9, atol=1e-9)
+    assert found.fraction_clipped is not None
+    assert found.fraction_clipped.shape == (CELLS, VARIANTS)
+    assert found.fraction_clipped[:, 0].max() > 0
+    assert found.fraction_clipped[:, 1].max() == 0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_evaluation_is_the_mean_loss(name: str) -> None:
+    task, theta, batch = make_batch(name, padded=False)
+    inputs, targets = batch.inputs.flatten(0, 1), batch.targets.flatten()
+    scores = task.evaluate(theta.flatten(0, 1), inputs, targets)
+    loss = CASES[name][1]
+    penalised = name in ("logistic", "softmax")
+    for model, found in zip(theta.flatten(0, 1), scores.loss, strict=True):
+        losses = [loss(model, x, y) for x, y in zip(inputs, targets, strict=True)]
+        penalty = L2 / 2 * model.square().sum() if penalised else 0
+        torch.testing.assert_close(found, torch.stack(losses).mean() - penalty)
+    assert (scores.accuracy is None) == (name == "quadratic")
+
+
+def test_accuracy_counts_right_answers() -> None:
+    task = LinearClassifier(1, 2)
+    inputs = task.prepare(torch.tensor([[-1.0], [2.0], [3.0], [-4.0]]))
+    scores = task.evaluate(torch.tensor([[1.0, 0.0]]), inputs, torch.tensor([0, 1, 0, 0]))
+    assert scores.accuracy is not None
+    assert scores.accuracy.tolist() == [0.75]
+
+
+def test_a_convolutional_network_trains_and_is_clipped() -> None:
+    task = small_cnn_task((8, 8), 10)
+    theta = task.initialize(0).float().repeat(2, 1, 1)
+    X = torch.rand(2, 3, 1, 8, 8)
+    batch = Batch(X, torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.full((2, 3), 1 / 3), True)
+    plain = task.gradient(theta, batch).values
+    clipped = task.gradient(theta, batch, sample_clip=torch.tensor([1e6])).values
+    torch.testing.assert_close(plain, clipped, rtol=1e-3, atol=1e-5)
+    model = small_cnn((28, 28), 10)
+    assert sum(p.numel() for p in model.parameters()) == 9098
+
+
+def test_initial_parameters_follow_the_seed_alone() -> None:
+    for task in (ShallowNetwork(4, 3), small_cnn_task((8, 8), 10)):
+        before = torch.get_rng_state()
+        assert torch.equal(task.initialize(3), task.initialize(3))
+        assert not torch.equal(task.initialize(3), task.initialize(4))
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_paper_s_quadratic() -> None:
+    task = Quadratic.from_paper(20)
+    np.testing.assert_allclose(task.minimizer, [2.84555, 15.07599], atol=1e-5)
+    assert task.minimum == pytest.approx(1434.305, abs=1e-3)
+    data = task.agent_data(torch.float64)
+    scores = task.evaluate(task.initialize(0)[None], data.inputs, data.targets)
+    assert scores.loss.item() == pytest.approx(task.minimum)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), "batch normalisation, found it in '1'"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), "must not use dropout"),
+        (nn.ReLU(), "must have parameters"),
+    ],
+)
+def test_models_that_cannot_be_trained_privately(model: nn.Module, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        ModuleTask(model, functional.cross_entropy)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LinearClassifier(0, 2),
+        lambda: LinearClassifier(3, 2, l2=-1),
+        lambda: ShallowNetwork(3, 1),
+        lambda: Quadratic.from_paper(5),
+        lambda: Quadratic(np.zeros((2, 2, 2)), np.zeros((3, 2))),
+        lambda: small_cnn((2, 2), 10),
+        lambda: LinearClassifier(3, 2).prepare(torch.zeros(4, 5)),
+    ],
+)
+def test_bad_arguments(make: object) -> None:
+    with pytest.raises(InvalidArgumentError):
+        make()  # type: ignore[operator]

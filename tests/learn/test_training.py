@@ -1,0 +1,193 @@
+"""The front door: any module, any loss, anyone's data; and the workloads by name."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from corn import learn
+from corn.covariance import Horizon, ThreatModel, design
+from corn.errors import CornWarning, InvalidArgumentError
+from corn.learn import Contender, load_parameters, make_contenders, make_workload, train
+from corn.learn.tasks import LinearClassifier
+from corn.plan import make_plan
+from corn.privacy import PrivacyBudget
+from corn.topology import load_network
+
+from .problems import make_samples
+
+BUDGET = PrivacyBudget(10, 1e-5, num_steps=20, clip=0.5)
+
+
+def make_datasets(num_agents: int = 4) -> list[tuple[Tensor, Tensor]]:
+    X, y = make_samples(40 * num_agents, 3, 2)
+    return list(zip(torch.split(X, 40), torch.split(y, 40), strict=True))
+
+
+def test_a_module_is_trained_and_comes_back_as_one() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    before = [p.clone() for p in model.parameters()]
+    result = train(
+        "complete:4",
+        None,
+        model=model,
+        loss=functional.cross_entropy,
+        datasets=make_datasets(),
+        test=make_datasets()[0],
+        step_size=0.5,
+        num_steps=150,
+    )
+    assert all(map(torch.equal, before, model.parameters()))  # the caller's model is left alone
+    trained = load_parameters(model, result.parameters[0, 0])
+    X, y = make_datasets()[0]
+    accuracy = (trained(X.float()).argmax(1) == y).float().mean().item()
+    assert accuracy > 0.8
+    assert float(result.last_rows[0]["test_accuracy"]) == pytest.approx(accuracy, abs=0.05)
+
+
+def test_regression_with_torch_data_sets() -> None:
+    X = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
+    y = X @ torch.tensor([[1.0], [-2.0], [0.5]])
+    data = [TensorDataset(X[k : k + 20], y[k : k + 20]) for k in range(0, 80, 20)]
+    result = train(
+        load_network("ring:4"),
+        None,
+        model=nn.Linear(3, 1),
+        loss=functional.mse_loss,
+        datasets=data,
+        step_size=0.1,
+        num_steps=200,
+        batch_size=10,
+    )
+    last = result.last_rows[0]
+    assert float(last["train_loss"]) < 1e-3
+    assert np.isnan(float(last["train_accuracy"]))
+
+
+def test_every_agent_learns_what_a_private_budget_allows() -> None:
+    network = load_network("ring:4")
+    made = design(network.mixing_matrix, BUDGET.precision_cap, objective=Horizon(5))
+    for noise in (made, made.decomposition, None):
+        result = train(
+            network,
+            BUDGET,
+            noise,
+            model=LinearClassifier(3, 2),
+            datasets=make_datasets(),
+            batch_size=16,
+            cooldown_rounds=3,
+        )
+        assert result.status == "complete"
+        assert result.last_rows[0]["epsilon"] == pytest.approx(10)
+
+
+def test_a_plan_has_network_budget_and_noise() -> None:
+    """ε is counted against the insiders of the plan, not against an eavesdropper who knows less."""
+    plan = make_plan(load_network("ring:4"), BUDGET, objective=Horizon(5, 2, 1))
+    options: dict[str, Any] = {"model": LinearClassifier(3, 2), "datasets": make_datasets()}
+    result = train(plan, **options)
+    spent = float(result.last_rows[0]["epsilon"])
+    assert spent == pytest.approx(10, rel=1e-3)
+    assert spent <= 10
+    assert result.variants[0].contender.against == plan.threat.describe()
+    explicit = train(plan, **options, gossip_rounds=2, cooldown_rounds=1)
+    assert torch.equal(result.parameters, explicit.parameters)
+    assert not torch.equal(result.parameters, train(plan, **options, gossip_rounds=1).parameters)
+    with pytest.raises(InvalidArgumentError, match="must be None with a plan"):
+        train(plan, BUDGET, **options)
+
+
+def test_noise_for_an_eavesdropper_is_refused_against_insiders() -> None:
+    network = load_network("ring:4")
+    made = design(network.mixing_matrix, BUDGET.precision_cap, objective=Horizon(5))
+    with pytest.raises(InvalidArgumentError, match="does not keep its budget against"):
+        Contender.private("corn", made, BUDGET, threat=ThreatModel(1))
+
+
+def test_sample_level_budget_sets_the_batch() -> None:
+    budget = PrivacyBudget(10, 1e-5, num_steps=5, clip=0.5, unit="sample", batch_size=8)
+    model = nn.Sequential(nn.Linear(3, 2))
+    options: dict[str, Any] = {"model": model, "loss": functional.cross_entropy}
+    result = train("ring:4", budget, datasets=make_datasets(), **options)
+    assert result.last_rows[0]["unit"] == "sample"
+    with pytest.raises(InvalidArgumentError, match="batch_size must be 8"):
+        train("ring:4", budget, datasets=make_datasets(), batch_size=16, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": None}, "loss must be given with a module"),
+        ({"budget": None}, "num_steps must be given without a budget"),
+        ({"model": LinearClassifier(3, 2)}, "loss must be None with a task"),
+        ({"datasets": make_datasets(3)}, "data must be of 4 agents"),
+        ({"datasets": [TensorDataset(torch.zeros(0, 3), torch.zeros(0))] * 4}, "an empty one"),
+    ],
+)
+def test_bad_arguments(options: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {
+        "budget": BUDGET,
+        "model": nn.Linear(3, 2),
+        "loss": functional.cross_entropy,
+        "datasets": make_datasets(),
+        **options,
+    }
+    with pytest.raises(InvalidArgumentError, match=message):
+        train("ring:4", given.pop("budget"), **given)
+
+
+def test_dsgd_finds_the_optimum_of_logistic_regression() -> None:
+    """Full batches, no noise, no clipping, complete graph: the optimum that SciPy finds."""
+    data, l2 = make_datasets(), 0.05
+    task = LinearClassifier(3, 2, l2=l2)
+    result = train(
+        "complete:4", None, model=task, datasets=data, step_size=0.5, num_steps=600, dtype="float64"
+    )
+    X = task.prepare(torch.cat([X for X, _ in data]).float().double()).numpy()
+    y = torch.cat([y for _, y in data]).numpy()
+
+    def objective(theta: Any) -> Any:
+        z = X @ theta
+        return np.mean(np.logaddexp(0, z) - y * z) + l2 / 2 * theta @ theta
+
+    best = scipy.optimize.minimize(objective, np.zeros(4), tol=1e-12).x
+    np.testing.assert_allclose(result.parameters[0].numpy(), np.tile(best, (4, 1)), atol=1e-4)
+
+
+def test_workloads_by_name(tmp_path: Path) -> None:
+    problem = make_workload("digits", 5, model="network", partition="shards:2")
+    assert problem.data.num_agents == 5
+    assert sum(problem.data.sizes) + sum(len(y) for _, y in problem.parts.values()) == 1797
+    assert "64–32–10" in problem.task.describe()
+    with pytest.warns(CornWarning, match="STANDS IN"):
+        stand_in = make_workload("mnist", 5, directory=tmp_path)
+    assert "STANDS IN FOR mnist" in stand_in.notes[0]
+    with pytest.raises(InvalidArgumentError, match="quadratic, a9a, mnist"):
+        make_workload("cifar", 5)
+    with pytest.raises(InvalidArgumentError, match="linear, network, cnn"):
+        make_workload("digits", 5, model="transformer")  # type: ignore[arg-type]
+
+
+def test_contenders_by_name() -> None:
+    network = load_network("ring:4")
+    names = ["corn", "central", "none", "unclipped"]
+    found = make_contenders(names, network, BUDGET, objective=Horizon())
+    assert [contender.name for contender in found] == names
+    assert [contender.clip for contender in found] == [0.5, 0.5, 0.5, float("inf")]
+    with pytest.raises(InvalidArgumentError, match="one or more of corn"):
+        make_contenders(["magic"], network, BUDGET, objective=Horizon())
+
+
+def test_lazy_names_are_all_there() -> None:
+    for name in learn.__all__:
+        assert getattr(learn, name) is not None
+        assert name in dir(learn)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        learn.nothing  # noqa: B018
