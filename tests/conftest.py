@@ -1,5 +1,15 @@
-"""Every test process computes with one thread: see corn.threads."""
+"""One compute thread for every test process, and examples that do not change between CI runs."""
+
+import os
+
+import hypothesis
 
 from corn.threads import limit_threads
 
 limit_threads()
+
+# A developer's run looks for new counterexamples each time; CI repeats the same ones, so that what
+# it says about a change is about the change.
+hypothesis.settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    hypothesis.settings.load_profile("ci")

@@ -71,20 +71,20 @@ def solve_insiders(
     coalitions = list_coalitions(seed_groups, num_agents=n, max_colluders=max_colluders)
     if not coalitions.unknown.any():
         # Every seed is known to every coalition, so shared noise hides nothing and only costs.
-        independent = Decomposition(np.full(n, 1 / precision_cap))
+        alone = Decomposition(np.full(n, 1 / precision_cap))
         value = float(np.trace(A)) / precision_cap
         multipliers = coalitions.protected.astype(np.float64)
-        return InsiderSolution(independent, value, value, True, 0, coalitions, multipliers)
+        return InsiderSolution(alone, value, value, True, 0, coalitions, multipliers)
     search = _Search(
         A, Assembly(seed_groups, coalitions, n), common=common_private_noise, ridge=ridge
     )
     with one_thread():
         best = search.run(tolerance, max_evaluations)
-    if best.value >= float(np.trace(A)):
-        decomposition = Decomposition(np.full(n, 1 / precision_cap))
-    else:
-        decomposition = scale_to_cap(best.theta, best.factors, search.assembly, precision_cap)
+    decomposition = scale_to_cap(best.theta, best.factors, search.assembly, precision_cap)
     value = float((A * decomposition.covariance).sum())
+    independent = float(np.trace(A)) / precision_cap
+    if value >= independent:
+        decomposition, value = Decomposition(np.full(n, 1 / precision_cap)), independent
     lower_bound = min(search.lower_bound / precision_cap, value)
     return InsiderSolution(
         decomposition=decomposition,
