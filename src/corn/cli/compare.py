@@ -30,7 +30,7 @@ from corn.privacy import PrivacyBudget
 from corn.topology import Network, load_network
 
 EXAMPLE = "corn compare --graph er:n=20,p=0.2,seed=1 --plot noise.png"
-COMPARED: tuple[Mechanism, ...] = ("ldp", "zero-sum", "decor", "corn", "central")
+COMPARED: tuple[Mechanism, ...] = ("ldp", "zero-sum", "decor", "corn", "central", "none")
 ONE_STEP_DESIGN = "corn one-step"
 """CorN designed for one step but judged by what accumulates: what the paper's design costs."""
 
@@ -96,13 +96,8 @@ def _values(
         paper = designs[one_step.describe()]["corn"].covariance
         A = accumulated.matrix(network.mixing_matrix)
         row = values[accumulated.describe()]
-        before = {name: value for name, value in row.items() if name not in ("corn", "central")}
-        values[accumulated.describe()] = {
-            **before,
-            ONE_STEP_DESIGN: float((A * paper).sum()),
-            "corn": row["corn"],
-            "central": row["central"],
-        }
+        later = {name: row.pop(name) for name in ("corn", "central", "none")}
+        row |= {ONE_STEP_DESIGN: float((A * paper).sum()), **later}
     return values
 
 
@@ -194,4 +189,8 @@ def _draw(
     from corn.report import plot_comparison, save_figure
 
     title = f"{network.source}: {budget.describe()}, against {ThreatModel().describe()}"
-    save_figure(plot_comparison(values, objectives=list(values), title=title), path)
+    drawn = {
+        objective: {name: value for name, value in row.items() if name != "none"}
+        for objective, row in values.items()
+    }
+    save_figure(plot_comparison(drawn, objectives=list(drawn), title=title), path)

@@ -111,8 +111,10 @@ def _row(model: ThreatModel, result: Design, ldp: float, central: float) -> dict
 def _remark(model: ThreatModel, result: Design, *, worthless: bool) -> str:
     if worthless:
         return f"{model.describe_seeds()} with {model.describe_colluders()}: no better than LDP"
-    if result.status == "iteration limit":
-        return f"not solved to the end: up to {result.gap:.0%} above the best"
+    if result.status == "loose bound":
+        return f"nothing better than {result.gap:.0%} above the best is proved"
+    if result.status != "optimal":
+        return f"{result.status}: up to {result.gap:.0%} above the best"
     return ""
 
 
