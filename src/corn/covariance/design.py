@@ -120,7 +120,7 @@ def design(
     if mechanism == "corn":
         if by_parts:
             return _solve_by_parts(problem, threat, groups, solver, drop_share)
-        solve = partial(_SOLVE[solver], settings=sdp_settings)
+        solve = _SOLVE.get(solver) or partial(solve_sdp, settings=sdp_settings)
         return replace(_solve_disjoint(problem, groups, solve, num_workers), threat=threat)
     _reject_corn_options(mechanism, solver=solver, threat=threat, drop_share=drop_share)
     if mechanism in ("central", "none"):
@@ -169,20 +169,19 @@ def _solve_by_parts(
     )
 
 
-def _solve_by_dual(problem: Problem, *, settings: SdpSettings) -> Design:  # noqa: ARG001
+def _solve_by_dual(problem: Problem) -> Design:
     dual = _solve_dual(problem)
     return _conclude_dual(problem, dual, "dual")
 
 
-def _solve_by_closed_form(problem: Problem, *, settings: SdpSettings) -> Design:  # noqa: ARG001
+def _solve_by_closed_form(problem: Problem) -> Design:
     return _conclude_dual(problem, solve_closed_form(problem), "closed-form")
 
 
-_SOLVE: dict[SolverChoice, Callable[..., Design]] = {
+_SOLVE: dict[SolverChoice, Callable[[Problem], Design]] = {
     "auto": _solve_by_dual,
     "dual": _solve_by_dual,
     "closed-form": _solve_by_closed_form,
-    "sdp": solve_sdp,
 }
 
 
