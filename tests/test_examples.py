@@ -13,6 +13,7 @@ def test_there_are_examples() -> None:
     assert EXAMPLES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_example_runs_and_is_short(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) < 120
