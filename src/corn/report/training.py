@@ -41,7 +41,8 @@ def plot_training(
     for axes, column in zip(panels, measured, strict=True):
         _draw_curves(axes, rows, step_sizes, column)
     last.bar(range(len(agent_samples)), agent_samples, color=INK)
-    last.set(xlabel="agent", ylabel="training samples", title="who holds how much")
+    last.set(xlabel="agent", ylabel="training samples")
+    last.set_title("who holds how much", fontsize=10)
     last.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (*panels, last):
         axes.spines[["top", "right"]].set_visible(False)
