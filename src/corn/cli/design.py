@@ -31,7 +31,14 @@ from corn.cli.options import (
     WeightsOption,
     choose_objective,
 )
-from corn.cli.output import print_facts, print_json, print_note, save_json, warn_of_insiders
+from corn.cli.output import (
+    print_facts,
+    print_json,
+    print_note,
+    save_json,
+    warn_of_insiders,
+    working,
+)
 from corn.covariance import Design, GivenObjective, Objective, ThreatModel
 from corn.covariance import design as solve
 from corn.covariance.design import SolverChoice
@@ -104,20 +111,21 @@ def design(
     )
     if objective:
         target = GivenObjective(read_matrix(objective))
-    result = solve(
-        network.mixing_matrix,
-        budget.precision_cap,
-        mechanism=mechanism,
-        objective=target,
-        threat=threat,
-        solver=solver,
-        tolerance=tolerance,
-        max_noise_std=max_noise_std,
-        ridge=ridge,
-        drop_share=drop_share,
-        num_workers=jobs,
-        graph=network.graph,
-    )
+    with working("designing the noise"):
+        result = solve(
+            network.mixing_matrix,
+            budget.precision_cap,
+            mechanism=mechanism,
+            objective=target,
+            threat=threat,
+            solver=solver,
+            tolerance=tolerance,
+            max_noise_std=max_noise_std,
+            ridge=ridge,
+            drop_share=drop_share,
+            num_workers=jobs,
+            graph=network.graph,
+        )
     facts = design_facts(network, budget, target, threat, result)
     if plot:
         _draw(network, result, target, plot)

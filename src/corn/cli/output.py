@@ -7,12 +7,13 @@ import math
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 import numpy as np
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, track
 from rich.table import Table
 
 import corn
@@ -144,3 +145,15 @@ def progress(items: Sequence[Item], what: str) -> Iterator[Item]:
     yield from track(
         items, description=what, console=console, transient=True, disable=not console.is_terminal
     )
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show that something takes its time, on stderr; silent when that is not a terminal."""
+    console = Console(stderr=True)
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as shown:
+        shown.add_task(what, total=None)
+        yield

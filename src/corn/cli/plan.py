@@ -29,7 +29,7 @@ from corn.cli.options import (
     WeightsOption,
     choose_objective,
 )
-from corn.cli.output import print_facts, print_json, print_note, warn_of_insiders
+from corn.cli.output import print_facts, print_json, print_note, warn_of_insiders, working
 from corn.covariance import ThreatModel
 from corn.covariance.threat import PrivateNoise
 from corn.plan import Plan, make_plan, save_plan
@@ -73,17 +73,18 @@ def plan(
     budget = PrivacyBudget(
         epsilon, delta, steps, clip, unit, accounting, adjacency, batch_size, sampling_rate
     )
-    made = make_plan(
-        load_network(graph, weights=weights),
-        budget,
-        threat=_threat(mechanism, colluders, seeds, private_noise),
-        objective=choose_objective(
-            horizon, steps, gossip_rounds=gossip_rounds, cooldown_rounds=cooldown
-        ),
-        mechanism=mechanism,
-        noise_type=noise_type,
-        drop_share=drop_share,
-    )
+    with working("designing the noise"):
+        made = make_plan(
+            load_network(graph, weights=weights),
+            budget,
+            threat=_threat(mechanism, colluders, seeds, private_noise),
+            objective=choose_objective(
+                horizon, steps, gossip_rounds=gossip_rounds, cooldown_rounds=cooldown
+            ),
+            mechanism=mechanism,
+            noise_type=noise_type,
+            drop_share=drop_share,
+        )
     save_plan(made, out)
     if json:
         print_json(plan_facts(made))

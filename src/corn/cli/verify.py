@@ -14,6 +14,7 @@ from corn.cli.output import (
     print_note,
     print_table,
     warn_of_insiders,
+    working,
 )
 from corn.cli.plan import plan_facts
 from corn.errors import InvalidArgumentError
@@ -37,7 +38,8 @@ def verify(
         raise InvalidArgumentError(
             f"--agent must be in 0 … {plan.num_agents - 1} for this plan, found {agent}"
         )
-    found = verify_plan(plan)
+    with working("checking every coalition"):
+        found = verify_plan(plan)
     guarantees = found.guarantees
     if coalition is not None:
         insiders = _read_coalition(coalition)
