@@ -95,9 +95,9 @@ def test_fetches_checks_and_reports_progress(
 
 
 def test_what_is_there_is_not_fetched_again(server: Server, tmp_path: Path) -> None:
-    fetch_dataset("toy", directory=tmp_path, base_urls=[server.url])
-    server.served.clear()
-    fetch_dataset("toy", directory=tmp_path, base_urls=[server.url])
+    first = fetch_dataset("toy", directory=tmp_path, base_urls=[server.url])
+    server.served.clear()  # from now on every request is answered by 404, and fails
+    assert fetch_dataset("toy", directory=tmp_path, base_urls=[server.url]) == first
 
 
 @pytest.mark.parametrize("knows_ranges", [True, False])
