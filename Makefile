@@ -10,11 +10,8 @@ BIN    := $(VENV)/bin
 help:  ## list what make can do
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
-demo: $(VENV)/installed  ## install, then draw a network, compare the noise of all mechanisms and train with them, in out/
-	$(BIN)/corn graph er:n=20,p=0.2,seed=1 --plot out/graph.png
-	$(BIN)/corn compare --graph er:n=20,p=0.2,seed=1 --plot out/noise.png
-	$(BIN)/corn train --task breast-cancer --graph er:n=20,p=0.2,seed=1 --steps 500 \
-	  --mechanism corn,decor,ldp,central,none --runs 3 --plot out/training.png --out out/training
+demo: $(VENV)/installed  ## install, then reproduce every figure of the paper in small, with embedded data, into out/reproduction
+	$(BIN)/corn reproduce all --quick --out out/reproduction
 
 test: lint types pytest  ## install the development extras, lint, type-check and run every test
 

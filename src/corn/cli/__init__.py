@@ -12,7 +12,19 @@ from typing import Annotated
 import typer
 
 import corn
-from corn.cli import account, compare, data, design, graph, keygen, plan, threat, train, verify
+from corn.cli import (
+    account,
+    compare,
+    data,
+    design,
+    graph,
+    keygen,
+    plan,
+    reproduce,
+    threat,
+    train,
+    verify,
+)
 from corn.cli.output import print_error, show_warnings_as_notes
 from corn.errors import CornError
 
@@ -23,6 +35,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "compare": (compare.compare, compare.EXAMPLE),
     "threat": (threat.threat, threat.EXAMPLE),
     "train": (train.train, train.EXAMPLE),
+    "reproduce": (reproduce.reproduce, reproduce.EXAMPLE),
     "data": (data.data, data.EXAMPLE),
     "plan": (plan.plan, plan.EXAMPLE),
     "verify": (verify.verify, verify.EXAMPLE),

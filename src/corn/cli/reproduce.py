@@ -1,0 +1,181 @@
+"""``corn reproduce``: the paper's figures, what goes past them, and whether its claims hold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from corn.cli.output import print_json, print_note, print_table, save_json
+from corn.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from corn.experiments import Reproduction
+    from corn.experiments.cells import Cell
+
+EXAMPLE = "corn reproduce fig1a fig1b --quick --out out/reproduction"
+
+
+def reproduce(
+    figures: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FIGURE...", help="fig1a, fig1b, fig1c, fig2, fig3a … fig5b, or all (default)."
+        ),
+    ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="A few minutes: small network, embedded data sets. The default."
+        ),
+    ] = False,
+    full: Annotated[
+        bool,
+        typer.Option("--full", help="The paper's settings on a9a and MNIST: see corn data. Hours."),
+    ] = False,
+    out: Annotated[
+        Path, typer.Option(help="A directory for report.html, figures, tables and finished cells.")
+    ] = Path("out/reproduction"),
+    epsilons: Annotated[
+        str | None, typer.Option(help="Other values of ε, with commas, where ε varies.")
+    ] = None,
+    connectivities: Annotated[
+        str | None, typer.Option(help="Other values of p, with commas, where p varies.")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Another number of seeds for every task.")
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=-1, help="Processes, of one thread each; -1 is one for each core.")
+    ] = -1,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="Run on dask or ray, with :ADDRESS for one that runs elsewhere."),
+    ] = None,
+    cache: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the claims as JSON.")] = False,
+) -> None:
+    """Reproduce the paper's figures, and go past them; what was finished is not computed again."""
+    configuration = dict(locals())
+    from corn import experiments
+    from corn.report.reproduction import write_reproduction
+
+    if quick and full:
+        raise typer.BadParameter("--quick and --full exclude each other")
+    if jobs == 0:
+        raise typer.BadParameter("--jobs must be at least 1, or -1 for all cores")
+    scale = (experiments.FULL if full else experiments.QUICK).restrict(
+        epsilons=_parse_numbers("epsilons", epsilons),
+        connectivities=_parse_numbers("connectivities", connectivities),
+        num_seeds=seeds,
+    )
+    names = figures or ["all"]
+    cells = experiments.list_cells(names, scale)
+    store = experiments.CellStore(out / "cells")
+    start = time.perf_counter()
+    with _progress(cells) as on_done:
+        try:
+            made = experiments.reproduce(
+                names,
+                scale,
+                store=store,
+                jobs=jobs,
+                cluster=cluster,
+                directory=cache,
+                on_done=on_done,
+            )
+        except KeyboardInterrupt:
+            kept = sum(store.load(cell) is not None for cell in cells)
+            print_note(
+                f"interrupted: {kept} of {len(cells)} cells are kept in {store.directory}; the "
+                "same command goes on from there"
+            )
+            raise typer.Exit(1) from None
+    seconds = time.perf_counter() - start
+    command = _command(names, configuration)
+    written = write_reproduction(made, out, command=command, seconds=seconds)
+    facts = _facts(made, configuration, seconds)
+    save_json(facts, out / "run.json")
+    if json:
+        print_json(facts)
+    else:
+        _print(made)
+    print_note(f"wrote {', '.join(map(str, written))}")
+
+
+def _parse_numbers(name: str, text: str | None) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"{name} must be numbers with commas, found {text!r}: try 3,10,30"
+        ) from error
+
+
+@contextmanager
+def _progress(cells: Sequence[Cell]) -> Iterator[Callable[[Cell], None]]:
+    """One bar over the whole matrix, on stderr; silent when that is not a terminal."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[finished]}/{task.fields[cells]} cells"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        total = sum(cell.cost for cell in cells)
+        task = bar.add_task("computing", total=total, finished=0, cells=len(cells))
+        finished = 0
+
+        def on_done(cell: Cell) -> None:
+            nonlocal finished
+            finished += 1
+            bar.update(task, advance=cell.cost, finished=finished)
+
+        yield on_done
+
+
+def _command(names: Sequence[str], configuration: Mapping[str, object]) -> str:
+    """The command line that gives the same again."""
+    words = ["corn reproduce", *names, "--full" if configuration["full"] else "--quick"]
+    for option in ("epsilons", "connectivities", "seeds"):
+        if configuration[option] is not None:
+            words.append(f"--{option} {configuration[option]}")
+    return " ".join(words)
+
+
+def _facts(
+    made: Reproduction, configuration: Mapping[str, object], seconds: float
+) -> dict[str, object]:
+    return {
+        "configuration": configuration,
+        "scale": asdict(made.scale),
+        "seconds": round(seconds, 1),
+        "compute_seconds": round(made.compute_seconds, 1),
+        "notes": list(made.notes),
+        "claims": [asdict(claim) for claim in made.claims],
+    }
+
+
+def _print(made: Reproduction) -> None:
+    """What does not simply hold; the page has it all."""
+    doubted = [claim for claim in made.claims if claim.verdict != "holds"]
+    print_table(
+        f"{len(made.claims) - len(doubted)} of {len(made.claims)} statements hold at scale "
+        f"{made.scale.name}" + ("; these do not, or are undecided:" if doubted else ""),
+        ["panel", "statement (source)", "verdict", "evidence"],
+        [
+            [claim.panel, f"{claim.statement} ({claim.source})", claim.verdict, claim.evidence]
+            for claim in doubted
+        ],
+    )

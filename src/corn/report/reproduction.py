@@ -1,0 +1,151 @@
+"""Write a reproduction: tables, figures and one self-contained page."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from corn.experiments import Claim, Panel, Point, Reproduction
+from corn.report.curves import plot_panel
+from corn.report.style import save_figure
+from corn.version import __version__
+
+_LIBRARIES = ("numpy", "scipy", "networkx", "torch", "matplotlib")
+
+FIGURE_TITLES = {
+    "fig1a": "Figure 1a. Noise against the privacy budget",
+    "fig1b": "Figure 1b. Noise against connectivity",
+    "fig1c": "Figure 1c. Noise against the number of agents",
+    "fig2": "Figure 2. The price of fewer shared seeds, and of insiders",
+    "fig3a": "Figure 3a. Quadratic optimisation against the privacy budget",
+    "fig3b": "Figure 3b. Quadratic optimisation against connectivity",
+    "fig4a": "Figure 4a. Logistic regression against the privacy budget",
+    "fig4b": "Figure 4b. Logistic regression against connectivity",
+    "fig5a": "Figure 5a. Image classification against the privacy budget",
+    "fig5b": "Figure 5b. Image classification against connectivity",
+}
+
+
+def write_reproduction(
+    reproduction: Reproduction, out: Path, *, command: str, seconds: float
+) -> list[Path]:
+    """Write everything below ``out`` and return the main files, the page first.
+
+    ``runs.csv`` has every run, ``points.csv`` what is drawn, ``claims.csv`` and ``claims.md`` what
+    is said of it; ``figures/`` every panel as PNG and SVG, once as the paper has it and once with
+    what this project adds.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    drawings = _draw_all(reproduction, out / "figures")
+    _write_csv(reproduction.runs, out / "runs.csv")
+    _write_csv(
+        (_point_row(panel, point) for panel, points in reproduction.panels for point in points),
+        out / "points.csv",
+    )
+    _write_csv((asdict(claim) for claim in reproduction.claims), out / "claims.csv")
+    (out / "claims.md").write_text(_claims_markdown(reproduction.claims), encoding="utf-8")
+    page = out / "report.html"
+    page.write_text(_render(reproduction, drawings, command, seconds), encoding="utf-8")
+    return [page, out / "runs.csv", out / "points.csv", out / "claims.csv"]
+
+
+def _draw_all(reproduction: Reproduction, directory: Path) -> dict[str, list[dict[str, str]]]:
+    """Save every drawing; return them by figure, ready to be put into the page."""
+    drawings: dict[str, list[dict[str, str]]] = {}
+    for panel, points in reproduction.panels:
+        versions = [(panel.name, True, "as in the paper")] if panel.in_paper else []
+        versions.append((f"{panel.name}-added", False, "with what this project adds"))
+        for name, only_paper, caption in versions:
+            figure = plot_panel(panel, points, only_paper=only_paper)
+            drawn = directory / f"{name}.svg"
+            save_figure(figure, drawn)
+            save_figure(figure, drawn.with_suffix(".png"))
+            drawings.setdefault(panel.figure, []).append(
+                {
+                    "source": _embed(drawn),
+                    "caption": f"{panel.y_label}; {caption}",
+                    "text": f"{panel.y_label} against {panel.x_label}, {panel.title}, {caption}",
+                }
+            )
+    return drawings
+
+
+def _embed(drawing: Path) -> str:
+    """An SVG as a data URI: sharp on paper and on a phone, and nothing beside the page."""
+    return "data:image/svg+xml;base64," + base64.b64encode(drawing.read_bytes()).decode("ascii")
+
+
+def _render(
+    reproduction: Reproduction,
+    drawings: Mapping[str, Sequence[Mapping[str, str]]],
+    command: str,
+    seconds: float,
+) -> str:
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    source = resources.files("corn.report").joinpath("reproduction.html").read_text("utf-8")
+    scale = reproduction.scale
+    return environment.from_string(source).render(
+        scale=scale,
+        command=command,
+        seconds=seconds,
+        compute_seconds=reproduction.compute_seconds,
+        figures=[{"title": FIGURE_TITLES[name], "drawings": own} for name, own in drawings.items()],
+        verdicts=_count_verdicts(reproduction.claims),
+        claims=reproduction.claims,
+        trainings=[scale.quadratic, scale.regression, scale.network, scale.softmax],
+        notes=reproduction.notes,
+        versions={"corn": __version__, "python": platform.python_version()}
+        | {name: metadata.version(name) for name in _LIBRARIES},
+        machine=platform.platform(),
+    )
+
+
+def _count_verdicts(claims: Sequence[Claim]) -> dict[str, dict[str, int]]:
+    """How many claims of each source hold, do not hold, or are undecided."""
+    counts = {
+        source: dict.fromkeys(("holds", "does not hold", "undecided"), 0)
+        for source in ("paper", "corn")
+    }
+    for claim in claims:
+        counts[claim.source][claim.verdict] += 1
+    return counts
+
+
+def _claims_markdown(claims: Sequence[Claim]) -> str:
+    rows = [
+        f"| {claim.source} | {claim.panel} | {claim.statement} | {claim.verdict} "
+        f"| {claim.evidence} |"
+        for claim in claims
+    ]
+    head = ["| source | panel | statement | verdict | evidence |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *rows]) + "\n"
+
+
+def _point_row(panel: Panel, point: Point) -> dict[str, Any]:
+    return {
+        "panel": panel.name,
+        "method": point.method.name,
+        "x": point.x,
+        "mean": point.mean,
+        "half_width_95": point.half_width,
+        "num_seeds": len(point.values) if panel.is_random else "",
+        "note": point.note,
+    }
+
+
+def _write_csv(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
+    """Rows that may have different columns; what a row lacks is empty."""
+    table = list(rows)
+    columns = list(dict.fromkeys(name for row in table for name in row))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(table)

@@ -1,0 +1,163 @@
+"""Claims are judged by the numbers: true ones hold, inverted ones do not, noisy ones are open."""
+
+import pytest
+
+from corn.experiments import QUICK, Claim, Method, Panel, Point, check_claims, check_panel
+from corn.experiments.claims import check_privacy
+from corn.experiments.methods import (
+    CENTRAL,
+    CORN,
+    CORN_ONE_STEP,
+    CORN_PAPER,
+    CORN_TWO_INSIDERS,
+    DECOR,
+    DECOR_PAPER,
+    LDP,
+    LDP_PAPER,
+)
+from corn.experiments.scale import FULL
+
+AGAINST_P = Panel("fig4b", "fig4b", "", "p", "test loss", is_random=True)
+AGAINST_EPSILON = Panel("fig4a", "fig4a", "", "ε", "test loss", is_random=True)
+NOISE = Panel("fig1a", "fig1a", "", "ε", "noise")
+
+# The sparser, the further apart; equal on the complete graph: what the paper describes.
+LOSSES = {
+    LDP_PAPER: {0.2: 9.0, 0.6: 8.0, 1.0: 7.0},
+    DECOR_PAPER: {0.2: 8.0, 0.6: 5.0, 1.0: 3.0},
+    CORN_PAPER: {0.2: 5.0, 0.6: 4.0, 1.0: 3.0},
+    LDP: {0.2: 7.0, 0.6: 6.0, 1.0: 5.0},
+    CORN_ONE_STEP: {0.2: 4.0, 0.6: 3.0, 1.0: 2.5},
+    DECOR: {0.2: 3.5, 0.6: 2.8, 1.0: 2.0},
+    CORN: {0.2: 3.0, 0.6: 2.5, 1.0: 2.0},
+    CORN_TWO_INSIDERS: {0.2: 3.2, 0.6: 2.6, 1.0: 2.1},
+    CENTRAL: {0.2: 1.0, 0.6: 1.0, 1.0: 1.0},
+}
+SPREAD = (-0.01, 0.0, 0.01)
+
+
+def make_points(
+    means: dict[Method, dict[float, float]], spread: tuple[float, ...] = SPREAD
+) -> list[Point]:
+    return [
+        Point(method, x, tuple(mean + offset for offset in spread))
+        for method, places in means.items()
+        for x, mean in places.items()
+    ]
+
+
+def invert(means: dict[Method, dict[float, float]]) -> dict[Method, dict[float, float]]:
+    """Turn every order round: the best is now the worst, along both axes."""
+    return {
+        method: {x: 10.0 - mean for x, mean in places.items()} for method, places in means.items()
+    }
+
+
+def find(claims: list[Claim], statement: str) -> Claim:
+    return next(claim for claim in claims if statement in claim.statement)
+
+
+def test_what_the_paper_describes_holds() -> None:
+    claims = check_panel(AGAINST_P, make_points(LOSSES), QUICK)
+    assert {claim.verdict for claim in claims} == {"holds"}
+    assert len(claims) == 12
+
+
+def test_inverted_data_does_not_hold() -> None:
+    claims = check_panel(AGAINST_P, make_points(invert(LOSSES)), QUICK)
+    # Equality on the complete graph is the same both ways round.
+    verdicts = {c.statement: c.verdict for c in claims if "nearly equal" not in c.statement}
+    assert set(verdicts.values()) == {"does not hold"}
+    order = find(claims, "CorN (paper) ≤ DECOR (paper)")
+    assert "at 0.2 5 against 2" in order.evidence
+
+
+def test_accuracy_is_better_when_higher() -> None:
+    accuracy = Panel("fig5b", "fig5b", "", "p", "accuracy", lower_is_better=False, is_random=True)
+    claims = check_panel(accuracy, make_points(invert(LOSSES)), QUICK)
+    assert {claim.verdict for claim in claims} == {"holds"}
+    assert find(claims, "CorN (paper) ≥ DECOR (paper)")
+
+
+def test_a_contradiction_within_the_interval_is_undecided() -> None:
+    points = [
+        Point(CORN_PAPER, 1.0, (1.0, 2.2, 3.0)),
+        Point(DECOR_PAPER, 1.0, (2.0, 1.0, 3.0)),
+    ]
+    claim = find(check_panel(AGAINST_EPSILON, points, QUICK), "CorN (paper) ≤ DECOR")
+    assert claim.verdict == "undecided"
+    assert "±" in claim.evidence
+
+
+def test_one_seed_contradicts_nothing_for_certain() -> None:
+    points = [Point(CORN_PAPER, 1.0, (2.0,)), Point(DECOR_PAPER, 1.0, (1.0,))]
+    claim = find(check_panel(AGAINST_EPSILON, points, QUICK), "CorN (paper) ≤ DECOR")
+    assert claim.verdict == "undecided"
+    assert "one seed" in claim.evidence
+
+
+def test_exact_values_need_no_seeds() -> None:
+    points = [Point(CORN_PAPER, 1.0, (2.0,)), Point(DECOR_PAPER, 1.0, (1.0,))]
+    claim = find(check_panel(NOISE, points, QUICK), "CorN (paper) ≤ DECOR")
+    assert claim.verdict == "does not hold"
+
+
+def test_paired_seeds_decide_what_unpaired_ones_could_not() -> None:
+    shared = (0.0, 10.0, 20.0)
+    points = [
+        Point(CORN_PAPER, 1.0, tuple(luck + 1 for luck in shared)),
+        Point(DECOR_PAPER, 1.0, shared),
+    ]
+    claim = find(check_panel(AGAINST_EPSILON, points, QUICK), "CorN (paper) ≤ DECOR")
+    assert claim.verdict == "does not hold"
+
+
+def test_a_flat_line_does_not_improve() -> None:
+    flat = {LDP_PAPER: {0.2: 2.0, 1.0: 1.999}}
+    claim = find(check_panel(AGAINST_P, make_points(LOSSES | flat), QUICK), "LDP (paper) improves")
+    assert claim.verdict == "does not hold"
+    assert claim.evidence.endswith("flat")
+
+
+def test_margin_largest_on_a_dense_graph() -> None:
+    dense = {DECOR_PAPER: {0.2: 5.1, 0.6: 9.0, 1.0: 3.0}}
+    claim = find(check_panel(AGAINST_P, make_points(LOSSES | dense), QUICK), "margin")
+    assert claim.verdict == "does not hold"
+    assert "p = 0.6: 5" in claim.evidence
+
+
+def test_unequal_on_the_complete_graph() -> None:
+    apart = {DECOR_PAPER: {0.2: 8.0, 0.6: 5.0, 1.0: 4.0}}
+    claim = find(check_panel(AGAINST_P, make_points(LOSSES | apart), QUICK), "nearly equal")
+    assert claim.verdict == "does not hold"
+
+
+@pytest.mark.parametrize("last", [7.0, 6.0])
+def test_seed_groups_end_at_ldp(last: float) -> None:
+    panel = Panel("fig2", "fig2", "", "m", "noise")
+    values: dict[Method, dict[float, float]] = {
+        CORN_PAPER: {1.0: 3.0, 2.0: 5.0, 3.0: last},
+        LDP_PAPER: dict.fromkeys((1.0, 2.0, 3.0), 7.0),
+    }
+    (claim,) = check_panel(panel, make_points(values, (0.0,)), QUICK)
+    assert claim.verdict == ("holds" if last == 7.0 else "does not hold")
+
+
+def test_the_papers_constant_breaks_its_promise_at_forty_only() -> None:
+    claims = check_privacy(FULL)
+    assert [claim.verdict for claim in claims] == ["holds"] * 8 + ["does not hold"]
+    assert "27.93" in claims[-2].evidence
+    assert "41.76" in claims[-1].evidence
+
+
+def test_less_noise_than_needed_is_no_merit() -> None:
+    """At ε = 40 the paper's constant adds less noise than its promise needs."""
+    points = [
+        Point(method, x, (value,))
+        for method, values in ((CORN_PAPER, (4.0, 1.0)), (CORN_ONE_STEP, (2.0, 1.1)))
+        for x, value in zip((10.0, 40.0), values, strict=True)
+    ]
+    claims = check_claims([(NOISE, points)], FULL)
+    claim = find(claims, "CorN, one step ≤ CorN (paper)")
+    assert claim.verdict == "holds"
+    assert "over 1 place" in claim.evidence

@@ -1,0 +1,35 @@
+"""A reproduction is written as tables, figures and one page that needs nothing else."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+from tests.experiments.scales import TINY
+
+from corn.experiments import CellStore, reproduce
+from corn.report.reproduction import write_reproduction
+
+NAMES = ["fig1a", "fig2", "fig4b"]
+
+
+@pytest.mark.slow
+def test_everything_is_written(tmp_path: Path) -> None:
+    made = reproduce(NAMES, TINY, store=CellStore(tmp_path / "cells"), jobs=1)
+    write_reproduction(made, tmp_path, command="corn reproduce fig1a", seconds=1.5)
+    with (tmp_path / "runs.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    # Two places, two step sizes, two seeds and eleven methods.
+    assert sum(row["panel"] == "fig4b" for row in rows) == 2 * 2 * 2 * 11
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("<img ") == 2 + 1 + 2 + 1 + 1 + 2
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert "corn reproduce fig1a" in page
+    assert "unit: agent" in page
+    for claim in made.claims:
+        assert claim.evidence.split(";")[0] in page.replace("&#39;", "'").replace("&gt;", ">")
+    for name in ("fig1a", "fig1a-added", "fig1a-accumulated-added", "fig4b", "fig4b-added"):
+        assert (tmp_path / "figures" / f"{name}.png").stat().st_size > 10_000
+        assert (tmp_path / "figures" / f"{name}.svg").exists()
+    table = (tmp_path / "claims.md").read_text(encoding="utf-8")
+    assert len(table.splitlines()) == 2 + len(made.claims)
