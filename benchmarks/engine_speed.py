@@ -5,6 +5,9 @@ and the best time of each counts, so that a busy machine slows all alike and the
 *Bare* is the matrix products and normal random numbers of a step and nothing else: no batches
 picked, nothing clipped, no step taken. *Loop* is one backward pass for each agent of each run.
 
+For a user's module with every sample clipped, the engine is compared with *one by one*: samples
+vectorised by ``torch.func``, but one model after the other.
+
 Shapes are those of the paper's tasks (a9a: 55 runs, 20 agents, batches of 128; MNIST: the 784–32–10
 network); the values are random, as no time depends on them.
 """
@@ -20,10 +23,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from corn.covariance import Horizon, design
 from corn.learn import AgentData, Constant, Contender, Simulation, SweepSettings, Variant
-from corn.learn.tasks import LinearClassifier, ShallowNetwork, Task
+from corn.learn.batches import Batch
+from corn.learn.tasks import LinearClassifier, ModuleTask, ShallowNetwork, Task, small_cnn
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology import load_network
@@ -154,6 +159,62 @@ def make_loop(workload: Workload) -> Callable[[], object]:
     return step
 
 
+MODULES: tuple[tuple[str, nn.Module, tuple[int, ...]], ...] = (
+    ("linear 123-2", nn.Linear(123, 2), (123,)),
+    (
+        "network 64-16-10",
+        nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10)),
+        (64,),
+    ),
+    ("cnn on 8×8", small_cnn((8, 8), 10), (1, 8, 8)),
+)
+MODULE_RUNS, MODULE_BATCH = 5, 32
+
+
+def make_clipped(
+    model: nn.Module, shape: tuple[int, ...]
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Clipping every sample of all runs of all agents: together, and one model at a time."""
+    task, loss_of = ModuleTask(model, nn.functional.cross_entropy), nn.functional.cross_entropy
+    models = task.initialize(0).float().repeat(NUM_AGENTS, MODULE_RUNS, 1)
+    X = torch.rand(NUM_AGENTS, MODULE_BATCH, *shape)
+    y = torch.randint(0, 2, (NUM_AGENTS, MODULE_BATCH))
+    batch = Batch(X, y, torch.full(y.shape, 1 / MODULE_BATCH), is_average=True)
+    named = dict(model.named_parameters())
+    sizes = [p.numel() for p in named.values()]
+
+    def sample_loss(vector: Tensor, x: Tensor, target: Tensor) -> Tensor:
+        pieces = zip(named.items(), torch.split(vector, sizes), strict=True)
+        weights = {name: piece.view(p.shape) for (name, p), piece in pieces}
+        return loss_of(functional_call(model, weights, (x[None],)), target[None])
+
+    slopes_of = vmap(grad(sample_loss), in_dims=(None, 0, 0))
+
+    def one_by_one() -> None:
+        for agent in range(NUM_AGENTS):
+            for vector in models[agent]:
+                slopes = slopes_of(vector, X[agent], y[agent])
+                factors = (0.1 / torch.linalg.vector_norm(slopes, dim=1)).clamp(max=1)
+                (factors / MODULE_BATCH) @ slopes
+
+    clip = torch.full((MODULE_RUNS,), 0.1)
+    return lambda: task.gradient(models, batch, sample_clip=clip), one_by_one
+
+
+def measure_clipped(num_turns: int) -> dict[str, dict[str, float]]:
+    results = {}
+    for name, model, shape in MODULES:
+        together, one_by_one = make_clipped(model, shape)
+        times = best_milliseconds(
+            {"engine": (together, 10), "one by one": (one_by_one, 1)}, num_turns
+        )
+        results[f"{name}, every sample clipped, {MODULE_RUNS} runs"] = {
+            **{f"{own}, ms a step": value for own, value in times.items()},
+            "one by one / engine": times["one by one"] / times["engine"],
+        }
+    return results
+
+
 def best_milliseconds(
     contenders: dict[str, tuple[Callable[[], object], int]], num_turns: int
 ) -> dict[str, float]:
@@ -192,13 +253,14 @@ def main() -> None:
     arguments = parser.parse_args()
     limit_threads()
     results = {w.name: measure(w, arguments.steps, arguments.turns) for w in WORKLOADS}
+    results |= measure_clipped(arguments.turns)
     if arguments.json:
         print(json.dumps(results, indent=1))
         return
     for title, row in results.items():
         print(title)
         for name, value in row.items():
-            print(f"    {name:<20}{value:10.2f}")
+            print(f"    {name:<24}{value:10.2f}")
 
 
 if __name__ == "__main__":

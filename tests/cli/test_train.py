@@ -4,7 +4,13 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
+
+from corn import learn
+from corn.plan import load_plan
+from corn.plan.codec import fingerprint
 
 from .commands import Runner
 
@@ -64,10 +70,9 @@ def test_the_paper_s_quadratic(corn: Runner) -> None:
     outcome = corn(
         "train", "--task", "quadratic", "--graph", "er:n=20,p=0.2,seed=1", "--steps", 300, "--json"
     )
-    gaps = {
-        name: facts["optimality_gap"]
-        for name, facts in json.loads(outcome.stdout)["contenders"].items()
-    }
+    found = json.loads(outcome.stdout)
+    assert "start at the minimiser" in found["notes"][0]
+    gaps = {name: facts["optimality_gap"] for name, facts in found["contenders"].items()}
     assert gaps["corn"] < gaps["ldp"]
     assert gaps["none"] >= -1e-6
 
@@ -114,6 +119,103 @@ def test_bad_input(corn: Runner, options: list[str], exit_code: int, message: st
     outcome = corn("train", *QUICK, *options)
     assert outcome.exit_code == exit_code
     assert message in " ".join(outcome.stderr.split())
+
+
+@pytest.fixture
+def plan(corn: Runner, tmp_path: Path) -> Path:
+    """One insider, sample unit, two mixing rounds a step: nothing that options would default to."""
+    path = tmp_path / "plan.corn"
+    outcome = corn(
+        *("plan", "--graph", "ring:6", "--steps", 20, "--epsilon", 7, "--clip", 0.5),
+        *("--unit", "sample", "--batch-size", 16, "--gossip-rounds", 2, "--cooldown", 1),
+        *("--out", path),
+    )
+    assert outcome.exit_code == 0
+    return path
+
+
+def test_a_plan_is_trained_as_it_says(corn: Runner, plan: Path) -> None:
+    arguments = ("train", "--plan", plan, "--task", "breast-cancer", "--step-size", 0.1)
+    outcome = corn(*arguments, "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    facts = json.loads(outcome.stdout)
+    assert list(facts["contenders"]) == ["plan"]
+    assert (facts["num_steps"], facts["num_agents"]) == (20, 6)
+    assert facts["plan"] == fingerprint(load_plan(plan)).hex()
+    own = facts["contenders"]["plan"]
+    assert own["unit"] == "sample"
+    assert "one insider" in own["against"]
+    assert 6.9 < own["epsilon"] <= 7
+    problem = learn.make_workload("breast-cancer", 6)
+    parts = np.split(problem.data.inputs, problem.data.offsets[1:-1])
+    labels = np.split(problem.data.targets, problem.data.offsets[1:-1])
+    alone = learn.train(
+        load_plan(plan),
+        model=problem.task,
+        datasets=list(zip(parts, labels, strict=True)),
+        test=problem.parts["test"],
+        step_size=0.1,
+    )
+    assert own["test_loss"] == alone.last_rows[0]["test_loss"]
+
+
+def test_baselines_next_to_a_plan_have_its_budget(corn: Runner, plan: Path) -> None:
+    arguments = ("train", "--plan", plan, "--task", "breast-cancer", "--step-size", 0.1)
+    outcome = corn(*arguments, "--mechanism", "ldp, none", "--epsilon", 7, "--graph", "ring:6")
+    assert outcome.exit_code == 0, outcome.stderr
+    for words in ("plan", "ldp", "none", "7 (sample)"):
+        assert words in outcome.stdout
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--epsilon", "10"],
+        ["--graph", "ring:7"],
+        ["--weights", "metropolis"],
+        ["--steps", "10"],
+        ["--unit", "agent"],
+        ["--batch-size", "128"],
+        ["--colluders", "0"],
+        ["--horizon", "3"],
+        ["--gossip-rounds", "1"],
+        ["--secure-noise", "--dtype", "float64"],
+    ],
+)
+def test_options_that_contradict_a_plan_are_misuse(
+    corn: Runner, plan: Path, options: list[str]
+) -> None:
+    outcome = corn("train", "--plan", plan, "--task", "breast-cancer", *options)
+    assert outcome.exit_code == 2
+    assert "the plan has" in " ".join(outcome.stderr.split())
+
+
+def test_a_network_must_come_from_somewhere(corn: Runner, tmp_path: Path) -> None:
+    outcome = corn("train", "--task", "breast-cancer")
+    assert outcome.exit_code == 2
+    assert "--plan" in outcome.stderr
+    absent = corn("train", "--task", "breast-cancer", "--plan", tmp_path / "absent.corn")
+    assert (absent.exit_code, absent.stderr.count("\n")) == (1, 1)
+
+
+def test_the_quadratic_s_figure_shows_the_gap(
+    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Test loss and accuracy are not measured, so there is nothing to draw of them."""
+    drawn: list[list[str]] = []
+
+    def draw(rows: list[dict[str, object]], *_: object, **__: object) -> Figure:
+        drawn.append(list(rows[0]))
+        return Figure()
+
+    monkeypatch.setattr("corn.report.training.plot_training", draw)
+    outcome = corn(
+        *("train", "--task", "quadratic", "--graph", "ring:4", "--steps", 5),
+        *("--plot", tmp_path / "gap.png"),
+    )
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "optimality_gap" in drawn[0]
+    assert not {"test_loss", "test_accuracy", "train_loss"} & set(drawn[0])
 
 
 def test_figure(corn: Runner, tmp_path: Path) -> None:

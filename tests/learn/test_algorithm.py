@@ -1,20 +1,26 @@
 """The batched engine against Algorithm 1 written out in NumPy, agent by agent and run by run."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 import torch
 
 from corn.arrays import FloatArray
+from corn.covariance import Horizon, Mechanism, design
 from corn.learn.batches import AgentData, BatchSampler
 from corn.learn.contender import Contender, Variant
 from corn.learn.perturbation import JointNoise, simulation_nonce, symmetric_root
 from corn.learn.schedule import Constant, Cosine, InverseSqrt, Schedule
 from corn.learn.settings import SweepSettings
 from corn.learn.simulation import Simulation
+from corn.learn.sweep import run_sweep
 from corn.learn.tasks import Quadratic
+from corn.learn.tasks.quadratic import quadratic_objectives
+from corn.learn.workloads import make_workload
 from corn.noise import SecureSource, draw_share, simulated_keys
+from corn.privacy import PrivacyBudget
 from corn.topology import load_network
 
 from .problems import BUDGET, NETWORK, SAMPLE_BUDGET, make_contender, make_problem
@@ -216,3 +222,34 @@ def test_without_noise_and_clipping_it_finds_the_centralised_optimum() -> None:
         simulation.advance()
     expected = np.tile(task.minimizer, (6, 1))
     np.testing.assert_allclose(simulation.parameters[0, :, 0].numpy(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("mechanism", ["ldp", "decor", "corn"])
+def test_the_quadratic_gap_is_what_its_noise_makes(mechanism: Mechanism) -> None:
+    """From the minimiser, E[gap] = Tr(Ā)/n · Σ_t η_t² Tr(Wᵏ R Wᵏᵀ), k = T − t + 1, for small steps.
+
+    The gap of one run varies more than its mean, hence the many seeds.
+    """
+    n, num_steps, num_seeds = 6, 40, 1500
+    network = load_network("er:n=6,p=0.5,seed=1")
+    W = network.mixing_matrix
+    budget = PrivacyBudget(10, 1e-5, num_steps, 0.1)
+    noise = design(W, budget.precision_cap, mechanism=mechanism, objective=Horizon(10))
+    schedule = InverseSqrt(1e-3)
+    problem = make_workload("quadratic", n)
+    result = run_sweep(
+        problem,
+        network,
+        [Variant(Contender.private(mechanism, noise, budget), schedule)],
+        settings=SweepSettings(num_steps, None, tuple(range(num_seeds)), dtype="float64"),
+        evaluate_at=[num_steps],
+        show_progress=False,
+    )
+    assert isinstance(problem.task, Quadratic)
+    gaps = np.array([float(row["train_loss"]) for row in result.last_rows]) - problem.task.minimum
+    energy = 0.0
+    for step in range(1, num_steps + 1):
+        power = np.linalg.matrix_power(W, num_steps - step + 1)
+        energy += schedule.at(step, num_steps) ** 2 * np.trace(power @ noise.covariance @ power.T)
+    expected = quadratic_objectives(n)[0].mean(axis=0).trace() / n * energy
+    assert abs(gaps.mean() - expected) < 4 * gaps.std() / math.sqrt(num_seeds)

@@ -113,6 +113,13 @@ def test_libsvm_keeps_columns_that_never_occur(tmp_path: Path) -> None:
         read_libsvm(tmp_path / "f", num_features=5)
 
 
+def test_libsvm_is_read_compressed_too(tmp_path: Path) -> None:
+    """``corn data import`` copies a9a.gz to the name a9a."""
+    (tmp_path / "f").write_bytes(gzip.compress(b"+1 2:1\n-1 1:0.5\n"))
+    features, labels = read_libsvm(tmp_path / "f", num_features=2)
+    assert (features.tolist(), labels.tolist()) == ([[0, 1], [0.5, 0]], [1, -1])
+
+
 @given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=3), seed=st.integers(0, 99))
 def test_idx_round_trip(
     tmp_path_factory: pytest.TempPathFactory, shape: list[int], seed: int

@@ -138,6 +138,13 @@ def test_the_next_place_is_tried_after_a_404(server: Server, tmp_path: Path) -> 
         fetch_dataset("toy", directory=tmp_path / "other", base_urls=[wrong])
 
 
+def test_the_next_place_is_tried_after_wrong_content(server: Server, tmp_path: Path) -> None:
+    server.served["wrong/plain"] = b"<html>please log in</html>"
+    places = [server.url + "wrong/", server.url]
+    fetch_dataset("toy", directory=tmp_path, base_urls=places)
+    assert (tmp_path / "toy" / "plain").read_bytes() == CONTENT["plain"]
+
+
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="refused"):
         fetch_dataset("toy", directory=tmp_path, base_urls=["http://127.0.0.1:1/"])

@@ -69,6 +69,8 @@ def test_two_shards_hold_few_labels() -> None:
         ("shards:0", "shards_per_agent must be at least 1"),
         ("shards:9", "found 9"),
         ("shards:1.5", "found 'shards:1.5'"),
+        ("shards:inf", "found 'shards:inf'"),
+        ("iid:5", "found 'iid:5'"),
     ],
 )
 def test_bad_spec(spec: str, message: str) -> None:

@@ -1,16 +1,12 @@
-"""Sweeps: measurements, runs that break, interruptions, checkpoints, writers, tuning."""
+"""Sweeps: measurements, runs that break, interruptions, promises that are kept."""
 
-import csv
 import math
 import os
 import signal
-import sys
 import threading
 import tracemalloc
-import types
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,50 +15,24 @@ import torch
 
 from corn.covariance import design
 from corn.errors import (
-    FileFormatError,
-    InfeasibleError,
     InvalidArgumentError,
-    MissingExtraError,
 )
 from corn.learn import (
     COLUMNS,
     Constant,
     Contender,
-    InverseSqrt,
     Problem,
     Result,
     Row,
     SweepSettings,
     Variant,
-    make_grid,
-    require_writers,
     run_sweep,
-    summarize_contenders,
-    tune,
-    write_table,
-    write_tensorboard,
 )
-from corn.learn.monitor import summarize
 from corn.privacy import ClippedQuery, PrivacyBudget
 from corn.topology import load_network
 
-from .problems import BUDGET, NETWORK, SAMPLE_BUDGET, make_contender, make_problem, make_samples
-
-SETTINGS = SweepSettings(40, 8, seeds=(0, 1), dtype="float64")
-
-
-def make_logistic() -> Problem:
-    task, data = make_problem("logistic")
-    raw = data.inputs[:, :-1]  # without the constant feature, which the problem adds
-    X, y = make_samples(60, 4, 2, seed=9)
-    parts = {"validation": (X[:20], y[:20]), "test": (X[20:], y[20:])}
-    return Problem(task, replace(data, inputs=raw), parts, ("a note",))
-
-
-def sweep(*mechanisms: str, step_size: float = 0.1, **options: Any) -> Result:
-    variants = [Variant(make_contender(name), Constant(step_size)) for name in mechanisms]
-    settings = options.pop("settings", SETTINGS)
-    return run_sweep(make_logistic(), NETWORK, variants, settings=settings, **options)
+from .problems import BUDGET, NETWORK, SAMPLE_BUDGET, make_contender, make_problem
+from .sweeps import SETTINGS, make_logistic, sweep
 
 
 def test_measurements_are_complete_and_right() -> None:
@@ -125,16 +95,17 @@ def test_central_really_trains_on_the_data() -> None:
 
 def test_peak_memory_does_not_grow_with_the_number_of_steps() -> None:
     peaks = []
-    for steps in (30, 30, 500):
-        budget = PrivacyBudget(10, 1e-5, num_steps=1000, clip=0.5)
+    for steps in (30, 30, 800):
+        budget = PrivacyBudget(10, 1e-5, num_steps=800, clip=0.5)
         variants = [Variant(make_contender("ldp", budget), Constant(0.1))]
         settings = SweepSettings(steps, 8, dtype="float64")
         tracemalloc.start()
         run_sweep(make_logistic(), NETWORK, variants, settings=settings, evaluate_at=[])
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    noise_of_all_steps = 500 * 6 * 5 * 8
-    assert peaks[2] - peaks[1] < noise_of_all_steps / 5
+    noise_of_all_steps = 800 * 6 * 5 * 8
+    # Python keeps up to 2000 freed tuples of a size for later: some 0.1 MB, whatever the steps.
+    assert peaks[2] - peaks[1] < noise_of_all_steps / 2
 
 
 def test_a_run_that_breaks_stops_and_the_others_go_on() -> None:
@@ -166,6 +137,16 @@ def test_an_exploding_loss_stops_its_run_before_it_overflows() -> None:
     assert "its loss exploded" in result.stopped["none", "10", 0]
 
 
+def test_a_loss_that_is_not_a_number_stops_its_run() -> None:
+    """Its gradients may be finite all the same: here only the test samples give NaN."""
+    problem = make_logistic()
+    X, y = problem.parts["test"]
+    broken = replace(problem, parts={"test": (X * torch.nan, y)})
+    variants = [Variant(make_contender("none"), Constant(0.1))]
+    result = run_sweep(broken, NETWORK, variants, settings=replace(SETTINGS, seeds=(0,)))
+    assert "not a number" in result.stopped["none", "0.1", 0]
+
+
 def test_ctrl_c_leaves_a_usable_result() -> None:
     def press(rows: Sequence[Row]) -> None:
         if rows[0]["step"] == 10:
@@ -184,182 +165,6 @@ def test_outside_the_main_thread_it_runs_too() -> None:
     thread.start()
     thread.join()
     assert found[0].status == "complete"
-
-
-@pytest.mark.parametrize("interrupt_at", [10, 13])
-def test_resuming_gives_the_same_result_to_the_last_bit(tmp_path: Path, interrupt_at: int) -> None:
-    def press(rows: Sequence[Row]) -> None:
-        if rows[0]["step"] == interrupt_at:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    settings = replace(SETTINGS, cooldown_rounds=2, dtype="float32")
-    options: dict[str, Any] = {
-        "settings": settings,
-        "evaluate_at": [0, 13, 20],
-        "checkpoint": tmp_path / "c.pt",
-        "checkpoint_every": 10,
-    }
-    options["evaluate_at"] = [0, 10, 13, 20]
-    whole = sweep("corn", "ldp", **{**options, "checkpoint": None})
-    part = sweep("corn", "ldp", **options, on_rows=press)
-    assert part.num_steps == interrupt_at
-    resumed = sweep("corn", "ldp", **options, resume=True)
-    assert torch.equal(whole.parameters, resumed.parameters)
-    np.testing.assert_equal(resumed.rows, whole.rows)
-    again = sweep("corn", "ldp", **options, resume=True)
-    assert torch.equal(whole.parameters, again.parameters)
-
-
-def test_resuming_remembers_what_was_stopped(tmp_path: Path) -> None:
-    task, data = make_problem("quadratic", torch.float32)
-    variants = [Variant(Contender.non_private(), Constant(eta)) for eta in (1e-3, 1e12)]
-    options: dict[str, Any] = {
-        "settings": SweepSettings(60, 1),
-        "checkpoint": tmp_path / "c.pt",
-        "checkpoint_every": 20,
-    }
-    first = run_sweep(Problem(task, data), NETWORK, variants, **options)
-    again = run_sweep(Problem(task, data), NETWORK, variants, **options, resume=True)
-    assert first.stopped == again.stopped != {}
-    torch.testing.assert_close(first.parameters, again.parameters, equal_nan=True)
-
-
-def test_a_checkpoint_fits_no_other_sweep(tmp_path: Path) -> None:
-    path = tmp_path / "c.pt"
-    sweep("corn", checkpoint=path)
-    with pytest.raises(FileFormatError, match="other data, network, contenders or settings"):
-        sweep("ldp", checkpoint=path, resume=True)
-    path.write_bytes(b"no checkpoint")
-    with pytest.raises(FileFormatError, match="not a checkpoint"):
-        sweep("corn", checkpoint=path, resume=True)
-
-
-def test_tuning_chooses_on_validation_for_each_contender() -> None:
-    contenders = [make_contender(name) for name in ("ldp", "none")]
-    tuning = tune(make_logistic(), NETWORK, contenders, settings=SETTINGS, step_sizes=(0.5, 1e-4))
-    validation = tuning.result.average("validation_loss")
-    for name, schedule in tuning.schedules.items():
-        own = {size: value for (found, size), value in validation.items() if found == name}
-        assert own[schedule.describe()] == min(own.values())
-    assert tuning.schedules["none"] == Constant(0.5)
-    assert tuning.score("test_loss").keys() == {"ldp", "none"}
-
-
-def test_tuning_needs_validation_and_a_run_that_holds() -> None:
-    task, data = make_problem("quadratic", torch.float32)
-    contender = Contender.non_private()
-    with pytest.raises(InvalidArgumentError, match="validation"):
-        tune(Problem(task, data), NETWORK, [contender], settings=SETTINGS)
-    parts = {"validation": (data.inputs, data.targets)}
-    with pytest.raises(InfeasibleError, match="every run broke down"):
-        tune(
-            Problem(task, data, parts),
-            NETWORK,
-            [contender],
-            settings=SweepSettings(60, 1),
-            step_sizes=[1e12],
-        )
-
-
-def test_a_contender_that_breaks_down_does_not_hide_the_others() -> None:
-    """Clipped gradients stay small whatever the step size; unclipped ones do not."""
-    task, data = make_problem("quadratic", torch.float32)
-    contenders = [make_contender("none"), make_contender("unclipped")]
-    problem = Problem(task, data, {"validation": (data.inputs, data.targets)})
-    settings = SweepSettings(60, 1)
-    tuning = tune(problem, NETWORK, contenders, settings=settings, step_sizes=[1e4])
-    assert list(tuning.schedules) == ["none"]
-    summary = summarize_contenders(problem, tuning)
-    assert summary["unclipped"]["step_size"] is None
-    assert "train_loss" in summary["none"]
-
-
-def test_grid_has_the_paper_s_step_sizes() -> None:
-    grid = make_grid([Contender.non_private()], schedule="inverse-sqrt")
-    assert [v.schedule for v in grid] == [InverseSqrt(s) for s in (0.1, 0.05, 0.01, 0.005, 0.001)]
-
-
-def test_csv_has_every_measurement(tmp_path: Path) -> None:
-    result = sweep("corn", "none")
-    write_table(result.rows, tmp_path / "new" / "t.csv")
-    with (tmp_path / "new" / "t.csv").open(encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
-    assert len(rows) == len(result.rows)
-    assert float(rows[-1]["test_loss"]) == result.rows[-1]["test_loss"]
-    assert rows[-1]["epsilon"] == ""
-
-
-def test_other_tables_need_what_is_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("pyarrow.parquet", "torch.utils.tensorboard"):
-        monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtraError, match=r"corn-dsgd\[parquet\]"):
-        write_table([], tmp_path / "t.parquet")
-    with pytest.raises(MissingExtraError, match=r"corn-dsgd\[tensorboard\]"):
-        write_tensorboard([], tmp_path)
-    with pytest.raises(FileFormatError, match=r"must end in \.csv"):
-        write_table([], tmp_path / "t.txt")
-
-
-def test_parquet_and_tensorboard_get_every_measurement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With stand-ins for both libraries, which are not installed everywhere."""
-    tables: list[dict[str, list[Any]]] = []
-    scalars: list[tuple[str, str, float, int]] = []
-
-    class Writer:
-        def __init__(self, directory: str) -> None:
-            self.directory = directory
-
-        def __enter__(self) -> "Writer":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            scalars.append((self.directory, name, value, step))
-
-    arrow = types.SimpleNamespace(table=lambda columns: columns)
-    parquet = types.SimpleNamespace(write_table=lambda table, _: tables.append(table))
-    board = types.SimpleNamespace(SummaryWriter=Writer)
-    for name, module in (
-        ("pyarrow", arrow),
-        ("pyarrow.parquet", parquet),
-        ("torch.utils.tensorboard", board),
-    ):
-        monkeypatch.setitem(sys.modules, name, module)
-    require_writers(parquet=True, tensorboard=True)
-    rows = sweep("corn").rows
-    write_table(rows, tmp_path / "t.parquet")
-    assert tables[0]["test_loss"] == [row["test_loss"] for row in rows]
-    write_tensorboard(rows, tmp_path / "board")
-    assert {Path(where).name for where, *_ in scalars} == {"seed 0", "seed 1"}
-    losses = [(value, step) for _, name, value, step in scalars if name == "test_loss"]
-    assert sorted(losses) == sorted((row["test_loss"], row["step"]) for row in rows)
-
-
-def test_the_progress_bar_is_drawn_on_a_terminal_only(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep("corn")
-    assert capsys.readouterr().err == ""
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "120")
-    sweep("corn")
-    shown = capsys.readouterr().err
-    assert "training" in shown
-    sweep("corn", show_progress=False)
-    assert capsys.readouterr().err == ""
-
-
-def test_the_progress_line_names_loss_and_epsilon() -> None:
-    rows = sweep("corn", "none").last_rows
-    assert summarize(rows).startswith("best test loss 0.")
-    assert ", ε 3." in summarize(rows) or ", ε 2." in summarize(rows)
-    assert summarize([]) == ""
 
 
 @pytest.mark.parametrize(
@@ -400,6 +205,11 @@ def test_sweeps_that_would_break_a_promise(
 def test_bad_settings(change: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(change))):
         replace(SETTINGS, **change)
+
+
+def test_no_samples_to_measure_on_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="max_train_samples must be at least 1"):
+        sweep("none", max_train_samples=0)
 
 
 def test_noise_that_does_not_keep_the_budget_is_refused() -> None:

@@ -158,6 +158,18 @@ def test_a_convolutional_network_trains_and_is_clipped() -> None:
     assert sum(p.numel() for p in model.parameters()) == 9098
 
 
+@pytest.mark.parametrize("task", [LinearClassifier(3, 2), ShallowNetwork(3, 2)])
+def test_targets_that_are_no_classes_are_refused(task: LinearClassifier | ShallowNetwork) -> None:
+    """Logistic regression on −1 and 1 would minimise a loss that has no minimum."""
+    task.check_targets(torch.tensor([0, 1, 1]))
+    task.check_targets(torch.tensor([0.0, 1.0]))
+    for targets in ([-1, 1], [0, 2], [0.5, 1.0], [[0, 1]]):
+        with pytest.raises(InvalidArgumentError, match="classes, one of 0 … 1 for each sample"):
+            task.check_targets(torch.tensor(targets))
+    with pytest.raises(InvalidArgumentError, match="real numbers, found torch"):
+        task.prepare(torch.zeros(4, 3, dtype=torch.uint8))
+
+
 def test_initial_parameters_follow_the_seed_alone() -> None:
     for task in (ShallowNetwork(4, 3), small_cnn_task((8, 8), 10)):
         before = torch.get_rng_state()

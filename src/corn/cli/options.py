@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
+import numpy as np
 import typer
 
 from corn.covariance import Horizon, Mechanism
 from corn.covariance.threat import PrivateNoise
+from corn.plan import Plan
 from corn.privacy import Accounting, Adjacency, Unit
+from corn.topology import load_network
 from corn.topology.mixing import WEIGHTS
 
 _GRAPH_HELP = (
@@ -22,6 +26,16 @@ _THREAT = "Insiders"
 
 GraphArgument: TypeAlias = Annotated[str, typer.Argument(metavar="GRAPH", help=_GRAPH_HELP)]
 GraphOption: TypeAlias = Annotated[str, typer.Option(help=_GRAPH_HELP, rich_help_panel=_NETWORK)]
+OptionalGraphOption: TypeAlias = Annotated[
+    str | None, typer.Option(help=_GRAPH_HELP, rich_help_panel=_NETWORK)
+]
+PlanOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        help="A plan, made by corn plan: network, budget and noise are its own.",
+        rich_help_panel=_NETWORK,
+    ),
+]
 WeightsOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -110,6 +124,56 @@ PrivateNoiseOption: TypeAlias = Annotated[
         rich_help_panel=_THREAT,
     ),
 ]
+
+
+def refuse_contradictions(
+    context: typer.Context, fixed: Mapping[str, object], *, what: str
+) -> None:
+    """Refuse, with exit code 2, options given on the command line that differ from ``fixed``."""
+    for name, value in fixed.items():
+        source = context.get_parameter_source(name)
+        found = context.params[name]
+        if source is not None and source.name == "COMMANDLINE" and found != value:
+            flag = f"--{name.replace('_', '-')}"
+            raise typer.BadParameter(
+                f"{what} has {'none' if value is None else value}, found {found}: leave it out",
+                param_hint=flag,
+            )
+
+
+def fixed_by_plan(plan: Plan, given: Mapping[str, Any]) -> dict[str, object]:
+    """What a plan says of the options that it decides.
+
+    A graph that is the plan's under another name is no contradiction. The batch is the plan's where
+    its size counts for privacy, and the precision where noise is drawn bit for bit as deployed.
+    """
+    budget, threat, objective = plan.budget, plan.threat, plan.objective
+    graph, weights = given["graph"], given["weights"]
+    named = plan.network if graph is None else load_network(graph, weights=weights)
+    is_same = np.array_equal(named.mixing_matrix, plan.network.mixing_matrix)
+    fixed = {
+        "graph": graph if is_same else plan.network.source,
+        "weights": weights if is_same and graph is not None else "weights of its own",
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "steps": budget.num_steps,
+        "clip": budget.clip,
+        "unit": budget.unit,
+        "accounting": budget.accounting,
+        "adjacency": budget.adjacency,
+        "sampling_rate": budget.sampling_rate,
+        "horizon": getattr(objective, "length", None),
+        "gossip_rounds": getattr(objective, "gossip_rounds", 1),
+        "cooldown": getattr(objective, "cooldown_rounds", 0),
+        "colluders": threat.max_colluders,
+        "seeds": threat.seeds,
+        "private_noise": threat.private_noise,
+    }
+    if budget.batch_size is not None:
+        fixed["batch_size"] = budget.batch_size
+    if given["secure_noise"]:
+        fixed["dtype"] = plan.noise_type
+    return fixed
 
 
 def choose_objective(

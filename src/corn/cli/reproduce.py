@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from corn.cli.output import print_json, print_note, print_table, save_json
+from corn.cli.output import print_facts, print_json, print_note, print_table, save_json
 from corn.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -170,9 +170,12 @@ def _facts(
 def _print(made: Reproduction) -> None:
     """What does not simply hold; the page has it all."""
     doubted = [claim for claim in made.claims if claim.verdict != "holds"]
+    count = f"{len(made.claims) - len(doubted)} of {len(made.claims)} statements hold"
+    if not doubted:
+        print_facts(f"{count} at scale {made.scale.name}", [])
+        return
     print_table(
-        f"{len(made.claims) - len(doubted)} of {len(made.claims)} statements hold at scale "
-        f"{made.scale.name}" + ("; these do not, or are undecided:" if doubted else ""),
+        f"{count} at scale {made.scale.name}; these do not, or are undecided:",
         ["panel", "statement (source)", "verdict", "evidence"],
         [
             [claim.panel, f"{claim.statement} ({claim.source})", claim.verdict, claim.evidence]

@@ -134,8 +134,7 @@ class TrainingCell:
             stand_in=False,
         )
         contenders = [
-            self._contender(method, designs.get(method.name), network.num_agents)
-            for method in self.methods
+            self._contender(method, designs, network.num_agents) for method in self.methods
         ]
         result = learn.run_sweep(
             problem,
@@ -161,7 +160,7 @@ class TrainingCell:
         }
 
     def _contender(
-        self, method: Method, noise: CellResult | None, num_agents: int
+        self, method: Method, designs: Mapping[str, CellResult], num_agents: int
     ) -> learn.Contender:
         batch_size = self.batch_size if self.unit == "sample" else None
         budget = method.budget(
@@ -169,9 +168,9 @@ class TrainingCell:
         )
         if method.mechanism == "none":
             return learn.Contender.non_private(budget.query, name=method.name)
-        if method.mechanism == "central" or noise is None:
+        if method.mechanism == "central":
             return learn.Contender.central(budget, num_agents, name=method.name)
-        shares = _read_noise(noise["noise"], budget.precision_cap)
+        shares = _read_noise(designs[method.name]["noise"], budget.precision_cap)
         return learn.Contender.private(method.name, shares, budget, threat=method.threat)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from corn.learn.batches import AgentData as AgentData
     from corn.learn.comparison import make_contenders as make_contenders
+    from corn.learn.comparison import select_measured as select_measured
     from corn.learn.comparison import summarize_contenders as summarize_contenders
     from corn.learn.contender import Contender as Contender
     from corn.learn.contender import Variant as Variant
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from corn.learn.simulation import Simulation as Simulation
     from corn.learn.sweep import run_sweep as run_sweep
     from corn.learn.training import load_parameters as load_parameters
+    from corn.learn.training import planned_rounds as planned_rounds
     from corn.learn.training import train as train
     from corn.learn.tuning import STEP_SIZES as STEP_SIZES
     from corn.learn.tuning import Tuning as Tuning
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AgentData": "corn.learn.batches",
     "make_contenders": "corn.learn.comparison",
+    "select_measured": "corn.learn.comparison",
     "summarize_contenders": "corn.learn.comparison",
     "Contender": "corn.learn.contender",
     "Variant": "corn.learn.contender",
@@ -75,6 +78,7 @@ _HOMES = {
     "Simulation": "corn.learn.simulation",
     "run_sweep": "corn.learn.sweep",
     "load_parameters": "corn.learn.training",
+    "planned_rounds": "corn.learn.training",
     "train": "corn.learn.training",
     "STEP_SIZES": "corn.learn.tuning",
     "Tuning": "corn.learn.tuning",

@@ -46,6 +46,7 @@ class AgentData:
     @classmethod
     def from_parts(cls, parts: Sequence[tuple[Tensor, Tensor]]) -> AgentData:
         """Put one pair (inputs, targets) per agent together."""
+        _check_parts(parts)
         offsets = np.cumsum([0, *(len(inputs) for inputs, _ in parts)])
         return cls(
             torch.cat([inputs for inputs, _ in parts]),
@@ -64,6 +65,25 @@ class AgentData:
         return tuple(np.diff(self.offsets).tolist())
 
 
+def _check_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Totals that agree would hide samples that got the targets of another agent's."""
+    if not parts:
+        raise InvalidArgumentError("there must be data of at least one agent, found none")
+    for agent, pair in enumerate(parts):
+        lengths = [len(values) for values in pair]
+        if lengths[0] != lengths[1]:
+            raise InvalidArgumentError(
+                f"every sample needs a target, found {lengths[0]} samples and {lengths[1]} targets "
+                f"of agent {agent}"
+            )
+        for name, values, first in zip(("inputs", "targets"), pair, parts[0], strict=True):
+            if values.shape[1:] != first.shape[1:]:
+                raise InvalidArgumentError(
+                    f"{name} of all agents must have one shape, found {tuple(first.shape[1:])} of "
+                    f"agent 0 and {tuple(values.shape[1:])} of agent {agent}"
+                )
+
+
 @dataclass(frozen=True, eq=False)
 class Batch:
     """The mini-batches of one step, in one row per cell; a cell is an agent in a seed's run.
@@ -71,7 +91,8 @@ class Batch:
     Attributes:
         inputs: shape (cells, batch, …).
         targets: shape (cells, batch, …).
-        weights: shape (cells, batch): what each sample counts; 0 for padding.
+        weights: shape (cells, batch): what each sample counts; all of a cell count alike, but for
+            padding, which comes last and counts 0.
         is_average: whether all weights are 1/batch, so that a plain mean will do.
     """
 
@@ -112,6 +133,8 @@ class BatchSampler:
         largest = max(self._sizes)
         self._batch_size = largest if batch_size is None else min(batch_size, largest)
         self._divisor = batch_size if divide_by_batch_size else None
+        # Padding is a sample of the agent's own: a model that mixes samples must not see another's.
+        self._padding = np.array([*data.offsets[:-1]] * len(self._seeds), np.int64)[:, None]
         self._orders: dict[tuple[int, int], tuple[int, IntArray]] = {}
         self._whole: Batch | None = None
         self._kept: Tensor | None = None
@@ -129,7 +152,8 @@ class BatchSampler:
         rows = self._draw_rows(step)
         counts = np.array([len(own) for own in rows])
         width = max(int(counts.max()), 1)
-        table = np.zeros((len(rows), width), np.int64)
+        table = np.empty((len(rows), width), np.int64)
+        table[:] = self._padding
         for cell, own in enumerate(rows):
             table[cell, : len(own)] = own
         return self._gather(table, counts)

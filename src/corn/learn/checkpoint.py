@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,13 @@ from torch import Tensor
 from corn.errors import FileFormatError
 from corn.learn.batches import AgentData
 from corn.learn.contender import Variant
-from corn.learn.metrics import Row
+from corn.learn.metrics import Row, Samples
 from corn.learn.settings import SweepSettings
 from corn.learn.tasks import Task
+from corn.learn.tasks.protocol import HasFingerprint
 from corn.topology import Network
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +90,7 @@ def fingerprint_of(
     variants: Sequence[Variant],
     *,
     settings: SweepSettings,
+    parts: Mapping[str, Samples],
 ) -> str:
     """A hash of all that the result depends on, in hexadecimal."""
     digest = hashlib.sha256()
@@ -102,6 +104,12 @@ def fingerprint_of(
     arrays = [network.mixing_matrix, data.inputs.cpu().numpy(), data.targets.cpu().numpy()]
     arrays += [v.contender.noise.covariance for v in variants if v.contender.noise is not None]
     arrays += [task.initialize(seed).numpy() for seed in settings.seeds]
+    # Measurements before and after an interruption must be of the same samples.
+    for name in sorted(parts):
+        digest.update(f"{name} {len(parts[name][1])}".encode())
+        arrays += [values.cpu().numpy() for values in parts[name]]
+    if isinstance(task, HasFingerprint):
+        digest.update(task.fingerprint())
     for array in arrays:
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()

@@ -9,6 +9,23 @@ from torch import Tensor
 # so that its true norm is at most C, as accounting assumes.
 _MARGIN = {torch.float32: 1e-6, torch.float64: 1e-13}
 
+# Adding up many more squares than this one by one loses more than the margin in single precision:
+# 5e-6 for 7850 equal numbers, 7e-4 for a million.
+_BLOCK = 1 << 12
+
+
+def gradient_norms(gradients: Tensor) -> Tensor:
+    """‖g‖ along the last dimension, right to the margin that clipping allows for.
+
+    >>> gradient_norms(torch.ones(2, 9)).tolist()
+    [3.0, 3.0]
+    """
+    blocks = [torch.linalg.vector_norm(g, dim=-1) for g in torch.split(gradients, _BLOCK, dim=-1)]
+    norms: Tensor = blocks[0]
+    if len(blocks) > 1:
+        norms = torch.linalg.vector_norm(torch.stack(blocks, dim=-1), dim=-1)
+    return norms
+
 
 def clip_factors(norms: Tensor, clip: Tensor | float) -> Tensor:
     """min(1, C/‖g‖) for gradients of these norms: what to multiply them with.

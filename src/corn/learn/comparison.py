@@ -10,7 +10,7 @@ from corn.covariance import Mechanism, Objective, ThreatModel, design
 from corn.covariance.threat import EAVESDROPPER
 from corn.errors import InvalidArgumentError
 from corn.learn.contender import Contender
-from corn.learn.metrics import PARTS
+from corn.learn.metrics import COLUMNS, PARTS, Row
 from corn.learn.names import CONTENDERS
 from corn.learn.problem import Problem
 from corn.learn.tasks import Quadratic
@@ -68,6 +68,20 @@ def summarize_contenders(problem: Problem, tuning: Tuning) -> dict[str, dict[str
     """
     contenders = dict.fromkeys(variant.contender for variant in tuning.result.variants)
     return {own.name: _summarize(own, problem, tuning) for own in contenders}
+
+
+def select_measured(problem: Problem, rows: Sequence[Row]) -> list[Row]:
+    """Rows without the columns that nobody measured, the quadratic's loss as its optimality gap."""
+    columns = [name for name in COLUMNS if not all(_is_missing(row[name]) for row in rows)]
+    chosen: list[Row] = [{name: row[name] for name in columns} for row in rows]
+    if isinstance(problem.task, Quadratic):
+        for row in chosen:
+            row["optimality_gap"] = float(row.pop("train_loss")) - problem.task.minimum
+    return chosen
+
+
+def _is_missing(value: str | int | float) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _summarize(contender: Contender, problem: Problem, tuning: Tuning) -> dict[str, object]:

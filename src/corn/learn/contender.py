@@ -15,7 +15,7 @@ from corn.covariance.threat import EAVESDROPPER
 from corn.errors import InvalidArgumentError
 from corn.learn.schedule import Schedule
 from corn.noise import factor_covariance
-from corn.plan.record import coalition_precisions
+from corn.plan.record import Plan, coalition_precisions
 from corn.privacy import ClippedQuery, PrivacyBudget, account_precision
 
 _TOLERANCE = 1e-9
@@ -80,6 +80,13 @@ class Contender:
         if threat is None:
             threat = noise.threat if isinstance(noise, Design) else EAVESDROPPER
         return cls(name, _shares_of(noise), budget.query, budget, threat)
+
+    @classmethod
+    def from_plan(cls, plan: Plan, *, name: str | None = None) -> Contender:
+        """Training as a plan says: its noise, its budget, against whom it was made."""
+        return cls.private(
+            name or plan.mechanism, plan.decomposition, plan.budget, threat=plan.threat
+        )
 
     @classmethod
     def central(cls, budget: PrivacyBudget, num_agents: int, *, name: str = "central") -> Contender:

@@ -62,7 +62,12 @@ class SweepLoop:
     def fingerprint(self) -> str:
         """Of everything the result depends on."""
         return fingerprint_of(
-            self._problem.task, self._data, self._network, self._variants, settings=self._settings
+            self._problem.task,
+            self._data,
+            self._network,
+            self._variants,
+            settings=self._settings,
+            parts=self._parts,
         )
 
     def advance(self) -> list[Row]:
@@ -124,8 +129,9 @@ class SweepLoop:
         first = {self._key(row): row for row in reversed(self._rows)}
         exploding = torch.zeros_like(self._simulation.alive)
         for run, row in zip(runs, rows, strict=True):
-            exploding[run] = is_exploding(row, first.get(self._key(row)), limit=_EXPLOSION)
-        self._stop(exploding & self._simulation.alive, "its loss exploded")
+            before = first.get(self._key(row))
+            exploding[run] = is_exploding(row, before, limit=_EXPLOSION, measured=self._parts)
+        self._stop(exploding & self._simulation.alive, "its loss exploded or is not a number")
         news = [row for run, row in zip(runs, rows, strict=True) if run not in self._stopped]
         self._rows += news
         return news

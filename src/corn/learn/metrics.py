@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -121,13 +121,18 @@ def _array(values: Tensor) -> FloatArray:
     return values.to(device="cpu", dtype=torch.float64).numpy()
 
 
-def is_exploding(row: Row, first: Row | None, *, limit: float) -> bool:
-    """Whether a run's models are not finite, or a loss is ``limit`` times what it began with."""
+def is_exploding(
+    row: Row, first: Row | None, *, limit: float, measured: Iterable[str] = ("train",)
+) -> bool:
+    """Whether a run's models are not finite, or a loss is ``limit`` times what it began with.
+
+    ``measured`` are the parts whose loss was measured, so that NaN is a loss and not its absence.
+    """
     if not math.isfinite(float(row["consensus_distance"])):
         return True
-    for name in ("train_loss", "validation_loss", "test_loss"):
+    for name in (f"{part}_loss" for part in measured):
         found = float(row[name])
         start = 1.0 if first is None else max(1.0, float(np.nan_to_num(float(first[name]))))
-        if math.isinf(found) or found > limit * start:
+        if not math.isfinite(found) or found > limit * start:
             return True
     return False

@@ -96,7 +96,9 @@ class PartitionSpec:
             raise InvalidArgumentError(
                 f"partition must be iid, dirichlet:ALPHA or shards:K, found {self.kind!r}"
             )
-        if self.kind == "shards" and self.parameter != int(self.parameter or 0):
+        if self.kind == "iid" and self.parameter is not None:
+            raise InvalidArgumentError(f"iid takes no number, found {self.parameter:g}")
+        if self.kind == "shards" and not float(self.parameter or 0).is_integer():
             raise InvalidArgumentError(f"shards must be a whole number, found {self.parameter}")
 
     @classmethod

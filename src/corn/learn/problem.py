@@ -12,6 +12,7 @@ from corn.learn.batches import AgentData
 from corn.learn.metrics import PARTS, Samples
 from corn.learn.settings import SweepSettings
 from corn.learn.tasks import Task
+from corn.learn.tasks.protocol import ChecksTargets
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +47,10 @@ class Problem:
         data = AgentData(inputs, targets, self.data.offsets)
         stride = 1
         if max_train_samples is not None:
+            if max_train_samples < 1:
+                raise InvalidArgumentError(
+                    f"max_train_samples must be at least 1 or None, found {max_train_samples}"
+                )
             stride = -(-len(inputs) // max_train_samples)
         parts = {"train": (inputs[::stride], targets[::stride])}
         return data, parts | {
@@ -54,6 +59,8 @@ class Problem:
 
     def _place_samples(self, samples: Samples, settings: SweepSettings) -> Samples:
         inputs, targets = samples
+        if isinstance(self.task, ChecksTargets):
+            self.task.check_targets(targets)
         return self.task.prepare(_cast(inputs, settings)).contiguous(), _cast(targets, settings)
 
 

@@ -71,13 +71,16 @@ class InverseSqrt(_Decay):
 @final
 @dataclass(frozen=True)
 class Cosine(_Decay):
-    """From η₁ down to ``final`` · η₁ along half a cosine."""
+    """From η₁ down towards ``final`` · η₁ along half a cosine.
+
+    It would get there a step after the last: a step of size zero would spend privacy on nothing.
+    """
 
     final: float = 0.0
 
     def at(self, step: int, num_steps: int) -> float:
         """See ``Schedule``."""
-        progress = (step - 1) / max(num_steps - 1, 1)
+        progress = (step - 1) / num_steps
         share = self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2
         return self.initial * share
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, BatchSampler
-from corn.learn.clipping import clip_factors
+from corn.learn.clipping import clip_factors, gradient_norms
 from corn.learn.contender import Contender, Variant
 from corn.learn.perturbation import DeployedNoise, JointNoise, Noise
 from corn.learn.settings import SweepSettings
@@ -101,7 +101,7 @@ class Simulation:
         clip = self._clip if self._clips_samples else None
         found = self._task.gradient(self.parameters.view(-1, variants, d), batch, sample_clip=clip)
         g = found.values.view(shape)
-        norms = torch.linalg.vector_norm(g, dim=-1)
+        norms = gradient_norms(g)
         factors = clip_factors(norms, self._clip) if clip is None else torch.ones_like(norms)
         half = torch.sub(self.parameters, g.mul_((eta * factors).unsqueeze(-1)), out=g)
         noise = self._add_noise(half, eta)

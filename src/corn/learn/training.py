@@ -5,30 +5,26 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset as TorchDataset
 
 from corn.covariance import Decomposition, Design, Horizon, design
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData
 from corn.learn.contender import Contender, Variant
-from corn.learn.metrics import Samples
 from corn.learn.problem import Problem
 from corn.learn.result import Result
+from corn.learn.samples import DataSource as DataSource
+from corn.learn.samples import read_samples as read_samples
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
 from corn.learn.settings import SweepSettings
 from corn.learn.sweep import run_sweep
 from corn.learn.tasks import Loss, ModuleTask, Task
+from corn.learn.tasks.flat_module import trained_parameters
 from corn.plan import Plan
 from corn.privacy import PrivacyBudget
 from corn.topology import Network, load_network
-
-DataSource: TypeAlias = "TorchDataset[Any] | tuple[Any, Any]"
-"""A map-style torch data set of pairs, or inputs and targets as tensors or arrays."""
 
 
 def train(
@@ -78,6 +74,7 @@ def train(
         secure_noise: draw, bit for bit, what agents with simulated keys would.
         options: more of :func:`corn.learn.sweep.run_sweep`: when to measure, checkpoints, progress.
 
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> data = [(rng.standard_normal((20, 3)), rng.integers(0, 2, 20)) for _ in range(4)]
     >>> result = train(
@@ -112,29 +109,27 @@ def train(
     return run_sweep(problem, network, variants, settings=settings, **options)
 
 
-def read_samples(source: DataSource) -> Samples:
-    """Inputs and targets of a data source as two tensors; floats in single precision."""
-    if isinstance(source, tuple):
-        return _as_tensor(source[0]), _as_tensor(source[1])
-    pairs = [source[index] for index in range(len(cast("Any", source)))]
-    if not pairs:
-        raise InvalidArgumentError("every data set needs at least one sample, found an empty one")
-    inputs, targets = zip(*pairs, strict=True)
-    return torch.stack([_as_tensor(x) for x in inputs]), torch.stack(
-        [_as_tensor(y) for y in targets]
-    )
-
-
 def load_parameters(model: nn.Module, vector: Tensor) -> nn.Module:
-    """A copy of the model with parameters from a result, such as ``parameters[run, agent]``."""
+    """A copy of the model with parameters from a result, such as ``parameters[run, agent]``.
+
+    Frozen parameters are not in the vector, and stay.
+    """
     filled = copy.deepcopy(model)
-    nn.utils.vector_to_parameters(vector, filled.parameters())
+    trained = trained_parameters(filled)
+    expected = sum(parameter.numel() for parameter in trained)
+    if vector.shape != (expected,):
+        raise InvalidArgumentError(
+            f"vector must have the model's {expected} parameters, found shape "
+            f"{tuple(vector.shape)}: take parameters[run, agent]"
+        )
+    nn.utils.vector_to_parameters(vector, trained)
     return filled
 
 
-def _as_tensor(values: Any) -> Tensor:
-    tensor = torch.as_tensor(np.array(values) if isinstance(values, np.ndarray) else values)
-    return tensor.float() if tensor.is_floating_point() else tensor
+def planned_rounds(plan: Plan) -> tuple[int, int]:
+    """Mixing rounds a step and at the end that a plan's noise was designed for."""
+    objective = plan.objective
+    return getattr(objective, "gossip_rounds", 1), getattr(objective, "cooldown_rounds", 0)
 
 
 def _choose_steps(num_steps: int | None, budget: PrivacyBudget | None) -> int:
@@ -162,8 +157,7 @@ def _choose_rounds(
     source: object, gossip_rounds: int | None, cooldown_rounds: int | None
 ) -> tuple[int, int]:
     """Mixing rounds a step and at the end: as asked for, or as the plan's noise was designed."""
-    planned = source.objective if isinstance(source, Plan) else Horizon()
-    gossip, cooldown = getattr(planned, "gossip_rounds", 1), getattr(planned, "cooldown_rounds", 0)
+    gossip, cooldown = planned_rounds(source) if isinstance(source, Plan) else (1, 0)
     return (
         gossip if gossip_rounds is None else gossip_rounds,
         cooldown if cooldown_rounds is None else cooldown_rounds,
@@ -179,10 +173,7 @@ def _make_contender(
     if isinstance(source, Plan):
         if budget is not None or noise is not None:
             raise InvalidArgumentError("budget and noise must be None with a plan, which has both")
-        planned = Contender.private(
-            source.mechanism, source.decomposition, source.budget, threat=source.threat
-        )
-        return source.network, planned
+        return source.network, Contender.from_plan(source)
     network = source if isinstance(source, Network) else load_network(source)
     if budget is None:
         if noise is not None:

@@ -16,6 +16,8 @@ from corn.learn.partition import PartitionSpec
 from corn.learn.problem import Problem
 from corn.learn.tasks import LinearClassifier, Quadratic, ShallowNetwork, Task, small_cnn_task
 
+_START = "agents start at the minimiser, which depends on all their data: ε counts the steps alone"
+
 
 def make_workload(
     name: str,
@@ -49,7 +51,7 @@ def make_workload(
     """
     if name == "quadratic":
         task = Quadratic.from_paper(num_agents)
-        return Problem(task, task.agent_data(torch.float64))
+        return Problem(task, task.agent_data(torch.float64), notes=(_START,))
     if name not in WORKLOADS:
         raise InvalidArgumentError(f"task must be one of {', '.join(WORKLOADS)}, found {name!r}")
     dataset = load_dataset(name, directory=directory, stand_in=stand_in)

@@ -58,15 +58,21 @@ def _fetch_file(
     file: RemoteFile, target: Path, base_urls: Sequence[str], on_progress: ByteCounter | None
 ) -> None:
     partial = target.with_name(target.name + ".part")
-    failures = []
+    failures: list[str] = []
+    wrong: FileFormatError | None = None
     for base_url in base_urls:
         try:
             _transfer(f"{base_url.rstrip('/')}/{file.name}", partial, on_progress)
+            _accept(partial, target, file)
         except DownloadError as error:
             failures.append(str(error))
-            continue
-        _accept(partial, target, file)
-        return
+        except FileFormatError as error:
+            # A login page instead of the file, say: another place may have the real one.
+            wrong = error
+        else:
+            return
+    if wrong is not None:
+        raise wrong
     raise DownloadError(
         "; ".join(failures) + ". What arrived is kept: run the same command again to resume, or "
         "bring the files by other means with: corn data import"

@@ -28,7 +28,8 @@ def read_libsvm(path: Path, *, num_features: int) -> tuple[Float32Array, IntArra
     from sklearn.datasets import load_svmlight_file
 
     try:
-        features, labels = load_svmlight_file(str(path), n_features=num_features, dtype=np.float32)
+        with open_content(path) as stream:  # compressed or not, whatever its name
+            features, labels = load_svmlight_file(stream, n_features=num_features, dtype=np.float32)
     except (OSError, ValueError) as error:
         raise FileFormatError(f"{path}: not a LIBSVM file: {error}") from error
     return features.toarray(), labels.astype(np.int64)

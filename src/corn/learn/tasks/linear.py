@@ -46,6 +46,10 @@ class LinearClassifier:
         """Append the constant feature."""
         return append_one(inputs, self._num_features)
 
+    def check_targets(self, targets: Tensor) -> None:
+        """See ``ChecksTargets``."""
+        require_classes(targets, self._num_classes)
+
     def initialize(self, seed: int) -> Tensor:  # noqa: ARG002
         """Zero, whatever the seed: the problem is convex."""
         return torch.zeros(self.num_parameters, dtype=torch.float64)
@@ -110,12 +114,30 @@ class LinearClassifier:
 
 def append_one(inputs: Tensor, num_features: int) -> Tensor:
     """Samples flattened, with a constant feature after the others."""
+    if not inputs.is_floating_point():
+        raise InvalidArgumentError(
+            f"samples must be real numbers, found {inputs.dtype}: convert them, pixels to [0, 1]"
+        )
     flat = inputs.flatten(1)
     if flat.shape[1] != num_features:
         raise InvalidArgumentError(
             f"samples must have {num_features} features, found {flat.shape[1]}"
         )
     return torch.cat([flat, flat.new_ones(len(flat), 1)], dim=1)
+
+
+def require_classes(targets: Tensor, num_classes: int) -> None:
+    """Raise unless targets are classes 0 … num_classes − 1.
+
+    Logistic regression would take −1 and 1 without a word, and learn from a loss without a minimum.
+    """
+    found = torch.unique(targets)
+    whole = found.long()
+    if targets.dim() != 1 or bool(((found != whole) | (whole < 0) | (whole >= num_classes)).any()):
+        raise InvalidArgumentError(
+            f"targets must be classes, one of 0 … {num_classes - 1} for each sample, found shape "
+            f"{tuple(targets.shape)} with {found[:4].tolist()}"
+        )
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,30 +1,30 @@
-"""Any ``torch.nn.Module`` with any loss as a task: many models at once by ``torch.func``."""
+"""Any ``torch.nn.Module`` with any loss as a task."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
-from typing import TypeAlias, final
+import hashlib
+import warnings
+from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
-from corn.errors import InvalidArgumentError
+from corn.errors import CornWarning
 from corn.learn.batches import Batch
-from corn.learn.clipping import clip_factors, fraction_clipped
-from corn.learn.tasks.protocol import Gradients, Scores, seeded
-
-Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-
-_ELEMENTS_AT_ONCE = 1 << 24
-_MODELS_AT_ONCE = 64
-_ROWS_AT_ONCE = 512
+from corn.learn.tasks.flat_module import FlatModule, Loss, explained
+from corn.learn.tasks.looped import Looped
+from corn.learn.tasks.protocol import Gradients, Scores
+from corn.learn.tasks.vectorised import Vectorised
 
 
 @final
 class ModuleTask:
     """The user's own model and loss.
+
+    Parameters with ``requires_grad`` False stay as they are: they get no gradient and no noise. All
+    models, and all samples where each is clipped, are differentiated together by ``torch.func``. A
+    module that it cannot vectorise, such as one that decides by the values of its data, runs one
+    model (and one sample) at a time instead, with a ``CornWarning`` that says so.
 
     Args:
         model: any module without state beyond its parameters. Batch normalisation is refused: its
@@ -44,19 +44,14 @@ class ModuleTask:
         input_shape: tuple[int, ...] | None = None,
         reset: bool = False,
     ) -> None:
-        _require_stateless(model)
-        self._model, self._loss = copy.deepcopy(model), loss
+        self._module, self._name = FlatModule(model, loss), type(model).__name__
         self._input_shape, self._reset = input_shape, reset
-        named = dict(self._model.named_parameters())
-        if not named:
-            raise InvalidArgumentError("model must have parameters, found none")
-        self._shapes = {name: parameter.shape for name, parameter in named.items()}
-        self._sizes = [parameter.numel() for parameter in named.values()]
+        self._runner: Vectorised | Looped | None = None
 
     @property
     def num_parameters(self) -> int:
-        """See ``Task``."""
-        return sum(self._sizes)
+        """See ``Task``; frozen parameters do not count."""
+        return self._module.num_parameters
 
     def prepare(self, inputs: Tensor) -> Tensor:
         """Give samples the shape that the model wants."""
@@ -64,134 +59,66 @@ class ModuleTask:
 
     def initialize(self, seed: int) -> Tensor:
         """The model's own parameters, or drawn anew for the seed."""
-        model = self._model
-        if self._reset:
-            model = copy.deepcopy(model)
-            # Layers draw from torch's global generator; it is put back as it was.
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seeded(seed).initial_seed())
-                model.apply(_reset_layer)
-        return torch.cat([p.detach().flatten().double() for p in model.parameters()])
+        return self._module.initialize(seed if self._reset else None)
 
     def gradient(
         self, parameters: Tensor, batch: Batch, *, sample_clip: Tensor | None = None
     ) -> Gradients:
         """See ``Task``."""
-        if sample_clip is not None:
-            return self._clipped_gradient(parameters, batch, sample_clip)
-        cells = max(1, _MODELS_AT_ONCE // parameters.shape[1])
-        parts = zip(
-            *(torch.split(tensor, cells) for tensor in (parameters, *_tensors(batch))), strict=True
-        )
-        loss_of = self._mean_loss if batch.is_average else self._weighted_loss
-        # One backward pass through the sum of all models' losses gives each its own gradient.
-        over_models = vmap(vmap(loss_of, in_dims=(0, None, None, None)))
-        return Gradients(torch.cat([_differentiate(over_models, *part) for part in parts]))
+        inputs, targets = batch.inputs.flatten(0, 1), batch.targets.flatten(0, 1)
+        with explained(inputs, targets):
+            runner = self._choose_runner(parameters[0, 0], inputs, targets)
+            if sample_clip is None:
+                return runner.gradient(parameters, batch)
+            return runner.clipped_gradient(parameters, batch, sample_clip)
 
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
         """See ``Task``; accuracy where outputs are scores of classes and targets are classes."""
-        with torch.no_grad():
-            parts = [
-                self._score(p, inputs, targets) for p in torch.split(parameters, _MODELS_AT_ONCE)
-            ]
-        accuracies = [part.accuracy for part in parts if part.accuracy is not None]
-        loss = torch.cat([part.loss for part in parts])
-        return Scores(loss, torch.cat(accuracies) if accuracies else None)
+        with explained(inputs, targets), torch.no_grad():
+            runner = self._choose_runner(parameters[0], inputs, targets)
+            return runner.evaluate(parameters, inputs, targets)
 
     def describe(self) -> str:
         """See ``Task``."""
-        return f"{type(self._model).__name__} with {self.num_parameters} parameters"
+        return f"{self._name} with {self.num_parameters} parameters"
 
-    def _outputs(self, vector: Tensor, inputs: Tensor) -> Tensor:
-        pieces = zip(self._shapes.items(), torch.split(vector, self._sizes), strict=True)
-        weights = {name: piece.view(shape) for (name, shape), piece in pieces}
-        outputs: Tensor = functional_call(self._model, weights, (inputs,))
-        return outputs
+    def fingerprint(self) -> bytes:
+        """Of layers, loss and constants, so that a checkpoint of another model is not taken."""
+        digest = hashlib.sha256(self._module.describe().encode())
+        for tensor in self._module.constants():
+            digest.update(tensor.cpu().contiguous().numpy().tobytes())
+        return digest.digest()
 
-    def _mean_loss(self, vector: Tensor, inputs: Tensor, targets: Tensor, _: Tensor) -> Tensor:
-        return self._loss(self._outputs(vector, inputs), targets)
-
-    def _weighted_loss(
-        self, vector: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor
-    ) -> Tensor:
-        outputs = self._outputs(vector, inputs)
-        losses = vmap(lambda o, t: self._loss(o.unsqueeze(0), t.unsqueeze(0)))(outputs, targets)
-        return (losses * weights).sum()
-
-    def _sample_loss(self, vector: Tensor, sample: Tensor, target: Tensor) -> Tensor:
-        return self._loss(self._outputs(vector, sample.unsqueeze(0)), target.unsqueeze(0))
-
-    def _clipped_gradient(self, parameters: Tensor, batch: Batch, sample_clip: Tensor) -> Gradients:
-        """One model at a time: all samples' gradients of all models would not fit in memory."""
-        values = torch.empty_like(parameters)
-        fractions = parameters.new_empty(parameters.shape[:2])
-        for cell in range(len(parameters)):
-            X, y, w = batch.inputs[cell], batch.targets[cell], batch.weights[cell]
-            for variant, vector in enumerate(parameters[cell]):
-                total, factors = self._clip_samples(vector, X, y, w, sample_clip[variant])
-                values[cell, variant] = total
-                fractions[cell, variant] = fraction_clipped(factors[None, :, None], w[None])
-        return Gradients(values, fractions)
-
-    def _clip_samples(
-        self, vector: Tensor, X: Tensor, y: Tensor, weights: Tensor, clip: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        slopes_of = vmap(grad(self._sample_loss), in_dims=(None, 0, 0))
-        rows = max(1, _ELEMENTS_AT_ONCE // len(vector))
-        total, factors = torch.zeros_like(vector), []
-        for inputs, targets, share in zip(
-            torch.split(X, rows), torch.split(y, rows), torch.split(weights, rows), strict=True
-        ):
-            slopes = slopes_of(vector, inputs, targets)
-            factors.append(clip_factors(torch.linalg.vector_norm(slopes, dim=1), clip))
-            total += (factors[-1] * share) @ slopes
-        return total, torch.cat(factors)
-
-    def _score(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
-        loss, hits = parameters.new_zeros(len(parameters)), parameters.new_zeros(len(parameters))
-        outputs_of = vmap(self._outputs, in_dims=(0, None))
-        losses_of = vmap(self._loss, in_dims=(0, None))
-        outputs = parameters.new_empty(0)
-        for X, y in zip(
-            torch.split(inputs, _ROWS_AT_ONCE), torch.split(targets, _ROWS_AT_ONCE), strict=True
-        ):
-            outputs = outputs_of(parameters, X)
-            loss += losses_of(outputs, y) * len(X)
-            if _are_class_scores(outputs, y):
-                hits += (outputs.argmax(dim=-1) == y).sum(dim=1)
-        accuracy = hits / len(inputs) if _are_class_scores(outputs, targets) else None
-        return Scores(loss / len(inputs), accuracy)
+    def _choose_runner(
+        self, vector: Tensor, inputs: Tensor, targets: Tensor
+    ) -> Vectorised | Looped:
+        """Settled once, on a few samples."""
+        if self._runner is None:
+            kept = self._module.rehearse(vector, inputs, targets)
+            self._runner = Vectorised(self._module, elements_a_sample=kept)
+            reason = _find_obstacle(self._runner, vector, inputs, targets)
+            if reason is not None:
+                self._runner = Looped(self._module)
+                warnings.warn(
+                    f"{self._name} runs one model and one sample at a time, many times slower: "
+                    f"torch.func cannot vectorise it ({reason})",
+                    CornWarning,
+                    stacklevel=2,
+                )
+        return self._runner
 
 
-def _tensors(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    return batch.inputs, batch.targets, batch.weights
-
-
-def _differentiate(losses_of: Callable[..., Tensor], parameters: Tensor, *data: Tensor) -> Tensor:
-    leaf = parameters.detach().requires_grad_(True)
-    with torch.enable_grad():
-        (gradient,) = torch.autograd.grad(losses_of(leaf, *data).sum(), leaf)
-    return gradient
-
-
-def _are_class_scores(outputs: Tensor, targets: Tensor) -> bool:
-    return outputs.dim() == 3 and targets.dim() == 1 and not targets.is_floating_point()
-
-
-def _reset_layer(layer: nn.Module) -> None:
-    if callable(getattr(layer, "reset_parameters", None)):
-        layer.reset_parameters()  # type: ignore[operator]
-
-
-def _require_stateless(model: nn.Module) -> None:
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            raise InvalidArgumentError(
-                f"model must not use batch normalisation, found it in {name or 'model'!r}: its "
-                "statistics mix samples, which no clipping bounds; use GroupNorm or LayerNorm"
-            )
-        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
-            raise InvalidArgumentError(
-                f"model must not use dropout, found it in {name or 'model'!r}: its draws cannot "
-                "be repeated from a seed; set p = 0 or leave it out"
-            )
+def _find_obstacle(
+    runner: Vectorised, vector: Tensor, inputs: Tensor, targets: Tensor
+) -> str | None:
+    """Why a module that runs alone does not run vectorised; None if it does."""
+    X, y = inputs[:2].unsqueeze(0), targets[:2].unsqueeze(0)
+    models = vector.expand(1, 2, -1)
+    batch = Batch(X, y, vector.new_full(y.shape[:2], 1 / len(X[0])), is_average=True)
+    try:
+        runner.gradient(models, batch)
+        runner.clipped_gradient(models, batch, vector.new_ones(2))
+        runner.evaluate(models[0], X[0], y[0])
+    except RuntimeError as error:
+        return str(error).strip().split("\n")[0][:120]
+    return None

@@ -12,7 +12,7 @@ from torch.nn import functional
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.clipping import clip_factors, fraction_clipped
-from corn.learn.tasks.linear import append_one, cross_entropy, predict
+from corn.learn.tasks.linear import append_one, cross_entropy, predict, require_classes
 from corn.learn.tasks.protocol import Gradients, Scores, seeded
 
 _ELEMENTS_AT_ONCE = 1 << 23
@@ -50,6 +50,10 @@ class ShallowNetwork:
     def prepare(self, inputs: Tensor) -> Tensor:
         """Append the constant feature."""
         return append_one(inputs, self._features)
+
+    def check_targets(self, targets: Tensor) -> None:
+        """See ``ChecksTargets``."""
+        require_classes(targets, self._classes)
 
     def initialize(self, seed: int) -> Tensor:
         """Uniform in ±1/√(inputs of the layer), as ``torch.nn.Linear`` does."""

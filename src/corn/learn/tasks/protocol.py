@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -65,6 +65,22 @@ class Task(Protocol):
 
     def describe(self) -> str:
         """Say in one line what is trained."""
+
+
+@runtime_checkable
+class ChecksTargets(Protocol):
+    """A task that can say, before it starts, which targets it cannot learn."""
+
+    def check_targets(self, targets: Tensor) -> None:
+        """Raise ``InvalidArgumentError`` for targets that are not what the task takes."""
+
+
+@runtime_checkable
+class HasFingerprint(Protocol):
+    """A task of which ``describe`` and the initial parameters do not say everything."""
+
+    def fingerprint(self) -> bytes:
+        """A hash of the rest that a result depends on."""
 
 
 def seeded(seed: int) -> torch.Generator:

@@ -1,0 +1,206 @@
+"""A module and its loss as functions of one flat vector, and a rehearsal that refuses misfits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from corn.errors import CornError, InvalidArgumentError
+from corn.learn.tasks.protocol import seeded
+
+Loss: TypeAlias = Callable[[Any, Tensor], Tensor]
+
+_REHEARSAL_ROWS = 2
+
+
+@final
+class FlatModule:
+    """The loss of a module, given the parameters that are trained as one vector.
+
+    Frozen parameters (``requires_grad`` False) and buffers are constants, in the vector's type and
+    on its device.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        require_stateless(model)
+        self._model, self._loss = copy.deepcopy(model), loss
+        named = dict(self._model.named_parameters())
+        trained = {name: p for name, p in named.items() if p.requires_grad}
+        if not trained:
+            raise InvalidArgumentError(
+                "model must have parameters that are not frozen, found none: set requires_grad"
+            )
+        self._shapes = {name: p.shape for name, p in trained.items()}
+        self._sizes = [p.numel() for p in trained.values()]
+        self._fixed = {name: p.detach() for name, p in named.items() if name not in trained}
+        self._fixed |= dict(self._model.named_buffers())
+        self._placed: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers are trained."""
+        return sum(self._sizes)
+
+    def initialize(self, seed: int | None) -> Tensor:
+        """The model's own parameters, or drawn anew for a seed; float64."""
+        model = self._model
+        if seed is not None:
+            model = copy.deepcopy(model)
+            # Layers draw from torch's global generator; it is put back as it was.
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seeded(seed).initial_seed())
+                model.apply(_reset_layer)
+        return torch.cat([p.detach().flatten().double() for p in trained_parameters(model)])
+
+    def outputs(self, vector: Tensor, inputs: Tensor) -> Any:
+        """What the model makes of a batch."""
+        pieces = zip(self._shapes.items(), torch.split(vector, self._sizes), strict=True)
+        weights = {name: piece.view(shape) for (name, shape), piece in pieces}
+        return functional_call(self._model, {**self._constants(vector), **weights}, (inputs,))
+
+    def loss(self, outputs: Any, targets: Tensor) -> Tensor:
+        """The user's loss."""
+        return self._loss(outputs, targets)
+
+    def mean_loss(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of a batch."""
+        return self._loss(self.outputs(vector, inputs), targets)
+
+    def sample_loss(self, vector: Tensor, sample: Tensor, target: Tensor) -> Tensor:
+        """The loss of one sample, alone in its batch."""
+        return self.mean_loss(vector, sample.unsqueeze(0), target.unsqueeze(0))
+
+    def describe(self) -> str:
+        """Everything but the values of parameters, in words: layers, loss, what is frozen."""
+        loss = getattr(self._loss, "__qualname__", repr(self._loss))
+        return f"{self._model!r}; {loss}; training {', '.join(self._shapes)}"
+
+    def constants(self) -> Iterator[Tensor]:
+        """Frozen parameters and buffers."""
+        yield from self._fixed.values()
+
+    def rehearse(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> int:
+        """Try a few samples, and refuse what cannot be trained; return what a sample takes.
+
+        That is how many numbers autograd keeps for the backward pass of one sample.
+        """
+        X, y = inputs[:_REHEARSAL_ROWS], targets[:_REHEARSAL_ROWS]
+        constants = self._constants(vector)
+        versions = {name: tensor._version for name, tensor in constants.items()}
+        before = torch.get_rng_state()
+        total, kept = _count_kept(lambda leaf: self.mean_loss(leaf, X, y), vector)
+        if not torch.equal(before, torch.get_rng_state()):
+            torch.set_rng_state(before)
+            raise InvalidArgumentError(
+                "model must not draw random numbers, as dropout does: its draws cannot be "
+                "repeated from a seed; leave them out"
+            )
+        changed = [name for name, tensor in constants.items() if tensor._version != versions[name]]
+        if changed:
+            raise InvalidArgumentError(
+                f"model must not change its buffers, found {changed[0]!r} changed: state that "
+                "depends on data is released without noise; leave it out"
+            )
+        self._require_mean(vector, X, y, total)
+        return -(-kept // len(X))
+
+    def _require_mean(self, vector: Tensor, X: Tensor, y: Tensor, total: Tensor) -> None:
+        if total.shape != ():
+            raise InvalidArgumentError(
+                "loss must return one number, the mean over the batch, found shape "
+                f"{tuple(total.shape)}: try reduction='mean'"
+            )
+        alone = torch.stack([self.sample_loss(vector, *pair) for pair in zip(X, y, strict=True)])
+        mean, added = alone.mean(), alone.sum()
+        if torch.isclose(total, added, rtol=1e-3) and not torch.isclose(total, mean, rtol=1e-3):
+            raise InvalidArgumentError(
+                "loss must return the mean over the batch, found the sum: try reduction='mean'"
+            )
+
+    def _constants(self, vector: Tensor) -> dict[str, Tensor]:
+        where = vector.dtype, vector.device
+        if where not in self._placed:
+            self._placed[where] = {
+                name: tensor.to(device=where[1], dtype=where[0], copy=True)
+                if tensor.is_floating_point()
+                else tensor.to(device=where[1], copy=True)
+                for name, tensor in self._fixed.items()
+            }
+        return self._placed[where]
+
+
+def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are not frozen, a shared one once, in the order of the flat vector."""
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+@contextmanager
+def explained(inputs: Tensor, targets: Tensor) -> Iterator[None]:
+    """Say on which samples the user's model or loss failed, instead of from inside torch."""
+    try:
+        yield
+    except CornError:
+        raise
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise InvalidArgumentError(
+            f"model and loss must accept the samples, found {_describe(inputs)} and targets "
+            f"{_describe(targets)}, on which they failed: {_first_line(error)}"
+        ) from error
+
+
+def _describe(values: Tensor) -> str:
+    kind = str(values.dtype).removeprefix("torch.")
+    return f"{kind} of shape {tuple(values.shape[1:])}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:200]
+
+
+def _count_kept(loss_of: Callable[[Tensor], Tensor], vector: Tensor) -> tuple[Tensor, int]:
+    """A loss, and how many numbers its backward pass needs."""
+    sizes: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.numel())
+        return tensor
+
+    leaf = vector.detach().requires_grad_(True)
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept):
+        total = loss_of(leaf)
+    return total.detach(), sum(sizes)
+
+
+def _reset_layer(layer: nn.Module) -> None:
+    if callable(getattr(layer, "reset_parameters", None)):
+        layer.reset_parameters()  # type: ignore[operator]
+
+
+def require_stateless(model: nn.Module) -> None:
+    """Refuse layers that mix samples, draw random numbers or have no shape yet."""
+    for name, layer in model.named_modules():
+        where = name or "model"
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            raise InvalidArgumentError(
+                f"model must not use batch normalisation, found it in {where!r}: its "
+                "statistics mix samples, which no clipping bounds; use GroupNorm or LayerNorm"
+            )
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+            raise InvalidArgumentError(
+                f"model must not use dropout, found it in {where!r}: its draws cannot "
+                "be repeated from a seed; set p = 0 or leave it out"
+            )
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise InvalidArgumentError(
+                f"model must have all its parameters, found {name!r} without a shape yet: call it "
+                "once on a sample, or give the layer its sizes"
+            )

@@ -1,0 +1,328 @@
+"""A user's own module: any layers, losses and samples, vectorised or, if need be, one by one."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from corn.errors import CornWarning, InvalidArgumentError
+from corn.learn import load_parameters, train
+from corn.learn.batches import Batch
+from corn.learn.tasks import Loss, ModuleTask
+from corn.learn.tasks.flat_module import FlatModule
+from corn.learn.tasks.vectorised import Vectorised
+from corn.privacy import PrivacyBudget
+
+CELLS, VARIANTS, BATCH = 3, 2, 5
+CLIP = torch.tensor([0.3, torch.inf]).double()
+AGENT = PrivacyBudget(10, 1e-5, num_steps=4, clip=0.5)
+SAMPLE = PrivacyBudget(10, 1e-5, num_steps=4, clip=0.5, unit="sample", batch_size=8)
+
+
+class Language(nn.Module):
+    """Tokens in, tokens out, with one matrix for both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(7, 4), nn.LayerNorm(4)
+        self.output = nn.Linear(4, 7, bias=False)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Any:
+        return self.output(self.norm(self.embedding(tokens))).flatten(0, 1)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 2), nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"class": self.first(x), "size": self.second(x)}
+
+
+class Rotated(nn.Module):
+    """A buffer that must follow the precision asked for."""
+
+    rotation: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("rotation", torch.eye(3).flip(0))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x @ self.rotation)
+
+
+class Deciding(nn.Module):
+    """Decides by the values of its data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x) if x.abs().sum() > 5 else self.layer(-x)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory, self.layer = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(self.memory(x)[0][:, -1])
+
+
+def two_losses(outputs: dict[str, Tensor], targets: Tensor) -> Tensor:
+    data = functional.cross_entropy(outputs["class"], targets)
+    return data + outputs["size"].square().mean()
+
+
+def numbers(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(CELLS, BATCH, *shape, generator=generator, dtype=torch.float64)
+
+
+def whole(below: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(below)
+    return torch.randint(0, below, (CELLS, BATCH, *shape), generator=generator)
+
+
+def tokens_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets.flatten())
+
+
+CASES: dict[str, tuple[nn.Module, Loss, Tensor, Tensor]] = {
+    "classes": (nn.Linear(3, 4), functional.cross_entropy, numbers(3), whole(4)),
+    "regression": (nn.Linear(3, 1), functional.mse_loss, numbers(3), numbers(1)),
+    "huber": (nn.Linear(3, 2), functional.huber_loss, numbers(3), numbers(2)),
+    "inputs as targets": (
+        nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 3)),
+        functional.mse_loss,
+        numbers(3),
+        numbers(3),
+    ),
+    "images": (
+        nn.Sequential(
+            nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)
+        ),
+        functional.cross_entropy,
+        numbers(1, 6, 6),
+        whole(3),
+    ),
+    "tokens, shared weights": (Language(), tokens_loss, whole(7, 5), whole(7, 5)),
+    "several outputs": (TwoHeads(), two_losses, numbers(3), whole(2)),
+    "buffer": (Rotated(), functional.cross_entropy, numbers(3), whole(2)),
+}
+SLOW_CASES: dict[str, tuple[nn.Module, Loss, Tensor, Tensor]] = {
+    "control flow": (Deciding(), functional.cross_entropy, numbers(3), whole(2)),
+    "recurrent": (Recurrent(), functional.cross_entropy, numbers(4, 3), whole(2)),
+}
+
+
+def make_models(task: ModuleTask) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    shape = (CELLS, VARIANTS, task.num_parameters)
+    return task.initialize(0) + 0.1 * torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def make_batch(inputs: Tensor, targets: Tensor, *, padded: bool) -> Batch:
+    weights = torch.full((CELLS, BATCH), 1 / BATCH).double()
+    if padded:
+        weights[1] = torch.tensor([0.5, 0.5, 0, 0, 0])
+    return Batch(inputs, targets, weights, is_average=not padded)
+
+
+def slope_of(loss: Tensor, model: nn.Module) -> Tensor:
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+def micro_batches(
+    model: nn.Module, loss: Loss, theta: Tensor, batch: Batch, clip: Tensor | None
+) -> Tensor:
+    """One plain backward pass of the module itself for every sample of every model."""
+    result = torch.zeros_like(theta)
+    for cell, variant, row in np.ndindex(CELLS, VARIANTS, BATCH):
+        own = load_parameters(model.double(), theta[cell, variant])
+        sample = slice(row, row + 1)
+        g = slope_of(loss(own(batch.inputs[cell, sample]), batch.targets[cell, sample]), own)
+        if clip is not None:
+            g = g * min(1.0, float(clip[variant] / g.norm()))
+        result[cell, variant] += batch.weights[cell, row] * g
+    return result
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_equal_micro_batches(name: str, padded: bool) -> None:
+    model, loss, inputs, targets = CASES[name]
+    task = ModuleTask(model.double(), loss)
+    theta, batch = make_models(task), make_batch(inputs, targets, padded=padded)
+    for clip in (None, CLIP):
+        found = task.gradient(theta, batch, sample_clip=clip).values
+        torch.testing.assert_close(found, micro_batches(model, loss, theta, batch, clip))
+
+
+@pytest.mark.parametrize("name", SLOW_CASES)
+def test_what_cannot_be_vectorised_runs_slower_and_says_so(name: str) -> None:
+    model, loss, inputs, targets = SLOW_CASES[name]
+    task = ModuleTask(model.double(), loss)
+    theta, batch = make_models(task), make_batch(inputs, targets, padded=True)
+    with pytest.warns(CornWarning, match="one model and one sample at a time, many times slower"):
+        clipped = task.gradient(theta, batch, sample_clip=CLIP)
+    torch.testing.assert_close(clipped.values, micro_batches(model, loss, theta, batch, CLIP))
+    scores = task.evaluate(theta[0], inputs[0], targets[0])
+    for vector, found in zip(theta[0], scores.loss, strict=True):
+        expected = loss(load_parameters(model, vector)(inputs[0]), targets[0])
+        torch.testing.assert_close(found, expected.detach())
+    assert scores.accuracy is not None
+
+
+def test_a_loop_averages_what_a_mean_loss_averages() -> None:
+    model = Recurrent().double()
+    _, loss, inputs, targets = SLOW_CASES["recurrent"]
+    task = ModuleTask(model, loss)
+    theta, batch = make_models(task), make_batch(inputs, targets, padded=True)
+    with pytest.warns(CornWarning, match="cannot vectorise"):
+        found = task.gradient(theta, batch).values
+    torch.testing.assert_close(found, micro_batches(model, loss, theta, batch, None))
+
+
+@pytest.mark.parametrize("limit", [1, 100, 1000])
+def test_pieces_fit_in_memory_and_do_not_change_the_result(limit: int) -> None:
+    model, loss, inputs, targets = CASES["images"]
+    module = FlatModule(model.double(), loss)
+    task = ModuleTask(model, loss)
+    theta, batch = make_models(task), make_batch(inputs, targets, padded=True)
+    small = Vectorised(module, elements_a_sample=10, elements_at_once=limit)
+    for found, expected in (
+        (small.gradient(theta, batch), task.gradient(theta, batch)),
+        (
+            small.clipped_gradient(theta, batch, CLIP),
+            task.gradient(theta, batch, sample_clip=CLIP),
+        ),
+    ):
+        torch.testing.assert_close(found.values, expected.values)
+    covered = torch.zeros(CELLS, VARIANTS, BATCH)
+    for piece in small._pieces(theta, batch.inputs, 10, split_rows=True):
+        assert covered[piece].numel() <= max(1, limit // 10)
+        covered[piece] += 1
+    assert (covered == 1).all()
+
+
+@pytest.mark.parametrize("budget", [AGENT, SAMPLE])
+def test_frozen_parameters_stay_and_get_no_noise(budget: PrivacyBudget) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    before = dict(model.named_parameters())
+    result = train(
+        "ring:4", budget, model=model, loss=functional.cross_entropy, datasets=make_datasets()
+    )
+    assert result.parameters.shape == (1, 4, 10)
+    trained = dict(load_parameters(model, result.parameters[0, 1]).named_parameters())
+    kept = [name for name in before if torch.equal(trained[name], before[name])]
+    assert kept == ["0.weight", "0.bias"]
+    with pytest.raises(InvalidArgumentError, match=r"10 parameters, found shape \(4, 10\)"):
+        load_parameters(model, result.parameters[0])
+
+
+def make_datasets() -> list[tuple[Any, Any]]:
+    rng = np.random.default_rng(0)
+    return [(rng.standard_normal((20, 3)), rng.integers(0, 2, 20)) for _ in range(4)]
+
+
+@pytest.mark.parametrize("budget", [AGENT, SAMPLE])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_tokens_and_buffers_in_both_precisions(budget: PrivacyBudget, dtype: str) -> None:
+    tokens = [(torch.randint(0, 7, (size, 5)),) * 2 for size in (3, 20, 9, 8)]
+    for model, loss, data in (
+        (Language(), tokens_loss, tokens),
+        (Rotated(), functional.cross_entropy, make_datasets()),
+    ):
+        result = train("ring:4", budget, model=model, loss=loss, datasets=data, dtype=dtype)
+        assert str(result.parameters.dtype) == f"torch.{dtype}"
+        assert np.isfinite(float(result.last_rows[0]["train_loss"]))
+
+
+def test_one_output_is_no_score_of_classes() -> None:
+    """Accuracy by argmax over a single output would be the share of class 0."""
+    task = ModuleTask(
+        nn.Linear(3, 1).double(), lambda o, y: functional.mse_loss(o.squeeze(-1), y.double())
+    )
+    scores = task.evaluate(task.initialize(0)[None], numbers(3)[0], whole(2)[0])
+    assert scores.accuracy is None
+
+
+class Centring(nn.Module):
+    """Mixes the samples of a mini-batch, which agent-level clipping allows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x - x.mean(dim=0))
+
+
+def test_a_model_that_mixes_samples_sees_the_agent_s_own_and_no_padding() -> None:
+    """Else one agent's gradient would move with another's data, which no noise is counted for."""
+    model = Centring().double()
+    task, inputs, targets = ModuleTask(model, functional.cross_entropy), numbers(3), whole(2)
+    theta, batch = make_models(task), make_batch(inputs, targets, padded=True)
+    found = task.gradient(theta, batch).values[1, 0]
+    own = load_parameters(model, theta[1, 0])
+    expected = slope_of(functional.cross_entropy(own(inputs[1, :2]), targets[1, :2]), own)
+    torch.testing.assert_close(found, expected)
+
+
+class Counting(nn.Module):
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Any:
+        self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+        return self.layer(x - self.mean)
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(functional.dropout(x, 0.5))
+
+
+FROZEN = nn.Linear(3, 2).requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "message"),
+    [
+        (Counting(), functional.cross_entropy, "must not change its buffers, found 'mean'"),
+        (Dropping(), functional.cross_entropy, "must not draw random numbers"),
+        (nn.LazyLinear(2), functional.cross_entropy, "found 'weight' without a shape"),
+        (FROZEN, functional.cross_entropy, "parameters that are not frozen"),
+        (nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="none"), r"one number.*found shape \(2,\)"),
+        (nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="sum"), "found the sum"),
+        (nn.Linear(4, 2), functional.cross_entropy, r"found float32 of shape \(3,\)"),
+        (nn.Linear(3, 1), functional.cross_entropy, "must accept the samples"),
+    ],
+)
+@pytest.mark.parametrize("budget", [AGENT, SAMPLE])
+def test_modules_and_losses_that_are_refused(
+    model: nn.Module, loss: Loss, message: str, budget: PrivacyBudget
+) -> None:
+    before = torch.get_rng_state()
+    with pytest.raises(InvalidArgumentError, match=message):
+        train("ring:4", budget, model=model, loss=loss, datasets=make_datasets())
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,86 @@
+"""A user's data: pairs of inputs and targets, or a clear word on what else was found."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from corn.errors import InvalidArgumentError
+from corn.learn.batches import AgentData
+from corn.learn.samples import read_samples
+
+
+class Items(Dataset[Any]):
+    """A data set that gives the same item three times."""
+
+    def __init__(self, item: Any) -> None:
+        self.item = item
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        return self.item
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_pairs_of_arrays_keep_their_precision(as_list: bool) -> None:
+    pair = (np.array([[1 / 3]]), np.array([2]))
+    inputs, targets = read_samples(list(pair) if as_list else pair)  # type: ignore[arg-type]
+    assert (inputs.dtype, inputs.item(), targets.item()) == (torch.float64, 1 / 3, 2)
+    inputs[0] = 0
+    assert pair[0][0] == 1 / 3  # the caller's array is left alone
+
+
+def test_items_are_stacked() -> None:
+    inputs, targets = read_samples(Items((torch.zeros(2), 1)))
+    assert (inputs.shape, targets.tolist()) == ((3, 2), [1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (Items(torch.zeros(2)), "must be a pair of inputs and targets, found Tensor"),
+        (TensorDataset(torch.zeros(3, 2)), "found 1 parts: where a model needs no targets"),
+        (Items(((torch.zeros(2), torch.zeros(2)), 1)), r"found a tuple: .*several inputs, stack"),
+        ((torch.zeros(3), torch.zeros(3), torch.zeros(3)), "found 3 parts"),
+        ((torch.tensor([[1.0], [torch.nan]]), torch.zeros(2)), "inputs must be finite"),
+        ((torch.zeros(0, 2), torch.zeros(0)), "an empty one"),
+    ],
+)
+def test_other_data_is_refused(source: Any, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        read_samples(source)
+
+
+def test_ragged_items_are_refused() -> None:
+    class Ragged(Items):
+        def __getitem__(self, index: int) -> Any:
+            return torch.zeros(index + 1), 0
+
+    with pytest.raises(InvalidArgumentError, match=r"one shape, found .*: pad them"):
+        read_samples(Ragged(None))
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (
+            [(torch.zeros(3, 1), torch.zeros(2)), (torch.zeros(2, 1), torch.zeros(3))],
+            "found 3 samples and 2 targets of agent 0",
+        ),
+        (
+            [(torch.zeros(2, 1), torch.zeros(2)), (torch.zeros(2, 4), torch.zeros(2))],
+            r"found \(1,\) of agent 0 and \(4,\) of agent 1",
+        ),
+        ([], "at least one agent, found none"),
+    ],
+)
+def test_agents_data_that_does_not_fit_together(
+    parts: list[tuple[Tensor, Tensor]], message: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        AgentData.from_parts(parts)
