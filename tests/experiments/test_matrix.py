@@ -1,8 +1,10 @@
 """Cells are computed once, kept by their configuration, and an interrupted matrix goes on."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
+import joblib
 import numpy as np
 import pytest
 
@@ -76,7 +78,7 @@ def test_every_figure_has_cells_and_every_method_a_point(tmp_path: Path) -> None
         assert {point.method for point in points} == set(METHODS)
         assert all(np.isfinite(point.mean) for point in points)
         assert all(len(point.values) > 1 for point in points)
-    assert {claim.source for claim in made.claims} == {"paper", "corn"}
+    assert {claim.source for claim in made.claims} == {"paper", "expected", "corn"}
     chosen = [run for run in made.runs if run.get("chosen")]
     assert len(chosen) == sum(len(point.values) for points in trained for point in points)
     assert made.compute_seconds > 0
@@ -133,12 +135,44 @@ def test_two_processes_find_the_same(tmp_path: Path) -> None:
 
 def test_a_torn_or_foreign_file_counts_as_absent(tmp_path: Path) -> None:
     store, cell = CellStore(tmp_path), DesignCell("ring:6", "ldp", 1.0, 1.0)
+    file = tmp_path / f"{key_of(cell)}.json"
     for text in ("", "{", "[]", '{"result": {}}', "\x00"):
-        (tmp_path / f"{key_of(cell)}.json").write_text(text)
+        file.write_text(text)
         assert store.load(cell) is None
     store.save(cell, {"one_step": 1.0}, seconds=2.0)
+    record = json.loads(file.read_text())
+    for name, value in (("corn_version", "9.9"), ("configuration", {}), ("result", None)):
+        file.write_text(json.dumps(record | {name: value}))
+        assert store.load(cell) is None
+    file.write_text(json.dumps(record))
     assert store.load(cell) == {"one_step": 1.0}
     assert store.seconds(cell) == 2.0
+
+
+def test_seeds_in_blocks_find_the_same(tmp_path: Path) -> None:
+    split = replace(TINY, regression=replace(TINY.regression, seeds_per_cell=1))
+    store = CellStore(tmp_path)
+    together, apart = (reproduce(["fig4b"], s, store=store, jobs=1) for s in (TINY, split))
+    for (_, points), (_, others) in zip(together.panels, apart.panels, strict=True):
+        for point, other in zip(points, others, strict=True):
+            assert (point.method, point.x, point.note) == (other.method, other.x, other.note)
+            assert point.values == pytest.approx(other.values, rel=1e-5)
+
+
+def test_a_backend_that_cannot_stream_loses_one_batch_only(tmp_path: Path) -> None:
+    store, cells = CellStore(tmp_path), list_cells(["fig1b"], TINY)
+
+    def interrupt(cell: Cell) -> None:
+        del cell
+        if len(list(tmp_path.iterdir())) >= 4:
+            raise KeyboardInterrupt
+
+    with (
+        joblib.parallel_config(backend="multiprocessing"),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        compute_cells(cells, store, jobs=2, on_done=interrupt)
+    assert sum(store.load(cell) is not None for cell in cells) == 4
 
 
 def test_every_setting_is_in_the_key() -> None:
@@ -154,7 +188,7 @@ def test_every_setting_is_in_the_key() -> None:
         "num_steps": 21,
         "step_sizes": (0.3,),
         "schedule": "cosine",
-        "num_seeds": 5,
+        "seeds": (0, 1, 2),
         "delta": 1e-6,
         "clip": 0.2,
         "batch_size": 9,

@@ -93,7 +93,7 @@ class TrainingCell:
     num_steps: int
     step_sizes: tuple[float, ...]
     schedule: ScheduleName
-    num_seeds: int
+    seeds: tuple[int, ...]
     delta: float
     clip: float
     batch_size: int
@@ -104,7 +104,7 @@ class TrainingCell:
     def cost(self) -> float:
         """Roughly how many seconds it takes, to share out the progress bar."""
         seconds = {"quadratic": 1e-5, "mnist": 1e-2}.get(self.task, 1e-4)
-        runs = len(self.methods) * len(self.step_sizes) * self.num_seeds
+        runs = len(self.methods) * len(self.step_sizes) * len(self.seeds)
         return seconds * runs * self.num_steps
 
     @property
@@ -143,7 +143,7 @@ class TrainingCell:
             settings=learn.SweepSettings(
                 self.num_steps,
                 self.batch_size,
-                tuple(range(self.num_seeds)),
+                self.seeds,
                 dtype="float64" if self.task == "quadratic" else "float32",
             ),
             evaluate_at=[self.num_steps],
@@ -154,6 +154,7 @@ class TrainingCell:
         minimum = getattr(problem.task, "minimum", math.nan)
         return {
             "task": problem.task.describe(),
+            "notes": list(problem.notes),
             "agent_samples": list(problem.data.sizes),
             "runs": [_final_row(row, minimum) for row in _last_rows(result)],
             "stopped": [f"{', '.join(map(str, r))}: {why}" for r, why in result.stopped.items()],
@@ -189,10 +190,19 @@ def design_cell(method: Method, graph: str, num_steps: int) -> DesignCell:
     )
 
 
+def configuration_of(cell: Cell) -> dict[str, Any]:
+    """All that decides a cell's result, as JSON has it; what legends call a method does not."""
+    facts = {"format": _FORMAT, "kind": type(cell).__name__, **asdict(cell)}
+    for method in facts.get("methods", ()):
+        del method["label"]
+    plain: dict[str, Any] = json.loads(json.dumps(facts))
+    return plain
+
+
 def key_of(cell: Cell) -> str:
     """A name for a cell that no other configuration has."""
-    facts = {"format": _FORMAT, "kind": type(cell).__name__, **asdict(cell)}
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+    facts = json.dumps(configuration_of(cell), sort_keys=True)
+    return hashlib.sha256(facts.encode()).hexdigest()[:24]
 
 
 def _write_noise(noise: Decomposition) -> dict[str, Any]:

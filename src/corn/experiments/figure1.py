@@ -56,12 +56,17 @@ def _studies(
     """The panel of the paper, and the same for noise that accumulates over a fifth of the run."""
     steps = scale.regression.num_steps
     spots = tuple(
-        NoiseSpot(method, x, design_cell(method, graph, steps), precision_cap(scale, method, eps))
+        NoiseSpot(
+            method, x, design_cell(method, graph, steps), eps, precision_cap(scale, method, eps)
+        )
         for x, graph, eps in places
         for method in METHODS
         if method.is_private and _is_affordable(scale, method, figure, x)
     )
-    title = f"{settings}, T = {steps}, δ = {scale.delta:g}, unit: agent"
+    title = (
+        f"{settings}, T = {steps}, δ = {scale.delta:g}, unit: agent, against an eavesdropper or as "
+        "named"
+    )
     paper = Panel(figure, figure, title, x_label, ONE_STEP_LABEL, log_x, log_y=True)
     label = f"noise accumulated over {steps // 5} steps, Tr(A R)"
     added = Panel(

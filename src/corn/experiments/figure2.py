@@ -14,11 +14,11 @@ LINK_SEEDS = Method("corn-links", "CorN, a seed for each link", "corn", accumula
 
 def figure2(scale: Scale) -> list[NoiseStudy]:
     """Disjoint groups as in the paper; next to it overlapping seeds against insiders."""
+    steps = scale.regression.num_steps
     settings = (
         f"n = {scale.num_agents}, p = {scale.connectivity:g}, ε = {scale.epsilon:g}, "
-        f"δ = {scale.delta:g}, unit: agent"
+        f"T = {steps}, δ = {scale.delta:g}, unit: agent, against an eavesdropper or as named"
     )
-    steps = scale.regression.num_steps
     accumulated = f"noise accumulated over {steps // 5} steps, Tr(A R)"
     groups = "number of disjoint seed groups m"
     disjoint = _disjoint_spots(scale)
@@ -67,7 +67,7 @@ def _disjoint_spots(scale: Scale) -> tuple[NoiseSpot, ...]:
                 horizon = method.objective(steps).length
                 cell = DesignCell(graph, "corn", horizon, cell.judged_over, 0, f"groups:{m}")
             cap = precision_cap(scale, method, scale.epsilon)
-            spots.append(NoiseSpot(method, float(m), cell, cap))
+            spots.append(NoiseSpot(method, float(m), cell, scale.epsilon, cap))
     return tuple(spots)
 
 
@@ -80,5 +80,5 @@ def _insider_spots(scale: Scale) -> tuple[NoiseSpot, ...]:
             if seeds:
                 cell = DesignCell(graph, "corn", cell.horizon, cell.judged_over, q, seeds)
             cap = precision_cap(scale, method, scale.epsilon)
-            spots.append(NoiseSpot(method, float(q), cell, cap))
+            spots.append(NoiseSpot(method, float(q), cell, scale.epsilon, cap))
     return tuple(spots)

@@ -47,6 +47,15 @@ class Method:
         """Who its guarantee holds against."""
         return ThreatModel(self.max_colluders, "pairs") if self.max_colluders else EAVESDROPPER
 
+    @property
+    def against(self) -> str:
+        """Whom it protects against, in words."""
+        if self.mechanism == "none":
+            return "nobody"
+        if self.mechanism == "central":
+            return "those who see the server's models, and none of the agents' messages"
+        return self.threat.describe()
+
     def budget(
         self,
         epsilon: float,

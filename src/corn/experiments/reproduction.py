@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from corn.experiments.cells import Cell, TrainingCell
+from corn.errors import CornWarning
+from corn.experiments.cells import Cell, CellResult, TrainingCell
 from corn.experiments.claims import Claim, check_claims
 from corn.experiments.figures import make_studies
 from corn.experiments.matrix import compute_cells, split_cells
@@ -14,6 +16,9 @@ from corn.experiments.scale import Scale
 from corn.experiments.store import CellStore
 from corn.experiments.studies import Panel, Point, Run, Study
 from corn.learn.datasets import load_dataset
+from corn.topology import load_network
+
+_GAP_TO_MENTION = 0.01
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,8 @@ class Reproduction:
         runs: everything that was measured, one row each.
         claims: what is said about it, and whether it holds.
         compute_seconds: what all cells took, on one core, in this run or an earlier one.
-        notes: runs that broke down.
+        notes: what a reader must know of tasks and designs.
+        breakdowns: runs that broke down.
     """
 
     scale: Scale
@@ -35,6 +41,7 @@ class Reproduction:
     claims: tuple[Claim, ...]
     compute_seconds: float
     notes: tuple[str, ...] = ()
+    breakdowns: tuple[str, ...] = ()
 
 
 def list_cells(names: Sequence[str], scale: Scale) -> list[Cell]:
@@ -66,7 +73,7 @@ def reproduce(
     """
     studies = make_studies(names, scale)
     cells = _cells(studies)
-    _require_data(cells, directory)
+    _require_inputs(cells, directory)
     compute_cells(cells, store, jobs=jobs, cluster=cluster, directory=directory, on_done=on_done)
     return gather(studies, scale, store)
 
@@ -84,7 +91,8 @@ def gather(studies: Sequence[Study], scale: Scale, store: CellStore) -> Reproduc
         runs=tuple(run for study in studies for run in study.runs(results)),
         claims=tuple(check_claims(panels, scale)),
         compute_seconds=sum(map(store.seconds, needed)),
-        notes=tuple(
+        notes=tuple(dict.fromkeys(_list_notes(results))),
+        breakdowns=tuple(
             f"{cell.task} on {cell.graph} at ε = {cell.epsilon:g}: {message}"
             for cell in trainings
             for message in results[cell]["stopped"]
@@ -92,10 +100,27 @@ def gather(studies: Sequence[Study], scale: Scale, store: CellStore) -> Reproduc
     )
 
 
-def _require_data(cells: Sequence[Cell], directory: Path | None) -> None:
-    """Refuse now, rather than after an hour of designs, if a data set is absent."""
+def _list_notes(results: Mapping[Cell, CellResult]) -> Iterator[str]:
+    """What tasks say of themselves, and designs that are not proved optimal within 1 %."""
+    for cell, result in results.items():
+        if isinstance(cell, TrainingCell):
+            yield from (f"{cell.task}: {note}" for note in result["notes"])
+        elif cell.mechanism == "corn" and result["gap"] > _GAP_TO_MENTION:
+            insiders = f", {cell.max_colluders} insiders" if cell.max_colluders else ""
+            yield (
+                f"CorN on {cell.graph}, designed for {cell.horizon:g} steps, seeds {cell.seeds}"
+                f"{insiders}: {result['status']}, within {result['gap']:.1%} of the best possible"
+            )
+
+
+def _require_inputs(cells: Sequence[Cell], directory: Path | None) -> None:
+    """Refuse now, rather than after an hour, if a data set is absent or a graph falls apart."""
     for task in {cell.task for cell in cells if isinstance(cell, TrainingCell)} - {"quadratic"}:
         load_dataset(task, directory=directory, stand_in=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CornWarning)
+        for graph in {cell.graph for cell in cells}:
+            load_network(graph)
 
 
 def _cells(studies: Sequence[Study]) -> list[Cell]:

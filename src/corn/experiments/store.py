@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from corn.experiments.cells import Cell, CellResult, key_of
+from corn.experiments.cells import Cell, CellResult, configuration_of, key_of
 from corn.version import __version__
 
 
 @dataclass(frozen=True)
 class CellStore:
-    """Finished cells in a directory; a file that cannot be read counts as absent."""
+    """Finished cells in a directory.
+
+    A file that is torn, of another configuration or made by another version counts as absent.
+    """
 
     directory: Path
 
@@ -32,8 +35,7 @@ class CellStore:
         """Keep a result; another process never sees half of it."""
         record = {
             "corn_version": __version__,
-            "kind": type(cell).__name__,
-            "configuration": asdict(cell),
+            "configuration": configuration_of(cell),
             "seconds": round(seconds, 3),
             "result": result,
         }
@@ -51,5 +53,11 @@ class CellStore:
             record = json.loads(self._path(cell).read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             return None
-        whole = isinstance(record, dict) and {"result", "seconds"} <= record.keys()
-        return record if whole else None
+        fits = (
+            isinstance(record, dict)
+            and record.get("corn_version") == __version__
+            and record.get("configuration") == configuration_of(cell)
+            and isinstance(record.get("result"), dict)
+            and isinstance(record.get("seconds"), float | int)
+        )
+        return record if fits else None

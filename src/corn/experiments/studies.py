@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, final
 
@@ -12,6 +12,7 @@ from scipy import stats
 
 from corn.experiments.cells import Cell, CellResult, DesignCell, TrainingCell
 from corn.experiments.methods import Method
+from corn.privacy import Unit
 
 Results: TypeAlias = Mapping[Cell, CellResult]
 Run: TypeAlias = dict[str, Any]
@@ -30,6 +31,7 @@ class Panel:
         lower_is_better: which way is good.
         in_paper: whether the paper has this panel at all.
         is_random: whether values differ between seeds.
+        unit: whose data is protected.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Panel:
     lower_is_better: bool = True
     in_paper: bool = True
     is_random: bool = False
+    unit: Unit = "agent"
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ class Point:
     Attributes:
         method: which line.
         x: where.
-        values: one for each seed, in their order; a single one where nothing is random.
+        values: one for each seed, in their order; a single one where nothing is random; none
+            where every step size broke down.
         note: such as the step size chosen.
     """
 
@@ -62,8 +66,8 @@ class Point:
 
     @property
     def mean(self) -> float:
-        """The mean over seeds."""
-        return float(np.mean(self.values))
+        """The mean over seeds; NaN if there is none."""
+        return float(np.mean(self.values)) if self.values else math.nan
 
     @property
     def half_width(self) -> float:
@@ -91,11 +95,12 @@ class Study(Protocol):
 
 @dataclass(frozen=True)
 class NoiseSpot:
-    """A method at one place: its covariance, and the cap that its budget sets."""
+    """A method at one place: its covariance, ε, and the cap that it sets."""
 
     method: Method
     x: float
     cell: DesignCell
+    epsilon: float
     precision_cap: float
 
 
@@ -133,8 +138,12 @@ class NoiseStudy:
                 "method": spot.method.name,
                 "x": spot.x,
                 "graph": spot.cell.graph,
+                "epsilon": spot.epsilon,
+                "unit": self.panel.unit,
+                "accounting": spot.method.accounting,
+                "against": spot.method.against,
                 "value": results[spot.cell][self.column] / spot.precision_cap,
-                "gap": results[spot.cell]["gap"],
+                "gap_of_design": results[spot.cell]["gap"],
                 "status": results[spot.cell]["status"],
             }
             for spot in self.spots
@@ -144,54 +153,87 @@ class NoiseStudy:
 @final
 @dataclass(frozen=True)
 class TrainingStudy:
-    """What models reach, each method at the step size that is best on validation samples."""
+    """What models reach, each method at the step size that is best on validation samples.
+
+    ``places`` has the cells of each place, a block of seeds each.
+    """
 
     panel: Panel
     column: str
-    places: tuple[tuple[float, TrainingCell], ...]
+    places: tuple[tuple[float, tuple[TrainingCell, ...]], ...]
 
     @property
     def cells(self) -> tuple[Cell, ...]:
         """See ``Study``."""
-        return tuple(cell for _, cell in self.places)
+        return tuple(cell for _, cells in self.places for cell in cells)
 
     def points(self, results: Results) -> list[Point]:
-        """See ``Study``; a method whose every step size broke down has no point."""
+        """See ``Study``; a method whose every step size broke down has a point without values."""
         points = []
-        for x, cell in self.places:
-            for method in cell.methods:
-                chosen = choose_step_size(results[cell]["runs"], method.name, cell.num_seeds)
-                if chosen is not None:
-                    values = self._values(results[cell]["runs"], method.name, chosen)
-                    points.append(Point(method, x, values, f"step size {chosen}"))
+        for x, cells in self.places:
+            runs = _join_runs(cells, results)
+            for method in cells[0].methods:
+                chosen = choose_step_size(runs, method.name, _count_seeds(cells))
+                values = self._values(runs, method.name, chosen)
+                points.append(Point(method, x, values, _describe_choice(chosen, cells[0])))
         return points
 
     def runs(self, results: Results) -> list[Run]:
         """See ``Study``."""
         rows = []
-        for x, cell in self.places:
-            measured = results[cell]["runs"]
+        for x, cells in self.places:
+            runs, first = _join_runs(cells, results), cells[0]
             best = {
-                method.name: choose_step_size(measured, method.name, cell.num_seeds)
-                for method in cell.methods
+                method.name: choose_step_size(runs, method.name, _count_seeds(cells))
+                for method in first.methods
             }
+            settings = {method.name: _settings_of(method, first) for method in first.methods}
             rows += [
                 {
                     "panel": self.panel.name,
                     "x": x,
-                    "graph": cell.graph,
-                    "unit": cell.unit,
+                    **settings[run["method"]],
                     **run,
                     "value": run[self.column],
                     "chosen": run["step_size"] == best[run["method"]],
                 }
-                for run in measured
+                for run in runs
             ]
         return rows
 
-    def _values(self, runs: list[Run], method: str, step_size: str) -> tuple[float, ...]:
+    def _values(self, runs: list[Run], method: str, step_size: str | None) -> tuple[float, ...]:
         chosen = [run for run in runs if (run["method"], run["step_size"]) == (method, step_size)]
         return tuple(run[self.column] for run in sorted(chosen, key=lambda run: run["seed"]))
+
+
+def _join_runs(cells: Sequence[TrainingCell], results: Results) -> list[Run]:
+    return [run for cell in cells for run in results[cell]["runs"]]
+
+
+def _count_seeds(cells: Sequence[TrainingCell]) -> int:
+    return sum(len(cell.seeds) for cell in cells)
+
+
+def _describe_choice(chosen: str | None, cell: TrainingCell) -> str:
+    if chosen is None:
+        return "every step size broke down"
+    sizes = sorted(cell.step_sizes)
+    at_edge = len(sizes) > 1 and chosen in (f"{sizes[0]:g}", f"{sizes[-1]:g}")
+    return f"step size {chosen}" + (", the end of the grid" if at_edge else "")
+
+
+def _settings_of(method: Method, cell: TrainingCell) -> Run:
+    """What a row needs to be understood by itself."""
+    return {
+        "task": cell.task,
+        "graph": cell.graph,
+        "epsilon": cell.epsilon if method.is_private else "",
+        "delta": cell.delta if method.is_private else "",
+        "unit": cell.unit if method.is_private else "",
+        "accounting": method.accounting if method.is_private else "",
+        "against": method.against,
+        "num_steps": cell.num_steps,
+    }
 
 
 def choose_step_size(runs: list[Run], method: str, num_seeds: int) -> str | None:
@@ -207,8 +249,8 @@ def choose_step_size(runs: list[Run], method: str, num_seeds: int) -> str | None
     return min(whole, key=whole.__getitem__) if whole else None
 
 
-def confidence_half_width(values: tuple[float, ...]) -> float:
-    """Half of the 95 % confidence interval of a mean (Student's t); 0 for fewer than two values.
+def confidence_half_width(values: tuple[float, ...], *, confidence: float = 0.95) -> float:
+    """Half of the confidence interval of a mean (Student's t); 0 for fewer than two values.
 
     >>> round(confidence_half_width((1.0, 2.0, 3.0)), 4)
     2.4841
@@ -217,4 +259,4 @@ def confidence_half_width(values: tuple[float, ...]) -> float:
     if count < 2:
         return 0.0
     spread = float(np.std(values, ddof=1)) / math.sqrt(count)
-    return float(stats.t.ppf(0.975, count - 1)) * spread
+    return float(stats.t.ppf((1 + confidence) / 2, count - 1)) * spread

@@ -11,6 +11,7 @@ _UNITS = {
     "agent": "unit: agent (the mini-batch gradient is clipped once)",
     "sample": "unit: sample (each sample's gradient is clipped)",
 }
+_ADVERSARY = "against an eavesdropper or as named"
 
 
 def figure3(scale: Scale, panel: str) -> list[TrainingStudy]:
@@ -36,11 +37,12 @@ def _study(
 ) -> TrainingStudy:
     if panel == "a":
         graph = scale.graph(scale.connectivity)
-        places = [(eps, _cell(scale, training, graph, eps)) for eps in scale.epsilons]
+        places = [(eps, _cells(scale, training, graph, eps)) for eps in scale.epsilons]
         settings, x_label = f"p = {scale.connectivity:g}", "privacy budget ε"
     else:
         places = [
-            (p, _cell(scale, training, scale.graph(p), scale.epsilon)) for p in scale.connectivities
+            (p, _cells(scale, training, scale.graph(p), scale.epsilon))
+            for p in scale.connectivities
         ]
         settings, x_label = f"ε = {scale.epsilon:g}", "connectivity p"
     name = f"{figure}{panel}" if figure != "fig5" else f"{figure}{panel}-{training.unit}"
@@ -49,13 +51,14 @@ def _study(
             name,
             f"{figure}{panel}",
             f"{_describe(training)}, n = {scale.num_agents}, {settings}, T = {training.num_steps}, "
-            f"δ = {scale.delta:g}, {_UNITS[training.unit]}",
+            f"δ = {scale.delta:g}, {_UNITS[training.unit]}, {_ADVERSARY}",
             x_label,
             label,
             log_x=panel == "a",
             log_y=column == "optimality_gap",
             lower_is_better=column != "test_accuracy",
             is_random=True,
+            unit=training.unit,
         ),
         column,
         tuple(places),
@@ -65,28 +68,34 @@ def _study(
 def _describe(training: Training) -> str:
     names = {"network": "784–32–10 network", "linear": "softmax regression"}
     if training.task == "quadratic":
-        return "quadratic"
+        return "quadratic from its minimiser"
     model = names.get(training.model or "", "logistic regression")
     if training.task == "digits":
         model = model.replace("784", "64")
     return f"{training.task}, {model}"
 
 
-def _cell(scale: Scale, training: Training, graph: str, epsilon: float) -> TrainingCell:
-    return TrainingCell(
-        task=training.task,
-        model=training.model,
-        unit=training.unit,
-        graph=graph,
-        epsilon=float(epsilon),
-        methods=METHODS,
-        num_steps=training.num_steps,
-        step_sizes=training.step_sizes,
-        schedule=training.schedule,
-        num_seeds=training.num_seeds,
-        delta=scale.delta,
-        clip=scale.clip,
-        batch_size=scale.batch_size,
-        partition=scale.partition,
-        data_seed=scale.data_seed,
+def _cells(
+    scale: Scale, training: Training, graph: str, epsilon: float
+) -> tuple[TrainingCell, ...]:
+    """The cells of one place, a block of seeds each."""
+    return tuple(
+        TrainingCell(
+            task=training.task,
+            model=training.model,
+            unit=training.unit,
+            graph=graph,
+            epsilon=float(epsilon),
+            methods=METHODS,
+            num_steps=training.num_steps,
+            step_sizes=tuple(map(float, training.step_sizes)),
+            schedule=training.schedule,
+            seeds=seeds,
+            delta=scale.delta,
+            clip=scale.clip,
+            batch_size=scale.batch_size,
+            partition=scale.partition,
+            data_seed=scale.data_seed,
+        )
+        for seeds in training.seed_blocks
     )

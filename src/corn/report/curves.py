@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,33 +12,52 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from corn.experiments import Method, Panel, Point
-from corn.report.style import MECHANISM_COLOURS
+from corn.report.style import INK, MECHANISM_COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MARKERS = {"paper": "o", "one step": "s", "accumulated": "D", 1: "^", 2: "v"}
+_SHIFT = 0.008
 _LABEL_EVERY = 1.25
 """On a logarithmic axis, the least ratio of two places that are both labelled."""
 
 
-def plot_panel(panel: Panel, points: Sequence[Point], *, only_paper: bool = False) -> Figure:
+def plot_panel(
+    panel: Panel,
+    points: Sequence[Point],
+    *,
+    only_paper: bool = False,
+    broken_promises: Collection[float] = (),
+) -> Figure:
     """Draw a panel with all its methods, or only those that the paper has.
 
-    The vertical axis spans the means. On a logarithmic one "no noise" may lie decades below all
-    others; the legend then says so.
+    On a logarithmic axis "no noise" may lie decades below all others; the legend then says so.
+    Where ε varies, points of the paper's methods at ``broken_promises`` are crossed out.
     """
-    shown = [point for point in points if point.method.is_in_paper or not only_paper]
+    shown = [
+        point
+        for point in points
+        if (point.method.is_in_paper or not only_paper)
+        and math.isfinite(point.mean)
+        and (point.mean > 0 or not panel.log_y)
+    ]
     figure = Figure(figsize=(6.2, 4.4 if only_paper else 4.9), layout="constrained")
     axes = figure.subplots()
-    low, high = _range(panel, shown)
-    for method in dict.fromkeys(point.method for point in shown):
-        own = sorted((point for point in shown if point.method == method), key=lambda p: p.x)
-        unseen = " (below the axis)" if max(point.mean for point in own) < low else ""
-        _draw_line(axes, method, own, label=method.label + unseen)
+    axes.set_title(textwrap.fill(panel.title, 84), fontsize=8.5, loc="left")
     _set_axes(axes, panel, sorted({point.x for point in shown}))
+    if not shown:
+        axes.text(0.5, 0.5, "no run finished", transform=axes.transAxes, ha="center")
+        return figure
+    low, high = _range(panel, shown)
+    methods = list(dict.fromkeys(point.method for point in shown))
+    for place, method in enumerate(methods):
+        own = sorted((point for point in shown if point.method == method), key=lambda p: p.x)
+        # A little apart, so that the bars of several methods do not hide each other.
+        shift = (place - len(methods) / 2) * _SHIFT if panel.is_random else 0.0
+        _draw_line(axes, panel, method, own, shift=shift, low=low)
+    _cross_out(axes, shown, broken_promises if panel.figure.endswith("a") else ())
     axes.set_ylim(low, high)
-    axes.set_title(textwrap.fill(panel.title, 84), fontsize=9, loc="left")
     figure.legend(
         *axes.get_legend_handles_labels(),
         loc="outside lower center",
@@ -49,19 +69,26 @@ def plot_panel(panel: Panel, points: Sequence[Point], *, only_paper: bool = Fals
 
 
 def _range(panel: Panel, points: Sequence[Point]) -> tuple[float, float]:
-    """Limits of the vertical axis, a little beyond the means."""
-    means = np.array([point.mean for point in points if point.method.is_private or not panel.log_y])
-    if panel.log_y:
-        margin = (means.max() / means.min()) ** 0.07 * 1.05
-        return float(means.min() / margin), float(means.max() * margin)
-    margin = 0.07 * float(means.max() - means.min()) or 0.05
-    return float(means.min() - margin), float(means.max() + margin)
+    """Limits of the vertical axis: the means, and intervals up to half their span beyond."""
+    seen = [point for point in points if point.method.is_private or not panel.log_y] or points
+    scale = np.log if panel.log_y else np.asarray
+    means = np.array([point.mean for point in seen])
+    half = np.array([point.half_width for point in seen])
+    lower = np.where(means > half, means - half, means) if panel.log_y else means - half
+    low, high = (float(scale(value)) for value in (means.min(), means.max()))
+    span = (high - low) or 0.1
+    low = max(float(scale(lower).min()), low - span / 2) - 0.06 * span
+    high = min(float(scale(means + half).max()), high + span / 2) + 0.06 * span
+    return (math.exp(low), math.exp(high)) if panel.log_y else (low, high)
 
 
-def _draw_line(axes: Axes, method: Method, points: Sequence[Point], *, label: str) -> None:
+def _draw_line(
+    axes: Axes, panel: Panel, method: Method, points: Sequence[Point], *, shift: float, low: float
+) -> None:
     colour = MECHANISM_COLOURS[method.mechanism]
+    unseen = " (below the axis)" if max(point.mean for point in points) < low else ""
     axes.errorbar(
-        [point.x for point in points],
+        [point.x * (1 + shift) if panel.log_x else point.x + shift for point in points],
         [point.mean for point in points],
         yerr=[point.half_width for point in points] if len(points[0].values) > 1 else None,
         linestyle=_line_style(method),
@@ -72,8 +99,22 @@ def _draw_line(axes: Axes, method: Method, points: Sequence[Point], *, label: st
         linewidth=1.6,
         elinewidth=0.8,
         capsize=2,
-        label=label,
+        label=method.label + unseen,
     )
+
+
+def _cross_out(axes: Axes, points: Sequence[Point], places: Collection[float]) -> None:
+    crossed = [p for p in points if p.method.is_in_paper and p.x in places]
+    if crossed:
+        axes.plot(
+            [point.x for point in crossed],
+            [point.mean for point in crossed],
+            linestyle="",
+            marker="x",
+            markersize=9,
+            color=INK,
+            label="really a larger ε",
+        )
 
 
 def _line_style(method: Method) -> str:

@@ -14,12 +14,18 @@ from typing import Any
 import jinja2
 
 from corn.experiments import Claim, Panel, Point, Reproduction
+from corn.experiments.claims import find_broken_promises
 from corn.report.curves import plot_panel
 from corn.report.style import save_figure
 from corn.version import __version__
 
 _LIBRARIES = ("numpy", "scipy", "networkx", "torch", "matplotlib")
 
+SOURCES = {
+    "paper": "the paper",
+    "expected": "expected of its figures",
+    "corn": "this project",
+}
 FIGURE_TITLES = {
     "fig1a": "Figure 1a. Noise against the privacy budget",
     "fig1b": "Figure 1b. Noise against connectivity",
@@ -35,16 +41,15 @@ FIGURE_TITLES = {
 
 
 def write_reproduction(
-    reproduction: Reproduction, out: Path, *, command: str, seconds: float
+    reproduction: Reproduction, out: Path, *, command: str, timing: str
 ) -> list[Path]:
     """Write everything below ``out`` and return the main files, the page first.
 
     ``runs.csv`` has every run, ``points.csv`` what is drawn, ``claims.csv`` and ``claims.md`` what
-    is said of it; ``figures/`` every panel as PNG and SVG, once as the paper has it and once with
-    what this project adds.
+    is said of it; ``figures/`` every panel as PNG and SVG, once with the paper's methods and once
+    with what this project adds. ``command`` and ``timing`` tell a reader how it was made.
     """
     out.mkdir(parents=True, exist_ok=True)
-    drawings = _draw_all(reproduction, out / "figures")
     _write_csv(reproduction.runs, out / "runs.csv")
     _write_csv(
         (_point_row(panel, point) for panel, points in reproduction.panels for point in points),
@@ -53,18 +58,20 @@ def write_reproduction(
     _write_csv((asdict(claim) for claim in reproduction.claims), out / "claims.csv")
     (out / "claims.md").write_text(_claims_markdown(reproduction.claims), encoding="utf-8")
     page = out / "report.html"
-    page.write_text(_render(reproduction, drawings, command, seconds), encoding="utf-8")
+    drawings = _draw_all(reproduction, out / "figures")
+    page.write_text(_render(reproduction, drawings, command, timing), encoding="utf-8")
     return [page, out / "runs.csv", out / "points.csv", out / "claims.csv"]
 
 
 def _draw_all(reproduction: Reproduction, directory: Path) -> dict[str, list[dict[str, str]]]:
     """Save every drawing; return them by figure, ready to be put into the page."""
+    broken = find_broken_promises(reproduction.scale)
     drawings: dict[str, list[dict[str, str]]] = {}
     for panel, points in reproduction.panels:
-        versions = [(panel.name, True, "as in the paper")] if panel.in_paper else []
+        versions = [(panel.name, True, "the paper’s methods")] if panel.in_paper else []
         versions.append((f"{panel.name}-added", False, "with what this project adds"))
         for name, only_paper, caption in versions:
-            figure = plot_panel(panel, points, only_paper=only_paper)
+            figure = plot_panel(panel, points, only_paper=only_paper, broken_promises=broken)
             drawn = directory / f"{name}.svg"
             save_figure(figure, drawn)
             save_figure(figure, drawn.with_suffix(".png"))
@@ -87,7 +94,7 @@ def _render(
     reproduction: Reproduction,
     drawings: Mapping[str, Sequence[Mapping[str, str]]],
     command: str,
-    seconds: float,
+    timing: str,
 ) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     source = resources.files("corn.report").joinpath("reproduction.html").read_text("utf-8")
@@ -95,13 +102,14 @@ def _render(
     return environment.from_string(source).render(
         scale=scale,
         command=command,
-        seconds=seconds,
-        compute_seconds=reproduction.compute_seconds,
+        timing=timing,
         figures=[{"title": FIGURE_TITLES[name], "drawings": own} for name, own in drawings.items()],
         verdicts=_count_verdicts(reproduction.claims),
         claims=reproduction.claims,
         trainings=[scale.quadratic, scale.regression, scale.network, scale.softmax],
         notes=reproduction.notes,
+        breakdowns=reproduction.breakdowns,
+        sources=SOURCES,
         versions={"corn": __version__, "python": platform.python_version()}
         | {name: metadata.version(name) for name in _LIBRARIES},
         machine=platform.platform(),
@@ -111,8 +119,7 @@ def _render(
 def _count_verdicts(claims: Sequence[Claim]) -> dict[str, dict[str, int]]:
     """How many claims of each source hold, do not hold, or are undecided."""
     counts = {
-        source: dict.fromkeys(("holds", "does not hold", "undecided"), 0)
-        for source in ("paper", "corn")
+        source: dict.fromkeys(("holds", "does not hold", "undecided"), 0) for source in SOURCES
     }
     for claim in claims:
         counts[claim.source][claim.verdict] += 1
@@ -135,8 +142,10 @@ def _point_row(panel: Panel, point: Point) -> dict[str, Any]:
         "method": point.method.name,
         "x": point.x,
         "mean": point.mean,
-        "half_width_95": point.half_width,
+        "half_width_95": "" if panel.is_random and len(point.values) < 2 else point.half_width,
         "num_seeds": len(point.values) if panel.is_random else "",
+        "unit": panel.unit,
+        "against": point.method.against,
         "note": point.note,
     }
 
