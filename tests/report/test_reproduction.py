@@ -5,6 +5,7 @@ import html
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.experiments.scales import TINY
 
@@ -51,4 +52,4 @@ def test_points_beyond_the_promise_are_crossed_out() -> None:
     points = [Point(CORN_PAPER, x, (1 / x,)) for x in (10.0, 40.0)]
     (axes,) = plot_panel(panel, points, broken_promises=[40.0]).axes
     crosses = [line for line in axes.lines if line.get_marker() == "x"]
-    assert [list(line.get_xydata()[:, 0]) for line in crosses] == [[40.0]]
+    assert [np.asarray(line.get_xdata()).tolist() for line in crosses] == [[40.0]]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from corn.covariance import ThreatModel
 from corn.errors import CornWarning
 from corn.experiments.cells import Cell, CellResult, TrainingCell
 from corn.experiments.claims import Claim, check_claims
@@ -106,10 +107,10 @@ def _list_notes(results: Mapping[Cell, CellResult]) -> Iterator[str]:
         if isinstance(cell, TrainingCell):
             yield from (f"{cell.task}: {note}" for note in result["notes"])
         elif cell.mechanism == "corn" and result["gap"] > _GAP_TO_MENTION:
-            insiders = f", {cell.max_colluders} insiders" if cell.max_colluders else ""
+            colluders = ThreatModel(cell.max_colluders).describe_colluders()
             yield (
-                f"CorN on {cell.graph}, designed for {cell.horizon:g} steps, seeds {cell.seeds}"
-                f"{insiders}: {result['status']}, within {result['gap']:.1%} of the best possible"
+                f"CorN on {cell.graph}, designed for {cell.horizon:g} steps, seeds {cell.seeds}, "
+                f"{colluders}: {result['status']}, within {result['gap']:.1%} of the best possible"
             )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from corn.experiments import Method, Panel, Point
 from corn.report.style import INK, MECHANISM_COLOURS
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MARKERS = {"paper": "o", "one step": "s", "accumulated": "D", 1: "^", 2: "v"}
-_SHIFT = 0.008
+_SHIFT = 0.005
+_MOST_LABELS = 12
 _LABEL_EVERY = 1.25
 """On a logarithmic axis, the least ratio of two places that are both labelled."""
 
@@ -54,7 +55,7 @@ def plot_panel(
     for place, method in enumerate(methods):
         own = sorted((point for point in shown if point.method == method), key=lambda p: p.x)
         # A little apart, so that the bars of several methods do not hide each other.
-        shift = (place - len(methods) / 2) * _SHIFT if panel.is_random else 0.0
+        shift = (place - (len(methods) - 1) / 2) * _SHIFT if panel.is_random else 0.0
         _draw_line(axes, panel, method, own, shift=shift, low=low)
     _cross_out(axes, shown, broken_promises if panel.figure.endswith("a") else ())
     axes.set_ylim(low, high)
@@ -139,7 +140,9 @@ def _set_axes(axes: Axes, panel: Panel, places: Sequence[float]) -> None:
         axes.set_xscale("log")
     if panel.log_y:
         axes.set_yscale("log")
-    if len(places) <= 12:
+    if len(places) > _MOST_LABELS:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    else:
         labelled = _thin(places) if panel.log_x else list(places)
         axes.xaxis.set_major_locator(FixedLocator(labelled))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
