@@ -1,0 +1,258 @@
+"""How fast agents run as processes: a private step against the same step without noise.
+
+Run ``python benchmarks/distributed_speed.py [--steps N] [--turns N] [--batch N] [--json]``. Eight
+agents on a ring, each a process with one thread, train a network of d parameters. Kinds of noise
+take turns in the same processes over the same links, and the best time of each counts, so that a
+busy machine slows all alike and the ratios keep. Also: bytes a step against degree · d · 4, and how
+long 20 agents take from the command to everyone's first step. Beside the time between steps stands
+the processor time that one agent worked, which other programs on the machine disturb less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from corn.covariance import Mechanism, ThreatModel
+from corn.distributed import Meeting, RunSettings, Workload, launch
+from corn.distributed.epoch import Epoch
+from corn.distributed.exchange import LinkExchange
+from corn.distributed.half_step import HalfStep, Noise, NoiseShare, OneCell
+from corn.distributed.header import SEAL_BYTES, header_bytes
+from corn.distributed.keyring import make_rehearsal_source
+from corn.distributed.links import open_links
+from corn.distributed.loop import AgentLoop, Conditions
+from corn.distributed.meeting import host_store, join_store
+from corn.distributed.preparation import NoLedger
+from corn.learn.batches import AgentData, BatchSampler
+from corn.learn.monitor import Interruption
+from corn.learn.schedule import Constant
+from corn.learn.simulation import StepStatistics
+from corn.learn.tasks import ModuleTask
+from corn.plan import Plan, load_plan, make_plan, save_plan
+from corn.privacy import PrivacyBudget
+from corn.threads import limit_threads
+from corn.topology import load_network
+
+NUM_AGENTS, FEATURES, CLASSES = 8, 256, 10
+WIDTHS = {100_000: 228, 1_000_000: 878}
+KINDS: dict[str, tuple[Mechanism, ThreatModel]] = {
+    "ldp": ("ldp", ThreatModel()),
+    "decor": ("decor", ThreatModel()),
+    "corn, one insider, seeds of links": ("corn", ThreatModel(1, "edges")),
+    "corn, one insider, seeds of pairs": ("corn", ThreatModel(1, "pairs")),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What each process does."""
+
+    folder: Path
+    kinds: tuple[str, ...]
+    num_parameters: int
+    batch: int
+    steps: int
+    turns: int
+    port: int
+
+
+class Silence:
+    """No noise."""
+
+    def prepare(self, step: int) -> None:
+        """Nothing to draw."""
+
+    def take(self, step: int) -> Tensor | None:  # noqa: ARG002
+        """No noise."""
+        return None
+
+
+class Nobody:
+    """Watches nothing."""
+
+    def see_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
+        """Nothing is written."""
+
+    def note(self, text: str) -> None:
+        """Nothing may happen that an agent would note."""
+        raise RuntimeError(text)
+
+
+def make_task(num_parameters: int) -> ModuleTask:
+    """A network with two hidden layers and about so many parameters."""
+    width = WIDTHS[num_parameters]
+    torch.manual_seed(0)
+    layers = (nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+    return ModuleTask(
+        nn.Sequential(*layers, nn.Linear(width, CLASSES)), nn.functional.cross_entropy
+    )
+
+
+def run_agent(agent: int, job: Job, results: Any) -> None:
+    limit_threads()
+    where = ("127.0.0.1", job.port)
+    store = join_store(*where, agent=agent, timeout=120)
+    meeting = Meeting(store, agent, NUM_AGENTS, timeout=120, address="127.0.0.1")
+    task, plans = make_task(job.num_parameters), {k: load_plan(job.folder / k) for k in job.kinds}
+    plan = plans[job.kinds[0]]
+    generator = torch.Generator().manual_seed(agent)
+    data = AgentData(
+        torch.randn(2048, FEATURES, generator=generator),
+        torch.randint(CLASSES, (2048,), generator=generator),
+        (0, 2048),
+    )
+    batches = OneCell(BatchSampler(data, batch_size=job.batch, seeds=(agent,)), 0)
+    half_step = HalfStep(task, batches, plan.budget.query)
+    start = task.initialize(0).float()
+    exchange = connect(meeting, plan, start)
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("none", *job.kinds)}
+    for _ in range(job.turns):
+        for name, times in found.items():
+            began, worked = time.perf_counter(), time.process_time()
+            loop = make_loop(agent, plans.get(name, plan), name, half_step, exchange, start, job)
+            loop.run(Interruption())
+            wall, work = time.perf_counter() - began, time.process_time() - worked
+            times.append((wall / job.steps, work / job.steps))
+    sent = sum(own.bytes_sent for own in exchange.traffic.values())
+    meeting.say("over", b"")
+    meeting.hear_all("over")
+    exchange.close()
+    if agent == 0:
+        num_steps = job.steps * job.turns * len(found)
+        results.put((found, sent / num_steps, len(start)))
+
+
+def connect(meeting: Meeting, plan: Plan, start: Tensor) -> LinkExchange:
+    size = header_bytes(NUM_AGENTS) + start.nbytes + SEAL_BYTES
+    neighbours = sorted(plan.network.graph.neighbors(meeting.agent))
+    where = {"timeout": 120.0, "address": meeting.address}
+    links = open_links(meeting.store, meeting.agent, neighbours, message_bytes=size, **where)  # type: ignore[arg-type]
+    return LinkExchange(
+        links,
+        agent=meeting.agent,
+        num_agents=NUM_AGENTS,
+        num_parameters=len(start),
+        dtype=start.dtype,
+        timeout=120,
+    )
+
+
+def make_loop(
+    agent: int,
+    plan: Plan,
+    name: str,
+    half_step: HalfStep,
+    exchange: LinkExchange,
+    start: Tensor,
+    job: Job,
+) -> AgentLoop:
+    def make_epoch(plan: Plan, members: tuple[int, ...]) -> Epoch:
+        noise: Noise = Silence()
+        if name != "none":
+            source = make_rehearsal_source(plan.decomposition, agent, seed=0)
+            noise = NoiseShare(plan, agent, source, nonce=bytes(32), num_parameters=len(start))
+        return Epoch(plan, members, noise)
+
+    settings = RunSettings(Constant(0.01), timeout=120)
+    conditions = Conditions(agent, settings, NUM_AGENTS, job.steps, job.steps, (1, 0), make_epoch)
+    return AgentLoop(
+        conditions,
+        plan,
+        half_step=half_step,
+        exchange=exchange,
+        ledger=NoLedger(job.steps, bytes(32)),
+        watcher=Nobody(),
+        first_step=0,
+        parameters=start.clone(),
+    )
+
+
+def measure_steps(num_parameters: int, batch: int, steps: int, turns: int) -> dict[str, Any]:
+    """Milliseconds a step for each kind of noise, and bytes a step of agent 0."""
+    network = load_network(f"ring:{NUM_AGENTS}")
+    budget = PrivacyBudget(10, 1e-5, num_steps=5000, clip=0.1)
+    streams = {}
+    context = multiprocessing.get_context("forkserver")
+    with tempfile.TemporaryDirectory() as name:
+        for kind, (mechanism, threat) in KINDS.items():
+            plan = make_plan(network, budget, mechanism=mechanism, threat=threat)
+            save_plan(plan, Path(name) / kind)
+            streams[kind] = plan.decomposition.count_streams()[0]
+        store = host_store("127.0.0.1", 0, timeout=120)
+        job = Job(Path(name), tuple(KINDS), num_parameters, batch, steps, turns, store.port)
+        results = context.Queue()
+        crew = [
+            context.Process(target=run_agent, args=(a, job, results)) for a in range(NUM_AGENTS)
+        ]
+        for process in crew:
+            process.start()
+        times, sent, d = results.get(timeout=1200)
+        for process in crew:
+            process.join()
+    best = {kind: [min(column) for column in zip(*own, strict=True)] for kind, own in times.items()}
+    table = {
+        kind: {
+            "ms": 1000 * wall,
+            "ratio": wall / best["none"][0],
+            "work ms": 1000 * work,
+            "work ratio": work / best["none"][1],
+            "streams": streams.get(kind, 0),
+        }
+        for kind, (wall, work) in best.items()
+    }
+    return {"d": d, "steps": table, "bytes": sent, "bytes ratio": sent / (2 * d * 4)}
+
+
+def measure_start() -> dict[str, float]:
+    """Seconds from the start of 20 agents to everyone's first step."""
+    network = load_network("er:n=20,p=0.2,seed=1")
+    budget = PrivacyBudget(10, 1e-5, num_steps=20, clip=0.1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        plan = make_plan(network, budget, mechanism="decor", threat=ThreatModel())
+        save_plan(plan, folder / "plan.corn")
+        settings = RunSettings(Constant(0.1), batch_size=32)
+        launched = launch(
+            folder / "plan.corn", Workload("breast-cancer"), out=folder, settings=settings
+        )
+    return {"seconds": launched.outcome.seconds_to_start}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    limit_threads()
+    results: dict[str, Any] = {"start of 20 agents": measure_start()}
+    for size in WIDTHS:
+        results[f"d ≈ {size}"] = measure_steps(size, options.batch, options.steps, options.turns)
+    if options.json:
+        print(json.dumps(results, indent=1))
+        return
+    print(f"20 agents started in {results['start of 20 agents']['seconds']:.1f} s (target 10)")
+    for size in WIDTHS:
+        own = results[f"d ≈ {size}"]
+        print(f"d = {own['d']}, batches of {options.batch}, 8 agents on a ring")
+        print(f"    {own['bytes']:.0f} bytes a step, {own['bytes ratio']:.6f} of degree · d · 4")
+        for kind, row in own["steps"].items():
+            print(
+                f"    {kind:<36}{row['ms']:8.1f} ms{row['ratio']:6.2f} ×, agent 0 worked "
+                f"{row['work ms']:6.1f} ms{row['work ratio']:6.2f} ×{row['streams']:3d} streams"
+            )
+
+
+if __name__ == "__main__":
+    main()

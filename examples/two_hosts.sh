@@ -1,0 +1,56 @@
+#!/bin/sh
+# Four agents on two hosts, each host a network namespace of this machine (needs root and iproute2).
+#
+#   examples/two_hosts.sh            corn launch on each host
+#   examples/two_hosts.sh torchrun   torchrun on each host
+#
+# Prints what each host's agents reached.
+set -eu
+WAY=${1:-launch}
+CORN=${CORN:-corn}            # the installed command
+BIN=$(dirname "$(command -v "$CORN")")
+WORK=$(mktemp -d)
+export OMP_NUM_THREADS=1 TORCH_CPP_LOG_LEVEL=FATAL
+
+ip netns add corn-a
+ip netns add corn-b
+trap 'ip netns del corn-a; ip netns del corn-b; rm -rf "$WORK"' EXIT
+ip link add corn-va netns corn-a type veth peer name corn-vb netns corn-b
+ip -n corn-a addr add 10.77.0.1/24 dev corn-va
+ip -n corn-b addr add 10.77.0.2/24 dev corn-vb
+for host in a b; do
+  ip -n corn-$host link set lo up
+  ip -n corn-$host link set corn-v$host up
+done
+STORE=10.77.0.1
+
+# The plan is public. Every agent's key stays on its host; only public keys travel, in the roster.
+cd "$WORK"
+"$CORN" plan --graph ring:4 --steps 200 --mechanism decor --colluders 0 --out plan.corn > plan.txt 2>&1
+for host in a b; do mkdir -m 700 keys-$host; done
+"$CORN" keygen --keys keys-a --agent 0 2> /dev/null
+"$CORN" keygen --keys keys-a --agent 1 2> /dev/null
+"$CORN" keygen --keys keys-b --agent 2 2> /dev/null
+"$CORN" keygen --keys keys-b --agent 3 2> /dev/null
+mkdir public && cp keys-a/*.pub keys-b/*.pub public
+"$CORN" roster --keys public --out roster.json 2> /dev/null
+cp roster.json keys-a; cp roster.json keys-b
+
+run_host() {  # host's letter, host's number
+  if [ "$WAY" = torchrun ]; then
+    ip netns exec "corn-$1" "$BIN/torchrun" --nnodes 2 --nproc-per-node 2 --node-rank "$2" \
+      --master-addr $STORE --master-port 29500 \
+      -m corn.distributed.agent --plan plan.corn --keys "keys-$1" --task breast-cancer \
+      --step-size 0.2 --batch-size 32 --timeout 30 --out "out-$1"
+  else
+    ip netns exec "corn-$1" "$CORN" launch plan.corn --task breast-cancer --keys "keys-$1" \
+      --agents-per-host 2 --host "$2" --store $STORE:29500 \
+      --step-size 0.2 --batch-size 32 --timeout 30 --out "out-$1"
+  fi
+}
+run_host a 0 > a.txt 2>&1 &
+FIRST=$!
+run_host b 1 > b.txt 2>&1 || { cat a.txt b.txt; exit 1; }
+wait $FIRST || { cat a.txt; exit 1; }
+echo "host a"; cat a.txt
+echo "host b"; cat b.txt

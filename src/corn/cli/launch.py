@@ -1,0 +1,318 @@
+"""``corn launch``: run all agents of a plan as processes of this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from corn import distributed, learn
+from corn.cli.options import (
+    AccountingOption,
+    AdjacencyOption,
+    ClipOption,
+    ColludersOption,
+    CooldownOption,
+    DeltaOption,
+    EpsilonOption,
+    GossipRoundsOption,
+    HorizonOption,
+    JsonOption,
+    MechanismOption,
+    PlotOption,
+    PrivateNoiseOption,
+    SeedsOption,
+    StepsOption,
+    UnitOption,
+    WeightsOption,
+    choose_objective,
+)
+from corn.cli.output import print_facts, print_json, print_note, save_json
+from corn.covariance import ThreatModel
+from corn.distributed.settings import DropoutPolicy
+from corn.errors import CornError
+from corn.learn.names import ModelName, WorkloadName
+from corn.learn.schedule import ScheduleName
+from corn.plan.codec import fingerprint
+from corn.privacy import PrivacyBudget
+from corn.topology import load_network
+
+EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/run"
+
+_LEARNING = "Learning"
+_RUN = "Agents"
+_TOGETHER = "Planning together (with --decentralized-planning)"
+
+
+def launch(
+    task: Annotated[
+        WorkloadName,
+        typer.Option(
+            help="What to learn; a9a and mnist: see corn data.", rich_help_panel=_LEARNING
+        ),
+    ],
+    plan: Annotated[
+        Path | None, typer.Argument(help="The plan; none with --decentralized-planning.")
+    ] = None,
+    model: Annotated[
+        ModelName | None,
+        typer.Option(
+            help="linear, network (32 hidden units) or cnn. (Default: linear; mnist: network.)",
+            rich_help_panel=_LEARNING,
+        ),
+    ] = None,
+    step_size: Annotated[
+        float, typer.Option(help="First step size.", rich_help_panel=_LEARNING)
+    ] = 0.1,
+    schedule: Annotated[
+        ScheduleName, typer.Option(help="How step sizes go on.", rich_help_panel=_LEARNING)
+    ] = "constant",
+    batch_size: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Samples a mini-batch, if the plan names none.", rich_help_panel=_LEARNING
+        ),
+    ] = 128,
+    partition: Annotated[
+        str,
+        typer.Option(
+            help="How samples are dealt out: iid, dirichlet:ALPHA or shards:K.",
+            rich_help_panel=_LEARNING,
+        ),
+    ] = "dirichlet:10",
+    l2: Annotated[
+        float, typer.Option(min=0, help="Penalty of linear models.", rich_help_panel=_LEARNING)
+    ] = 1e-4,
+    data_seed: Annotated[
+        int, typer.Option(min=0, help="Of split and partition.", rich_help_panel=_LEARNING)
+    ] = 0,
+    cache: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
+    on_dropout: Annotated[
+        DropoutPolicy,
+        typer.Option(
+            help="When an agent is lost the rest continue on the surviving graph, replan their "
+            "noise for it, or stop.",
+            rich_help_panel=_RUN,
+        ),
+    ] = "continue",
+    timeout: Annotated[
+        float,
+        typer.Option(
+            min=0.1, help="Seconds of silence that give an agent up.", rich_help_panel=_RUN
+        ),
+    ] = 60.0,
+    checkpoint_every: Annotated[
+        int, typer.Option(min=1, help="Steps between checkpoints.", rich_help_panel=_RUN)
+    ] = 100,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from the newest step of which every agent has a checkpoint.",
+            rich_help_panel=_RUN,
+        ),
+    ] = False,
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of keys, ledgers and roster.json; made if it has none. (Default: "
+            "OUT/keys.)",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
+    agents_per_host: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Run so many here, the rest on other hosts.", rich_help_panel=_RUN
+        ),
+    ] = None,
+    host: Annotated[
+        int, typer.Option(min=0, help="This host's number, from 0.", rich_help_panel=_RUN)
+    ] = 0,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT where agents of several hosts meet; host 0 opens it.",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
+    rehearse: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SEED",
+            help="Draw what corn train --secure-noise draws with this seed, to compare with it. "
+            "Protects nothing.",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
+    decentralized_planning: Annotated[
+        bool,
+        typer.Option(
+            "--decentralized-planning",
+            help="No plan: each agent knows its neighbours in --graph, and they make one together.",
+            rich_help_panel=_TOGETHER,
+        ),
+    ] = False,
+    graph: Annotated[
+        str | None,
+        typer.Option(help="As for corn plan.", rich_help_panel=_TOGETHER),
+    ] = None,
+    epsilon: EpsilonOption = 10.0,
+    delta: DeltaOption = 1e-5,
+    steps: StepsOption = 5000,
+    clip: ClipOption = 0.1,
+    unit: UnitOption = "agent",
+    accounting: AccountingOption = "gdp",
+    adjacency: AdjacencyOption = "replace",
+    mechanism: MechanismOption = "corn",
+    horizon: HorizonOption = None,
+    weights: WeightsOption = None,
+    gossip_rounds: GossipRoundsOption = 1,
+    cooldown: CooldownOption = 0,
+    colluders: ColludersOption = 1,
+    seeds: SeedsOption = "pairs",
+    private_noise: PrivateNoiseOption = "per-agent",
+    out: Annotated[
+        Path, typer.Option(help="A directory for metrics.csv, run.json and each agent's folder.")
+    ] = Path("out/launch"),
+    plot: PlotOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run all agents of a plan as processes here, linked to their neighbours, nothing central."""
+    configuration = dict(locals())
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are told in one line
+    if decentralized_planning == (plan is not None) or (graph is None) != (plan is not None):
+        raise typer.BadParameter("give a plan, or --decentralized-planning and --graph")
+    source: Path | distributed.PlanningRequest
+    if plan is not None:
+        source = plan
+    else:
+        source = distributed.PlanningRequest(
+            PrivacyBudget(
+                epsilon,
+                delta,
+                steps,
+                clip,
+                unit,
+                accounting,
+                adjacency,
+                batch_size if unit == "sample" else None,
+            ),
+            choose_objective(horizon, steps, gossip_rounds=gossip_rounds, cooldown_rounds=cooldown),
+            ThreatModel(colluders, seeds, private_noise),
+            mechanism,
+            weights,
+        )
+    settings = distributed.RunSettings(
+        learn.make_schedule(step_size, schedule),
+        num_steps=None if plan is not None else steps,
+        batch_size=batch_size,
+        on_dropout=on_dropout,
+        timeout=timeout,
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+        rehearsal_seed=rehearse,
+    )
+    launched = distributed.launch(
+        source,
+        distributed.Workload(task, model, partition, data_seed, l2, cache),
+        out=out,
+        settings=settings,
+        network=None if graph is None else load_network(graph, weights=weights),
+        keys=keys,
+        placement=distributed.Placement(
+            agents_per_host, host, None if store is None else distributed.parse_address(store)
+        ),
+        show_table=not json,
+    )
+    facts = _facts(configuration, launched)
+    _write(launched, facts, out, plot)
+    if json:
+        print_json(facts)
+    else:
+        _print(launched, keys or out / "keys")
+    _exit(launched)
+
+
+def _facts(configuration: dict[str, object], launched: distributed.Launched) -> dict[str, object]:
+    result, plan = launched.result, launched.plan
+    last = result.rows[-1]
+    return {
+        "configuration": configuration,
+        "task": launched.problem.task.describe(),
+        "plan": fingerprint(plan).hex(),
+        "graph": plan.network.source,
+        "num_agents": plan.num_agents,
+        "agent_samples": launched.problem.data.sizes,
+        "promise": plan.budget.describe(),
+        "adversary": plan.threat.describe(),
+        "status": result.status,
+        "num_steps": result.num_steps,
+        "seconds_to_start": launched.outcome.seconds_to_start,
+        "measured": {name: value for name, value in last.items() if value == value},
+        "lost": {str(agent): why for agent, why in launched.lost.items()},
+        "notes": list(result.notes),
+        "agents": {str(agent): own for agent, own in launched.outcome.finished.items()},
+    }
+
+
+def _write(
+    launched: distributed.Launched, facts: dict[str, object], out: Path, plot: Path | None
+) -> None:
+    learn.write_table(launched.result.rows, out / "metrics.csv")
+    save_json(facts, out / "run.json")
+    print_note(f"wrote {out / 'metrics.csv'} and {out / 'run.json'}")
+    if plot:
+        from corn.report.style import save_figure
+        from corn.report.training import plot_training
+
+        (variant,) = launched.result.variants
+        figure = plot_training(
+            launched.result.rows,
+            {variant.contender.name: variant.schedule.describe()},
+            launched.problem.data.sizes,
+            title=f"{launched.problem.task.describe()}: {launched.plan.describe()}",
+        )
+        save_figure(figure, plot)
+        print_note(f"wrote {plot}")
+
+
+def _print(launched: distributed.Launched, keys: Path) -> None:
+    result, plan, last = launched.result, launched.plan, launched.result.rows[-1]
+    measured = {"test loss": "test_loss", "test accuracy": "test_accuracy"}
+    if launched.made_keys:
+        print_note(
+            f"made identities for all agents in {keys}: for a run on one machine; where agents "
+            "must not trust each other, each makes its own with corn keygen"
+        )
+    print_facts(
+        f"{launched.problem.task.describe()}, {plan.num_agents} agents on {plan.network.source}",
+        [
+            ("promise", plan.budget.describe()),
+            ("against", plan.threat.describe()),
+            ("steps", f"{result.num_steps} ({result.status})"),
+            *(
+                (what, f"{last[name]:.4g}")
+                for what, name in measured.items()
+                if last[name] == last[name]
+            ),
+            ("disagreement", f"{last['consensus_distance']:.4g}"),
+            ("ε spent", f"{last['epsilon']:.4g} ({last['unit']}), of the agent that spent most"),
+            ("agents lost", ", ".join(map(str, launched.lost)) or "none"),
+        ],
+    )
+    for note in result.notes:
+        print_note(note)
+
+
+def _exit(launched: distributed.Launched) -> None:
+    """A run that a person or the budget ended is done; one that agents had to stop has failed."""
+    stops = {str(own["stop"]) for own in launched.outcome.finished.values()}
+    stops -= {"", "interrupted", distributed.LEDGER_SPENT}
+    if launched.result.status == "interrupted" and stops:
+        raise CornError(
+            f"stopped after {launched.result.num_steps} steps: {'; '.join(sorted(stops))}; what "
+            "was reached is written, go on with --resume"
+        )

@@ -1,0 +1,143 @@
+"""``python -m corn.distributed.agent``: one agent of a workload in this process, for torchrun.
+
+Example: ``torchrun --nnodes 2 --nproc-per-node 2 … -m corn.distributed.agent --plan plan.corn
+--keys keys --task breast-cancer``. The agent's number is the rank. Without torchrun, ``--agent 3
+--agents 4 --store 10.0.0.1:29500`` says the same, and agent 0 opens the store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are told in one line
+
+from corn.distributed.agent_run import Reports
+from corn.distributed.child import summarize
+from corn.distributed.launching import parse_address
+from corn.distributed.meeting import join
+from corn.distributed.planning import plan_together, read_request
+from corn.distributed.running import run_problem
+from corn.distributed.settings import RunSettings
+from corn.distributed.workload import Workload, own_part
+from corn.errors import CornError
+from corn.learn.monitor import Interruption
+from corn.learn.names import MODELS, WORKLOADS
+from corn.learn.schedule import make_schedule
+from corn.plan import load_plan, save_plan
+from corn.threads import limit_threads
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the agent; expected failures are one line on stderr and exit code 1."""
+    options = _parser().parse_args(arguments)
+    limit_threads()
+    try:
+        _run(options)
+    except CornError as error:
+        sys.stderr.write(f"corn: {' '.join(str(error).split())}\n")
+        return 1
+    return 0
+
+
+def _run(options: argparse.Namespace) -> None:
+    meeting = join(
+        timeout=options.timeout,
+        store=None if options.store is None else parse_address(options.store),
+        agent=options.agent,
+        num_agents=options.agents,
+    )
+    out = options.out / f"agent-{meeting.agent}"
+    settings = RunSettings(
+        make_schedule(options.step_size, options.schedule),
+        num_steps=options.steps,
+        batch_size=options.batch_size,
+        seed=options.seed,
+        on_dropout=options.on_dropout,
+        timeout=options.timeout,
+        checkpoint_every=options.checkpoint_every,
+        resume=options.resume,
+    )
+    if options.request is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        plan, seed = plan_together(meeting, read_request(options.request), options.neighbours)
+        save_plan(plan, out / "plan.corn")
+        settings = settings.with_seed(seed)
+    else:
+        plan = load_plan(options.plan)
+    problem = Workload(
+        options.task, options.model, options.partition, options.data_seed, directory=options.cache
+    ).build(meeting.num_agents)
+    result = run_problem(
+        plan,
+        own_part(problem, meeting.agent),
+        meeting=meeting,
+        keys=options.keys,
+        out=out,
+        settings=settings,
+        reports=Reports(on_note=lambda text: _say(meeting.agent, text), interruption=_on_signals()),
+    )
+    last, why = result.rows[-1], f" ({result.stop})" if result.stop else ""
+    _say(
+        result.agent,
+        f"{result.status} after {result.num_steps} steps{why}, test loss {last['test_loss']:.4g}, "
+        f"ε spent {last['epsilon']:.4g}, {summarize(result)['seconds_waited']:.1f} s waited",
+    )
+
+
+def _on_signals() -> Interruption:
+    """Ctrl-C, and torchrun's request to end, stop all agents together after a few more steps."""
+    interruption = Interruption()
+
+    def request(*_: object) -> None:
+        interruption.requested = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, request)
+    return interruption
+
+
+def _say(agent: int, text: str) -> None:
+    sys.stderr.write(f"agent {agent}: {text}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m corn.distributed.agent", description=__doc__.splitlines()[0]
+    )
+    add = parser.add_argument
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--plan", type=Path, help="the plan that all agents hold")
+    what.add_argument("--request", type=Path, help="what to plan together, instead of a plan")
+    add("--neighbours", type=_numbers, default=(), help="with --request: this agent's, 1,4,7")
+    add("--keys", type=Path, required=True, help="folder of agent-I.key and roster.json")
+    add("--task", choices=WORKLOADS, required=True, help="what to learn")
+    add("--model", choices=MODELS, help="what to train")
+    add("--partition", default="dirichlet:10", help="how samples are dealt out")
+    add("--data-seed", type=int, default=0, help="of split and partition")
+    add("--cache", type=Path, help="where data sets are kept")
+    add("--out", type=Path, default=Path("out"), help="folder for measurements and checkpoints")
+    add("--step-size", type=float, default=0.1, help="first step size")
+    add("--schedule", default="constant", help="constant, inverse-sqrt or cosine")
+    add("--batch-size", type=int, default=None, help="samples a mini-batch")
+    add("--steps", type=int, default=None, help="fewer steps than planned")
+    add("--seed", type=int, default=0, help="of the initial models; public")
+    add("--on-dropout", choices=("continue", "replan", "stop"), default="continue")
+    add("--timeout", type=float, default=60.0, help="seconds of silence that give an agent up")
+    add("--checkpoint-every", type=int, default=100, help="steps")
+    add("--resume", action="store_true", help="go on from what all agents have")
+    add("--agent", type=int, help="without torchrun: this agent's number")
+    add("--agents", type=int, help="without torchrun: how many there are")
+    add("--store", help="without torchrun: HOST:PORT where agents meet; agent 0 opens it")
+    return parser
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

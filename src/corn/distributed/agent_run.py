@@ -1,0 +1,214 @@
+"""One agent's run once all agreed: opens its links, trains, and writes down what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, final
+
+from torch import Tensor
+
+from corn.distributed.checkpoint import forget_after
+from corn.distributed.epoch import Epoch
+from corn.distributed.exchange import LinkExchange, Traffic
+from corn.distributed.half_step import NoiseShare, torch_type
+from corn.distributed.handshake import Agreement
+from corn.distributed.header import SEAL_BYTES, header_bytes
+from corn.distributed.keyring import make_rehearsal_source, make_source
+from corn.distributed.links import choose_backend, open_links
+from corn.distributed.loop import AgentLoop, Conditions
+from corn.distributed.meeting import Meeting
+from corn.distributed.preparation import Credentials, Work, read_checkpoint
+from corn.distributed.recording import Account, Progress, Recorder
+from corn.distributed.replanning import choose_roster
+from corn.distributed.settings import RunSettings
+from corn.distributed.tables import read_rows
+from corn.learn.metrics import Row
+from corn.learn.monitor import Interruption, catch_interruption
+from corn.noise import Secret
+from corn.plan import Plan
+from corn.plan.codec import fingerprint
+
+
+@dataclass(frozen=True, eq=False)
+class AgentResult:
+    """What one agent reached.
+
+    Attributes:
+        agent: whose.
+        parameters: its model, shape (d,).
+        rows: its own measurements, in the columns of a simulation.
+        first_step: where the run went on from.
+        num_steps: how many steps are done.
+        status: ``complete``, or ``interrupted`` where fewer than all steps were done.
+        stop: why, in a few words.
+        lost: who was lost on the way.
+        notes: what happened.
+        traffic: what went over each link.
+        seconds_waited: for neighbours.
+    """
+
+    agent: int
+    parameters: Tensor = field(repr=False)
+    rows: tuple[Row, ...] = field(repr=False)
+    first_step: int
+    num_steps: int
+    status: Literal["complete", "interrupted"]
+    stop: str = ""
+    lost: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+    traffic: dict[int, Traffic] = field(default_factory=dict, repr=False)
+    seconds_waited: float = field(default=0.0, repr=False)
+
+
+@dataclass(frozen=True)
+class Reports:
+    """Where news of a run go while it lasts, and how it is asked to stop."""
+
+    on_progress: Callable[[Progress], None] | None = None
+    on_note: Callable[[str], None] | None = None
+    interruption: Interruption | None = None
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class AgentRun:
+    """Everything that a run is made of, once all agents agreed."""
+
+    plan: Plan
+    settings: RunSettings
+    meeting: Meeting
+    credentials: Credentials
+    account: Account
+    work: Work
+    agreement: Agreement
+    group_seeds: Mapping[int, Secret]
+    folder: Path | None
+    reports: Reports
+
+    def connect(self) -> LinkExchange:
+        """Open the links to neighbours, and to no one else."""
+        graph, agent = self.plan.network.graph, self.meeting.agent
+        dtype, n = torch_type(self.plan), self.plan.num_agents
+        senders, receivers = frozenset(graph.neighbors(agent)), frozenset(graph.neighbors(agent))
+        if graph.is_directed():
+            senders = frozenset(graph.predecessors(agent))
+        links = open_links(
+            self.meeting.store,
+            agent,
+            senders | receivers,
+            message_bytes=header_bytes(n) + self.work.start.nbytes + SEAL_BYTES,
+            timeout=self.settings.timeout,
+            address=self.meeting.address,
+            backend=choose_backend(self.work.start.device.type),
+        )
+        return LinkExchange(
+            links,
+            agent=agent,
+            num_agents=n,
+            num_parameters=len(self.work.start),
+            dtype=dtype,
+            timeout=self.settings.timeout,
+            senders=senders,
+            receivers=receivers,
+        )
+
+    def train(self, exchange: LinkExchange) -> AgentResult:
+        """Run all steps that are left and write down what came of it."""
+        first, total = self.agreement.first_step, self.settings.steps_of(self.plan)
+        last = min(total, first + self.agreement.max_steps)
+        recorder = self._make_recorder(exchange)
+        loop = AgentLoop(
+            self._conditions(total, last),
+            self.plan,
+            half_step=self.work.half_step,
+            exchange=exchange,
+            ledger=self.credentials.ledger,
+            watcher=recorder,
+            first_step=first,
+            parameters=self._first_model(),
+        )
+        if last < total:
+            recorder.note(
+                f"the run ends at step {last} of {total}: agent {self.agreement.scarce}'s ledger "
+                f"allows {self.agreement.max_steps} more releases"
+            )
+        recorder.see_start(first, loop.parameters, self._earlier_rows())
+        with catch_interruption() as pressed:
+            complete = loop.run(self.reports.interruption or pressed)
+        recorder.see_end(loop.step, loop.parameters)
+        return AgentResult(
+            self.meeting.agent,
+            loop.parameters,
+            tuple(recorder.rows),
+            first,
+            loop.step,
+            "complete" if complete else "interrupted",
+            "" if complete else loop.describe_stop(),
+            tuple(sorted(loop.lost)),
+            tuple(recorder.notes),
+            exchange.traffic,
+            loop.seconds_waited,
+        )
+
+    def _conditions(self, total: int, last: int) -> Conditions:
+        return Conditions(
+            self.meeting.agent,
+            self.settings,
+            self.plan.num_agents,
+            total,
+            last,
+            self.settings.rounds_of(self.plan),
+            self._make_epoch,
+        )
+
+    def _make_epoch(self, plan: Plan, members: tuple[int, ...]) -> Epoch:
+        """What this agent draws under a plan, as the member that it is there."""
+        own, who, rehearsal = members.index(self.meeting.agent), self.credentials, self.settings
+        if who.identity is None or who.roster is None:
+            source = make_rehearsal_source(
+                plan.decomposition, own, seed=rehearsal.rehearsal_seed or 0
+            )
+        else:
+            roster = choose_roster(who.roster, members)
+            source = make_source(plan, own, who.identity, roster, group_seeds=self.group_seeds)
+        nonce = self.agreement.nonce if who.identity is not None else who.ledger.nonce
+        return Epoch(
+            plan,
+            members,
+            NoiseShare(plan, own, source, nonce=nonce, num_parameters=len(self.work.start)),
+        )
+
+    def _first_model(self) -> Tensor:
+        step = self.agreement.first_step
+        if self.folder is not None:
+            forget_after(self.folder, step)
+        if step == 0 or self.folder is None:
+            return self.work.start.clone()
+        return read_checkpoint(self.plan, self.meeting.agent, self.folder, step)
+
+    def _earlier_rows(self) -> list[Row]:
+        """What a run measured before this one goes on from it."""
+        if self.folder is None or self.agreement.first_step == 0:
+            return []
+        return list(read_rows(self.folder / "metrics.csv").values())
+
+    def _make_recorder(self, exchange: LinkExchange) -> Recorder:
+        ledger, allowed = self.credentials.ledger, self.plan.budget.num_steps
+        seed = self.settings.rehearsal_seed
+        return Recorder(
+            self.meeting.agent,
+            self.plan.mechanism,
+            self.settings.schedule,
+            self.account,
+            self.work.measuring,
+            seed=self.settings.seed if seed is None else seed,
+            folder=self.folder,
+            checkpoint_every=self.settings.checkpoint_every,
+            plan_fingerprint=fingerprint(self.plan),
+            count_releases=lambda: allowed - ledger.remaining,
+            describe_traffic=exchange.summarize,
+            on_progress=self.reports.on_progress,
+            on_note=self.reports.on_note,
+        )

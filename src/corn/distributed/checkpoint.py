@@ -1,0 +1,86 @@
+"""One agent's checkpoints: its model after a step, whole or not there, the newest few kept.
+
+The model is all there is to save, and it is public: a mixture of messages that have been sent. The
+noise of steps that are run again is new, by the ledger; it is never restored from here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from corn.errors import CornError, FileFormatError
+
+_KEPT = 3
+_NAME = re.compile(r"checkpoint-(\d+)\.corn")
+_MAGIC = b"corn checkpoint 1\n"
+_DIGEST_BYTES = 32
+
+
+def save_checkpoint(
+    folder: Path, *, plan_fingerprint: bytes, agent: int, step: int, parameters: Tensor
+) -> None:
+    """Write the model after ``step`` steps; a crash while writing leaves the ones before."""
+    content = b"".join(
+        (_MAGIC, plan_fingerprint, _place(agent, step), parameters.cpu().numpy().tobytes())
+    )
+    target = folder / f"checkpoint-{step}.corn"
+    write_whole(target, content + hashlib.sha256(content).digest(), agent=agent)
+    for old in sorted(list_steps(folder))[:-_KEPT]:
+        (folder / f"checkpoint-{old}.corn").unlink(missing_ok=True)
+
+
+def load_checkpoint(
+    folder: Path, *, plan_fingerprint: bytes, agent: int, step: int, dtype: torch.dtype
+) -> Tensor:
+    """Read the model after ``step`` steps; damaged, or another plan's or agent's, is refused."""
+    path = folder / f"checkpoint-{step}.corn"
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise FileFormatError(f"agent {agent}: {path}: cannot be read: {error.strerror}") from error
+    content, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    if not content.startswith(_MAGIC) or hashlib.sha256(content).digest() != digest:
+        raise FileFormatError(f"agent {agent}: {path}: not a checkpoint, or a damaged one")
+    head = _MAGIC + plan_fingerprint + _place(agent, step)
+    if not content.startswith(head):
+        raise FileFormatError(f"agent {agent}: {path}: of another plan, agent or step")
+    name = "float32" if dtype == torch.float32 else "float64"
+    return torch.from_numpy(np.frombuffer(content, dtype=name, offset=len(head)).copy())
+
+
+def list_steps(folder: Path) -> set[int]:
+    """The steps after which there is a checkpoint, readable or not."""
+    found = (_NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*.corn"))
+    return {int(match[1]) for match in found if match}
+
+
+def forget_after(folder: Path, step: int) -> None:
+    """Remove checkpoints and models of later steps: those are about to be done anew."""
+    for path in (*folder.glob("checkpoint-*.corn"), *folder.glob("models/step-*.bin")):
+        number = path.stem.rpartition("-")[2]
+        if number.isdecimal() and int(number) > step:
+            path.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: bytes, *, agent: int) -> None:
+    """Write a file that is there as a whole or not at all, also after a crash."""
+    partial = path.with_name(path.name + ".part")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise CornError(f"agent {agent}: {path}: cannot be written: {error.strerror}") from error
+
+
+def _place(agent: int, step: int) -> bytes:
+    return agent.to_bytes(8, "big") + step.to_bytes(8, "big")

@@ -1,0 +1,152 @@
+"""An agent as a child of the launcher: obeys it, reports to it, and does not outlive it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from corn.distributed.agent_run import AgentResult, Reports
+from corn.distributed.links import find_address
+from corn.distributed.meeting import Meeting, join_store
+from corn.distributed.planning import PlanningRequest, plan_together
+from corn.distributed.running import run_problem
+from corn.distributed.settings import RunSettings
+from corn.distributed.workload import Workload, own_part
+from corn.errors import CornError
+from corn.learn.monitor import Interruption
+from corn.plan import load_plan, save_plan
+from corn.threads import limit_threads
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the launcher tells an agent to do.
+
+    Attributes:
+        agent: its number.
+        num_agents: n.
+        plan: the plan's file; or
+        request: what to plan together with the others, and
+        neighbours: whom this agent is linked to, all it knows of the graph.
+        workload: what to train.
+        settings: how.
+        keys: the folder of keys.
+        out: this agent's folder.
+        store: where agents meet.
+    """
+
+    agent: int
+    num_agents: int
+    plan: Path | None
+    request: PlanningRequest | None
+    neighbours: tuple[int, ...]
+    workload: Workload
+    settings: RunSettings
+    keys: Path | None
+    out: Path
+    store: tuple[str, int]
+
+
+def run_child(connection: Connection, order: Order) -> None:
+    """The whole life of the process: run the agent, report how it ended."""
+    limit_threads()
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which asks us
+    interruption = Interruption()
+    threading.Thread(target=_listen, args=(connection, interruption), daemon=True).start()
+    reports = Reports(
+        lambda progress: _tell(connection, "progress", progress),
+        lambda text: _tell(connection, "note", text),
+        interruption,
+    )
+    try:
+        result = follow(order, reports)
+    except CornError as error:
+        _tell(connection, "failed", str(error))
+        sys.exit(1)
+    _tell(connection, "done", summarize(result))
+
+
+def follow(order: Order, reports: Reports) -> AgentResult:
+    """Carry out an order in this process."""
+    timeout, where = order.settings.timeout, order.store
+    store = join_store(*where, agent=order.agent, timeout=timeout)
+    address = find_address(*where)
+    meeting = Meeting(store, order.agent, order.num_agents, timeout=timeout, address=address)
+    settings = order.settings
+    if order.request is not None:
+        order.out.mkdir(parents=True, exist_ok=True)
+        plan, seed = plan_together(meeting, order.request, order.neighbours)
+        save_plan(plan, order.out / "plan.corn")
+        settings = settings.with_seed(seed)
+    elif order.plan is not None:
+        plan = load_plan(order.plan)
+    else:
+        raise CornError(f"agent {order.agent}: neither a plan nor a request for one was given")
+    problem = order.workload.build(order.num_agents)
+    return run_problem(
+        plan,
+        own_part(problem, order.agent),
+        meeting=meeting,
+        cohort=problem.data,
+        keys=order.keys,
+        out=order.out,
+        settings=settings,
+        reports=reports,
+    )
+
+
+def summarize(result: AgentResult) -> dict[str, Any]:
+    """How an agent ended, as plain data."""
+    return {
+        "agent": result.agent,
+        "first_step": result.first_step,
+        "num_steps": result.num_steps,
+        "status": result.status,
+        "stop": result.stop,
+        "lost": list(result.lost),
+        "notes": list(result.notes),
+        "traffic": {str(peer): vars(own) for peer, own in result.traffic.items()},
+        "seconds_waited": result.seconds_waited,
+    }
+
+
+def _listen(connection: Connection, interruption: Interruption) -> None:
+    """Any word of the launcher means stop; its silence for ever means that it is gone."""
+    try:
+        while connection.recv():
+            interruption.requested = True
+    except (EOFError, OSError):
+        os._exit(1)
+
+
+def _tell(connection: Connection, kind: str, content: object) -> None:
+    try:
+        connection.send((kind, content))
+    except OSError:
+        os._exit(1)
+
+
+def _die_with_parent() -> None:
+    """Also when stopped, and so unable to listen: the kernel sees to it where it can.
+
+    The parent is the server that forks agents. It ends with the launcher, but for a descriptor that
+    every child inherits for children of its own, which agents do not have.
+    """
+    server: Any = getattr(forkserver, "_forkserver", None)
+    inherited = getattr(server, "_forkserver_alive_fd", None)
+    if inherited is not None:
+        os.close(inherited)
+        server._forkserver_alive_fd = None
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,127 @@
+"""One agent's part of Algorithm 1 before it speaks: gradient, clip, own share of noise, half step.
+
+The same operations in the same order as the batched engine (:mod:`corn.learn.simulation`), for one
+agent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+
+from corn.errors import CornError
+from corn.learn.batches import Batch, BatchSampler
+from corn.learn.clipping import clip_factors, gradient_norms
+from corn.learn.simulation import StepStatistics
+from corn.learn.tasks import Task
+from corn.noise import NoiseSource, draw_share
+from corn.plan import Plan
+from corn.privacy import ClippedQuery
+
+
+class BrokenError(CornError):
+    """Gradients are not finite: nothing of this step may be sent."""
+
+
+class Batches(Protocol):
+    """Where mini-batches come from."""
+
+    def draw(self, step: int) -> Batch:
+        """The batch of a step, from 0, in one cell."""
+
+
+@final
+@dataclass(frozen=True)
+class OneCell:
+    """One agent's batches out of those of all, as a simulation draws them."""
+
+    sampler: BatchSampler
+    cell: int
+
+    def draw(self, step: int) -> Batch:
+        """See ``Batches``."""
+        batch, own = self.sampler.draw(step), slice(self.cell, self.cell + 1)
+        return Batch(batch.inputs[own], batch.targets[own], batch.weights[own], batch.is_average)
+
+
+class Noise(Protocol):
+    """One agent's noise, step by step."""
+
+    def prepare(self, step: int) -> None:
+        """Draw a step's noise now, while messages are on their way. It is released later, once."""
+
+    def take(self, step: int) -> Tensor | None:
+        """v_i of a step, shape (d,); None for no noise."""
+
+
+@final
+class NoiseShare:
+    """This agent's share of the noise under one plan, drawn when needed or shortly before."""
+
+    def __init__(
+        self, plan: Plan, agent: int, source: NoiseSource, *, nonce: bytes, num_parameters: int
+    ) -> None:
+        self._plan, self._agent, self._source = plan, agent, source
+        self._nonce, self._stop = nonce, num_parameters
+        self._ready: tuple[int, Tensor] | None = None
+
+    def prepare(self, step: int) -> None:
+        """See ``Noise``."""
+        self._ready = step, self._draw(step)
+
+    def take(self, step: int) -> Tensor:
+        """See ``Noise``."""
+        ready, self._ready = self._ready, None
+        return ready[1] if ready is not None and ready[0] == step else self._draw(step)
+
+    def _draw(self, step: int) -> Tensor:
+        share = draw_share(
+            self._plan.decomposition,
+            self._agent,
+            source=self._source,
+            nonce=self._nonce,
+            step=step,
+            stop=self._stop,
+            dtype=self._plan.noise_type,
+        )
+        return torch.from_numpy(share)
+
+
+@final
+class HalfStep:
+    """From a model to the message of a step."""
+
+    def __init__(self, task: Task, batches: Batches, query: ClippedQuery) -> None:
+        self._task, self._batches, self._query = task, batches, query
+
+    @torch.no_grad()
+    def take(
+        self, parameters: Tensor, noise: Tensor | None, *, step: int, step_size: float
+    ) -> tuple[Tensor, StepStatistics]:
+        """X − η (clipped gradient + noise), shape (d,), and what happened on the way."""
+        x, clip = parameters.view(1, 1, -1), self._query.clip
+        limit = torch.full((1,), clip, dtype=x.dtype) if self._query.unit == "sample" else None
+        found = self._task.gradient(x, self._batches.draw(step), sample_clip=limit)
+        g = found.values.view(-1)
+        norm = gradient_norms(g)
+        if not bool(torch.isfinite(norm)):
+            raise BrokenError(
+                f"its gradients are not finite at step {step}: try a smaller step size"
+            )
+        factor = clip_factors(norm, clip) if limit is None else torch.ones_like(norm)
+        half = torch.sub(parameters, g.mul_(factor * step_size), out=g)
+        noise_norm = torch.zeros_like(norm)
+        if noise is not None:
+            half.sub_(noise, alpha=step_size)
+            noise_norm = torch.linalg.vector_norm(noise)
+        clipped = found.fraction_clipped
+        fraction = (factor < 1).to(norm) if clipped is None else clipped.view(())
+        return half, StepStatistics(*(v.view(1, 1) for v in (norm, fraction, noise_norm)))
+
+
+def torch_type(plan: Plan) -> torch.dtype:
+    """The type in which agents compute: that of the plan's noise."""
+    return torch.float32 if plan.noise_type == "float32" else torch.float64

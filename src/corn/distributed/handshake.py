@@ -1,0 +1,159 @@
+"""Before the first byte of training: everyone says what it is about to do, and all must agree.
+
+All agents read the same words, so all come to the same verdict: a mismatch stops everybody, with
+the names of those who differ. Nothing secret is said.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from corn.distributed.meeting import Meeting
+from corn.errors import CornError, InfeasibleError
+from corn.noise import agree_on_nonce
+from corn.plan import AgentGuarantee, Plan, verify_plan
+
+
+class HandshakeError(CornError):
+    """Agents do not agree on what to run, or one refused to."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What an agent says of itself.
+
+    Attributes:
+        plan: the plan's fingerprint, in hexadecimal.
+        model: what is trained: names, shapes and type of its parameters, in a hash.
+        start: the initial parameters, in a hash.
+        roster: the public keys, in a hash.
+        settings: the rest that must be the same, by name.
+        nonce: what this agent brings to the nonce of the run, in hexadecimal.
+        remaining: how many releases its ledger still allows.
+        checkpoints: steps it can go on from; 0 is always one.
+    """
+
+    plan: str
+    model: str
+    start: str
+    roster: str
+    settings: Mapping[str, str]
+    nonce: str
+    remaining: int
+    checkpoints: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all agents found out: the run's nonce, where it starts, and for how many steps at most.
+
+    ``scarce`` is the agent whose ledger allows the fewest steps.
+    """
+
+    nonce: bytes
+    first_step: int
+    max_steps: int
+    scarce: int
+
+
+def check_guarantee(plan: Plan, agent: int) -> AgentGuarantee:
+    """What this agent is promised; a plan that does not keep what it promises is refused."""
+    verification = verify_plan(plan)
+    if verification.passed:
+        return verification.guarantees[agent]
+    own = [text for text in verification.problems if text.startswith(f"agent {agent} ")]
+    raise InfeasibleError(
+        f"agent {agent}: refuses to start, the plan does not keep its promise: "
+        f"{[*own, *verification.problems][0]}"
+    )
+
+
+@contextmanager
+def refusing_aloud(meeting: Meeting, topic: str) -> Iterator[None]:
+    """If this agent cannot start, tell the others why, so that they do not wait for it."""
+    try:
+        yield
+    except CornError as error:
+        meeting.say(topic, json.dumps({"refusal": str(error)}).encode())
+        raise
+
+
+@contextmanager
+def parting_last(meeting: Meeting) -> Iterator[None]:
+    """If agents part before they start, the one that hosts the store lets the others read first."""
+    try:
+        yield
+    except CornError:
+        meeting.part()
+        raise
+
+
+def shake_hands(meeting: Meeting, hello: Hello) -> Agreement:
+    """Compare with everybody; raise the same ``HandshakeError`` everywhere if anyone differs."""
+    meeting.say("hello", json.dumps(asdict(hello)).encode())
+    words = {agent: json.loads(word) for agent, word in meeting.hear_all("hello").items()}
+    _check_refusals(words, meeting.agent)
+    hellos = {agent: _read(word, agent) for agent, word in words.items()}
+    compare_hellos(hellos, meeting.agent)
+    nonces = {agent: bytes.fromhex(own.nonce) for agent, own in hellos.items()}
+    common = set.intersection(*(set(own.checkpoints) for own in hellos.values()))
+    scarce = min(hellos, key=lambda agent: (hellos[agent].remaining, agent))
+    return Agreement(
+        agree_on_nonce(nonces, plan_fingerprint=bytes.fromhex(hello.plan)),
+        max(common, default=0),
+        hellos[scarce].remaining,
+        scarce,
+    )
+
+
+def confirm(meeting: Meeting, agreement: Agreement) -> None:
+    """Start together: nobody trains before everybody is connected and came to the same verdict."""
+    digest = hashlib.sha256(repr(agreement).encode()).hexdigest()
+    meeting.say("ready", json.dumps({"agreed": digest}).encode())
+    words = {agent: json.loads(word) for agent, word in meeting.hear_all("ready").items()}
+    _check_refusals(words, meeting.agent)
+    verdicts = {agent: str(word["agreed"]) for agent, word in words.items()}
+    _compare("what was agreed on", verdicts, meeting.agent)
+
+
+def compare_hellos(hellos: Mapping[int, Hello], agent: int) -> None:
+    """Name the first thing on which agents differ, and who does."""
+    parts: tuple[tuple[str, Callable[[Hello], str]], ...] = (
+        ("the plan's fingerprint", lambda own: own.plan[:16]),
+        ("the shape of the model", lambda own: own.model),
+        ("the initial parameters", lambda own: own.start),
+        ("the roster of public keys", lambda own: own.roster),
+    )
+    for what, read in parts:
+        _compare(what, {who: read(own) for who, own in hellos.items()}, agent)
+    for name in sorted({name for own in hellos.values() for name in own.settings}):
+        _compare(name, {who: own.settings.get(name, "") for who, own in hellos.items()}, agent)
+
+
+def _compare(what: str, values: Mapping[int, str], agent: int) -> None:
+    """The most common value counts, agent 0's if several are; the others are named."""
+    counts = Counter(values[who] for who in sorted(values))
+    usual, _ = counts.most_common(1)[0]
+    others = [who for who in sorted(values) if values[who] != usual]
+    if others:
+        found = "; ".join(f"agent {who} has {values[who]}" for who in others[:5])
+        raise HandshakeError(f"agent {agent}: agents differ in {what}: {found}; the rest {usual}")
+
+
+def _check_refusals(words: Mapping[int, Mapping[str, str]], agent: int) -> None:
+    refusals = [(who, word["refusal"]) for who, word in sorted(words.items()) if "refusal" in word]
+    if refusals:
+        who, why = refusals[0]
+        raise HandshakeError(f"agent {agent}: does not start, because agent {who} refused: {why}")
+
+
+def _read(word: dict[str, object], agent: int) -> Hello:
+    try:
+        return Hello(**{**word, "checkpoints": tuple(word["checkpoints"])})  # type: ignore[arg-type]
+    except (TypeError, KeyError) as error:
+        raise HandshakeError(f"agent {agent} runs another version of CorN") from error

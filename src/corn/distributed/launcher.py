@@ -1,0 +1,245 @@
+"""Start all agents of a plan on this machine, watch them, and put their results together."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from types import ModuleType
+from typing import Any, final
+
+from corn.distributed.child import Order, run_child
+from corn.distributed.progress_table import ProgressTable
+from corn.distributed.recording import Progress
+from corn.errors import CornError
+from corn.learn.monitor import catch_interruption
+from corn.threads import limit_threads
+
+_SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_TO_END = 3.0
+_PRELOADED = ["corn.distributed.child", "corn.learn.workloads", "sklearn.datasets"]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one agent ended.
+
+    Attributes:
+        summary: what it reported at its end; empty if it did not get there.
+        failure: what it said when it failed, or what ended its process; empty if nothing did.
+    """
+
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How all agents on this machine ended.
+
+    Attributes:
+        endings: by agent.
+        seconds_to_start: until every agent had done its first step.
+        was_interrupted: whether a person asked them to stop.
+    """
+
+    endings: Mapping[int, Ending]
+    seconds_to_start: float
+    was_interrupted: bool
+
+    @property
+    def finished(self) -> dict[int, Mapping[str, Any]]:
+        """What the agents that came to an end reported."""
+        return {agent: own.summary for agent, own in self.endings.items() if own.summary}
+
+    @property
+    def failures(self) -> dict[int, str]:
+        """What went wrong with the others."""
+        return {agent: own.failure for agent, own in self.endings.items() if own.failure}
+
+
+def run_agents(orders: Sequence[Order], *, num_steps: int, show_table: bool = True) -> Outcome:
+    """Run every order in a process of its own until all have ended; none is left behind.
+
+    Ctrl-C asks all of them to stop together after a few more steps; a second one ends them at once.
+    """
+    crew = Crew(orders)
+    try:
+        with (
+            catch_interruption() as interruption,
+            ProgressTable(num_steps, show=show_table) as table,
+        ):
+            crew.start()
+            while crew.is_running:
+                crew.look(_SECONDS_BETWEEN_LOOKS)
+                table.update(crew.progress, crew.describe_ends())
+                if interruption.requested:
+                    crew.ask_to_stop()
+        return crew.outcome(was_interrupted=interruption.requested)
+    finally:
+        crew.end()
+
+
+@final
+class Crew:
+    """The processes of agents, and what they said."""
+
+    def __init__(self, orders: Sequence[Order]) -> None:
+        self._orders = {order.agent: order for order in orders}
+        self._processes: dict[int, ForkServerProcess] = {}
+        self._lines: dict[int, Connection] = {}
+        self._endings: dict[int, Ending] = {}
+        self._last_news: dict[int, float] = {}
+        self._began, self._all_stepped, self._asked = time.monotonic(), 0.0, False
+        self.progress: dict[int, Progress] = {}
+
+    @property
+    def is_running(self) -> bool:
+        """Whether any agent has not ended yet."""
+        return len(self._endings) < len(self._orders)
+
+    def start(self) -> None:
+        """Start all processes, from one that has imported everything already."""
+        limit_threads()
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are told in one line
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOADED)
+        with _without_main():
+            for agent, order in self._orders.items():
+                self._start_one(context, agent, order)
+
+    def look(self, seconds: float) -> None:
+        """Wait for news, and take them in."""
+        lines = {line: agent for agent, line in self._lines.items()}
+        for ready in wait(list(lines), timeout=seconds):
+            self._take(lines[ready])  # type: ignore[index]
+        self._end_the_stopped()
+
+    def ask_to_stop(self) -> None:
+        """Ask all agents to stop together."""
+        if not self._asked:
+            self._asked = True
+            for line in self._lines.values():
+                with suppress(OSError):
+                    line.send("stop")
+
+    def send_signal(self, agent: int, number: int) -> None:
+        """Send a signal to an agent's process, as a fault would."""
+        pid = self._processes[agent].pid
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def describe_ends(self) -> dict[int, str]:
+        """In a word, how agents ended."""
+        return {agent: "lost" if own.failure else "done" for agent, own in self._endings.items()}
+
+    def outcome(self, *, was_interrupted: bool) -> Outcome:
+        """How all ended."""
+        return Outcome(dict(sorted(self._endings.items())), self._all_stepped, was_interrupted)
+
+    def end(self) -> None:
+        """End every process that is left, kindly at first."""
+        for process in self._processes.values():
+            if process.is_alive():
+                process.terminate()
+        deadline = time.monotonic() + _SECONDS_TO_END
+        for process in self._processes.values():
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def _start_one(self, context: ForkServerContext, agent: int, order: Order) -> None:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=run_child, args=(theirs, order), daemon=True)
+        process.start()
+        theirs.close()
+        self._processes[agent], self._lines[agent] = process, ours
+        self._last_news[agent] = time.monotonic()
+
+    def _take(self, agent: int) -> None:
+        try:
+            kind, content = self._lines[agent].recv()
+        except (EOFError, OSError):
+            self._close(agent)
+            return
+        self._last_news[agent] = time.monotonic()
+        if kind == "progress":
+            self.progress[agent] = content
+            if not self._all_stepped and len(self.progress) == len(self._orders):
+                self._all_stepped = time.monotonic() - self._began
+        elif kind == "done":
+            self._endings[agent] = Ending(content)
+        elif kind == "failed":
+            self._endings[agent] = Ending(failure=content)
+
+    def _close(self, agent: int) -> None:
+        """An agent's line is dead, and so is the agent."""
+        del self._lines[agent]
+        if agent not in self._endings:
+            self._processes[agent].join(_SECONDS_TO_END)
+            code = self._processes[agent].exitcode
+            self._endings[agent] = Ending(failure=f"agent {agent}: {describe_exit(code)}")
+
+    def _end_the_stopped(self) -> None:
+        """A process that was stopped cannot end by itself: do it when all the others have."""
+        left = [agent for agent in self._orders if agent not in self._endings]
+        for agent in left:
+            silence = time.monotonic() - self._last_news[agent]
+            others_wait = any(not is_stopped(self._processes[other].pid) for other in left)
+            if is_stopped(self._processes[agent].pid) and not others_wait:
+                self._processes[agent].kill()
+                self._endings[agent] = Ending(
+                    failure=f"agent {agent}: was stopped {silence:.0f} s ago, and is ended now"
+                )
+
+
+def raise_common_failure(outcome: Outcome) -> None:
+    """If no agent came to an end, say why: in the words of the first that has a reason of its own.
+
+    Agents that could not start because of another say so and name it.
+    """
+    if outcome.finished:
+        return
+    texts = list(outcome.failures.values())
+    own = [text for text in texts if "does not start, because agent" not in text]
+    raise CornError((own or texts or ["no agent was started"])[0])
+
+
+def is_stopped(pid: int | None) -> bool:
+    """Whether a process was stopped by a signal, as far as the system tells."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+def describe_exit(code: int | None) -> str:
+    """What a process's exit code says of its end."""
+    if code is None or code >= 0:
+        return f"ended without a word (exit code {code})"
+    name = signal.Signals(-code).name
+    if name == "SIGABRT":
+        return "ended by SIGABRT: gloo does so when a message is far larger than agreed on"
+    return f"ended by {name}"
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Keep children from running this program's main script again, which takes seconds."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -1,0 +1,182 @@
+"""A whole run on this machine, or this machine's part of it: keys, a store, agents, one result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from corn.distributed.child import Order
+from corn.distributed.keyring import make_keys
+from corn.distributed.launcher import Outcome, raise_common_failure, run_agents
+from corn.distributed.meeting import host_store
+from corn.distributed.membership import name_agents
+from corn.distributed.merging import merge_runs
+from corn.distributed.planning import PlanningRequest
+from corn.distributed.settings import RunSettings
+from corn.distributed.workload import Workload
+from corn.errors import CornError, InvalidArgumentError
+from corn.learn.problem import Problem
+from corn.learn.result import Result
+from corn.plan import Plan, load_plan
+from corn.topology import Network
+
+_HERE = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which agents run on this machine: all, unless there are several hosts.
+
+    Attributes:
+        agents_per_host: agents 0 … k−1 run on host 0, the next k on host 1, and so on.
+        host: this machine's number.
+        store: address and port where agents meet; host 0 opens it. None opens one for this machine
+            alone, on any free port.
+    """
+
+    agents_per_host: int | None = None
+    host: int = 0
+    store: tuple[str, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.agents_per_host is not None and self.store is None:
+            raise InvalidArgumentError(
+                "store must be given as HOST:PORT where agents run on several hosts, found None"
+            )
+
+    def agents(self, num_agents: int) -> range:
+        """The agents of this machine."""
+        size = self.agents_per_host or num_agents
+        own = range(self.host * size, min((self.host + 1) * size, num_agents))
+        if not own:
+            raise InvalidArgumentError(
+                f"host {self.host} has no agents: the plan has {num_agents}, and {size} run on each"
+            )
+        return own
+
+
+@dataclass(frozen=True, eq=False)
+class Launched:
+    """What came of a launch.
+
+    Attributes:
+        plan: what was run.
+        problem: what was trained.
+        result: measurements and models, as a simulation gives them.
+        outcome: how each agent ended.
+        made_keys: whether keys were made for this run.
+    """
+
+    plan: Plan
+    problem: Problem
+    result: Result
+    outcome: Outcome
+    made_keys: bool
+
+    @property
+    def lost(self) -> dict[int, str]:
+        """The agents that did not come to the end, and why."""
+        return self.outcome.failures
+
+
+def launch(
+    source: Path | PlanningRequest,
+    workload: Workload,
+    *,
+    out: Path,
+    settings: RunSettings,
+    network: Network | None = None,
+    keys: Path | None = None,
+    placement: Placement | None = None,
+    show_table: bool = True,
+) -> Launched:
+    """Start agents, wait for them, and put together what they measured.
+
+    Args:
+        source: a plan's file; or what the agents are to plan together, each of them knowing only
+            its neighbours in ``network``.
+        workload: what to train.
+        out: a folder; each agent has one of its own in it.
+        settings: how to run.
+        network: who is linked with whom, where agents plan together.
+        keys: the folder of keys, by default ``out/keys``; made for all agents if it has no roster.
+        placement: which agents run here.
+        show_table: show a live table if there is a terminal.
+
+    Raises:
+        CornError: no agent came to the end; the line says why.
+    """
+    place = placement or Placement()
+    plan = load_plan(source) if isinstance(source, Path) else None
+    known = network if plan is None else plan.network
+    if known is None:
+        raise InvalidArgumentError("network must be given where agents plan together, found None")
+    out.mkdir(parents=True, exist_ok=True)
+    if isinstance(source, PlanningRequest):
+        (out / "request.json").write_text(source.to_text() + "\n", encoding="utf-8")
+    folder = keys or out / "keys"
+    rehearses = settings.rehearsal_seed is not None
+    made_keys = not rehearses and make_keys(folder, known.num_agents)
+    problem = workload.build(known.num_agents)
+    with_store = None
+    if place.store is None or place.host == 0:
+        host, port = place.store or (_HERE, 0)
+        with_store = host_store(host, port, timeout=settings.timeout)
+    address = place.store or (_HERE, 0 if with_store is None else with_store.port)
+    orders = [
+        Order(
+            agent,
+            known.num_agents,
+            source.resolve() if isinstance(source, Path) else None,
+            None if isinstance(source, Path) else source,
+            tuple(sorted(known.graph.neighbors(agent))),
+            workload,
+            settings,
+            None if rehearses else folder.resolve(),
+            (out / f"agent-{agent}").resolve(),
+            address,
+        )
+        for agent in place.agents(known.num_agents)
+    ]
+    num_steps = (settings.steps_of(plan) if plan else settings.num_steps) or 0
+    outcome = run_agents(orders, num_steps=num_steps, show_table=show_table)
+    raise_common_failure(outcome)
+    return _gather(plan, problem, outcome, out, settings, made_keys)
+
+
+def _gather(
+    plan: Plan | None,
+    problem: Problem,
+    outcome: Outcome,
+    out: Path,
+    settings: RunSettings,
+    made_keys: bool,
+) -> Launched:
+    folders = {agent: out / f"agent-{agent}" for agent in outcome.endings}
+    if plan is None:
+        plan = load_plan(folders[min(outcome.finished)] / "plan.corn")
+    notes = describe_notes(outcome)
+    result = merge_runs(plan, problem, folders, settings=settings, notes=notes)
+    return Launched(plan, problem, result, outcome, made_keys)
+
+
+def describe_notes(outcome: Outcome) -> list[str]:
+    """What went wrong with those that were lost, and what the others noted, each text once."""
+    speakers: dict[str, list[int]] = {}
+    for agent, summary in outcome.finished.items():
+        for text in summary["notes"]:
+            speakers.setdefault(text, []).append(agent)
+    said = [f"{name_agents(agents)}: {text}" for text, agents in speakers.items()]
+    return [*outcome.failures.values(), *said]
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """HOST:PORT as a pair.
+
+    >>> parse_address("10.0.0.1:29500")
+    ('10.0.0.1', 29500)
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise CornError(f"an address must be HOST:PORT, found {text!r}: try 10.0.0.1:29500")
+    return host, int(port)

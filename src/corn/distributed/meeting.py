@@ -1,0 +1,194 @@
+"""Where agents meet before they train: a key-value store that each writes to and all read.
+
+It carries public words and sealed seeds, and addresses of links. Once training has begun nobody
+needs it any more.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import final
+
+from torch import distributed
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed.rendezvous import rendezvous
+
+from corn.distributed.links import find_address
+from corn.errors import CornError
+
+_SECONDS_TO_PART = 5.0
+
+
+class AbsentError(CornError):
+    """Some agents did not come in time."""
+
+
+@final
+class Meeting:
+    """What agents say to each other through a store.
+
+    Args:
+        store: common to all agents.
+        agent: this one.
+        num_agents: n.
+        timeout: how many seconds to wait for others.
+        address: this host's address, for links.
+        is_host: whether the store lives in this process, and dies with it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        agent: int,
+        num_agents: int,
+        *,
+        timeout: float,
+        address: str,
+        is_host: bool = False,
+    ) -> None:
+        self.store, self.agent, self.num_agents = store, agent, num_agents
+        self.timeout, self.address, self._is_host = timeout, address, is_host
+
+    def say(self, topic: str, text: bytes) -> None:
+        """Tell everybody, under a topic of which each agent speaks once."""
+        self._put(f"{topic}/{self.agent}", text)
+
+    def hear_all(self, topic: str) -> dict[int, bytes]:
+        """What every agent said under a topic; names those that stay silent."""
+        keys = [f"{topic}/{agent}" for agent in range(self.num_agents)]
+        self._wait(keys, topic)
+        with self._explain():
+            return {agent: bytes(self.store.get(key)) for agent, key in enumerate(keys)}
+
+    def give(self, topic: str, receiver: int, package: bytes) -> None:
+        """Leave something for one agent."""
+        self._put(f"{topic}/{self.agent}/{receiver}", package)
+
+    def take(self, topic: str, sender: int) -> bytes:
+        """Fetch what another agent left for this one."""
+        key = f"{topic}/{sender}/{self.agent}"
+        self._wait([key], topic, [sender])
+        with self._explain():
+            return bytes(self.store.get(key))
+
+    def part(self) -> None:
+        """Leave without having started; a host stays for some seconds until all have left."""
+        with suppress(CornError):
+            self.say("parted", b"")
+            if self._is_host:
+                self.timeout = min(self.timeout, _SECONDS_TO_PART)
+                self.hear_all("parted")
+
+    def _wait(self, keys: list[str], topic: str, agents: list[int] | None = None) -> None:
+        try:
+            self.store.wait(keys, timedelta(seconds=self.timeout))
+        except distributed.DistError as error:
+            absent = [
+                str(who)
+                for who, key in zip(agents or range(self.num_agents), keys, strict=True)
+                if not self._is_there(key)
+            ]
+            raise AbsentError(
+                f"agent {self.agent}: no word ({topic}) from agents {', '.join(absent)} within "
+                f"{self.timeout:g} s"
+            ) from error
+
+    def _put(self, key: str, value: bytes) -> None:
+        with self._explain():
+            self.store.set(key, value)  # type: ignore[arg-type]  # bytes are taken as they are
+
+    def _is_there(self, key: str) -> bool:
+        with self._explain():
+            return bool(self.store.check([key]))
+
+    @contextmanager
+    def _explain(self) -> Iterator[None]:
+        try:
+            yield
+        except distributed.DistError as error:
+            raise CornError(f"agent {self.agent}: the store where agents meet is gone") from error
+
+
+def host_store(host: str, port: int, *, timeout: float) -> TCPStore:
+    """Open the store for all agents on this machine; port 0 takes any that is free."""
+    try:
+        # Torch would listen on every address, and then look for this one until its time is out.
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+        return TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout),
+        )
+    except (OSError, distributed.DistError) as error:
+        raise CornError(
+            f"{host}:{port}: no store can be opened there, the port is taken or the address is "
+            "not this machine's"
+        ) from error
+
+
+def join_store(host: str, port: int, *, agent: int, timeout: float) -> TCPStore:
+    """Connect to the store that another process hosts."""
+    try:
+        return TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=timeout))
+    except distributed.DistError as error:
+        raise CornError(
+            f"agent {agent}: no store found at {host}:{port} within {timeout:g} s"
+        ) from error
+
+
+def join(
+    *,
+    timeout: float = 60.0,
+    store: tuple[str, int] | None = None,
+    agent: int | None = None,
+    num_agents: int | None = None,
+) -> Meeting:
+    """Join the others: as torchrun's environment says, or at the address given.
+
+    With an address, agent 0 opens the store there.
+    """
+    if store is None:
+        found, rank, size = join_torchrun(timeout=timeout)
+        where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        return Meeting(found, rank, size, timeout=timeout, address=find_address(*where))
+    if agent is None or num_agents is None:
+        raise CornError("the agent's number and the number of agents must be given with a store")
+    if agent == 0:
+        opened = host_store(*store, timeout=timeout)
+    else:
+        opened = join_store(*store, agent=agent, timeout=timeout)
+    return Meeting(
+        opened,
+        agent,
+        num_agents,
+        timeout=timeout,
+        address=find_address(*store),
+        is_host=agent == 0,
+    )
+
+
+def join_torchrun(*, timeout: float) -> tuple[Store, int, int]:
+    """The store, this agent's number and the number of agents, as torchrun set them."""
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
+    if missing:
+        raise CornError(
+            f"{missing[0]} is not set: start agents with torchrun, or give --agent and --store"
+        )
+    try:
+        handler = rendezvous("env://", timeout=timedelta(seconds=timeout))
+        store, rank, size = next(handler)
+    except distributed.DistError as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}"
+        raise CornError(
+            f"agent {os.environ['RANK']}: no store at {where}: nobody hosts it, or the port is "
+            "taken"
+        ) from error
+    return store, rank, size

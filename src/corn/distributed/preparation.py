@@ -1,0 +1,187 @@
+"""What an agent has ready before it meets the others: its work and its credentials."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, final
+
+from torch import Tensor, nn
+
+from corn.distributed.checkpoint import list_steps, load_checkpoint
+from corn.distributed.half_step import Batches, HalfStep, OneCell, torch_type
+from corn.distributed.handshake import Hello
+from corn.distributed.keyring import digest_roster, load_keys, open_ledger
+from corn.distributed.recording import Measuring
+from corn.distributed.settings import RunSettings
+from corn.errors import FileFormatError, InvalidArgumentError
+from corn.learn.batches import AgentData, BatchSampler
+from corn.learn.perturbation import simulation_nonce
+from corn.learn.problem import Problem
+from corn.learn.settings import SweepSettings
+from corn.learn.tasks import Task
+from corn.noise import Identity, Roster
+from corn.plan import Plan
+from corn.plan.codec import fingerprint
+
+
+class CountingLedger(Protocol):
+    """The release ledger, or what stands in for it in a rehearsal."""
+
+    @property
+    def nonce(self) -> bytes:
+        """What this agent brings to the run's nonce."""
+
+    @property
+    def remaining(self) -> int:
+        """How many more releases are allowed."""
+
+    def reserve(self, step: int) -> None:
+        """Allow the release of a step, once."""
+
+
+@final
+class NoLedger:
+    """Counts a rehearsal's releases, which protect nothing, and forgets them."""
+
+    def __init__(self, max_releases: int, nonce: bytes) -> None:
+        self.remaining, self.nonce = max_releases, nonce
+
+    def reserve(self, step: int) -> None:  # noqa: ARG002
+        """See ``CountingLedger``."""
+        self.remaining -= 1
+
+
+@dataclass(frozen=True, eq=False)
+class Credentials:
+    """Who the agent is, and what it may still release; no identity in a rehearsal."""
+
+    ledger: CountingLedger
+    identity: Identity | None = None
+    roster: Roster | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What is trained on what: the half step, what is measured, and where to begin."""
+
+    half_step: HalfStep
+    measuring: Measuring
+    start: Tensor
+
+
+def open_credentials(
+    plan: Plan, agent: int, settings: RunSettings, keys: Path | None, stack: ExitStack
+) -> Credentials:
+    """Load keys and open the ledger, which ``stack`` closes."""
+    steps = plan.budget.num_steps
+    if settings.rehearsal_seed is not None:
+        return Credentials(NoLedger(steps, simulation_nonce(settings.rehearsal_seed)))
+    if keys is None:
+        raise InvalidArgumentError(f"agent {agent}: keys must be a folder with its key and roster")
+    identity, roster = load_keys(keys, agent, plan.num_agents)
+    return Credentials(stack.enter_context(open_ledger(keys, agent, plan)), identity, roster)
+
+
+def prepare_work(
+    plan: Plan, agent: int, settings: RunSettings, own: Problem, cohort: AgentData | None
+) -> Work:
+    """Make ready what an agent trains.
+
+    Args:
+        plan: what to run.
+        agent: this one.
+        settings: how.
+        own: the task, this agent's data, and what to measure on.
+        cohort: the data of all agents, for a rehearsal that draws a simulation's batches.
+    """
+    where = SweepSettings(settings.steps_of(plan), settings.batch_of(plan), dtype=plan.noise_type)
+    data, parts = own.place(where)
+    start = own.task.initialize(settings.seed).to(torch_type(plan))
+    batches = _make_batches(plan, settings, data)
+    if cohort is not None and settings.rehearsal_seed is not None:
+        everyone, _ = replace(own, data=cohort).place(where)
+        batches = OneCell(_make_sampler(plan, settings, everyone, settings.rehearsal_seed), agent)
+    return Work(
+        HalfStep(own.task, batches, plan.budget.query),
+        Measuring(own.task, parts, settings.evaluation_steps(plan)),
+        start,
+    )
+
+
+def make_hello(
+    plan: Plan,
+    settings: RunSettings,
+    task: Task,
+    model: nn.Module | None,
+    start: Tensor,
+    credentials: Credentials,
+    checkpoints: set[int],
+) -> Hello:
+    """What the agent says at the handshake; none of it is secret."""
+    return Hello(
+        fingerprint(plan).hex(),
+        describe_model(task, model),
+        hashlib.sha256(start.numpy().tobytes()).hexdigest()[:16],
+        "none" if credentials.roster is None else digest_roster(credentials.roster),
+        settings.describe(plan),
+        credentials.ledger.nonce.hex(),
+        credentials.ledger.remaining,
+        tuple(sorted(checkpoints | {0})),
+    )
+
+
+def find_checkpoints(
+    plan: Plan, agent: int, settings: RunSettings, folder: Path | None, num_parameters: int
+) -> set[int]:
+    """The steps this agent can go on from; a damaged checkpoint is refused, not passed over."""
+    if not settings.resume or folder is None:
+        return set()
+    steps = list_steps(folder)
+    for step in steps:
+        found = read_checkpoint(plan, agent, folder, step)
+        if len(found) != num_parameters:
+            raise FileFormatError(
+                f"agent {agent}: {folder}/checkpoint-{step}.corn: has {len(found)} parameters, "
+                f"the model {num_parameters}"
+            )
+    return steps
+
+
+def read_checkpoint(plan: Plan, agent: int, folder: Path, step: int) -> Tensor:
+    """This agent's model after a step of this plan."""
+    return load_checkpoint(
+        folder, plan_fingerprint=fingerprint(plan), agent=agent, step=step, dtype=torch_type(plan)
+    )
+
+
+def describe_model(task: Task, model: nn.Module | None) -> str:
+    """What all agents must have alike: the task's line, and the parameters' names and shapes."""
+    text = f"{task.describe()}; {task.num_parameters} parameters"
+    if model is None:
+        return text
+    shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
+    return f"{text} ({hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]})"
+
+
+def _make_batches(plan: Plan, settings: RunSettings, data: AgentData) -> Batches:
+    # Nobody else needs to know which samples are in a batch, and amplification by sampling counts
+    # on nobody knowing: the order is the agent's own secret, and new in every run.
+    seed = settings.rehearsal_seed
+    return OneCell(
+        _make_sampler(plan, settings, data, secrets.randbits(63) if seed is None else seed), 0
+    )
+
+
+def _make_sampler(plan: Plan, settings: RunSettings, data: AgentData, seed: int) -> BatchSampler:
+    query = plan.budget.query
+    return BatchSampler(
+        data,
+        batch_size=settings.batch_of(plan),
+        seeds=(seed,),
+        sampling_rate=query.sampling_rate,
+        divide_by_batch_size=query.unit == "sample",
+    )

@@ -1,0 +1,211 @@
+"""What an agent keeps of its run, in a folder of its own: measurements, models, checkpoints.
+
+Measurements use the columns of a simulation. Those of training data, gradient norms and clipping
+are not covered by the privacy promise: they are for the agent's own eyes. Models are public.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from torch import Tensor
+
+from corn.distributed.checkpoint import save_checkpoint
+from corn.errors import CornError
+from corn.learn.contender import Contender, Variant
+from corn.learn.metrics import Row, Samples, measure
+from corn.learn.schedule import Schedule
+from corn.learn.simulation import StepStatistics
+from corn.learn.tasks import Task
+from corn.learn.writers import write_table
+from corn.plan import Plan
+from corn.privacy import PrivacyBudget, account_precision
+
+_SECONDS_BETWEEN_REPORTS = 0.1
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an agent is, for a table that people watch."""
+
+    step: int
+    loss: float
+    fraction_clipped: float
+    epsilon: float
+    neighbours: int
+    bytes_sent: int
+
+
+@dataclass(frozen=True, eq=False)
+class Measuring:
+    """What is measured, and when.
+
+    Attributes:
+        task: the model.
+        parts: samples by ``train`` (the agent's own), ``validation`` and ``test``.
+        steps: when.
+    """
+
+    task: Task
+    parts: Mapping[str, Samples]
+    steps: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Account:
+    """What an agent spends: by its own precision against the worst coalition, exactly."""
+
+    budget: PrivacyBudget
+    precision: float
+
+    def epsilon(self, num_releases: int) -> float:
+        """ε after so many releases, at the budget's δ."""
+        if num_releases == 0:
+            return 0.0
+        loss = account_precision([self.precision], self.budget.query, num_steps=num_releases)
+        return float(loss.worst_epsilon(self.budget.delta))
+
+
+def make_variant(plan: Plan, schedule: Schedule) -> Variant:
+    """The plan as a contender, by the name of its mechanism, as a simulation has it."""
+    contender = Contender.private(
+        plan.mechanism, plan.decomposition, plan.budget, threat=plan.threat
+    )
+    return Variant(contender, schedule)
+
+
+@final
+class Recorder:
+    """Writes what an agent keeps; see :class:`corn.distributed.loop.Watcher`.
+
+    Args:
+        agent: whose.
+        name: of the mechanism, for the table.
+        schedule: step sizes.
+        account: what releases cost.
+        measuring: what to measure.
+        seed: of the run, for the table.
+        folder: where to write; None writes nothing.
+        checkpoint_every: steps between checkpoints.
+        plan_fingerprint: what checkpoints belong to.
+        count_releases: how many releases the ledger has counted.
+        describe_traffic: neighbours left and bytes sent so far.
+        on_progress: called with the progress, a few times a second.
+        on_note: called with every note.
+    """
+
+    def __init__(
+        self,
+        agent: int,
+        name: str,
+        schedule: Schedule,
+        account: Account,
+        measuring: Measuring,
+        *,
+        seed: int,
+        folder: Path | None,
+        checkpoint_every: int,
+        plan_fingerprint: bytes,
+        count_releases: Callable[[], int],
+        describe_traffic: Callable[[], tuple[int, int]],
+        on_progress: Callable[[Progress], None] | None = None,
+        on_note: Callable[[str], None] | None = None,
+    ) -> None:
+        # Privacy is counted here, by releases; for the table this run is one without a promise.
+        self._variant = Variant(Contender.non_private(name=name), schedule)
+        self._agent, self._account, self._measuring, self._seed = agent, account, measuring, seed
+        self._folder, self._every, self._plan = folder, checkpoint_every, plan_fingerprint
+        self._count_releases, self._describe_traffic = count_releases, describe_traffic
+        self._on_progress, self._on_note = on_progress, on_note
+        self._last_report = 0.0
+        self.rows: list[Row] = []
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        """See ``Watcher``."""
+        self.notes.append(text)
+        if self._on_note:
+            self._on_note(text)
+
+    def see_start(self, step: int, parameters: Tensor, earlier: Sequence[Row] = ()) -> None:
+        """Measure before the first step, if asked to; ``earlier`` was measured by a run before."""
+        self.rows = [row for row in earlier if int(row["step"]) <= step]
+        if step in self._measuring.steps and step not in {row["step"] for row in self.rows}:
+            self._measure(step, parameters, None)
+        self._save(step, parameters)
+
+    def see_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
+        """See ``Watcher``."""
+        if step in self._measuring.steps:
+            self._measure(step, parameters, statistics)
+        if step % self._every == 0:
+            self._save(step, parameters)
+        if self._on_progress and time.monotonic() > self._last_report + _SECONDS_BETWEEN_REPORTS:
+            self._last_report = time.monotonic()
+            self._on_progress(self._progress(step, statistics))
+
+    def see_end(self, step: int, parameters: Tensor) -> None:
+        """The run is over, after a cool-down perhaps: what was measured before it is replaced."""
+        statistics = None
+        if self.rows and self.rows[-1]["step"] == step:
+            last = self.rows.pop()
+            names = ("gradient_norm", "fraction_clipped", "noise_norm")
+            statistics = StepStatistics(
+                *(parameters.new_full((1, 1), float(last[name])) for name in names)
+            )
+        self._measure(step, parameters, statistics)
+        self._save(step, parameters)
+        if self._on_progress and statistics is not None:
+            self._on_progress(self._progress(step, statistics))
+
+    def _measure(self, step: int, parameters: Tensor, statistics: StepStatistics | None) -> None:
+        (row,) = measure(
+            self._measuring.task,
+            parameters.view(1, 1, 1, -1),
+            (self._variant,),
+            seeds=(self._seed,),
+            step=step,
+            parts=self._measuring.parts,
+            statistics=statistics,
+        )
+        # By releases, which are more than steps after a restart.
+        spent = self._account.epsilon(self._count_releases())
+        promise: Row = {"epsilon": spent, "epsilon_least": spent}
+        promise |= {"delta": self._account.budget.delta, "unit": self._account.budget.unit}
+        self.rows.append(row | promise)
+        if self._folder is not None:
+            try:
+                self._keep(self._folder, step, parameters)
+            except OSError as error:
+                raise CornError(f"{self._folder}: cannot be written: {error.strerror}") from error
+
+    def _keep(self, folder: Path, step: int, parameters: Tensor) -> None:
+        """Write the model, from which results are merged, and all measurements so far."""
+        (folder / "models").mkdir(exist_ok=True)
+        (folder / "models" / f"step-{step}.bin").write_bytes(parameters.numpy().tobytes())
+        write_table(self.rows, folder / "metrics.csv")
+
+    def _save(self, step: int, parameters: Tensor) -> None:
+        if self._folder is not None:
+            save_checkpoint(
+                self._folder,
+                plan_fingerprint=self._plan,
+                agent=self._agent,
+                step=step,
+                parameters=parameters,
+            )
+
+    def _progress(self, step: int, statistics: StepStatistics) -> Progress:
+        last: Row = self.rows[-1] if self.rows else {}
+        known = [float(last[k]) for k in ("test_loss", "train_loss") if last.get(k) == last.get(k)]
+        return Progress(
+            step,
+            known[0] if known else float("nan"),
+            float(statistics.fraction_clipped),
+            float(last.get("epsilon", 0.0)),
+            *self._describe_traffic(),
+        )

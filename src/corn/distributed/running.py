@@ -1,0 +1,211 @@
+"""The front door for one agent: from a plan, keys, a model and own data to a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from torch import nn
+from torch.utils.data import DataLoader
+
+from corn.distributed.agent_run import AgentResult, AgentRun, Reports
+from corn.distributed.handshake import (
+    Agreement,
+    check_guarantee,
+    confirm,
+    parting_last,
+    refusing_aloud,
+    shake_hands,
+)
+from corn.distributed.keyring import share_group_seeds
+from corn.distributed.meeting import Meeting
+from corn.distributed.preparation import (
+    Credentials,
+    find_checkpoints,
+    make_hello,
+    open_credentials,
+    prepare_work,
+)
+from corn.distributed.recording import Account
+from corn.distributed.settings import RunSettings
+from corn.errors import CornError, InvalidArgumentError
+from corn.learn.batches import AgentData
+from corn.learn.problem import Problem
+from corn.learn.samples import DataSource, read_samples
+from corn.learn.tasks import Loss, ModuleTask, Task
+from corn.noise import Secret
+from corn.plan import AgentGuarantee, Plan
+
+
+def run_agent(
+    plan: Plan,
+    *,
+    meeting: Meeting,
+    model: nn.Module | Task,
+    loss: Loss | None = None,
+    dataset: DataSource | DataLoader[Any],
+    validation: DataSource | None = None,
+    test: DataSource | None = None,
+    keys: Path | None = None,
+    out: Path | None = None,
+    settings: RunSettings | None = None,
+    reports: Reports | None = None,
+) -> AgentResult:
+    """Run one agent of a plan in this process, with its own data and keys, to the end.
+
+    Args:
+        plan: the same for all agents.
+        meeting: where agents meet: :func:`corn.distributed.join` makes it from torchrun's
+            environment.
+        model: any module without batch normalisation and dropout, or a ``Task``; all agents must
+            start from the same parameters.
+        loss: for a module: (outputs, targets) → mean loss.
+        dataset: this agent's own samples. Of a data loader its data set is taken; batches are drawn
+            as the plan's accounting assumes, of the settings' size or else the loader's.
+        validation: samples to measure on.
+        test: samples to measure on.
+        keys: the folder with ``agent-I.key``, ``roster.json`` and the ledger.
+        out: a folder for measurements and checkpoints, of this agent alone.
+        settings: how to run.
+        reports: who is told.
+
+    Raises:
+        CornError: in one line that begins with the agent's name.
+    """
+    chosen = settings or RunSettings()
+    with _naming(meeting.agent), parting_last(meeting), refusing_aloud(meeting, "hello"):
+        task = _make_task(model, loss)
+        if isinstance(dataset, DataLoader):
+            chosen = _take_batch_size(chosen, plan, dataset)
+            dataset = cast("DataSource", dataset.dataset)
+        parts = {"validation": validation, "test": test}
+        own = Problem(
+            task,
+            AgentData.from_parts([read_samples(dataset)]),
+            {name: read_samples(part) for name, part in parts.items() if part is not None},
+        )
+    module = model if isinstance(model, nn.Module) else None
+    return run_problem(
+        plan,
+        own,
+        meeting=meeting,
+        model=module,
+        keys=keys,
+        out=out,
+        settings=chosen,
+        reports=reports,
+    )
+
+
+def run_problem(
+    plan: Plan,
+    own: Problem,
+    *,
+    meeting: Meeting,
+    model: nn.Module | None = None,
+    cohort: AgentData | None = None,
+    keys: Path | None = None,
+    out: Path | None = None,
+    settings: RunSettings,
+    reports: Reports | None = None,
+) -> AgentResult:
+    """Like :func:`run_agent`, for a task; ``cohort`` has everyone's data, for a rehearsal."""
+    agent, reports = meeting.agent, reports or Reports()
+    with _naming(agent), ExitStack() as stack:
+        with parting_last(meeting):
+            with refusing_aloud(meeting, "hello"):
+                guarantee = _check(plan, settings, meeting)
+                if out is not None:
+                    _make_folder(out)
+                credentials = open_credentials(plan, agent, settings, keys, stack)
+                work = prepare_work(plan, agent, settings, own, cohort)
+                size = own.task.num_parameters
+                steps = find_checkpoints(plan, agent, settings, out, size)
+                hello = make_hello(plan, settings, own.task, model, work.start, credentials, steps)
+            agreement = shake_hands(meeting, hello)
+            with refusing_aloud(meeting, "ready"):
+                _require_budget(agreement)
+                seeds = _share_seeds(meeting, plan, credentials, agreement)
+                run = AgentRun(
+                    plan,
+                    settings,
+                    meeting,
+                    credentials,
+                    Account(plan.budget, guarantee.precision),
+                    work,
+                    agreement,
+                    seeds,
+                    out,
+                    reports,
+                )
+                exchange = run.connect()
+                stack.callback(exchange.close)
+            confirm(meeting, agreement)
+        return run.train(exchange)
+
+
+def _check(plan: Plan, settings: RunSettings, meeting: Meeting) -> AgentGuarantee:
+    if meeting.num_agents != plan.num_agents:
+        raise InvalidArgumentError(
+            f"the plan is for {plan.num_agents} agents, found {meeting.num_agents} ranks"
+        )
+    settings.check_plan(plan)
+    return check_guarantee(plan, meeting.agent)
+
+
+def _require_budget(agreement: Agreement) -> None:
+    if agreement.max_steps == 0:
+        raise CornError(
+            f"agent {agreement.scarce}'s ledger allows no more releases under this plan: its "
+            "budget is spent"
+        )
+
+
+def _share_seeds(
+    meeting: Meeting, plan: Plan, who: Credentials, agreement: Agreement
+) -> dict[int, Secret]:
+    if who.identity is None or who.roster is None:
+        return {}
+    return share_group_seeds(meeting, plan, who.identity, who.roster, run_nonce=agreement.nonce)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CornError(f"{path}: cannot be made: {error.strerror}") from error
+
+
+@contextmanager
+def _naming(agent: int) -> Iterator[None]:
+    """Let every failure say whose it is."""
+    name = f"agent {agent}: "
+    try:
+        yield
+    except CornError as error:
+        if not str(error).startswith(name):
+            error.args = (name + str(error),)
+        raise
+    except OSError as error:
+        what = f"{error.filename or 'file'}: {error.strerror or error}"
+        raise CornError(name + what) from error
+
+
+def _make_task(model: nn.Module | Task, loss: Loss | None) -> Task:
+    if not isinstance(model, nn.Module):
+        return model
+    if loss is None:
+        raise InvalidArgumentError(
+            "loss must be given with a module, found None: try torch.nn.functional.cross_entropy"
+        )
+    return ModuleTask(model, loss)
+
+
+def _take_batch_size(settings: RunSettings, plan: Plan, loader: DataLoader[Any]) -> RunSettings:
+    """The loader's batch size, where neither the settings nor the budget name one."""
+    if settings.batch_of(plan) is None:
+        return replace(settings, batch_size=loader.batch_size)
+    return settings

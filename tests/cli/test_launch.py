@@ -1,0 +1,96 @@
+"""``corn launch`` runs real agents and writes what a simulation would write."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from corn.learn import COLUMNS
+from corn.plan import save_plan
+from tests.distributed.harness import small_plan
+
+from .commands import Runner
+
+TASK = ("--task", "breast-cancer")
+
+
+@pytest.mark.slow
+def test_a_plan_is_run_and_its_results_written(corn: Runner, tmp_path: Path) -> None:
+    save_plan(small_plan("ring:3", 30), tmp_path / "plan.corn")
+    out = tmp_path / "run"
+    arguments = ["launch", tmp_path / "plan.corn", "--out", out, "--step-size", "0.5", *TASK]
+    outcome = corn(*arguments, "--json", "--plot", tmp_path / "training.png")
+    assert outcome.exit_code == 0, outcome.stderr
+    facts = json.loads(outcome.stdout)
+    assert (facts["status"], facts["num_steps"], facts["lost"]) == ("complete", 30, {})
+    assert facts["measured"]["epsilon"] <= 10
+    assert facts["measured"]["test_accuracy"] > 0.5
+    assert set(facts["agents"]["1"]["traffic"]) == {"0", "2"}
+    with (out / "metrics.csv").open(encoding="utf-8") as stream:
+        assert tuple(csv.DictReader(stream).fieldnames or ()) == COLUMNS
+    for name in ("run.json", "agent-2/metrics.csv", "keys/roster.json"):
+        assert (out / name).exists()
+    assert (tmp_path / "training.png").exists()
+    secret = (out / "keys" / "agent-1.key").read_text(encoding="ascii").split()[1]
+    assert secret not in outcome.stdout + outcome.stderr
+    assert not any(secret in path.read_text("latin-1") for path in out.glob("agent-*/*.c*"))
+    again = corn(*arguments)
+    assert again.exit_code == 1
+    assert again.stderr.count("\n") == 1
+    assert "ledger allows no more releases under this plan" in again.stderr
+
+
+@pytest.mark.slow
+def test_agents_plan_for_themselves(corn: Runner, tmp_path: Path) -> None:
+    outcome = corn(
+        *("launch", "--decentralized-planning", "--graph", "ring:3", "--steps", 10),
+        *("--mechanism", "ldp", "--colluders", 0, "--seeds", "global", "--out", tmp_path),
+        *TASK,
+    )
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "10 (complete)" in outcome.stdout
+    assert (tmp_path / "request.json").exists()
+    plans = {(tmp_path / f"agent-{agent}" / "plan.corn").read_bytes() for agent in range(3)}
+    assert len(plans) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["launch"],
+        ["launch", "--decentralized-planning"],
+        ["launch", "plan.corn", "--decentralized-planning", "--graph", "ring:3"],
+        ["launch", "plan.corn", "--on-dropout", "panic"],
+    ],
+)
+def test_misuse_exits_with_2(corn: Runner, arguments: list[str]) -> None:
+    assert corn(*arguments, *TASK).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none.corn"], "none.corn: no such file"),
+        (["plan.corn", "--agents-per-host", "2"], "store must be given as HOST:PORT"),
+        (["plan.corn", "--store", "nowhere"], "an address must be HOST:PORT, found 'nowhere'"),
+        (["plan.corn", "--store", "192.0.2.1:80"], "192.0.2.1:80: no store can be opened there"),
+        (
+            ["plan.corn", "--agents-per-host", "2", "--host", "5", "--store", "127.0.0.1:2"],
+            "host 5 has no agents: the plan has 3, and 2 run on each",
+        ),
+    ],
+)
+def test_expected_failures_exit_with_1_and_one_line(
+    corn: Runner,
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_plan(small_plan("ring:3", 5), tmp_path / "plan.corn")
+    outcome = corn("launch", *arguments, *TASK)
+    assert outcome.exit_code == 1
+    assert outcome.stderr.count("\n") == 1
+    assert message in outcome.stderr

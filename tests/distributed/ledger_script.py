@@ -1,0 +1,54 @@
+"""An independent reader of release ledgers: knows the file's format, and nothing of CorN's code.
+
+``python ledger_script.py LIMIT FOLDER …``: the folders are copies of the same agents' ledgers after
+each of several runs. Exit code 1 and one line if any agent released more than LIMIT steps, or ran
+twice under one nonce, so that noise could have been released twice.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+PAGE = 4096
+ENTRY = re.compile(
+    rb"entry (\d+) run ([0-9a-f]{64}) settled (\d+) released (\d+) reserved (\d+) to (\d+)\n"
+)
+HEADER = re.compile(rb"plan ([0-9a-f]{64}) agent (\d+) limit (\d+)\n")
+
+
+def read(path: Path) -> tuple[int, str, int]:
+    """Agent, nonce of the latest run, and how many releases may have been made."""
+    data = path.read_bytes()
+    header = HEADER.search(data[:PAGE])
+    entries = [ENTRY.match(data, at) for at in (PAGE, 2 * PAGE)]
+    found = [tuple(map(bytes.decode, entry.groups())) for entry in entries if entry]
+    if header is None or not found:
+        raise SystemExit(f"{path}: no ledger")
+    latest = max(found, key=lambda fields: int(fields[0]))
+    spent = int(latest[2]) + int(latest[3]) + int(latest[5]) - int(latest[4])
+    return int(header[2]), latest[1], spent
+
+
+def check(limit: int, folders: list[Path]) -> dict[int, list[int]]:
+    """What every agent had spent after each run."""
+    nonces: dict[int, set[str]] = {}
+    spent: dict[int, list[int]] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*.ledger")):
+            agent, nonce, count = read(path)
+            if nonce in nonces.setdefault(agent, set()):
+                raise SystemExit(f"agent {agent}: two runs under one nonce")
+            nonces[agent].add(nonce)
+            before = spent.setdefault(agent, [])
+            if count > limit or (before and count < before[-1]):
+                raise SystemExit(f"agent {agent}: {count} releases after {before}, limit {limit}")
+            before.append(count)
+    everyone = [nonce for own in nonces.values() for nonce in own]
+    if len(set(everyone)) != len(everyone):
+        raise SystemExit("two agents brought the same nonce")
+    return spent
+
+
+if __name__ == "__main__":
+    for who, counts in check(int(sys.argv[1]), [Path(name) for name in sys.argv[2:]]).items():
+        sys.stdout.write(f"agent {who}: {counts}\n")

@@ -1,0 +1,234 @@
+"""Agents are killed, stopped, cut off and restarted; the rest do what they were told to."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from corn.covariance import ThreatModel
+from corn.distributed.launcher import Crew, raise_common_failure
+from corn.distributed.settings import RunSettings
+from corn.errors import CornError
+from corn.learn.schedule import Constant
+from corn.plan import Plan, save_plan
+
+from . import ledger_script
+from .harness import WORKLOAD, Deed, is_alive, notes_of, run_processes, small_plan
+
+NUM_STEPS = 150
+PLAN = small_plan("ring:5", NUM_STEPS, mechanism="decor", threat=ThreatModel())
+SETTINGS = RunSettings(Constant(0.2), batch_size=16, timeout=20, evaluate_at=(0,))
+LOST = 2
+
+
+def test_the_rest_continue_when_one_is_killed(tmp_path: Path) -> None:
+    outcome = run_processes(PLAN, tmp_path, SETTINGS, deeds=[Deed(LOST, 30)])
+    assert outcome.failures == {LOST: "agent 2: ended by SIGKILL"}
+    assert set(outcome.finished) == {0, 1, 3, 4}
+    for agent, own in outcome.finished.items():
+        assert (own["status"], own["num_steps"], own["lost"]) == ("complete", NUM_STEPS, [LOST])
+        assert "went on without agent 2: noise energy per agent" in notes_of(outcome, agent)
+    for agent in (1, 3):
+        assert "agent 2 closed its connection at step" in notes_of(outcome, agent)
+
+
+def test_all_stop_together_when_one_is_killed(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, on_dropout="stop")
+    outcome = run_processes(PLAN, tmp_path, settings, deeds=[Deed(LOST, 30)])
+    ends = {(own["status"], own["num_steps"], own["stop"]) for own in outcome.finished.values()}
+    assert len(ends) == 1
+    status, steps, why = ends.pop()
+    assert (status, why) == ("interrupted", "agent 2 was lost")
+    for agent in (0, 1, 3, 4):
+        assert (tmp_path / f"agent-{agent}" / f"checkpoint-{steps}.corn").exists()
+        assert (tmp_path / f"agent-{agent}" / "metrics.csv").exists()
+
+
+@pytest.mark.slow
+def test_survivors_switch_to_the_same_new_plan(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, on_dropout="replan")
+    outcome = run_processes(PLAN, tmp_path, settings, deeds=[Deed(LOST, 30)])
+    plans = {
+        next(text for text in own["notes"] if text.startswith("new plan"))
+        for own in outcome.finished.values()
+    }
+    assert len(plans) == 1
+    assert "for 4 agents from step" in plans.pop()
+    assert {own["num_steps"] for own in outcome.finished.values()} == {NUM_STEPS}
+    spent = ledger_script.check(NUM_STEPS, [tmp_path / "keys"])
+    assert all(counts[-1] <= NUM_STEPS for counts in spent.values())
+
+
+@pytest.mark.slow
+def test_a_stopped_agent_is_a_named_time_out_and_knows_when_it_wakes(tmp_path: Path) -> None:
+    def wake(crew: Crew) -> None:
+        progress = crew.progress.get(0)
+        if progress is not None and progress.neighbours == 2 and progress.step > 100:
+            crew.send_signal(LOST, signal.SIGCONT)
+
+    outcome = run_processes(
+        PLAN,
+        tmp_path,
+        replace(SETTINGS, timeout=2),
+        deeds=[Deed(LOST, 30, signal.SIGSTOP)],
+        on_look=wake,
+    )
+    for agent in (1, 3):
+        assert "agent 2 sent nothing for 2 s (time-out) at step" in notes_of(outcome, agent)
+    assert {own["num_steps"] for own in outcome.finished.values()} == {NUM_STEPS}
+    assert outcome.failures[LOST].startswith("agent 2: stood still for more than 2 s")
+
+
+def test_a_stopped_agent_that_never_wakes_is_ended(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, timeout=1, on_dropout="stop")
+    outcome = run_processes(PLAN, tmp_path, settings, deeds=[Deed(LOST, 30, signal.SIGSTOP)])
+    assert {own["stop"] for own in outcome.finished.values()} == {"agent 2 was lost"}
+    assert "was stopped" in outcome.failures[LOST]
+
+
+@pytest.mark.slow
+def test_parts_that_lost_each_other_say_so(tmp_path: Path) -> None:
+    outcome = run_processes(small_plan("path:5", 100), tmp_path, SETTINGS, deeds=[Deed(LOST, 30)])
+    parts = {0: "0, 1", 1: "0, 1", 3: "3, 4", 4: "3, 4"}
+    for agent, part in parts.items():
+        assert f"cut apart; linked to each other here: {part}" in notes_of(outcome, agent)
+        assert outcome.finished[agent]["num_steps"] == 100
+
+
+@pytest.mark.slow
+def test_a_restart_repeats_no_release_and_keeps_the_budget(tmp_path: Path) -> None:
+    settings, plan = replace(SETTINGS, checkpoint_every=10), small_plan("ring:3", 200)
+    copies = []
+    for turn in range(3):
+        resumed = replace(settings, resume=turn > 0)
+        deeds = [Deed(agent, 30 + 30 * turn) for agent in range(3)] if turn < 2 else []
+        outcome = run_processes(plan, tmp_path, resumed, deeds=deeds)
+        copies.append(tmp_path / f"ledgers-{turn}")
+        shutil.copytree(tmp_path / "keys", copies[-1])
+    ends = {(own["first_step"], own["num_steps"]) for own in outcome.finished.values()}
+    assert len(ends) == 1
+    first, last = ends.pop()
+    assert first > 0
+    assert first % 10 == 0
+    # Two crashes cost redone steps and up to a block of 64 reserved ones each: the run ends early.
+    assert last < 200
+    assert "ledger allows" in notes_of(outcome, 0)
+    spent = ledger_script.check(200, copies)
+    assert max(counts[-1] for counts in spent.values()) == 200
+
+
+def test_nobody_starts_once_the_budget_is_spent(tmp_path: Path) -> None:
+    plan = small_plan("ring:3", 5)
+    assert not run_processes(plan, tmp_path, SETTINGS).failures
+    outcome = run_processes(plan, tmp_path, SETTINGS)
+    assert not outcome.finished
+    with pytest.raises(CornError, match="allows no more releases under this plan: its budget is"):
+        raise_common_failure(outcome)
+
+
+def test_only_neighbours_talk_and_only_once_a_round(tmp_path: Path) -> None:
+    plan = small_plan("ring:5", 20)
+    outcome = run_processes(plan, tmp_path, replace(SETTINGS, gossip_rounds=2, cooldown_rounds=3))
+    rounds = 20 * 2 + 3
+    for agent, own in outcome.finished.items():
+        neighbours = set(plan.network.graph.neighbors(agent))
+        assert len(neighbours) < 4
+        assert set(own["traffic"]) == {str(peer) for peer in neighbours}
+        for traffic in own["traffic"].values():
+            assert traffic["messages_sent"] == traffic["messages_received"] == rounds
+            assert traffic["waits"] == 0
+            payload = rounds * 4 * WORKLOAD.build(5).task.num_parameters
+            assert payload < traffic["bytes_sent"] <= payload + rounds * 200
+
+
+def test_a_person_can_stop_all_agents(tmp_path: Path) -> None:
+    def stop(crew: Crew) -> None:
+        progress = crew.progress.get(0)
+        if progress is not None and progress.step > 40:
+            crew.ask_to_stop()
+
+    outcome = run_processes(PLAN, tmp_path, SETTINGS, on_look=stop)
+    ends = {(own["num_steps"], own["stop"]) for own in outcome.finished.values()}
+    assert len(ends) == 1
+    assert next(iter(ends))[1] == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        ("key", r"agent 1: .*agent-1\.key: cannot be read"),
+        ("plan", "agents differ in the plan's fingerprint: agent 1 has"),
+        ("checkpoint", r"agent 1: .*checkpoint-100\.corn: not a checkpoint, or a damaged one"),
+        ("settings", "agents differ in step sizes: agent 1 has Constant"),
+        ("num_agents", "the plan is for 4 agents, found 3 ranks"),
+    ],
+    ids=["key", "plan", "checkpoint", "settings", "agents"],
+)
+def test_what_cannot_start_says_so_in_one_line(spoil: str, message: str, tmp_path: Path) -> None:
+    plan, plans, settings = small_plan("ring:3", 200), {}, dict.fromkeys(range(3), SETTINGS)
+    out = tmp_path / "run"
+    if spoil == "key":
+        run_processes(plan, out, SETTINGS, agents=[], seconds=5)
+        (out / "keys" / "agent-1.key").unlink()
+    elif spoil == "plan":
+        plans[1] = save(small_plan("ring:3", 201), tmp_path / "other.corn")
+    elif spoil == "checkpoint":
+        settings = dict.fromkeys(range(3), replace(SETTINGS, resume=True))
+        (out / "agent-1").mkdir(parents=True)
+        (out / "agent-1" / "checkpoint-100.corn").write_bytes(b"nonsense")
+    elif spoil == "settings":
+        settings[1] = replace(SETTINGS, schedule=Constant(0.3))
+    else:
+        plans = dict.fromkeys(range(3), save(small_plan("ring:4", 9), tmp_path / "four.corn"))
+    outcome = run_processes(plan, out, settings, plans=plans)
+    assert not outcome.finished
+    assert len(outcome.failures) == 3
+    with pytest.raises(CornError, match=message):
+        raise_common_failure(outcome)
+
+
+@pytest.mark.slow
+def test_no_agent_outlives_a_killed_launcher(tmp_path: Path) -> None:
+    save_plan(small_plan("ring:3", 100_000), tmp_path / "plan.corn")
+    command = [sys.executable, "-m", "corn", "launch", "plan.corn", "--out", "run"]
+    command += ["--task", "breast-cancer"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        children = wait_for_agents(process.pid, tmp_path)
+        assert len(children) >= 3
+        os.kill(children[-1], signal.SIGSTOP)
+    finally:
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 10
+    while any(map(is_alive, children)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_alive, children))
+
+
+def wait_for_agents(pid: int, folder: Path) -> list[int]:
+    """The processes below a launcher whose agents have all begun to train."""
+    deadline = time.monotonic() + 60
+    while len(list(folder.glob("run/agent-*/metrics.csv"))) < 3:
+        assert time.monotonic() < deadline, "agents do not start"
+        time.sleep(0.1)
+    return list(descendants(pid))
+
+
+def descendants(pid: int) -> Iterator[int]:
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (task / "children").read_text(encoding="ascii").split()):
+            yield child
+            yield from descendants(child)
+
+
+def save(plan: Plan, path: Path) -> Path:
+    save_plan(plan, path)
+    return path

@@ -1,0 +1,162 @@
+"""Nobody starts unless all agree; whoever differs is named, to everyone."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from corn.covariance import Decomposition
+from corn.distributed.handshake import (
+    Agreement,
+    HandshakeError,
+    Hello,
+    check_guarantee,
+    compare_hellos,
+    confirm,
+    parting_last,
+    refusing_aloud,
+    shake_hands,
+)
+from corn.distributed.meeting import AbsentError, Meeting, host_store, join, join_store
+from corn.errors import CornError, InfeasibleError
+from corn.plan import Plan
+
+from .harness import small_plan
+from .threads import run_in_threads
+
+HELLO = Hello("ab" * 32, "model", "start", "roster", {"steps": "10"}, "cd" * 32, 10)
+
+
+def hello_of(agent: int) -> Hello:
+    return replace(HELLO, nonce=f"{agent:064x}")
+
+
+def test_all_come_to_the_same_agreement() -> None:
+    def run(meeting: Meeting) -> Agreement:
+        steps = {0: (0, 20, 40), 1: (0, 20), 2: (0, 10, 20, 40)}[meeting.agent]
+        own = replace(
+            hello_of(meeting.agent), checkpoints=steps, remaining=30 - 10 * (meeting.agent == 1)
+        )
+        agreement = shake_hands(meeting, own)
+        confirm(meeting, agreement)
+        return agreement
+
+    results = run_in_threads(3, run)
+    assert all(isinstance(result, Agreement) for result in results), results
+    assert results[0] == results[1] == results[2]
+    agreement = results[0]
+    assert isinstance(agreement, Agreement)
+    assert (agreement.first_step, agreement.max_steps, agreement.scarce) == (20, 20, 1)
+
+
+def test_a_new_nonce_of_any_one_agent_makes_the_runs_nonce_new() -> None:
+    def run(nonce: str) -> bytes:
+        def meet(meeting: Meeting) -> Agreement:
+            own = hello_of(meeting.agent)
+            return shake_hands(meeting, replace(own, nonce=nonce) if meeting.agent == 2 else own)
+
+        result = run_in_threads(3, meet)[0]
+        assert isinstance(result, Agreement), result
+        return result.nonce
+
+    assert run("01" * 32) != run("02" * 32)
+    assert run("01" * 32) == run("01" * 32)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (replace(HELLO, plan="ff" * 32), "the plan's fingerprint: agent 2 has ffffffffffffffff"),
+        (replace(HELLO, model="another"), "the shape of the model: agent 2 has another"),
+        (replace(HELLO, start="elsewhere"), "the initial parameters: agent 2 has elsewhere"),
+        (replace(HELLO, roster="strangers"), "the roster of public keys: agent 2 has strangers"),
+        (replace(HELLO, settings={"steps": "9"}), "steps: agent 2 has 9; the rest 10"),
+        (replace(HELLO, settings={}), "steps: agent 2 has ; the rest 10"),
+    ],
+)
+def test_who_differs_is_named_to_everyone(other: Hello, message: str) -> None:
+    def run(meeting: Meeting) -> Agreement:
+        return shake_hands(meeting, other if meeting.agent == 2 else HELLO)
+
+    for agent, result in enumerate(run_in_threads(4, run)):
+        assert isinstance(result, HandshakeError)
+        assert str(result).startswith(f"agent {agent}: agents differ in {message}")
+
+
+def test_between_two_agent_0_is_the_measure() -> None:
+    with pytest.raises(HandshakeError, match="agent 1 has b; the rest a"):
+        compare_hellos({0: replace(HELLO, model="a"), 1: replace(HELLO, model="b")}, 0)
+
+
+def test_a_refusal_reaches_everybody() -> None:
+    def run(meeting: Meeting) -> object:
+        with refusing_aloud(meeting, "hello"):
+            if meeting.agent == 1:
+                raise CornError("agent 1: keys/agent-1.key: cannot be read")
+        return shake_hands(meeting, HELLO)
+
+    results = run_in_threads(3, run)
+    assert [str(result) for result in results] == [
+        "agent 0: does not start, because agent 1 refused: agent 1: keys/agent-1.key: cannot be "
+        "read",
+        "agent 1: keys/agent-1.key: cannot be read",
+        "agent 2: does not start, because agent 1 refused: agent 1: keys/agent-1.key: cannot be "
+        "read",
+    ]
+
+
+def test_who_does_not_come_is_named() -> None:
+    def run(meeting: Meeting) -> object:
+        return None if meeting.agent == 2 else shake_hands(meeting, HELLO)
+
+    first, _, _ = run_in_threads(3, run, timeout=0.5)
+    assert isinstance(first, AbsentError)
+    assert "no word (hello) from agents 2 within 0.5 s" in str(first)
+
+
+def test_the_host_of_the_store_leaves_last() -> None:
+    def run(meeting: Meeting) -> None:
+        own = Meeting(
+            meeting.store, meeting.agent, 3, timeout=5, address="", is_host=meeting.agent == 0
+        )
+        time.sleep(0.2 * meeting.agent)
+        with parting_last(own):
+            raise CornError("no")
+
+    began = time.monotonic()
+    assert [str(result) for result in run_in_threads(3, run)] == ["no"] * 3
+    assert 0.4 <= time.monotonic() - began < 4
+
+
+def test_a_plan_that_gives_less_than_promised_is_refused() -> None:
+    plan = small_plan("ring:4", 10)
+    assert check_guarantee(plan, 1).epsilon <= 10 * (1 + 1e-9)
+    parts = plan.decomposition
+    weak = Decomposition(
+        (np.sqrt(parts.private_variance * 0.5).astype(np.float32).astype(np.float64)) ** 2,
+        parts.seed_groups,
+        parts.factors,
+    )
+    cheat = replace(plan, decomposition=weak)
+    assert isinstance(cheat, Plan)
+    with pytest.raises(InfeasibleError, match=r"agent 1: refuses to start.*agent 1 gets ε = "):
+        check_guarantee(cheat, 1)
+
+
+def test_a_taken_port_and_a_missing_store_are_one_line() -> None:
+    store = host_store("127.0.0.1", 0, timeout=1)
+    with pytest.raises(CornError, match="no store can be opened there, the port is taken"):
+        host_store("127.0.0.1", store.port, timeout=1)
+    with pytest.raises(CornError, match=r"agent 3: no store found at 127\.0\.0\.1:1 within 0.5 s"):
+        join_store("127.0.0.1", 1, agent=3, timeout=0.5)
+
+
+def test_without_torchrun_and_address_there_is_nowhere_to_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(CornError, match="RANK is not set: start agents with torchrun"):
+        join()
+    with pytest.raises(CornError, match="must be given with a store"):
+        join(store=("127.0.0.1", 1))

@@ -1,0 +1,96 @@
+"""Keys come from the agent's own files, and seeds of larger groups reach their members only."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from corn.covariance import ThreatModel
+from corn.distributed.keyring import (
+    load_keys,
+    make_keys,
+    make_rehearsal_source,
+    make_source,
+    open_ledger,
+    share_group_seeds,
+)
+from corn.distributed.meeting import Meeting
+from corn.errors import FileFormatError, InvalidArgumentError
+from corn.noise import SecureSource, draw_all_shares, draw_share, load_roster, simulated_keys
+
+from .harness import small_plan
+from .threads import run_in_threads
+
+NONCE = b"n" * 32
+
+
+def test_a_group_shares_a_seed_that_the_store_never_sees(tmp_path: Path) -> None:
+    plan = small_plan("complete:4", 10, threat=ThreatModel(1, "leave-one-out"))
+    groups = plan.decomposition.seed_groups
+    assert {len(group) for group in groups} == {3}
+    make_keys(tmp_path, 4)
+
+    def run(meeting: Meeting) -> tuple[dict[int, bytes], np.ndarray]:
+        identity, roster = load_keys(tmp_path, meeting.agent, 4)
+        seeds = share_group_seeds(meeting, plan, identity, roster, run_nonce=NONCE)
+        source = make_source(plan, meeting.agent, identity, roster, group_seeds=seeds)
+        where = {"source": source, "nonce": NONCE, "step": 3, "stop": 2000}
+        share = draw_share(plan.decomposition, meeting.agent, **where)  # type: ignore[arg-type]
+        return {number: seed.reveal() for number, seed in seeds.items()}, share
+
+    results = run_in_threads(4, run)
+    assert all(isinstance(result, tuple) for result in results), results
+    for agent, (seeds, _) in enumerate(results):  # type: ignore[misc]
+        assert set(seeds) == {k for k, group in enumerate(groups) if agent in group}
+        for number, seed in seeds.items():
+            assert seed == results[groups[number][0]][0][number]  # type: ignore[index]
+    shares = np.stack([share for _, share in results])  # type: ignore[misc]
+    correlation = np.corrcoef(shares)
+    R = plan.decomposition.covariance
+    expected = R / np.sqrt(np.outer(np.diag(R), np.diag(R)))
+    np.testing.assert_allclose(correlation, expected, atol=0.1)
+
+
+def test_a_rehearsal_draws_what_a_simulation_draws() -> None:
+    plan = small_plan("ring:4", 10)
+    everyone = SecureSource(simulated_keys(plan.decomposition, seed=5))
+    where = {"nonce": NONCE, "step": 2, "stop": 50}
+    expected = draw_all_shares(plan.decomposition, source=everyone, **where)  # type: ignore[arg-type]
+    for agent in range(4):
+        source = make_rehearsal_source(plan.decomposition, agent, seed=5)
+        share = draw_share(plan.decomposition, agent, source=source, **where)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(share, expected[agent])
+        with pytest.raises(InvalidArgumentError, match="holds no key"):
+            draw_share(plan.decomposition, (agent + 1) % 4, source=source, **where)  # type: ignore[arg-type]
+
+
+def test_keys_are_made_once(tmp_path: Path) -> None:
+    assert make_keys(tmp_path, 3)
+    roster = load_roster(tmp_path / "roster.json")
+    assert not make_keys(tmp_path, 3)
+    assert load_roster(tmp_path / "roster.json") == roster
+    assert load_keys(tmp_path, 2, 3)[0].public_key == roster.public_key(2)
+
+
+def test_missing_and_wrong_keys_name_the_agent(tmp_path: Path) -> None:
+    make_keys(tmp_path, 3)
+    with pytest.raises(
+        FileFormatError, match=r"agent 2: .*roster\.json: of 3 agents, the plan has"
+    ):
+        load_keys(tmp_path, 2, 4)
+    (tmp_path / "agent-1.key").unlink()
+    with pytest.raises(FileFormatError, match=r"agent 1: .*agent-1\.key: cannot be read"):
+        load_keys(tmp_path, 1, 3)
+    (tmp_path / "agent-2.key").rename(tmp_path / "agent-1.key")
+    with pytest.raises(FileFormatError, match="agent 1: this identity is not agent 1's"):
+        load_keys(tmp_path, 1, 3)
+
+
+def test_the_ledger_belongs_to_key_and_plan(tmp_path: Path) -> None:
+    plan, other = small_plan("ring:4", 10), small_plan("ring:4", 11)
+    with open_ledger(tmp_path, 1, plan) as ledger:
+        ledger.reserve(0)
+        with pytest.raises(FileFormatError, match=r"agent 1: .*another process has this ledger"):
+            open_ledger(tmp_path, 1, plan)
+    with open_ledger(tmp_path, 1, plan) as ledger, open_ledger(tmp_path, 1, other) as fresh:
+        assert (ledger.remaining, fresh.remaining) == (9, 11)

@@ -1,0 +1,87 @@
+"""What the launcher says about agents, and where it puts them."""
+
+import io
+import signal
+import subprocess
+import time
+
+import pytest
+from rich.console import Console
+
+from corn.distributed.launcher import (
+    Ending,
+    Outcome,
+    describe_exit,
+    is_stopped,
+    raise_common_failure,
+)
+from corn.distributed.launching import Placement, describe_notes, parse_address
+from corn.distributed.progress_table import ProgressTable, draw_table
+from corn.distributed.recording import Progress
+from corn.errors import CornError, InvalidArgumentError
+
+
+def test_the_table_shows_every_agent() -> None:
+    progress = {0: Progress(40, 0.25, 0.5, 3.21, 2, 1_500_000), 1: Progress(41, 0.3, 1, 3.3, 2, 0)}
+    written = io.StringIO()
+    Console(width=100, file=written).print(draw_table(progress, {1: "lost", 2: "done"}, 500))
+    text = written.getvalue()
+    for shown in ("40/500", "0.25", "50%", "3.21", "1.5", "lost", "done"):
+        assert shown in text
+    with ProgressTable(10) as table:  # no terminal here: it stays silent
+        table.update(progress, {})
+
+
+def test_the_reason_comes_from_the_agent_that_has_one() -> None:
+    because = "agent 0: does not start, because agent 2 refused: agent 2: no key"
+    outcome = Outcome({0: Ending(failure=because), 2: Ending(failure="agent 2: no key")}, 0, False)
+    with pytest.raises(CornError, match=r"^agent 2: no key$"):
+        raise_common_failure(outcome)
+    raise_common_failure(Outcome({0: Ending({"notes": []}), 1: Ending(failure="x")}, 0, False))
+
+
+def test_equal_notes_are_said_once() -> None:
+    both = {"notes": ["went on without agent 2"]}
+    endings = {0: Ending(both), 1: Ending(both), 2: Ending(failure="agent 2: ended by SIGKILL")}
+    assert describe_notes(Outcome(endings, 0, False)) == [
+        "agent 2: ended by SIGKILL",
+        "agents 0, 1: went on without agent 2",
+    ]
+
+
+def test_how_a_process_ended_is_explained() -> None:
+    assert describe_exit(-signal.SIGKILL) == "ended by SIGKILL"
+    assert "a message is far larger than agreed on" in describe_exit(-signal.SIGABRT)
+    assert describe_exit(3) == "ended without a word (exit code 3)"
+
+
+def test_a_stopped_process_is_recognised() -> None:
+    with subprocess.Popen(["sleep", "30"]) as process:
+        assert not is_stopped(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 5
+        while not is_stopped(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert is_stopped(process.pid)
+        process.kill()
+    assert not is_stopped(process.pid)
+
+
+def test_agents_are_dealt_out_to_hosts() -> None:
+    store = ("10.0.0.1", 29500)
+    assert [list(Placement(3, host, store).agents(7)) for host in range(3)] == [
+        [0, 1, 2],
+        [3, 4, 5],
+        [6],
+    ]
+    assert list(Placement().agents(2)) == [0, 1]
+    with pytest.raises(InvalidArgumentError, match="host 3 has no agents"):
+        Placement(3, 3, store).agents(7)
+    with pytest.raises(InvalidArgumentError, match="store must be given"):
+        Placement(3)
+
+
+@pytest.mark.parametrize("text", ["10.0.0.1", "10.0.0.1:", "10.0.0.1:x", "10.0.0.1:70000"])
+def test_an_address_needs_a_port(text: str) -> None:
+    with pytest.raises(CornError, match="an address must be HOST:PORT"):
+        parse_address(text)

@@ -1,0 +1,102 @@
+"""Agents that know only their neighbours come to the same plan, and cheaters are named."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from corn.covariance import Horizon
+from corn.distributed.meeting import Meeting
+from corn.distributed.planning import (
+    CheatingError,
+    Flood,
+    PlanningRequest,
+    check_reveal,
+    commit,
+    discover_graph,
+    draw_together,
+    plan_together,
+    read_request,
+)
+from corn.errors import CornError, FileFormatError
+from corn.plan import make_plan, verify_plan
+from corn.plan.codec import fingerprint
+from corn.privacy import PrivacyBudget
+from corn.topology import load_network
+
+from .threads import run_in_threads
+
+REQUEST = PlanningRequest(PrivacyBudget(10, 1e-5, num_steps=50, clip=0.1), Horizon(10))
+GRAPH = load_network("er:n=5,p=0.5,seed=2").graph
+
+
+def test_everyone_makes_the_plan_a_planner_would_make() -> None:
+    results = run_in_threads(
+        5, lambda meeting: plan_together(meeting, REQUEST, GRAPH.neighbors(meeting.agent))
+    )
+    assert all(isinstance(result, tuple) for result in results), results
+    plans = [result[0] for result in results]  # type: ignore[index]
+    assert len({result[1] for result in results}) == 1  # type: ignore[index]
+    central = make_plan(
+        load_network(GRAPH),
+        REQUEST.budget,
+        threat=REQUEST.threat,
+        objective=REQUEST.objective,
+    )
+    assert {fingerprint(plan) for plan in plans} == {fingerprint(central)}
+    assert verify_plan(plans[0]).passed
+
+
+def test_the_seed_is_new_each_time() -> None:
+    def draw(meeting: Meeting) -> int:
+        flood = Flood(meeting, sorted(GRAPH.neighbors(meeting.agent)))
+        try:
+            return draw_together(flood, bytes([meeting.agent]) * 32)
+        finally:
+            flood.close()
+
+    first = run_in_threads(5, draw)
+    assert isinstance(first[0], int)
+    assert len(set(map(str, first))) == 1
+
+
+@pytest.mark.parametrize(
+    ("neighbours", "message"),
+    [
+        ({0: [1], 1: [0], 2: [3], 3: [2]}, "the links do not reach agents"),
+        ({0: [1], 1: [0, 2], 2: [1, 3], 3: [2]}, "agent 3 wants to plan something else"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(neighbours: dict[int, list[int]], message: str) -> None:
+    def run(meeting: Meeting) -> object:
+        own = REQUEST
+        if meeting.agent == 3 and "else" in message:
+            own = replace(REQUEST, mechanism="ldp")
+        flood = Flood(meeting, neighbours[meeting.agent])
+        try:
+            return discover_graph(flood, own)
+        finally:
+            flood.close()
+
+    result = run_in_threads(4, run)[0]
+    assert isinstance(result, CornError)
+    assert message in str(result)
+
+
+def test_a_choice_cannot_be_changed_after_the_others_are_known() -> None:
+    promise = commit(2, b"first" * 6)
+    check_reveal(2, promise, b"first" * 6)
+    with pytest.raises(CheatingError, match="agent 2 revealed something else"):
+        check_reveal(2, promise, b"other" * 6)
+    assert commit(3, b"first" * 6) != promise  # nor can it be copied
+
+
+def test_a_request_survives_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "request.json"
+    path.write_text(REQUEST.to_text(), encoding="utf-8")
+    assert read_request(path) == REQUEST
+    path.write_text("{}", encoding="utf-8")
+    with pytest.raises(FileFormatError, match="not a request for a plan"):
+        read_request(path)
+    with pytest.raises(FileFormatError, match="cannot be read"):
+        read_request(tmp_path / "none.json")

@@ -1,0 +1,192 @@
+"""The front door for one agent: own model, own data, and results that others can read."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from corn.covariance import ThreatModel
+from corn.distributed import AgentResult, Meeting, Reports, RunSettings, run_agent
+from corn.distributed.handshake import HandshakeError
+from corn.distributed.keyring import make_keys
+from corn.distributed.merging import read_model
+from corn.distributed.recording import Progress
+from corn.distributed.tables import read_rows
+from corn.errors import CornError, FileFormatError, InvalidArgumentError
+from corn.learn import Constant
+from corn.plan import save_plan
+
+from .harness import small_plan
+from .threads import run_in_threads
+
+PLAN = small_plan("ring:3", 12, mechanism="ldp", threat=ThreatModel())
+
+
+def samples_of(agent: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(agent)
+    inputs = torch.randn(40, 5, generator=generator)
+    return TensorDataset(inputs, (inputs.sum(dim=1) > 0).long())
+
+
+def train(meeting: Meeting, folder: Path, *, seed: int = 0, **options: Any) -> AgentResult:
+    model = nn.Linear(5, 2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.1 * seed)
+    return run_agent(
+        PLAN,
+        meeting=meeting,
+        model=model,
+        loss=nn.functional.cross_entropy,
+        dataset=DataLoader(samples_of(meeting.agent), batch_size=10),
+        test=samples_of(7),
+        keys=folder / "keys",
+        out=folder / f"agent-{meeting.agent}",
+        settings=RunSettings(Constant(0.5), timeout=5, evaluate_at=(0, 6), **options),
+    )
+
+
+def test_a_module_and_a_data_loader_are_all_it_takes(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 3)
+    results = run_in_threads(3, lambda meeting: train(meeting, tmp_path))
+    for agent, result in enumerate(results):
+        assert isinstance(result, AgentResult), result
+        assert (result.status, result.num_steps) == ("complete", 12)
+        assert [row["step"] for row in result.rows] == [0, 6, 12]
+        assert result.rows[-1]["epsilon"] == pytest.approx(10, rel=1e-6)
+        assert float(result.rows[-1]["epsilon"]) <= 10 * (1 + 1e-9)
+        folder = tmp_path / f"agent-{agent}"
+        assert sorted(read_rows(folder / "metrics.csv")) == [0, 6, 12]
+        torch.testing.assert_close(read_model(folder, 12, PLAN), result.parameters)
+
+
+def test_all_must_start_from_the_same_model(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 3)
+    results = run_in_threads(
+        3, lambda meeting: train(meeting, tmp_path, seed=int(meeting.agent == 2))
+    )
+    for agent, result in enumerate(results):
+        assert isinstance(result, HandshakeError)
+        assert f"agent {agent}: agents differ in the initial parameters: agent 2" in str(result)
+
+
+def test_a_broken_agent_sends_no_gradient_and_all_stop_together(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 3)
+
+    def run(meeting: Meeting) -> AgentResult:
+        def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+            mean = nn.functional.cross_entropy(outputs, targets)
+            return mean * torch.inf if meeting.agent == 1 else mean
+
+        return run_agent(
+            PLAN,
+            meeting=meeting,
+            model=make_zero_model(),
+            loss=loss,
+            dataset=samples_of(meeting.agent),
+            keys=tmp_path / "keys",
+            settings=RunSettings(Constant(0.5), timeout=5, evaluate_at=(0,)),
+        )
+
+    for result in run_in_threads(3, run):
+        assert isinstance(result, AgentResult), result
+        assert (result.status, result.num_steps) == ("interrupted", 3)
+        assert "agent 1's gradients are not finite" in result.stop
+        assert torch.isfinite(result.parameters).all()
+
+
+@pytest.mark.parametrize("policy", ["continue", "replan", "stop"])
+def test_the_rest_follow_the_policy_when_one_crashes(policy: str, tmp_path: Path) -> None:
+    """The loss is noticed at step 1 at the latest, and all act on it 4 steps later."""
+    plan = small_plan("ring:4", 12, mechanism="decor", threat=ThreatModel())
+    make_keys(tmp_path / "keys", 4)
+
+    def crash(_: Progress) -> None:
+        raise CornError("crash")
+
+    def run(meeting: Meeting) -> AgentResult:
+        return run_agent(
+            plan,
+            meeting=meeting,
+            model=make_zero_model(),
+            loss=nn.functional.cross_entropy,
+            dataset=samples_of(meeting.agent),
+            keys=tmp_path / "keys",
+            settings=RunSettings(
+                Constant(0.5),
+                timeout=5,
+                evaluate_at=(0,),
+                on_dropout=policy,  # type: ignore[arg-type]
+            ),
+            reports=Reports(on_progress=crash if meeting.agent == 2 else None),
+        )
+
+    results = run_in_threads(4, run)
+    assert str(results.pop(2)) == "agent 2: crash"
+    for result in results:
+        assert isinstance(result, AgentResult), result
+        assert result.lost == (2,)
+        notes = "\n".join(result.notes)
+        if policy == "stop":
+            assert (result.num_steps, result.stop) == (5, "agent 2 was lost")
+        else:
+            assert (result.num_steps, result.status) == (12, "complete")
+            assert "went on without agent 2: noise energy per agent" in notes
+        assert ("for 3 agents from step 5 on" in notes) == (policy == "replan")
+
+
+def make_zero_model() -> nn.Linear:
+    model = nn.Linear(5, 2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    return model
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    (result,) = run_in_threads(1, lambda meeting: train(meeting, tmp_path))
+    assert isinstance(result, InvalidArgumentError)
+    assert str(result) == "agent 0: the plan is for 3 agents, found 1 ranks"
+    (tmp_path / "metrics.csv").write_text("nonsense\n", encoding="utf-8")
+    with pytest.raises(FileFormatError, match="not a table of measurements"):
+        read_rows(tmp_path / "metrics.csv")
+    with pytest.raises(FileFormatError, match="cannot be read"):
+        read_model(tmp_path, 3, PLAN)
+    assert read_rows(tmp_path / "none.csv") == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"on_dropout": "panic"}, "on_dropout must be continue, replan or stop"),
+        ({"timeout": 0.0}, "timeout must be positive"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be at least 1"),
+    ],
+)
+def test_wrong_settings_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        RunSettings(**wrong)
+
+
+def test_more_steps_than_planned_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="num_steps must be from 1 to 12"):
+        RunSettings(num_steps=13).steps_of(PLAN)
+
+
+@pytest.mark.slow
+def test_torchrun_runs_agents(tmp_path: Path) -> None:
+    save_plan(PLAN, tmp_path / "plan.corn")
+    make_keys(tmp_path / "keys", 3)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "3", "-m", "corn.distributed.agent", "--plan", "plan.corn"]
+    command += ["--keys", "keys", "--task", "breast-cancer", "--timeout", "30"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for agent in range(3):
+        assert f"agent {agent}: complete after 12 steps" in done.stderr
+        assert (tmp_path / "out" / f"agent-{agent}" / "metrics.csv").exists()

@@ -1,0 +1,130 @@
+"""Processes compute what the simulation computes, to float32 summation error."""
+
+from pathlib import Path
+
+import networkx as nx
+import pytest
+import torch
+
+from corn.covariance import Horizon, Mechanism, ThreatModel
+from corn.distributed.half_step import OneCell
+from corn.distributed.merging import merge_runs
+from corn.distributed.settings import RunSettings
+from corn.distributed.workload import Workload
+from corn.learn import Constant, Contender, SweepSettings, Variant, run_sweep
+from corn.learn.batches import BatchSampler
+from corn.plan import Plan, make_plan
+from corn.privacy import PrivacyBudget
+from corn.topology import load_network
+
+from .harness import run_processes, small_plan
+
+SEED = 3
+WORKLOAD = Workload("breast-cancer")
+
+
+def compare(plan: Plan, out: Path, *, settings: RunSettings | None = None) -> None:
+    """Run a plan both ways with the same keys, and compare models and measurements."""
+    chosen = settings or RunSettings(
+        Constant(0.2), batch_size=16, rehearsal_seed=SEED, timeout=30, evaluate_at=(0, 5)
+    )
+    n = plan.num_agents
+    outcome = run_processes(plan, out, chosen, workload=WORKLOAD)
+    assert not outcome.failures
+    problem = WORKLOAD.build(n)
+    folders = {agent: out / f"agent-{agent}" for agent in range(n)}
+    found = merge_runs(plan, problem, folders, settings=chosen)
+    contender = Contender.private(
+        plan.mechanism, plan.decomposition, plan.budget, threat=plan.threat
+    )
+    gossip, cooldown = chosen.rounds_of(plan)
+    expected = run_sweep(
+        problem,
+        plan.network,
+        [Variant(contender, chosen.schedule)],
+        settings=SweepSettings(
+            chosen.steps_of(plan),
+            chosen.batch_of(plan),
+            (SEED,),
+            gossip,
+            cooldown,
+            plan.noise_type,
+            secure_noise=True,
+        ),
+        evaluate_at=sorted(chosen.evaluation_steps(plan)),
+    )
+    scale = float(expected.parameters.abs().max())
+    torch.testing.assert_close(
+        found.parameters, expected.parameters, rtol=1e-5, atol=1e-5 * max(scale, 1)
+    )
+    assert found.status == expected.status == "complete"
+    assert len(found.rows) == len(expected.rows)
+    for ours, theirs in zip(found.rows, expected.rows, strict=True):
+        for name, value in theirs.items():
+            if isinstance(value, str):
+                assert ours[name] == value
+            else:
+                assert ours[name] == pytest.approx(value, rel=1e-4, abs=1e-5, nan_ok=True), name
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "threat"),
+    [
+        ("corn", ThreatModel(1, "pairs")),
+        ("corn", ThreatModel(1, "leave-one-out")),
+        ("corn", ThreatModel()),
+        ("decor", ThreatModel()),
+        ("zero-sum", ThreatModel()),
+        ("ldp", ThreatModel()),
+    ],
+    ids=["pairs", "groups", "global", "decor", "zero-sum", "ldp"],
+)
+def test_four_processes_match_for_every_mechanism(
+    mechanism: Mechanism, threat: ThreatModel, tmp_path: Path
+) -> None:
+    compare(small_plan("ring:4", 15, mechanism=mechanism, threat=threat), tmp_path)
+
+
+def test_samples_clipped_one_by_one_match_too(tmp_path: Path) -> None:
+    budget = PrivacyBudget(10, 1e-5, num_steps=8, clip=0.1, unit="sample", batch_size=8)
+    plan = make_plan(load_network("path:4"), budget)
+    settings = RunSettings(Constant(0.2), rehearsal_seed=SEED, timeout=30, evaluate_at=(0,))
+    compare(plan, tmp_path, settings=settings)
+
+
+def test_poisson_batches_are_those_of_the_simulation() -> None:
+    data = WORKLOAD.build(4).data
+    sampler = BatchSampler(data, batch_size=8, seeds=(SEED,), sampling_rate=0.1)
+    whole = sampler.draw(5)
+    for agent in range(4):
+        own = OneCell(sampler, agent).draw(5)
+        assert own.inputs.shape[0] == 1
+        torch.testing.assert_close(own.inputs[0], whole.inputs[agent])
+        torch.testing.assert_close(own.weights[0], whole.weights[agent])
+
+
+def test_gossip_rounds_cool_down_and_one_way_links_match(tmp_path: Path) -> None:
+    network = load_network(nx.cycle_graph(4, create_using=nx.DiGraph))
+    budget = PrivacyBudget(10, 1e-5, num_steps=10, clip=0.1)
+    plan = make_plan(network, budget, objective=Horizon(3, gossip_rounds=2, cooldown_rounds=3))
+    settings = RunSettings(
+        Constant(0.2),
+        batch_size=16,
+        rehearsal_seed=SEED,
+        timeout=30,
+        evaluate_at=(0, 5),
+        on_dropout="stop",
+    )
+    compare(plan, tmp_path, settings=settings)
+
+
+def test_double_precision_matches(tmp_path: Path) -> None:
+    budget = PrivacyBudget(10, 1e-5, num_steps=5, clip=0.1)
+    compare(make_plan(load_network("star:4"), budget, noise_type="float64"), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("graph", ["er:n=8,p=0.5,seed=1", "er:n=20,p=0.2,seed=1"])
+def test_eight_and_twenty_processes_match(graph: str, tmp_path: Path) -> None:
+    plan = small_plan(graph, 10, mechanism="decor", threat=ThreatModel())
+    compare(plan, tmp_path)
