@@ -218,6 +218,12 @@ def test_clusters_by_name(tmp_path: Path) -> None:
                 compute_cells([], store, cluster=kind)
 
 
+def test_a_panel_by_its_name() -> None:
+    (study,) = make_studies(["fig5a-agent"], TINY)
+    assert study.panel.unit == "agent"
+    assert len(make_studies(["fig5a", "fig5a-agent"], TINY)) == 2
+
+
 def test_unknown_figures_and_impossible_graphs() -> None:
     with pytest.raises(InvalidArgumentError, match="fig9"):
         make_studies(["fig9"], TINY)

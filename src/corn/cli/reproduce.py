@@ -27,7 +27,9 @@ def reproduce(
     figures: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FIGURE...", help="fig1a, fig1b, fig1c, fig2, fig3a … fig5b, or all (default)."
+            metavar="FIGURE...",
+            help="fig1a, fig1b, fig1c, fig2, fig3a … fig5b, a panel such as fig5a-agent, or all "
+            "(default).",
         ),
     ] = None,
     quick: Annotated[

@@ -27,11 +27,17 @@ FIGURES: dict[str, Callable[[Scale], Sequence[Study]]] = {
 
 
 def make_studies(names: Sequence[str], scale: Scale) -> list[Study]:
-    """The panels of the figures named; ``all`` is every figure."""
-    chosen = list(FIGURES) if "all" in names else list(dict.fromkeys(names))
-    unknown = [name for name in chosen if name not in FIGURES]
+    """The panels of the figures named; ``all`` is every figure, and a panel has its own name."""
+    studies = [study for make in FIGURES.values() for study in make(scale)]
+    known = {*FIGURES, *(study.panel.name for study in studies), "all"}
+    unknown = [name for name in names if name not in known]
     if unknown:
         raise InvalidArgumentError(
-            f"figure must be all or one of {', '.join(FIGURES)}, found {unknown[0]!r}"
+            f"figure must be all, one of {', '.join(FIGURES)}, or a panel such as fig5a-agent, "
+            f"found {unknown[0]!r}"
         )
-    return [study for name in chosen for study in FIGURES[name](scale)]
+    return [
+        study
+        for study in studies
+        if "all" in names or not {study.panel.figure, study.panel.name}.isdisjoint(names)
+    ]
