@@ -2,6 +2,7 @@
 
 import csv
 import json
+import stat
 from pathlib import Path
 
 import pytest
@@ -29,12 +30,17 @@ def test_a_plan_is_run_and_its_results_written(corn: Runner, tmp_path: Path) -> 
     assert set(facts["agents"]["1"]["traffic"]) == {"0", "2"}
     with (out / "metrics.csv").open(encoding="utf-8") as stream:
         assert tuple(csv.DictReader(stream).fieldnames or ()) == COLUMNS
-    for name in ("run.json", "agent-2/metrics.csv", "keys/roster.json"):
+    for name in ("run.json", "agent-2/metrics.csv"):
         assert (out / name).exists()
+    assert stat.S_IMODE((out / "agent-2").stat().st_mode) == 0o700
     assert (tmp_path / "training.png").exists()
-    secret = (out / "keys" / "agent-1.key").read_text(encoding="ascii").split()[1]
+    # Whoever is handed the results must not get what noise is made of.
+    keys = tmp_path / "plan.keys"
+    assert not [*out.rglob("*.key"), *out.rglob("*.ledger")]
+    secret = (keys / "agent-1.key").read_text(encoding="ascii").split()[1]
     assert secret not in outcome.stdout + outcome.stderr
     assert not any(secret in path.read_text("latin-1") for path in out.glob("agent-*/*.c*"))
+    arguments[3] = tmp_path / "another folder for results"
     again = corn(*arguments)
     assert again.exit_code == 1
     assert again.stderr.count("\n") == 1
@@ -42,7 +48,24 @@ def test_a_plan_is_run_and_its_results_written(corn: Runner, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_agents_plan_for_themselves(corn: Runner, tmp_path: Path) -> None:
+def test_a_rehearsal_promises_nothing(corn: Runner, tmp_path: Path) -> None:
+    save_plan(small_plan("ring:3", 5), tmp_path / "plan.corn")
+    arguments = ["launch", tmp_path / "plan.corn", "--out", tmp_path / "run", *TASK, "--json"]
+    outcome = corn(*arguments, "--rehearse", "3")
+    assert outcome.exit_code == 0, outcome.stderr
+    facts = json.loads(outcome.stdout)
+    assert facts["promise"] == "rehearsal: protects nothing"
+    assert "inf" in str(facts["measured"]["epsilon"]).lower()
+    resumed = corn(*arguments, "--resume")
+    assert resumed.exit_code == 1
+    assert "of a rehearsal, which protects nothing" in resumed.stderr
+
+
+@pytest.mark.slow
+def test_agents_plan_for_themselves(
+    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where keys go without a plan
     outcome = corn(
         *("launch", "--decentralized-planning", "--graph", "ring:3", "--steps", 10),
         *("--mechanism", "ldp", "--colluders", 0, "--seeds", "global", "--out", tmp_path),
@@ -51,6 +74,7 @@ def test_agents_plan_for_themselves(corn: Runner, tmp_path: Path) -> None:
     assert outcome.exit_code == 0, outcome.stderr
     assert "10 (complete)" in outcome.stdout
     assert (tmp_path / "request.json").exists()
+    assert (tmp_path / "corn.keys" / "roster.json").exists()
     plans = {(tmp_path / f"agent-{agent}" / "plan.corn").read_bytes() for agent in range(3)}
     assert len(plans) == 1
 

@@ -39,7 +39,7 @@ def test_what_is_saved_comes_back_and_the_newest_few_are_kept(tmp_path: Path) ->
 def test_later_steps_are_forgotten(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         save(tmp_path, step)
-    forget_after(tmp_path, 10)
+    assert forget_after(tmp_path, 10) == 2
     assert list_steps(tmp_path) == {10}
 
 
@@ -65,6 +65,15 @@ def test_another_agents_or_plans_is_refused(tmp_path: Path) -> None:
             load(tmp_path, 10, **other)
     with pytest.raises(FileFormatError, match=r"agent 2: .*cannot be read: No such file"):
         load(tmp_path, 11)
+
+
+def test_a_rehearsal_is_never_gone_on_from_in_earnest(tmp_path: Path) -> None:
+    where = {"plan_fingerprint": PLAN, "agent": 2, "step": 10}
+    save_checkpoint(tmp_path, parameters=torch.zeros(5), is_rehearsal=True, **where)  # type: ignore[arg-type]
+    with pytest.raises(FileFormatError, match="of a rehearsal, which protects nothing"):
+        load(tmp_path, 10)
+    again = load_checkpoint(tmp_path, dtype=torch.float32, is_rehearsal=True, **where)  # type: ignore[arg-type]
+    assert len(again) == 5
 
 
 def test_a_full_disk_is_one_line_and_spoils_nothing(

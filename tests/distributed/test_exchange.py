@@ -131,6 +131,25 @@ def test_silence_times_out_and_does_not_spread() -> None:
     assert last[1] >= 1
 
 
+def test_a_pause_is_forgotten_once_neighbours_have_answered() -> None:
+    """Two of their messages may be older than the pause; a third is not."""
+
+    def run(meeting: Meeting) -> list[bool]:
+        exchange = connect(meeting, [1 - meeting.agent], timeout=0.6)
+        with exchange._lock:  # keeps the beat waiting, as a stopped process would
+            time.sleep(1.0)
+        time.sleep(0.3)
+        found = [exchange.was_suspended]
+        for step in range(3):
+            exchange.start(header(meeting.agent, 2, step), torch.zeros(D))
+            exchange.finish()
+            found.append(exchange.was_suspended)
+        exchange.close()
+        return found
+
+    assert run_in_threads(2, run) == [[True, True, True, False]] * 2
+
+
 @pytest.mark.parametrize(
     ("size", "step", "message"),
     [

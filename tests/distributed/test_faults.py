@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from corn.covariance import ThreatModel
+from corn.distributed.keyring import make_keys
 from corn.distributed.launcher import Crew, raise_common_failure
 from corn.distributed.settings import RunSettings
 from corn.errors import CornError
@@ -94,6 +96,51 @@ def test_a_stopped_agent_that_never_wakes_is_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_pause_of_all_is_no_reason_to_give_up_later(tmp_path: Path) -> None:
+    """A little shorter than the time-out: links hold, but agents may have been given up."""
+    paused: list[bool] = []
+
+    def pause_all(crew: Crew) -> None:
+        if not paused and len(crew.progress) == 5:
+            paused.append(True)
+            for number in (signal.SIGSTOP, signal.SIGCONT):
+                for agent in range(5):
+                    crew.send_signal(agent, number)
+                time.sleep(3.8 if number == signal.SIGSTOP else 0.5)
+
+    plan = small_plan("ring:5", 600, mechanism="decor", threat=ThreatModel())
+    settings = replace(SETTINGS, timeout=4)
+    outcome = run_processes(plan, tmp_path, settings, deeds=[Deed(LOST, 400)], on_look=pause_all)
+    assert outcome.failures == {LOST: "agent 2: ended by SIGKILL"}
+    assert {own["num_steps"] for own in outcome.finished.values()} == {600}
+
+
+@pytest.mark.slow
+def test_a_signal_stops_agents_that_were_started_one_by_one(tmp_path: Path) -> None:
+    save_plan(small_plan("path:2", 100_000), tmp_path / "plan.corn")
+    make_keys(tmp_path / "keys", 2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    command = [sys.executable, "-m", "corn.distributed.agent", "--plan", "plan.corn"]
+    command += ["--keys", "keys", "--task", "breast-cancer", "--timeout", "20", "--agents", "2"]
+    command += ["--store", f"127.0.0.1:{port}", "--agent"]
+    agents = [
+        subprocess.Popen([*command, str(agent)], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        for agent in range(2)
+    ]
+    try:
+        wait_for_tables(tmp_path / "out", 2)
+        agents[1].send_signal(signal.SIGINT)
+        for agent, process in enumerate(agents):
+            said = process.communicate(timeout=20)[1]
+            assert process.returncode == 0, said
+            assert f"agent {agent}: interrupted after" in said
+    finally:
+        for process in agents:
+            process.kill()
+
+
+@pytest.mark.slow
 def test_parts_that_lost_each_other_say_so(tmp_path: Path) -> None:
     outcome = run_processes(small_plan("path:5", 100), tmp_path, SETTINGS, deeds=[Deed(LOST, 30)])
     parts = {0: "0, 1", 1: "0, 1", 3: "3, 4", 4: "3, 4"}
@@ -117,7 +164,7 @@ def test_a_restart_repeats_no_release_and_keeps_the_budget(tmp_path: Path) -> No
     first, last = ends.pop()
     assert first > 0
     assert first % 10 == 0
-    # Two crashes cost redone steps and up to a block of 64 reserved ones each: the run ends early.
+    # Two crashes cost redone steps and up to a block of reserved ones each: the run ends early.
     assert last < 200
     assert "ledger allows" in notes_of(outcome, 0)
     spent = ledger_script.check(200, copies)
@@ -168,12 +215,14 @@ def test_a_person_can_stop_all_agents(tmp_path: Path) -> None:
         ("checkpoint", r"agent 1: .*checkpoint-100\.corn: not a checkpoint, or a damaged one"),
         ("settings", "agents differ in step sizes: agent 1 has Constant"),
         ("num_agents", "the plan is for 4 agents, found 3 ranks"),
+        ("data", "agents differ in how data is dealt out: agent 1 has breast-cancer, iid, seed 7;"),
+        ("no plan", r"^agent 1: .*none\.corn: no such file"),
     ],
-    ids=["key", "plan", "checkpoint", "settings", "agents"],
+    ids=["key", "plan", "checkpoint", "settings", "agents", "data", "no plan"],
 )
 def test_what_cannot_start_says_so_in_one_line(spoil: str, message: str, tmp_path: Path) -> None:
     plan, plans, settings = small_plan("ring:3", 200), {}, dict.fromkeys(range(3), SETTINGS)
-    out = tmp_path / "run"
+    out, workloads = tmp_path / "run", dict.fromkeys(range(3), WORKLOAD)
     if spoil == "key":
         run_processes(plan, out, SETTINGS, agents=[], seconds=5)
         (out / "keys" / "agent-1.key").unlink()
@@ -183,11 +232,15 @@ def test_what_cannot_start_says_so_in_one_line(spoil: str, message: str, tmp_pat
         settings = dict.fromkeys(range(3), replace(SETTINGS, resume=True))
         (out / "agent-1").mkdir(parents=True)
         (out / "agent-1" / "checkpoint-100.corn").write_bytes(b"nonsense")
+    elif spoil == "data":
+        workloads[1] = replace(WORKLOAD, seed=7)
+    elif spoil == "no plan":
+        plans[1] = tmp_path / "none.corn"
     elif spoil == "settings":
         settings[1] = replace(SETTINGS, schedule=Constant(0.3))
     else:
         plans = dict.fromkeys(range(3), save(small_plan("ring:4", 9), tmp_path / "four.corn"))
-    outcome = run_processes(plan, out, settings, plans=plans)
+    outcome = run_processes(plan, out, settings, plans=plans, workload=workloads, seconds=15)
     assert not outcome.finished
     assert len(outcome.failures) == 3
     with pytest.raises(CornError, match=message):
@@ -215,11 +268,15 @@ def test_no_agent_outlives_a_killed_launcher(tmp_path: Path) -> None:
 
 def wait_for_agents(pid: int, folder: Path) -> list[int]:
     """The processes below a launcher whose agents have all begun to train."""
+    wait_for_tables(folder / "run", 3)
+    return list(descendants(pid))
+
+
+def wait_for_tables(folder: Path, num_agents: int) -> None:
     deadline = time.monotonic() + 60
-    while len(list(folder.glob("run/agent-*/metrics.csv"))) < 3:
+    while len(list(folder.glob("agent-*/metrics.csv"))) < num_agents:
         assert time.monotonic() < deadline, "agents do not start"
         time.sleep(0.1)
-    return list(descendants(pid))
 
 
 def descendants(pid: int) -> Iterator[int]:

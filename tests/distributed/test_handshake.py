@@ -1,5 +1,8 @@
 """Nobody starts unless all agree; whoever differs is named, to everyone."""
 
+import secrets
+import socket
+import threading
 import time
 from dataclasses import replace
 
@@ -19,7 +22,8 @@ from corn.distributed.handshake import (
     shake_hands,
 )
 from corn.distributed.meeting import AbsentError, Meeting, host_store, join, join_store
-from corn.errors import CornError, InfeasibleError
+from corn.errors import CornError, InfeasibleError, InvalidArgumentError
+from corn.learn.monitor import Interruption
 from corn.plan import Plan
 
 from .harness import small_plan
@@ -48,6 +52,69 @@ def test_all_come_to_the_same_agreement() -> None:
     agreement = results[0]
     assert isinstance(agreement, Agreement)
     assert (agreement.first_step, agreement.max_steps, agreement.scarce) == (20, 20, 1)
+
+
+@pytest.mark.parametrize("topic", ["hello", "ready"])
+def test_a_store_that_replays_an_earlier_run_is_refused(
+    topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or all agents would draw the noise of that run again, bit for bit."""
+    earlier: dict[int, bytes] = {}
+    hear_all, replays = Meeting.hear_all, False
+
+    def hear(self: Meeting, about: str) -> dict[int, bytes]:
+        words = hear_all(self, about)
+        if about != topic:
+            return words
+        if not replays:
+            earlier.update(words)
+        return dict(earlier)
+
+    def run(meeting: Meeting) -> Agreement:
+        agreement = shake_hands(meeting, replace(HELLO, nonce=secrets.token_hex(32)))
+        confirm(meeting, agreement)
+        return agreement
+
+    monkeypatch.setattr(Meeting, "hear_all", hear)
+    assert all(isinstance(result, Agreement) for result in run_in_threads(3, run))
+    replays = True
+    for agent, result in enumerate(run_in_threads(3, run)):
+        assert isinstance(result, HandshakeError), result
+        assert f"the store has another word ({topic}) of agent {agent}" in str(result)
+
+
+def test_a_resumed_run_never_starts_over_unasked() -> None:
+    def run(meeting: Meeting) -> Agreement:
+        steps = {0: (0, 600), 1: (0, 600, 700), 2: (0, 50)}[meeting.agent]
+        return shake_hands(meeting, replace(hello_of(meeting.agent), checkpoints=steps))
+
+    for result in run_in_threads(3, run):
+        assert isinstance(result, HandshakeError), result
+        assert "agent 2 came to step 50, others to step 700; start anew without" in str(result)
+
+
+def test_waiting_for_others_can_be_interrupted() -> None:
+    def run(meeting: Meeting) -> object:
+        if meeting.agent == 1:
+            return None
+        meeting.interruption = Interruption()
+        threading.Timer(0.2, setattr, (meeting.interruption, "requested", True)).start()
+        return shake_hands(meeting, HELLO)
+
+    began = time.monotonic()
+    result, _ = run_in_threads(2, run, timeout=20)
+    assert str(result) == "agent 0: interrupted before the first step"
+    assert time.monotonic() - began < 3
+
+
+def test_a_meeting_serves_one_run() -> None:
+    def run(meeting: Meeting) -> Agreement:
+        shake_hands(meeting, HELLO)
+        return shake_hands(meeting, HELLO)
+
+    (result,) = run_in_threads(1, run)
+    assert isinstance(result, InvalidArgumentError)
+    assert "agent 0: this meeting has served a run" in str(result)
 
 
 def test_a_new_nonce_of_any_one_agent_makes_the_runs_nonce_new() -> None:
@@ -150,6 +217,39 @@ def test_a_taken_port_and_a_missing_store_are_one_line() -> None:
         host_store("127.0.0.1", store.port, timeout=1)
     with pytest.raises(CornError, match=r"agent 3: no store found at 127\.0\.0\.1:1 within 0.5 s"):
         join_store("127.0.0.1", 1, agent=3, timeout=0.5)
+
+
+def test_the_store_listens_at_its_address_only() -> None:
+    store = host_store("127.0.0.1", 0, timeout=1)
+    socket.create_connection(("127.0.0.1", store.port), timeout=1).close()
+    for elsewhere in ("127.0.0.2", "::1"):
+        with pytest.raises(OSError, match=r"refused|Cannot assign"):
+            socket.create_connection((elsewhere, store.port), timeout=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"MASTER_PORT": None}, "MASTER_PORT is not set"),
+        ({"RANK": "x"}, "RANK must be a number, found 'x'"),
+    ],
+)
+def test_a_wrong_environment_is_one_line(
+    changes: dict[str, str | None], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in {**there, **changes}.items():
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(CornError, match=message):
+        join(timeout=1)
+
+
+def test_an_agent_beyond_the_last_opens_nothing() -> None:
+    with pytest.raises(InvalidArgumentError, match="agent must be from 0 to 3, found 7"):
+        join(store=("127.0.0.1", 1), agent=7, num_agents=4)
 
 
 def test_without_torchrun_and_address_there_is_nowhere_to_meet(

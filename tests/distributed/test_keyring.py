@@ -16,7 +16,15 @@ from corn.distributed.keyring import (
 )
 from corn.distributed.meeting import Meeting
 from corn.errors import FileFormatError, InvalidArgumentError
-from corn.noise import SecureSource, draw_all_shares, draw_share, load_roster, simulated_keys
+from corn.noise import (
+    SecureSource,
+    draw_all_shares,
+    draw_share,
+    generate_identity,
+    load_roster,
+    save_identity,
+    simulated_keys,
+)
 
 from .harness import small_plan
 from .threads import run_in_threads
@@ -70,6 +78,16 @@ def test_keys_are_made_once(tmp_path: Path) -> None:
     assert not make_keys(tmp_path, 3)
     assert load_roster(tmp_path / "roster.json") == roster
     assert load_keys(tmp_path, 2, 3)[0].public_key == roster.public_key(2)
+
+
+@pytest.mark.parametrize("is_one_machine", [True, False])
+def test_no_keys_are_made_where_agents_have_their_own(is_one_machine: bool, tmp_path: Path) -> None:
+    if is_one_machine:
+        save_identity(generate_identity(), tmp_path / "agent-2.key")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(FileFormatError, match=r"roster\.json: is missing: .* with corn roster"):
+        make_keys(tmp_path, 3, is_one_machine=is_one_machine)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_missing_and_wrong_keys_name_the_agent(tmp_path: Path) -> None:

@@ -49,6 +49,12 @@ def test_equal_notes_are_said_once() -> None:
     ]
 
 
+def test_what_a_lost_agent_had_noted_is_kept() -> None:
+    lost = Ending(failure="agent 2: ended by SIGKILL", notes=("saw it coming",))
+    notes = describe_notes(Outcome({0: Ending({"notes": []}), 2: lost}, 0, False))
+    assert notes == ["agent 2: ended by SIGKILL", "agent 2: saw it coming"]
+
+
 def test_how_a_process_ended_is_explained() -> None:
     assert describe_exit(-signal.SIGKILL) == "ended by SIGKILL"
     assert "a message is far larger than agreed on" in describe_exit(-signal.SIGABRT)

@@ -1,5 +1,6 @@
 """The front door for one agent: own model, own data, and results that others can read."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,15 +12,17 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from corn.covariance import ThreatModel
-from corn.distributed import AgentResult, Meeting, Reports, RunSettings, run_agent
+from corn.distributed import AgentResult, Meeting, Reports, RunSettings, loop, run_agent
+from corn.distributed.agent_run import AgentRun
+from corn.distributed.exchange import LinkExchange
 from corn.distributed.handshake import HandshakeError
-from corn.distributed.keyring import make_keys
+from corn.distributed.keyring import make_keys, open_ledger
 from corn.distributed.merging import read_model
 from corn.distributed.recording import Progress
 from corn.distributed.tables import read_rows
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.learn import Constant
-from corn.plan import save_plan
+from corn.plan import Plan, save_plan, verify_plan
 
 from .harness import small_plan
 from .threads import run_in_threads
@@ -33,13 +36,15 @@ def samples_of(agent: int) -> TensorDataset:
     return TensorDataset(inputs, (inputs.sum(dim=1) > 0).long())
 
 
-def train(meeting: Meeting, folder: Path, *, seed: int = 0, **options: Any) -> AgentResult:
+def train(
+    meeting: Meeting, folder: Path, *, seed: int = 0, plan: Plan = PLAN, **options: Any
+) -> AgentResult:
     model = nn.Linear(5, 2)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(0.1 * seed)
     return run_agent(
-        PLAN,
+        plan,
         meeting=meeting,
         model=model,
         loss=nn.functional.cross_entropy,
@@ -47,7 +52,7 @@ def train(meeting: Meeting, folder: Path, *, seed: int = 0, **options: Any) -> A
         test=samples_of(7),
         keys=folder / "keys",
         out=folder / f"agent-{meeting.agent}",
-        settings=RunSettings(Constant(0.5), timeout=5, evaluate_at=(0, 6), **options),
+        settings=RunSettings(Constant(0.5), evaluate_at=(0, 6), **{"timeout": 5, **options}),
     )
 
 
@@ -75,6 +80,72 @@ def test_all_must_start_from_the_same_model(tmp_path: Path) -> None:
         assert f"agent {agent}: agents differ in the initial parameters: agent 2" in str(result)
 
 
+def test_a_run_that_cannot_be_resumed_leaves_its_files(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 3)
+    run_in_threads(3, lambda meeting: train(meeting, tmp_path, num_steps=6))
+    shutil.rmtree(tmp_path / "agent-2")
+    before = sorted(tmp_path.glob("agent-[01]/**/*"))
+    for result in run_in_threads(3, lambda meeting: train(meeting, tmp_path, resume=True)):
+        assert isinstance(result, HandshakeError), result
+        assert "agent 2 came to step 0, others to step 6" in str(result)
+    assert sorted(tmp_path.glob("agent-[01]/**/*")) == before
+
+
+def test_what_an_earlier_run_left_is_not_removed_without_a_word(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 3)
+    for turn in range(2):
+        results = run_in_threads(3, lambda meeting: train(meeting, tmp_path, num_steps=6))
+        for result in results:
+            assert isinstance(result, AgentResult), result
+            assert ("files of an earlier run" in "".join(result.notes)) == (turn == 1)
+
+
+def test_a_crash_is_named_when_it_took_the_last_of_the_budget(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 3)
+    with open_ledger(tmp_path / "keys", 1, PLAN) as ledger:
+        for step in range(12):
+            ledger.reserve(step)
+        (path,) = (tmp_path / "keys").glob("*.ledger")
+        crashed = path.read_bytes()
+    path.write_bytes(crashed)
+    for result in run_in_threads(3, lambda meeting: train(meeting, tmp_path)):
+        assert "its budget is spent, 1 of it reserved by a run that crashed" in str(result)
+
+
+def test_who_dies_before_links_are_open_is_named_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0 – 1 – 2 – 3: agents 2 and 3 wait for neighbours who wait themselves."""
+    plan = small_plan("path:4", 12, mechanism="ldp", threat=ThreatModel())
+    make_keys(tmp_path / "keys", 4)
+    connect = AgentRun.connect
+
+    def die(run: AgentRun) -> LinkExchange:
+        if run.meeting.agent == 0:
+            raise RuntimeError("as if killed: tells nobody")
+        return connect(run)
+
+    monkeypatch.setattr(AgentRun, "connect", die)
+    _, *others = run_in_threads(
+        4, lambda meeting: train(meeting, tmp_path, plan=plan, timeout=1), timeout=1
+    )
+    for result in others:
+        assert "no more was heard from agent 0 within 1 s" in str(result)
+
+
+def test_under_replan_the_cap_is_reported(tmp_path: Path) -> None:
+    """New plans give agents other noise: what the first gave an agent is no measure of it."""
+    plan = small_plan("star:4", 12, mechanism="decor", threat=ThreatModel())
+    make_keys(tmp_path / "keys", 4)
+    assert min(own.epsilon for own in verify_plan(plan).guarantees) < 9
+    results = run_in_threads(
+        4, lambda meeting: train(meeting, tmp_path, plan=plan, on_dropout="replan")
+    )
+    for result in results:
+        assert isinstance(result, AgentResult), result
+        assert result.rows[-1]["epsilon"] == pytest.approx(10, rel=1e-6)
+
+
 def test_a_broken_agent_sends_no_gradient_and_all_stop_together(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 3)
 
@@ -98,11 +169,43 @@ def test_a_broken_agent_sends_no_gradient_and_all_stop_together(tmp_path: Path) 
         assert (result.status, result.num_steps) == ("interrupted", 3)
         assert "agent 1's gradients are not finite" in result.stop
         assert torch.isfinite(result.parameters).all()
+    # Later gradients may be finite again: it asks for none, and reserves nothing.
+    for agent in range(3):
+        with open_ledger(tmp_path / "keys", agent, PLAN) as ledger:
+            assert ledger.remaining == (11 if agent == 1 else 9)
+
+
+def test_survivors_go_on_where_no_new_plan_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> Plan:
+        raise InvalidArgumentError("epsilon must be positive, found 0.0")
+
+    monkeypatch.setattr(loop, "replan", fail)
+    for result in lose_one("replan", tmp_path):
+        assert isinstance(result, AgentResult), result
+        assert (result.num_steps, result.status) == (12, "complete")
+        said = [text for text in result.notes if text.startswith("no new plan, the old one goes")]
+        assert len(said) == 1
 
 
 @pytest.mark.parametrize("policy", ["continue", "replan", "stop"])
 def test_the_rest_follow_the_policy_when_one_crashes(policy: str, tmp_path: Path) -> None:
     """The loss is noticed at step 1 at the latest, and all act on it 4 steps later."""
+    for result in lose_one(policy, tmp_path):
+        assert isinstance(result, AgentResult), result
+        assert result.lost == (2,)
+        notes = "\n".join(result.notes)
+        if policy == "stop":
+            assert (result.num_steps, result.stop) == (5, "agent 2 was lost")
+        else:
+            assert (result.num_steps, result.status) == (12, "complete")
+            assert "went on without agent 2: noise energy per agent" in notes
+        assert ("for 3 agents from step 5 on" in notes) == (policy == "replan")
+
+
+def lose_one(policy: str, tmp_path: Path) -> list[AgentResult | BaseException]:
+    """How the other three end when agent 2 of a ring crashes after its first step."""
     plan = small_plan("ring:4", 12, mechanism="decor", threat=ThreatModel())
     make_keys(tmp_path / "keys", 4)
 
@@ -128,16 +231,7 @@ def test_the_rest_follow_the_policy_when_one_crashes(policy: str, tmp_path: Path
 
     results = run_in_threads(4, run)
     assert str(results.pop(2)) == "agent 2: crash"
-    for result in results:
-        assert isinstance(result, AgentResult), result
-        assert result.lost == (2,)
-        notes = "\n".join(result.notes)
-        if policy == "stop":
-            assert (result.num_steps, result.stop) == (5, "agent 2 was lost")
-        else:
-            assert (result.num_steps, result.status) == (12, "complete")
-            assert "went on without agent 2: noise energy per agent" in notes
-        assert ("for 3 agents from step 5 on" in notes) == (policy == "replan")
+    return results
 
 
 def make_zero_model() -> nn.Linear:
@@ -165,6 +259,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     [
         ({"on_dropout": "panic"}, "on_dropout must be continue, replan or stop"),
         ({"timeout": 0.0}, "timeout must be positive"),
+        ({"timeout": 1e18}, "timeout must be positive seconds, at most 1e\\+06"),
         ({"checkpoint_every": 0}, "checkpoint_every must be at least 1"),
     ],
 )

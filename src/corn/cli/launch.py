@@ -117,8 +117,8 @@ def launch(
     keys: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of keys, ledgers and roster.json; made if it has none. (Default: "
-            "OUT/keys.)",
+            help="Folder of keys, ledgers and roster.json, not to be handed out with results; made "
+            "if it has none. (Default: beside the plan, PLAN.keys; without one, corn.keys here.)",
             rich_help_panel=_RUN,
         ),
     ] = None,
@@ -232,7 +232,7 @@ def launch(
     if json:
         print_json(facts)
     else:
-        _print(launched, keys or out / "keys")
+        _print(launched)
     _exit(launched)
 
 
@@ -246,7 +246,7 @@ def _facts(configuration: dict[str, object], launched: distributed.Launched) -> 
         "graph": plan.network.source,
         "num_agents": plan.num_agents,
         "agent_samples": launched.problem.data.sizes,
-        "promise": plan.budget.describe(),
+        "promise": _promise(launched),
         "adversary": plan.threat.describe(),
         "status": result.status,
         "num_steps": result.num_steps,
@@ -279,18 +279,24 @@ def _write(
         print_note(f"wrote {plot}")
 
 
-def _print(launched: distributed.Launched, keys: Path) -> None:
+def _promise(launched: distributed.Launched) -> str:
+    if launched.is_rehearsal:
+        return "rehearsal: protects nothing"
+    return launched.plan.budget.describe()
+
+
+def _print(launched: distributed.Launched) -> None:
     result, plan, last = launched.result, launched.plan, launched.result.rows[-1]
     measured = {"test loss": "test_loss", "test accuracy": "test_accuracy"}
     if launched.made_keys:
         print_note(
-            f"made identities for all agents in {keys}: for a run on one machine; where agents "
-            "must not trust each other, each makes its own with corn keygen"
+            f"made identities for all agents in {launched.keys}: for a run on one machine; where "
+            "agents must not trust each other, each makes its own with corn keygen"
         )
     print_facts(
         f"{launched.problem.task.describe()}, {plan.num_agents} agents on {plan.network.source}",
         [
-            ("promise", plan.budget.describe()),
+            ("promise", _promise(launched)),
             ("against", plan.threat.describe()),
             ("steps", f"{result.num_steps} ({result.status})"),
             *(

@@ -12,22 +12,22 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are told in one line
 
 from corn.distributed.agent_run import Reports
-from corn.distributed.child import summarize
+from corn.distributed.child import find_plan, summarize
 from corn.distributed.launching import parse_address
 from corn.distributed.meeting import join
-from corn.distributed.planning import plan_together, read_request
-from corn.distributed.running import run_problem
+from corn.distributed.planning import read_request
+from corn.distributed.running import preparing, run_problem
 from corn.distributed.settings import RunSettings
 from corn.distributed.workload import Workload, own_part
 from corn.errors import CornError
 from corn.learn.monitor import Interruption
 from corn.learn.names import MODELS, WORKLOADS
 from corn.learn.schedule import make_schedule
-from corn.plan import load_plan, save_plan
 from corn.threads import limit_threads
 
 
@@ -40,37 +40,27 @@ def main(arguments: list[str] | None = None) -> int:
     except CornError as error:
         sys.stderr.write(f"corn: {' '.join(str(error).split())}\n")
         return 1
+    except KeyboardInterrupt:  # the second one: the first lets all stop together
+        return 130
     return 0
 
 
 def _run(options: argparse.Namespace) -> None:
+    settings, workload = _make_settings(options), _make_workload(options)
     meeting = join(
-        timeout=options.timeout,
+        timeout=settings.timeout,
         store=None if options.store is None else parse_address(options.store),
         agent=options.agent,
         num_agents=options.agents,
     )
+    meeting.interruption = interruption = _on_signals()
     out = options.out / f"agent-{meeting.agent}"
-    settings = RunSettings(
-        make_schedule(options.step_size, options.schedule),
-        num_steps=options.steps,
-        batch_size=options.batch_size,
-        seed=options.seed,
-        on_dropout=options.on_dropout,
-        timeout=options.timeout,
-        checkpoint_every=options.checkpoint_every,
-        resume=options.resume,
-    )
-    if options.request is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        plan, seed = plan_together(meeting, read_request(options.request), options.neighbours)
-        save_plan(plan, out / "plan.corn")
-        settings = settings.with_seed(seed)
-    else:
-        plan = load_plan(options.plan)
-    problem = Workload(
-        options.task, options.model, options.partition, options.data_seed, directory=options.cache
-    ).build(meeting.num_agents)
+    with preparing(meeting):
+        request = None if options.request is None else read_request(options.request)
+        plan, settings = find_plan(
+            meeting, options.plan, request, options.neighbours, settings, out
+        )
+        problem = workload.build(meeting.num_agents)
     result = run_problem(
         plan,
         own_part(problem, meeting.agent),
@@ -78,7 +68,8 @@ def _run(options: argparse.Namespace) -> None:
         keys=options.keys,
         out=out,
         settings=settings,
-        reports=Reports(on_note=lambda text: _say(meeting.agent, text), interruption=_on_signals()),
+        reports=Reports(on_note=lambda text: _say(meeting.agent, text), interruption=interruption),
+        data=workload.describe(problem),
     )
     last, why = result.rows[-1], f" ({result.stop})" if result.stop else ""
     _say(
@@ -88,11 +79,35 @@ def _run(options: argparse.Namespace) -> None:
     )
 
 
+def _make_settings(options: argparse.Namespace) -> RunSettings:
+    return RunSettings(
+        make_schedule(options.step_size, options.schedule),
+        num_steps=options.steps,
+        batch_size=options.batch_size,
+        seed=options.seed,
+        on_dropout=options.on_dropout,
+        timeout=options.timeout,
+        checkpoint_every=options.checkpoint_every,
+        resume=options.resume,
+    )
+
+
+def _make_workload(options: argparse.Namespace) -> Workload:
+    return Workload(
+        options.task, options.model, options.partition, options.data_seed, directory=options.cache
+    )
+
+
 def _on_signals() -> Interruption:
-    """Ctrl-C, and torchrun's request to end, stop all agents together after a few more steps."""
+    """Ctrl-C, and torchrun's request to end, stop all agents together after a few more steps.
+
+    A second one ends this agent.
+    """
     interruption = Interruption()
 
-    def request(*_: object) -> None:
+    def request(number: int, frame: FrameType | None) -> None:
+        if interruption.requested:
+            signal.default_int_handler(number, frame)
         interruption.requested = True
 
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, final
@@ -127,16 +128,21 @@ class AgentRun:
             ledger=self.credentials.ledger,
             watcher=recorder,
             first_step=first,
-            parameters=self._first_model(),
+            parameters=self._first_model(recorder),
         )
         if last < total:
             recorder.note(
                 f"the run ends at step {last} of {total}: agent {self.agreement.scarce}'s ledger "
                 f"allows {self.agreement.max_steps} more releases"
             )
+        if self.agreement.reserved and self.meeting.agent == self.agreement.scarce:
+            recorder.note(
+                f"its ledger counts {self.agreement.reserved} releases that a run which crashed "
+                "had reserved, made or not"
+            )
         recorder.see_start(first, loop.parameters, self._earlier_rows())
-        with catch_interruption() as pressed:
-            complete = loop.run(self.reports.interruption or pressed)
+        with self._catch_interruption() as interruption:
+            complete = loop.run(interruption)
         recorder.see_end(loop.step, loop.parameters)
         return AgentResult(
             self.meeting.agent,
@@ -151,6 +157,11 @@ class AgentRun:
             exchange.traffic,
             loop.seconds_waited,
         )
+
+    def _catch_interruption(self) -> AbstractContextManager[Interruption]:
+        """Who gave an interruption catches signals itself, and would hear none caught here."""
+        given = self.reports.interruption
+        return catch_interruption() if given is None else nullcontext(given)
 
     def _conditions(self, total: int, last: int) -> Conditions:
         return Conditions(
@@ -180,13 +191,13 @@ class AgentRun:
             NoiseShare(plan, own, source, nonce=nonce, num_parameters=len(self.work.start)),
         )
 
-    def _first_model(self) -> Tensor:
+    def _first_model(self, recorder: Recorder) -> Tensor:
         step = self.agreement.first_step
-        if self.folder is not None:
-            forget_after(self.folder, step)
+        if self.folder is not None and (removed := forget_after(self.folder, step)):
+            recorder.note(f"{removed} files of an earlier run after step {step} were removed")
         if step == 0 or self.folder is None:
             return self.work.start.clone()
-        return read_checkpoint(self.plan, self.meeting.agent, self.folder, step)
+        return read_checkpoint(self.plan, self.meeting.agent, self.settings, self.folder, step)
 
     def _earlier_rows(self) -> list[Row]:
         """What a run measured before this one goes on from it."""
@@ -211,4 +222,5 @@ class AgentRun:
             describe_traffic=exchange.summarize,
             on_progress=self.reports.on_progress,
             on_note=self.reports.on_note,
+            is_rehearsal=self.settings.is_rehearsal,
         )

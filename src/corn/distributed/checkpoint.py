@@ -19,17 +19,22 @@ from corn.errors import CornError, FileFormatError
 
 _KEPT = 3
 _NAME = re.compile(r"checkpoint-(\d+)\.corn")
-_MAGIC = b"corn checkpoint 1\n"
+_IN_EARNEST, _REHEARSAL = b"corn checkpoint 1\n", b"corn rehearsal checkpoint 1\n"
 _DIGEST_BYTES = 32
 
 
 def save_checkpoint(
-    folder: Path, *, plan_fingerprint: bytes, agent: int, step: int, parameters: Tensor
+    folder: Path,
+    *,
+    plan_fingerprint: bytes,
+    agent: int,
+    step: int,
+    parameters: Tensor,
+    is_rehearsal: bool = False,
 ) -> None:
     """Write the model after ``step`` steps; a crash while writing leaves the ones before."""
-    content = b"".join(
-        (_MAGIC, plan_fingerprint, _place(agent, step), parameters.cpu().numpy().tobytes())
-    )
+    head = _kind(is_rehearsal) + plan_fingerprint + _place(agent, step)
+    content = head + parameters.cpu().numpy().tobytes()
     target = folder / f"checkpoint-{step}.corn"
     write_whole(target, content + hashlib.sha256(content).digest(), agent=agent)
     for old in sorted(list_steps(folder))[:-_KEPT]:
@@ -37,18 +42,31 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    folder: Path, *, plan_fingerprint: bytes, agent: int, step: int, dtype: torch.dtype
+    folder: Path,
+    *,
+    plan_fingerprint: bytes,
+    agent: int,
+    step: int,
+    dtype: torch.dtype,
+    is_rehearsal: bool = False,
 ) -> Tensor:
-    """Read the model after ``step`` steps; damaged, or another plan's or agent's, is refused."""
+    """Read the model after ``step`` steps; damaged, or another plan's or agent's, is refused.
+
+    So is a rehearsal's in a run in earnest: no privacy covers it, and all later models follow it.
+    """
     path = folder / f"checkpoint-{step}.corn"
     try:
         data = path.read_bytes()
     except OSError as error:
         raise FileFormatError(f"agent {agent}: {path}: cannot be read: {error.strerror}") from error
     content, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-    if not content.startswith(_MAGIC) or hashlib.sha256(content).digest() != digest:
+    is_whole = hashlib.sha256(content).digest() == digest
+    if not content.startswith((_IN_EARNEST, _REHEARSAL)) or not is_whole:
         raise FileFormatError(f"agent {agent}: {path}: not a checkpoint, or a damaged one")
-    head = _MAGIC + plan_fingerprint + _place(agent, step)
+    if not content.startswith(_kind(is_rehearsal)):
+        found = "a run in earnest" if is_rehearsal else "a rehearsal, which protects nothing"
+        raise FileFormatError(f"agent {agent}: {path}: of {found}: use another folder")
+    head = _kind(is_rehearsal) + plan_fingerprint + _place(agent, step)
     if not content.startswith(head):
         raise FileFormatError(f"agent {agent}: {path}: of another plan, agent or step")
     name = "float32" if dtype == torch.float32 else "float64"
@@ -61,12 +79,15 @@ def list_steps(folder: Path) -> set[int]:
     return {int(match[1]) for match in found if match}
 
 
-def forget_after(folder: Path, step: int) -> None:
-    """Remove checkpoints and models of later steps: those are about to be done anew."""
+def forget_after(folder: Path, step: int) -> int:
+    """Remove checkpoints and models of later steps, which are done anew; say how many files."""
+    num_removed = 0
     for path in (*folder.glob("checkpoint-*.corn"), *folder.glob("models/step-*.bin")):
         number = path.stem.rpartition("-")[2]
         if number.isdecimal() and int(number) > step:
             path.unlink(missing_ok=True)
+            num_removed += 1
+    return num_removed
 
 
 def write_whole(path: Path, content: bytes, *, agent: int) -> None:
@@ -80,6 +101,10 @@ def write_whole(path: Path, content: bytes, *, agent: int) -> None:
         partial.replace(path)
     except OSError as error:
         raise CornError(f"agent {agent}: {path}: cannot be written: {error.strerror}") from error
+
+
+def _kind(is_rehearsal: bool) -> bytes:
+    return _REHEARSAL if is_rehearsal else _IN_EARNEST
 
 
 def _place(agent: int, step: int) -> bytes:

@@ -17,12 +17,12 @@ from corn.distributed.agent_run import AgentResult, Reports
 from corn.distributed.links import find_address
 from corn.distributed.meeting import Meeting, join_store
 from corn.distributed.planning import PlanningRequest, plan_together
-from corn.distributed.running import run_problem
+from corn.distributed.running import preparing, run_problem
 from corn.distributed.settings import RunSettings
 from corn.distributed.workload import Workload, own_part
 from corn.errors import CornError
 from corn.learn.monitor import Interruption
-from corn.plan import load_plan, save_plan
+from corn.plan import Plan, load_plan, save_plan
 from corn.threads import limit_threads
 
 _PR_SET_PDEATHSIG = 1
@@ -83,17 +83,12 @@ def follow(order: Order, reports: Reports) -> AgentResult:
     store = join_store(*where, agent=order.agent, timeout=timeout)
     address = find_address(*where)
     meeting = Meeting(store, order.agent, order.num_agents, timeout=timeout, address=address)
-    settings = order.settings
-    if order.request is not None:
-        order.out.mkdir(parents=True, exist_ok=True)
-        plan, seed = plan_together(meeting, order.request, order.neighbours)
-        save_plan(plan, order.out / "plan.corn")
-        settings = settings.with_seed(seed)
-    elif order.plan is not None:
-        plan = load_plan(order.plan)
-    else:
-        raise CornError(f"agent {order.agent}: neither a plan nor a request for one was given")
-    problem = order.workload.build(order.num_agents)
+    meeting.interruption = reports.interruption
+    with preparing(meeting):
+        plan, settings = find_plan(
+            meeting, order.plan, order.request, order.neighbours, order.settings, order.out
+        )
+        problem = order.workload.build(order.num_agents)
     return run_problem(
         plan,
         own_part(problem, order.agent),
@@ -103,7 +98,27 @@ def follow(order: Order, reports: Reports) -> AgentResult:
         out=order.out,
         settings=settings,
         reports=reports,
+        data=order.workload.describe(problem),
     )
+
+
+def find_plan(
+    meeting: Meeting,
+    path: Path | None,
+    request: PlanningRequest | None,
+    neighbours: tuple[int, ...],
+    settings: RunSettings,
+    out: Path,
+) -> tuple[Plan, RunSettings]:
+    """The plan of a file, or the one that agents make together; that one is saved in ``out``."""
+    if path is not None:
+        return load_plan(path), settings
+    if request is None:
+        raise CornError("neither a plan nor a request for one was given")
+    out.mkdir(parents=True, exist_ok=True, mode=0o700)
+    plan, seed = plan_together(meeting, request, neighbours)
+    save_plan(plan, out / "plan.corn")
+    return plan, settings.with_seed(seed)
 
 
 def summarize(result: AgentResult) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from corn.distributed.links import Link, LinkError
 from corn.distributed.membership import NEVER
 
 _BEATS_PER_TIMEOUT = 3
+_PROOF_OF_LIFE = 3
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Exchange(Protocol):
 
     @property
     def was_suspended(self) -> bool:
-        """Whether this process stood still for so long that others must have given it up."""
+        """Whether this process stood still for so long that others may have given it up."""
 
     def start(self, header: Header, parameters: Tensor) -> None:
         """Begin to send to and receive from every neighbour."""
@@ -119,7 +120,7 @@ class LinkExchange:
         self._closed: dict[int, Traffic] = {}
         self._waits = dict.fromkeys(links, 0)
         self._lock, self._last_sent = threading.RLock(), time.monotonic()
-        self._ended, self.was_suspended = threading.Event(), False
+        self._ended, self._exchanges_since_pause = threading.Event(), _PROOF_OF_LIFE
         self._beat = threading.Thread(target=self._send_waits, daemon=True)
         self._beat.start()
 
@@ -127,6 +128,15 @@ class LinkExchange:
     def neighbours(self) -> tuple[int, ...]:
         """See ``Exchange``."""
         return tuple(sorted(self._links))
+
+    @property
+    def was_suspended(self) -> bool:
+        """See ``Exchange``.
+
+        Two messages of a neighbour may have been on their way before the pause; a third shows that
+        it still takes this agent for alive.
+        """
+        return self._exchanges_since_pause < _PROOF_OF_LIFE
 
     @property
     def traffic(self) -> dict[int, Traffic]:
@@ -167,6 +177,8 @@ class LinkExchange:
             # a link is one-way, its end may itself be waiting for somebody.
             patience = self._timeout * (1 if peer in self._senders else self._num_agents + 1)
             self._try(peer, partial(Link.wait_sent, seconds=patience))
+        with self._lock:
+            self._exchanges_since_pause += not self._dropouts
         return received | self._dropouts
 
     def drop(self, peer: int) -> None:
@@ -238,8 +250,9 @@ class LinkExchange:
         pause, last = self._timeout / _BEATS_PER_TIMEOUT, time.monotonic()
         while not self._ended.wait(pause / 2):
             last, before = time.monotonic(), last
-            self.was_suspended |= last - before > self._timeout
             with self._lock:
+                if last - before > self._timeout:
+                    self._exchanges_since_pause = 0
                 if not self._has_begun or time.monotonic() - self._last_sent < pause:
                     continue
                 wait = _as_bytes(replace(self._own, is_wait=True).encode())

@@ -12,11 +12,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from typing import Any
 
+from corn.distributed.links import LinkError
 from corn.distributed.meeting import Meeting
+from corn.distributed.membership import name_agents
 from corn.errors import CornError, InfeasibleError
 from corn.noise import agree_on_nonce
 from corn.plan import AgentGuarantee, Plan, verify_plan
+
+_SECONDS_FOR_LAST_WORDS = 3.0
 
 
 class HandshakeError(CornError):
@@ -36,6 +41,7 @@ class Hello:
         nonce: what this agent brings to the nonce of the run, in hexadecimal.
         remaining: how many releases its ledger still allows.
         checkpoints: steps it can go on from; 0 is always one.
+        reserved: releases that its ledger counts though a run that crashed may not have made them.
     """
 
     plan: str
@@ -46,19 +52,22 @@ class Hello:
     nonce: str
     remaining: int
     checkpoints: tuple[int, ...] = (0,)
+    reserved: int = 0
 
 
 @dataclass(frozen=True)
 class Agreement:
     """What all agents found out: the run's nonce, where it starts, and for how many steps at most.
 
-    ``scarce`` is the agent whose ledger allows the fewest steps.
+    ``scarce`` is the agent whose ledger allows the fewest steps, and ``reserved`` what that ledger
+    counts for a run that crashed.
     """
 
     nonce: bytes
     first_step: int
     max_steps: int
     scarce: int
+    reserved: int = 0
 
 
 def check_guarantee(plan: Plan, agent: int) -> AgentGuarantee:
@@ -93,30 +102,45 @@ def parting_last(meeting: Meeting) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def naming_the_silent(meeting: Meeting, topic: str) -> Iterator[None]:
+    """If a link does not come up, blame those who say nothing at all under a topic.
+
+    The neighbour at the other end may itself have waited for somebody.
+    """
+    try:
+        yield
+    except LinkError as error:
+        silent = meeting.find_silent(topic, seconds=_SECONDS_FOR_LAST_WORDS)
+        if silent:
+            raise CornError(
+                f"agent {meeting.agent}: does not start, because no more was heard from "
+                f"{name_agents(silent)} within {meeting.timeout:g} s"
+            ) from error
+        raise
+
+
 def shake_hands(meeting: Meeting, hello: Hello) -> Agreement:
     """Compare with everybody; raise the same ``HandshakeError`` everywhere if anyone differs."""
-    meeting.say("hello", json.dumps(asdict(hello)).encode())
-    words = {agent: json.loads(word) for agent, word in meeting.hear_all("hello").items()}
-    _check_refusals(words, meeting.agent)
+    words = _tell_and_hear(meeting, "hello", asdict(hello))
     hellos = {agent: _read(word, agent) for agent, word in words.items()}
     compare_hellos(hellos, meeting.agent)
     nonces = {agent: bytes.fromhex(own.nonce) for agent, own in hellos.items()}
-    common = set.intersection(*(set(own.checkpoints) for own in hellos.values()))
+    first_step = _choose_start(hellos, meeting.agent)
     scarce = min(hellos, key=lambda agent: (hellos[agent].remaining, agent))
     return Agreement(
         agree_on_nonce(nonces, plan_fingerprint=bytes.fromhex(hello.plan)),
-        max(common, default=0),
+        first_step,
         hellos[scarce].remaining,
         scarce,
+        hellos[scarce].reserved,
     )
 
 
 def confirm(meeting: Meeting, agreement: Agreement) -> None:
     """Start together: nobody trains before everybody is connected and came to the same verdict."""
     digest = hashlib.sha256(repr(agreement).encode()).hexdigest()
-    meeting.say("ready", json.dumps({"agreed": digest}).encode())
-    words = {agent: json.loads(word) for agent, word in meeting.hear_all("ready").items()}
-    _check_refusals(words, meeting.agent)
+    words = _tell_and_hear(meeting, "ready", {"agreed": digest})
     verdicts = {agent: str(word["agreed"]) for agent, word in words.items()}
     _compare("what was agreed on", verdicts, meeting.agent)
 
@@ -133,6 +157,40 @@ def compare_hellos(hellos: Mapping[int, Hello], agent: int) -> None:
         _compare(what, {who: read(own) for who, own in hellos.items()}, agent)
     for name in sorted({name for own in hellos.values() for name in own.settings}):
         _compare(name, {who: own.settings.get(name, "") for who, own in hellos.items()}, agent)
+
+
+def _tell_and_hear(meeting: Meeting, topic: str, word: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """Everybody's words, this agent's own as it said it.
+
+    Whoever runs the store could answer with the words of an earlier run. Each agent's new nonce
+    makes the noise new, so an agent must insist that its own was heard.
+    """
+    said = json.dumps(word).encode()
+    meeting.say(topic, said)
+    heard = meeting.hear_all(topic)
+    if heard[meeting.agent] != said:
+        raise HandshakeError(
+            f"agent {meeting.agent}: the store has another word ({topic}) of agent "
+            f"{meeting.agent} than this agent said: a second process runs under its number, or "
+            "the store cannot be trusted; start all agents anew with a new store"
+        )
+    words = {agent: json.loads(text) for agent, text in heard.items()}
+    _check_refusals(words, meeting.agent)
+    return words
+
+
+def _choose_start(hellos: Mapping[int, Hello], agent: int) -> int:
+    """The newest step of which all have a checkpoint; never back to the start unasked."""
+    common = set.intersection(*(set(own.checkpoints) for own in hellos.values()))
+    newest = {who: max(own.checkpoints) for who, own in hellos.items()}
+    if max(common) == 0 and any(newest.values()):
+        behind = [who for who, step in newest.items() if step == min(newest.values())]
+        raise HandshakeError(
+            f"agent {agent}: no step but the first has a checkpoint of every agent: "
+            f"{name_agents(behind)} came to step {min(newest.values())}, others to step "
+            f"{max(newest.values())}; start anew without --resume"
+        )
+    return max(common)
 
 
 def _compare(what: str, values: Mapping[int, str], agent: int) -> None:

@@ -2,7 +2,7 @@
 
 ``DIR/agent-3.key`` and ``DIR/roster.json`` are made by ``corn keygen`` and ``corn roster``. The
 release ledger lies beside the key, not beside results: whoever starts the same plan again with the
-same key must find what was released before.
+same key must find what was released before, and keys and nonces are not handed out with results.
 """
 
 from __future__ import annotations
@@ -54,15 +54,30 @@ def load_keys(folder: Path, agent: int, num_agents: int) -> tuple[Identity, Rost
     return identity, roster
 
 
-def make_keys(folder: Path, num_agents: int) -> bool:
+def choose_folder(plan: Path | None) -> Path:
+    """Where keys are unless a folder is named: beside the plan, whatever folder results go to.
+
+    >>> str(choose_folder(Path("plans/ring.corn"))), str(choose_folder(None))
+    ('plans/ring.keys', 'corn.keys')
+    """
+    return Path("corn.keys") if plan is None else plan.with_suffix(".keys")
+
+
+def make_keys(folder: Path, num_agents: int, *, is_one_machine: bool = True) -> bool:
     """Make the keys of all agents for a run on one machine, unless there are some; say if made."""
-    if (folder / "roster.json").exists():
+    roster = folder / "roster.json"
+    if roster.exists():
         return False
+    if not is_one_machine or any(folder.glob("agent-*.key")):
+        raise FileFormatError(
+            f"{roster}: is missing: make it once from everybody's agent-I.pub with corn roster, "
+            "and copy it to every host"
+        )
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     identities = [generate_identity() for _ in range(num_agents)]
     for agent, identity in enumerate(identities):
         save_identity(identity, folder / f"agent-{agent}.key")
-    save_roster(Roster(tuple(own.public_key for own in identities)), folder / "roster.json")
+    save_roster(Roster(tuple(own.public_key for own in identities)), roster)
     return True
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
@@ -35,10 +35,12 @@ class Ending:
     Attributes:
         summary: what it reported at its end; empty if it did not get there.
         failure: what it said when it failed, or what ended its process; empty if nothing did.
+        notes: what it had noted on the way, if it did not get to a summary.
     """
 
     summary: Mapping[str, Any] = field(default_factory=dict)
     failure: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class Crew:
         self._processes: dict[int, ForkServerProcess] = {}
         self._lines: dict[int, Connection] = {}
         self._endings: dict[int, Ending] = {}
+        self._notes: dict[int, list[str]] = {agent: [] for agent in self._orders}
         self._last_news: dict[int, float] = {}
         self._began, self._all_stepped, self._asked = time.monotonic(), 0.0, False
         self.progress: dict[int, Progress] = {}
@@ -144,7 +147,11 @@ class Crew:
 
     def outcome(self, *, was_interrupted: bool) -> Outcome:
         """How all ended."""
-        return Outcome(dict(sorted(self._endings.items())), self._all_stepped, was_interrupted)
+        endings = {
+            agent: replace(own, notes=tuple(self._notes[agent]))
+            for agent, own in sorted(self._endings.items())
+        }
+        return Outcome(endings, self._all_stepped, was_interrupted)
 
     def end(self) -> None:
         """End every process that is left, kindly at first."""
@@ -177,6 +184,8 @@ class Crew:
             self.progress[agent] = content
             if not self._all_stepped and len(self.progress) == len(self._orders):
                 self._all_stepped = time.monotonic() - self._began
+        elif kind == "note":
+            self._notes[agent].append(content)
         elif kind == "done":
             self._endings[agent] = Ending(content)
         elif kind == "failed":

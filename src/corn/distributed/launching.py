@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from corn.distributed.child import Order
-from corn.distributed.keyring import make_keys
+from corn.distributed.keyring import choose_folder, make_keys
 from corn.distributed.launcher import Outcome, raise_common_failure, run_agents
 from corn.distributed.meeting import host_store
 from corn.distributed.membership import name_agents
@@ -64,14 +64,18 @@ class Launched:
         problem: what was trained.
         result: measurements and models, as a simulation gives them.
         outcome: how each agent ended.
+        keys: the folder of keys and ledgers.
         made_keys: whether keys were made for this run.
+        is_rehearsal: whether the noise was public, and protected nothing.
     """
 
     plan: Plan
     problem: Problem
     result: Result
     outcome: Outcome
+    keys: Path
     made_keys: bool
+    is_rehearsal: bool
 
     @property
     def lost(self) -> dict[int, str]:
@@ -99,7 +103,8 @@ def launch(
         out: a folder; each agent has one of its own in it.
         settings: how to run.
         network: who is linked with whom, where agents plan together.
-        keys: the folder of keys, by default ``out/keys``; made for all agents if it has no roster.
+        keys: the folder of keys and ledgers, by default beside the plan: ``plan.keys``, or
+            ``corn.keys`` here without a plan. Made for all agents of one machine if not there.
         placement: which agents run here.
         show_table: show a live table if there is a terminal.
 
@@ -111,12 +116,15 @@ def launch(
     known = network if plan is None else plan.network
     if known is None:
         raise InvalidArgumentError("network must be given where agents plan together, found None")
+    agents = place.agents(known.num_agents)
+    folder = keys or choose_folder(source if isinstance(source, Path) else None)
+    is_one_machine = place.agents_per_host is None
+    made_keys = not settings.is_rehearsal and make_keys(
+        folder, known.num_agents, is_one_machine=is_one_machine
+    )
     out.mkdir(parents=True, exist_ok=True)
     if isinstance(source, PlanningRequest):
         (out / "request.json").write_text(source.to_text() + "\n", encoding="utf-8")
-    folder = keys or out / "keys"
-    rehearses = settings.rehearsal_seed is not None
-    made_keys = not rehearses and make_keys(folder, known.num_agents)
     problem = workload.build(known.num_agents)
     with_store = None
     if place.store is None or place.host == 0:
@@ -132,16 +140,17 @@ def launch(
             tuple(sorted(known.graph.neighbors(agent))),
             workload,
             settings,
-            None if rehearses else folder.resolve(),
+            None if settings.is_rehearsal else folder.resolve(),
             (out / f"agent-{agent}").resolve(),
             address,
         )
-        for agent in place.agents(known.num_agents)
+        for agent in agents
     ]
     num_steps = (settings.steps_of(plan) if plan else settings.num_steps) or 0
     outcome = run_agents(orders, num_steps=num_steps, show_table=show_table)
     raise_common_failure(outcome)
-    return _gather(plan, problem, outcome, out, settings, made_keys)
+    plan, result = _gather(plan, problem, outcome, out, settings)
+    return Launched(plan, problem, result, outcome, folder, made_keys, settings.is_rehearsal)
 
 
 def _gather(
@@ -150,21 +159,22 @@ def _gather(
     outcome: Outcome,
     out: Path,
     settings: RunSettings,
-    made_keys: bool,
-) -> Launched:
+) -> tuple[Plan, Result]:
     folders = {agent: out / f"agent-{agent}" for agent in outcome.endings}
     if plan is None:
         plan = load_plan(folders[min(outcome.finished)] / "plan.corn")
     notes = describe_notes(outcome)
     result = merge_runs(plan, problem, folders, settings=settings, notes=notes)
-    return Launched(plan, problem, result, outcome, made_keys)
+    if any(own["status"] != "complete" for own in outcome.finished.values()):
+        result = replace(result, status="interrupted")  # one that was cut off may be ahead
+    return plan, result
 
 
 def describe_notes(outcome: Outcome) -> list[str]:
     """What went wrong with those that were lost, and what the others noted, each text once."""
     speakers: dict[str, list[int]] = {}
-    for agent, summary in outcome.finished.items():
-        for text in summary["notes"]:
+    for agent, own in outcome.endings.items():
+        for text in own.summary.get("notes", own.notes):
             speakers.setdefault(text, []).append(agent)
     said = [f"{name_agents(agents)}: {text}" for text, agents in speakers.items()]
     return [*outcome.failures.values(), *said]

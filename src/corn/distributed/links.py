@@ -104,7 +104,7 @@ def open_links(
 ) -> dict[int, Link]:
     """Connect to every neighbour, which must do the same; ``address`` is this host's own.
 
-    Raises ``CornError`` with the neighbour's name if it does not come in time.
+    Raises ``LinkError`` with the neighbour's name if it does not come in time.
     """
     if backend != "gloo":
         raise InvalidArgumentError(
@@ -119,7 +119,7 @@ def open_links(
         try:
             group = _make_group(place, int(agent == high), device, timeout)
         except RuntimeError as error:
-            raise CornError(
+            raise LinkError(
                 f"agent {agent}: no connection to its neighbour agent {peer} within {timeout:g} s"
             ) from error
         links[peer] = Link(group, agent=agent, peer=peer, message_bytes=message_bytes)

@@ -109,6 +109,8 @@ class AgentLoop:
         self._epoch = conditions.make_epoch(plan, tuple(range(plan.num_agents)))
         self._weights = self._epoch.weights_of(conditions.agent)
         self._proposal: tuple[int, Epoch] | None = None
+        self._without_plan: frozenset[int] = frozenset()
+        self._is_broken = False
         self._members = Membership(conditions.num_agents)
         self._reported: frozenset[int] = frozenset()
         self.step, self.parameters = first_step, parameters
@@ -147,24 +149,30 @@ class AgentLoop:
         return self.step + self._at.num_agents
 
     def _advance(self) -> None:
-        at, step = self._at, self.step
         self._follow_losses()
-        self._ledger.reserve(step)
-        eta = at.settings.schedule.at(step + 1, at.num_steps)
-        noise = self._epoch.noise.take(step)
-        try:
-            values, statistics = self._half_step.take(
-                self.parameters, noise, step=step, step_size=eta
-            )
-        except BrokenError as error:
-            # Its model, which is public, goes on to neighbours until all have stopped.
-            self._watcher.note(str(error))
-            self._members.note_stop(StopNotice(self._horizon(), at.agent, "broken"))
-            values, statistics = self.parameters.clone(), _nothing()
-        for mixing_round in range(at.rounds[0]):
-            values = self._mix(values, mixing_round, prepares=mixing_round == 0)
-        self.parameters, self.step = values, step + 1
+        values, statistics = self._learn()
+        for mixing_round in range(self._at.rounds[0]):
+            prepares = mixing_round == 0 and not self._is_broken
+            values = self._mix(values, mixing_round, prepares=prepares)
+        self.parameters, self.step = values, self.step + 1
         self._watcher.see_step(self.step, values, statistics)
+
+    def _learn(self) -> tuple[Tensor, StepStatistics]:
+        """The half step of this step, reserved first; a broken agent's model stays as it is."""
+        at, step = self._at, self.step
+        if not self._is_broken:
+            self._ledger.reserve(step)
+            eta, noise = at.settings.schedule.at(step + 1, at.num_steps), self._epoch.noise
+            try:
+                return self._half_step.take(
+                    self.parameters, noise.take(step), step=step, step_size=eta
+                )
+            except BrokenError as error:
+                self._is_broken = True
+                self._watcher.note(str(error))
+                self._members.note_stop(StopNotice(self._horizon(), at.agent, "broken"))
+        # Its model, which is public, goes on to neighbours until all have stopped.
+        return self.parameters.clone(), _nothing()
 
     @torch.no_grad()
     def _mix(self, values: Tensor, mixing_round: int, *, prepares: bool = False) -> Tensor:
@@ -260,9 +268,15 @@ class AgentLoop:
     def _propose(self, switch: int) -> None:
         lost = self._members.lost_by(switch - self._at.num_agents)
         members = component_of(self._everyone.network.graph, self._at.agent, lost)
-        if len(members) == 1:
+        if len(members) == 1 or lost == self._without_plan:
             return
-        plan = replan(self._everyone, members, steps_left=self._at.last_step - switch)
+        try:
+            plan = replan(self._everyone, members, steps_left=self._at.last_step - switch)
+        except CornError as error:
+            # The same for all survivors; the noise they have keeps the budget without a new plan.
+            self._without_plan = lost
+            self._watcher.note(f"no new plan, the old one goes on: {error}")
+            return
         self._proposal = switch, self._at.make_epoch(plan, members)
 
     def _compare_proposals(self, peer: int, header: Header) -> None:
@@ -274,9 +288,11 @@ class AgentLoop:
         self._epoch, self._proposal = epoch, None
         self._weights = epoch.weights_of(self._at.agent)
         value = epoch.plan.certificate.value / epoch.plan.num_agents
+        is_other = type(epoch.plan.objective) is not type(self._everyone.objective)
         self._watcher.note(
             f"new plan {fingerprint(epoch.plan).hex()[:16]} for {len(epoch.members)} agents from "
             f"step {self.step} on: noise energy per agent {value:.4g}"
+            + (" by another objective, as the one given is of all agents" if is_other else "")
         )
 
 

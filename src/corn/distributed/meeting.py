@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -18,9 +19,12 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from corn.distributed.links import find_address
-from corn.errors import CornError
+from corn.errors import CornError, InvalidArgumentError
+from corn.learn.monitor import Interruption
 
 _SECONDS_TO_PART = 5.0
+_SECONDS_BETWEEN_LOOKS = 0.02
+_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class AbsentError(CornError):
@@ -29,7 +33,7 @@ class AbsentError(CornError):
 
 @final
 class Meeting:
-    """What agents say to each other through a store.
+    """What agents say to each other through a store, before one run and no more.
 
     Args:
         store: common to all agents.
@@ -38,6 +42,8 @@ class Meeting:
         timeout: how many seconds to wait for others.
         address: this host's address, for links.
         is_host: whether the store lives in this process, and dies with it.
+
+    Set ``interruption`` to give up waiting when a person asks for it.
     """
 
     def __init__(
@@ -52,9 +58,17 @@ class Meeting:
     ) -> None:
         self.store, self.agent, self.num_agents = store, agent, num_agents
         self.timeout, self.address, self._is_host = timeout, address, is_host
+        self.interruption: Interruption | None = None
+        self._topics: set[str] = set()
 
     def say(self, topic: str, text: bytes) -> None:
         """Tell everybody, under a topic of which each agent speaks once."""
+        if topic in self._topics:
+            raise InvalidArgumentError(
+                f"agent {self.agent}: this meeting has served a run, and what was said there would "
+                "be taken for new: use another store for another run"
+            )
+        self._topics.add(topic)
         self._put(f"{topic}/{self.agent}", text)
 
     def hear_all(self, topic: str) -> dict[int, bytes]:
@@ -75,6 +89,14 @@ class Meeting:
         with self._explain():
             return bytes(self.store.get(key))
 
+    def find_silent(self, topic: str, *, seconds: float) -> list[int]:
+        """Who has still said nothing under a topic after so many seconds."""
+        keys = {who: f"{topic}/{who}" for who in range(self.num_agents)}
+        deadline = time.monotonic() + seconds
+        while not self._are_there(list(keys.values())) and time.monotonic() < deadline:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        return [who for who, key in keys.items() if not self._are_there([key])]
+
     def part(self) -> None:
         """Leave without having started; a host stays for some seconds until all have left."""
         with suppress(CornError):
@@ -84,26 +106,32 @@ class Meeting:
                 self.hear_all("parted")
 
     def _wait(self, keys: list[str], topic: str, agents: list[int] | None = None) -> None:
-        try:
-            self.store.wait(keys, timedelta(seconds=self.timeout))
-        except distributed.DistError as error:
-            absent = [
-                str(who)
-                for who, key in zip(agents or range(self.num_agents), keys, strict=True)
-                if not self._is_there(key)
-            ]
-            raise AbsentError(
-                f"agent {self.agent}: no word ({topic}) from agents {', '.join(absent)} within "
-                f"{self.timeout:g} s"
-            ) from error
+        # The store's own wait would hear no signal until its time is out.
+        deadline = time.monotonic() + self.timeout
+        while not self._are_there(keys):
+            if self.interruption is not None and self.interruption.requested:
+                raise CornError(f"agent {self.agent}: interrupted before the first step")
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        else:
+            return
+        everyone = agents or range(self.num_agents)
+        absent = [
+            str(who) for who, key in zip(everyone, keys, strict=True) if not self._are_there([key])
+        ]
+        raise AbsentError(
+            f"agent {self.agent}: no word ({topic}) from agents {', '.join(absent)} within "
+            f"{self.timeout:g} s"
+        )
 
     def _put(self, key: str, value: bytes) -> None:
         with self._explain():
             self.store.set(key, value)  # type: ignore[arg-type]  # bytes are taken as they are
 
-    def _is_there(self, key: str) -> bool:
+    def _are_there(self, keys: list[str]) -> bool:
         with self._explain():
-            return bool(self.store.check([key]))
+            return bool(self.store.check(keys))
 
     @contextmanager
     def _explain(self) -> Iterator[None]:
@@ -114,18 +142,17 @@ class Meeting:
 
 
 def host_store(host: str, port: int, *, timeout: float) -> TCPStore:
-    """Open the store for all agents on this machine; port 0 takes any that is free."""
+    """Open the store for all agents, at this address only; port 0 takes any that is free."""
     try:
-        # Torch would listen on every address, and then look for this one until its time is out.
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
+        # Torch itself would listen on every address, and the store asks nobody who they are.
+        listener = socket.create_server((host, port))
         return TCPStore(
             host,
-            port,
+            listener.getsockname()[1],
             is_master=True,
             wait_for_workers=False,
             timeout=timedelta(seconds=timeout),
+            master_listen_fd=listener.detach(),
         )
     except (OSError, distributed.DistError) as error:
         raise CornError(
@@ -161,6 +188,8 @@ def join(
         return Meeting(found, rank, size, timeout=timeout, address=find_address(*where))
     if agent is None or num_agents is None:
         raise CornError("the agent's number and the number of agents must be given with a store")
+    if not 0 <= agent < num_agents:
+        raise InvalidArgumentError(f"agent must be from 0 to {num_agents - 1}, found {agent}")
     if agent == 0:
         opened = host_store(*store, timeout=timeout)
     else:
@@ -177,16 +206,19 @@ def join(
 
 def join_torchrun(*, timeout: float) -> tuple[Store, int, int]:
     """The store, this agent's number and the number of agents, as torchrun set them."""
-    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
+    missing = [name for name in _TORCHRUN if name not in os.environ]
     if missing:
         raise CornError(
             f"{missing[0]} is not set: start agents with torchrun, or give --agent and --store"
         )
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        if not os.environ[name].isdecimal():
+            raise CornError(f"{name} must be a number, found {os.environ[name]!r}")
     try:
         handler = rendezvous("env://", timeout=timedelta(seconds=timeout))
         store, rank, size = next(handler)
     except distributed.DistError as error:
-        where = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}"
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise CornError(
             f"agent {os.environ['RANK']}: no store at {where}: nobody hosts it, or the port is "
             "taken"

@@ -170,7 +170,11 @@ def discover_graph(flood: Flood, request: PlanningRequest) -> nx.Graph:
 
 
 def draw_together(flood: Flood, secret: bytes) -> int:
-    """A seed that depends on what everybody chose before anyone knew the others' choice."""
+    """A seed that depends on what everybody chose before anyone knew the others' choice.
+
+    Assumes agents that follow the protocol: one that sees all reveals first may stop the run and
+    so have it drawn again, and rows of others pass through its hands.
+    """
     commitments = flood.spread("commitments", commit(flood.agent, secret))
     reveals = flood.spread("reveals", secret)
     for agent in range(flood.num_agents):

@@ -39,6 +39,8 @@ class CountingLedger(Protocol):
     def remaining(self) -> int:
         """How many more releases are allowed."""
 
+    reserved_before: int
+
     def reserve(self, step: int) -> None:
         """Allow the release of a step, once."""
 
@@ -48,7 +50,7 @@ class NoLedger:
     """Counts a rehearsal's releases, which protect nothing, and forgets them."""
 
     def __init__(self, max_releases: int, nonce: bytes) -> None:
-        self.remaining, self.nonce = max_releases, nonce
+        self.remaining, self.nonce, self.reserved_before = max_releases, nonce, 0
 
     def reserve(self, step: int) -> None:  # noqa: ARG002
         """See ``CountingLedger``."""
@@ -120,17 +122,19 @@ def make_hello(
     start: Tensor,
     credentials: Credentials,
     checkpoints: set[int],
+    data: str = "",
 ) -> Hello:
-    """What the agent says at the handshake; none of it is secret."""
+    """What the agent says at the handshake, ``data`` on how that was dealt out; nothing secret."""
     return Hello(
         fingerprint(plan).hex(),
         describe_model(task, model),
         hashlib.sha256(start.numpy().tobytes()).hexdigest()[:16],
         "none" if credentials.roster is None else digest_roster(credentials.roster),
-        settings.describe(plan),
+        settings.describe(plan) | {"how data is dealt out": data},
         credentials.ledger.nonce.hex(),
         credentials.ledger.remaining,
         tuple(sorted(checkpoints | {0})),
+        credentials.ledger.reserved_before,
     )
 
 
@@ -142,7 +146,7 @@ def find_checkpoints(
         return set()
     steps = list_steps(folder)
     for step in steps:
-        found = read_checkpoint(plan, agent, folder, step)
+        found = read_checkpoint(plan, agent, settings, folder, step)
         if len(found) != num_parameters:
             raise FileFormatError(
                 f"agent {agent}: {folder}/checkpoint-{step}.corn: has {len(found)} parameters, "
@@ -151,10 +155,17 @@ def find_checkpoints(
     return steps
 
 
-def read_checkpoint(plan: Plan, agent: int, folder: Path, step: int) -> Tensor:
-    """This agent's model after a step of this plan."""
+def read_checkpoint(
+    plan: Plan, agent: int, settings: RunSettings, folder: Path, step: int
+) -> Tensor:
+    """This agent's model after a step of this plan, in a run of the same kind."""
     return load_checkpoint(
-        folder, plan_fingerprint=fingerprint(plan), agent=agent, step=step, dtype=torch_type(plan)
+        folder,
+        plan_fingerprint=fingerprint(plan),
+        agent=agent,
+        step=step,
+        dtype=torch_type(plan),
+        is_rehearsal=settings.is_rehearsal,
     )
 
 

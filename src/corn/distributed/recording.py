@@ -6,9 +6,10 @@ are not covered by the privacy promise: they are for the agent's own eyes. Model
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
@@ -62,6 +63,14 @@ class Account:
     budget: PrivacyBudget
     precision: float
 
+    def capped(self) -> Account:
+        """The most that any plan under this budget spends, for when not all releases are known."""
+        return replace(self, precision=max(self.precision, self.budget.precision_cap))
+
+    def unprotected(self) -> Account:
+        """A rehearsal's: its noise is public."""
+        return replace(self, precision=math.inf)
+
     def epsilon(self, num_releases: int) -> float:
         """ε after so many releases, at the budget's δ."""
         if num_releases == 0:
@@ -96,6 +105,7 @@ class Recorder:
         describe_traffic: neighbours left and bytes sent so far.
         on_progress: called with the progress, a few times a second.
         on_note: called with every note.
+        is_rehearsal: whether checkpoints are a rehearsal's.
     """
 
     def __init__(
@@ -114,6 +124,7 @@ class Recorder:
         describe_traffic: Callable[[], tuple[int, int]],
         on_progress: Callable[[Progress], None] | None = None,
         on_note: Callable[[str], None] | None = None,
+        is_rehearsal: bool = False,
     ) -> None:
         # Privacy is counted here, by releases; for the table this run is one without a promise.
         self._variant = Variant(Contender.non_private(name=name), schedule)
@@ -121,7 +132,7 @@ class Recorder:
         self._folder, self._every, self._plan = folder, checkpoint_every, plan_fingerprint
         self._count_releases, self._describe_traffic = count_releases, describe_traffic
         self._on_progress, self._on_note = on_progress, on_note
-        self._last_report = 0.0
+        self._last_report, self._is_rehearsal = 0.0, is_rehearsal
         self.rows: list[Row] = []
         self.notes: list[str] = []
 
@@ -197,6 +208,7 @@ class Recorder:
                 agent=self._agent,
                 step=step,
                 parameters=parameters,
+                is_rehearsal=self._is_rehearsal,
             )
 
     def _progress(self, step: int, statistics: StepStatistics) -> Progress:

@@ -16,6 +16,7 @@ from corn.distributed.handshake import (
     Agreement,
     check_guarantee,
     confirm,
+    naming_the_silent,
     parting_last,
     refusing_aloud,
     shake_hands,
@@ -76,7 +77,7 @@ def run_agent(
         CornError: in one line that begins with the agent's name.
     """
     chosen = settings or RunSettings()
-    with _naming(meeting.agent), parting_last(meeting), refusing_aloud(meeting, "hello"):
+    with preparing(meeting):
         task = _make_task(model, loss)
         if isinstance(dataset, DataLoader):
             chosen = _take_batch_size(chosen, plan, dataset)
@@ -111,8 +112,13 @@ def run_problem(
     out: Path | None = None,
     settings: RunSettings,
     reports: Reports | None = None,
+    data: str = "",
 ) -> AgentResult:
-    """Like :func:`run_agent`, for a task; ``cohort`` has everyone's data, for a rehearsal."""
+    """Like :func:`run_agent`, for a task.
+
+    ``cohort`` has everyone's data, for a rehearsal; ``data`` says how it was dealt out, in which
+    all must agree.
+    """
     agent, reports = meeting.agent, reports or Reports()
     with _naming(agent), ExitStack() as stack:
         with parting_last(meeting):
@@ -124,9 +130,11 @@ def run_problem(
                 work = prepare_work(plan, agent, settings, own, cohort)
                 size = own.task.num_parameters
                 steps = find_checkpoints(plan, agent, settings, out, size)
-                hello = make_hello(plan, settings, own.task, model, work.start, credentials, steps)
+                hello = make_hello(
+                    plan, settings, own.task, model, work.start, credentials, steps, data
+                )
             agreement = shake_hands(meeting, hello)
-            with refusing_aloud(meeting, "ready"):
+            with naming_the_silent(meeting, "ready"), refusing_aloud(meeting, "ready"):
                 _require_budget(agreement)
                 seeds = _share_seeds(meeting, plan, credentials, agreement)
                 run = AgentRun(
@@ -134,7 +142,7 @@ def run_problem(
                     settings,
                     meeting,
                     credentials,
-                    Account(plan.budget, guarantee.precision),
+                    _make_account(plan, guarantee, settings, credentials),
                     work,
                     agreement,
                     seeds,
@@ -156,11 +164,25 @@ def _check(plan: Plan, settings: RunSettings, meeting: Meeting) -> AgentGuarante
     return check_guarantee(plan, meeting.agent)
 
 
+def _make_account(
+    plan: Plan, guarantee: AgentGuarantee, settings: RunSettings, credentials: Credentials
+) -> Account:
+    account = Account(plan.budget, guarantee.precision)
+    if settings.is_rehearsal:
+        return account.unprotected()
+    # New plans for survivors give an agent other noise, of which only the cap is the same. Runs
+    # before this one may have made some too.
+    is_first_run = credentials.ledger.remaining == plan.budget.num_steps
+    is_exact = is_first_run and settings.on_dropout != "replan"
+    return account if is_exact else account.capped()
+
+
 def _require_budget(agreement: Agreement) -> None:
     if agreement.max_steps == 0:
+        crashed = f", {agreement.reserved} of it reserved by a run that crashed"
         raise CornError(
             f"agent {agreement.scarce}'s ledger allows no more releases under this plan: its "
-            "budget is spent"
+            f"budget is spent{crashed if agreement.reserved else ''}"
         )
 
 
@@ -174,9 +196,16 @@ def _share_seeds(
 
 def _make_folder(path: Path) -> None:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)  # measurements are its own
     except OSError as error:
         raise CornError(f"{path}: cannot be made: {error.strerror}") from error
+
+
+@contextmanager
+def preparing(meeting: Meeting) -> Iterator[None]:
+    """Whatever fails before the handshake says whose it is, and the others hear of it."""
+    with _naming(meeting.agent), parting_last(meeting), refusing_aloud(meeting, "hello"):
+        yield
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, get_args
 
@@ -13,6 +12,7 @@ from corn.plan import Plan
 DropoutPolicy: TypeAlias = Literal["continue", "replan", "stop"]
 
 _NUM_EVALUATIONS = 20
+_MAX_TIMEOUT = 1e6
 _REPLAN_LIMIT = 2
 
 
@@ -55,12 +55,19 @@ class RunSettings:
             raise InvalidArgumentError(
                 f"on_dropout must be continue, replan or stop, found {self.on_dropout!r}"
             )
-        if not 0 < self.timeout < math.inf:
-            raise InvalidArgumentError(f"timeout must be positive seconds, found {self.timeout}")
+        if not 0 < self.timeout <= _MAX_TIMEOUT:
+            raise InvalidArgumentError(
+                f"timeout must be positive seconds, at most {_MAX_TIMEOUT:g}, found {self.timeout}"
+            )
         if self.checkpoint_every < 1:
             raise InvalidArgumentError(
                 f"checkpoint_every must be at least 1, found {self.checkpoint_every}"
             )
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """Whether noise comes from a public seed, and protects nothing."""
+        return self.rehearsal_seed is not None
 
     def steps_of(self, plan: Plan) -> int:
         """T: as asked for, or as planned."""

@@ -36,6 +36,11 @@ class Workload:
             stand_in=self.stand_in,
         )
 
+    def describe(self, problem: Problem) -> str:
+        """How the problem's data was chosen and dealt out, by which agents know it is the same."""
+        stand_in = "".join(f"; {note}" for note in problem.notes)
+        return f"{self.name}, {self.partition}, seed {self.seed}{stand_in}"
+
 
 def own_part(problem: Problem, agent: int) -> Problem:
     """The same problem with one agent's training data and nobody else's."""

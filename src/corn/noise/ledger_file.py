@@ -22,7 +22,9 @@ from corn.errors import FileFormatError
 from corn.noise.encoding import encode_fields
 
 STEPS_PER_BLOCK = 64
-"""How many steps one durable write reserves: the most releases that a crash can cost."""
+"""How many steps one durable write reserves at most, and so the most that a crash can cost."""
+
+_BLOCKS_PER_PLAN = 50
 
 PAGE_BYTES = 4096
 """A page of the disk: a write that is torn damages no other."""
@@ -32,6 +34,15 @@ FILE_BYTES = 3 * PAGE_BYTES
 _PATTERN = re.compile(
     rb"entry (\d+) run ([0-9a-f]{64}) settled (\d+) released (\d+) reserved (\d+) to (\d+)\n"
 )
+
+
+def steps_per_block(max_releases: int) -> int:
+    """How many steps one durable write reserves: a crash must leave most of a short plan.
+
+    >>> steps_per_block(60), steps_per_block(1000), steps_per_block(100_000)
+    (1, 20, 64)
+    """
+    return min(STEPS_PER_BLOCK, max(1, max_releases // _BLOCKS_PER_PLAN))
 
 
 @dataclass(frozen=True)
