@@ -24,7 +24,9 @@ for host in a b; do
 done
 STORE=10.77.0.1
 
-# The plan is public, and by default safe against one insider: hosts need not trust each other. Every agent's key stays on its host; only public keys travel, in the roster.
+# The plan is public, and by default safe against an eavesdropper with one insider. A curious host
+# here holds the keys of two agents: plan with --colluders 2 where that matters. Every agent's key
+# stays on its host; only public keys travel, in the roster.
 cd "$WORK"
 "$CORN" plan --graph ring:4 --steps 200 --out plan.corn > plan.txt 2>&1
 for host in a b; do mkdir -m 700 keys-$host; done
