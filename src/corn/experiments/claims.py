@@ -10,13 +10,12 @@ and wherever a single seed is all there is, it is **undecided**. Designs are exa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
-import numpy as np
-
+from corn.experiments.comparison import ROUNDING, TOLERATED, Difference, Lines
 from corn.experiments.methods import (
     CENTRAL,
     CORN,
@@ -31,16 +30,12 @@ from corn.experiments.methods import (
     Method,
 )
 from corn.experiments.scale import Scale
-from corn.experiments.studies import Panel, Point, confidence_half_width
+from corn.experiments.studies import Panel, Point
 from corn.privacy import gaussian, paper
 
 Source: TypeAlias = Literal["paper", "expected", "corn"]
 Verdict: TypeAlias = Literal["holds", "does not hold", "undecided"]
 
-_ROUNDING = 1e-6
-"""Designs are solved to this relative gap."""
-
-_TOLERATED = 0.01
 _NEAR = 0.05
 _SPARSE = 0.4
 _ALWAYS_CHECKED = (30.0, 40.0)
@@ -65,83 +60,6 @@ class Claim:
     statement: str
     verdict: Verdict
     evidence: str
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How much worse one is than the other, relative to the other, and the interval's half width.
-
-    Infinite where one has no value: it broke down, or a single seed says nothing of the interval.
-    """
-
-    x: float
-    mean: float
-    half_width: float
-
-    @property
-    def is_surely_worse(self) -> bool:
-        """Whether the whole interval is on the wrong side."""
-        return self.mean - self.half_width > _ROUNDING
-
-    @property
-    def is_surely_no_worse(self) -> bool:
-        """Whether the whole interval is on the right side, or nearly."""
-        return self.mean + self.half_width <= _TOLERATED
-
-
-@dataclass(frozen=True)
-class Lines:
-    """The points of a panel by method and place."""
-
-    panel: Panel
-    points: Mapping[tuple[str, float], Point]
-
-    @classmethod
-    def of(cls, panel: Panel, points: Iterable[Point]) -> Lines:
-        """Index points."""
-        return cls(panel, {(point.method.name, point.x): point for point in points})
-
-    def places(self, *methods: Method) -> list[float]:
-        """Where all of these methods were tried, in order."""
-        found = [{x for name, x in self.points if name == method.name} for method in methods]
-        return sorted(set.intersection(*found))
-
-    def mean(self, method: Method, x: float) -> float:
-        """The mean of a method at a place; NaN where every run broke down."""
-        return self.points[method.name, x].mean
-
-    def excess(
-        self, first: tuple[Method, float], second: tuple[Method, float], *, comparisons: int = 1
-    ) -> Difference:
-        """How much worse the first is than the second, paired by seed, relative to the second.
-
-        A method that broke down is infinitely worse than one that did not.
-        """
-        a, b = (self._values(*place) for place in (first, second))
-        if not a or not b:
-            return Difference(first[1], math.inf if b or not a else -math.inf, 0.0)
-        unit = abs(float(np.mean(b))) or 1.0
-        gaps = _subtract(a, b, unit if self.panel.lower_is_better else -unit)
-        return Difference(first[1], float(np.mean(gaps)), self._half_width(gaps, comparisons))
-
-    def margin_lead(self, better: float, other: float) -> Difference:
-        """How much larger CorN's margin over DECOR is at one place than at another, absolutely."""
-        sign = 1.0 if self.panel.lower_is_better else -1.0
-        margins = [
-            _subtract(self._values(DECOR_PAPER, x), self._values(CORN_PAPER, x), sign)
-            for x in (better, other)
-        ]
-        lead = _subtract(margins[0], margins[1], 1.0)
-        return Difference(better, float(np.mean(lead)), self._half_width(lead, 1))
-
-    def _values(self, method: Method, x: float) -> tuple[float, ...]:
-        values = self.points[method.name, x].values
-        return values if all(map(math.isfinite, values)) else ()
-
-    def _half_width(self, gaps: tuple[float, ...], comparisons: int) -> float:
-        if self.panel.is_random and len(gaps) < 2:
-            return math.inf
-        return confidence_half_width(gaps, confidence=1 - 0.05 / comparisons)
 
 
 def check_claims(panels: Sequence[tuple[Panel, Sequence[Point]]], scale: Scale) -> list[Claim]:
@@ -264,7 +182,7 @@ def _describe_order(
         f"at {d.x:g} {lines.mean(better, d.x):.4g} against {lines.mean(worse, d.x):.4g}"
         f"{_describe_interval(d)}"
         for d in finite
-        if d.mean > _ROUNDING
+        if d.mean > ROUNDING
     ]
     if any(math.isinf(d.half_width) for d in differences):
         parts.append("one seed")
@@ -295,16 +213,16 @@ def _check_improvement(lines: Lines, method: Method, axis: str) -> Claim:
     ]
     whole = lines.excess((method, places[-1]), (method, places[0]))
     verdict: Verdict = "undecided"
-    if whole.mean + whole.half_width < -_TOLERATED:
+    if whole.mean + whole.half_width < -TOLERATED:
         verdict = "holds"
-    elif whole.mean - whole.half_width > -_TOLERATED:
+    elif whole.mean - whole.half_width > -TOLERATED:
         verdict = "does not hold"
     worse = [step.x for step in steps if step.is_surely_worse]
     path = " → ".join(f"{lines.mean(method, x):.3g}" for x in places)
     return Claim(
         "expected" if method == LDP_PAPER else "paper",
         lines.panel.name,
-        f"{method.label} improves with {axis}, by over {_TOLERATED:.0%} in all",
+        f"{method.label} improves with {axis}, by over {TOLERATED:.0%} in all",
         "does not hold" if worse else verdict,
         path
         + (f"; worse at {axis} = {_list(worse)}" if worse else "")
@@ -384,7 +302,7 @@ def _check_groups(lines: Lines) -> Claim | None:
         "expected",
         lines.panel.name,
         "noise grows with the number of seed groups, and is LDP's at one group per agent",
-        _judge(steps) if abs(last / independent - 1) <= _ROUNDING else "does not hold",
+        _judge(steps) if abs(last / independent - 1) <= ROUNDING else "does not hold",
         f"{first:.4g} at m = {places[0]:g}, {last:.4g} at m = {places[-1]:g} "
         f"(LDP {independent:.4g})" + (f"; falls after m = {_list(fewer)}" if fewer else ""),
     )
@@ -394,15 +312,6 @@ def _describe_interval(difference: Difference) -> str:
     if difference.half_width == 0 or math.isinf(difference.half_width):
         return ""
     return f" ({difference.mean:+.2%} ± {difference.half_width:.2%})"
-
-
-def _subtract(
-    first: tuple[float, ...], second: tuple[float, ...], unit: float
-) -> tuple[float, ...]:
-    """Differences seed by seed, in a unit; of the means where seeds do not match."""
-    if len(first) != len(second):
-        return (float(np.mean(first) - np.mean(second)) / unit,)
-    return tuple((a - b) / unit for a, b in zip(first, second, strict=True))
 
 
 def _list(values: Iterable[float]) -> str:

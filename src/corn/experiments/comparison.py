@@ -1,0 +1,104 @@
+"""How much worse one line of a panel is than another, paired by seed, with an interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from corn.experiments.methods import CORN_PAPER, DECOR_PAPER, Method
+from corn.experiments.studies import Panel, Point, confidence_half_width
+
+ROUNDING = 1e-6
+"""Designs are solved to this relative gap."""
+
+TOLERATED = 0.01
+"""A difference within this part of the value counts as none."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much worse one is than the other, relative to the other, and the interval's half width.
+
+    Infinite where one has no value: it broke down, or a single seed says nothing of the interval.
+    """
+
+    x: float
+    mean: float
+    half_width: float
+
+    @property
+    def is_surely_worse(self) -> bool:
+        """Whether the whole interval is on the wrong side."""
+        return self.mean - self.half_width > ROUNDING
+
+    @property
+    def is_surely_no_worse(self) -> bool:
+        """Whether the whole interval is on the right side, or nearly."""
+        return self.mean + self.half_width <= TOLERATED
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The points of a panel by method and place."""
+
+    panel: Panel
+    points: Mapping[tuple[str, float], Point]
+
+    @classmethod
+    def of(cls, panel: Panel, points: Iterable[Point]) -> Lines:
+        """Index points."""
+        return cls(panel, {(point.method.name, point.x): point for point in points})
+
+    def places(self, *methods: Method) -> list[float]:
+        """Where all of these methods were tried, in order."""
+        found = [{x for name, x in self.points if name == method.name} for method in methods]
+        return sorted(set.intersection(*found))
+
+    def mean(self, method: Method, x: float) -> float:
+        """The mean of a method at a place; NaN where every run broke down."""
+        return self.points[method.name, x].mean
+
+    def excess(
+        self, first: tuple[Method, float], second: tuple[Method, float], *, comparisons: int = 1
+    ) -> Difference:
+        """How much worse the first is than the second, paired by seed, relative to the second.
+
+        A method that broke down is infinitely worse than one that did not.
+        """
+        a, b = (self._values(*place) for place in (first, second))
+        if not a or not b:
+            return Difference(first[1], math.inf if b or not a else -math.inf, 0.0)
+        unit = abs(float(np.mean(b))) or 1.0
+        gaps = _subtract(a, b, unit if self.panel.lower_is_better else -unit)
+        return Difference(first[1], float(np.mean(gaps)), self._half_width(gaps, comparisons))
+
+    def margin_lead(self, better: float, other: float) -> Difference:
+        """How much larger CorN's margin over DECOR is at one place than at another, absolutely."""
+        sign = 1.0 if self.panel.lower_is_better else -1.0
+        margins = [
+            _subtract(self._values(DECOR_PAPER, x), self._values(CORN_PAPER, x), sign)
+            for x in (better, other)
+        ]
+        lead = _subtract(margins[0], margins[1], 1.0)
+        return Difference(better, float(np.mean(lead)), self._half_width(lead, 1))
+
+    def _values(self, method: Method, x: float) -> tuple[float, ...]:
+        values = self.points[method.name, x].values
+        return values if all(map(math.isfinite, values)) else ()
+
+    def _half_width(self, gaps: tuple[float, ...], comparisons: int) -> float:
+        if self.panel.is_random and len(gaps) < 2:
+            return math.inf
+        return confidence_half_width(gaps, confidence=1 - 0.05 / comparisons)
+
+
+def _subtract(
+    first: tuple[float, ...], second: tuple[float, ...], unit: float
+) -> tuple[float, ...]:
+    """Differences seed by seed, in a unit; of the means where seeds do not match."""
+    if len(first) != len(second):
+        return (float(np.mean(first) - np.mean(second)) / unit,)
+    return tuple((a - b) / unit for a, b in zip(first, second, strict=True))
