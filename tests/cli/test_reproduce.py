@@ -2,8 +2,15 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.progress import Progress
+
+from corn.cli.reproduce import _MatrixBar
+from corn.experiments import list_cells
+from corn.experiments.cells import TrainingCell
+from tests.experiments.scales import PILOTS
 
 from .commands import Runner
 
@@ -25,6 +32,48 @@ def test_a_figure_of_the_paper(corn: Runner, tmp_path: Path) -> None:
     assert again.exit_code == 0
     assert "these do not" in again.stdout
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()} == cells
+
+
+@pytest.mark.slow
+def test_an_interruption_between_pilots_and_further_seeds(
+    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("reproduce", "fig4b", "--out", tmp_path, "--jobs", 1)
+    num_designs = len(list_cells(["fig4b"], PILOTS)) - 3
+
+    def interrupt_repeats(self: TrainingCell, *arguments: Any) -> Any:
+        if self.seeds != (0,):
+            raise KeyboardInterrupt
+        return compute(self, *arguments)
+
+    compute = TrainingCell.compute
+    monkeypatch.setattr("corn.experiments.QUICK", PILOTS)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingCell, "compute", interrupt_repeats)
+        outcome = corn(*arguments)
+    assert outcome.exit_code == 1
+    # Designs and the pilot, of those and two seeds at two step sizes or more.
+    assert f"interrupted: {num_designs + 1} of " in outcome.stderr
+    again = corn(*arguments, "--json")
+    assert again.exit_code == 0, again.stderr
+    facts = json.loads(again.stdout)
+    assert facts["scale"]["regression"]["num_pilots"] == 1
+    assert any("chosen on 1 pilot seed of 3" in note for note in facts["notes"])
+    assert f"with {num_designs + 1} of " in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_bar_counts_a_cell_once_and_grows_with_what_is_known() -> None:
+    cells = list_cells(["fig4b"], PILOTS)
+    with Progress(disable=True) as progress:
+        bar = _MatrixBar(progress)
+        bar.expect(cells)
+        for cell in (*cells[:2], *cells[:2]):
+            bar.finish(cell)
+        (task,) = progress.tasks
+        assert (task.fields["finished"], task.fields["cells"]) == (2, len(cells))
+        assert task.completed == pytest.approx(sum(cell.cost for cell in cells[:2]))
+        bar.expect(cells * 2)
+        assert task.total == pytest.approx(2 * sum(cell.cost for cell in cells))
 
 
 def test_misuse(corn: Runner, tmp_path: Path) -> None:

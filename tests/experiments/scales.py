@@ -18,3 +18,12 @@ TINY = replace(
     network=Training("digits", "sample", 5, (1.0,), 2, model="network"),
     softmax=Training("digits", "agent", 5, (1e-1,), 2, model="linear"),
 )
+
+PILOTS = replace(
+    TINY,
+    connectivities=(0.4,),
+    regression=Training(
+        "breast-cancer", "agent", 20, (3.0, 0.3), 3, seeds_per_cell=1, num_pilots=1
+    ),
+)
+"""Of three seeds the first chooses step sizes for all: large without noise, small with much."""

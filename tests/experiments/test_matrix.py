@@ -37,7 +37,7 @@ def test_training_is_that_of_the_library(tmp_path: Path) -> None:
     """One method, from the matrix and straight from the engine, at a cap that is not 1."""
     method = CORN_TWO_INSIDERS
     study = make_studies(["fig4b"], TINY)[0]
-    cell = study.cells[0]
+    cell = study.cells({})[0]
     assert isinstance(cell, TrainingCell)
     cell = replace(cell, methods=(method,))
     store = CellStore(tmp_path)
@@ -176,7 +176,7 @@ def test_a_backend_that_cannot_stream_loses_one_batch_only(tmp_path: Path) -> No
 
 
 def test_every_setting_is_in_the_key() -> None:
-    cell = make_studies(["fig4a"], TINY)[0].cells[0]
+    cell = make_studies(["fig4a"], TINY)[0].cells({})[0]
     assert isinstance(cell, TrainingCell)
     other = {
         "task": "digits",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.experiments.scales import TINY
+from tests.experiments.scales import PILOTS, TINY
 
-from corn.experiments import CellStore, Panel, Point, reproduce
+from corn.experiments import CellStore, Panel, Point, Reproduction, reproduce
 from corn.experiments.methods import CORN_PAPER, NONE
 from corn.report.curves import plot_panel
 from corn.report.reproduction import write_reproduction
@@ -38,6 +38,14 @@ def test_everything_is_written(tmp_path: Path) -> None:
         assert (tmp_path / "figures" / f"{name}.svg").exists()
     table = (tmp_path / "claims.md").read_text(encoding="utf-8")
     assert len(table.splitlines()) == 2 + len(made.claims)
+
+
+def test_the_page_says_which_seeds_chose_step_sizes(tmp_path: Path) -> None:
+    for scale, is_said in ((PILOTS, True), (TINY, False), (PILOTS.restrict(num_seeds=1), False)):
+        write_reproduction(Reproduction(scale, (), (), (), 0.0), tmp_path, command="", timing="")
+        words = " ".join((tmp_path / "report.html").read_text(encoding="utf-8").split())
+        said = "3; step sizes chosen on 1 of them, the others run at those only" in words
+        assert said == is_said
 
 
 def test_a_panel_without_a_finished_run_is_drawn_all_the_same(tmp_path: Path) -> None:

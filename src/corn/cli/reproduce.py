@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -52,7 +52,11 @@ def reproduce(
         str | None, typer.Option(help="Other values of p, with commas, where p varies.")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Another number of seeds for every task.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Another number of seeds for every task. On MNIST the first chooses step sizes.",
+        ),
     ] = None,
     jobs: Annotated[
         int, typer.Option(min=-1, help="Processes, of one thread each; -1 is one for each core.")
@@ -79,12 +83,16 @@ def reproduce(
         num_seeds=seeds,
     )
     names = figures or ["all"]
-    cells = experiments.list_cells(names, scale)
     store = experiments.CellStore(out / "cells")
+
+    def count_cells() -> tuple[int, int]:
+        cells = experiments.list_cells(names, scale, store=store)
+        return sum(store.load(cell) is not None for cell in cells), len(cells)
+
+    found, _ = count_cells()
     store.directory.mkdir(parents=True, exist_ok=True)
-    found = sum(store.load(cell) is not None for cell in cells)
     start = time.perf_counter()
-    with _progress(cells) as on_done:
+    with _progress() as bar:
         try:
             made = experiments.reproduce(
                 names,
@@ -93,21 +101,23 @@ def reproduce(
                 jobs=jobs,
                 cluster=cluster,
                 directory=cache,
-                on_done=on_done,
+                on_plan=bar.expect,
+                on_done=bar.finish,
             )
         except KeyboardInterrupt:
-            kept = sum(store.load(cell) is not None for cell in cells)
+            kept, total = count_cells()
             print_note(
-                f"interrupted: {kept} of {len(cells)} cells are kept in {store.directory}; the "
-                "same command goes on from there"
+                f"interrupted: {kept} of {total} cells are kept in {store.directory}; the same "
+                "command goes on from there"
             )
             raise typer.Exit(1) from None
     seconds = time.perf_counter() - start
+    _, total = count_cells()
     written = write_reproduction(
         made,
         out,
         command=_command(names, configuration),
-        timing=f"It took {seconds:.0f} s, with {found} of {len(cells)} cells found finished; all "
+        timing=f"It took {seconds:.0f} s, with {found} of {total} cells found finished; all "
         f"of them from nothing take {made.compute_seconds:.0f} s of one core.",
     )
     facts = _facts(made, configuration, seconds)
@@ -128,8 +138,28 @@ def _parse_numbers(name: str, text: str | None) -> tuple[float, ...]:
         ) from error
 
 
+class _MatrixBar:
+    """A bar over the whole matrix, by what its cells cost."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._finished: set[Cell] = set()
+        self._task = bar.add_task("computing", total=None, finished=0, cells=0)
+
+    def expect(self, cells: Sequence[Cell]) -> None:
+        """Set its length: again whenever more is known."""
+        total = sum(cell.cost for cell in cells)
+        self._bar.update(self._task, total=total, cells=len(cells))
+
+    def finish(self, cell: Cell) -> None:
+        """Count a cell, once."""
+        self._finished.add(cell)
+        done = sum(own.cost for own in self._finished)
+        self._bar.update(self._task, completed=done, finished=len(self._finished))
+
+
 @contextmanager
-def _progress(cells: Sequence[Cell]) -> Iterator[Callable[[Cell], None]]:
+def _progress() -> Iterator[_MatrixBar]:
     """One bar over the whole matrix, on stderr; silent when that is not a terminal."""
     console = Console(stderr=True)
     columns = (
@@ -142,16 +172,7 @@ def _progress(cells: Sequence[Cell]) -> Iterator[Callable[[Cell], None]]:
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
-        total = sum(cell.cost for cell in cells)
-        task = bar.add_task("computing", total=total, finished=0, cells=len(cells))
-        finished = 0
-
-        def on_done(cell: Cell) -> None:
-            nonlocal finished
-            finished += 1
-            bar.update(task, advance=cell.cost, finished=finished)
-
-        yield on_done
+        yield _MatrixBar(bar)
 
 
 def _command(names: Sequence[str], configuration: Mapping[str, object]) -> str:

@@ -1,8 +1,9 @@
 """Cells: the smallest pieces of the matrix that are computed, and kept by their configuration.
 
 A ``DesignCell`` is a covariance for one graph at precision cap 1; every budget's covariance is that
-divided by its cap, so that one cell serves all ε. A ``TrainingCell`` is all methods, step sizes and
-seeds of one task on one graph at one ε, run together on common random numbers.
+divided by its cap, so that one cell serves all ε. A ``TrainingCell`` is methods, step sizes and
+seeds of one task on one graph at one ε, run together on common random numbers: those of a seed are
+the same in every cell.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class DesignCell:
 
 @dataclass(frozen=True)
 class TrainingCell:
-    """All methods, step sizes and seeds of one task on one graph at one ε."""
+    """Methods, each at every step size with every seed, of one task on one graph at one ε."""
 
     task: str
     model: ModelName | None
@@ -176,6 +177,7 @@ class TrainingCell:
 
 
 Cell: TypeAlias = DesignCell | TrainingCell
+Results: TypeAlias = Mapping[Cell, CellResult]
 
 
 def design_cell(method: Method, graph: str, num_steps: int) -> DesignCell:

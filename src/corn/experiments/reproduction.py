@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from corn.covariance import ThreatModel
 from corn.errors import CornWarning
-from corn.experiments.cells import Cell, CellResult, TrainingCell
+from corn.experiments.cells import Cell, CellResult, Results, TrainingCell
 from corn.experiments.claims import Claim, check_claims
 from corn.experiments.figures import make_studies
 from corn.experiments.matrix import compute_cells, split_cells
+from corn.experiments.places import Run
 from corn.experiments.scale import Scale
 from corn.experiments.store import CellStore
-from corn.experiments.studies import Panel, Point, Run, Study
+from corn.experiments.studies import Panel, Point, Study, TrainingStudy
 from corn.learn.datasets import load_dataset
 from corn.topology import load_network
 
@@ -45,10 +46,14 @@ class Reproduction:
     breakdowns: tuple[str, ...] = ()
 
 
-def list_cells(names: Sequence[str], scale: Scale) -> list[Cell]:
-    """All cells that figures need, including the designs that training needs."""
-    designs, trainings = split_cells(_cells(make_studies(names, scale)))
-    return [*designs, *trainings]
+def list_cells(names: Sequence[str], scale: Scale, *, store: CellStore | None = None) -> list[Cell]:
+    """All cells that figures need, including the designs that training needs.
+
+    Which step sizes further seeds run at is known once the store has the pilots; until then, or
+    without a store, cells of the same cost stand for theirs.
+    """
+    studies = make_studies(names, scale)
+    return _forecast(studies, {} if store is None else _load(_cells(studies, {}), store))
 
 
 def reproduce(
@@ -59,6 +64,7 @@ def reproduce(
     jobs: int = -1,
     cluster: str | None = None,
     directory: Path | None = None,
+    on_plan: Callable[[Sequence[Cell]], None] | None = None,
     on_done: Callable[[Cell], None] | None = None,
 ) -> Reproduction:
     """Reproduce the figures named; cells that the store has are not computed again.
@@ -70,19 +76,29 @@ def reproduce(
         jobs: processes of one compute thread each; −1 is one for each core.
         cluster: ``dask`` or ``ray``, with ``:address`` for one that runs elsewhere.
         directory: the data cache.
-        on_done: called for each cell as it is there.
+        on_plan: called before each stage with all cells, as ``list_cells`` has them; the pilots are
+            the first stage, and the seeds that run at the step sizes they chose the second.
+        on_done: called for each cell as it is there; for a design, in each stage that needs it.
     """
     studies = make_studies(names, scale)
-    cells = _cells(studies)
-    _require_inputs(cells, directory)
-    compute_cells(cells, store, jobs=jobs, cluster=cluster, directory=directory, on_done=on_done)
-    return gather(studies, scale, store)
+    _require_inputs(_cells(studies, {}), directory)
+    asked: set[Cell] = set()
+    results: dict[Cell, CellResult] = {}
+    while cells := [cell for cell in _cells(studies, results) if cell not in asked]:
+        if on_plan:
+            on_plan(_forecast(studies, results))
+        compute_cells(
+            cells, store, jobs=jobs, cluster=cluster, directory=directory, on_done=on_done
+        )
+        asked.update(cells)
+        results.update(_load(cells, store))
+    return gather(studies, scale, results, store)
 
 
-def gather(studies: Sequence[Study], scale: Scale, store: CellStore) -> Reproduction:
-    """Read finished cells off the store."""
-    loaded = {cell: store.load(cell) for cell in _cells(studies)}
-    results = {cell: result for cell, result in loaded.items() if result is not None}
+def gather(
+    studies: Sequence[Study], scale: Scale, results: Results, store: CellStore
+) -> Reproduction:
+    """Read panels, runs and claims off the results of all cells; the store knows their time."""
     panels = tuple((study.panel, tuple(study.points(results))) for study in studies)
     designs, trainings = split_cells(results)
     needed: list[Cell] = [*designs, *trainings]
@@ -92,7 +108,7 @@ def gather(studies: Sequence[Study], scale: Scale, store: CellStore) -> Reproduc
         runs=tuple(run for study in studies for run in study.runs(results)),
         claims=tuple(check_claims(panels, scale)),
         compute_seconds=sum(map(store.seconds, needed)),
-        notes=tuple(dict.fromkeys(_list_notes(results))),
+        notes=tuple(dict.fromkeys([*_list_choices(studies), *_list_notes(results)])),
         breakdowns=tuple(
             f"{cell.task} on {cell.graph} at ε = {cell.epsilon:g}: {message}"
             for cell in trainings
@@ -101,7 +117,17 @@ def gather(studies: Sequence[Study], scale: Scale, store: CellStore) -> Reproduc
     )
 
 
-def _list_notes(results: Mapping[Cell, CellResult]) -> Iterator[str]:
+def _list_choices(studies: Iterable[Study]) -> Iterator[str]:
+    """Panels whose step sizes were chosen on some of the seeds only."""
+    for study in studies:
+        if isinstance(study, TrainingStudy) and study.places[0].repeats:
+            yield (
+                f"{study.panel.name}: step sizes were {study.places[0].describe_pilots()}; the "
+                "other seeds ran at those only"
+            )
+
+
+def _list_notes(results: Results) -> Iterator[str]:
     """What tasks say of themselves, and designs that are not proved optimal within 1 %."""
     for cell, result in results.items():
         if isinstance(cell, TrainingCell):
@@ -124,5 +150,18 @@ def _require_inputs(cells: Sequence[Cell], directory: Path | None) -> None:
             load_network(graph)
 
 
-def _cells(studies: Sequence[Study]) -> list[Cell]:
-    return list(dict.fromkeys(cell for study in studies for cell in study.cells))
+def _cells(studies: Iterable[Study], results: Results) -> list[Cell]:
+    """What must be computed, as far as these results tell, each once."""
+    return list(dict.fromkeys(cell for study in studies for cell in study.cells(results)))
+
+
+def _forecast(studies: Iterable[Study], results: Results) -> list[Cell]:
+    """All cells, those not known yet as foreseen, with the designs that training needs."""
+    designs, trainings = split_cells(cell for study in studies for cell in study.forecast(results))
+    return [*designs, *trainings]
+
+
+def _load(cells: Iterable[Cell], store: CellStore) -> dict[Cell, CellResult]:
+    """The results of those cells that the store has."""
+    found = {cell: store.load(cell) for cell in cells}
+    return {cell: result for cell, result in found.items() if result is not None}

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, final
+from typing import Protocol, final
 
 import numpy as np
 from scipy import stats
 
-from corn.experiments.cells import Cell, CellResult, DesignCell, TrainingCell
+from corn.experiments.cells import Cell, DesignCell, Results, TrainingCell
 from corn.experiments.methods import Method
+from corn.experiments.places import Place, Run
 from corn.privacy import Unit
-
-Results: TypeAlias = Mapping[Cell, CellResult]
-Run: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,8 @@ class Point:
         method: which line.
         x: where.
         values: one for each seed, in their order; a single one where nothing is random; none
-            where every step size broke down.
-        note: such as the step size chosen.
+            where every step size broke down, or the one chosen did at a further seed.
+        note: such as the step size chosen, on which seeds, and where it broke down.
     """
 
     method: Method
@@ -82,9 +80,11 @@ class Study(Protocol):
     def panel(self) -> Panel:
         """How it looks."""
 
-    @property
-    def cells(self) -> tuple[Cell, ...]:
-        """What must be computed."""
+    def cells(self, results: Results) -> tuple[Cell, ...]:
+        """What must be computed, as far as these results tell; those of all tell no more."""
+
+    def forecast(self, results: Results) -> tuple[Cell, ...]:
+        """The same, with cells of about the same cost in place of those not known yet."""
 
     def points(self, results: Results) -> list[Point]:
         """What is drawn."""
@@ -113,10 +113,13 @@ class NoiseStudy:
     column: str
     spots: tuple[NoiseSpot, ...]
 
-    @property
-    def cells(self) -> tuple[Cell, ...]:
+    def cells(self, results: Results) -> tuple[Cell, ...]:  # noqa: ARG002
         """See ``Study``."""
         return tuple(spot.cell for spot in self.spots)
+
+    def forecast(self, results: Results) -> tuple[Cell, ...]:
+        """See ``Study``."""
+        return self.cells(results)
 
     def points(self, results: Results) -> list[Point]:
         """See ``Study``."""
@@ -153,73 +156,62 @@ class NoiseStudy:
 @final
 @dataclass(frozen=True)
 class TrainingStudy:
-    """What models reach, each method at the step size that is best on validation samples.
-
-    ``places`` has the cells of each place, a block of seeds each.
-    """
+    """What models reach, each method at the step size that is best on validation samples."""
 
     panel: Panel
     column: str
-    places: tuple[tuple[float, tuple[TrainingCell, ...]], ...]
+    places: tuple[Place, ...]
 
-    @property
-    def cells(self) -> tuple[Cell, ...]:
+    def cells(self, results: Results) -> tuple[Cell, ...]:
+        """See ``Study``; the pilots' results tell what further seeds run."""
+        return tuple(cell for place in self.places for cell in place.cells(results))
+
+    def forecast(self, results: Results) -> tuple[Cell, ...]:
         """See ``Study``."""
-        return tuple(cell for _, cells in self.places for cell in cells)
+        return tuple(cell for place in self.places for cell in place.forecast(results))
 
     def points(self, results: Results) -> list[Point]:
-        """See ``Study``; a method whose every step size broke down has a point without values."""
+        """See ``Study``; a method that broke down has a point without values."""
         points = []
-        for x, cells in self.places:
-            runs = _join_runs(cells, results)
-            for method in cells[0].methods:
-                chosen = choose_step_size(runs, method.name, _count_seeds(cells))
-                values = self._values(runs, method.name, chosen)
-                points.append(Point(method, x, values, _describe_choice(chosen, cells[0])))
+        for place in self.places:
+            runs, choices = place.runs(results), place.choose(results)
+            for method in place.methods:
+                chosen = choices.get(method.name)
+                found = self._find_values(runs, method.name, chosen)
+                broken = [seed for seed in place.seeds if seed not in found]
+                values = () if broken else tuple(found[seed] for seed in place.seeds)
+                note = place.describe_choice(chosen, broken)
+                points.append(Point(method, place.x, values, note))
         return points
 
     def runs(self, results: Results) -> list[Run]:
         """See ``Study``."""
         rows = []
-        for x, cells in self.places:
-            runs, first = _join_runs(cells, results), cells[0]
-            best = {
-                method.name: choose_step_size(runs, method.name, _count_seeds(cells))
-                for method in first.methods
-            }
-            settings = {method.name: _settings_of(method, first) for method in first.methods}
+        for place in self.places:
+            best, first = place.choose(results), place.pilots[0]
+            settings = {method.name: _settings_of(method, first) for method in place.methods}
             rows += [
                 {
                     "panel": self.panel.name,
-                    "x": x,
+                    "x": place.x,
                     **settings[run["method"]],
                     **run,
                     "value": run[self.column],
-                    "chosen": run["step_size"] == best[run["method"]],
+                    "chosen": run["step_size"] == best.get(run["method"]),
                 }
-                for run in runs
+                for run in place.runs(results)
             ]
         return rows
 
-    def _values(self, runs: list[Run], method: str, step_size: str | None) -> tuple[float, ...]:
-        chosen = [run for run in runs if (run["method"], run["step_size"]) == (method, step_size)]
-        return tuple(run[self.column] for run in sorted(chosen, key=lambda run: run["seed"]))
-
-
-def _join_runs(cells: Sequence[TrainingCell], results: Results) -> list[Run]:
-    return [run for cell in cells for run in results[cell]["runs"]]
-
-
-def _count_seeds(cells: Sequence[TrainingCell]) -> int:
-    return sum(len(cell.seeds) for cell in cells)
-
-
-def _describe_choice(chosen: str | None, cell: TrainingCell) -> str:
-    if chosen is None:
-        return "every step size broke down"
-    sizes = sorted(cell.step_sizes)
-    at_edge = len(sizes) > 1 and chosen in (f"{sizes[0]:g}", f"{sizes[-1]:g}")
-    return f"step size {chosen}" + (", the end of the grid" if at_edge else "")
+    def _find_values(
+        self, runs: Sequence[Run], method: str, step_size: str | None
+    ) -> dict[int, float]:
+        """What a method reached at a step size, by seed."""
+        return {
+            run["seed"]: run[self.column]
+            for run in runs
+            if (run["method"], run["step_size"]) == (method, step_size)
+        }
 
 
 def _settings_of(method: Method, cell: TrainingCell) -> Run:
@@ -234,19 +226,6 @@ def _settings_of(method: Method, cell: TrainingCell) -> Run:
         "against": method.against,
         "num_steps": cell.num_steps,
     }
-
-
-def choose_step_size(runs: list[Run], method: str, num_seeds: int) -> str | None:
-    """The step size with the least mean validation loss; one that broke down once is out.
-
-    Where there is nothing to validate on, there is only one to choose from.
-    """
-    losses: dict[str, list[float]] = {}
-    for run in runs:
-        if run["method"] == method:
-            losses.setdefault(run["step_size"], []).append(run.get("validation_loss", 0.0))
-    whole = {size: float(np.mean(own)) for size, own in losses.items() if len(own) == num_seeds}
-    return min(whole, key=whole.__getitem__) if whole else None
 
 
 def confidence_half_width(values: tuple[float, ...], *, confidence: float = 0.95) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from corn.experiments.cells import TrainingCell
 from corn.experiments.methods import METHODS
+from corn.experiments.places import Place
 from corn.experiments.scale import Scale, Training
 from corn.experiments.studies import Panel, TrainingStudy
 
@@ -37,11 +38,11 @@ def _study(
 ) -> TrainingStudy:
     if panel == "a":
         graph = scale.graph(scale.connectivity)
-        places = [(eps, _cells(scale, training, graph, eps)) for eps in scale.epsilons]
+        places = [_place(scale, training, graph, eps, x=eps) for eps in scale.epsilons]
         settings, x_label = f"p = {scale.connectivity:g}", "privacy budget ε"
     else:
         places = [
-            (p, _cells(scale, training, scale.graph(p), scale.epsilon))
+            _place(scale, training, scale.graph(p), scale.epsilon, x=p)
             for p in scale.connectivities
         ]
         settings, x_label = f"ε = {scale.epsilon:g}", "connectivity p"
@@ -75,11 +76,8 @@ def _describe(training: Training) -> str:
     return f"{training.task}, {model}"
 
 
-def _cells(
-    scale: Scale, training: Training, graph: str, epsilon: float
-) -> tuple[TrainingCell, ...]:
-    """The cells of one place, a block of seeds each."""
-    return tuple(
+def _place(scale: Scale, training: Training, graph: str, epsilon: float, *, x: float) -> Place:
+    pilots = tuple(
         TrainingCell(
             task=training.task,
             model=training.model,
@@ -97,5 +95,6 @@ def _cells(
             partition=scale.partition,
             data_seed=scale.data_seed,
         )
-        for seeds in training.seed_blocks
+        for seeds in training.pilot_blocks
     )
+    return Place(x, pilots, training.repeat_blocks)
