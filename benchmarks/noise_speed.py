@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -28,7 +29,9 @@ from corn.noise import (
     draw_share,
     factor_covariance,
     simulated_keys,
+    stream,
 )
+from corn.noise.normals import NormalArray
 from corn.threads import limit_threads
 
 NUM_VALUES = 1 << 20
@@ -45,6 +48,12 @@ def best_seconds(contenders: dict[str, Callable[[], object]], num_turns: int) ->
             run()
             best[name] = min(best[name], time.perf_counter() - start)
     return best
+
+
+def fill_by_numpy(source: NoiseSource, out: NormalArray, address: StreamAddress) -> None:
+    """Fill as if the extra ``fast`` were not installed."""
+    with mock.patch.object(stream, "find_compiled_transform", return_value=None):
+        source.fill(out, address)
 
 
 def measure_streams(dtype: Any) -> dict[str, float]:
@@ -65,6 +74,7 @@ def measure_streams(dtype: Any) -> dict[str, float]:
         {
             "numpy SFC64": lambda: generator.standard_normal(dtype=dtype, out=out),
             "secure stream": lambda: secure.fill(out, address),
+            "secure stream by NumPy": lambda: fill_by_numpy(secure, out, address),
             "simulation stream": lambda: simulation.fill(out, address),
             "raw AES-CTR": lambda: encrypt(Cipher(algorithms.AES(bytes(32)), modes.CTR(bytes(16)))),
             "raw ChaCha20": lambda: encrypt(
@@ -115,6 +125,8 @@ def measure_shares(decomposition: Decomposition, num_coordinates: int) -> dict[s
 
 def main() -> None:
     limit_threads()
+    if stream.find_compiled_transform() is None:
+        print("the extra fast is not installed: NumPy draws everything", file=sys.stderr)
     results: dict[str, dict[str, float]] = {}
     for dtype in (np.float32, np.float64):
         rates = measure_streams(dtype)

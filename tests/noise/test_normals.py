@@ -31,6 +31,13 @@ def transform(words: Any, dtype: Any) -> NormalArray:
     return out
 
 
+def transform_compiled(words: Any, dtype: Any) -> NormalArray:
+    words = np.ascontiguousarray(words, np.uint32)
+    out = np.full((len(words), 2, PAIRS_PER_BLOCK), np.nan, dtype)
+    pytest.importorskip("corn.noise.compiled", exc_type=ImportError).transform_words(words, out)
+    return out
+
+
 def exact_pair(words: list[int]) -> tuple[float, float]:
     """Box–Muller as a book has it, on one pair's words."""
     u = (words[0] * 2**32 + words[1] + 0.5) / 2**64
@@ -67,8 +74,16 @@ def test_extreme_words_give_finite_values_and_the_documented_largest(dtype: Any)
     for index, case in enumerate(cases):
         words[index // 512, :, index % 512] = case
     found = transform(words, dtype)
+    assert np.array_equal(transform_compiled(words, dtype), found)
     assert np.isfinite(found).all()
     assert np.abs(found).max() == pytest.approx(math.sqrt(130 * math.log(2)), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_compiled_transform_gives_the_same_bits(dtype: Any) -> None:
+    shape = (600, precision_of(dtype).words_per_pair, 512)
+    words = np.random.default_rng(2).integers(0, 2**32, shape, dtype=np.uint32)
+    assert np.array_equal(transform_compiled(words, dtype), transform(words, dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

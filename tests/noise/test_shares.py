@@ -49,6 +49,12 @@ class RecordingSource:
         self.addresses.add(address)
         self.source.fill(out, address, start=start)
 
+    def add(
+        self, out: NormalArray, weight: float, address: StreamAddress, *, start: int = 0
+    ) -> None:
+        self.addresses.add(address)
+        self.source.add(out, weight, address, start=start)
+
 
 def assert_covariance(shares: Any, expected: Any) -> None:
     """Entries of an empirical covariance have standard error √((R_ii R_jj + R_ij²)/N)."""

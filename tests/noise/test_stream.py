@@ -22,6 +22,7 @@ from corn.noise import (
     SecureSource,
     SimulationSource,
     StreamAddress,
+    stream,
 )
 from corn.noise.address import MAX_COORDINATE
 from corn.noise.encoding import decode_fields, encode_fields
@@ -53,14 +54,25 @@ def draw(
     return out
 
 
+@pytest.fixture(params=["compiled", "NumPy"])
+def transform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once with the extra ``fast``, once as if it were not installed."""
+    if request.param == "NumPy":
+        monkeypatch.setattr(stream, "find_compiled_transform", lambda: None)
+    elif stream.find_compiled_transform() is None:
+        pytest.skip("the extra fast is not installed")
+
+
 def digest(values: Any) -> str:
     return hashlib.sha256(values.astype(values.dtype.newbyteorder("<")).tobytes()).hexdigest()
 
 
+@pytest.mark.usefixtures("transform")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("source", SOURCES, ids=lambda s: type(s).__name__)
 def test_any_chunking_gives_the_same_values(source: NoiseSource, dtype: Any) -> None:
     whole = draw(source, stop=LENGTH, dtype=dtype)
+    weight, before = 0.37, np.linspace(-3, 3, LENGTH, dtype=dtype)
 
     @settings(deadline=None, max_examples=60)
     @given(cuts=st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH)).map(sorted))
@@ -68,8 +80,23 @@ def test_any_chunking_gives_the_same_values(source: NoiseSource, dtype: Any) -> 
         start, stop = cuts
         part = draw(source, start=start, stop=stop, dtype=dtype)
         np.testing.assert_array_equal(part, whole[start:stop])
+        sums = before.copy()
+        source.add(sums[start:stop], weight, ADDRESS, start=start)
+        added = before + dtype(weight) * whole
+        inside = np.arange(LENGTH) >= start
+        inside[stop:] = False
+        np.testing.assert_array_equal(sums, np.where(inside, added, before))
 
     check()
+
+
+@pytest.mark.usefixtures("transform")
+@pytest.mark.parametrize("source", SOURCES, ids=lambda s: type(s).__name__)
+def test_memory_with_gaps_is_filled_too(source: NoiseSource) -> None:
+    whole, every_second = draw(source, stop=5000), np.zeros((5000, 2), np.float32)
+    source.fill(every_second[:, 0], ADDRESS)
+    source.add(every_second[:, 1], 2.0, ADDRESS)
+    np.testing.assert_array_equal(every_second, np.stack([whole, 2 * whole], axis=1))
 
 
 @pytest.mark.parametrize("edge", [1, 511, 512, 513, 1023, 1024, 1025, 16384, 65535, 65536, 65537])
@@ -80,6 +107,7 @@ def test_chunks_that_meet_at_block_borders(source: NoiseSource, edge: int) -> No
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
+@pytest.mark.usefixtures("transform")
 def test_known_answers_in_every_bit() -> None:
     # Only operations that IEEE 754 rounds in one way: a machine that differs here is not IEEE.
     values = draw(SOURCES[0], stop=4)
@@ -92,23 +120,39 @@ def test_known_answers_in_every_bit() -> None:
         assert digest(draw(SOURCES[0], stop=1 << 20, dtype=dtype)) == known
 
 
-def test_other_vector_instructions_give_the_same_bits() -> None:
-    # NumPy's own log and sin fail this: their last bits depend on the instructions of the machine.
-    found: Any = np.show_config(mode="dicts")
-    disabled = " ".join(found["SIMD Extensions"].get("found", []))
-    code = (
-        "import tests.noise.test_stream as t\n"
-        "for d in t.KNOWN_DIGESTS: print(t.digest(t.draw(t.SOURCES[0], stop=1 << 20, dtype=d)))"
+def digests_elsewhere(code: str, **environment: str) -> list[str]:
+    """Digests of long draws in a process with other settings."""
+    code += (
+        "\nimport tests.noise.test_stream as t"
+        "\nfor d in t.KNOWN_DIGESTS: print(t.digest(t.draw(t.SOURCES[0], stop=1 << 20, dtype=d)))"
     )
     result = subprocess.run(
         [sys.executable, "-c", code],
         cwd=Path(__file__).parents[2],
-        env={**os.environ, "NPY_DISABLE_CPU_FEATURES": disabled},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert result.stdout.split() == list(KNOWN_DIGESTS.values())
+    return result.stdout.split()
+
+
+def test_other_vector_instructions_give_the_same_bits() -> None:
+    # NumPy's own log and sin fail this: their last bits depend on the instructions of the machine.
+    found: Any = np.show_config(mode="dicts")
+    disabled = " ".join(found["SIMD Extensions"].get("found", []))
+    code = "from corn.noise import stream; stream.find_compiled_transform = lambda: None"
+    digests = digests_elsewhere(code, NPY_DISABLE_CPU_FEATURES=disabled)
+    assert digests == list(KNOWN_DIGESTS.values())
+
+
+@pytest.mark.slow
+def test_code_compiled_for_another_processor_gives_the_same_bits(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    code = "from corn.noise import stream; assert stream.find_compiled_transform()"
+    settings = {"NUMBA_CPU_NAME": "generic", "NUMBA_CACHE_DIR": str(tmp_path)}
+    assert digests_elsewhere(code, **settings) == list(KNOWN_DIGESTS.values())
+    assert any(tmp_path.rglob("*.nbc")), "machine code was not kept"
 
 
 def test_every_part_of_an_address_matters() -> None:
@@ -118,8 +162,8 @@ def test_every_part_of_an_address_matters() -> None:
     numbers = [0, 1, 10, 11, 2**31, 2**32, 2**63 - 1]
     source = SecureSource(dict.fromkeys(owners, KEY))
     seen = set()
-    for owner, nonce, step, stream in itertools.product(owners, nonces, numbers, numbers):
-        address = StreamAddress(owner, nonce, step, stream)
+    for parts in itertools.product(owners, nonces, numbers, numbers):
+        address = StreamAddress(*parts)
         seen.add(draw(source, address, stop=4).tobytes())
     assert len(seen) == len(owners) * len(nonces) * len(numbers) ** 2
 

@@ -59,35 +59,40 @@ class Noise(Protocol):
 
 @final
 class NoiseShare:
-    """This agent's share of the noise under one plan, drawn when needed or shortly before."""
+    """This agent's share of the noise under one plan, drawn when needed or shortly before.
+
+    Every draw overwrites the one before.
+    """
 
     def __init__(
         self, plan: Plan, agent: int, source: NoiseSource, *, nonce: bytes, num_parameters: int
     ) -> None:
         self._plan, self._agent, self._source = plan, agent, source
-        self._nonce, self._stop = nonce, num_parameters
-        self._ready: tuple[int, Tensor] | None = None
+        self._nonce = nonce
+        self._share = torch.empty(num_parameters, dtype=torch_type(plan))
+        self._prepared: int | None = None
 
     def prepare(self, step: int) -> None:
         """See ``Noise``."""
-        self._ready = step, self._draw(step)
-
-    def take(self, step: int) -> Tensor:
-        """See ``Noise``."""
-        ready, self._ready = self._ready, None
-        return ready[1] if ready is not None and ready[0] == step else self._draw(step)
-
-    def _draw(self, step: int) -> Tensor:
-        share = draw_share(
+        self._prepared = None  # a draw that is cut short must not be taken for noise
+        draw_share(
             self._plan.decomposition,
             self._agent,
             source=self._source,
             nonce=self._nonce,
             step=step,
-            stop=self._stop,
+            stop=len(self._share),
             dtype=self._plan.noise_type,
+            out=self._share.numpy(),
         )
-        return torch.from_numpy(share)
+        self._prepared = step
+
+    def take(self, step: int) -> Tensor:
+        """See ``Noise``."""
+        if self._prepared != step:
+            self.prepare(step)
+        self._prepared = None
+        return self._share
 
 
 @final

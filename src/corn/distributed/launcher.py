@@ -25,7 +25,13 @@ from corn.threads import limit_threads
 
 _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_TO_END = 3.0
-_PRELOADED = ["corn.distributed.child", "corn.learn.workloads", "sklearn.datasets"]
+# The last one where the extra ``fast`` is installed: else its import fails, which is ignored.
+_PRELOADED = [
+    "corn.distributed.child",
+    "corn.learn.workloads",
+    "sklearn.datasets",
+    "corn.noise.compiled",
+]
 
 
 @dataclass(frozen=True)

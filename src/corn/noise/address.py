@@ -91,6 +91,11 @@ class NoiseSource(Protocol):
     def fill(self, out: NormalArray, address: StreamAddress, *, start: int = 0) -> None:
         """Fill ``out``, float32 or float64, with the stream's coordinates from ``start`` on."""
 
+    def add(
+        self, out: NormalArray, weight: float, address: StreamAddress, *, start: int = 0
+    ) -> None:
+        """Add ``weight`` times what ``fill`` would write: one product and one sum, each rounded."""
+
 
 def check_range(out: NormalArray, start: int) -> int:
     """Where a range of ``len(out)`` coordinates from ``start`` on stops, if a stream has it."""
@@ -104,7 +109,15 @@ def check_range(out: NormalArray, start: int) -> int:
     return stop
 
 
-def copy_overlap(values: NormalArray, first: int, out: NormalArray, start: int) -> None:
-    """Copy the coordinates in both ranges: ``values`` from ``first``, ``out`` from ``start`` on."""
+def find_overlap(
+    values: NormalArray, first: int, out: NormalArray, start: int
+) -> tuple[NormalArray, NormalArray]:
+    """Views of the coordinates in both: of ``values``, from ``first``, and ``out``, from ``start``.
+
+    >>> import numpy as np
+    >>> found, wanted = find_overlap(np.arange(4.0), 10, np.zeros(3), 12)
+    >>> found.tolist(), wanted.shape
+    ([2.0, 3.0], (2,))
+    """
     low, high = max(first, start), min(first + len(values), start + len(out))
-    out[low - start : high - start] = values[low - first : high - first]
+    return values[low - first : high - first], out[low - start : high - start]

@@ -43,11 +43,12 @@ def draw_share(
     stop: int,
     start: int = 0,
     dtype: DTypeLike = np.float32,
+    out: NormalArray | None = None,
 ) -> NormalArray:
     """Agent's noise v_i at a step, coordinates [start, stop): shape (stop − start,).
 
     Asks the source only for the agent's private stream and for streams of its own groups in which
-    its row of the factor is not zero. Needs no memory but the result and two short buffers.
+    its row of the factor is not zero. Needs no memory but the result, which is ``out`` if given.
 
     >>> from corn.noise.simulation import SimulationSource
     >>> pair = Decomposition(np.zeros(2), ((0, 1),), (np.array([[1.0], [-1.0]]),))
@@ -55,8 +56,15 @@ def draw_share(
     >>> (draw_share(pair, 0, **at) + draw_share(pair, 1, **at)).tolist()
     [0.0, 0.0, 0.0]
     """
-    shares = _draw(decomposition, (agent,), source, nonce, step, range(start, stop), dtype)
-    return shares.reshape(-1)
+    coordinates = _check_coordinates(start, stop)
+    share = np.empty(len(coordinates), precision_of(dtype).real) if out is None else out
+    if share.shape != (len(coordinates),) or share.dtype != np.dtype(dtype):
+        raise InvalidArgumentError(
+            f"out must have shape ({len(coordinates)},) and type {np.dtype(dtype)}, found "
+            f"{share.shape} and {share.dtype}"
+        )
+    _draw(share[np.newaxis], decomposition, (agent,), source, nonce, step, coordinates)
+    return share
 
 
 def draw_all_shares(
@@ -74,8 +82,11 @@ def draw_all_shares(
     Row i equals agent i's :func:`draw_share` in every bit, but a stream is drawn once rather than
     once for each member.
     """
+    coordinates = _check_coordinates(start, stop)
     agents = tuple(range(decomposition.num_agents))
-    return _draw(decomposition, agents, source, nonce, step, range(start, stop), dtype)
+    shares = np.empty((len(agents), len(coordinates)), precision_of(dtype).real)
+    _draw(shares, decomposition, agents, source, nonce, step, coordinates)
+    return shares
 
 
 def owners(decomposition: Decomposition, agents: Iterable[int]) -> tuple[Owner, ...]:
@@ -84,32 +95,41 @@ def owners(decomposition: Decomposition, agents: Iterable[int]) -> tuple[Owner, 
 
 
 def _draw(
+    shares: NormalArray,
     decomposition: Decomposition,
     agents: tuple[int, ...],
     source: NoiseSource,
     nonce: bytes,
     step: int,
     coordinates: range,
-    dtype: DTypeLike,
-) -> NormalArray:
-    if coordinates.stop < coordinates.start:
-        raise InvalidArgumentError(
-            f"stop must be at least start, found {coordinates.stop} < {coordinates.start}"
-        )
-    real = precision_of(dtype).real
-    terms = _terms(decomposition, agents)
-    shares = np.zeros((len(agents), len(coordinates)), real)
-    for first in range(0, len(coordinates), _COORDINATES_AT_ONCE):
+) -> None:
+    """Fill ``shares``, shape (agents, coordinates)."""
+    shares[:] = 0
+    for term in _terms(decomposition, agents):
+        address = StreamAddress(term.owner, nonce, step, term.stream)
+        if len(term.weights) == 1:
+            ((position, weight),) = term.weights
+            source.add(shares[position], weight, address, start=coordinates.start)
+        else:
+            _add_to_many(shares, term.weights, address, source, coordinates.start)
+
+
+def _add_to_many(
+    shares: NormalArray,
+    weights: Sequence[tuple[int, float]],
+    address: StreamAddress,
+    source: NoiseSource,
+    start: int,
+) -> None:
+    """Draw a stream once and add it to several agents' shares, as ``NoiseSource.add`` would."""
+    for first in range(0, shares.shape[1], _COORDINATES_AT_ONCE):
         part = shares[:, first : first + _COORDINATES_AT_ONCE]
-        normals, product = np.empty((2, part.shape[1]), real)
-        for term in terms:
-            address = StreamAddress(term.owner, nonce, step, term.stream)
-            source.fill(normals, address, start=coordinates.start + first)
-            # Two operations, not a matrix product: BLAS sums in an order of its own.
-            for position, weight in term.weights:
-                np.multiply(normals, np.array(weight, real), product)
-                np.add(part[position], product, part[position])
-    return shares
+        normals, product = np.empty((2, part.shape[1]), part.dtype)
+        source.fill(normals, address, start=start + first)
+        # Two operations, not a matrix product: BLAS sums in an order of its own.
+        for position, weight in weights:
+            np.multiply(normals, part.dtype.type(weight), product)
+            np.add(part[position], product, part[position])
 
 
 @lru_cache(maxsize=16)
@@ -131,6 +151,12 @@ def _terms(decomposition: Decomposition, agents: tuple[int, ...]) -> tuple[_Term
             if weights:
                 terms.append(_Term(Owner(group, number), stream, weights))
     return tuple(terms)
+
+
+def _check_coordinates(start: int, stop: int) -> range:
+    if stop < start:
+        raise InvalidArgumentError(f"stop must be at least start, found {stop} < {start}")
+    return range(start, stop)
 
 
 def _check_agents(agents: Sequence[int], num_agents: int) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any, final
 
 import numpy as np
 
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
-from corn.noise.address import Owner, StreamAddress, check_range, copy_overlap
+from corn.noise.address import Owner, StreamAddress, check_range, find_overlap
 from corn.noise.encoding import encode_fields
 from corn.noise.normals import NormalArray, precision_of
 from corn.noise.secret import Secret
@@ -42,6 +43,21 @@ class SimulationSource:
 
     def fill(self, out: NormalArray, address: StreamAddress, *, start: int = 0) -> None:
         """See :class:`corn.noise.address.NoiseSource`."""
+        for values, wanted in self._draw(out, address, start):
+            wanted[:] = values
+
+    def add(
+        self, out: NormalArray, weight: float, address: StreamAddress, *, start: int = 0
+    ) -> None:
+        """See :class:`corn.noise.address.NoiseSource`."""
+        for values, wanted in self._draw(out, address, start):
+            values *= out.dtype.type(weight)
+            wanted += values
+
+    def _draw(
+        self, out: NormalArray, address: StreamAddress, start: int
+    ) -> Iterator[tuple[NormalArray, NormalArray]]:
+        """The stream's values in parts, each with the part of ``out`` that it is for."""
         stop = check_range(out, start)
         real: Any = precision_of(out.dtype).real
         prefix = address.encode(f"simulation {self._seed} {real.name}")
@@ -51,7 +67,7 @@ class SimulationSource:
             self._set_state(prefix, first)
             values = np.empty(min(_VALUES_PER_STATE, stop - first), real)
             self._generator.standard_normal(dtype=real, out=values)
-            copy_overlap(values, first, out, start)
+            yield find_overlap(values, first, out, start)
 
     def _set_state(self, prefix: bytes, first: int) -> None:
         data = encode_fields(prefix, first)

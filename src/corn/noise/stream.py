@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import threading
 from collections.abc import Mapping
+from functools import cache
+from types import ModuleType
 from typing import final
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
 from corn.errors import InvalidArgumentError
-from corn.noise.address import Owner, StreamAddress, check_range, copy_overlap
+from corn.noise.address import Owner, StreamAddress, check_range, find_overlap
 from corn.noise.normals import (
     NUM_BUFFERS,
     PAIRS_PER_BLOCK,
@@ -24,10 +27,19 @@ from corn.noise.normals import (
 from corn.noise.secret import Secret
 
 # Enough for calling NumPy to cost little against the work, few enough for a core's cache.
-_BLOCKS_AT_ONCE = 64
+_BLOCKS_AT_ONCE = 128
 _WORD_BYTES = 4
 _CIPHER_BLOCK_BYTES = 16
 _PERSON = b"corn/stream/1"
+
+
+@cache
+def find_compiled_transform() -> ModuleType | None:
+    """:mod:`corn.noise.compiled` where the extra ``fast`` is installed; its bits are NumPy's."""
+    try:
+        return importlib.import_module("corn.noise.compiled")
+    except ImportError:
+        return None
 
 
 @final
@@ -57,16 +69,27 @@ class SecureSource:
 
     def fill(self, out: NormalArray, address: StreamAddress, *, start: int = 0) -> None:
         """See :class:`corn.noise.address.NoiseSource`; needs the key of the address's owner."""
+        self._draw(out, None, address, start)
+
+    def add(
+        self, out: NormalArray, weight: float, address: StreamAddress, *, start: int = 0
+    ) -> None:
+        """See :class:`corn.noise.address.NoiseSource`; needs the key of the address's owner."""
+        self._draw(out, weight, address, start)
+
+    def _draw(
+        self, out: NormalArray, weight: float | None, address: StreamAddress, start: int
+    ) -> None:
         stop = check_range(out, start)
-        shape = (precision_of(out.dtype).words_per_pair, PAIRS_PER_BLOCK)
+        precision = precision_of(out.dtype)
+        shape = (precision.words_per_pair, PAIRS_PER_BLOCK)
         first, last = start // VALUES_PER_BLOCK, -(-stop // VALUES_PER_BLOCK)
-        key = self._stream_key(address, out.dtype.name)
+        key = self._stream_key(address, precision.real.name)
         encryptor = _start_keystream(key, first_word=first * shape[0] * shape[1])
         for block in range(first, last, _BLOCKS_AT_ONCE):
             num_blocks = min(last - block, _BLOCKS_AT_ONCE)
             words = _WORKSPACE.read_words(encryptor, (num_blocks, *shape))
-            normals = _WORKSPACE.transform(words, out.dtype.name)
-            copy_overlap(normals, block * VALUES_PER_BLOCK, out, start)
+            _WORKSPACE.write(words, block * VALUES_PER_BLOCK - start, out, weight)
 
     def _stream_key(self, address: StreamAddress, kind: str) -> bytes:
         key = self._keys.get(address.owner)
@@ -97,11 +120,32 @@ class _Workspace(threading.local):
         words = np.frombuffer(self._keystream, dtype="<u4", count=num_words)
         return words.astype(np.uint32, copy=False).reshape(shape)
 
-    def transform(self, words: Words, dtype_name: str) -> NormalArray:
-        """The normals that blocks of words make, in a buffer that the next call overwrites."""
-        normals = self._normals[dtype_name][: len(words)]
-        transform_words(words, normals, buffers=self._buffers[dtype_name][:, : len(words)])
-        return normals.reshape(-1)
+    def write(self, words: Words, first: int, out: NormalArray, weight: float | None) -> None:
+        """Write the normals of blocks of words to ``out[first:]``, or add them times a weight.
+
+        Those that lie outside of ``out`` are left out.
+        """
+        compiled, size = find_compiled_transform(), len(words) * VALUES_PER_BLOCK
+        is_inside = 0 <= first <= len(out) - size and out.flags.c_contiguous
+        if compiled and is_inside:
+            blocks = out[first : first + size].reshape(-1, 2, PAIRS_PER_BLOCK)
+            if weight is None:
+                compiled.transform_words(words, blocks)
+            else:
+                compiled.add_normals(words, blocks, weight)
+            return
+        normals = self._normals[out.dtype.name][: len(words)]
+        if compiled:
+            compiled.transform_words(words, normals)
+        else:
+            buffers = self._buffers[out.dtype.name][:, : len(words)]
+            transform_words(words, normals, buffers=buffers)
+        values, wanted = find_overlap(normals.reshape(-1), first, out, 0)
+        if weight is None:
+            wanted[:] = values
+        else:
+            values *= out.dtype.type(weight)
+            wanted += values
 
 
 _WORKSPACE = _Workspace()
