@@ -12,6 +12,7 @@ the smoothing error at a moderate p; raising p instead would ruin the conditioni
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,8 @@ _SHARPNESS = (10.0, 30.0, 60.0)
 _EVALUATIONS_PER_ROUND = 50
 _PRIOR_FLOOR = -40.0
 _REVIVAL_SIZE = 1e-3
+_SILENT_SHARE = 0.01
+"""Of the tolerance: streams that died out but for so much of all power are not worth drawing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +83,8 @@ def solve_insiders(
     )
     with one_thread():
         best = search.run(tolerance, max_evaluations)
-    decomposition = scale_to_cap(best.theta, best.factors, search.assembly, precision_cap)
+    factors = _silence_weakest(best.factors, best.theta, share=_SILENT_SHARE * tolerance)
+    decomposition = scale_to_cap(best.theta, factors, search.assembly, precision_cap)
     value = float((A * decomposition.covariance).sum())
     independent = float(np.trace(A)) / precision_cap
     if value >= independent:
@@ -104,6 +108,23 @@ def drop_weak_groups(solution: InsiderSolution, *, drop_share: float) -> SeedGro
     order = np.argsort(power)
     weak = order[np.cumsum(power[order]) <= drop_share * power.sum()]
     return tuple(group for k, group in enumerate(parts.seed_groups) if k not in weak)
+
+
+def _silence_weakest(
+    factors: Sequence[FloatArray], theta: FloatArray, *, share: float
+) -> tuple[FloatArray, ...]:
+    """Factors without their weakest streams, which together have at most ``share`` of all power.
+
+    >>> strong, weak = np.array([[[1.0], [-1.0]]]), np.array([[[1e-4], [-1e-4]]])
+    >>> [F.ravel().tolist() for F in _silence_weakest([strong, weak], np.ones(2), share=1e-6)]
+    [[1.0, -1.0], [0.0, 0.0]]
+    """
+    powers = [np.square(F).sum(axis=1, keepdims=True) for F in factors]
+    in_order = np.sort(np.concatenate([power.ravel() for power in powers]))
+    sums = np.cumsum(in_order)
+    num_weak = np.searchsorted(sums, share * (sums[-1] + theta.sum()), side="right")
+    least = in_order[num_weak] if num_weak < len(in_order) else np.inf
+    return tuple(np.where(power >= least, F, 0.0) for power, F in zip(powers, factors, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
