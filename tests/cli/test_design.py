@@ -42,7 +42,7 @@ def test_table_names_promise_and_adversary(corn: Runner) -> None:
 def test_design_against_insiders(corn: Runner) -> None:
     facts = read(corn(*DESIGN, "--colluders", 1, "--seeds", "pairs", "--json").stdout)
     assert facts["num_coalitions"] == 8
-    assert facts["max_streams"] == 8
+    assert facts["max_streams"] == 5  # of 8: three pairs of each agent died out
     assert "one insider" in facts["adversary"]
     common = read(
         corn(

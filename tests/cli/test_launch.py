@@ -62,13 +62,26 @@ def test_a_rehearsal_promises_nothing(corn: Runner, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_batch_is_the_plan_s(corn: Runner, tmp_path: Path) -> None:
+    made = corn(
+        *("plan", "--graph", "ring:3", "--steps", 5, "--unit", "sample", "--batch-size", 16),
+        *("--out", tmp_path / "plan.corn"),
+    )
+    assert made.exit_code == 0, made.stderr
+    arguments = ["launch", tmp_path / "plan.corn", "--out", tmp_path / "run", *TASK, "--json"]
+    outcome = corn(*arguments, "--batch-size", 16)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert corn(*arguments, "--rehearse", 1).exit_code == 0
+
+
+@pytest.mark.slow
 def test_agents_plan_for_themselves(
     corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where keys go without a plan
     outcome = corn(
         *("launch", "--decentralized-planning", "--graph", "ring:3", "--steps", 10),
-        *("--mechanism", "ldp", "--colluders", 0, "--seeds", "global", "--out", tmp_path),
+        *("--mechanism", "ldp", "--colluders", 0, "--out", tmp_path),
         *TASK,
     )
     assert outcome.exit_code == 0, outcome.stderr
@@ -90,6 +103,36 @@ def test_agents_plan_for_themselves(
 )
 def test_misuse_exits_with_2(corn: Runner, arguments: list[str]) -> None:
     assert corn(*arguments, *TASK).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--epsilon", "3"],
+        ["--steps", "2"],
+        ["--weights", "lazy"],
+        ["--mechanism", "decor"],
+        ["--sampling-rate", "0.1"],
+        ["--seeds", "balls:1"],
+    ],
+)
+def test_options_that_contradict_the_plan_are_misuse(
+    corn: Runner, tmp_path: Path, options: list[str]
+) -> None:
+    save_plan(small_plan("ring:3", 5), tmp_path / "plan.corn")
+    outcome = corn("launch", tmp_path / "plan.corn", *TASK, *options)
+    assert outcome.exit_code == 2
+    assert "the plan has" in " ".join(outcome.stderr.split())
+
+
+def test_a_stand_in_can_be_refused(
+    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_plan(small_plan("ring:3", 5), tmp_path / "plan.corn")
+    outcome = corn("launch", "plan.corn", "--task", "a9a", "--cache", tmp_path, "--no-stand-in")
+    assert outcome.exit_code == 1
+    assert "corn data get a9a" in outcome.stderr
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from corn.cli import (
     verify,
 )
 from corn.cli.output import print_error, show_warnings_as_notes
+from corn.cli.records import spread_records
 from corn.errors import CornError
 
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
@@ -75,7 +76,7 @@ def describe(
 
 
 for name, (function, example) in COMMANDS.items():
-    app.command(name, epilog=f"Example: {example}")(function)
+    app.command(name, epilog=f"Example: {example}")(spread_records(function))
 
 
 def main() -> None:

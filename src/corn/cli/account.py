@@ -10,18 +10,7 @@ from typing import Annotated
 import typer
 
 from corn.arrays import FloatArray
-from corn.cli.options import (
-    AccountingOption,
-    AdjacencyOption,
-    BatchSizeOption,
-    ClipOption,
-    DeltaOption,
-    JsonOption,
-    PlotOption,
-    SamplingRateOption,
-    StepsOption,
-    UnitOption,
-)
+from corn.cli.options import BatchSizeOption, JsonOption, OpenBudgetOptions, PlotOption
 from corn.cli.output import print_facts, print_json, print_note, print_table
 from corn.covariance.threat import ThreatModel
 from corn.errors import CornWarning, InvalidArgumentError
@@ -42,18 +31,9 @@ ADVERSARY = ThreatModel().describe()
 
 
 def account(
-    epsilon: Annotated[
-        float | None,
-        typer.Option(help="ε for the whole run. With --covariance: report δ at this ε too."),
-    ] = None,
-    delta: DeltaOption = 1e-5,
-    steps: StepsOption = 5000,
-    clip: ClipOption = 0.1,
-    unit: UnitOption = "agent",
-    accounting: AccountingOption = "gdp",
-    adjacency: AdjacencyOption = "replace",
+    *,
+    budget: OpenBudgetOptions,
     batch_size: BatchSizeOption = None,
-    sampling_rate: SamplingRateOption = None,
     covariance: Annotated[
         Path | None,
         typer.Option(help="Go the other way: the ε of noise with this covariance (.npy or .csv)."),
@@ -63,18 +43,21 @@ def account(
 ) -> None:
     """Say how much noise a privacy budget needs, or how much privacy given noise gives."""
     query = ClippedQuery(
-        clip, unit=unit, adjacency=adjacency, batch_size=batch_size, sampling_rate=sampling_rate
+        budget.clip,
+        unit=budget.unit,
+        adjacency=budget.adjacency,
+        batch_size=batch_size,
+        sampling_rate=budget.sampling_rate,
     )
     if covariance is not None:
-        loss = measure(read_matrix(covariance), query, num_steps=steps)
-        _report_loss(loss, delta, epsilon, accounting, covariance, plot, json=json)
+        loss = measure(read_matrix(covariance), query, num_steps=budget.steps)
+        _report_loss(
+            loss, budget.delta, budget.epsilon, budget.accounting, covariance, plot, json=json
+        )
         return
-    if epsilon is None:
+    if budget.epsilon is None:
         raise typer.BadParameter("give --epsilon, or --covariance to go the other way")
-    budget = PrivacyBudget(
-        epsilon, delta, steps, clip, unit, accounting, adjacency, batch_size, sampling_rate
-    )
-    _report_budget(budget, plot, json=json)
+    _report_budget(budget.make_with(budget.epsilon, batch_size), plot, json=json)
 
 
 def _report_budget(budget: PrivacyBudget, plot: Path | None, *, json: bool) -> None:

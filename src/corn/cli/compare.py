@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from corn.cli.options import (
-    AccountingOption,
-    AdjacencyOption,
     BatchSizeOption,
-    ClipOption,
-    CooldownOption,
-    DeltaOption,
-    EpsilonOption,
-    GossipRoundsOption,
+    BudgetOptions,
     GraphOption,
-    HorizonOption,
     JsonOption,
+    MixingOptions,
     PlotOption,
-    SamplingRateOption,
-    StepsOption,
-    UnitOption,
-    WeightsOption,
-    choose_objective,
 )
 from corn.cli.output import print_facts, print_json, print_note, print_table, warn_of_insiders
 from corn.covariance import Design, Horizon, Mechanism, ThreatModel, design
 from corn.privacy import PrivacyBudget
-from corn.topology import Network, load_network
+from corn.topology import Network
 
 EXAMPLE = "corn compare --graph er:n=20,p=0.2,seed=1 --plot noise.png"
 COMPARED: tuple[Mechanism, ...] = ("ldp", "zero-sum", "decor", "corn", "central", "none")
@@ -36,36 +26,23 @@ ONE_STEP_DESIGN = "corn one-step"
 
 
 def compare(
+    *,
     graph: GraphOption,
-    epsilon: EpsilonOption = 10.0,
-    delta: DeltaOption = 1e-5,
-    steps: StepsOption = 5000,
-    clip: ClipOption = 0.1,
-    unit: UnitOption = "agent",
-    accounting: AccountingOption = "gdp",
-    adjacency: AdjacencyOption = "replace",
+    budget: BudgetOptions,
     batch_size: BatchSizeOption = None,
-    sampling_rate: SamplingRateOption = None,
-    horizon: HorizonOption = None,
-    weights: WeightsOption = None,
-    gossip_rounds: GossipRoundsOption = 1,
-    cooldown: CooldownOption = 0,
+    mixing: MixingOptions,
     plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
     """Compare all mechanisms at the same privacy, for one step and over a horizon."""
-    network = load_network(graph, weights=weights)
-    budget = PrivacyBudget(
-        epsilon, delta, steps, clip, unit, accounting, adjacency, batch_size, sampling_rate
-    )
+    network, promise = mixing.load_network(graph), budget.make(batch_size)
     objectives = [
-        choose_objective(h, steps, gossip_rounds=gossip_rounds, cooldown_rounds=cooldown)
-        for h in (1.0, horizon)
+        own.choose_objective(budget.steps) for own in (replace(mixing, horizon=1.0), mixing)
     ]
     designs: dict[str, dict[str, Design]] = {
         objective.describe(): {
             name: design(
-                network.mixing_matrix, budget.precision_cap, mechanism=name, objective=objective
+                network.mixing_matrix, promise.precision_cap, mechanism=name, objective=objective
             )
             for name in COMPARED
         }
@@ -73,13 +50,13 @@ def compare(
     }
     values = _values(network, objectives, designs)
     shared = designs[objectives[-1].describe()]["corn"].decomposition
-    warn_of_insiders(shared, budget, ThreatModel())
+    warn_of_insiders(shared, promise, ThreatModel())
     if plot:
-        _draw(network, budget, values, plot)
+        _draw(network, promise, values, plot)
     if json:
-        print_json(_facts(network, budget, designs, values))
+        print_json(_facts(network, promise, designs, values))
         return
-    _print(network, budget, designs, values)
+    _print(network, promise, designs, values)
     if plot:
         print_note(f"wrote {plot}")
 

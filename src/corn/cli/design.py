@@ -9,27 +9,14 @@ import numpy as np
 import typer
 
 from corn.cli.options import (
-    AccountingOption,
-    AdjacencyOption,
     BatchSizeOption,
-    ClipOption,
-    ColludersOption,
-    CooldownOption,
-    DeltaOption,
-    EpsilonOption,
-    GossipRoundsOption,
+    BudgetOptions,
     GraphOption,
-    HorizonOption,
     JsonOption,
     MechanismOption,
+    MixingOptions,
     PlotOption,
-    PrivateNoiseOption,
-    SamplingRateOption,
-    SeedsOption,
-    StepsOption,
-    UnitOption,
-    WeightsOption,
-    choose_objective,
+    ThreatOptions,
 )
 from corn.cli.output import (
     print_facts,
@@ -44,34 +31,23 @@ from corn.covariance import design as solve
 from corn.covariance.design import SolverChoice
 from corn.errors import FileFormatError
 from corn.privacy import PrivacyBudget
-from corn.topology import Network, load_network
+from corn.topology import Network
 from corn.topology.files import read_matrix
 
 EXAMPLE = "corn design --graph er:n=20,p=0.2,seed=1 --epsilon 10 --steps 5000 --clip 0.1"
 
 
 def design(
+    *,
     graph: GraphOption,
-    epsilon: EpsilonOption = 10.0,
-    delta: DeltaOption = 1e-5,
-    steps: StepsOption = 5000,
-    clip: ClipOption = 0.1,
-    unit: UnitOption = "agent",
-    accounting: AccountingOption = "gdp",
-    adjacency: AdjacencyOption = "replace",
+    budget: BudgetOptions,
     batch_size: BatchSizeOption = None,
-    sampling_rate: SamplingRateOption = None,
     mechanism: MechanismOption = "corn",
-    horizon: HorizonOption = None,
+    mixing: MixingOptions,
     objective: Annotated[
         Path | None, typer.Option(help="Minimise Tr(A R) for the matrix A in this .npy or .csv.")
     ] = None,
-    weights: WeightsOption = None,
-    gossip_rounds: GossipRoundsOption = 1,
-    cooldown: CooldownOption = 0,
-    colluders: ColludersOption = 0,
-    seeds: SeedsOption = "global",
-    private_noise: PrivateNoiseOption = "per-agent",
+    threat: ThreatOptions,
     drop_share: Annotated[
         float,
         typer.Option(
@@ -101,23 +77,18 @@ def design(
     """Choose the noise that agents draw jointly, and say how far from the best it can be."""
     if out and out.suffix not in (".json", ".npy"):
         raise FileFormatError(f"{out}: a design's file must end in .json or .npy")
-    network = load_network(graph, weights=weights)
-    budget = PrivacyBudget(
-        epsilon, delta, steps, clip, unit, accounting, adjacency, batch_size, sampling_rate
-    )
-    threat = ThreatModel(colluders, seeds, private_noise)
-    target: Objective = choose_objective(
-        horizon, steps, gossip_rounds=gossip_rounds, cooldown_rounds=cooldown
-    )
+    network, promise = mixing.load_network(graph), budget.make(batch_size)
+    against = threat.make()
+    target: Objective = mixing.choose_objective(budget.steps)
     if objective:
         target = GivenObjective(read_matrix(objective))
     with working("designing the noise"):
         result = solve(
             network.mixing_matrix,
-            budget.precision_cap,
+            promise.precision_cap,
             mechanism=mechanism,
             objective=target,
-            threat=threat,
+            threat=against,
             solver=solver,
             tolerance=tolerance,
             max_noise_std=max_noise_std,
@@ -126,17 +97,17 @@ def design(
             num_workers=jobs,
             graph=network.graph,
         )
-    facts = design_facts(network, budget, target, threat, result)
+    facts = design_facts(network, promise, target, against, result)
     if plot:
         _draw(network, result, target, plot)
     if out:
         _save(facts, result, out)
     if result.precision is not None:
-        warn_of_insiders(result.decomposition, budget, threat)
+        warn_of_insiders(result.decomposition, promise, against)
     if json:
         print_json(facts)
     else:
-        _print(budget, network, target, threat, result)
+        _print(promise, network, target, against, result)
         for path in (plot, out):
             if path:
                 print_note(f"wrote {path}")

@@ -9,86 +9,39 @@ from typing import Annotated
 import typer
 
 from corn import distributed, learn
+from corn.cli.contradictions import refuse_contradictions
+from corn.cli.learning import LEARNING, LearningOptions, draw_run, write_run
 from corn.cli.options import (
-    AccountingOption,
-    AdjacencyOption,
-    ClipOption,
-    ColludersOption,
-    CooldownOption,
-    DeltaOption,
-    EpsilonOption,
-    GossipRoundsOption,
-    HorizonOption,
+    BudgetOptions,
     JsonOption,
     MechanismOption,
+    MixingOptions,
     PlotOption,
-    PrivateNoiseOption,
-    SeedsOption,
-    StepsOption,
-    UnitOption,
-    WeightsOption,
-    choose_objective,
+    SafeThreatOptions,
 )
-from corn.cli.output import print_facts, print_json, print_note, save_json
-from corn.covariance import ThreatModel
+from corn.cli.output import print_facts, print_json, print_note
+from corn.cli.records import read_configuration
 from corn.distributed.settings import DropoutPolicy
 from corn.errors import CornError
-from corn.learn.names import ModelName, WorkloadName
-from corn.learn.schedule import ScheduleName
+from corn.plan import load_plan
 from corn.plan.codec import fingerprint
-from corn.privacy import PrivacyBudget
-from corn.topology import load_network
 
 EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/run"
 
-_LEARNING = "Learning"
 _RUN = "Agents"
 _TOGETHER = "Planning together (with --decentralized-planning)"
 
 
 def launch(
-    task: Annotated[
-        WorkloadName,
-        typer.Option(
-            help="What to learn; a9a and mnist: see corn data.", rich_help_panel=_LEARNING
-        ),
-    ],
+    context: typer.Context,
+    *,
+    learning: LearningOptions,
     plan: Annotated[
         Path | None, typer.Argument(help="The plan; none with --decentralized-planning.")
     ] = None,
-    model: Annotated[
-        ModelName | None,
-        typer.Option(
-            help="linear, network (32 hidden units) or cnn. (Default: linear; mnist: network.)",
-            rich_help_panel=_LEARNING,
-        ),
-    ] = None,
     step_size: Annotated[
-        float, typer.Option(help="First step size.", rich_help_panel=_LEARNING)
+        float, typer.Option(help="First step size.", rich_help_panel=LEARNING)
     ] = 0.1,
-    schedule: Annotated[
-        ScheduleName, typer.Option(help="How step sizes go on.", rich_help_panel=_LEARNING)
-    ] = "constant",
-    batch_size: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Samples a mini-batch, if the plan names none.", rich_help_panel=_LEARNING
-        ),
-    ] = 128,
-    partition: Annotated[
-        str,
-        typer.Option(
-            help="How samples are dealt out: iid, dirichlet:ALPHA or shards:K.",
-            rich_help_panel=_LEARNING,
-        ),
-    ] = "dirichlet:10",
-    l2: Annotated[
-        float, typer.Option(min=0, help="Penalty of linear models.", rich_help_panel=_LEARNING)
-    ] = 1e-4,
-    data_seed: Annotated[
-        int, typer.Option(min=0, help="Of split and partition.", rich_help_panel=_LEARNING)
-    ] = 0,
-    cache: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
     on_dropout: Annotated[
         DropoutPolicy,
         typer.Option(
@@ -159,21 +112,10 @@ def launch(
         str | None,
         typer.Option(help="As for corn plan.", rich_help_panel=_TOGETHER),
     ] = None,
-    epsilon: EpsilonOption = 10.0,
-    delta: DeltaOption = 1e-5,
-    steps: StepsOption = 5000,
-    clip: ClipOption = 0.1,
-    unit: UnitOption = "agent",
-    accounting: AccountingOption = "gdp",
-    adjacency: AdjacencyOption = "replace",
+    budget: BudgetOptions,
     mechanism: MechanismOption = "corn",
-    horizon: HorizonOption = None,
-    weights: WeightsOption = None,
-    gossip_rounds: GossipRoundsOption = 1,
-    cooldown: CooldownOption = 0,
-    colluders: ColludersOption = 1,
-    seeds: SeedsOption = "pairs",
-    private_noise: PrivateNoiseOption = "per-agent",
+    mixing: MixingOptions,
+    threat: SafeThreatOptions,
     out: Annotated[
         Path, typer.Option(help="A directory for metrics.csv, run.json and each agent's folder.")
     ] = Path("out/launch"),
@@ -181,33 +123,26 @@ def launch(
     json: JsonOption = False,
 ) -> None:
     """Run all agents of a plan as processes here, linked to their neighbours, nothing central."""
-    configuration = dict(locals())
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are told in one line
     if decentralized_planning == (plan is not None) or (graph is None) != (plan is not None):
         raise typer.BadParameter("give a plan, or --decentralized-planning and --graph")
     source: Path | distributed.PlanningRequest
+    batch_size = learning.batch_size
     if plan is not None:
-        source = plan
+        planned = load_plan(plan)
+        refuse_contradictions(context, planned, mechanism=planned.mechanism)
+        source, batch_size = plan, planned.budget.batch_size or batch_size
     else:
         source = distributed.PlanningRequest(
-            PrivacyBudget(
-                epsilon,
-                delta,
-                steps,
-                clip,
-                unit,
-                accounting,
-                adjacency,
-                batch_size if unit == "sample" else None,
-            ),
-            choose_objective(horizon, steps, gossip_rounds=gossip_rounds, cooldown_rounds=cooldown),
-            ThreatModel(colluders, seeds, private_noise),
+            budget.make_for_batches(batch_size),
+            mixing.choose_objective(budget.steps),
+            threat.make_for(mechanism),
             mechanism,
-            weights,
+            mixing.weights,
         )
     settings = distributed.RunSettings(
-        learn.make_schedule(step_size, schedule),
-        num_steps=None if plan is not None else steps,
+        learn.make_schedule(step_size, learning.choose_schedule()),
+        num_steps=None if plan is not None else budget.steps,
         batch_size=batch_size,
         on_dropout=on_dropout,
         timeout=timeout,
@@ -217,18 +152,20 @@ def launch(
     )
     launched = distributed.launch(
         source,
-        distributed.Workload(task, model, partition, data_seed, l2, cache),
+        learning.make_workload(),
         out=out,
         settings=settings,
-        network=None if graph is None else load_network(graph, weights=weights),
+        network=None if graph is None else mixing.load_network(graph),
         keys=keys,
         placement=distributed.Placement(
             agents_per_host, host, None if store is None else distributed.parse_address(store)
         ),
         show_table=not json,
     )
-    facts = _facts(configuration, launched)
-    _write(launched, facts, out, plot)
+    facts = _facts(read_configuration(context), launched)
+    write_run(launched.result.rows, facts, out)
+    if plot:
+        _draw(launched, plot)
     if json:
         print_json(facts)
     else:
@@ -258,25 +195,15 @@ def _facts(configuration: dict[str, object], launched: distributed.Launched) -> 
     }
 
 
-def _write(
-    launched: distributed.Launched, facts: dict[str, object], out: Path, plot: Path | None
-) -> None:
-    learn.write_table(launched.result.rows, out / "metrics.csv")
-    save_json(facts, out / "run.json")
-    print_note(f"wrote {out / 'metrics.csv'} and {out / 'run.json'}")
-    if plot:
-        from corn.report.style import save_figure
-        from corn.report.training import plot_training
-
-        (variant,) = launched.result.variants
-        figure = plot_training(
-            launched.result.rows,
-            {variant.contender.name: variant.schedule.describe()},
-            launched.problem.data.sizes,
-            title=f"{launched.problem.task.describe()}: {launched.plan.describe()}",
-        )
-        save_figure(figure, plot)
-        print_note(f"wrote {plot}")
+def _draw(launched: distributed.Launched, path: Path) -> None:
+    (variant,) = launched.result.variants
+    draw_run(
+        launched.result.rows,
+        {variant.contender.name: variant.schedule.describe()},
+        launched.problem,
+        title=f"{launched.problem.task.describe()}: {launched.plan.describe()}",
+        path=path,
+    )
 
 
 def _promise(launched: distributed.Launched) -> str:

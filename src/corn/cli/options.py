@@ -1,19 +1,21 @@
-"""Options that several commands share, so that they look and mean the same everywhere."""
+"""Options that several commands share, so that they look and mean the same everywhere.
+
+Those that go together are fields of a record, which makes what the library takes of them. Commands
+take records as they take single options: see ``corn.cli.records``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
-import numpy as np
 import typer
 
-from corn.covariance import Horizon, Mechanism
+from corn.covariance import Horizon, Mechanism, ThreatModel
 from corn.covariance.threat import PrivateNoise
-from corn.plan import Plan
-from corn.privacy import Accounting, Adjacency, Unit
-from corn.topology import load_network
+from corn.privacy import Accounting, Adjacency, PrivacyBudget, Unit
+from corn.topology import Network, load_network
 from corn.topology.mixing import WEIGHTS
 
 _GRAPH_HELP = (
@@ -42,47 +44,9 @@ WeightsOption: TypeAlias = Annotated[
         help=f"Rule for the mixing weights: {', '.join(WEIGHTS)}.", rich_help_panel=_NETWORK
     ),
 ]
-EpsilonOption: TypeAlias = Annotated[
-    float, typer.Option(help="ε for the whole run.", rich_help_panel=_BUDGET)
-]
-DeltaOption: TypeAlias = Annotated[
-    float, typer.Option(help="δ for the whole run.", rich_help_panel=_BUDGET)
-]
-StepsOption: TypeAlias = Annotated[
-    int, typer.Option(help="Training steps T, each with new noise.", rich_help_panel=_BUDGET)
-]
-ClipOption: TypeAlias = Annotated[
-    float, typer.Option(help="Clipping norm C.", rich_help_panel=_BUDGET)
-]
-UnitOption: TypeAlias = Annotated[
-    Unit,
-    typer.Option(
-        help="Whose data is protected: an agent's whole data set (its mini-batch gradient is "
-        "clipped once), or one sample (each sample's gradient is clipped).",
-        rich_help_panel=_BUDGET,
-    ),
-]
-AccountingOption: TypeAlias = Annotated[
-    Accounting,
-    typer.Option(
-        help="How privacy is counted: gdp is exact, rdp is the paper's Theorem 2, paper its "
-        "eq. (13b).",
-        rich_help_panel=_BUDGET,
-    ),
-]
-AdjacencyOption: TypeAlias = Annotated[
-    Adjacency, typer.Option(help="What neighbouring data sets are.", rich_help_panel=_BUDGET)
-]
 BatchSizeOption: TypeAlias = Annotated[
     int | None,
     typer.Option(help="Samples a batch (sample unit only).", rich_help_panel=_BUDGET),
-]
-SamplingRateOption: TypeAlias = Annotated[
-    float | None,
-    typer.Option(
-        help="Poisson sampling: the chance of a sample to be in a batch (sample unit only).",
-        rich_help_panel=_BUDGET,
-    ),
 ]
 PlotOption: TypeAlias = Annotated[
     Path | None, typer.Option(help="Draw to this .png, .svg or .pdf.")
@@ -99,17 +63,11 @@ HorizonOption: TypeAlias = Annotated[
         "(Default: a fifth of the steps.)",
     ),
 ]
-GossipRoundsOption: TypeAlias = Annotated[
-    int, typer.Option(min=1, help="Mixing rounds a step.", rich_help_panel=_NETWORK)
-]
-CooldownOption: TypeAlias = Annotated[
-    int, typer.Option(min=0, help="Mixing rounds after the last step.", rich_help_panel=_NETWORK)
-]
-ColludersOption: TypeAlias = Annotated[
+_ColludersOption: TypeAlias = Annotated[
     int,
     typer.Option(min=0, help="Curious insiders who pool what they know.", rich_help_panel=_THREAT),
 ]
-SeedsOption: TypeAlias = Annotated[
+_SeedsOption: TypeAlias = Annotated[
     str,
     typer.Option(
         help="Who shares a seed: global, edges, pairs, balls:R, groups:M, communities:SIZE or "
@@ -126,59 +84,125 @@ PrivateNoiseOption: TypeAlias = Annotated[
 ]
 
 
-def refuse_contradictions(
-    context: typer.Context, fixed: Mapping[str, object], *, what: str
-) -> None:
-    """Refuse, with exit code 2, options given on the command line that differ from ``fixed``."""
-    for name, value in fixed.items():
-        source = context.get_parameter_source(name)
-        found = context.params[name]
-        if source is not None and source.name == "COMMANDLINE" and found != value:
-            flag = f"--{name.replace('_', '-')}"
-            raise typer.BadParameter(
-                f"{what} has {'none' if value is None else value}, found {found}: leave it out",
-                param_hint=flag,
-            )
+@dataclass(frozen=True)
+class OpenBudgetOptions:
+    """How a run is accounted for; ε may be what is asked."""
+
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="ε for the whole run. With --covariance: report δ at this ε too."),
+    ] = None
+    delta: Annotated[float, typer.Option(help="δ for the whole run.", rich_help_panel=_BUDGET)] = (
+        1e-5
+    )
+    steps: Annotated[
+        int, typer.Option(help="Training steps T, each with new noise.", rich_help_panel=_BUDGET)
+    ] = 5000
+    clip: Annotated[float, typer.Option(help="Clipping norm C.", rich_help_panel=_BUDGET)] = 0.1
+    unit: Annotated[
+        Unit,
+        typer.Option(
+            help="Whose data is protected: an agent's whole data set (its mini-batch gradient is "
+            "clipped once), or one sample (each sample's gradient is clipped).",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = "agent"
+    accounting: Annotated[
+        Accounting,
+        typer.Option(
+            help="How privacy is counted: gdp is exact, rdp is the paper's Theorem 2, paper its "
+            "eq. (13b).",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = "gdp"
+    adjacency: Annotated[
+        Adjacency, typer.Option(help="What neighbouring data sets are.", rich_help_panel=_BUDGET)
+    ] = "replace"
+    sampling_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Poisson sampling: the chance of a sample to be in a batch (sample unit only).",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = None
+
+    def make_with(self, epsilon: float, batch_size: int | None) -> PrivacyBudget:
+        """The budget of this ε; a batch size belongs to the sample unit only."""
+        return PrivacyBudget(
+            epsilon,
+            self.delta,
+            self.steps,
+            self.clip,
+            self.unit,
+            self.accounting,
+            self.adjacency,
+            batch_size,
+            self.sampling_rate,
+        )
 
 
-def fixed_by_plan(plan: Plan, given: Mapping[str, Any]) -> dict[str, object]:
-    """What a plan says of the options that it decides.
+@dataclass(frozen=True)
+class BudgetOptions(OpenBudgetOptions):
+    """What is promised."""
 
-    A graph that is the plan's under another name is no contradiction. The batch is the plan's where
-    its size counts for privacy, and the precision where noise is drawn bit for bit as deployed.
-    """
-    budget, threat, objective = plan.budget, plan.threat, plan.objective
-    graph, weights = given["graph"], given["weights"]
-    named = plan.network if graph is None else load_network(graph, weights=weights)
-    is_same = np.array_equal(named.mixing_matrix, plan.network.mixing_matrix)
-    fixed = {
-        "graph": graph if is_same else plan.network.source,
-        "weights": weights if is_same and graph is not None else "weights of its own",
-        "epsilon": budget.epsilon,
-        "delta": budget.delta,
-        "steps": budget.num_steps,
-        "clip": budget.clip,
-        "unit": budget.unit,
-        "accounting": budget.accounting,
-        "adjacency": budget.adjacency,
-        "sampling_rate": budget.sampling_rate,
-        "horizon": getattr(objective, "length", None),
-        "gossip_rounds": getattr(objective, "gossip_rounds", 1),
-        "cooldown": getattr(objective, "cooldown_rounds", 0),
-        "colluders": threat.max_colluders,
-        "seeds": threat.seeds,
-        "private_noise": threat.private_noise,
-    }
-    if budget.batch_size is not None:
-        fixed["batch_size"] = budget.batch_size
-    if given["secure_noise"]:
-        fixed["dtype"] = plan.noise_type
-    return fixed
+    epsilon: Annotated[
+        float, typer.Option(help="ε for the whole run.", rich_help_panel=_BUDGET)
+    ] = 10.0
+
+    def make(self, batch_size: int | None) -> PrivacyBudget:
+        """The budget; a batch size belongs to the sample unit only."""
+        return self.make_with(self.epsilon, batch_size)
+
+    def make_for_batches(self, size: int) -> PrivacyBudget:
+        """The budget of training in batches, whose size counts only where a sample is protected."""
+        return self.make(size if self.unit == "sample" else None)
 
 
-def choose_objective(
-    horizon: float | None, num_steps: int, *, gossip_rounds: int = 1, cooldown_rounds: int = 0
-) -> Horizon:
-    """The horizon asked for, or a fifth of the run: the best choice is flat around it."""
-    length = max(1.0, num_steps / 5) if horizon is None else horizon
-    return Horizon(length, gossip_rounds=gossip_rounds, cooldown_rounds=cooldown_rounds)
+@dataclass(frozen=True)
+class MixingOptions:
+    """How agents mix, and over how many steps noise is to be judged."""
+
+    horizon: HorizonOption = None
+    weights: WeightsOption = None
+    gossip_rounds: Annotated[
+        int, typer.Option(min=1, help="Mixing rounds a step.", rich_help_panel=_NETWORK)
+    ] = 1
+    cooldown: Annotated[
+        int,
+        typer.Option(min=0, help="Mixing rounds after the last step.", rich_help_panel=_NETWORK),
+    ] = 0
+
+    def load_network(self, graph: str) -> Network:
+        """The graph that a spec or a file names, with weights."""
+        return load_network(graph, weights=self.weights)
+
+    def choose_objective(self, num_steps: int) -> Horizon:
+        """The horizon asked for, or a fifth of the run: the best choice is flat around it."""
+        length = max(1.0, num_steps / 5) if self.horizon is None else self.horizon
+        return Horizon(length, gossip_rounds=self.gossip_rounds, cooldown_rounds=self.cooldown)
+
+
+@dataclass(frozen=True)
+class ThreatOptions:
+    """Whom noise is designed against: by default outsiders only, as in the paper."""
+
+    colluders: _ColludersOption = 0
+    seeds: _SeedsOption = "global"
+    private_noise: PrivateNoiseOption = "per-agent"
+
+    def make(self) -> ThreatModel:
+        """The threat model."""
+        return ThreatModel(self.colluders, self.seeds, self.private_noise)
+
+
+@dataclass(frozen=True)
+class SafeThreatOptions(ThreatOptions):
+    """Whom a plan to run is designed against: by default one curious insider, with pair seeds."""
+
+    colluders: _ColludersOption = 1
+    seeds: _SeedsOption = "pairs"
+
+    def make_for(self, mechanism: Mechanism) -> ThreatModel:
+        """The threat model; mechanisms but corn have seeds of their own, so pairs is no request."""
+        seeds = "global" if mechanism != "corn" and self.seeds == "pairs" else self.seeds
+        return ThreatModel(self.colluders, seeds, self.private_noise)

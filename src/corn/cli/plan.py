@@ -8,59 +8,31 @@ from typing import Annotated
 import typer
 
 from corn.cli.options import (
-    AccountingOption,
-    AdjacencyOption,
     BatchSizeOption,
-    ClipOption,
-    ColludersOption,
-    CooldownOption,
-    DeltaOption,
-    EpsilonOption,
-    GossipRoundsOption,
+    BudgetOptions,
     GraphOption,
-    HorizonOption,
     JsonOption,
     MechanismOption,
-    PrivateNoiseOption,
-    SamplingRateOption,
-    SeedsOption,
-    StepsOption,
-    UnitOption,
-    WeightsOption,
-    choose_objective,
+    MixingOptions,
+    SafeThreatOptions,
 )
 from corn.cli.output import print_facts, print_json, print_note, warn_of_insiders, working
-from corn.covariance import ThreatModel
-from corn.covariance.threat import PrivateNoise
 from corn.plan import Plan, make_plan, save_plan
 from corn.plan.codec import fingerprint
 from corn.plan.record import NoiseType
-from corn.privacy import PrivacyBudget
-from corn.topology import load_network
 
 EXAMPLE = "corn plan --graph er:n=20,p=0.2,seed=1 --epsilon 10 --out plan.corn"
 
 
 def plan(
+    *,
     graph: GraphOption,
     out: Annotated[Path, typer.Option(help="Where to write the plan.")],
-    epsilon: EpsilonOption = 10.0,
-    delta: DeltaOption = 1e-5,
-    steps: StepsOption = 5000,
-    clip: ClipOption = 0.1,
-    unit: UnitOption = "agent",
-    accounting: AccountingOption = "gdp",
-    adjacency: AdjacencyOption = "replace",
+    budget: BudgetOptions,
     batch_size: BatchSizeOption = None,
-    sampling_rate: SamplingRateOption = None,
     mechanism: MechanismOption = "corn",
-    horizon: HorizonOption = None,
-    weights: WeightsOption = None,
-    gossip_rounds: GossipRoundsOption = 1,
-    cooldown: CooldownOption = 0,
-    colluders: ColludersOption = 1,
-    seeds: SeedsOption = "pairs",
-    private_noise: PrivateNoiseOption = "per-agent",
+    mixing: MixingOptions,
+    threat: SafeThreatOptions,
     drop_share: Annotated[
         float, typer.Option(min=0, max=1, help="Drop the weakest seeds, by noise power.")
     ] = 0.0,
@@ -70,17 +42,13 @@ def plan(
     json: JsonOption = False,
 ) -> None:
     """Make a plan to run: safe by default against one curious insider, with pair seeds."""
-    budget = PrivacyBudget(
-        epsilon, delta, steps, clip, unit, accounting, adjacency, batch_size, sampling_rate
-    )
+    promise = budget.make(batch_size)
     with working("designing the noise"):
         made = make_plan(
-            load_network(graph, weights=weights),
-            budget,
-            threat=_threat(mechanism, colluders, seeds, private_noise),
-            objective=choose_objective(
-                horizon, steps, gossip_rounds=gossip_rounds, cooldown_rounds=cooldown
-            ),
+            mixing.load_network(graph),
+            promise,
+            threat=threat.make_for(mechanism),
+            objective=mixing.choose_objective(budget.steps),
             mechanism=mechanism,
             noise_type=noise_type,
             drop_share=drop_share,
@@ -114,13 +82,6 @@ def plan_facts(made: Plan) -> dict[str, object]:
         "max_streams": max(streams),
         "noise_type": made.noise_type,
     }
-
-
-def _threat(mechanism: str, colluders: int, seeds: str, private_noise: PrivateNoise) -> ThreatModel:
-    """Other mechanisms than corn have seeds of their own; pair seeds are then no request."""
-    if mechanism != "corn" and seeds == "pairs":
-        seeds = "global"
-    return ThreatModel(colluders, seeds, private_noise)
 
 
 def _print(made: Plan) -> None:

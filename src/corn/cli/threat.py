@@ -7,27 +7,20 @@ from typing import Annotated
 import typer
 
 from corn.cli.options import (
-    AccountingOption,
-    AdjacencyOption,
     BatchSizeOption,
-    ClipOption,
-    DeltaOption,
-    EpsilonOption,
+    BudgetOptions,
     GraphOption,
     HorizonOption,
     JsonOption,
+    MixingOptions,
     PrivateNoiseOption,
-    SamplingRateOption,
-    StepsOption,
-    UnitOption,
     WeightsOption,
-    choose_objective,
 )
 from corn.cli.output import print_facts, print_json, print_table, progress
 from corn.covariance import Design, Horizon, ThreatModel, design
 from corn.errors import InvalidArgumentError
 from corn.privacy import PrivacyBudget
-from corn.topology import Network, load_network
+from corn.topology import Network
 
 EXAMPLE = "corn threat --graph er:n=12,p=0.4,seed=1 --seeds global,edges,pairs --colluders 0,1,2"
 WORTHLESS = 0.99
@@ -35,16 +28,10 @@ WORTHLESS = 0.99
 
 
 def threat(
+    *,
     graph: GraphOption,
-    epsilon: EpsilonOption = 10.0,
-    delta: DeltaOption = 1e-5,
-    steps: StepsOption = 5000,
-    clip: ClipOption = 0.1,
-    unit: UnitOption = "agent",
-    accounting: AccountingOption = "gdp",
-    adjacency: AdjacencyOption = "replace",
+    budget: BudgetOptions,
     batch_size: BatchSizeOption = None,
-    sampling_rate: SamplingRateOption = None,
     horizon: HorizonOption = None,
     weights: WeightsOption = None,
     seeds: Annotated[
@@ -58,34 +45,32 @@ def threat(
     json: JsonOption = False,
 ) -> None:
     """Compare ways to share seeds against growing coalitions of curious insiders."""
-    network = load_network(graph, weights=weights)
-    budget = PrivacyBudget(
-        epsilon, delta, steps, clip, unit, accounting, adjacency, batch_size, sampling_rate
-    )
-    objective = choose_objective(horizon, steps)
+    mixing = MixingOptions(horizon, weights)
+    network, promise = mixing.load_network(graph), budget.make(batch_size)
+    objective = mixing.choose_objective(budget.steps)
     threats = [
         ThreatModel(q, kind, private_noise)
         for kind in _read_list(seeds)
         for q in map(_read_number, _read_list(colluders))
     ]
-    ldp = design(network.mixing_matrix, budget.precision_cap, mechanism="ldp", objective=objective)
+    ldp = design(network.mixing_matrix, promise.precision_cap, mechanism="ldp", objective=objective)
     central = design(
-        network.mixing_matrix, budget.precision_cap, mechanism="central", objective=objective
+        network.mixing_matrix, promise.precision_cap, mechanism="central", objective=objective
     )
     rows = []
     for model in progress(threats, "designing"):
         result = design(
             network.mixing_matrix,
-            budget.precision_cap,
+            promise.precision_cap,
             objective=objective,
             threat=model,
             tolerance=tolerance,
         )
         rows.append(_row(model, result, ldp.value, central.value))
     if json:
-        print_json(_facts(network, budget, objective, rows))
+        print_json(_facts(network, promise, objective, rows))
     else:
-        _print(network, budget, objective, rows)
+        _print(network, promise, objective, rows)
 
 
 def _row(model: ThreatModel, result: Design, ldp: float, central: float) -> dict[str, object]:

@@ -1,0 +1,59 @@
+"""Records of options: a command takes a dataclass, the command line has one option a field."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter
+from typing import Any, get_type_hints
+
+import typer
+
+
+def spread_records(command: Callable[..., None]) -> Callable[..., None]:
+    """The same command, as typer reads it: with the fields of the records that it takes.
+
+    Typer knows single options only. Without records, each command that takes a privacy budget would
+    have to state all of a budget's options and their defaults again.
+    """
+    parameters = inspect.signature(command, eval_str=True).parameters.values()
+    records = {
+        p.name: p.annotation
+        for p in parameters
+        if isinstance(p.annotation, type) and is_dataclass(p.annotation)
+    }
+
+    @wraps(command)
+    def call(**given: Any) -> None:
+        for name, record in records.items():
+            given[name] = record(**{field.name: given.pop(field.name) for field in fields(record)})
+        command(**given)
+
+    spread = [
+        option
+        for p in parameters
+        for option in (_options(p.annotation) if p.name in records else [_by_name(p)])
+    ]
+    call.__signature__ = inspect.Signature(spread)  # type: ignore[attr-defined]
+    return call
+
+
+def read_configuration(context: typer.Context) -> dict[str, object]:
+    """The value of every option of the command that runs, in the order of its help."""
+    names = [parameter.name for parameter in context.command.params]
+    return {name: context.params[name] for name in names if name in context.params}
+
+
+def _options(record: type) -> Iterator[Parameter]:
+    types = get_type_hints(record, include_extras=True)
+    for field in fields(record):
+        default = Parameter.empty if field.default is MISSING else field.default
+        yield Parameter(
+            field.name, Parameter.KEYWORD_ONLY, default=default, annotation=types[field.name]
+        )
+
+
+def _by_name(parameter: Parameter) -> Parameter:
+    return parameter.replace(kind=Parameter.KEYWORD_ONLY)
