@@ -31,6 +31,7 @@ from corn.noise import (
     simulated_keys,
     stream,
 )
+from corn.noise.fast import find_compiled
 from corn.noise.normals import NormalArray
 from corn.threads import limit_threads
 
@@ -52,7 +53,7 @@ def best_seconds(contenders: dict[str, Callable[[], object]], num_turns: int) ->
 
 def fill_by_numpy(source: NoiseSource, out: NormalArray, address: StreamAddress) -> None:
     """Fill as if the extra ``fast`` were not installed."""
-    with mock.patch.object(stream, "find_compiled_transform", return_value=None):
+    with mock.patch.object(stream, "find_compiled", return_value=None):
         source.fill(out, address)
 
 
@@ -125,7 +126,7 @@ def measure_shares(decomposition: Decomposition, num_coordinates: int) -> dict[s
 
 def main() -> None:
     limit_threads()
-    if stream.find_compiled_transform() is None:
+    if find_compiled() is None:
         print("the extra fast is not installed: NumPy draws everything", file=sys.stderr)
     results: dict[str, dict[str, float]] = {}
     for dtype in (np.float32, np.float64):

@@ -140,6 +140,18 @@ def test_a_method_that_broke_down_has_lost() -> None:
     assert claim.verdict == "does not hold"
 
 
+def test_a_breakdown_that_another_step_size_might_have_avoided_decides_nothing() -> None:
+    values = (1.0, 1.1)
+    for ours, theirs in (((), values), (values, ()), ((), ())):
+        points = [
+            Point(DECOR_PAPER, 3.0, theirs, is_open=not theirs),
+            Point(CORN_PAPER, 3.0, ours, is_open=not ours),
+        ]
+        claim = find(check_panel(AGAINST_EPSILON, points, QUICK), "CorN (paper) ≤ DECOR")
+        assert claim.verdict == "undecided"
+        assert "broke down at 3" in claim.evidence
+
+
 def test_exact_values_need_no_seeds() -> None:
     points = [Point(CORN_PAPER, 1.0, (2.0,)), Point(DECOR_PAPER, 1.0, (1.0,))]
     claim = find(check_panel(NOISE, points, QUICK), "CorN (paper) ≤ DECOR")

@@ -157,8 +157,10 @@ def test_a_breakdown_at_a_further_seed_leaves_no_value() -> None:
     points = {point.method.name: point for point in study.points(results)}
     assert points["ldp"].values == points["corn"].values == ()
     assert points["ldp"].note.endswith("chosen on 1 pilot seed of 3, broke down at seed 2")
-    assert points["corn"].note.endswith("broke down at seed 1, broke down at seed 2")
+    assert points["corn"].note.endswith("broke down at seed 1 and 2")
     assert points["decor"].values == (3.0, 4.0, 5.0)
+    assert points["ldp"].is_open
+    assert not points["decor"].is_open
 
 
 def test_a_breakdown_of_a_pilot_changes_the_choice() -> None:
@@ -168,6 +170,7 @@ def test_a_breakdown_of_a_pilot_changes_the_choice() -> None:
     assert points["ldp"].values == (0.3, 1.3, 2.3)
     assert points["corn"].values == ()
     assert points["corn"].note == "every step size broke down on the pilot seeds"
+    assert not points["corn"].is_open
     further = [run for run in study.runs(results) if run["seed"] > 0]
     assert {run["method"] for run in further} == {m.name for m in METHODS} - {"corn"}
     assert all(run["chosen"] for run in further)

@@ -22,10 +22,10 @@ from corn.noise import (
     SecureSource,
     SimulationSource,
     StreamAddress,
-    stream,
 )
 from corn.noise.address import MAX_COORDINATE
 from corn.noise.encoding import decode_fields, encode_fields
+from corn.noise.fast import find_compiled
 
 KEY = Secret(bytes(range(32)))
 OWNER = Owner((1, 4), group=2)
@@ -58,8 +58,8 @@ def draw(
 def transform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once with the extra ``fast``, once as if it were not installed."""
     if request.param == "NumPy":
-        monkeypatch.setattr(stream, "find_compiled_transform", lambda: None)
-    elif stream.find_compiled_transform() is None:
+        monkeypatch.setattr("corn.noise.stream.find_compiled", lambda: None)
+    elif find_compiled() is None:
         pytest.skip("the extra fast is not installed")
 
 
@@ -141,7 +141,7 @@ def test_other_vector_instructions_give_the_same_bits() -> None:
     # NumPy's own log and sin fail this: their last bits depend on the instructions of the machine.
     found: Any = np.show_config(mode="dicts")
     disabled = " ".join(found["SIMD Extensions"].get("found", []))
-    code = "from corn.noise import stream; stream.find_compiled_transform = lambda: None"
+    code = "from corn.noise import stream; stream.find_compiled = lambda: None"
     digests = digests_elsewhere(code, NPY_DISABLE_CPU_FEATURES=disabled)
     assert digests == list(KNOWN_DIGESTS.values())
 
@@ -149,7 +149,7 @@ def test_other_vector_instructions_give_the_same_bits() -> None:
 @pytest.mark.slow
 def test_code_compiled_for_another_processor_gives_the_same_bits(tmp_path: Path) -> None:
     pytest.importorskip("numba")
-    code = "from corn.noise import stream; assert stream.find_compiled_transform()"
+    code = "from corn.noise.fast import find_compiled; assert find_compiled()"
     settings = {"NUMBA_CPU_NAME": "generic", "NUMBA_CACHE_DIR": str(tmp_path)}
     assert digests_elsewhere(code, **settings) == list(KNOWN_DIGESTS.values())
     assert any(tmp_path.rglob("*.nbc")), "machine code was not kept"

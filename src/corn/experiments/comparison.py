@@ -66,11 +66,14 @@ class Lines:
     ) -> Difference:
         """How much worse the first is than the second, paired by seed, relative to the second.
 
-        A method that broke down is infinitely worse than one that did not.
+        A method that broke down is infinitely worse than one that did not, surely so if no step
+        size is left that might have done better.
         """
         a, b = (self._values(*place) for place in (first, second))
         if not a or not b:
-            return Difference(first[1], math.inf if b or not a else -math.inf, 0.0)
+            is_open = any(self.points[method.name, x].is_open for method, x in (first, second))
+            half_width = math.inf if is_open else 0.0
+            return Difference(first[1], math.inf if b or not a else -math.inf, half_width)
         unit = abs(float(np.mean(b))) or 1.0
         gaps = _subtract(a, b, unit if self.panel.lower_is_better else -unit)
         return Difference(first[1], float(np.mean(gaps)), self._half_width(gaps, comparisons))

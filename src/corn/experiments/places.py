@@ -85,7 +85,8 @@ class Place:
         sizes = self._step_sizes
         at_edge = len(sizes) > 1 and sizes[chosen] in (min(sizes.values()), max(sizes.values()))
         parts = [f"step size {chosen}", "the end of the grid" if at_edge else ""]
-        parts += [self.describe_pilots(), *(f"broke down at seed {seed}" for seed in broken)]
+        seeds = " and ".join(map(str, broken))
+        parts += [self.describe_pilots(), f"broke down at seed {seeds}" if broken else ""]
         return ", ".join(filter(None, parts))
 
     @property

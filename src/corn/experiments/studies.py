@@ -55,12 +55,14 @@ class Point:
         values: one for each seed, in their order; a single one where nothing is random; none
             where every step size broke down, or the one chosen did at a further seed.
         note: such as the step size chosen, on which seeds, and where it broke down.
+        is_open: without values, but another step size, which did not run, might have had some.
     """
 
     method: Method
     x: float
     values: tuple[float, ...]
     note: str = ""
+    is_open: bool = False
 
     @property
     def mean(self) -> float:
@@ -181,7 +183,8 @@ class TrainingStudy:
                 broken = [seed for seed in place.seeds if seed not in found]
                 values = () if broken else tuple(found[seed] for seed in place.seeds)
                 note = place.describe_choice(chosen, broken)
-                points.append(Point(method, place.x, values, note))
+                is_open = bool(broken) and chosen is not None
+                points.append(Point(method, place.x, values, note, is_open))
         return points
 
     def runs(self, results: Results) -> list[Run]:

@@ -101,6 +101,8 @@ def check_range(out: NormalArray, start: int) -> int:
     """Where a range of ``len(out)`` coordinates from ``start`` on stops, if a stream has it."""
     if out.ndim != 1:
         raise InvalidArgumentError(f"out must have one dimension, found shape {out.shape}")
+    if not out.flags.writeable:
+        raise InvalidArgumentError("out must be writable, found a read-only array")
     stop = start + len(out)
     if start < 0 or stop > MAX_COORDINATE:
         raise InvalidArgumentError(
@@ -121,3 +123,19 @@ def find_overlap(
     """
     low, high = max(first, start), min(first + len(values), start + len(out))
     return values[low - first : high - first], out[low - start : high - start]
+
+
+def write_or_add(values: NormalArray, out: NormalArray, weight: float | None) -> None:
+    """Write values, or add ``weight`` times them, which overwrites them: one product and one sum.
+
+    >>> import numpy as np
+    >>> out = np.ones(2)
+    >>> write_or_add(np.array([1.0, -1.0]), out, 0.5)
+    >>> out.tolist()
+    [1.5, 0.5]
+    """
+    if weight is None:
+        out[:] = values
+    else:
+        values *= out.dtype.type(weight)
+        out += values

@@ -5,7 +5,8 @@ that a pair of normals takes; this does them all while the values are in registe
 reorders nor fuses floating point operations unless told to, and is not told to here.
 
 Importing this module compiles, a few seconds the first time; Numba keeps the machine code where
-Python keeps its byte code.
+Python keeps its byte code, until this file changes. So no constant of another file is part of it:
+they are arguments.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from corn.noise.normals import PAIRS_PER_BLOCK, NormalArray, Words, precision_of
+
+_SETTINGS: Any = {"error_model": "numpy", "nogil": True}
+_PAIRS = 512  # a number known when compiling, without which LLVM makes no vector instructions
+
+if numba.config.DISABLE_JIT or PAIRS_PER_BLOCK != _PAIRS:
+    raise ImportError("Numba does not compile, or blocks are not those that this file is for")
 
 
 def transform_words(words: Words, out: NormalArray) -> None:
@@ -48,19 +55,19 @@ def _signature(dtype: DTypeLike) -> Any:
     return numba.void(*map(numba.typeof, arguments))
 
 
-def _compile(*signatures: Any) -> Callable[[Callable[..., Any]], Any]:
-    settings = {"error_model": "numpy", "nogil": True}
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        try:
-            return numba.njit(list(signatures) or None, cache=True, **settings)(function)
-        except RuntimeError:  # no folder can be written: compile anew in each process
-            return numba.njit(list(signatures) or None, **settings)(function)
-
-    return decorate
+def _inline(function: Callable[..., Any]) -> Any:
+    return numba.njit(function, **_SETTINGS)
 
 
-@_compile()
+def _compile(function: Callable[..., Any]) -> Any:
+    signatures = [_signature(np.float32), _signature(np.float64)]
+    try:
+        return numba.njit(signatures, cache=True, **_SETTINGS)(function)
+    except Exception:  # noqa: BLE001, as kept code fails to load or save in many ways
+        return numba.njit(signatures, **_SETTINGS)(function)
+
+
+@_inline
 def _polynomial(coefficients: Any, x: Any) -> Any:  # pragma: no cover, runs as machine code
     value = x * coefficients[-1]
     for k in range(len(coefficients) - 2, 0, -1):
@@ -68,7 +75,7 @@ def _polynomial(coefficients: Any, x: Any) -> Any:  # pragma: no cover, runs as 
     return value + coefficients[0]
 
 
-@_compile(_signature(np.float32), _signature(np.float64))
+@_compile
 def _transform(  # pragma: no cover, runs as machine code
     words: Any,
     out: Any,
@@ -86,17 +93,17 @@ def _transform(  # pragma: no cover, runs as machine code
     scaled_root_half, root_half, exponent_mask, mantissa_mask, sign_mask = integers
     real, integer = out.dtype.type, type(root_half)
     one = real(1)
-    first, second = np.empty((2, PAIRS_PER_BLOCK), out.dtype)
+    first, second = np.empty((2, _PAIRS), out.dtype)
     bits = first.view(integer)
     for block in range(len(words)):
-        for k in range(PAIRS_PER_BLOCK):
+        for k in range(_PAIRS):
             fraction = real(words[block, 1, k]) * word + half_word
             first[k] = real(words[block, 0, k]) + fraction
-        for k in range(PAIRS_PER_BLOCK):
+        for k in range(_PAIRS):
             shifted = integer(bits[k] - scaled_root_half)
             second[k] = real(integer(shifted & exponent_mask)) * log_of_exponent
             bits[k] = integer((shifted & mantissa_mask) + root_half)
-        for k in range(PAIRS_PER_BLOCK):
+        for k in range(_PAIRS):
             ratio = (first[k] - one) / (first[k] + one)
             radius = np.sqrt(_polynomial(log, ratio * ratio) * ratio + second[k])
             angle = real(np.int32(words[block, 2, k] << np.uint32(1))) * angle_unit
@@ -105,15 +112,15 @@ def _transform(  # pragma: no cover, runs as machine code
             square = angle * angle
             first[k] = _polynomial(cosine, square) * radius
             second[k] = _polynomial(sine, square) * angle * radius
-        for k in range(PAIRS_PER_BLOCK):
+        for k in range(_PAIRS):
             bits[k] ^= integer(integer(np.int32(words[block, 2, k])) & sign_mask)
         if adds:
-            for k in range(PAIRS_PER_BLOCK):
+            for k in range(_PAIRS):
                 out[block, 0, k] += first[k] * weight
-            for k in range(PAIRS_PER_BLOCK):
+            for k in range(_PAIRS):
                 out[block, 1, k] += second[k] * weight
         else:
-            for k in range(PAIRS_PER_BLOCK):
+            for k in range(_PAIRS):
                 out[block, 0, k] = first[k]
-            for k in range(PAIRS_PER_BLOCK):
+            for k in range(_PAIRS):
                 out[block, 1, k] = second[k]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from typing import Any, final
 
 import numpy as np
 
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
-from corn.noise.address import Owner, StreamAddress, check_range, find_overlap
+from corn.noise.address import Owner, StreamAddress, check_range, find_overlap, write_or_add
 from corn.noise.encoding import encode_fields
 from corn.noise.normals import NormalArray, precision_of
 from corn.noise.secret import Secret
@@ -43,21 +42,17 @@ class SimulationSource:
 
     def fill(self, out: NormalArray, address: StreamAddress, *, start: int = 0) -> None:
         """See :class:`corn.noise.address.NoiseSource`."""
-        for values, wanted in self._draw(out, address, start):
-            wanted[:] = values
+        self._draw(out, None, address, start)
 
     def add(
         self, out: NormalArray, weight: float, address: StreamAddress, *, start: int = 0
     ) -> None:
         """See :class:`corn.noise.address.NoiseSource`."""
-        for values, wanted in self._draw(out, address, start):
-            values *= out.dtype.type(weight)
-            wanted += values
+        self._draw(out, weight, address, start)
 
     def _draw(
-        self, out: NormalArray, address: StreamAddress, start: int
-    ) -> Iterator[tuple[NormalArray, NormalArray]]:
-        """The stream's values in parts, each with the part of ``out`` that it is for."""
+        self, out: NormalArray, weight: float | None, address: StreamAddress, start: int
+    ) -> None:
         stop = check_range(out, start)
         real: Any = precision_of(out.dtype).real
         prefix = address.encode(f"simulation {self._seed} {real.name}")
@@ -67,7 +62,7 @@ class SimulationSource:
             self._set_state(prefix, first)
             values = np.empty(min(_VALUES_PER_STATE, stop - first), real)
             self._generator.standard_normal(dtype=real, out=values)
-            yield find_overlap(values, first, out, start)
+            write_or_add(*find_overlap(values, first, out, start), weight)
 
     def _set_state(self, prefix: bytes, first: int) -> None:
         data = encode_fields(prefix, first)

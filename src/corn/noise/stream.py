@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import threading
 from collections.abc import Mapping
-from functools import cache
-from types import ModuleType
 from typing import final
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
 from corn.errors import InvalidArgumentError
-from corn.noise.address import Owner, StreamAddress, check_range, find_overlap
+from corn.noise.address import Owner, StreamAddress, check_range, find_overlap, write_or_add
+from corn.noise.fast import find_compiled
 from corn.noise.normals import (
     NUM_BUFFERS,
     PAIRS_PER_BLOCK,
@@ -26,20 +24,11 @@ from corn.noise.normals import (
 )
 from corn.noise.secret import Secret
 
-# Enough for calling NumPy to cost little against the work, few enough for a core's cache.
+# Enough for calls to cost little against the work, few enough for a core's cache.
 _BLOCKS_AT_ONCE = 128
 _WORD_BYTES = 4
 _CIPHER_BLOCK_BYTES = 16
 _PERSON = b"corn/stream/1"
-
-
-@cache
-def find_compiled_transform() -> ModuleType | None:
-    """:mod:`corn.noise.compiled` where the extra ``fast`` is installed; its bits are NumPy's."""
-    try:
-        return importlib.import_module("corn.noise.compiled")
-    except ImportError:
-        return None
 
 
 @final
@@ -121,11 +110,11 @@ class _Workspace(threading.local):
         return words.astype(np.uint32, copy=False).reshape(shape)
 
     def write(self, words: Words, first: int, out: NormalArray, weight: float | None) -> None:
-        """Write the normals of blocks of words to ``out[first:]``, or add them times a weight.
+        """Write the normals of blocks of words to ``out`` from ``first``, or add them, weighted.
 
-        Those that lie outside of ``out`` are left out.
+        Those that lie outside of ``out``, before it where ``first`` is negative, are left out.
         """
-        compiled, size = find_compiled_transform(), len(words) * VALUES_PER_BLOCK
+        compiled, size = find_compiled(), len(words) * VALUES_PER_BLOCK
         is_inside = 0 <= first <= len(out) - size and out.flags.c_contiguous
         if compiled and is_inside:
             blocks = out[first : first + size].reshape(-1, 2, PAIRS_PER_BLOCK)
@@ -140,12 +129,7 @@ class _Workspace(threading.local):
         else:
             buffers = self._buffers[out.dtype.name][:, : len(words)]
             transform_words(words, normals, buffers=buffers)
-        values, wanted = find_overlap(normals.reshape(-1), first, out, 0)
-        if weight is None:
-            wanted[:] = values
-        else:
-            values *= out.dtype.type(weight)
-            wanted += values
+        write_or_add(*find_overlap(normals.reshape(-1), first, out, 0), weight)
 
 
 _WORKSPACE = _Workspace()

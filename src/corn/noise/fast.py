@@ -1,0 +1,51 @@
+"""Whether noise is drawn by compiled code: where the extra ``fast`` is installed and works."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import warnings
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from corn.errors import CornWarning
+from corn.noise.normals import NUM_BUFFERS, PAIRS_PER_BLOCK, precision_of, transform_words
+
+
+@cache
+def find_compiled() -> ModuleType | None:
+    """:mod:`corn.noise.compiled`, if it gives NumPy's bits here; None where Numba is not installed.
+
+    Takes seconds the first time that Numba compiles for a machine: a process that others wait for
+    calls it before they do. Where Numba is installed and does not work, a warning says so, once.
+    """
+    if importlib.util.find_spec("numba") is None:
+        return None
+    try:
+        compiled = importlib.import_module("corn.noise.compiled")
+        for dtype in (np.float32, np.float64):
+            _check_bits(compiled, dtype)
+    except Exception as error:  # noqa: BLE001, as installations break in many ways
+        warnings.warn(
+            f"noise is drawn by NumPy, three times as slowly, as Numba does not work here: {error}",
+            CornWarning,
+            stacklevel=2,
+        )
+        return None
+    return compiled
+
+
+def _check_bits(compiled: Any, dtype: Any) -> None:
+    """Compare with NumPy, whatever the processor, its compiler and kept machine code are."""
+    shape = (2, precision_of(dtype).words_per_pair, PAIRS_PER_BLOCK)
+    words = np.random.Generator(np.random.SFC64(0)).integers(0, 1 << 32, shape, dtype=np.uint32)
+    expected, found = np.empty((2, 2, 2, PAIRS_PER_BLOCK), dtype)
+    transform_words(words, expected, buffers=np.empty((NUM_BUFFERS, 2, PAIRS_PER_BLOCK), dtype))
+    compiled.transform_words(words, found)
+    is_same = np.array_equal(found, expected)
+    compiled.add_normals(words, found, 0.3)
+    if not is_same or not np.array_equal(found, expected + dtype(0.3) * expected):
+        raise ArithmeticError(f"its {np.dtype(dtype)} differs from NumPy's")

@@ -1,0 +1,93 @@
+"""Compiled drawing is used only where it gives NumPy's bits, and its absence breaks nothing."""
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from corn.errors import CornWarning
+from corn.noise import fast
+from corn.noise.normals import NormalArray, Words
+
+pytest.importorskip("numba")
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    fast.find_compiled.cache_clear()
+    yield
+    fast.find_compiled.cache_clear()
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
+    """Another module in place of the compiled one, with its functions unless others are given."""
+    real = fast.find_compiled()
+    fast.find_compiled.cache_clear()
+    own = {name: getattr(real, name) for name in ("transform_words", "add_normals")} | functions
+    monkeypatch.setattr("importlib.import_module", lambda _name: SimpleNamespace(**own))
+
+
+def test_it_is_found_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(fast.find_compiled(), ModuleType)
+
+
+def test_without_numba_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    assert fast.find_compiled() is None
+
+
+@pytest.mark.parametrize("name", ["transform_words", "add_normals"])
+def test_code_with_other_bits_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def miss_one(words: Words, out: NormalArray, *weight: float) -> None:
+        last = out[-1, -1, -1]
+        getattr(real, name)(words, out, *weight)
+        out[-1, -1, -1] = last
+
+    real = fast.find_compiled()
+    stand_in(monkeypatch, **{name: miss_one})
+    with pytest.warns(CornWarning, match="its float32 differs from NumPy's"):
+        assert fast.find_compiled() is None
+
+
+def test_a_broken_installation_is_survived_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_name: str) -> None:
+        raise OSError("libllvmlite.so is missing")
+
+    monkeypatch.setattr("importlib.import_module", fail)
+    with pytest.warns(CornWarning, match="by NumPy, three times as slowly.*libllvmlite"):
+        assert fast.find_compiled() is None
+
+
+def find_elsewhere(tmp_path: Path, **environment: str) -> str:
+    code = "from corn.noise.fast import find_compiled; print(bool(find_compiled()))"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"NUMBA_CACHE_DIR": str(tmp_path), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return result.stdout + result.stderr
+
+
+@pytest.mark.slow
+def test_damaged_machine_code_is_compiled_anew(tmp_path: Path) -> None:
+    assert find_elsewhere(tmp_path) == "True\n"
+    kept = [*tmp_path.rglob("*.nbi"), *tmp_path.rglob("*.nbc")]
+    assert kept
+    for path in kept:
+        path.write_bytes(path.read_bytes()[:10])
+    assert find_elsewhere(tmp_path) == "True\n"
+
+
+def test_numba_told_not_to_compile_is_not_used(tmp_path: Path) -> None:
+    said = find_elsewhere(tmp_path, NUMBA_DISABLE_JIT="1")
+    assert "False" in said
+    assert "does not compile" in said
