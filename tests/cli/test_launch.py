@@ -4,10 +4,14 @@ import csv
 import json
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from corn.cli.learning import LearningOptions
+from corn.distributed import agent
 from corn.learn import COLUMNS
+from corn.learn.schedule import make_schedule
 from corn.plan import save_plan
 from tests.distributed.harness import small_plan
 
@@ -161,3 +165,12 @@ def test_expected_failures_exit_with_1_and_one_line(
     assert outcome.exit_code == 1
     assert outcome.stderr.count("\n") == 1
     assert message in outcome.stderr
+
+
+@pytest.mark.parametrize("task", ["breast-cancer", "quadratic"])
+def test_an_agent_by_itself_has_the_defaults_of_launch(task: Any) -> None:
+    """Otherwise one on another host would be refused by those that a launcher started."""
+    options = agent._parser().parse_args(["--plan", "p", "--keys", "k", "--task", task])
+    ours = LearningOptions(task)
+    assert agent._make_workload(options) == ours.make_workload()
+    assert agent._make_settings(options).schedule == make_schedule(0.1, ours.choose_schedule())

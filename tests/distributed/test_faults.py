@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,8 @@ import pytest
 from corn.covariance import ThreatModel
 from corn.distributed.keyring import make_keys
 from corn.distributed.launcher import Crew, raise_common_failure
+from corn.distributed.launching import Launched, gather
+from corn.distributed.meeting import join_store
 from corn.distributed.settings import RunSettings
 from corn.errors import CornError
 from corn.learn.schedule import Constant
@@ -35,10 +37,31 @@ def test_the_rest_continue_when_one_is_killed(tmp_path: Path) -> None:
     assert outcome.failures == {LOST: "agent 2: ended by SIGKILL"}
     assert set(outcome.finished) == {0, 1, 3, 4}
     for agent, own in outcome.finished.items():
-        assert (own["status"], own["num_steps"], own["lost"]) == ("complete", NUM_STEPS, [LOST])
+        assert (own["status"], own["num_steps"]) == ("partial", NUM_STEPS)
+        assert set(own["lost"]) == {str(LOST)}
         assert "went on without agent 2: noise energy per agent" in notes_of(outcome, agent)
     for agent in (1, 3):
         assert "agent 2 closed its connection at step" in notes_of(outcome, agent)
+
+
+@pytest.mark.slow
+def test_one_left_alone_is_no_complete_run(tmp_path: Path) -> None:
+    plan = small_plan("complete:4", 400, mechanism="decor", threat=ThreatModel())
+    outcome = run_processes(plan, tmp_path, SETTINGS, deeds=[Deed(a, 30) for a in (1, 2, 3)])
+    (own,) = outcome.finished.values()
+    assert (own["status"], own["num_steps"]) == ("partial", 400)
+    assert "went on alone, without agents 1, 2, 3" in notes_of(outcome, 0)
+    problem = WORKLOAD.build(4)
+    _, result = gather(plan, problem, outcome, tmp_path, SETTINGS)
+    launched = Launched(plan, problem, result, outcome, tmp_path / "keys", False, False)
+    assert launched.status == "partial"
+    assert result.notes[0] == "only 1 of 4 agents finished: agent 0"
+    for agent, why in launched.lost.items():
+        step = own["lost"][str(agent)]
+        assert 30 <= step < 400
+        assert why == f"agent {agent}: ended by SIGKILL, missed by the others from step {step} on"
+        assert why in result.notes
+    assert set(launched.lost) == {1, 2, 3}
 
 
 def test_all_stop_together_when_one_is_killed(tmp_path: Path) -> None:
@@ -117,17 +140,7 @@ def test_a_pause_of_all_is_no_reason_to_give_up_later(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_signal_stops_agents_that_were_started_one_by_one(tmp_path: Path) -> None:
-    save_plan(small_plan("path:2", 100_000), tmp_path / "plan.corn")
-    make_keys(tmp_path / "keys", 2)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    command = [sys.executable, "-m", "corn.distributed.agent", "--plan", "plan.corn"]
-    command += ["--keys", "keys", "--task", "breast-cancer", "--timeout", "20", "--agents", "2"]
-    command += ["--store", f"127.0.0.1:{port}", "--agent"]
-    agents = [
-        subprocess.Popen([*command, str(agent)], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-        for agent in range(2)
-    ]
+    agents, _ = start_one_by_one(tmp_path, [0, 1])
     try:
         wait_for_tables(tmp_path / "out", 2)
         agents[1].send_signal(signal.SIGINT)
@@ -138,6 +151,41 @@ def test_a_signal_stops_agents_that_were_started_one_by_one(tmp_path: Path) -> N
     finally:
         for process in agents:
             process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_first_step_ends_an_agent_that_waits(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    (process,), port = start_one_by_one(tmp_path, [0])
+    try:
+        store = join_store("127.0.0.1", port, agent=1, timeout=60)
+        store.get("hello/0")  # waits until it is there
+        process.send_signal(number)
+        said = process.communicate(timeout=10)[1]
+        assert process.returncode == 1
+        assert said == "corn: agent 0: interrupted before the first step\n"
+    finally:
+        process.kill()
+
+
+def start_one_by_one(
+    folder: Path, agents: Sequence[int]
+) -> tuple[list[subprocess.Popen[str]], int]:
+    """Some agents of a plan for two, and the port of their store, which agent 0 opens."""
+    save_plan(small_plan("path:2", 100_000), folder / "plan.corn")
+    make_keys(folder / "keys", 2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    command = [sys.executable, "-m", "corn.distributed.agent", "--plan", "plan.corn"]
+    command += ["--keys", "keys", "--task", "breast-cancer", "--timeout", "60", "--agents", "2"]
+    command += ["--store", f"127.0.0.1:{port}", "--agent"]
+    started = [
+        subprocess.Popen([*command, str(agent)], cwd=folder, stderr=subprocess.PIPE, text=True)
+        for agent in agents
+    ]
+    return started, port
 
 
 @pytest.mark.slow

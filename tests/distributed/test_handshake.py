@@ -107,6 +107,16 @@ def test_waiting_for_others_can_be_interrupted() -> None:
     assert time.monotonic() - began < 3
 
 
+def test_waiting_for_a_store_can_be_interrupted() -> None:
+    """Nobody listens at one address, and nobody answers at the other."""
+    for host in ("127.0.0.1", "192.0.2.1"):
+        interruption, began = Interruption(), time.monotonic()
+        threading.Timer(0.2, setattr, (interruption, "requested", True)).start()
+        with pytest.raises(CornError, match=r"^agent 3: interrupted before the first step$"):
+            join(store=(host, 1), agent=3, num_agents=4, timeout=20, interruption=interruption)
+        assert time.monotonic() - began < 3
+
+
 def test_a_meeting_serves_one_run() -> None:
     def run(meeting: Meeting) -> Agreement:
         shake_hands(meeting, HELLO)

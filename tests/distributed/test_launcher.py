@@ -43,16 +43,40 @@ def test_the_reason_comes_from_the_agent_that_has_one() -> None:
 def test_equal_notes_are_said_once() -> None:
     both = {"notes": ["went on without agent 2"]}
     endings = {0: Ending(both), 1: Ending(both), 2: Ending(failure="agent 2: ended by SIGKILL")}
-    assert describe_notes(Outcome(endings, 0, False)) == [
+    assert describe_notes(Outcome(endings, 0, False), 3) == [
+        "only 2 of 3 agents finished: agents 0, 1",
         "agent 2: ended by SIGKILL",
         "agents 0, 1: went on without agent 2",
     ]
 
 
+def test_who_is_lost_is_named_with_the_step_at_which_that_was_first_noticed() -> None:
+    endings = {
+        0: Ending({"notes": [], "lost": {"1": 40, "3": 35}}),
+        1: Ending(failure="agent 1: ended by SIGKILL"),
+        2: Ending({"notes": [], "lost": {"1": 39, "3": 36}}),
+    }
+    outcome = Outcome(endings, 0, False)
+    assert outcome.lost == {
+        1: "agent 1: ended by SIGKILL, missed by the others from step 39 on",
+        3: "agent 3: lost on another host, missed by the others from step 35 on",
+    }
+    assert describe_notes(outcome, 4) == [
+        "only 2 of 3 agents on this host finished: agents 0, 2",
+        *outcome.lost.values(),
+    ]
+
+
+def test_nothing_is_said_of_losses_where_all_finish() -> None:
+    outcome = Outcome({agent: Ending({"notes": [], "lost": {}}) for agent in range(2)}, 0, False)
+    assert describe_notes(outcome, 2) == []
+    assert outcome.lost == {}
+
+
 def test_what_a_lost_agent_had_noted_is_kept() -> None:
     lost = Ending(failure="agent 2: ended by SIGKILL", notes=("saw it coming",))
-    notes = describe_notes(Outcome({0: Ending({"notes": []}), 2: lost}, 0, False))
-    assert notes == ["agent 2: ended by SIGKILL", "agent 2: saw it coming"]
+    notes = describe_notes(Outcome({0: Ending({"notes": []}), 2: lost}, 0, False), 3)
+    assert notes[1:] == ["agent 2: ended by SIGKILL", "agent 2: saw it coming"]
 
 
 def test_how_a_process_ended_is_explained() -> None:

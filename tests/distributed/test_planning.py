@@ -1,5 +1,7 @@
 """Agents that know only their neighbours come to the same plan, and cheaters are named."""
 
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from corn.distributed.planning import (
     read_request,
 )
 from corn.errors import CornError, FileFormatError
+from corn.learn.monitor import Interruption
 from corn.plan import make_plan, verify_plan
 from corn.plan.codec import fingerprint
 from corn.privacy import PrivacyBudget
@@ -45,6 +48,20 @@ def test_everyone_makes_the_plan_a_planner_would_make() -> None:
     )
     assert {fingerprint(plan) for plan in plans} == {fingerprint(central)}
     assert verify_plan(plans[0]).passed
+
+
+def test_waiting_for_others_to_plan_with_can_be_interrupted() -> None:
+    def plan(meeting: Meeting) -> object:
+        if meeting.agent == 1:
+            return None
+        meeting.interruption = Interruption()
+        threading.Timer(0.2, setattr, (meeting.interruption, "requested", True)).start()
+        return plan_together(meeting, REQUEST, [1])
+
+    began = time.monotonic()
+    result, _ = run_in_threads(2, plan, timeout=20)
+    assert str(result) == "agent 0: interrupted before the first step"
+    assert time.monotonic() - began < 3
 
 
 def test_the_seed_is_new_each_time() -> None:

@@ -4,7 +4,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from corn.covariance import ThreatModel
+from corn.covariance import GivenObjective, ThreatModel
 from corn.distributed.replanning import (
     budget_left,
     choose_roster,
@@ -71,6 +71,19 @@ def test_a_new_plan_gets_cancellation_back() -> None:
     assert loss.continued > loss.planned
     assert plan.certificate.value / 6 < loss.continued
     assert f"{loss.continued / loss.planned:.3g} ×" in loss.describe()
+
+
+def test_the_loss_is_by_one_objective_where_the_given_one_is_of_all_agents() -> None:
+    """Scaling the given matrix leaves the noise as it is, and so what its loss costs."""
+    network, options = load_network("complete:4"), {"mechanism": "ldp", "threat": ThreatModel()}
+    plans = [
+        make_plan(network, PLAN.budget, objective=GivenObjective(c * np.eye(4)), **options)  # type: ignore[arg-type]
+        for c in (1, 1000)
+    ]
+    losses = [measure_loss(plan, (0, 1, 2)) for plan in plans]
+    assert losses[0].planned == pytest.approx(losses[1].planned)
+    assert losses[0].continued == pytest.approx(losses[1].continued)
+    assert losses[0].planned < losses[0].continued
 
 
 @pytest.mark.parametrize("accounting", ["gdp", "rdp"])

@@ -185,7 +185,7 @@ def _facts(configuration: dict[str, object], launched: distributed.Launched) -> 
         "agent_samples": launched.problem.data.sizes,
         "promise": _promise(launched),
         "adversary": plan.threat.describe(),
-        "status": result.status,
+        "status": launched.status,
         "num_steps": result.num_steps,
         "seconds_to_start": launched.outcome.seconds_to_start,
         "measured": {name: value for name, value in last.items() if value == value},
@@ -225,7 +225,7 @@ def _print(launched: distributed.Launched) -> None:
         [
             ("promise", _promise(launched)),
             ("against", plan.threat.describe()),
-            ("steps", f"{result.num_steps} ({result.status})"),
+            ("steps", f"{result.num_steps} ({launched.status})"),
             *(
                 (what, f"{last[name]:.4g}")
                 for what, name in measured.items()

@@ -11,7 +11,7 @@ import typer
 
 from corn import distributed, learn
 from corn.cli.output import print_note, save_json
-from corn.learn.names import ModelName, WorkloadName
+from corn.learn.names import USUAL_BATCH_SIZE, ModelName, WorkloadName, usual_schedule
 from corn.learn.schedule import ScheduleName
 
 LEARNING = "Learning"
@@ -55,7 +55,7 @@ class LearningOptions:
         typer.Option(
             min=1, help="Samples a mini-batch, if the plan names none.", rich_help_panel=LEARNING
         ),
-    ] = 128
+    ] = USUAL_BATCH_SIZE
     schedule: Annotated[
         ScheduleName | None,
         typer.Option(
@@ -71,7 +71,7 @@ class LearningOptions:
 
     def choose_schedule(self) -> ScheduleName:
         """The schedule asked for, or the paper's."""
-        return self.schedule or ("inverse-sqrt" if self.is_quadratic else "constant")
+        return self.schedule or usual_schedule(self.task)
 
     def make_workload(self) -> distributed.Workload:
         """The workload, yet to be built for a number of agents."""

@@ -11,23 +11,26 @@ import argparse
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import get_args
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are told in one line
 
-from corn.distributed.agent_run import Reports
-from corn.distributed.child import find_plan, summarize
+from corn.distributed.agent_run import AgentResult, Reports
+from corn.distributed.child import find_plan
 from corn.distributed.launching import parse_address
 from corn.distributed.meeting import join
 from corn.distributed.planning import read_request
 from corn.distributed.running import preparing, run_problem
-from corn.distributed.settings import RunSettings
+from corn.distributed.settings import DropoutPolicy, RunSettings
 from corn.distributed.workload import Workload, own_part
 from corn.errors import CornError
 from corn.learn.monitor import Interruption
-from corn.learn.names import MODELS, WORKLOADS
-from corn.learn.schedule import make_schedule
+from corn.learn.names import MODELS, USUAL_BATCH_SIZE, WORKLOADS, usual_schedule
+from corn.learn.schedule import ScheduleName, make_schedule
+from corn.plan import Plan
 from corn.threads import limit_threads
 
 
@@ -47,19 +50,22 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> None:
     settings, workload = _make_settings(options), _make_workload(options)
+    interruption = _on_signals()
     meeting = join(
         timeout=settings.timeout,
         store=None if options.store is None else parse_address(options.store),
         agent=options.agent,
         num_agents=options.agents,
+        interruption=interruption,
     )
-    meeting.interruption = interruption = _on_signals()
     out = options.out / f"agent-{meeting.agent}"
     with preparing(meeting):
         request = None if options.request is None else read_request(options.request)
         plan, settings = find_plan(
             meeting, options.plan, request, options.neighbours, settings, out
         )
+        if settings.batch_size is None:
+            settings = replace(settings, batch_size=plan.budget.batch_size or USUAL_BATCH_SIZE)
         problem = workload.build(meeting.num_agents)
     result = run_problem(
         plan,
@@ -71,17 +77,23 @@ def _run(options: argparse.Namespace) -> None:
         reports=Reports(on_note=lambda text: _say(meeting.agent, text), interruption=interruption),
         data=workload.describe(problem),
     )
+    _say(result.agent, _describe(result, plan))
+
+
+def _describe(result: AgentResult, plan: Plan) -> str:
+    """How the run ended, and what it promised to whom, in one line."""
     last, why = result.rows[-1], f" ({result.stop})" if result.stop else ""
-    _say(
-        result.agent,
-        f"{result.status} after {result.num_steps} steps{why}, test loss {last['test_loss']:.4g}, "
-        f"ε spent {last['epsilon']:.4g}, {summarize(result)['seconds_waited']:.1f} s waited",
+    lost = "".join(f", without agent {who} from step {s} on" for who, s in result.lost.items())
+    return (
+        f"{result.status} after {result.num_steps} steps{why}{lost}, "
+        f"test loss {last['test_loss']:.4g}, {result.seconds_waited:.1f} s waited; ε spent "
+        f"{last['epsilon']:.4g} of {plan.budget.describe()}, against {plan.threat.describe()}"
     )
 
 
 def _make_settings(options: argparse.Namespace) -> RunSettings:
     return RunSettings(
-        make_schedule(options.step_size, options.schedule),
+        make_schedule(options.step_size, options.schedule or usual_schedule(options.task)),
         num_steps=options.steps,
         batch_size=options.batch_size,
         seed=options.seed,
@@ -94,7 +106,13 @@ def _make_settings(options: argparse.Namespace) -> RunSettings:
 
 def _make_workload(options: argparse.Namespace) -> Workload:
     return Workload(
-        options.task, options.model, options.partition, options.data_seed, directory=options.cache
+        options.task,
+        options.model,
+        options.partition,
+        options.data_seed,
+        options.l2,
+        options.cache,
+        options.stand_in,
     )
 
 
@@ -131,18 +149,22 @@ def _parser() -> argparse.ArgumentParser:
     add("--keys", type=Path, required=True, help="folder of agent-I.key and roster.json")
     add("--task", choices=WORKLOADS, required=True, help="what to learn")
     add("--model", choices=MODELS, help="what to train")
-    add("--partition", default="dirichlet:10", help="how samples are dealt out")
-    add("--data-seed", type=int, default=0, help="of split and partition")
+    add("--partition", default=Workload.partition, help="how samples are dealt out")
+    add("--data-seed", type=int, default=Workload.seed, help="of split and partition")
+    add("--l2", type=float, default=Workload.l2, help="penalty of linear models")
+    add("--no-stand-in", dest="stand_in", action="store_false", help="refuse an absent data set")
     add("--cache", type=Path, help="where data sets are kept")
     add("--out", type=Path, default=Path("out"), help="folder for measurements and checkpoints")
     add("--step-size", type=float, default=0.1, help="first step size")
-    add("--schedule", default="constant", help="constant, inverse-sqrt or cosine")
-    add("--batch-size", type=int, default=None, help="samples a mini-batch")
+    add("--schedule", choices=get_args(ScheduleName), help="how step sizes go on")
+    add("--batch-size", type=int, help=f"by default the plan's, or {USUAL_BATCH_SIZE}")
     add("--steps", type=int, default=None, help="fewer steps than planned")
     add("--seed", type=int, default=0, help="of the initial models; public")
-    add("--on-dropout", choices=("continue", "replan", "stop"), default="continue")
-    add("--timeout", type=float, default=60.0, help="seconds of silence that give an agent up")
-    add("--checkpoint-every", type=int, default=100, help="steps")
+    add("--on-dropout", choices=get_args(DropoutPolicy), default=RunSettings.on_dropout)
+    add(
+        "--timeout", type=float, default=RunSettings.timeout, help="seconds of silence that give up"
+    )
+    add("--checkpoint-every", type=int, default=RunSettings.checkpoint_every, help="steps")
     add("--resume", action="store_true", help="go on from what all agents have")
     add("--agent", type=int, help="without torchrun: this agent's number")
     add("--agents", type=int, help="without torchrun: how many there are")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, final
+from typing import final
 
 from torch import Tensor
 
@@ -24,6 +24,7 @@ from corn.distributed.preparation import Credentials, Work, read_checkpoint
 from corn.distributed.recording import Account, Progress, Recorder
 from corn.distributed.replanning import choose_roster
 from corn.distributed.settings import RunSettings
+from corn.distributed.status import RunStatus, judge_status
 from corn.distributed.tables import read_rows
 from corn.learn.metrics import Row
 from corn.learn.monitor import Interruption, catch_interruption
@@ -42,9 +43,10 @@ class AgentResult:
         rows: its own measurements, in the columns of a simulation.
         first_step: where the run went on from.
         num_steps: how many steps are done.
-        status: ``complete``, or ``interrupted`` where fewer than all steps were done.
+        status: ``complete``; ``partial`` where all steps were done, but agents were lost on the
+            way; ``interrupted`` where fewer than all steps were done.
         stop: why, in a few words.
-        lost: who was lost on the way.
+        lost: who was lost on the way, and the step at which that was first noticed.
         notes: what happened.
         traffic: what went over each link.
         seconds_waited: for neighbours.
@@ -55,9 +57,9 @@ class AgentResult:
     rows: tuple[Row, ...] = field(repr=False)
     first_step: int
     num_steps: int
-    status: Literal["complete", "interrupted"]
+    status: RunStatus
     stop: str = ""
-    lost: tuple[int, ...] = ()
+    lost: Mapping[int, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     traffic: dict[int, Traffic] = field(default_factory=dict, repr=False)
     seconds_waited: float = field(default=0.0, repr=False)
@@ -150,9 +152,9 @@ class AgentRun:
             tuple(recorder.rows),
             first,
             loop.step,
-            "complete" if complete else "interrupted",
+            judge_status(all_steps=complete, lost=loop.lost),
             "" if complete else loop.describe_stop(),
-            tuple(sorted(loop.lost)),
+            loop.lost,
             tuple(recorder.notes),
             exchange.traffic,
             loop.seconds_waited,

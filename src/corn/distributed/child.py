@@ -80,10 +80,16 @@ def run_child(connection: Connection, order: Order) -> None:
 def follow(order: Order, reports: Reports) -> AgentResult:
     """Carry out an order in this process."""
     timeout, where = order.settings.timeout, order.store
-    store = join_store(*where, agent=order.agent, timeout=timeout)
-    address = find_address(*where)
-    meeting = Meeting(store, order.agent, order.num_agents, timeout=timeout, address=address)
-    meeting.interruption = reports.interruption
+    interruption = reports.interruption
+    store = join_store(*where, agent=order.agent, timeout=timeout, interruption=interruption)
+    meeting = Meeting(
+        store,
+        order.agent,
+        order.num_agents,
+        timeout=timeout,
+        address=find_address(*where),
+        interruption=interruption,
+    )
     with preparing(meeting):
         plan, settings = find_plan(
             meeting, order.plan, order.request, order.neighbours, order.settings, order.out
@@ -129,7 +135,7 @@ def summarize(result: AgentResult) -> dict[str, Any]:
         "num_steps": result.num_steps,
         "status": result.status,
         "stop": result.stop,
-        "lost": list(result.lost),
+        "lost": {str(agent): step for agent, step in result.lost.items()},
         "notes": list(result.notes),
         "traffic": {str(peer): vars(own) for peer, own in result.traffic.items()},
         "seconds_waited": result.seconds_waited,

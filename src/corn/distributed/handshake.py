@@ -137,10 +137,10 @@ def shake_hands(meeting: Meeting, hello: Hello) -> Agreement:
     )
 
 
-def confirm(meeting: Meeting, agreement: Agreement) -> None:
-    """Start together: nobody trains before everybody is connected and came to the same verdict."""
+def confirm(meeting: Meeting, agreement: Agreement, topic: str = "ready") -> None:
+    """Go on together: nobody does before everybody is there and came to the same verdict."""
     digest = hashlib.sha256(repr(agreement).encode()).hexdigest()
-    words = _tell_and_hear(meeting, "ready", {"agreed": digest})
+    words = _tell_and_hear(meeting, topic, {"agreed": digest})
     verdicts = {agent: str(word["agreed"]) for agent, word in words.items()}
     _compare("what was agreed on", verdicts, meeting.agent)
 

@@ -25,12 +25,11 @@ from corn.threads import limit_threads
 
 _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_TO_END = 3.0
-# The last one where the extra ``fast`` is installed: else its import fails, which is ignored.
 _PRELOADED = [
     "corn.distributed.child",
+    "corn.distributed.warm_up",
     "corn.learn.workloads",
     "sklearn.datasets",
-    "corn.noise.compiled",
 ]
 
 
@@ -72,6 +71,22 @@ class Outcome:
     def failures(self) -> dict[int, str]:
         """What went wrong with the others."""
         return {agent: own.failure for agent, own in self.endings.items() if own.failure}
+
+    @property
+    def missed(self) -> dict[int, int]:
+        """Whom those that came to an end had lost, here or elsewhere, and since which step."""
+        told = [item for own in self.finished.values() for item in own.get("lost", {}).items()]
+        return {int(agent): step for agent, step in sorted(told, key=lambda item: -item[1])}
+
+    @property
+    def lost(self) -> dict[int, str]:
+        """The agents that did not come to an end, here or elsewhere, why, and since which step."""
+        missed, failures = self.missed, self.failures
+        return {
+            agent: failures.get(agent, f"agent {agent}: lost on another host")
+            + (f", missed by the others from step {missed[agent]} on" if agent in missed else "")
+            for agent in sorted((failures.keys() | missed.keys()) - self.finished.keys())
+        }
 
 
 def run_agents(orders: Sequence[Order], *, num_steps: int, show_table: bool = True) -> Outcome:

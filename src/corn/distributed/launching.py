@@ -13,6 +13,7 @@ from corn.distributed.membership import name_agents
 from corn.distributed.merging import merge_runs
 from corn.distributed.planning import PlanningRequest
 from corn.distributed.settings import RunSettings
+from corn.distributed.status import RunStatus, judge_status
 from corn.distributed.workload import Workload
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.problem import Problem
@@ -79,8 +80,14 @@ class Launched:
 
     @property
     def lost(self) -> dict[int, str]:
-        """The agents that did not come to the end, and why."""
-        return self.outcome.failures
+        """The agents that did not come to the end, why, and since which step."""
+        return self.outcome.lost
+
+    @property
+    def status(self) -> RunStatus:
+        """As of one agent: all steps without all agents are ``partial``."""
+        missing = self.lost.keys() | self.outcome.missed.keys()
+        return judge_status(all_steps=self.result.status == "complete", lost=missing)
 
 
 def launch(
@@ -149,35 +156,46 @@ def launch(
     num_steps = (settings.steps_of(plan) if plan else settings.num_steps) or 0
     outcome = run_agents(orders, num_steps=num_steps, show_table=show_table)
     raise_common_failure(outcome)
-    plan, result = _gather(plan, problem, outcome, out, settings)
+    plan, result = gather(plan, problem, outcome, out, settings)
     return Launched(plan, problem, result, outcome, folder, made_keys, settings.is_rehearsal)
 
 
-def _gather(
+def gather(
     plan: Plan | None,
     problem: Problem,
     outcome: Outcome,
     out: Path,
     settings: RunSettings,
 ) -> tuple[Plan, Result]:
+    """The plan that was run, and one result from what agents left in their folders."""
     folders = {agent: out / f"agent-{agent}" for agent in outcome.endings}
     if plan is None:
         plan = load_plan(folders[min(outcome.finished)] / "plan.corn")
-    notes = describe_notes(outcome)
+    notes = describe_notes(outcome, plan.num_agents)
     result = merge_runs(plan, problem, folders, settings=settings, notes=notes)
-    if any(own["status"] != "complete" for own in outcome.finished.values()):
+    if any(own["status"] == "interrupted" for own in outcome.finished.values()):
         result = replace(result, status="interrupted")  # one that was cut off may be ahead
     return plan, result
 
 
-def describe_notes(outcome: Outcome) -> list[str]:
-    """What went wrong with those that were lost, and what the others noted, each text once."""
+def describe_notes(outcome: Outcome, num_agents: int) -> list[str]:
+    """How many finished, why the rest did not, and what agents noted, each text once."""
     speakers: dict[str, list[int]] = {}
     for agent, own in outcome.endings.items():
         for text in own.summary.get("notes", own.notes):
             speakers.setdefault(text, []).append(agent)
     said = [f"{name_agents(agents)}: {text}" for text, agents in speakers.items()]
-    return [*outcome.failures.values(), *said]
+    return [*_count_finished(outcome, num_agents), *outcome.lost.values(), *said]
+
+
+def _count_finished(outcome: Outcome, num_agents: int) -> list[str]:
+    """Who came to an end, unless all on this machine did."""
+    total = len(outcome.endings)
+    if len(outcome.finished) == total:
+        return []
+    here = "" if total == num_agents else " on this host"
+    who = name_agents(outcome.finished)
+    return [f"only {len(outcome.finished)} of {total} agents{here} finished: {who}"]
 
 
 def parse_address(text: str) -> tuple[str, int]:

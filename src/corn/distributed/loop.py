@@ -117,9 +117,9 @@ class AgentLoop:
         self.seconds_waited = 0.0
 
     @property
-    def lost(self) -> frozenset[int]:
-        """Who was lost."""
-        return self._members.lost
+    def lost(self) -> dict[int, int]:
+        """Who was lost, and the step at which that was first noticed."""
+        return {agent: self._members.noticed[agent] for agent in sorted(self._members.lost)}
 
     def describe_stop(self) -> str:
         """Why the run ended before its last step, in a few words."""
@@ -248,8 +248,9 @@ class AgentLoop:
         if len(split_survivors(graph, lost)) > 1:
             who = ", ".join(map(str, own))
             self._watcher.note(f"the survivors are cut apart; linked to each other here: {who}")
+        alone = "alone, " if len(own) == 1 else ""
         self._watcher.note(
-            f"went on without {name_agents(lost)}: {measure_loss(plan, own).describe()}"
+            f"went on {alone}without {name_agents(lost)}: {measure_loss(plan, own).describe()}"
         )
 
     def _follow_losses(self) -> None:

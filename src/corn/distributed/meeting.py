@@ -21,9 +21,11 @@ from torch.distributed.rendezvous import rendezvous
 from corn.distributed.links import find_address
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.monitor import Interruption
+from corn.noise.fast import find_compiled
 
 _SECONDS_TO_PART = 5.0
 _SECONDS_BETWEEN_LOOKS = 0.02
+_SECONDS_TO_ANSWER = 1.0
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -42,8 +44,7 @@ class Meeting:
         timeout: how many seconds to wait for others.
         address: this host's address, for links.
         is_host: whether the store lives in this process, and dies with it.
-
-    Set ``interruption`` to give up waiting when a person asks for it.
+        interruption: gives up waiting when a person asks for it.
     """
 
     def __init__(
@@ -55,10 +56,11 @@ class Meeting:
         timeout: float,
         address: str,
         is_host: bool = False,
+        interruption: Interruption | None = None,
     ) -> None:
         self.store, self.agent, self.num_agents = store, agent, num_agents
         self.timeout, self.address, self._is_host = timeout, address, is_host
-        self.interruption: Interruption | None = None
+        self.interruption = interruption
         self._topics: set[str] = set()
 
     def say(self, topic: str, text: bytes) -> None:
@@ -109,8 +111,7 @@ class Meeting:
         # The store's own wait would hear no signal until its time is out.
         deadline = time.monotonic() + self.timeout
         while not self._are_there(keys):
-            if self.interruption is not None and self.interruption.requested:
-                raise CornError(f"agent {self.agent}: interrupted before the first step")
+            _heed(self.interruption, self.agent)
             if time.monotonic() > deadline:
                 break
             time.sleep(_SECONDS_BETWEEN_LOOKS)
@@ -161,14 +162,20 @@ def host_store(host: str, port: int, *, timeout: float) -> TCPStore:
         ) from error
 
 
-def join_store(host: str, port: int, *, agent: int, timeout: float) -> TCPStore:
-    """Connect to the store that another process hosts."""
+def join_store(
+    host: str,
+    port: int,
+    *,
+    agent: int,
+    timeout: float,
+    interruption: Interruption | None = None,
+) -> TCPStore:
+    """Connect to the store that another process hosts, as soon as it is there."""
+    _await_host(host, port, agent, timeout, interruption)
     try:
         return TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=timeout))
     except distributed.DistError as error:
-        raise CornError(
-            f"agent {agent}: no store found at {host}:{port} within {timeout:g} s"
-        ) from error
+        raise CornError(f"agent {agent}: what listens at {host}:{port} is no store") from error
 
 
 def join(
@@ -177,15 +184,19 @@ def join(
     store: tuple[str, int] | None = None,
     agent: int | None = None,
     num_agents: int | None = None,
+    interruption: Interruption | None = None,
 ) -> Meeting:
     """Join the others: as torchrun's environment says, or at the address given.
 
-    With an address, agent 0 opens the store there.
+    With an address, agent 0 opens the store there. ``interruption`` ends all waiting for others.
     """
+    find_compiled()  # may take seconds, for which nobody waits yet
     if store is None:
-        found, rank, size = join_torchrun(timeout=timeout)
-        where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        return Meeting(found, rank, size, timeout=timeout, address=find_address(*where))
+        found, rank, size = join_torchrun(timeout=timeout, interruption=interruption)
+        address = find_address(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        return Meeting(
+            found, rank, size, timeout=timeout, address=address, interruption=interruption
+        )
     if agent is None or num_agents is None:
         raise CornError("the agent's number and the number of agents must be given with a store")
     if not 0 <= agent < num_agents:
@@ -193,7 +204,7 @@ def join(
     if agent == 0:
         opened = host_store(*store, timeout=timeout)
     else:
-        opened = join_store(*store, agent=agent, timeout=timeout)
+        opened = join_store(*store, agent=agent, timeout=timeout, interruption=interruption)
     return Meeting(
         opened,
         agent,
@@ -201,10 +212,13 @@ def join(
         timeout=timeout,
         address=find_address(*store),
         is_host=agent == 0,
+        interruption=interruption,
     )
 
 
-def join_torchrun(*, timeout: float) -> tuple[Store, int, int]:
+def join_torchrun(
+    *, timeout: float, interruption: Interruption | None = None
+) -> tuple[Store, int, int]:
     """The store, this agent's number and the number of agents, as torchrun set them."""
     missing = [name for name in _TORCHRUN if name not in os.environ]
     if missing:
@@ -214,13 +228,43 @@ def join_torchrun(*, timeout: float) -> tuple[Store, int, int]:
     for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
         if not os.environ[name].isdecimal():
             raise CornError(f"{name} must be a number, found {os.environ[name]!r}")
+    agent, host, port = (os.environ[name] for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
+    if agent != "0":  # which may have to open it
+        _await_host(host, int(port), int(agent), timeout, interruption)
     try:
         handler = rendezvous("env://", timeout=timedelta(seconds=timeout))
         store, rank, size = next(handler)
     except distributed.DistError as error:
-        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise CornError(
-            f"agent {os.environ['RANK']}: no store at {where}: nobody hosts it, or the port is "
-            "taken"
+            f"agent {agent}: no store at {host}:{port}: nobody hosts it, or the port is taken"
         ) from error
     return store, rank, size
+
+
+def _await_host(
+    host: str, port: int, agent: int, timeout: float, interruption: Interruption | None
+) -> None:
+    """Torch's own wait for a store would hear no signal, and last up to twice its time."""
+    deadline = time.monotonic() + timeout
+    while not _is_open(host, port):
+        _heed(interruption, agent)
+        if time.monotonic() > deadline:
+            raise CornError(f"agent {agent}: no store found at {host}:{port} within {timeout:g} s")
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _is_open(host: str, port: int) -> bool:
+    """Whether anybody listens there."""
+    with (
+        suppress(OSError),
+        socket.create_connection((host, port), timeout=_SECONDS_TO_ANSWER) as line,
+    ):
+        # A port of this machine that nobody has may be lent to the very socket that asks for it.
+        return bool(line.getsockname() != line.getpeername())
+    return False
+
+
+def _heed(interruption: Interruption | None, agent: int) -> None:
+    """Wait no longer if a person asked for that."""
+    if interruption is not None and interruption.requested:
+        raise CornError(f"agent {agent}: interrupted before the first step")

@@ -76,6 +76,8 @@ def plan_together(
     meeting: Meeting, request: PlanningRequest, neighbours: Iterable[int]
 ) -> tuple[Plan, int]:
     """The plan of all agents, made by each alone, and a public seed that nobody could choose."""
+    meeting.say("planning", b"")
+    meeting.hear_all("planning")  # opening links hears no signal, so all must be there
     flood = Flood(meeting, sorted(neighbours))
     try:
         graph = discover_graph(flood, request)

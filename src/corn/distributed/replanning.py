@@ -47,11 +47,18 @@ class Loss:
 
 
 def measure_loss(plan: Plan, survivors: tuple[int, ...]) -> Loss:
-    """How much cancellation is lost when only ``survivors`` go on with the plan's noise."""
-    W = _surviving_weights(plan, survivors)
-    R = plan.decomposition.covariance[np.ix_(survivors, survivors)]
-    A = _objective_for(plan.objective, len(survivors)).matrix(W)
-    return Loss(plan.certificate.value / plan.num_agents, float((A * R).sum()) / len(survivors))
+    """How much cancellation is lost when only ``survivors`` go on with the plan's noise.
+
+    Both sides are by the same objective, which is another where the plan's is of all agents.
+    """
+    R, n = plan.decomposition.covariance, plan.num_agents
+    R_left = R[np.ix_(survivors, survivors)]
+    objective = _objective_for(plan.objective, len(survivors))
+    A, A_left = (
+        objective.matrix(plan.network.mixing_matrix),
+        objective.matrix(_weights(plan, survivors)),
+    )
+    return Loss(float((A * R).sum()) / n, float((A_left * R_left).sum()) / len(survivors))
 
 
 def replan(plan: Plan, survivors: tuple[int, ...], *, steps_left: int) -> Plan:
@@ -99,7 +106,7 @@ def choose_roster(roster: Roster, survivors: tuple[int, ...]) -> Roster:
     return Roster(tuple(roster.public_key(agent) for agent in survivors))
 
 
-def _surviving_weights(plan: Plan, survivors: tuple[int, ...]) -> FloatArray:
+def _weights(plan: Plan, survivors: tuple[int, ...]) -> FloatArray:
     places = {agent: place for place, agent in enumerate(survivors)}
     graph = nx.relabel_nodes(nx.Graph(plan.network.graph).subgraph(survivors), places)
     return metropolis_weights(graph)

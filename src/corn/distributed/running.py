@@ -134,7 +134,7 @@ def run_problem(
                     plan, settings, own.task, model, work.start, credentials, steps, data
                 )
             agreement = shake_hands(meeting, hello)
-            with naming_the_silent(meeting, "ready"), refusing_aloud(meeting, "ready"):
+            with refusing_aloud(meeting, "linking"):
                 _require_budget(agreement)
                 seeds = _share_seeds(meeting, plan, credentials, agreement)
                 run = AgentRun(
@@ -149,9 +149,12 @@ def run_problem(
                     out,
                     reports,
                 )
+            # Opening a link hears no signal, so it waits until both ends are there.
+            confirm(meeting, agreement, "linking")
+            with naming_the_silent(meeting, "ready"), refusing_aloud(meeting, "ready"):
                 exchange = run.connect()
                 stack.callback(exchange.close)
-            confirm(meeting, agreement)
+            confirm(meeting, agreement, "ready")
         return run.train(exchange)
 
 

@@ -1,10 +1,11 @@
-"""The names by which workloads, models and contenders are asked for; imports nothing heavy."""
+"""Workloads, models and contenders by name, and what is usual for them; imports nothing heavy."""
 
 from __future__ import annotations
 
 from typing import Literal, TypeAlias, get_args
 
 from corn.covariance import Mechanism
+from corn.learn.schedule import ScheduleName
 
 WorkloadName: TypeAlias = Literal["quadratic", "a9a", "mnist", "digits", "breast-cancer"]
 ModelName: TypeAlias = Literal["linear", "network", "cnn"]
@@ -12,3 +13,10 @@ ModelName: TypeAlias = Literal["linear", "network", "cnn"]
 WORKLOADS: tuple[str, ...] = get_args(WorkloadName)
 CONTENDERS: tuple[str, ...] = (*get_args(Mechanism), "unclipped")
 MODELS: tuple[str, ...] = get_args(ModelName)
+
+USUAL_BATCH_SIZE = 128
+
+
+def usual_schedule(workload: str) -> ScheduleName:
+    """How the paper's step sizes go on: with 1/√t for the quadratic, constant for data sets."""
+    return "inverse-sqrt" if workload == "quadratic" else "constant"

@@ -1,0 +1,7 @@
+"""Imported by the forkserver, so that agents inherit machine code that was loaded once."""
+
+from __future__ import annotations
+
+from corn.noise.fast import find_compiled
+
+find_compiled()

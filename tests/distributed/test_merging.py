@@ -1,0 +1,113 @@
+"""What is put together from the folders of agents: status, models, measurements and notes."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from corn.covariance import ThreatModel
+from corn.distributed.launcher import Ending, Outcome
+from corn.distributed.launching import Launched, gather
+from corn.distributed.merging import merge_runs
+from corn.distributed.recording import Account, Measuring, Recorder
+from corn.distributed.settings import RunSettings
+from corn.learn import Constant
+from corn.learn.batches import AgentData
+from corn.learn.problem import Problem
+from corn.learn.result import Result
+from corn.learn.simulation import StepStatistics
+from corn.learn.tasks import ModuleTask
+
+from .harness import small_plan
+
+PLAN = small_plan("ring:3", 12, mechanism="ldp", threat=ThreatModel())
+SETTINGS = RunSettings(Constant(0.5), evaluate_at=(0, 6))
+SAMPLES = torch.eye(4), torch.tensor([0, 1, 0, 1])
+TASK = ModuleTask(nn.Linear(4, 2), nn.functional.cross_entropy)
+PROBLEM = Problem(
+    TASK, AgentData.from_parts([SAMPLES] * 3), {"test": SAMPLES}, notes=("stands in for another",)
+)
+
+
+def leave_behind(out: Path, agent: int, last_step: int) -> None:
+    """What an agent's folder has once it came to a step; its model and norms say whose it is."""
+    folder = out / f"agent-{agent}"
+    folder.mkdir(parents=True)
+    releases = 0
+    recorder = Recorder(
+        agent,
+        PLAN.mechanism,
+        SETTINGS.schedule,
+        Account(PLAN.budget, PLAN.budget.precision_cap),
+        Measuring(TASK, {"train": SAMPLES, "test": SAMPLES}, SETTINGS.evaluation_steps(PLAN)),
+        seed=0,
+        folder=folder,
+        checkpoint_every=100,
+        plan_fingerprint=bytes(32),
+        count_releases=lambda: releases,
+        describe_traffic=lambda: (2, 0),
+    )
+    model = torch.full((TASK.num_parameters,), float(agent))
+    recorder.see_start(0, model)
+    norms = StepStatistics(*(torch.full((1, 1), float(agent)) for _ in range(3)))
+    for releases in range(1, last_step + 1):
+        recorder.see_step(releases, model, norms)
+
+
+def merge(out: Path, ends: tuple[int, int, int]) -> Result:
+    for agent, last_step in enumerate(ends):
+        leave_behind(out, agent, last_step)
+    folders = {agent: out / f"agent-{agent}" for agent in range(3)}
+    return merge_runs(PLAN, PROBLEM, folders, settings=SETTINGS, notes=["agent 1: said so"])
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "num_steps"),
+    [((12, 12, 12), "complete", 12), ((12, 6, 12), "complete", 12), ((6, 6, 6), "interrupted", 6)],
+    ids=["all", "one lost", "stopped"],
+)
+def test_the_status_is_of_the_steps_that_were_done(
+    ends: tuple[int, int, int], status: str, num_steps: int, tmp_path: Path
+) -> None:
+    result = merge(tmp_path, ends)
+    assert (result.status, result.num_steps) == (status, num_steps)
+    assert [row["step"] for row in result.rows] == [
+        step for step in (0, 6, 12) if step <= max(ends)
+    ]
+    assert result.notes == ("stands in for another", "agent 1: said so")
+
+
+def test_who_was_lost_counts_as_long_as_it_was_there(tmp_path: Path) -> None:
+    result = merge(tmp_path, (12, 2, 6))
+    norms = [row["gradient_norm"] for row in result.rows]
+    assert math.isnan(float(norms[0]))
+    assert norms[1:] == [1, 0]  # agents 0 and 2 at step 6, agent 0 alone at step 12
+    spent = [float(row["epsilon"]) for row in result.rows]
+    assert 0 == spent[0] < spent[1] < spent[2] <= 10 * (1 + 1e-9)
+    assert result.parameters[0, 0].eq(0).all()
+    assert result.parameters[0, 1:].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("own", "lost", "status", "merged"),
+    [
+        ("complete", "", "complete", "complete"),
+        ("partial", "agent 2: ended by SIGKILL", "partial", "complete"),
+        ("interrupted", "agent 2: ended by SIGKILL", "interrupted", "interrupted"),
+        ("interrupted", "", "interrupted", "interrupted"),
+    ],
+)
+def test_a_launch_without_some_agents_is_not_complete(
+    own: str, lost: str, status: str, merged: str, tmp_path: Path
+) -> None:
+    """Agent 2 has a measurement of the last step even where the others had to stop before it."""
+    for agent in range(3):
+        leave_behind(tmp_path, agent, 12)
+    told = {"status": own, "notes": [], "lost": {"2": 7} if lost else {}}
+    endings = {0: Ending(told), 1: Ending(told), 2: Ending({} if lost else told, lost)}
+    outcome = Outcome(endings, 0, was_interrupted=False)
+    plan, result = gather(PLAN, PROBLEM, outcome, tmp_path, SETTINGS)
+    launched = Launched(plan, PROBLEM, result, outcome, tmp_path, False, False)
+    assert (launched.status, result.status) == (status, merged)
