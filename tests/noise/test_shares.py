@@ -38,22 +38,18 @@ SPLIT = make_decomposition()
 SECURE = SecureSource(simulated_keys(SPLIT, seed=1))
 
 
-class RecordingSource:
+class RecordingSource(NoiseSource):
     """A source that remembers whose streams it was asked for."""
 
     def __init__(self, source: NoiseSource) -> None:
         self.source = source
         self.addresses: set[StreamAddress] = set()
 
-    def fill(self, out: NormalArray, address: StreamAddress, *, start: int = 0) -> None:
-        self.addresses.add(address)
-        self.source.fill(out, address, start=start)
-
-    def add(
-        self, out: NormalArray, weight: float, address: StreamAddress, *, start: int = 0
+    def draw(
+        self, out: NormalArray, weight: float | None, address: StreamAddress, start: int
     ) -> None:
         self.addresses.add(address)
-        self.source.add(out, weight, address, start=start)
+        self.source.draw(out, weight, address, start)
 
 
 def assert_covariance(shares: Any, expected: Any) -> None:

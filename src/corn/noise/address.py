@@ -10,9 +10,9 @@ release ledger (:mod:`corn.noise.ledger`) sees to that.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 from corn.errors import InvalidArgumentError
 from corn.noise.encoding import check_nonce, encode_fields
@@ -85,16 +85,24 @@ class StreamAddress:
         return encode_fields(kind, self.owner.encoded, self.nonce, self.step, self.stream)
 
 
-class NoiseSource(Protocol):
-    """What fills arrays with streams: secure, simulated, or a wrapper around one of them."""
+class NoiseSource(ABC):
+    """What draws streams: secure, simulated, or a wrapper around one of them."""
 
     def fill(self, out: NormalArray, address: StreamAddress, *, start: int = 0) -> None:
         """Fill ``out``, float32 or float64, with the stream's coordinates from ``start`` on."""
+        self.draw(out, None, address, start)
 
     def add(
         self, out: NormalArray, weight: float, address: StreamAddress, *, start: int = 0
     ) -> None:
         """Add ``weight`` times what ``fill`` would write: one product and one sum, each rounded."""
+        self.draw(out, weight, address, start)
+
+    @abstractmethod
+    def draw(
+        self, out: NormalArray, weight: float | None, address: StreamAddress, start: int
+    ) -> None:
+        """Fill, or add where there is a weight."""
 
 
 def check_range(out: NormalArray, start: int) -> int:

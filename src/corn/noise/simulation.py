@@ -9,7 +9,14 @@ import numpy as np
 
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
-from corn.noise.address import Owner, StreamAddress, check_range, find_overlap, write_or_add
+from corn.noise.address import (
+    NoiseSource,
+    Owner,
+    StreamAddress,
+    check_range,
+    find_overlap,
+    write_or_add,
+)
 from corn.noise.encoding import encode_fields
 from corn.noise.normals import NormalArray, precision_of
 from corn.noise.secret import Secret
@@ -20,7 +27,7 @@ _PERSON = b"corn/simulation"
 
 
 @final
-class SimulationSource:
+class SimulationSource(NoiseSource):
     """NumPy's SFC64 with a state from the address: **protects nothing, never deploy it**.
 
     It takes the addresses of :class:`corn.noise.stream.SecureSource` and gives other values. A
@@ -40,19 +47,10 @@ class SimulationSource:
         self._bits = np.random.SFC64(0)
         self._generator = np.random.Generator(self._bits)
 
-    def fill(self, out: NormalArray, address: StreamAddress, *, start: int = 0) -> None:
-        """See :class:`corn.noise.address.NoiseSource`."""
-        self._draw(out, None, address, start)
-
-    def add(
-        self, out: NormalArray, weight: float, address: StreamAddress, *, start: int = 0
-    ) -> None:
-        """See :class:`corn.noise.address.NoiseSource`."""
-        self._draw(out, weight, address, start)
-
-    def _draw(
+    def draw(
         self, out: NormalArray, weight: float | None, address: StreamAddress, start: int
     ) -> None:
+        """See :class:`corn.noise.address.NoiseSource`."""
         stop = check_range(out, start)
         real: Any = precision_of(out.dtype).real
         prefix = address.encode(f"simulation {self._seed} {real.name}")

@@ -11,7 +11,14 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
 from corn.errors import InvalidArgumentError
-from corn.noise.address import Owner, StreamAddress, check_range, find_overlap, write_or_add
+from corn.noise.address import (
+    NoiseSource,
+    Owner,
+    StreamAddress,
+    check_range,
+    find_overlap,
+    write_or_add,
+)
 from corn.noise.fast import find_compiled
 from corn.noise.normals import (
     NUM_BUFFERS,
@@ -32,7 +39,7 @@ _PERSON = b"corn/stream/1"
 
 
 @final
-class SecureSource:
+class SecureSource(NoiseSource):
     """Streams from keys: AES-256 in counter mode, under a key of its own for every address.
 
     Without the owner's key a stream cannot be told from independent normals. The key of a stream is
@@ -56,19 +63,10 @@ class SecureSource:
     def __repr__(self) -> str:
         return f"SecureSource(keys of {len(self._keys)} owners)"
 
-    def fill(self, out: NormalArray, address: StreamAddress, *, start: int = 0) -> None:
-        """See :class:`corn.noise.address.NoiseSource`; needs the key of the address's owner."""
-        self._draw(out, None, address, start)
-
-    def add(
-        self, out: NormalArray, weight: float, address: StreamAddress, *, start: int = 0
-    ) -> None:
-        """See :class:`corn.noise.address.NoiseSource`; needs the key of the address's owner."""
-        self._draw(out, weight, address, start)
-
-    def _draw(
+    def draw(
         self, out: NormalArray, weight: float | None, address: StreamAddress, start: int
     ) -> None:
+        """See :class:`corn.noise.address.NoiseSource`; needs the key of the address's owner."""
         stop = check_range(out, start)
         precision = precision_of(out.dtype)
         shape = (precision.words_per_pair, PAIRS_PER_BLOCK)
