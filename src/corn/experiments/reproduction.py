@@ -123,7 +123,7 @@ def _list_choices(studies: Iterable[Study]) -> Iterator[str]:
         if isinstance(study, TrainingStudy) and study.places[0].repeats:
             yield (
                 f"{study.panel.name}: step sizes were {study.places[0].describe_pilots()}; the "
-                "other seeds ran at those only"
+                "other seeds ran at those only, so intervals leave out how that choice varies"
             )
 
 
