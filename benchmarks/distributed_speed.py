@@ -45,13 +45,11 @@ from corn.topology import load_network
 
 NUM_AGENTS, FEATURES, CLASSES = 8, 256, 10
 WIDTHS = {100_000: 228, 1_000_000: 878}
-# Mechanism, threat model, and the part of the noise whose seeds are dropped.
-KINDS: dict[str, tuple[Mechanism, ThreatModel, float]] = {
-    "ldp": ("ldp", ThreatModel(), 0.0),
-    "decor": ("decor", ThreatModel(), 0.0),
-    "corn, one insider, seeds of links": ("corn", ThreatModel(1, "edges"), 0.0),
-    "corn, one insider, pairs, 1 % dropped": ("corn", ThreatModel(1, "pairs"), 0.01),
-    "corn, one insider, seeds of pairs": ("corn", ThreatModel(1, "pairs"), 0.0),
+KINDS: dict[str, tuple[Mechanism, ThreatModel]] = {
+    "ldp": ("ldp", ThreatModel()),
+    "decor": ("decor", ThreatModel()),
+    "corn, one insider, seeds of links": ("corn", ThreatModel(1, "edges")),
+    "corn, one insider, seeds of pairs": ("corn", ThreatModel(1, "pairs")),
 }
 
 
@@ -186,10 +184,8 @@ def measure_steps(num_parameters: int, batch: int, steps: int, turns: int) -> di
     streams = {}
     context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory() as name:
-        for kind, (mechanism, threat, drop_share) in KINDS.items():
-            plan = make_plan(
-                network, budget, mechanism=mechanism, threat=threat, drop_share=drop_share
-            )
+        for kind, (mechanism, threat) in KINDS.items():
+            plan = make_plan(network, budget, mechanism=mechanism, threat=threat)
             save_plan(plan, Path(name) / kind)
             streams[kind] = plan.decomposition.count_streams()[0]
         store = host_store("127.0.0.1", 0, timeout=120)
@@ -253,7 +249,7 @@ def main() -> None:
         print(f"    {own['bytes']:.0f} bytes a step, {own['bytes ratio']:.6f} of degree · d · 4")
         for kind, row in own["steps"].items():
             print(
-                f"    {kind:<40}{row['ms']:8.1f} ms{row['ratio']:6.2f} ×, agent 0 worked "
+                f"    {kind:<36}{row['ms']:8.1f} ms{row['ratio']:6.2f} ×, agent 0 worked "
                 f"{row['work ms']:6.1f} ms{row['work ratio']:6.2f} ×{row['streams']:3d} streams"
             )
 
