@@ -65,8 +65,7 @@ def test_the_pilots_alone_choose(piloted: Reproduction) -> None:
         assert "chosen on 1 pilot seed of 3" in point.note
     assert (
         "fig4b: step sizes were chosen on 1 pilot seed of 3; the other seeds ran at those only, so "
-        "intervals leave out how that choice varies"
-        in piloted.notes
+        "intervals leave out how that choice varies" in piloted.notes
     )
 
 
