@@ -32,7 +32,7 @@ from corn.noise import (
     stream,
 )
 from corn.noise.fast import find_compiled
-from corn.noise.normals import NormalArray
+from corn.noise.normals import VALUES_PER_BLOCK, NormalArray, precision_of
 from corn.threads import limit_threads
 
 NUM_VALUES = 1 << 20
@@ -64,8 +64,8 @@ def measure_streams(dtype: Any) -> dict[str, float]:
     secure, simulation = SecureSource({owner: Secret(bytes(32))}), SimulationSource(0)
     generator = np.random.Generator(np.random.SFC64(0))
     out: Any = np.empty(NUM_VALUES, dtype)
-    # A pair of normals takes three words in float32 and four in float64.
-    zeros = bytes(NUM_VALUES * (6 if dtype is np.float32 else 8))
+    words_per_block = precision_of(dtype).words_per_block
+    zeros = bytes(NUM_VALUES // VALUES_PER_BLOCK * words_per_block * 4)
     keystream = bytearray(len(zeros) + 16)
 
     def encrypt(cipher: Cipher[modes.CTR] | Cipher[None]) -> None:

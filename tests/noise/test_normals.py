@@ -13,9 +13,11 @@ from corn.noise import Owner, Secret, SecureSource, StreamAddress
 from corn.noise.normals import (
     NUM_BUFFERS,
     PAIRS_PER_BLOCK,
+    TAIL,
+    TAIL_WORDS_PER_BLOCK,
     NormalArray,
     precision_of,
-    transform_words,
+    sum_normals,
 )
 
 DTYPES = [np.float32, np.float64]
@@ -24,27 +26,44 @@ NUM_VALUES = 1 << 22
 
 
 def transform(words: Any, dtype: Any) -> NormalArray:
+    """The normals of blocks of words, shape (blocks, 2, 512)."""
     words = np.ascontiguousarray(words, np.uint32)
-    out = np.empty((len(words), 2, PAIRS_PER_BLOCK), dtype)
+    out = np.full((len(words), 2, PAIRS_PER_BLOCK), np.nan, dtype)
     buffers = np.empty((NUM_BUFFERS, len(words), PAIRS_PER_BLOCK), dtype)
-    transform_words(words, out, buffers=buffers)
+    sum_normals(words[np.newaxis], np.ones(1, dtype), out, buffers=buffers)
     return out
 
 
 def transform_compiled(words: Any, dtype: Any) -> NormalArray:
-    words = np.ascontiguousarray(words, np.uint32)
+    compiled = pytest.importorskip("corn.noise.compiled", exc_type=ImportError)
     out = np.full((len(words), 2, PAIRS_PER_BLOCK), np.nan, dtype)
-    pytest.importorskip("corn.noise.compiled", exc_type=ImportError).transform_words(words, out)
+    compiled.sum_normals(words[np.newaxis], np.ones(1, dtype), out)
     return out
 
 
-def exact_pair(words: list[int]) -> tuple[float, float]:
+def random_words(num_blocks: int, dtype: Any, *, seed: int) -> Any:
+    shape = (num_blocks, precision_of(dtype).words_per_block)
+    return np.random.default_rng(seed).integers(0, 2**32, shape, dtype=np.uint32)
+
+
+def split_block(words: list[int], dtype: Any) -> list[tuple[int, int, int, int]]:
+    """Each pair's upper and lower words for u and φ, as the module's text has it."""
+    u, phi, low = words[:512], words[512:1024], words[1024:]
+    if dtype is np.float64:
+        return list(zip(u, phi, low[:512], low[512:], strict=True))
+    spare = itertools.cycle(low)
+    # Without a lower word the middle of its range, which is half a step more.
+    lower = [next(spare) if word < 2**20 else 2**31 - 0.5 for word in u]
+    return [(*pair, 0) for pair in zip(u, phi, lower, strict=True)]  # type: ignore[misc]
+
+
+def exact_pair(u: int, phi: int, low_u: float, low_phi: int) -> tuple[float, float]:
     """Box–Muller as a book has it, on one pair's words."""
-    u = (words[0] * 2**32 + words[1] + 0.5) / 2**64
-    angle = words[2] * 2 % 2**32
+    uniform = (u // 2 * 2**32 + low_u + 0.5) / 2**63
+    angle = phi * 2 % 2**32
     angle = angle - 2**32 if angle >= 2**31 else angle
-    x = angle / 2**32 + (words[3] / 2**63 if len(words) == 4 else 0.0)
-    r, sign = math.sqrt(-2 * math.log(u)), -1 if words[2] >= 2**31 else 1
+    x = angle / 2**32 + low_phi / 2**63
+    r, sign = math.sqrt(-2 * math.log(uniform)), -1 if phi >= 2**31 else 1
     return sign * r * math.cos(math.pi * x), r * math.sin(math.pi * x)
 
 
@@ -57,41 +76,57 @@ def draw(step: int, *, dtype: Any = np.float32, stream: int = 0, size: int = NUM
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-6), (np.float64, 1e-14)])
 def test_transform_matches_the_formula(dtype: Any, tolerance: float) -> None:
-    num_words = precision_of(dtype).words_per_pair
-    words = np.random.default_rng(1).integers(0, 2**32, (2, num_words, 512), dtype=np.uint32)
+    words = random_words(6, dtype, seed=1)
+    words[2:4, :512] >>= 12  # as in tails, in some pairs and in nearly all
+    words[4:, 100:103] >>= 20
     found = transform(words, dtype)
-    for block, pair in itertools.product(range(2), range(512)):
-        expected = exact_pair(words[block, :, pair].tolist())
-        np.testing.assert_allclose(found[block, :, pair], expected, rtol=0, atol=4 * tolerance)
+    for block, own in zip(found, words, strict=True):
+        expected = [exact_pair(*pair) for pair in split_block(own.tolist(), dtype)]
+        np.testing.assert_allclose(block.T, expected, rtol=0, atol=4 * tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_extreme_words_give_finite_values_and_the_documented_largest(dtype: Any) -> None:
-    num_words = precision_of(dtype).words_per_pair
-    extremes = [0, 1, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1]
-    cases = list(itertools.product(extremes, repeat=num_words))
-    words = np.zeros((-(-len(cases) // 512), num_words, 512), np.uint32)
-    for index, case in enumerate(cases):
-        words[index // 512, :, index % 512] = case
+    extremes = [0, 1, 2**20 - 1, 2**20, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1]
+    words = np.zeros((len(extremes), precision_of(dtype).words_per_block), np.uint32)
+    for block, low in zip(words, extremes, strict=True):
+        block[1024:] = low
+        block[: len(extremes) ** 2] = np.repeat(extremes, len(extremes))
+        block[512 : 512 + len(extremes) ** 2] = np.tile(extremes, len(extremes))
     found = transform(words, dtype)
     assert np.array_equal(transform_compiled(words, dtype), found)
     assert np.isfinite(found).all()
-    assert np.abs(found).max() == pytest.approx(math.sqrt(130 * math.log(2)), rel=1e-6)
+    assert np.abs(found).max() == pytest.approx(math.sqrt(128 * math.log(2)), rel=1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_compiled_transform_gives_the_same_bits(dtype: Any) -> None:
-    shape = (600, precision_of(dtype).words_per_pair, 512)
-    words = np.random.default_rng(2).integers(0, 2**32, shape, dtype=np.uint32)
-    assert np.array_equal(transform_compiled(words, dtype), transform(words, dtype))
+def test_compiled_sums_have_the_same_bits(dtype: Any) -> None:
+    compiled = pytest.importorskip("corn.noise.compiled", exc_type=ImportError)
+    words = random_words(600, dtype, seed=2).reshape(3, 200, -1)
+    words[:, 50:100, :512] >>= 12
+    weights = np.array([0.3, -1.7, 1e-3], dtype)
+    found, expected = np.empty((2, 200, 2, PAIRS_PER_BLOCK), dtype)
+    compiled.sum_normals(words, weights, found)
+    buffers = np.empty((NUM_BUFFERS, 200, PAIRS_PER_BLOCK), dtype)
+    sum_normals(words, weights, expected, buffers=buffers)
+    assert np.array_equal(found, expected)
+    first, second, third = (transform(own, dtype) for own in words)
+    by_hand = (weights[0] * first + weights[1] * second) + weights[2] * third
+    assert np.array_equal(expected, by_hand)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_sign_of_the_extreme_tail_is_fair(dtype: Any) -> None:
-    words = np.zeros((1, precision_of(dtype).words_per_pair, 512), np.uint32)
-    words[0, 2, 0], words[0, 2, 1] = 0, 1 << 31
+    words = np.zeros((1, precision_of(dtype).words_per_block), np.uint32)
+    words[0, 513] = 1 << 31
     found = transform(words, dtype)
-    assert found[0, 0, 0] == -found[0, 0, 1] > 9.49
+    assert found[0, 0, 0] == -found[0, 0, 1] > 9.41
+
+
+def test_where_lower_words_are_left_out_they_would_hardly_move_a_float32() -> None:
+    highest = math.sqrt(-2 * math.log(TAIL / 2**31))
+    lowest = math.sqrt(-2 * math.log((TAIL + 1) / 2**31))
+    assert highest - lowest < float(np.spacing(np.float32(highest)))
 
 
 def test_other_types_are_refused() -> None:
@@ -132,13 +167,17 @@ def test_tails_to_four_and_a_half_sigma(dtype: Any) -> None:
             assert abs(count - expected) < 4.5 * math.sqrt(expected), (threshold, count, expected)
 
 
-def test_far_tails_by_thinning() -> None:
-    # Words whose first is small are all a far tail is made of: draw from there alone.
-    words = np.random.default_rng(5).integers(0, 2**32, (400, 3, 512), dtype=np.uint32)
-    words[:, 0] = 0
-    r_squared = (transform(words, np.float32).astype(float) ** 2).sum(axis=1).ravel()
-    # r² beyond 64 ln 2, given that it is there, is exponential with mean 2.
-    assert stats.kstest(r_squared - 64 * math.log(2), "expon", (0, 2)).pvalue > 1e-3
+@pytest.mark.parametrize("bits", [12, 16, 20, 31])
+def test_far_tails_by_thinning(bits: int) -> None:
+    # Words whose first is small are all a far tail is made of: draw from there alone. As lower
+    # words are few, only so many pairs a block are.
+    words = random_words(6000, np.float32, seed=5)
+    words[:, :512] |= 1 << 31
+    words[:, :TAIL_WORDS_PER_BLOCK] = random_words(6000, np.float32, seed=6)[:, :16] >> bits
+    normals = transform(words, np.float32)[..., :TAIL_WORDS_PER_BLOCK].astype(float)
+    r_squared = (normals**2).sum(axis=1).ravel()
+    # r² beyond a bound, given that it is there, is exponential with mean 2.
+    assert stats.kstest(r_squared - 2 * bits * math.log(2), "expon", (0, 2)).pvalue > 1e-3
 
 
 def test_small_values_are_fine_grained() -> None:

@@ -14,6 +14,7 @@ from corn.noise import (
     SecureSource,
     SimulationSource,
     StreamAddress,
+    Terms,
     choose_factors,
     draw_all_shares,
     draw_share,
@@ -45,11 +46,9 @@ class RecordingSource(NoiseSource):
         self.source = source
         self.addresses: set[StreamAddress] = set()
 
-    def draw(
-        self, out: NormalArray, weight: float | None, address: StreamAddress, start: int
-    ) -> None:
-        self.addresses.add(address)
-        self.source.draw(out, weight, address, start)
+    def fill_sum(self, out: NormalArray, terms: Terms, *, start: int = 0) -> None:
+        self.addresses.update(address for _, address in terms)
+        self.source.fill_sum(out, terms, start=start)
 
 
 def assert_covariance(shares: Any, expected: Any) -> None:

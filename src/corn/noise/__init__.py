@@ -1,6 +1,6 @@
 """Noise that each agent draws by itself: streams, shares, keys, and what was released."""
 
-from corn.noise.address import NoiseSource, Owner, StreamAddress
+from corn.noise.address import NoiseSource, Owner, StreamAddress, Terms
 from corn.noise.factor import choose_factors, factor_covariance, pool_groups, round_factors
 from corn.noise.identity_file import load_identity, save_identity
 from corn.noise.keys import Identity, agent_keys, generate_identity, pair_key
@@ -25,6 +25,7 @@ __all__ = [
     "SecureSource",
     "SimulationSource",
     "StreamAddress",
+    "Terms",
     "agent_keys",
     "agree_on_nonce",
     "choose_factors",

@@ -11,8 +11,10 @@ release ledger (:mod:`corn.noise.ledger`) sees to that.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 from corn.errors import InvalidArgumentError
 from corn.noise.encoding import check_nonce, encode_fields
@@ -85,24 +87,20 @@ class StreamAddress:
         return encode_fields(kind, self.owner.encoded, self.nonce, self.step, self.stream)
 
 
+Terms: TypeAlias = Sequence[tuple[float, StreamAddress]]
+"""Weights and the streams they are for."""
+
+
 class NoiseSource(ABC):
     """What draws streams: secure, simulated, or a wrapper around one of them."""
 
     def fill(self, out: NormalArray, address: StreamAddress, *, start: int = 0) -> None:
         """Fill ``out``, float32 or float64, with the stream's coordinates from ``start`` on."""
-        self.draw(out, None, address, start)
-
-    def add(
-        self, out: NormalArray, weight: float, address: StreamAddress, *, start: int = 0
-    ) -> None:
-        """Add ``weight`` times what ``fill`` would write: one product and one sum, each rounded."""
-        self.draw(out, weight, address, start)
+        self.fill_sum(out, [(1.0, address)], start=start)
 
     @abstractmethod
-    def draw(
-        self, out: NormalArray, weight: float | None, address: StreamAddress, start: int
-    ) -> None:
-        """Fill, or add where there is a weight."""
+    def fill_sum(self, out: NormalArray, terms: Terms, *, start: int = 0) -> None:
+        """Fill ``out`` with a sum of streams, each times its weight, term by term in this order."""
 
 
 def check_range(out: NormalArray, start: int) -> int:
@@ -131,19 +129,3 @@ def find_overlap(
     """
     low, high = max(first, start), min(first + len(values), start + len(out))
     return values[low - first : high - first], out[low - start : high - start]
-
-
-def write_or_add(values: NormalArray, out: NormalArray, weight: float | None) -> None:
-    """Write values, or add ``weight`` times them, which overwrites them: one product and one sum.
-
-    >>> import numpy as np
-    >>> out = np.ones(2)
-    >>> write_or_add(np.array([1.0, -1.0]), out, 0.5)
-    >>> out.tolist()
-    [1.5, 0.5]
-    """
-    if weight is None:
-        out[:] = values
-    else:
-        values *= out.dtype.type(weight)
-        out += values

@@ -8,12 +8,17 @@ Two agents therefore draw identical values on any processor with IEEE arithmetic
 differ, a residue of 1e-7 of the noise would not cancel: that costs accuracy nothing one could
 measure, and privacy nothing at all, as each agent's own noise keeps its distribution.)
 
-Precision. u has 64 bits, kept with the relative precision of the type, so tails are right as far as
-they go: the largest |z| is √(130 ln 2) ≈ 9.49, and what lies beyond weighs 2⁻⁶⁵ a pair. φ has 32
+Precision. u has 63 bits, kept with the relative precision of the type, so tails are right as far as
+they go: the largest |z| is √(128 ln 2) ≈ 9.42, and what lies beyond weighs 2⁻⁶⁴ a pair. φ has 32
 bits in float32 and 64 in float64. Near r = 0 the radius moves in steps: in float32 r² is a multiple
 of 2⁻²³ there. Privacy is proved for real numbers; any sampler in floating point is an idealisation
 of that, and the low bits of noise added to data can tell on the data (Mironov, CCS 2012). Here a
 message sums many streams and is rounded once more, which blurs the pattern but is no proof.
+
+Words. A block of 512 pairs is made of 512 words for u, 512 for φ, and then lower words. In float64
+these are another 512 for u and 512 for φ. In float32 a lower word moves r by less than the distance
+of neighbouring numbers, unless u is below 2⁻¹²: there are only 16, which go to the pairs with such
+a u, one after the other. (One block in 10²⁹ has more of them; there the first serve again.)
 """
 
 from __future__ import annotations
@@ -33,7 +38,12 @@ PAIRS_PER_BLOCK = 512
 """A block is 512 pairs: its first 512 values are r·cos φ, the other 512 are r·sin φ."""
 
 VALUES_PER_BLOCK = 2 * PAIRS_PER_BLOCK
-NUM_BUFFERS = 4
+NUM_BUFFERS = 6
+
+TAIL = 1 << 19
+"""Where 2³¹u is below it, a pair takes a lower word in float32 too."""
+
+TAIL_WORDS_PER_BLOCK = 16
 
 
 @final
@@ -44,8 +54,9 @@ class Precision:
     operations, which on a short array takes longer than the operation.
 
     Attributes:
-        real: the type of the normals; ``integer`` is the integer type of the same size.
-        words_per_pair: 32-bit words of keystream a pair takes: two for u, the others for φ.
+        real: the type of the normals, called ``name``; ``integer`` is the integer type of its size.
+        has_all_low_words: whether each pair has lower words for u and φ.
+        words_per_block: 32-bit words of keystream a block takes.
         log: P in −2 ln m = s·P(s²), where s = (m − 1)/(m + 1) and m is in [√½, √2].
         sine: P in sin πx = x·P(x²), where |x| ≤ ½.
         cosine: P in cos πx = P(x²), where |x| ≤ ½.
@@ -56,19 +67,21 @@ class Precision:
         real: np.dtype[np.floating[Any]],
         integer: np.dtype[np.signedinteger[Any]],
         *,
-        words_per_pair: int,
+        has_all_low_words: bool,
         log: tuple[float, ...],
         sine: tuple[float, ...],
         cosine: tuple[float, ...],
     ) -> None:
-        self.real, self.integer = real, integer
-        self.words_per_pair = words_per_pair
+        self.real, self.integer, self.name = real, integer, real.name
+        self.has_all_low_words = has_all_low_words
+        low_words = 2 * PAIRS_PER_BLOCK if has_all_low_words else TAIL_WORDS_PER_BLOCK
+        self.words_per_block = 2 * PAIRS_PER_BLOCK + low_words
         self.log, self.sine, self.cosine = map(self._constants, (log, sine, cosine))
-        self.one, self.word, self.half_word = self._constants((1, 2**-32, 2**-33))
+        self.one, self.half, self.word, self.half_word = self._constants((1, 0.5, 2**-32, 2**-33))
         self.angle_unit, self.low_angle_unit = self._constants((2**-32, 2**-63))
         # A float's bits, read as an integer, are its exponent followed by its mantissa.
         mantissa_bits = int(np.finfo(self.real).nmant)
-        root_half, scaled_root_half = self._constants((math.sqrt(0.5), math.sqrt(0.5) * 2**32))
+        root_half, scaled_root_half = self._constants((math.sqrt(0.5), math.sqrt(0.5) * 2**31))
         self.root_half_bits = root_half.view(self.integer)
         self.scaled_root_half_bits = scaled_root_half.view(self.integer)
         self.exponent_mask = np.array(-(1 << mantissa_bits), self.integer)
@@ -88,7 +101,7 @@ _PRECISIONS = (
     Precision(
         np.dtype(np.float32),
         np.dtype(np.int32),
-        words_per_pair=3,
+        has_all_low_words=False,
         log=(-4.0, -1.3333364, -0.7994958, -0.5985158),
         sine=(3.1415927, -5.16771, 2.5500698, -0.5982421, 0.07756039),
         cosine=(1.0, -4.934802, 4.058709, -1.3352121, 0.23493756, -0.024396718),
@@ -96,7 +109,7 @@ _PRECISIONS = (
     Precision(
         np.dtype(np.float64),
         np.dtype(np.int64),
-        words_per_pair=4,
+        has_all_low_words=True,
         log=(
             -4.0,
             -1.333333333333353,
@@ -142,12 +155,26 @@ def precision_of(dtype: DTypeLike) -> Precision:
     raise InvalidArgumentError(f"dtype must be float32 or float64, found {np.dtype(dtype)}")
 
 
-def transform_words(words: Words, out: NormalArray, *, buffers: NormalArray) -> None:
-    """Write a block of normals for each block of uniform words.
+def sum_normals(
+    words: Words, weights: NormalArray, out: NormalArray, *, buffers: NormalArray
+) -> None:
+    """Write sums of weighted blocks of normals: one of each stream, from its block of words.
 
-    Shapes: words (blocks, words per pair, 512), out (blocks, 2, 512) of float32 or float64, buffers
-    (4, blocks, 512) of the same type. Blocks do not depend on each other.
+    Shapes: words (streams, blocks, words per block), weights (streams,), out (blocks, 2, 512) of
+    float32 or float64, buffers (6, blocks, 512) of the same type. Blocks do not depend on each
+    other. Sums run from the first stream to the last.
     """
+    normals = buffers[4:].swapaxes(0, 1)
+    _transform_words(words[0], normals, buffers=buffers[:4])
+    np.multiply(normals, weights[0], out)
+    for own, weight in zip(words[1:], weights[1:], strict=True):
+        _transform_words(own, normals, buffers=buffers[:4])
+        np.multiply(normals, weight, normals)
+        np.add(out, normals, out)
+
+
+def _transform_words(words: Words, out: NormalArray, *, buffers: NormalArray) -> None:
+    """Write a block of normals for each block of uniform words."""
     constants = precision_of(out.dtype)
     radius, angle, square, value = buffers
     _fill_radius(radius, words, constants, buffers=(angle, square, value))
@@ -160,8 +187,29 @@ def transform_words(words: Words, out: NormalArray, *, buffers: NormalArray) -> 
     np.multiply(value, radius, value)
     # The angle spans half a circle; a sign for the cosine, its word's top bit, makes it whole.
     sign = angle.view(constants.integer)
-    np.bitwise_and(words[:, 2].view(np.int32), constants.sign_mask, sign)
+    np.bitwise_and(_angle_words(words).view(np.int32), constants.sign_mask, sign)
     np.bitwise_xor(value.view(constants.integer), sign, out[:, 0].view(constants.integer))
+
+
+def _fill_scaled_uniform(
+    out: NormalArray, words: Words, constants: Precision, *, buffer: NormalArray
+) -> None:
+    # 2³¹u: the upper 31 bits are whole, the lower 32 a fraction, which is ½ where there are none.
+    whole = np.right_shift(words[:, :PAIRS_PER_BLOCK], 1).view(np.int32)
+    np.copyto(out, whole, casting="same_kind")
+    low_words = words[:, VALUES_PER_BLOCK:]
+    if constants.has_all_low_words:
+        np.copyto(buffer, low_words[:, :PAIRS_PER_BLOCK], casting="same_kind")
+        np.multiply(buffer, constants.word, buffer)
+        np.add(buffer, constants.half_word, buffer)
+        np.add(out, buffer, out)
+        return
+    block, pair = np.divmod(np.flatnonzero(whole < TAIL), PAIRS_PER_BLOCK)
+    np.add(out, constants.half, out)
+    rank = np.arange(len(block)) - np.searchsorted(block, block)
+    low = low_words[block, rank % TAIL_WORDS_PER_BLOCK].astype(constants.real)
+    fraction = low * constants.word + constants.half_word
+    out[block, pair] = whole[block, pair].astype(constants.real) + fraction
 
 
 def _fill_radius(
@@ -171,13 +219,8 @@ def _fill_radius(
     *,
     buffers: tuple[NormalArray, NormalArray, NormalArray],
 ) -> None:
-    # 2³²u: the second word is the fraction of the first, and its bits stay where that is small.
     ratio, square, exponent = buffers
-    np.copyto(radius, words[:, 0], casting="same_kind")
-    np.copyto(ratio, words[:, 1], casting="same_kind")
-    np.multiply(ratio, constants.word, ratio)
-    np.add(ratio, constants.half_word, ratio)
-    np.add(radius, ratio, radius)
+    _fill_scaled_uniform(radius, words, constants, buffer=ratio)
     # u = 2^e·m with m in [√½, √2): both are read off the bits, and −2 ln u = −2e ln 2 − 2 ln m.
     bits, exponent_bits = radius.view(constants.integer), square.view(constants.integer)
     np.subtract(bits, constants.scaled_root_half_bits, bits)
@@ -201,13 +244,16 @@ def _fill_angle(
     angle: NormalArray, words: Words, constants: Precision, *, buffer: NormalArray
 ) -> None:
     # x = φ/π in [−½, ½] from the bits below the top one, which is kept for the sign.
-    high = np.left_shift(words[:, 2], 1).view(np.int32)
-    np.copyto(angle, high, casting="same_kind")
+    np.copyto(angle, np.left_shift(_angle_words(words), 1).view(np.int32), casting="same_kind")
     np.multiply(angle, constants.angle_unit, angle)
-    for low in range(3, constants.words_per_pair):
-        np.copyto(buffer, words[:, low])
+    if constants.has_all_low_words:
+        np.copyto(buffer, words[:, -PAIRS_PER_BLOCK:])
         np.multiply(buffer, constants.low_angle_unit, buffer)
         np.add(angle, buffer, angle)
+
+
+def _angle_words(words: Words) -> Words:
+    return words[:, PAIRS_PER_BLOCK:VALUES_PER_BLOCK]
 
 
 def _fill_polynomial(

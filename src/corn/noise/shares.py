@@ -104,14 +104,17 @@ def _draw(
     coordinates: range,
 ) -> None:
     """Fill ``shares``, shape (agents, coordinates)."""
+    terms = [
+        (term.weights, StreamAddress(term.owner, nonce, step, term.stream))
+        for term in _terms(decomposition, agents)
+    ]
+    if len(agents) == 1:
+        own = [(weight, address) for ((_, weight),), address in terms]
+        source.fill_sum(shares[0], own, start=coordinates.start)
+        return
     shares[:] = 0
-    for term in _terms(decomposition, agents):
-        address = StreamAddress(term.owner, nonce, step, term.stream)
-        if len(term.weights) == 1:
-            ((position, weight),) = term.weights
-            source.add(shares[position], weight, address, start=coordinates.start)
-        else:
-            _add_to_many(shares, term.weights, address, source, coordinates.start)
+    for weights, address in terms:
+        _add_to_many(shares, weights, address, source, coordinates.start)
 
 
 def _add_to_many(
@@ -121,7 +124,7 @@ def _add_to_many(
     source: NoiseSource,
     start: int,
 ) -> None:
-    """Draw a stream once and add it to several agents' shares, as ``NoiseSource.add`` would."""
+    """Draw a stream once and add it to several agents' shares, as ``fill_sum`` would."""
     for first in range(0, shares.shape[1], _COORDINATES_AT_ONCE):
         part = shares[:, first : first + _COORDINATES_AT_ONCE]
         normals, product = np.empty((2, part.shape[1]), part.dtype)

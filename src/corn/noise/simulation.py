@@ -12,10 +12,9 @@ from corn.errors import InvalidArgumentError
 from corn.noise.address import (
     NoiseSource,
     Owner,
-    StreamAddress,
+    Terms,
     check_range,
     find_overlap,
-    write_or_add,
 )
 from corn.noise.encoding import encode_fields
 from corn.noise.normals import NormalArray, precision_of
@@ -47,20 +46,22 @@ class SimulationSource(NoiseSource):
         self._bits = np.random.SFC64(0)
         self._generator = np.random.Generator(self._bits)
 
-    def draw(
-        self, out: NormalArray, weight: float | None, address: StreamAddress, start: int
-    ) -> None:
+    def fill_sum(self, out: NormalArray, terms: Terms, *, start: int = 0) -> None:
         """See :class:`corn.noise.address.NoiseSource`."""
         stop = check_range(out, start)
         real: Any = precision_of(out.dtype).real
-        prefix = address.encode(f"simulation {self._seed} {real.name}")
-        # A ziggurat takes a varying number of bits a value, so a part is drawn from the last point
-        # at which the state is known.
-        for first in range(start - start % _VALUES_PER_STATE, stop, _VALUES_PER_STATE):
-            self._set_state(prefix, first)
-            values = np.empty(min(_VALUES_PER_STATE, stop - first), real)
-            self._generator.standard_normal(dtype=real, out=values)
-            write_or_add(*find_overlap(values, first, out, start), weight)
+        out[:] = 0
+        for weight, address in terms:
+            prefix = address.encode(f"simulation {self._seed} {real.name}")
+            # A ziggurat takes a varying number of bits a value, so a part is drawn from the last
+            # point at which the state is known.
+            for first in range(start - start % _VALUES_PER_STATE, stop, _VALUES_PER_STATE):
+                self._set_state(prefix, first)
+                values = np.empty(min(_VALUES_PER_STATE, stop - first), real)
+                self._generator.standard_normal(dtype=real, out=values)
+                values *= real.type(weight)
+                found, wanted = find_overlap(values, first, out, start)
+                wanted += found
 
     def _set_state(self, prefix: bytes, first: int) -> None:
         data = encode_fields(prefix, first)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import final
 
 import numpy as np
@@ -15,9 +15,9 @@ from corn.noise.address import (
     NoiseSource,
     Owner,
     StreamAddress,
+    Terms,
     check_range,
     find_overlap,
-    write_or_add,
 )
 from corn.noise.fast import find_compiled
 from corn.noise.normals import (
@@ -27,15 +27,16 @@ from corn.noise.normals import (
     NormalArray,
     Words,
     precision_of,
-    transform_words,
+    sum_normals,
 )
 from corn.noise.secret import Secret
 
 # Enough for calls to cost little against the work, few enough for a core's cache.
-_BLOCKS_AT_ONCE = 128
+_BLOCKS_IN_CACHE = 128
+_LEAST_BLOCKS_AT_ONCE = 8
 _WORD_BYTES = 4
 _CIPHER_BLOCK_BYTES = 16
-_PERSON = b"corn/stream/1"
+_PERSON = b"corn/stream/2"
 
 
 @final
@@ -63,20 +64,25 @@ class SecureSource(NoiseSource):
     def __repr__(self) -> str:
         return f"SecureSource(keys of {len(self._keys)} owners)"
 
-    def draw(
-        self, out: NormalArray, weight: float | None, address: StreamAddress, start: int
-    ) -> None:
-        """See :class:`corn.noise.address.NoiseSource`; needs the key of the address's owner."""
+    def fill_sum(self, out: NormalArray, terms: Terms, *, start: int = 0) -> None:
+        """See :class:`corn.noise.address.NoiseSource`; needs the keys of all owners."""
         stop = check_range(out, start)
         precision = precision_of(out.dtype)
-        shape = (precision.words_per_pair, PAIRS_PER_BLOCK)
+        if not terms:
+            out[:] = 0
+            return
         first, last = start // VALUES_PER_BLOCK, -(-stop // VALUES_PER_BLOCK)
-        key = self._stream_key(address, precision.real.name)
-        encryptor = _start_keystream(key, first_word=first * shape[0] * shape[1])
-        for block in range(first, last, _BLOCKS_AT_ONCE):
-            num_blocks = min(last - block, _BLOCKS_AT_ONCE)
-            words = _WORKSPACE.read_words(encryptor, (num_blocks, *shape))
-            _WORKSPACE.write(words, block * VALUES_PER_BLOCK - start, out, weight)
+        first_word = first * precision.words_per_block
+        keystreams = [
+            _start_keystream(self._stream_key(address, precision.name), first_word=first_word)
+            for _, address in terms
+        ]
+        weights = np.array([weight for weight, _ in terms], precision.real)
+        at_once = max(_LEAST_BLOCKS_AT_ONCE, _BLOCKS_IN_CACHE // len(terms))
+        for block in range(first, last, at_once):
+            num_blocks = min(last - block, at_once)
+            words = _WORKSPACE.read_words(keystreams, (num_blocks, precision.words_per_block))
+            _WORKSPACE.write_sums(words, weights, out, block * VALUES_PER_BLOCK - start)
 
     def _stream_key(self, address: StreamAddress, kind: str) -> bytes:
         key = self._keys.get(address.owner)
@@ -90,44 +96,51 @@ class _Workspace(threading.local):
     """A thread's buffers, kept from draw to draw: new memory would cost as much as drawing."""
 
     def __init__(self) -> None:
-        num_pairs = _BLOCKS_AT_ONCE * PAIRS_PER_BLOCK
-        num_bytes = 4 * num_pairs * _WORD_BYTES
-        self._zeros = memoryview(bytes(num_bytes))
+        self._zeros, self._keystreams = b"", bytearray()
+        self._buffers: NormalArray = np.empty((0, 0, 0))
+
+    def read_words(self, keystreams: Sequence[CipherContext], shape: tuple[int, int]) -> Words:
+        """The next words of keystreams, which are what zeros are encrypted to."""
+        num_words = shape[0] * shape[1]
+        num_bytes = num_words * _WORD_BYTES
+        self._reserve(num_bytes, len(keystreams))
+        zeros, out = memoryview(self._zeros)[:num_bytes], memoryview(self._keystreams)
+        for number, keystream in enumerate(keystreams):
+            keystream.update_into(zeros, out[number * num_bytes :])
+        words = np.frombuffer(self._keystreams, dtype="<u4", count=len(keystreams) * num_words)
+        return words.astype(np.uint32, copy=False).reshape(-1, *shape)
+
+    def _reserve(self, num_bytes: int, num_streams: int) -> None:
+        if len(self._zeros) < num_bytes:
+            self._zeros = bytes(num_bytes)
         # The extra bytes are what cryptography 42 asks for.
-        self._keystream = bytearray(num_bytes + _CIPHER_BLOCK_BYTES)
-        shape = (NUM_BUFFERS, _BLOCKS_AT_ONCE, PAIRS_PER_BLOCK)
-        self._buffers = {name: np.empty(shape, name) for name in ("float32", "float64")}
-        shape = (_BLOCKS_AT_ONCE, 2, PAIRS_PER_BLOCK)
-        self._normals = {name: np.empty(shape, name) for name in ("float32", "float64")}
+        needed = num_streams * num_bytes + _CIPHER_BLOCK_BYTES
+        if len(self._keystreams) < needed:
+            self._keystreams = bytearray(needed)
 
-    def read_words(self, encryptor: CipherContext, shape: tuple[int, int, int]) -> Words:
-        """The next words of a keystream, which is what zeros are encrypted to."""
-        num_words = shape[0] * shape[1] * shape[2]
-        encryptor.update_into(self._zeros[: num_words * _WORD_BYTES], self._keystream)
-        words = np.frombuffer(self._keystream, dtype="<u4", count=num_words)
-        return words.astype(np.uint32, copy=False).reshape(shape)
-
-    def write(self, words: Words, first: int, out: NormalArray, weight: float | None) -> None:
-        """Write the normals of blocks of words to ``out`` from ``first``, or add them, weighted.
+    def write_sums(self, words: Words, weights: NormalArray, out: NormalArray, first: int) -> None:
+        """Write the weighted sums of streams' normals to ``out`` from ``first``.
 
         Those that lie outside of ``out``, before it where ``first`` is negative, are left out.
         """
-        compiled, size = find_compiled(), len(words) * VALUES_PER_BLOCK
-        is_inside = 0 <= first <= len(out) - size and out.flags.c_contiguous
-        if compiled and is_inside:
-            blocks = out[first : first + size].reshape(-1, 2, PAIRS_PER_BLOCK)
-            if weight is None:
-                compiled.transform_words(words, blocks)
-            else:
-                compiled.add_normals(words, blocks, weight)
-            return
-        normals = self._normals[out.dtype.name][: len(words)]
-        if compiled:
-            compiled.transform_words(words, normals)
+        size = words.shape[1] * VALUES_PER_BLOCK
+        if 0 <= first <= len(out) - size and out.flags.c_contiguous:
+            self._write_blocks(words, weights, out[first : first + size])
         else:
-            buffers = self._buffers[out.dtype.name][:, : len(words)]
-            transform_words(words, normals, buffers=buffers)
-        write_or_add(*find_overlap(normals.reshape(-1), first, out, 0), weight)
+            blocks = np.empty(size, out.dtype)
+            self._write_blocks(words, weights, blocks)
+            found, wanted = find_overlap(blocks, first, out, 0)
+            wanted[:] = found
+
+    def _write_blocks(self, words: Words, weights: NormalArray, out: NormalArray) -> None:
+        compiled, blocks = find_compiled(), out.reshape(-1, 2, PAIRS_PER_BLOCK)
+        if compiled:
+            compiled.sum_normals(words, weights, blocks)
+            return
+        shape = NUM_BUFFERS, len(blocks), PAIRS_PER_BLOCK
+        if self._buffers.dtype != out.dtype or self._buffers.shape[1:] != shape[1:]:
+            self._buffers = np.empty(shape, out.dtype)
+        sum_normals(words, weights, blocks, buffers=self._buffers)
 
 
 _WORKSPACE = _Workspace()
