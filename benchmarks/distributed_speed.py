@@ -2,10 +2,11 @@
 
 Run ``python benchmarks/distributed_speed.py [--steps N] [--turns N] [--batch N] [--json]``. Eight
 agents on a ring, each a process with one thread, train a network of d parameters. Kinds of noise
-take turns in the same processes over the same links, and the best time of each counts, so that a
-busy machine slows all alike and the ratios keep. Also: bytes a step against degree · d · 4, and how
-long 20 agents take from the command to everyone's first step. Beside the time between steps stands
-the processor time that one agent worked, which other programs on the machine disturb less.
+take turns in the same processes over the same links; a turn's times are compared with those of the
+steps without noise in the same turn, and the median over the turns is told, with the quartiles.
+Beside the time between steps stands the processor time that all agents worked, which other programs
+on the machine disturb less. Also: bytes a step against degree · d · 4, and how long 20 agents take
+from the command to everyone's first step.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -127,9 +129,8 @@ def run_agent(agent: int, job: Job, results: Any) -> None:
     meeting.say("over", b"")
     meeting.hear_all("over")
     exchange.close()
-    if agent == 0:
-        num_steps = job.steps * job.turns * len(found)
-        results.put((found, sent / num_steps, len(start)))
+    num_steps = job.steps * job.turns * len(found)
+    results.put((found, sent / num_steps, len(start)))
 
 
 def connect(meeting: Meeting, plan: Plan, start: Tensor) -> LinkExchange:
@@ -196,21 +197,24 @@ def measure_steps(num_parameters: int, batch: int, steps: int, turns: int) -> di
         ]
         for process in crew:
             process.start()
-        times, sent, d = results.get(timeout=1200)
+        reports = [results.get(timeout=1200) for _ in crew]
         for process in crew:
             process.join()
-    best = {kind: [min(column) for column in zip(*own, strict=True)] for kind, own in times.items()}
-    table = {
-        kind: {
-            "ms": 1000 * wall,
-            "ratio": wall / best["none"][0],
-            "work ms": 1000 * work,
-            "work ratio": work / best["none"][1],
-            "streams": streams.get(kind, 0),
-        }
-        for kind, (wall, work) in best.items()
-    }
+    times = {kind: np.array([found[kind] for found, _, _ in reports]) for kind in reports[0][0]}
+    _, sent, d = reports[0]
+    table = {kind: compare(own, times["none"]) for kind, own in times.items()}
+    for kind, row in table.items():
+        row["streams"] = streams.get(kind, 0)
     return {"d": d, "steps": table, "bytes": sent, "bytes ratio": sent / (2 * d * 4)}
+
+
+def compare(own: Any, plain: Any) -> dict[str, Any]:
+    """Times of one kind of noise against those without, shape (agents, turns, wall and work)."""
+    # All agents take a step together, but each works by itself.
+    milliseconds, ratios = 1000 * own.mean(axis=0), own.mean(axis=0) / plain.mean(axis=0)
+    quartiles = np.quantile(ratios, (0.25, 0.5, 0.75), axis=0).T.tolist()
+    ms, work_ms = np.median(milliseconds, axis=0).tolist()
+    return {"ms": ms, "ratio": quartiles[0], "work ms": work_ms, "work ratio": quartiles[1]}
 
 
 def measure_start() -> dict[str, float]:
@@ -231,7 +235,7 @@ def measure_start() -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -248,10 +252,14 @@ def main() -> None:
         print(f"d = {own['d']}, batches of {options.batch}, 8 agents on a ring")
         print(f"    {own['bytes']:.0f} bytes a step, {own['bytes ratio']:.6f} of degree · d · 4")
         for kind, row in own["steps"].items():
-            print(
-                f"    {kind:<36}{row['ms']:8.1f} ms{row['ratio']:6.2f} ×, agent 0 worked "
-                f"{row['work ms']:6.1f} ms{row['work ratio']:6.2f} ×{row['streams']:3d} streams"
+            wall, work = (
+                f"{row[name]:7.1f} ms {middle:5.2f} × ({low:.2f}–{high:.2f})"
+                for name, (low, middle, high) in (
+                    ("ms", row["ratio"]),
+                    ("work ms", row["work ratio"]),
+                )
             )
+            print(f"    {kind:<36}{wall}, an agent worked {work}, {row['streams']} streams")
 
 
 if __name__ == "__main__":

@@ -165,9 +165,33 @@ def test_a_signal_before_the_first_step_ends_an_agent_that_waits(
         process.send_signal(number)
         said = process.communicate(timeout=10)[1]
         assert process.returncode == 1
-        assert said == "corn: agent 0: interrupted before the first step\n"
+        assert said.endswith("\ncorn: agent 0: interrupted before the first step\n")
     finally:
         process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_agent_hears_signals_while_its_neighbour_is_silent(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    agents, _ = start_one_by_one(tmp_path, [0, 1])
+    stopped, waiting = agents
+    try:
+        wait_for_tables(tmp_path / "out", 2)
+        stopped.send_signal(signal.SIGSTOP)
+        time.sleep(0.5)
+        assert waiting.stderr is not None
+        waiting.send_signal(number)
+        assert "stops with the others" in waiting.stderr.readline()
+        assert waiting.poll() is None
+        waiting.send_signal(number)
+        assert "ended by a second signal" in waiting.communicate(timeout=5)[1]
+        assert waiting.returncode == 130
+    finally:
+        for process in agents:
+            process.kill()
+            process.communicate()
 
 
 def start_one_by_one(

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import get_args
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are told in one line
@@ -25,9 +23,9 @@ from corn.distributed.meeting import join
 from corn.distributed.planning import read_request
 from corn.distributed.running import preparing, run_problem
 from corn.distributed.settings import DropoutPolicy, RunSettings
+from corn.distributed.signals import listen_for_signals
 from corn.distributed.workload import Workload, own_part
 from corn.errors import CornError
-from corn.learn.monitor import Interruption
 from corn.learn.names import MODELS, USUAL_BATCH_SIZE, WORKLOADS, usual_schedule
 from corn.learn.schedule import ScheduleName, make_schedule
 from corn.plan import Plan
@@ -43,14 +41,12 @@ def main(arguments: list[str] | None = None) -> int:
     except CornError as error:
         sys.stderr.write(f"corn: {' '.join(str(error).split())}\n")
         return 1
-    except KeyboardInterrupt:  # the second one: the first lets all stop together
-        return 130
     return 0
 
 
 def _run(options: argparse.Namespace) -> None:
     settings, workload = _make_settings(options), _make_workload(options)
-    interruption = _on_signals()
+    interruption = listen_for_signals()
     meeting = join(
         timeout=settings.timeout,
         store=None if options.store is None else parse_address(options.store),
@@ -114,23 +110,6 @@ def _make_workload(options: argparse.Namespace) -> Workload:
         options.cache,
         options.stand_in,
     )
-
-
-def _on_signals() -> Interruption:
-    """Ctrl-C, and torchrun's request to end, stop all agents together after a few more steps.
-
-    A second one ends this agent.
-    """
-    interruption = Interruption()
-
-    def request(number: int, frame: FrameType | None) -> None:
-        if interruption.requested:
-            signal.default_int_handler(number, frame)
-        interruption.requested = True
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, request)
-    return interruption
 
 
 def _say(agent: int, text: str) -> None:

@@ -71,23 +71,24 @@ def _make_kernel(own: Precision) -> Callable[[Any, Any, Any], None]:
         for block in range(len(out)):
             for stream in range(len(weights)):
                 own, weight = words[stream, block], weights[stream]
-                smallest = tail
-                for k in range(num_pairs):
-                    whole = np.int32(own[k] >> np.uint32(1))
-                    first[k] = real(whole) + half
-                    smallest = min(smallest, whole)
                 if has_all_low_words:
                     for k in range(num_pairs):
                         fraction = real(own[2 * num_pairs + k]) * word + half_word
                         first[k] = real(np.int32(own[k] >> np.uint32(1))) + fraction
-                elif smallest < tail:
-                    rank = 0
+                else:
+                    smallest = tail
                     for k in range(num_pairs):
                         whole = np.int32(own[k] >> np.uint32(1))
-                        if whole < tail:
-                            low = own[2 * num_pairs + rank % num_tail_words]
-                            first[k] = real(whole) + (real(low) * word + half_word)
-                            rank += 1
+                        first[k] = real(whole) + half
+                        smallest = min(smallest, whole)
+                    if smallest < tail:
+                        rank = 0
+                        for k in range(num_pairs):
+                            whole = np.int32(own[k] >> np.uint32(1))
+                            if whole < tail:
+                                low = own[2 * num_pairs + rank % num_tail_words]
+                                first[k] = real(whole) + (real(low) * word + half_word)
+                                rank += 1
                 for k in range(num_pairs):
                     shifted = integer(bits[k] - scaled_root_half)
                     second[k] = real(integer(shifted & exponent_mask)) * log_of_exponent

@@ -32,8 +32,8 @@ from corn.noise.normals import (
 from corn.noise.secret import Secret
 
 # Enough for calls to cost little against the work, few enough for a core's cache.
-_BLOCKS_IN_CACHE = 128
-_LEAST_BLOCKS_AT_ONCE = 8
+_BLOCKS_IN_CACHE = 256
+_FEWEST_AT_ONCE, _MOST_AT_ONCE = 16, 128
 _WORD_BYTES = 4
 _CIPHER_BLOCK_BYTES = 16
 _PERSON = b"corn/stream/2"
@@ -78,7 +78,7 @@ class SecureSource(NoiseSource):
             for _, address in terms
         ]
         weights = np.array([weight for weight, _ in terms], precision.real)
-        at_once = max(_LEAST_BLOCKS_AT_ONCE, _BLOCKS_IN_CACHE // len(terms))
+        at_once = min(max(_BLOCKS_IN_CACHE // len(terms), _FEWEST_AT_ONCE), _MOST_AT_ONCE)
         for block in range(first, last, at_once):
             num_blocks = min(last - block, at_once)
             words = _WORKSPACE.read_words(keystreams, (num_blocks, precision.words_per_block))
