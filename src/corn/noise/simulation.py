@@ -50,8 +50,9 @@ class SimulationSource(NoiseSource):
         """See :class:`corn.noise.address.NoiseSource`."""
         stop = check_range(out, start)
         real: Any = precision_of(out.dtype).real
-        out[:] = 0
-        for weight, address in terms:
+        if not terms:
+            out[:] = 0
+        for number, (weight, address) in enumerate(terms):
             prefix = address.encode(f"simulation {self._seed} {real.name}")
             # A ziggurat takes a varying number of bits a value, so a part is drawn from the last
             # point at which the state is known.
@@ -61,7 +62,10 @@ class SimulationSource(NoiseSource):
                 self._generator.standard_normal(dtype=real, out=values)
                 values *= real.type(weight)
                 found, wanted = find_overlap(values, first, out, start)
-                wanted += found
+                if number == 0:
+                    wanted[:] = found
+                else:
+                    wanted += found
 
     def _set_state(self, prefix: bytes, first: int) -> None:
         data = encode_fields(prefix, first)
