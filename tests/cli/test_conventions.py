@@ -1,14 +1,17 @@
 """What every command has in common: help, exit codes, one-line errors."""
 
+import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from corn import __version__
-from corn.cli import COMMANDS
+from corn.cli import COMMANDS, main
 
 from .commands import Runner
 
@@ -74,3 +77,14 @@ def test_unwritable_output_is_one_line(corn: Runner, tmp_path: Path) -> None:
     outcome = corn("graph", "ring:5", "--plot", f"{tmp_path}/file/g.png")
     assert outcome.exit_code == 1
     assert outcome.stderr.count("\n") == 1
+
+
+def test_sigterm_is_taken_as_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(prog_name: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+        pytest.fail(f"{prog_name} was not interrupted")
+
+    monkeypatch.setattr("corn.cli.app", work)
+    with pytest.raises(KeyboardInterrupt):
+        main()

@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 an expected failure, said in one line; 2 a command line th
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -80,8 +81,12 @@ for name, (function, example) in COMMANDS.items():
 
 
 def main() -> None:
-    """Run a command; expected failures become one line on stderr and exit code 1."""
+    """Run a command; expected failures become one line on stderr and exit code 1.
+
+    SIGTERM, which containers and schedulers send, is taken as Ctrl-C.
+    """
     show_warnings_as_notes()
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         app(prog_name="corn")
     except CornError as error:
