@@ -17,7 +17,6 @@ from corn.distributed.handshake import (
     check_guarantee,
     compare_hellos,
     confirm,
-    parting_last,
     refusing_aloud,
     shake_hands,
 )
@@ -168,7 +167,7 @@ def test_between_two_agent_0_is_the_measure() -> None:
 
 def test_a_refusal_reaches_everybody() -> None:
     def run(meeting: Meeting) -> object:
-        with refusing_aloud(meeting, "hello"):
+        with refusing_aloud(meeting):
             if meeting.agent == 1:
                 raise CornError("agent 1: keys/agent-1.key: cannot be read")
         return shake_hands(meeting, HELLO)
@@ -198,7 +197,7 @@ def test_the_host_of_the_store_leaves_last() -> None:
             meeting.store, meeting.agent, 3, timeout=5, address="", is_host=meeting.agent == 0
         )
         time.sleep(0.2 * meeting.agent)
-        with parting_last(own):
+        with refusing_aloud(own):
             raise CornError("no")
 
     began = time.monotonic()

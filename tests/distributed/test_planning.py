@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from corn.covariance import Horizon
+from corn.distributed.handshake import refusing_aloud
 from corn.distributed.meeting import Meeting
 from corn.distributed.planning import (
     CheatingError,
@@ -61,6 +62,19 @@ def test_waiting_for_others_to_plan_with_can_be_interrupted() -> None:
     began = time.monotonic()
     result, _ = run_in_threads(2, plan, timeout=20)
     assert str(result) == "agent 0: interrupted before the first step"
+    assert time.monotonic() - began < 3
+
+
+def test_a_refusal_is_heard_while_planning() -> None:
+    def plan(meeting: Meeting) -> object:
+        with refusing_aloud(meeting):
+            if meeting.agent == 1:
+                raise CornError("agent 1: request.json: cannot be read")
+            return plan_together(meeting, REQUEST, [1])
+
+    began = time.monotonic()
+    result, _ = run_in_threads(2, plan, timeout=20)
+    assert str(result).endswith("because agent 1 refused: agent 1: request.json: cannot be read")
     assert time.monotonic() - began < 3
 
 

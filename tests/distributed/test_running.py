@@ -156,9 +156,10 @@ def test_a_person_can_leave_while_another_never_comes_to_its_links(
     began = time.monotonic()
     results = run_in_threads(3, lambda meeting: train(meeting, tmp_path, timeout=20), timeout=20)
     assert time.monotonic() - began < 5
-    assert [str(result) for result in results[:2]] == [
-        f"agent {agent}: interrupted before the first step" for agent in range(2)
-    ]
+    for agent, result in enumerate(results[:2]):
+        # By its own signal, or by the other's, of which it hears at once.
+        assert str(result).startswith(f"agent {agent}: ")
+        assert str(result).endswith("interrupted before the first step")
 
 
 def test_under_replan_the_cap_is_reported(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from corn.distributed.links import LinkError
-from corn.distributed.meeting import Meeting
+from corn.distributed.meeting import Meeting, RefusalError
 from corn.distributed.membership import name_agents
 from corn.errors import CornError, InfeasibleError
 from corn.noise import agree_on_nonce
@@ -25,7 +25,7 @@ _SECONDS_FOR_LAST_WORDS = 3.0
 
 
 class HandshakeError(CornError):
-    """Agents do not agree on what to run, or one refused to."""
+    """Agents do not agree on what to run."""
 
 
 @dataclass(frozen=True)
@@ -83,21 +83,13 @@ def check_guarantee(plan: Plan, agent: int) -> AgentGuarantee:
 
 
 @contextmanager
-def refusing_aloud(meeting: Meeting, topic: str) -> Iterator[None]:
+def refusing_aloud(meeting: Meeting) -> Iterator[None]:
     """If this agent cannot start, tell the others why, so that they do not wait for it."""
     try:
         yield
     except CornError as error:
-        meeting.say(topic, json.dumps({"refusal": str(error)}).encode())
-        raise
-
-
-@contextmanager
-def parting_last(meeting: Meeting) -> Iterator[None]:
-    """If agents part before they start, the one that hosts the store lets the others read first."""
-    try:
-        yield
-    except CornError:
+        if not isinstance(error, RefusalError):
+            meeting.refuse(str(error))
         meeting.part()
         raise
 
@@ -111,7 +103,8 @@ def naming_the_silent(meeting: Meeting, topic: str) -> Iterator[None]:
     try:
         yield
     except LinkError as error:
-        silent = meeting.find_silent(topic, seconds=_SECONDS_FOR_LAST_WORDS)
+        meeting.say("trouble", b"")
+        silent = meeting.find_silent(topic, "trouble", seconds=_SECONDS_FOR_LAST_WORDS)
         if silent:
             raise CornError(
                 f"agent {meeting.agent}: does not start, because no more was heard from "
@@ -174,9 +167,7 @@ def _tell_and_hear(meeting: Meeting, topic: str, word: dict[str, Any]) -> dict[i
             f"{meeting.agent} than this agent said: a second process runs under its number, or "
             "the store cannot be trusted; start all agents anew with a new store"
         )
-    words = {agent: json.loads(text) for agent, text in heard.items()}
-    _check_refusals(words, meeting.agent)
-    return words
+    return {agent: json.loads(text) for agent, text in heard.items()}
 
 
 def _choose_start(hellos: Mapping[int, Hello], agent: int) -> int:
@@ -201,13 +192,6 @@ def _compare(what: str, values: Mapping[int, str], agent: int) -> None:
     if others:
         found = "; ".join(f"agent {who} has {values[who]}" for who in others[:5])
         raise HandshakeError(f"agent {agent}: agents differ in {what}: {found}; the rest {usual}")
-
-
-def _check_refusals(words: Mapping[int, Mapping[str, str]], agent: int) -> None:
-    refusals = [(who, word["refusal"]) for who, word in sorted(words.items()) if "refusal" in word]
-    if refusals:
-        who, why = refusals[0]
-        raise HandshakeError(f"agent {agent}: does not start, because agent {who} refused: {why}")
 
 
 def _read(word: dict[str, object], agent: int) -> Hello:

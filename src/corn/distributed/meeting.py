@@ -6,6 +6,7 @@ needs it any more.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -26,11 +27,16 @@ from corn.noise.fast import find_compiled
 _SECONDS_TO_PART = 5.0
 _SECONDS_BETWEEN_LOOKS = 0.02
 _SECONDS_TO_ANSWER = 1.0
+_REFUSAL = "refusal"
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class AbsentError(CornError):
     """Some agents did not come in time."""
+
+
+class RefusalError(CornError):
+    """Another agent cannot start, so nobody does."""
 
 
 @final
@@ -91,27 +97,40 @@ class Meeting:
         with self._explain():
             return bytes(self.store.get(key))
 
-    def find_silent(self, topic: str, *, seconds: float) -> list[int]:
-        """Who has still said nothing under a topic after so many seconds."""
-        keys = {who: f"{topic}/{who}" for who in range(self.num_agents)}
+    def find_silent(self, *topics: str, seconds: float) -> list[int]:
+        """Who has still said nothing under any of some topics after so many seconds."""
         deadline = time.monotonic() + seconds
-        while not self._are_there(list(keys.values())) and time.monotonic() < deadline:
+        while True:
+            silent = [
+                agent
+                for agent in range(self.num_agents)
+                if not any(self._are_there([f"{topic}/{agent}"]) for topic in topics)
+            ]
+            if not silent or time.monotonic() > deadline:
+                return silent
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-        return [who for who, key in keys.items() if not self._are_there([key])]
+
+    def refuse(self, why: str) -> None:
+        """Tell everybody that this agent does not start: whoever waits, for any word, hears it.
+
+        Where several refuse, all others are told of the same one.
+        """
+        with self._explain():
+            self.store.compare_set(_REFUSAL, "", json.dumps([self.agent, why]))
 
     def part(self) -> None:
         """Leave without having started; a host stays for some seconds until all have left."""
         with suppress(CornError):
             self.say("parted", b"")
             if self._is_host:
-                self.timeout = min(self.timeout, _SECONDS_TO_PART)
-                self.hear_all("parted")
+                self.find_silent("parted", seconds=min(self.timeout, _SECONDS_TO_PART))
 
     def _wait(self, keys: list[str], topic: str, agents: list[int] | None = None) -> None:
         # The store's own wait would hear no signal until its time is out.
         deadline = time.monotonic() + self.timeout
         while not self._are_there(keys):
             _heed(self.interruption, self.agent)
+            self._heed_refusal()
             if time.monotonic() > deadline:
                 break
             time.sleep(_SECONDS_BETWEEN_LOOKS)
@@ -125,6 +144,14 @@ class Meeting:
             f"agent {self.agent}: no word ({topic}) from agents {', '.join(absent)} within "
             f"{self.timeout:g} s"
         )
+
+    def _heed_refusal(self) -> None:
+        if self._are_there([_REFUSAL]):
+            with self._explain():
+                who, why = json.loads(self.store.get(_REFUSAL))
+            raise RefusalError(
+                f"agent {self.agent}: does not start, because agent {who} refused: {why}"
+            )
 
     def _put(self, key: str, value: bytes) -> None:
         with self._explain():

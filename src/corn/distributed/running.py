@@ -17,7 +17,6 @@ from corn.distributed.handshake import (
     check_guarantee,
     confirm,
     naming_the_silent,
-    parting_last,
     refusing_aloud,
     shake_hands,
 )
@@ -121,37 +120,33 @@ def run_problem(
     """
     agent, reports = meeting.agent, reports or Reports()
     with _naming(agent), ExitStack() as stack:
-        with parting_last(meeting):
-            with refusing_aloud(meeting, "hello"):
-                guarantee = _check(plan, settings, meeting)
-                if out is not None:
-                    _make_folder(out)
-                credentials = open_credentials(plan, agent, settings, keys, stack)
-                work = prepare_work(plan, agent, settings, own, cohort)
-                size = own.task.num_parameters
-                steps = find_checkpoints(plan, agent, settings, out, size)
-                hello = make_hello(
-                    plan, settings, own.task, model, work.start, credentials, steps, data
-                )
+        with refusing_aloud(meeting):
+            guarantee = _check(plan, settings, meeting)
+            if out is not None:
+                _make_folder(out)
+            credentials = open_credentials(plan, agent, settings, keys, stack)
+            work = prepare_work(plan, agent, settings, own, cohort)
+            steps = find_checkpoints(plan, agent, settings, out, own.task.num_parameters)
+            hello = make_hello(
+                plan, settings, own.task, model, work.start, credentials, steps, data
+            )
             agreement = shake_hands(meeting, hello)
-            with refusing_aloud(meeting, "linking"):
-                _require_budget(agreement)
-                seeds = _share_seeds(meeting, plan, credentials, agreement)
-                run = AgentRun(
-                    plan,
-                    settings,
-                    meeting,
-                    credentials,
-                    _make_account(plan, guarantee, settings, credentials),
-                    work,
-                    agreement,
-                    seeds,
-                    out,
-                    reports,
-                )
+            _require_budget(agreement)
+            run = AgentRun(
+                plan,
+                settings,
+                meeting,
+                credentials,
+                _make_account(plan, guarantee, settings, credentials),
+                work,
+                agreement,
+                _share_seeds(meeting, plan, credentials, agreement),
+                out,
+                reports,
+            )
             # Opening a link hears no signal, so it waits until both ends are there.
             confirm(meeting, agreement, "linking")
-            with naming_the_silent(meeting, "ready"), refusing_aloud(meeting, "ready"):
+            with naming_the_silent(meeting, "ready"):
                 exchange = run.connect()
                 stack.callback(exchange.close)
             confirm(meeting, agreement, "ready")
@@ -207,7 +202,7 @@ def _make_folder(path: Path) -> None:
 @contextmanager
 def preparing(meeting: Meeting) -> Iterator[None]:
     """Whatever fails before the handshake says whose it is, and the others hear of it."""
-    with _naming(meeting.agent), parting_last(meeting), refusing_aloud(meeting, "hello"):
+    with _naming(meeting.agent), refusing_aloud(meeting):
         yield
 
 
