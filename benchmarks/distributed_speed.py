@@ -2,11 +2,11 @@
 
 Run ``python benchmarks/distributed_speed.py [--steps N] [--turns N] [--batch N] [--json]``. Eight
 agents on a ring, each a process with one thread, train a network of d parameters. Kinds of noise
-take turns in the same processes over the same links; a turn's times are compared with those of the
-steps without noise in the same turn, and the median over the turns is told, with the quartiles.
-Beside the time between steps stands the processor time that all agents worked, which other programs
-on the machine disturb less. Also: bytes a step against degree · d · 4, and how long 20 agents take
-from the command to everyone's first step.
+take turns in the same processes over the same links, in changing order; a turn's times are compared
+with those of the steps without noise in the same turn, and the median over the turns is told, with
+the quartiles. Beside the time between steps stands the processor time that all agents worked, which
+other programs on the machine disturb less. Also: bytes a step against degree · d · 4, and how long
+20 agents take from the command to everyone's first step.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import tempfile
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,13 +119,15 @@ def run_agent(agent: int, job: Job, results: Any) -> None:
     start = task.initialize(0).float()
     exchange = connect(meeting, plan, start)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("none", *job.kinds)}
+    order = deque(found)
     for _ in range(job.turns):
-        for name, times in found.items():
+        order.rotate()
+        for name in order:
             began, worked = time.perf_counter(), time.process_time()
             loop = make_loop(agent, plans.get(name, plan), name, half_step, exchange, start, job)
             loop.run(Interruption())
             wall, work = time.perf_counter() - began, time.process_time() - worked
-            times.append((wall / job.steps, work / job.steps))
+            found[name].append((wall / job.steps, work / job.steps))
     sent = sum(own.bytes_sent for own in exchange.traffic.values())
     meeting.say("over", b"")
     meeting.hear_all("over")

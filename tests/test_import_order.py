@@ -14,6 +14,7 @@ ROOMS = [
     "version",
     "errors",
     "arrays",
+    "files",
     "threads",
     "topology",
     "privacy",

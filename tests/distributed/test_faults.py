@@ -184,14 +184,41 @@ def test_an_agent_hears_signals_while_its_neighbour_is_silent(
         assert waiting.stderr is not None
         waiting.send_signal(number)
         assert "stops with the others" in waiting.stderr.readline()
+        time.sleep(1.2)
         assert waiting.poll() is None
         waiting.send_signal(number)
         assert "ended by a second signal" in waiting.communicate(timeout=5)[1]
-        assert waiting.returncode == 130
+        assert waiting.returncode == 128 + number
     finally:
         for process in agents:
             process.kill()
             process.communicate()
+
+
+@pytest.mark.slow
+def test_signals_are_heard_though_nobody_reads_what_is_said_and_one_request_counts_once() -> None:
+    code = (
+        "import time; from corn.distributed.signals import listen_for_signals; "
+        "asked = listen_for_signals(); print('listens', flush=True)\n"
+        "while not asked.requested: time.sleep(0.01)\n"
+        "print('asked', flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            process.stderr.close()
+            assert process.stdout.readline() == b"listens\n"
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.readline() == b"asked\n"
+            process.send_signal(signal.SIGTERM)
+            time.sleep(1.2)
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=5) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
 
 
 def start_one_by_one(

@@ -66,7 +66,12 @@ def test_parquet_and_tensorboard_get_every_measurement(
             scalars.append((self.directory, name, value, step))
 
     arrow = types.SimpleNamespace(table=lambda columns: columns)
-    parquet = types.SimpleNamespace(write_table=lambda table, _: tables.append(table))
+
+    def write(table: dict[str, list[Any]], path: Path) -> None:
+        path.touch()
+        tables.append(table)
+
+    parquet = types.SimpleNamespace(write_table=write)
     board = types.SimpleNamespace(SummaryWriter=Writer)
     for name, module in (
         ("pyarrow", arrow),

@@ -84,6 +84,13 @@ def test_code_kept_for_other_constants_is_not_used(tmp_path: Path) -> None:
     assert find_elsewhere(tmp_path) == "True\n"
     change = "from corn.noise import normals; normals.precision_of('float32').half[...] = 0.25; "
     assert find_elsewhere(tmp_path, first=change) == "True\n"
+    # As if Numba did not know the constants by which a loop was compiled.
+    forget = (
+        "from numba.core import caching; "
+        "caching.Cache._index_key = lambda own, sig, code: (sig, code.magic_tuple()); "
+    )
+    assert find_elsewhere(tmp_path, first=forget) == "True\n"
+    assert "its float32 differs" in find_elsewhere(tmp_path, first=forget + change)
 
 
 def test_numba_told_not_to_compile_is_not_used(tmp_path: Path) -> None:

@@ -77,8 +77,8 @@ def draw(step: int, *, dtype: Any = np.float32, stream: int = 0, size: int = NUM
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-6), (np.float64, 1e-14)])
 def test_transform_matches_the_formula(dtype: Any, tolerance: float) -> None:
     words = random_words(6, dtype, seed=1)
-    words[2:4, :512] >>= 12  # as in tails, in some pairs and in nearly all
-    words[4:, 100:103] >>= 20
+    words[2:4, :512] >>= 12  # all pairs are tails
+    words[4:, 100:103] >>= 20  # three are
     found = transform(words, dtype)
     for block, own in zip(found, words, strict=True):
         expected = [exact_pair(*pair) for pair in split_block(own.tolist(), dtype)]
@@ -123,10 +123,14 @@ def test_the_sign_of_the_extreme_tail_is_fair(dtype: Any) -> None:
     assert found[0, 0, 0] == -found[0, 0, 1] > 9.41
 
 
-def test_where_lower_words_are_left_out_they_would_hardly_move_a_float32() -> None:
-    highest = math.sqrt(-2 * math.log(TAIL / 2**31))
-    lowest = math.sqrt(-2 * math.log((TAIL + 1) / 2**31))
-    assert highest - lowest < float(np.spacing(np.float32(highest)))
+def test_where_lower_words_are_left_out_a_radius_is_off_by_less_than_a_step() -> None:
+    whole = np.geomspace(TAIL, 2**30, 100_000).astype(np.int64)  # u up to ½
+    r, middle = (np.sqrt(-2 * np.log((whole + shift) / 2**31)) for shift in (0, 0.5))
+    assert (np.abs(r - middle) < np.spacing(middle.astype(np.float32))).all()
+
+
+def test_more_tails_in_a_block_than_lower_words_are_as_rare_as_said() -> None:
+    assert 0.8e-30 < stats.binom.sf(TAIL_WORDS_PER_BLOCK, PAIRS_PER_BLOCK, TAIL / 2**31) < 1e-30
 
 
 def test_other_types_are_refused() -> None:
@@ -173,7 +177,9 @@ def test_far_tails_by_thinning(bits: int) -> None:
     # words are few, only so many pairs a block are.
     words = random_words(6000, np.float32, seed=5)
     words[:, :512] |= 1 << 31
-    words[:, :TAIL_WORDS_PER_BLOCK] = random_words(6000, np.float32, seed=6)[:, :16] >> bits
+    words[:, :TAIL_WORDS_PER_BLOCK] = (
+        random_words(6000, np.float32, seed=6)[:, :TAIL_WORDS_PER_BLOCK] >> bits
+    )
     normals = transform(words, np.float32)[..., :TAIL_WORDS_PER_BLOCK].astype(float)
     r_squared = (normals**2).sum(axis=1).ravel()
     # r² beyond a bound, given that it is there, is exponential with mean 2.

@@ -41,6 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
     except CornError as error:
         sys.stderr.write(f"corn: {' '.join(str(error).split())}\n")
         return 1
+    except KeyboardInterrupt:  # before it listens
+        return 130
     return 0
 
 

@@ -7,7 +7,6 @@ noise of steps that are run again is new, by the ledger; it is never restored fr
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from corn.errors import CornError, FileFormatError
+from corn.files import writing_whole
 
 _KEPT = 3
 _NAME = re.compile(r"checkpoint-(\d+)\.corn")
@@ -36,7 +36,11 @@ def save_checkpoint(
     head = _kind(is_rehearsal) + plan_fingerprint + _place(agent, step)
     content = head + parameters.cpu().numpy().tobytes()
     target = folder / f"checkpoint-{step}.corn"
-    write_whole(target, content + hashlib.sha256(content).digest(), agent=agent)
+    try:
+        with writing_whole(target, durable=True) as partial:
+            partial.write_bytes(content + hashlib.sha256(content).digest())
+    except OSError as error:
+        raise CornError(f"agent {agent}: {target}: cannot be written: {error.strerror}") from error
     for old in sorted(list_steps(folder))[:-_KEPT]:
         (folder / f"checkpoint-{old}.corn").unlink(missing_ok=True)
 
@@ -88,19 +92,6 @@ def forget_after(folder: Path, step: int) -> int:
             path.unlink(missing_ok=True)
             num_removed += 1
     return num_removed
-
-
-def write_whole(path: Path, content: bytes, *, agent: int) -> None:
-    """Write a file that is there as a whole or not at all, also after a crash."""
-    partial = path.with_name(path.name + ".part")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise CornError(f"agent {agent}: {path}: cannot be written: {error.strerror}") from error
 
 
 def _kind(is_rehearsal: bool) -> bytes:

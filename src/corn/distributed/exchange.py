@@ -120,6 +120,7 @@ class LinkExchange:
         self._closed: dict[int, Traffic] = {}
         self._waits = dict.fromkeys(links, 0)
         self._lock, self._last_sent = threading.RLock(), time.monotonic()
+        self._last_look = self._last_sent
         self._ended, self._exchanges_since_pause = threading.Event(), _PROOF_OF_LIFE
         self._beat = threading.Thread(target=self._send_waits, daemon=True)
         self._beat.start()
@@ -136,6 +137,7 @@ class LinkExchange:
         Two messages of a neighbour may have been on their way before the pause; a third shows that
         it still takes this agent for alive.
         """
+        self._look_at_clock()  # it may be asked before the other thread has woken up
         return self._exchanges_since_pause < _PROOF_OF_LIFE
 
     @property
@@ -245,14 +247,19 @@ class LinkExchange:
         link, waits = self._links[peer], self._waits[peer]
         return Traffic(link.messages_sent, link.messages_received - waits, link.bytes_sent, waits)
 
+    def _look_at_clock(self) -> None:
+        """Notice that this process stood still, as nobody has looked for so long."""
+        with self._lock:
+            self._last_look, before = time.monotonic(), self._last_look
+            if self._last_look - before > self._timeout:
+                self._exchanges_since_pause = 0
+
     def _send_waits(self) -> None:
         """Run beside the agent: a wait whenever nothing was sent for a third of the time-out."""
-        pause, last = self._timeout / _BEATS_PER_TIMEOUT, time.monotonic()
+        pause = self._timeout / _BEATS_PER_TIMEOUT
         while not self._ended.wait(pause / 2):
-            last, before = time.monotonic(), last
+            self._look_at_clock()
             with self._lock:
-                if last - before > self._timeout:
-                    self._exchanges_since_pause = 0
                 if not self._has_begun or time.monotonic() - self._last_sent < pause:
                     continue
                 wait = _as_bytes(replace(self._own, is_wait=True).encode())

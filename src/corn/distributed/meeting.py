@@ -123,7 +123,9 @@ class Meeting:
         with suppress(CornError):
             self.say("parted", b"")
             if self._is_host:
-                self.find_silent("parted", seconds=min(self.timeout, _SECONDS_TO_PART))
+                is_hurried = self.interruption is not None and self.interruption.requested
+                patience = _SECONDS_TO_ANSWER if is_hurried else _SECONDS_TO_PART
+                self.find_silent("parted", seconds=min(self.timeout, patience))
 
     def _wait(self, keys: list[str], topic: str, agents: list[int] | None = None) -> None:
         # The store's own wait would hear no signal until its time is out.

@@ -24,6 +24,7 @@ from corn.learn.problem import Problem
 from corn.learn.settings import SweepSettings
 from corn.learn.tasks import Task
 from corn.noise import Identity, Roster
+from corn.noise.stream import STREAM_FORMAT
 from corn.plan import Plan
 from corn.plan.codec import fingerprint
 
@@ -130,7 +131,7 @@ def make_hello(
         describe_model(task, model),
         hashlib.sha256(start.numpy().tobytes()).hexdigest()[:16],
         "none" if credentials.roster is None else digest_roster(credentials.roster),
-        settings.describe(plan) | {"how data is dealt out": data},
+        settings.describe(plan) | {"how data is dealt out": data, "streams": STREAM_FORMAT},
         credentials.ledger.nonce.hex(),
         credentials.ledger.remaining,
         tuple(sorted(checkpoints | {0})),

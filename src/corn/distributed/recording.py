@@ -17,6 +17,7 @@ from torch import Tensor
 
 from corn.distributed.checkpoint import save_checkpoint
 from corn.errors import CornError
+from corn.files import writing_whole
 from corn.learn.contender import Contender, Variant
 from corn.learn.metrics import Row, Samples, measure
 from corn.learn.schedule import Schedule
@@ -197,7 +198,8 @@ class Recorder:
     def _keep(self, folder: Path, step: int, parameters: Tensor) -> None:
         """Write the model, from which results are merged, and all measurements so far."""
         (folder / "models").mkdir(exist_ok=True)
-        (folder / "models" / f"step-{step}.bin").write_bytes(parameters.numpy().tobytes())
+        with writing_whole(folder / "models" / f"step-{step}.bin") as partial:
+            partial.write_bytes(parameters.numpy().tobytes())
         write_table(self.rows, folder / "metrics.csv")
 
     def _save(self, step: int, parameters: Tensor) -> None:

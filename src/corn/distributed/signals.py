@@ -8,42 +8,55 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
+import time
+from contextlib import suppress
 
 from corn.learn.monitor import Interruption
 
 _HEARD = (signal.SIGINT, signal.SIGTERM)
-_EXIT_CODE = 130
+_SECONDS_OF_ONE_REQUEST = 1.0
+_SECONDS_TO_SAY = 0.2
 
 
 def listen_for_signals() -> Interruption:
-    """The first signal asks to stop together with the others, the second ends this process.
+    """The first signal asks to stop together with the others, a second one ends this process.
 
-    To be called once, from the main thread. Ending at once loses nothing that was promised to be
-    kept: an agent may be killed at any time.
+    Ending at once loses nothing: an agent may be killed at any time. What follows the first within
+    a second is the same request, by the process group and by torchrun, say. To be called once, from
+    the main thread.
     """
     interruption = Interruption()
+    for number in _HEARD:
+        signal.signal(number, lambda *_: None)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number in _HEARD:
-        signal.signal(number, lambda *_: None)
     threading.Thread(target=_listen, args=(reader, interruption), daemon=True).start()
     return interruption
 
 
 def _listen(reader: int, interruption: Interruption) -> None:
+    began = 0.0
     while True:
-        if os.read(reader, 1)[0] not in _HEARD:
+        number = os.read(reader, 1)[0]
+        if number not in _HEARD:
             continue
-        if interruption.requested:
+        if not interruption.requested:
+            interruption.requested, began = True, time.monotonic()
+            _say("corn: stops with the others after a few more steps; a second signal ends it")
+        elif time.monotonic() > began + _SECONDS_OF_ONE_REQUEST:
             _say("corn: ended by a second signal")
-            os._exit(_EXIT_CODE)
-        interruption.requested = True
-        _say("corn: a signal: stops with the others after a few more steps; a second one ends it")
+            os._exit(128 + number)
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    """Nobody may read it any more, which must not stop the listener."""
+
+    def write() -> None:
+        with suppress(OSError):
+            os.write(2, f"{text}\n".encode())
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    writer.join(_SECONDS_TO_SAY)

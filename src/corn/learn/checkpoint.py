@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from corn.errors import FileFormatError
+from corn.files import writing_whole
 from corn.learn.batches import AgentData
 from corn.learn.contender import Variant
 from corn.learn.metrics import Row, Samples
@@ -56,12 +56,8 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path | str) -> None:
     """Write a checkpoint; a crash while writing leaves the one before it."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(target.name + ".part")
-    with partial.open("wb") as stream:
-        torch.save({"version": _VERSION, **vars(checkpoint)}, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(target)
+    with writing_whole(target, durable=True) as partial:
+        torch.save({"version": _VERSION, **vars(checkpoint)}, partial)
 
 
 def load_checkpoint(path: Path | str, *, fingerprint: str) -> Checkpoint:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from corn.errors import FileFormatError, MissingExtraError
+from corn.files import writing_whole
 from corn.learn.metrics import COLUMNS, Row
 
 _NAMES = ("contender", "step_size", "seed", "step", "unit", "delta")
@@ -25,7 +26,8 @@ def write_table(rows: Sequence[Row], path: Path | str) -> None:
     if target.suffix not in writers:
         raise FileFormatError(f"{target}: a table's name must end in .csv or .parquet")
     target.parent.mkdir(parents=True, exist_ok=True)
-    writers[target.suffix](rows, target)
+    with writing_whole(target) as partial:
+        writers[target.suffix](rows, partial)
 
 
 def write_tensorboard(rows: Sequence[Row], directory: Path | str) -> None:

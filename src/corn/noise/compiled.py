@@ -70,23 +70,23 @@ def _make_kernel(own: Precision) -> Callable[[Any, Any, Any], None]:
         bits = first.view(integer)
         for block in range(len(out)):
             for stream in range(len(weights)):
-                own, weight = words[stream, block], weights[stream]
+                block_words, weight = words[stream, block], weights[stream]
                 if has_all_low_words:
                     for k in range(num_pairs):
-                        fraction = real(own[2 * num_pairs + k]) * word + half_word
-                        first[k] = real(np.int32(own[k] >> np.uint32(1))) + fraction
+                        fraction = real(block_words[2 * num_pairs + k]) * word + half_word
+                        first[k] = real(np.int32(block_words[k] >> np.uint32(1))) + fraction
                 else:
                     smallest = tail
                     for k in range(num_pairs):
-                        whole = np.int32(own[k] >> np.uint32(1))
+                        whole = np.int32(block_words[k] >> np.uint32(1))
                         first[k] = real(whole) + half
                         smallest = min(smallest, whole)
                     if smallest < tail:
                         rank = 0
                         for k in range(num_pairs):
-                            whole = np.int32(own[k] >> np.uint32(1))
+                            whole = np.int32(block_words[k] >> np.uint32(1))
                             if whole < tail:
-                                low = own[2 * num_pairs + rank % num_tail_words]
+                                low = block_words[2 * num_pairs + rank % num_tail_words]
                                 first[k] = real(whole) + (real(low) * word + half_word)
                                 rank += 1
                 for k in range(num_pairs):
@@ -96,14 +96,14 @@ def _make_kernel(own: Precision) -> Callable[[Any, Any, Any], None]:
                 for k in range(num_pairs):
                     ratio = (first[k] - one) / (first[k] + one)
                     radius = np.sqrt(_polynomial(log, ratio * ratio) * ratio + second[k])
-                    angle = real(np.int32(own[num_pairs + k] << np.uint32(1))) * angle_unit
+                    angle = real(np.int32(block_words[num_pairs + k] << np.uint32(1))) * angle_unit
                     if has_all_low_words:
-                        angle += real(own[3 * num_pairs + k]) * low_angle_unit
+                        angle += real(block_words[3 * num_pairs + k]) * low_angle_unit
                     square = angle * angle
                     first[k] = _polynomial(cosine, square) * radius
                     second[k] = _polynomial(sine, square) * angle * radius
                 for k in range(num_pairs):
-                    bits[k] ^= integer(integer(np.int32(own[num_pairs + k])) & sign_mask)
+                    bits[k] ^= integer(integer(np.int32(block_words[num_pairs + k])) & sign_mask)
                 if stream == 0:
                     for k in range(num_pairs):
                         out[block, 0, k] = first[k] * weight

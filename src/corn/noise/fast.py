@@ -42,6 +42,8 @@ def _check_bits(compiled: Any, dtype: Any) -> None:
     """Compare with NumPy, whatever the processor, its compiler and kept machine code are."""
     shape = (2, 2, precision_of(dtype).words_per_block)
     words = np.random.Generator(np.random.SFC64(0)).integers(0, 1 << 32, shape, dtype=np.uint32)
+    # Some blocks of nothing but tails, and some of which a part is.
+    words[0, :, :PAIRS_PER_BLOCK] >>= np.array([[8], [14]], np.uint32)
     weights = np.array([0.3, -0.7], dtype)
     expected, found = np.empty((2, 2, 2, PAIRS_PER_BLOCK), dtype)
     buffers = np.empty((NUM_BUFFERS, 2, PAIRS_PER_BLOCK), dtype)

@@ -8,17 +8,17 @@ Two agents therefore draw identical values on any processor with IEEE arithmetic
 differ, a residue of 1e-7 of the noise would not cancel: that costs accuracy nothing one could
 measure, and privacy nothing at all, as each agent's own noise keeps its distribution.)
 
-Precision. u has 63 bits, kept with the relative precision of the type, so tails are right as far as
-they go: the largest |z| is √(128 ln 2) ≈ 9.42, and what lies beyond weighs 2⁻⁶⁴ a pair. φ has 32
-bits in float32 and 64 in float64. Near r = 0 the radius moves in steps: in float32 r² is a multiple
+Precision. u has 63 bits, so tails are right as far as they go: the largest |z| is √(128 ln 2) ≈
+9.42, and what lies beyond weighs 2⁻⁶⁴ a pair. From 2⁻¹² on a float32 takes 31 of them and the
+middle of what they leave open, which moves r by less than one step of its type. φ has 32 bits in
+float32 and 64 in float64. Near r = 0 the radius moves in larger steps: in float32 r² is a multiple
 of 2⁻²³ there. Privacy is proved for real numbers; any sampler in floating point is an idealisation
 of that, and the low bits of noise added to data can tell on the data (Mironov, CCS 2012). Here a
 message sums many streams and is rounded once more, which blurs the pattern but is no proof.
 
-Words. A block of 512 pairs is made of 512 words for u, 512 for φ, and then lower words. In float64
-these are another 512 for u and 512 for φ. In float32 a lower word moves r by less than the distance
-of neighbouring numbers, unless u is below 2⁻¹²: there are only 16, which go to the pairs with such
-a u, one after the other. (One block in 10²⁹ has more of them; there the first serve again.)
+Words. A block of 512 pairs is made of 512 words for u, 512 for φ, and then lower words: in float64
+another 512 for u and 512 for φ, in float32 16 for u, which go to the pairs with a u below 2⁻¹², one
+after the other. (One block in 10³⁰ has more of them; there the first serve again.)
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Agent i adds √θ_i times its private stream and, for each of its seed groups, 
 factor times the group's streams: line 6 of the paper's algorithm, v = R^{1/2} s, with a factor that
 lets each agent draw its own row and nothing else. Sums run in one fixed order (private noise, then
 groups and their streams as numbered), term by term in the type asked for, so that one agent's draw
-and a simulation of all agents agree in every bit.
+and a simulation of all agents agree in every bit (but the sign of a zero).
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def draw_share(
     """Agent's noise v_i at a step, coordinates [start, stop): shape (stop − start,).
 
     Asks the source only for the agent's private stream and for streams of its own groups in which
-    its row of the factor is not zero. Needs no memory but the result, which is ``out`` if given.
+    its row of the factor is not zero. Needs no memory but the result, which is ``out`` if given,
+    and a buffer of a few MB that the thread keeps.
 
     >>> from corn.noise.simulation import SimulationSource
     >>> pair = Decomposition(np.zeros(2), ((0, 1),), (np.array([[1.0], [-1.0]]),))

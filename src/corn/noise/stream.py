@@ -33,10 +33,11 @@ from corn.noise.secret import Secret
 
 # Enough for calls to cost little against the work, few enough for a core's cache.
 _BLOCKS_IN_CACHE = 256
-_FEWEST_AT_ONCE, _MOST_AT_ONCE = 16, 128
+_FEWEST_AT_ONCE, _MOST_AT_ONCE = 4, 128
 _WORD_BYTES = 4
 _CIPHER_BLOCK_BYTES = 16
-_PERSON = b"corn/stream/2"
+STREAM_FORMAT = "corn/stream/2"
+"""Another one for every change of what a key and an address give."""
 
 
 @final
@@ -79,17 +80,22 @@ class SecureSource(NoiseSource):
         ]
         weights = np.array([weight for weight, _ in terms], precision.real)
         at_once = min(max(_BLOCKS_IN_CACHE // len(terms), _FEWEST_AT_ONCE), _MOST_AT_ONCE)
-        for block in range(first, last, at_once):
-            num_blocks = min(last - block, at_once)
+        block = first
+        while block < last:
+            # The last block goes alone unless it is whole, so that the others need no copy.
+            num_blocks = min(max(stop // VALUES_PER_BLOCK - block, 1), at_once)
             words = _WORKSPACE.read_words(keystreams, (num_blocks, precision.words_per_block))
             _WORKSPACE.write_sums(words, weights, out, block * VALUES_PER_BLOCK - start)
+            block += num_blocks
 
     def _stream_key(self, address: StreamAddress, kind: str) -> bytes:
         key = self._keys.get(address.owner)
         if key is None:
             raise InvalidArgumentError(f"this source holds no key for {address.owner}")
         data = address.encode(kind)
-        return hashlib.blake2b(data, key=key.reveal(), digest_size=32, person=_PERSON).digest()
+        return hashlib.blake2b(
+            data, key=key.reveal(), digest_size=32, person=STREAM_FORMAT.encode()
+        ).digest()
 
 
 class _Workspace(threading.local):

@@ -1,0 +1,33 @@
+"""Files that are there as a whole or not at all, whenever a process ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def writing_whole(path: Path, *, durable: bool = False) -> Iterator[Path]:
+    """Where to write instead; once that is done it takes the place of ``path``.
+
+    With ``durable`` the content is on the disk before, so that a power failure leaves the old file
+    or the new one too.
+    """
+    partial = path.with_name(path.name + ".part")
+    try:
+        yield partial
+        if durable:
+            _sync(partial)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
