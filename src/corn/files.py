@@ -15,14 +15,15 @@ def writing_whole(path: Path, *, durable: bool = False) -> Iterator[Path]:
     With ``durable`` the content is on the disk before, so that a power failure leaves the old file
     or the new one too.
     """
-    partial = path.with_name(path.name + ".part")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         yield partial
         if durable:
             _sync(partial)
         partial.replace(path)
-    finally:
+    except BaseException:
         partial.unlink(missing_ok=True)
+        raise
 
 
 def _sync(path: Path) -> None:

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,7 +81,15 @@ def test_unwritable_output_is_one_line(corn: Runner, tmp_path: Path) -> None:
     assert outcome.stderr.count("\n") == 1
 
 
-def test_sigterm_is_taken_as_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("usual", [signal.default_int_handler, signal.SIG_IGN])
+def test_sigterm_is_taken_as_ctrl_c(
+    usual: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Also where Ctrl-C is ignored, as in the background of a script."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        request.addfinalizer(partial(signal.signal, number, signal.getsignal(number)))
+    signal.signal(signal.SIGINT, usual)
+
     def work(prog_name: str) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)

@@ -20,7 +20,15 @@ from corn.distributed.handshake import (
     refusing_aloud,
     shake_hands,
 )
-from corn.distributed.meeting import AbsentError, Meeting, host_store, join, join_store
+from corn.distributed.links import LinkError
+from corn.distributed.meeting import (
+    AbsentError,
+    Meeting,
+    RefusalError,
+    host_store,
+    join,
+    join_store,
+)
 from corn.errors import CornError, InfeasibleError, InvalidArgumentError
 from corn.learn.monitor import Interruption
 from corn.plan import Plan
@@ -180,6 +188,58 @@ def test_a_refusal_reaches_everybody() -> None:
         "agent 2: does not start, because agent 1 refused: agent 1: keys/agent-1.key: cannot be "
         "read",
     ]
+
+
+def test_who_comes_late_hears_that_the_others_gave_up() -> None:
+    agreement = Agreement(bytes(32), 0, 10, 0)
+
+    def run(meeting: Meeting) -> None:
+        if meeting.agent == 2:
+            time.sleep(1.2)
+        with refusing_aloud(meeting):
+            confirm(meeting, agreement)
+
+    results = run_in_threads(3, run, timeout=0.5)
+    assert "no word (ready) from agents 2" in str(results[0]) + str(results[1])
+    assert isinstance(results[2], RefusalError), results
+
+
+@pytest.mark.parametrize("error", [LinkError("broken"), AbsentError("no word")])
+def test_who_misses_one_that_refused_says_so(error: CornError) -> None:
+    def run(meeting: Meeting) -> None:
+        with refusing_aloud(meeting):
+            if meeting.agent == 1:
+                raise CornError("agent 1: no key")
+            time.sleep(0.3)
+            raise error
+
+    found = [str(result) for result in run_in_threads(2, run)]
+    because = "agent 0: does not start, because agent 1 refused: agent 1: no key"
+    assert found == [because, "agent 1: no key"]
+
+
+def test_what_others_are_told_of_an_unexpected_failure_has_no_data_in_it() -> None:
+    def run(meeting: Meeting) -> None:
+        with refusing_aloud(meeting):
+            if meeting.agent == 1:
+                raise KeyError("a patient's name")
+            shake_hands(meeting, HELLO)
+
+    first, second = run_in_threads(2, run)
+    assert str(first) == "agent 0: does not start, because agent 1 refused: KeyError"
+    assert isinstance(second, KeyError)
+
+
+def test_a_store_that_is_gone_does_not_hide_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise CornError("the store where agents meet is gone")
+
+    def run(meeting: Meeting) -> None:
+        monkeypatch.setattr(Meeting, "refuse", fail)
+        with refusing_aloud(meeting):
+            raise CornError("no key")
+
+    assert str(run_in_threads(1, run)[0]) == "no key"
 
 
 def test_who_does_not_come_is_named() -> None:

@@ -23,7 +23,7 @@ def run_in_threads(
             results[agent] = function(
                 Meeting(store, agent, num_agents, timeout=timeout, address="127.0.0.1")
             )
-        except Exception as error:  # noqa: BLE001
+        except BaseException as error:  # noqa: BLE001
             results[agent] = error
 
     threads = [threading.Thread(target=run, args=(agent,)) for agent in range(num_agents)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -80,13 +81,19 @@ for name, (function, example) in COMMANDS.items():
     app.command(name, epilog=f"Example: {example}")(spread_records(function))
 
 
+def _interrupt(_number: int, frame: FrameType | None) -> None:
+    """Do what Ctrl-C does, or would do if it were not ignored, as in a script's background."""
+    handler = signal.getsignal(signal.SIGINT)
+    (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
+
+
 def main() -> None:
     """Run a command; expected failures become one line on stderr and exit code 1.
 
     SIGTERM, which containers and schedulers send, is taken as Ctrl-C.
     """
     show_warnings_as_notes()
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         app(prog_name="corn")
     except CornError as error:

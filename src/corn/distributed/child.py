@@ -63,6 +63,7 @@ def run_child(connection: Connection, order: Order) -> None:
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which asks us
     interruption = Interruption()
+    signal.signal(signal.SIGTERM, lambda *_: setattr(interruption, "requested", True))
     threading.Thread(target=_listen, args=(connection, interruption), daemon=True).start()
     reports = Reports(
         lambda progress: _tell(connection, "progress", progress),

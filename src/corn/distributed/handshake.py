@@ -10,12 +10,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from corn.distributed.links import LinkError
-from corn.distributed.meeting import Meeting, RefusalError
+from corn.distributed.meeting import AbsentError, Meeting, RefusalError
 from corn.distributed.membership import name_agents
 from corn.errors import CornError, InfeasibleError
 from corn.noise import agree_on_nonce
@@ -84,14 +84,36 @@ def check_guarantee(plan: Plan, agent: int) -> AgentGuarantee:
 
 @contextmanager
 def refusing_aloud(meeting: Meeting) -> Iterator[None]:
-    """If this agent cannot start, tell the others why, so that they do not wait for it."""
+    """If this agent cannot start, tell the others why, so that they do not wait for it.
+
+    Whom it misses may have refused itself: then that is the reason.
+    """
     try:
         yield
     except CornError as error:
-        if not isinstance(error, RefusalError):
-            meeting.refuse(str(error))
-        meeting.part()
+        if isinstance(error, AbsentError | LinkError) or isinstance(error.__cause__, LinkError):
+            _explain_by_refusal(meeting, error)
+        _refuse(meeting, str(error))
         raise
+    except (Exception, KeyboardInterrupt) as error:
+        _refuse(meeting, type(error).__name__)  # its text may tell of data
+        raise
+
+
+def _refuse(meeting: Meeting, why: str) -> None:
+    with suppress(CornError):  # the store may be gone, which is not the reason
+        meeting.refuse(why)
+        meeting.part()
+
+
+def _explain_by_refusal(meeting: Meeting, error: CornError) -> None:
+    try:
+        meeting.heed_refusal()
+    except RefusalError as refusal:
+        meeting.part()
+        raise refusal from error
+    except CornError:
+        return
 
 
 @contextmanager
@@ -103,8 +125,10 @@ def naming_the_silent(meeting: Meeting, topic: str) -> Iterator[None]:
     try:
         yield
     except LinkError as error:
-        meeting.say("trouble", b"")
-        silent = meeting.find_silent(topic, "trouble", seconds=_SECONDS_FOR_LAST_WORDS)
+        silent = []
+        with suppress(CornError):
+            meeting.say("trouble", b"")
+            silent = meeting.find_silent(topic, "trouble", seconds=_SECONDS_FOR_LAST_WORDS)
         if silent:
             raise CornError(
                 f"agent {meeting.agent}: does not start, because no more was heard from "
@@ -134,6 +158,7 @@ def confirm(meeting: Meeting, agreement: Agreement, topic: str = "ready") -> Non
     """Go on together: nobody does before everybody is there and came to the same verdict."""
     digest = hashlib.sha256(repr(agreement).encode()).hexdigest()
     words = _tell_and_hear(meeting, topic, {"agreed": digest})
+    meeting.heed_refusal()  # by one that said this word before
     verdicts = {agent: str(word["agreed"]) for agent, word in words.items()}
     _compare("what was agreed on", verdicts, meeting.agent)
 

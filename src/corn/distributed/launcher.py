@@ -175,10 +175,9 @@ class Crew:
         return Outcome(endings, self._all_stepped, was_interrupted)
 
     def end(self) -> None:
-        """End every process that is left, kindly at first."""
-        for process in self._processes.values():
-            if process.is_alive():
-                process.terminate()
+        """End every process that is left: those that hear no more of us go by themselves."""
+        for line in self._lines.values():
+            line.close()
         deadline = time.monotonic() + _SECONDS_TO_END
         for process in self._processes.values():
             process.join(max(0.0, deadline - time.monotonic()))
@@ -236,12 +235,13 @@ class Crew:
 def raise_common_failure(outcome: Outcome) -> None:
     """If no agent came to an end, say why: in the words of the first that has a reason of its own.
 
-    Agents that could not start because of another say so and name it.
+    Agents that could not start because of another say so and name it, or lost the store with it.
     """
     if outcome.finished:
         return
     texts = list(outcome.failures.values())
-    own = [text for text in texts if "does not start, because agent" not in text]
+    borrowed = ("does not start, because agent", "the store where agents meet is gone")
+    own = [text for text in texts if not any(part in text for part in borrowed)]
     raise CornError((own or texts or ["no agent was started"])[0])
 
 

@@ -100,7 +100,10 @@ class Meeting:
     def find_silent(self, *topics: str, seconds: float) -> list[int]:
         """Who has still said nothing under any of some topics after so many seconds."""
         deadline = time.monotonic() + seconds
-        while True:
+        while not any(
+            self._are_there([f"{topic}/{agent}" for agent in range(self.num_agents)])
+            for topic in topics
+        ):
             silent = [
                 agent
                 for agent in range(self.num_agents)
@@ -109,14 +112,25 @@ class Meeting:
             if not silent or time.monotonic() > deadline:
                 return silent
             time.sleep(_SECONDS_BETWEEN_LOOKS)
+        return []
 
     def refuse(self, why: str) -> None:
         """Tell everybody that this agent does not start: whoever waits, for any word, hears it.
 
-        Where several refuse, all others are told of the same one.
+        Where several refuse, the first one counts for all.
         """
         with self._explain():
             self.store.compare_set(_REFUSAL, "", json.dumps([self.agent, why]))
+
+    def heed_refusal(self) -> None:
+        """Raise ``RefusalError`` if another agent does not start."""
+        if self._are_there([_REFUSAL]):
+            with self._explain():
+                who, why = json.loads(self.store.get(_REFUSAL))
+            if who != self.agent:
+                raise RefusalError(
+                    f"agent {self.agent}: does not start, because agent {who} refused: {why}"
+                )
 
     def part(self) -> None:
         """Leave without having started; a host stays for some seconds until all have left."""
@@ -132,7 +146,7 @@ class Meeting:
         deadline = time.monotonic() + self.timeout
         while not self._are_there(keys):
             _heed(self.interruption, self.agent)
-            self._heed_refusal()
+            self.heed_refusal()
             if time.monotonic() > deadline:
                 break
             time.sleep(_SECONDS_BETWEEN_LOOKS)
@@ -146,14 +160,6 @@ class Meeting:
             f"agent {self.agent}: no word ({topic}) from agents {', '.join(absent)} within "
             f"{self.timeout:g} s"
         )
-
-    def _heed_refusal(self) -> None:
-        if self._are_there([_REFUSAL]):
-            with self._explain():
-                who, why = json.loads(self.store.get(_REFUSAL))
-            raise RefusalError(
-                f"agent {self.agent}: does not start, because agent {who} refused: {why}"
-            )
 
     def _put(self, key: str, value: bytes) -> None:
         with self._explain():
@@ -223,8 +229,15 @@ def join(
     if store is None:
         found, rank, size = join_torchrun(timeout=timeout, interruption=interruption)
         address = find_address(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        is_host = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         return Meeting(
-            found, rank, size, timeout=timeout, address=address, interruption=interruption
+            found,
+            rank,
+            size,
+            timeout=timeout,
+            address=address,
+            is_host=is_host,
+            interruption=interruption,
         )
     if agent is None or num_agents is None:
         raise CornError("the agent's number and the number of agents must be given with a store")

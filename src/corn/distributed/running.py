@@ -120,7 +120,7 @@ def run_problem(
     """
     agent, reports = meeting.agent, reports or Reports()
     with _naming(agent), ExitStack() as stack:
-        with refusing_aloud(meeting):
+        with refusing_aloud(meeting), _naming(agent):
             guarantee = _check(plan, settings, meeting)
             if out is not None:
                 _make_folder(out)
@@ -202,7 +202,7 @@ def _make_folder(path: Path) -> None:
 @contextmanager
 def preparing(meeting: Meeting) -> Iterator[None]:
     """Whatever fails before the handshake says whose it is, and the others hear of it."""
-    with _naming(meeting.agent), refusing_aloud(meeting):
+    with refusing_aloud(meeting), _naming(meeting.agent):
         yield
 
 

@@ -56,8 +56,8 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path | str) -> None:
     """Write a checkpoint; a crash while writing leaves the one before it."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with writing_whole(target, durable=True) as partial:
-        torch.save({"version": _VERSION, **vars(checkpoint)}, partial)
+    with writing_whole(target, durable=True) as partial, partial.open("wb") as stream:
+        torch.save({"version": _VERSION, **vars(checkpoint)}, stream)
 
 
 def load_checkpoint(path: Path | str, *, fingerprint: str) -> Checkpoint:

@@ -34,6 +34,7 @@ class SimulationSource(NoiseSource):
     filled; past some ten thousand the secure source is the faster one. Draw from it in one thread
     at a time.
 
+    >>> from corn.noise.address import StreamAddress
     >>> source = SimulationSource(seed=1)
     >>> values = np.empty(3, np.float64)
     >>> source.fill(values, StreamAddress(Owner((0,)), nonce=bytes(32), step=0))

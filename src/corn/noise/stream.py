@@ -143,10 +143,9 @@ class _Workspace(threading.local):
         if compiled:
             compiled.sum_normals(words, weights, blocks)
             return
-        shape = NUM_BUFFERS, len(blocks), PAIRS_PER_BLOCK
-        if self._buffers.dtype != out.dtype or self._buffers.shape[1:] != shape[1:]:
-            self._buffers = np.empty(shape, out.dtype)
-        sum_normals(words, weights, blocks, buffers=self._buffers)
+        if self._buffers.dtype != out.dtype or self._buffers.shape[1] < len(blocks):
+            self._buffers = np.empty((NUM_BUFFERS, len(blocks), PAIRS_PER_BLOCK), out.dtype)
+        sum_normals(words, weights, blocks, buffers=self._buffers[:, : len(blocks)])
 
 
 _WORKSPACE = _Workspace()
