@@ -1,5 +1,6 @@
 """What every command has in common: help, exit codes, one-line errors."""
 
+import multiprocessing
 import os
 import shlex
 import signal
@@ -96,5 +97,20 @@ def test_sigterm_is_taken_as_ctrl_c(
         pytest.fail(f"{prog_name} was not interrupted")
 
     monkeypatch.setattr("corn.cli.app", work)
+    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
+        main()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_forked_workers_end_at_sigterm_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(prog_name: str) -> None:
+        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        worker.start()
+        worker.terminate()
+        worker.join(10)
+        assert worker.exitcode == 128 + signal.SIGTERM, prog_name
+
+    monkeypatch.setattr("corn.cli.app", work)
+    with pytest.raises(SystemExit):
         main()

@@ -5,9 +5,11 @@ Exit codes: 0 done; 1 an expected failure, said in one line; 2 a command line th
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Annotated
 
@@ -81,10 +83,25 @@ for name, (function, example) in COMMANDS.items():
     app.command(name, epilog=f"Example: {example}")(spread_records(function))
 
 
-def _interrupt(_number: int, frame: FrameType | None) -> None:
-    """Do what Ctrl-C does, or would do if it were not ignored, as in a script's background."""
-    handler = signal.getsignal(signal.SIGINT)
-    (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Do at SIGTERM what Ctrl-C does, or would do were it not ignored, as in a background job.
+
+    Worker processes that are forked inherit this, and end as usual.
+    """
+    own = os.getpid()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != own:
+            os._exit(128 + number)
+        handler = signal.getsignal(signal.SIGINT)
+        (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def main() -> None:
@@ -93,9 +110,9 @@ def main() -> None:
     SIGTERM, which containers and schedulers send, is taken as Ctrl-C.
     """
     show_warnings_as_notes()
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
-        app(prog_name="corn")
+        with _sigterm_as_ctrl_c():
+            app(prog_name="corn")
     except CornError as error:
         print_error(str(error))
     except MemoryError:
