@@ -119,7 +119,7 @@ def run_problem(
     all must agree.
     """
     agent, reports = meeting.agent, reports or Reports()
-    with _naming(agent), ExitStack() as stack:
+    with ExitStack() as stack:
         with refusing_aloud(meeting), _naming(agent):
             guarantee = _check(plan, settings, meeting)
             if out is not None:
@@ -150,7 +150,8 @@ def run_problem(
                 exchange = run.connect()
                 stack.callback(exchange.close)
             confirm(meeting, agreement, "ready")
-        return run.train(exchange)
+        with _naming(agent):
+            return run.train(exchange)
 
 
 def _check(plan: Plan, settings: RunSettings, meeting: Meeting) -> AgentGuarantee:
