@@ -105,10 +105,13 @@ def test_sigterm_is_taken_as_ctrl_c(
 
 def test_forked_workers_end_at_sigterm_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(prog_name: str) -> None:
-        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        context = multiprocessing.get_context("fork")
+        running = context.Event()
+        worker = context.Process(target=lambda: (running.set(), time.sleep(60)))
         worker.start()
+        assert running.wait(30), prog_name
         worker.terminate()
-        worker.join(10)
+        worker.join(30)
         assert worker.exitcode == 128 + signal.SIGTERM, prog_name
 
     monkeypatch.setattr("corn.cli.app", work)

@@ -108,6 +108,7 @@ def test_deliveries_outside_the_group_are_refused(change: dict[str, Any]) -> Non
 
 
 def test_errors_do_not_show_the_seed() -> None:
+    changed = PACKAGE[:-1] + bytes([PACKAGE[-1] ^ 1])
     with pytest.raises(RefusedPackageError) as caught:
-        open_seed(PACKAGE[:-1] + b"x", DELIVERY, identity=IDENTITIES[3], roster=ROSTER)
+        open_seed(changed, DELIVERY, identity=IDENTITIES[3], roster=ROSTER)
     assert SEED.reveal().hex() not in str(caught.value) + repr(caught.value)
