@@ -107,7 +107,12 @@ def test_forked_workers_end_at_sigterm_as_usual(monkeypatch: pytest.MonkeyPatch)
     def work(prog_name: str) -> None:
         context = multiprocessing.get_context("fork")
         running = context.Event()
-        worker = context.Process(target=lambda: (running.set(), time.sleep(60)))
+
+        def linger() -> None:
+            running.set()
+            time.sleep(60)
+
+        worker = context.Process(target=linger)
         worker.start()
         assert running.wait(30), prog_name
         worker.terminate()

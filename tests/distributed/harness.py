@@ -53,7 +53,7 @@ def run_processes(
     keys: Path | None = None,
     agents: Sequence[int] | None = None,
     on_look: Callable[[Crew], None] | None = None,
-    seconds: float = 60,
+    seconds: float = 120,
 ) -> Outcome:
     """Run a plan to its end in processes; fail if that takes longer than so many seconds."""
     out.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def watch(
     crew: Crew,
     deeds: Sequence[Deed] = (),
     on_look: Callable[[Crew], None] | None = None,
-    seconds: float = 60,
+    seconds: float = 120,
 ) -> Outcome:
     left, deadline = list(deeds), time.monotonic() + seconds
     try:

@@ -101,18 +101,18 @@ def test_a_stopped_agent_is_a_named_time_out_and_knows_when_it_wakes(tmp_path: P
     outcome = run_processes(
         PLAN,
         tmp_path,
-        replace(SETTINGS, timeout=2),
+        replace(SETTINGS, timeout=4),
         deeds=[Deed(LOST, 30, signal.SIGSTOP)],
         on_look=wake,
     )
     for agent in (1, 3):
-        assert "agent 2 sent nothing for 2 s (time-out) at step" in notes_of(outcome, agent)
+        assert "agent 2 sent nothing for 4 s (time-out) at step" in notes_of(outcome, agent)
     assert {own["num_steps"] for own in outcome.finished.values()} == {NUM_STEPS}
     assert outcome.failures[LOST].startswith("agent 2: stood still for more than 2 s")
 
 
 def test_a_stopped_agent_that_never_wakes_is_ended(tmp_path: Path) -> None:
-    settings = replace(SETTINGS, timeout=1, on_dropout="stop")
+    settings = replace(SETTINGS, timeout=3, on_dropout="stop")
     outcome = run_processes(PLAN, tmp_path, settings, deeds=[Deed(LOST, 30, signal.SIGSTOP)])
     assert {own["stop"] for own in outcome.finished.values()} == {"agent 2 was lost"}
     assert "was stopped" in outcome.failures[LOST]
@@ -120,7 +120,7 @@ def test_a_stopped_agent_that_never_wakes_is_ended(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_pause_of_all_is_no_reason_to_give_up_later(tmp_path: Path) -> None:
-    """A little shorter than the time-out: links hold, but agents may have been given up."""
+    """Longer than half the time-out: links hold, but agents may have been given up."""
     paused: list[bool] = []
 
     def pause_all(crew: Crew) -> None:
@@ -129,7 +129,7 @@ def test_a_pause_of_all_is_no_reason_to_give_up_later(tmp_path: Path) -> None:
             for number in (signal.SIGSTOP, signal.SIGCONT):
                 for agent in range(5):
                     crew.send_signal(agent, number)
-                time.sleep(3.8 if number == signal.SIGSTOP else 0.5)
+                time.sleep(2.8 if number == signal.SIGSTOP else 0.5)
 
     plan = small_plan("ring:5", 600, mechanism="decor", threat=ThreatModel())
     settings = replace(SETTINGS, timeout=4)
@@ -163,7 +163,7 @@ def test_a_signal_before_the_first_step_ends_an_agent_that_waits(
         store = join_store("127.0.0.1", port, agent=1, timeout=60)
         store.get("hello/0")  # waits until it is there
         process.send_signal(number)
-        said = process.communicate(timeout=10)[1]
+        said = process.communicate(timeout=30)[1]
         assert process.returncode == 1
         assert said.endswith("\ncorn: agent 0: interrupted before the first step\n")
     finally:
@@ -184,7 +184,7 @@ def test_an_agent_hears_signals_while_its_neighbour_is_silent(tmp_path: Path) ->
         time.sleep(1.2)
         assert waiting.poll() is None
         waiting.send_signal(signal.SIGINT)
-        assert "ended by a second signal" in waiting.communicate(timeout=5)[1]
+        assert "ended by a second signal" in waiting.communicate(timeout=20)[1]
         assert waiting.returncode == 128 + signal.SIGINT
     finally:
         for process in agents:
@@ -213,7 +213,7 @@ def test_signals_are_heard_though_nobody_reads_what_is_said_and_one_request_coun
             time.sleep(1.2)
             assert process.poll() is None
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=5) == 128 + signal.SIGTERM
+            assert process.wait(timeout=20) == 128 + signal.SIGTERM
         finally:
             process.kill()
 
@@ -356,7 +356,7 @@ def test_no_agent_outlives_a_killed_launcher(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while any(map(is_alive, children)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(is_alive, children))

@@ -111,7 +111,7 @@ def test_waiting_for_others_can_be_interrupted() -> None:
     began = time.monotonic()
     result, _ = run_in_threads(2, run, timeout=20)
     assert str(result) == "agent 0: interrupted before the first step"
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
 
 
 def test_waiting_for_a_store_can_be_interrupted() -> None:
@@ -121,7 +121,7 @@ def test_waiting_for_a_store_can_be_interrupted() -> None:
         threading.Timer(0.2, setattr, (interruption, "requested", True)).start()
         with pytest.raises(CornError, match=r"^agent 3: interrupted before the first step$"):
             join(store=(host, 1), agent=3, num_agents=4, timeout=20, interruption=interruption)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 10
 
 
 def test_a_meeting_serves_one_run() -> None:
@@ -195,7 +195,7 @@ def test_who_comes_late_hears_that_the_others_gave_up() -> None:
 
     def run(meeting: Meeting) -> None:
         if meeting.agent == 2:
-            time.sleep(1.2)
+            meeting.store.wait(["refusal"])
         with refusing_aloud(meeting):
             confirm(meeting, agreement)
 

@@ -62,7 +62,7 @@ def test_waiting_for_others_to_plan_with_can_be_interrupted() -> None:
     began = time.monotonic()
     result, _ = run_in_threads(2, plan, timeout=20)
     assert str(result) == "agent 0: interrupted before the first step"
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
 
 
 def test_a_refusal_is_heard_while_planning() -> None:
@@ -75,7 +75,7 @@ def test_a_refusal_is_heard_while_planning() -> None:
     began = time.monotonic()
     result, _ = run_in_threads(2, plan, timeout=20)
     assert str(result).endswith("because agent 1 refused: agent 1: request.json: cannot be read")
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
 
 
 def test_the_seed_is_new_each_time() -> None:

@@ -132,10 +132,10 @@ def test_who_dies_before_links_are_open_is_named_everywhere(
 
     monkeypatch.setattr(AgentRun, "connect", die)
     _, *others = run_in_threads(
-        4, lambda meeting: train(meeting, tmp_path, plan=plan, timeout=1), timeout=1
+        4, lambda meeting: train(meeting, tmp_path, plan=plan, timeout=3), timeout=3
     )
     for result in others:
-        assert "no more was heard from agent 0 within 1 s" in str(result)
+        assert "no more was heard from agent 0 within 3 s" in str(result)
 
 
 def test_a_person_can_leave_while_another_never_comes_to_its_links(
@@ -155,7 +155,7 @@ def test_a_person_can_leave_while_another_never_comes_to_its_links(
     monkeypatch.setattr(running, "_share_seeds", stand_still)
     began = time.monotonic()
     results = run_in_threads(3, lambda meeting: train(meeting, tmp_path, timeout=20), timeout=20)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10
     for agent, result in enumerate(results[:2]):
         # By its own signal, or by the other's, of which it hears at once.
         assert str(result).startswith(f"agent {agent}: ")

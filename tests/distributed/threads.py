@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 def run_in_threads(
-    num_agents: int, function: Callable[[Meeting], Result], *, timeout: float = 5.0
+    num_agents: int, function: Callable[[Meeting], Result], *, timeout: float = 20.0
 ) -> list[Result | BaseException]:
     """What ``function`` gives each agent, or what it raises."""
     store = HashStore()
@@ -30,6 +30,6 @@ def run_in_threads(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive(), "an agent hangs"
     return results

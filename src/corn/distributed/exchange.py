@@ -29,6 +29,9 @@ from corn.distributed.links import Link, LinkError
 from corn.distributed.membership import NEVER
 
 _BEATS_PER_TIMEOUT = 3
+SUSPICIOUS_SHARE = 0.5
+"""Of the time-out: who stood still for longer may have been given up, as the waits before and after
+a pause come up to half a time-out late."""
 _PROOF_OF_LIFE = 3
 
 
@@ -251,7 +254,7 @@ class LinkExchange:
         """Notice that this process stood still, as nobody has looked for so long."""
         with self._lock:
             self._last_look, before = time.monotonic(), self._last_look
-            if self._last_look - before > self._timeout:
+            if self._last_look - before > SUSPICIOUS_SHARE * self._timeout:
                 self._exchanges_since_pause = 0
 
     def _send_waits(self) -> None:

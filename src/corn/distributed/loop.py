@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from corn.distributed.epoch import PREFIX_BYTES, Epoch
-from corn.distributed.exchange import Dropout, Exchange, Received
+from corn.distributed.exchange import SUSPICIOUS_SHARE, Dropout, Exchange, Received
 from corn.distributed.half_step import BrokenError, HalfStep
 from corn.distributed.header import Header
 from corn.distributed.membership import (
@@ -216,9 +216,10 @@ class AgentLoop:
 
     def _hear(self, dropouts: Mapping[int, Dropout], received: Mapping[int, Received]) -> None:
         if dropouts and self._exchange.was_suspended:
+            pause = SUSPICIOUS_SHARE * self._at.settings.timeout
             raise LostError(
-                f"stood still for more than {self._at.settings.timeout:g} s, and the others went "
-                f"on without it at step {self.step}"
+                f"stood still for more than {pause:g} s, and the others went on without it at "
+                f"step {self.step}"
             )
         for peer, dropout in dropouts.items():
             self._watcher.note(f"{dropout.reason} at step {self.step}")
