@@ -29,8 +29,7 @@ def random_network(num_agents: int, p: float, seed: int) -> FloatArray:
     return metropolis(nx.gnp_random_graph(num_agents, p, seed=seed))
 
 
-# A deadline would measure how busy the machine is.
-PROPERTY = settings(deadline=None, max_examples=60)
+PROPERTY = settings(max_examples=60)
 
 NETWORKS = st.builds(
     lambda n, p, seed, is_directed: (

@@ -75,7 +75,7 @@ def problems(draw: st.DrawFn) -> tuple[FloatArray, SeedGroups, int, float]:
     return A, tuple(groups), draw(st.integers(0, n - 1)), cap
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(problem=problems(), common=st.booleans())
 def test_bound_below_exact_below_found_and_all_feasible(
     problem: tuple[FloatArray, SeedGroups, int, float], common: bool

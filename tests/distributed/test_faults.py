@@ -1,5 +1,6 @@
 """Agents are killed, stopped, cut off and restarted; the rest do what they were told to."""
 
+import json
 import os
 import shutil
 import signal
@@ -344,11 +345,24 @@ def test_what_cannot_start_says_so_in_one_line(spoil: str, message: str, tmp_pat
 
 
 @pytest.mark.slow
+def test_a_signal_to_all_processes_of_a_launch_stops_agents_together(tmp_path: Path) -> None:
+    """As a scheduler sends it, also to the process that forks agents."""
+    process = launch_three(tmp_path)
+    try:
+        wait_for_tables(tmp_path / "run", 3)
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.wait()
+    summary = json.loads((tmp_path / "run/run.json").read_text(encoding="utf-8"))
+    assert summary["status"] == "interrupted"
+    assert not summary.get("lost")
+
+
+@pytest.mark.slow
 def test_no_agent_outlives_a_killed_launcher(tmp_path: Path) -> None:
-    save_plan(small_plan("ring:3", 100_000), tmp_path / "plan.corn")
-    command = [sys.executable, "-m", "corn", "launch", "plan.corn", "--out", "run"]
-    command += ["--task", "breast-cancer"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    process = launch_three(tmp_path)
     try:
         children = wait_for_agents(process.pid, tmp_path)
         assert len(children) >= 3
@@ -360,6 +374,14 @@ def test_no_agent_outlives_a_killed_launcher(tmp_path: Path) -> None:
     while any(map(is_alive, children)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(is_alive, children))
+
+
+def launch_three(folder: Path) -> subprocess.Popen[bytes]:
+    """``corn launch`` with a long plan for three agents, in a process group of its own."""
+    save_plan(small_plan("ring:3", 100_000), folder / "plan.corn")
+    command = [sys.executable, "-m", "corn", "launch", "plan.corn", "--out", "run"]
+    command += ["--task", "breast-cancer"]
+    return subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
 def wait_for_agents(pid: int, folder: Path) -> list[int]:

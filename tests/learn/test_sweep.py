@@ -152,11 +152,12 @@ def test_ctrl_c_leaves_a_usable_result() -> None:
         if rows[0]["step"] == 10:
             os.kill(os.getpid(), signal.SIGINT)
 
+    before = signal.getsignal(signal.SIGINT)
     result = sweep("corn", "none", evaluate_at=range(0, 41, 10), on_rows=press)
     assert (result.status, result.num_steps) == ("interrupted", 10)
     assert torch.isfinite(result.parameters).all()
     assert max(int(row["step"]) for row in result.rows) == 10
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_outside_the_main_thread_it_runs_too() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.arrays import FloatArray
@@ -23,7 +23,6 @@ def laplacian(graph: Any) -> FloatArray:
     return np.asarray(nx.laplacian_matrix(graph).toarray(), dtype=np.float64)
 
 
-@settings(deadline=None)
 @given(
     n=st.integers(1, 12),
     rank=st.integers(0, 12),

@@ -268,7 +268,7 @@ def used_ledger(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         return path.read_bytes()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_a_changed_byte_is_counted_conservatively_or_refused(
     used_ledger: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

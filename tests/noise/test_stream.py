@@ -80,7 +80,7 @@ def test_any_chunking_gives_the_same_values(source: NoiseSource, dtype: Any) -> 
     first, *others = (dtype(w) * draw(source, at, stop=LENGTH, dtype=dtype) for w, at in terms)
     expected = sum(others, start=first)
 
-    @settings(deadline=None, max_examples=60)
+    @settings(max_examples=60)
     @given(cuts=st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH)).map(sorted))
     def check(cuts: list[int]) -> None:
         start, stop = cuts

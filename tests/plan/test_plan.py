@@ -289,9 +289,7 @@ def test_missing_changed_truncated_and_infinite(plan: Plan, tmp_path: Path) -> N
         load_plan(path)
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_change_crashes_or_passes_unseen(
     plan: Plan, tmp_path: Path, data: st.DataObject

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.errors import CornWarning, InvalidArgumentError
@@ -98,7 +98,6 @@ def test_an_agent_that_is_never_touched_loses_nothing() -> None:
     delta=st.floats(-10, -1).map(lambda exponent: 10**exponent),
     factor=st.floats(1.1, 5),
 )
-@settings(deadline=None)
 def test_more_steps_clip_or_caution_cost_more_and_more_noise_less(
     variance: float, steps: int, delta: float, factor: float
 ) -> None:

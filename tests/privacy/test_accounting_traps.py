@@ -85,7 +85,7 @@ def test_the_accountant_heeds_delta(accounting: str) -> None:
     steps=st.integers(1, 10**7),
     clip=st.floats(-6, 6).map(lambda exponent: 10**exponent),
 )
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_no_search_returns_an_epsilon_above_its_target(
     epsilon: float, delta: float, steps: int, clip: float
 ) -> None:

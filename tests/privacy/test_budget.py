@@ -39,7 +39,7 @@ def budgets(draw: st.DrawFn, accounting: Accounting = "gdp") -> PrivacyBudget:
 
 @pytest.mark.parametrize("accounting", ["gdp", "rdp", "paper"])
 @given(data=st.data())
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_budget_to_cap_to_epsilon_is_close_and_never_above(
     accounting: Accounting, data: st.DataObject
 ) -> None:
@@ -52,7 +52,6 @@ def test_budget_to_cap_to_epsilon_is_close_and_never_above(
 
 
 @given(budget=budgets(), factor=st.floats(1.01, 3), more=st.integers(2, 5))
-@settings(deadline=None)
 def test_cap_rises_with_epsilon_and_delta_and_falls_with_steps_and_clip(
     budget: PrivacyBudget, factor: float, more: int
 ) -> None:

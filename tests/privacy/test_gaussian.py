@@ -51,7 +51,7 @@ def test_delta_agrees_with_quadrature_of_the_hockey_stick(epsilon: float, delta:
 
 
 @given(mu=st.floats(-12, 2).map(lambda exponent: 10.0**exponent), quantile=st.floats(-36, 8))
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_delta_agrees_with_sixty_digits(mu: float, quantile: float) -> None:
     epsilon = mu * (mu / 2 - quantile)
     assume(epsilon >= 0)
@@ -107,7 +107,7 @@ def test_mu_agrees_with_the_table(epsilon: float, mu: float) -> None:
 @given(epsilon=epsilons, delta=deltas)
 @example(0.01, 0.1)
 @example(100.0, 1e-12)
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_round_trip_is_close_and_never_above_the_target(epsilon: float, delta: float) -> None:
     mu = gaussian.mu_from(epsilon, delta)
     assert gaussian.delta_from(mu, epsilon) <= delta
@@ -116,7 +116,6 @@ def test_round_trip_is_close_and_never_above_the_target(epsilon: float, delta: f
 
 
 @given(mu=mus, delta=deltas)
-@settings(deadline=None)
 def test_epsilon_ends_on_the_private_side(mu: float, delta: float) -> None:
     epsilon = gaussian.epsilon_from(mu, delta)
     assert gaussian.delta_from(mu, epsilon) <= delta
@@ -125,7 +124,6 @@ def test_epsilon_ends_on_the_private_side(mu: float, delta: float) -> None:
 
 
 @given(mu=mus, delta=deltas, factor=st.floats(1.001, 3))
-@settings(deadline=None)
 def test_epsilon_rises_with_mu_and_falls_with_delta(mu: float, delta: float, factor: float) -> None:
     epsilon = gaussian.epsilon_from(mu, delta)
     assert gaussian.epsilon_from(mu * factor, delta) >= epsilon
@@ -133,7 +131,6 @@ def test_epsilon_rises_with_mu_and_falls_with_delta(mu: float, delta: float, fac
 
 
 @given(mu=mus, delta=deltas)
-@settings(deadline=None)
 def test_theorem_2_is_never_below_the_exact_epsilon(mu: float, delta: float) -> None:
     assert gaussian.epsilon_from(mu, delta) <= renyi.epsilon_from(mu, delta)
 
@@ -210,7 +207,6 @@ def test_far_budgets_stay_finite_and_private(epsilon: float, delta: float) -> No
 
 
 @given(mu=mus, rate=st.floats(0, 1))
-@settings(deadline=None)
 def test_tradeoff_is_above_the_lines_of_all_epsilon_delta(mu: float, rate: float) -> None:
     # Every (ε, δ) is a pair of lines below f (Dong, Roth and Su, Prop. 2.12).
     error = gaussian.tradeoff(mu, rate)

@@ -41,7 +41,7 @@ def random_covariance(n: int, seed: int, *, condition: float) -> FloatArray:
 
 
 @given(n=st.integers(1, 7), seed=st.integers(0, 10**6), exponent=st.floats(0, 10))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_never_below_the_exact_inverse_and_close_to_it(n: int, seed: int, exponent: float) -> None:
     R = random_covariance(n, seed, condition=10**exponent)
     R = (R + R.T) / 2

@@ -6,7 +6,7 @@ import math
 import warnings
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.errors import CornWarning
@@ -46,7 +46,6 @@ def test_a_small_epsilon_keeps_its_digits() -> None:
 
 @pytest.mark.parametrize("accounting", ["rdp", "paper"])
 @given(epsilon=epsilons, delta=deltas)
-@settings(deadline=None)
 def test_round_trips_end_on_the_private_side(
     accounting: Accounting, epsilon: float, delta: float
 ) -> None:
@@ -57,7 +56,6 @@ def test_round_trips_end_on_the_private_side(
 
 
 @given(mu=st.floats(0.001, 30), epsilon=epsilons)
-@settings(deadline=None)
 def test_theorem_2_never_understates_delta(mu: float, epsilon: float) -> None:
     assert gaussian.delta_from(mu, epsilon) <= renyi.delta_from(mu, epsilon)
 
@@ -80,7 +78,6 @@ def test_theorem_2_says_nothing_below_half_mu_squared() -> None:
 
 
 @given(delta=deltas, share=st.floats(0.01, 0.9999))
-@settings(deadline=None)
 def test_the_paper_is_proved_up_to_its_limit_and_not_beyond(delta: float, share: float) -> None:
     limit = 8 * (1 - 1 / math.sqrt(2)) * math.log(1 / delta)
     inside, outside = share * limit, limit / share

@@ -3,7 +3,7 @@
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.errors import InfeasibleError, InvalidArgumentError
@@ -62,7 +62,6 @@ def test_degree_rules_on_random_graphs(graph: Graph, rule: str) -> None:
     np.testing.assert_array_equal(W, W.T)
 
 
-@settings(deadline=None)
 @given(graph=strong_digraphs())
 def test_sinkhorn_on_random_digraphs(graph: Graph) -> None:
     assert_mixes_on(graph, mixing_matrix(graph))
@@ -119,7 +118,6 @@ def test_fastest_weights_beat_metropolis_and_match_known_values() -> None:
     np.testing.assert_array_equal(mixing_matrix(nx.empty_graph(1), "fastest"), [[1.0]])
 
 
-@settings(deadline=None)
 @given(
     n=st.integers(1, 6),
     seed=st.integers(0, 2**32 - 1),

@@ -50,7 +50,7 @@ def test_one_agent_has_nobody_to_agree_with() -> None:
     assert (measured.mixing_time, measured.spectral_gap, measured.rank) == (0, 1, 1)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(graph=st.one_of(connected_graphs(), strong_digraphs()), accuracy=st.floats(0.01, 0.9))
 def test_mixing_time_equals_brute_force(graph: Graph, accuracy: float) -> None:
     W = mixing_matrix(graph)

@@ -64,6 +64,7 @@ def run_child(connection: Connection, order: Order) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which asks us
     interruption = Interruption()
     signal.signal(signal.SIGTERM, lambda *_: setattr(interruption, "requested", True))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # which the forkserver is deaf to
     threading.Thread(target=_listen, args=(connection, interruption), daemon=True).start()
     reports = Reports(
         lambda progress: _tell(connection, "progress", progress),

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
@@ -137,6 +138,7 @@ class Crew:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
         with _without_main():
+            _start_forkserver()
             for agent, order in self._orders.items():
                 self._start_one(context, agent, order)
 
@@ -262,6 +264,20 @@ def describe_exit(code: int | None) -> str:
     if name == "SIGABRT":
         return "ended by SIGABRT: gloo does so when a message is far larger than agreed on"
     return f"ended by {name}"
+
+
+def _start_forkserver() -> None:
+    """Start the process that forks agents, deaf to SIGTERM.
+
+    It ends with the launcher. A signal to all processes of a run must not end it before, and with
+    it the agents, which stop together.
+    """
+    resource_tracker.ensure_running()  # whose own start would let signals through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
