@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from corn.distributed.checkpoint import (
+    Checkpoint,
     forget_after,
     list_steps,
     load_checkpoint,
@@ -20,10 +21,11 @@ PLAN = b"p" * 32
 
 def save(folder: Path, step: int, *, agent: int = 2) -> None:
     parameters = torch.arange(5, dtype=torch.float32) + step
-    save_checkpoint(folder, plan_fingerprint=PLAN, agent=agent, step=step, parameters=parameters)
+    checkpoint = Checkpoint(parameters, num_releases=step + 7)
+    save_checkpoint(folder, plan_fingerprint=PLAN, agent=agent, step=step, checkpoint=checkpoint)
 
 
-def load(folder: Path, step: int, *, agent: int = 2, plan: bytes = PLAN) -> torch.Tensor:
+def load(folder: Path, step: int, *, agent: int = 2, plan: bytes = PLAN) -> Checkpoint:
     return load_checkpoint(
         folder, plan_fingerprint=plan, agent=agent, step=step, dtype=torch.float32
     )
@@ -33,7 +35,9 @@ def test_what_is_saved_comes_back_and_the_newest_few_are_kept(tmp_path: Path) ->
     for step in (0, 10, 20, 100, 110):
         save(tmp_path, step)
     assert list_steps(tmp_path) == {20, 100, 110}
-    assert load(tmp_path, 110).tolist() == [110, 111, 112, 113, 114]
+    found = load(tmp_path, 110)
+    assert found.parameters.tolist() == [110, 111, 112, 113, 114]
+    assert found.num_releases == 117
 
 
 def test_later_steps_are_forgotten(tmp_path: Path) -> None:
@@ -69,11 +73,12 @@ def test_another_agents_or_plans_is_refused(tmp_path: Path) -> None:
 
 def test_a_rehearsal_is_never_gone_on_from_in_earnest(tmp_path: Path) -> None:
     where = {"plan_fingerprint": PLAN, "agent": 2, "step": 10}
-    save_checkpoint(tmp_path, parameters=torch.zeros(5), is_rehearsal=True, **where)  # type: ignore[arg-type]
+    checkpoint = Checkpoint(torch.zeros(5), 10)
+    save_checkpoint(tmp_path, checkpoint=checkpoint, is_rehearsal=True, **where)  # type: ignore[arg-type]
     with pytest.raises(FileFormatError, match="of a rehearsal, which protects nothing"):
         load(tmp_path, 10)
     again = load_checkpoint(tmp_path, dtype=torch.float32, is_rehearsal=True, **where)  # type: ignore[arg-type]
-    assert len(again) == 5
+    assert len(again.parameters) == 5
 
 
 def test_a_full_disk_is_one_line_and_spoils_nothing(
@@ -88,4 +93,4 @@ def test_a_full_disk_is_one_line_and_spoils_nothing(
     with pytest.raises(CornError, match=r"agent 2: .*20\.corn: cannot be written: No space"):
         save(tmp_path, 20)
     assert list_steps(tmp_path) == {10}
-    assert load(tmp_path, 10)[0] == 10
+    assert load(tmp_path, 10).parameters[0] == 10

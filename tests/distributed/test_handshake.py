@@ -226,7 +226,7 @@ def test_what_others_are_told_of_an_unexpected_failure_has_no_data_in_it() -> No
             shake_hands(meeting, HELLO)
 
     first, second = run_in_threads(2, run)
-    assert str(first) == "agent 0: does not start, because agent 1 refused: KeyError"
+    assert str(first).endswith("because agent 1 refused: KeyError, of which it says more itself")
     assert isinstance(second, KeyError)
 
 

@@ -26,6 +26,7 @@ from corn.distributed.tables import read_rows
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.learn import Constant
 from corn.learn.monitor import Interruption
+from corn.learn.tasks import LinearClassifier
 from corn.plan import Plan, make_plan, save_plan, verify_plan
 
 from .harness import small_plan
@@ -94,6 +95,48 @@ def test_a_run_that_cannot_be_resumed_leaves_its_files(tmp_path: Path) -> None:
         assert isinstance(result, HandshakeError), result
         assert "agent 2 came to step 0, others to step 6" in str(result)
     assert sorted(tmp_path.glob("agent-[01]/**/*")) == before
+
+
+def test_a_run_is_not_gone_on_with_under_a_ledger_that_has_not_counted_it(tmp_path: Path) -> None:
+    """As when the plan was moved and new keys were made beside it: ε would come out too small."""
+    make_keys(tmp_path / "keys", 3)
+    run_in_threads(3, lambda meeting: train(meeting, tmp_path, num_steps=6))
+    shutil.move(tmp_path / "keys", tmp_path / "first keys")
+    make_keys(tmp_path / "keys", 3)
+    for result in run_in_threads(3, lambda meeting: train(meeting, tmp_path, resume=True)):
+        assert "after 6 releases, but the ledger beside the key counts 0" in str(result)
+    shutil.rmtree(tmp_path / "keys")
+    shutil.move(tmp_path / "first keys", tmp_path / "keys")
+    for result in run_in_threads(3, lambda meeting: train(meeting, tmp_path, resume=True)):
+        assert isinstance(result, AgentResult), result
+        assert result.rows[-1]["epsilon"] == pytest.approx(10, rel=1e-6)
+
+
+def test_others_do_not_hear_what_is_wrong_with_an_agents_data(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 2)
+
+    def run(meeting: Meeting) -> AgentResult:
+        patients = TensorDataset(torch.zeros(4, 5), torch.tensor([37.25, 41.5, 98.75, 102.125]))
+        return run_agent(
+            small_plan("path:2", 12, mechanism="ldp", threat=ThreatModel()),
+            meeting=meeting,
+            model=LinearClassifier(5, 2),
+            dataset=patients if meeting.agent == 1 else samples_of(0),
+            keys=tmp_path / "keys",
+        )
+
+    first, second = map(str, run_in_threads(2, run))
+    assert first.endswith("agent 1 refused: InvalidArgumentError, of which it says more itself")
+    assert "targets must be classes" in second
+
+
+def test_measurements_are_for_their_owner_only_whatever_the_folder_allows(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 3)
+    for agent in range(3):
+        (tmp_path / f"agent-{agent}").mkdir(mode=0o755)
+    run_in_threads(3, lambda meeting: train(meeting, tmp_path))
+    modes = [path.stat().st_mode & 0o777 for path in tmp_path.glob("agent-*/metrics.csv")]
+    assert modes == [0o600] * 3
 
 
 def test_what_an_earlier_run_left_is_not_removed_without_a_word(tmp_path: Path) -> None:

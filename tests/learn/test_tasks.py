@@ -1,5 +1,6 @@
 """Gradients of every task against automatic differentiation, one model and one sample at a time."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -122,6 +123,23 @@ def test_per_sample_clipping_equals_a_micro_batch_loop(name: str, padded: bool) 
     assert found.fraction_clipped.shape == (CELLS, VARIANTS)
     assert found.fraction_clipped[:, 0].max() > 0
     assert found.fraction_clipped[:, 1].max() == 0
+
+
+def test_a_sample_that_nearly_cancels_the_penalty_is_clipped_all_the_same() -> None:
+    """Rounding leaves nothing of a norm that is a millionth of its two parts."""
+    residual, clip = 0.3, 1e-5
+    squared = residual * math.log((1 - residual) / residual)  # so that σ(θ·x) is the residual
+    theta = torch.full((FEATURES + 1,), math.sqrt((squared - residual**2) / FEATURES))
+    theta[-1] = -residual
+    generator = torch.Generator().manual_seed(0)
+    for size in (0.0, 1e-6, 1e-5, 1e-4, 1e-3):
+        x = -theta / residual + size * torch.randn(500, FEATURES + 1, generator=generator)
+        x[:, -1] = 1
+        batch = Batch(x.unsqueeze(1), torch.zeros(500, 1), torch.ones(500, 1), is_average=True)
+        found = LinearClassifier(FEATURES, 2, l2=1.0).gradient(
+            theta.expand(500, 1, -1).contiguous(), batch, sample_clip=torch.tensor([clip])
+        )
+        assert float(found.values.double().norm(dim=-1).max()) <= clip
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -121,7 +121,7 @@ def test_sampling_at_rate_one_is_no_sampling() -> None:
         (
             {**BASE, "num_steps": 1, "adjacency": "add-remove", "accounting": "rdp"},
             "ε = 10, δ = 1e-05 over 1 step for one agent's whole data set (its mini-batch "
-            "gradient is clipped once to 0.1; add-or-remove-one adjacency; Rényi DP, Theorem 2)",
+            "gradient is clipped once to 0.1; zero-out adjacency; Rényi DP, Theorem 2)",
         ),
         (
             {**SAMPLE, "accounting": "paper"},
@@ -134,6 +134,18 @@ def test_sampling_at_rate_one_is_no_sampling() -> None:
             "ε = 10, δ = 1e-05 over 5000 steps for one sample of one agent (each sample's gradient "
             "is clipped to 0.1, taken with probability 0.01, and the sum divided by 64; "
             "replace-one adjacency; privacy loss distributions)",
+        ),
+        (
+            {**SAMPLE, "adjacency": "add-remove"},
+            "ε = 10, δ = 1e-05 over 5000 steps for one sample of one agent (each sample's gradient "
+            "is clipped to 0.1 and averaged over batches of 64; zero-out adjacency; exact Gaussian "
+            "DP)",
+        ),
+        (
+            {**SAMPLE, "sampling_rate": 0.01, "adjacency": "add-remove"},
+            "ε = 10, δ = 1e-05 over 5000 steps for one sample of one agent (each sample's gradient "
+            "is clipped to 0.1, taken with probability 0.01, and the sum divided by 64; "
+            "add-or-remove-one adjacency; privacy loss distributions)",
         ),
     ],
 )
@@ -156,9 +168,9 @@ def test_describe_names_unit_clipping_adjacency_and_accounting(
         ({"num_steps": 0}, "num_steps must be an integer of at least 1, found 0"),
         ({"num_steps": 2.5}, "num_steps must be an integer of at least 1, found 2.5"),
         ({"num_steps": True}, "num_steps must be an integer of at least 1, found True"),
-        ({"clip": 0.0}, r"clip must be positive, from 1e-30 to 1e\+30, found 0.0: try 0.1"),
-        ({"clip": math.inf}, r"clip must be positive, from 1e-30 to 1e\+30, found inf"),
-        ({"clip": math.nan}, r"clip must be positive, from 1e-30 to 1e\+30, found nan"),
+        ({"clip": 0.0}, r"clip must be positive, from 1e-15 to 1e\+15, found 0.0: try 0.1"),
+        ({"clip": math.inf}, r"clip must be positive, from 1e-15 to 1e\+15, found inf"),
+        ({"clip": math.nan}, r"clip must be positive, from 1e-15 to 1e\+15, found nan"),
         ({"unit": "user"}, "unit must be 'agent' or 'sample', found 'user'"),
         ({"adjacency": "swap"}, "adjacency must be 'replace' or 'add-remove', found 'swap'"),
         ({"accounting": "zcdp"}, "accounting must be one of 'gdp', 'rdp', 'paper', found 'zcdp'"),

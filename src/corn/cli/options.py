@@ -116,7 +116,12 @@ class OpenBudgetOptions:
         ),
     ] = "gdp"
     adjacency: Annotated[
-        Adjacency, typer.Option(help="What neighbouring data sets are.", rich_help_panel=_BUDGET)
+        Adjacency,
+        typer.Option(
+            help="What neighbouring data sets are: the unit's data becomes any other, or its "
+            "gradient is there or zero (with --sampling-rate that is adding or removing a sample).",
+            rich_help_panel=_BUDGET,
+        ),
     ] = "replace"
     sampling_rate: Annotated[
         float | None,

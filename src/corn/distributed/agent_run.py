@@ -199,7 +199,8 @@ class AgentRun:
             recorder.note(f"{removed} files of an earlier run after step {step} were removed")
         if step == 0 or self.folder is None:
             return self.work.start.clone()
-        return read_checkpoint(self.plan, self.meeting.agent, self.settings, self.folder, step)
+        agent, settings = self.meeting.agent, self.settings
+        return read_checkpoint(self.plan, agent, settings, self.folder, step).parameters
 
     def _earlier_rows(self) -> list[Row]:
         """What a run measured before this one goes on from it."""

@@ -1,13 +1,15 @@
 """One agent's checkpoints: its model after a step, whole or not there, the newest few kept.
 
-The model is all there is to save, and it is public: a mixture of messages that have been sent. The
-noise of steps that are run again is new, by the ledger; it is never restored from here.
+The model is public: a mixture of messages that have been sent. With it goes how many releases the
+ledger had counted, so that no run goes on from it with a ledger that has not. The noise of steps
+that are run again is new, by the ledger; it is never restored from here.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +21,16 @@ from corn.files import writing_whole
 
 _KEPT = 3
 _NAME = re.compile(r"checkpoint-(\d+)\.corn")
-_IN_EARNEST, _REHEARSAL = b"corn checkpoint 1\n", b"corn rehearsal checkpoint 1\n"
-_DIGEST_BYTES = 32
+_IN_EARNEST, _REHEARSAL = b"corn checkpoint 2\n", b"corn rehearsal checkpoint 2\n"
+_DIGEST_BYTES, _NUMBER_BYTES = 32, 8
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A model, and how many releases its agent had made by then, restarts included."""
+
+    parameters: Tensor
+    num_releases: int
 
 
 def save_checkpoint(
@@ -29,12 +39,13 @@ def save_checkpoint(
     plan_fingerprint: bytes,
     agent: int,
     step: int,
-    parameters: Tensor,
+    checkpoint: Checkpoint,
     is_rehearsal: bool = False,
 ) -> None:
     """Write the model after ``step`` steps; a crash while writing leaves the ones before."""
     head = _kind(is_rehearsal) + plan_fingerprint + _place(agent, step)
-    content = head + parameters.cpu().numpy().tobytes()
+    parameters = checkpoint.parameters.cpu().numpy().tobytes()
+    content = head + _number(checkpoint.num_releases) + parameters
     target = folder / f"checkpoint-{step}.corn"
     try:
         with writing_whole(target, durable=True) as partial:
@@ -53,7 +64,7 @@ def load_checkpoint(
     step: int,
     dtype: torch.dtype,
     is_rehearsal: bool = False,
-) -> Tensor:
+) -> Checkpoint:
     """Read the model after ``step`` steps; damaged, or another plan's or agent's, is refused.
 
     So is a rehearsal's in a run in earnest: no privacy covers it, and all later models follow it.
@@ -74,7 +85,9 @@ def load_checkpoint(
     if not content.startswith(head):
         raise FileFormatError(f"agent {agent}: {path}: of another plan, agent or step")
     name = "float32" if dtype == torch.float32 else "float64"
-    return torch.from_numpy(np.frombuffer(content, dtype=name, offset=len(head)).copy())
+    start = len(head) + _NUMBER_BYTES
+    parameters = torch.from_numpy(np.frombuffer(content, dtype=name, offset=start).copy())
+    return Checkpoint(parameters, int.from_bytes(content[len(head) : start], "big"))
 
 
 def list_steps(folder: Path) -> set[int]:
@@ -99,4 +112,8 @@ def _kind(is_rehearsal: bool) -> bytes:
 
 
 def _place(agent: int, step: int) -> bytes:
-    return agent.to_bytes(8, "big") + step.to_bytes(8, "big")
+    return _number(agent) + _number(step)
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(_NUMBER_BYTES, "big")

@@ -106,7 +106,12 @@ class HalfStep:
     def take(
         self, parameters: Tensor, noise: Tensor | None, *, step: int, step_size: float
     ) -> tuple[Tensor, StepStatistics]:
-        """X − η (clipped gradient + noise), shape (d,), and what happened on the way."""
+        """X − η (clipped gradient + noise), shape (d,), and what happened on the way.
+
+        The sum in brackets comes first: what is rounded together with X is private already. The
+        other way round, a gradient far smaller than X would be rounded to multiples of X's last
+        place, and two that differ by the clip norm could end up further apart.
+        """
         x, clip = parameters.view(1, 1, -1), self._query.clip
         limit = torch.full((1,), clip, dtype=x.dtype) if self._query.unit == "sample" else None
         found = self._task.gradient(x, self._batches.draw(step), sample_clip=limit)
@@ -117,11 +122,12 @@ class HalfStep:
                 f"its gradients are not finite at step {step}: try a smaller step size"
             )
         factor = clip_factors(norm, clip) if limit is None else torch.ones_like(norm)
-        half = torch.sub(parameters, g.mul_(factor * step_size), out=g)
+        g.mul_(factor)
         noise_norm = torch.zeros_like(norm)
         if noise is not None:
-            half.sub_(noise, alpha=step_size)
+            g.add_(noise)
             noise_norm = torch.linalg.vector_norm(noise)
+        half = torch.sub(parameters, g, alpha=step_size, out=g)
         clipped = found.fraction_clipped
         fraction = (factor < 1).to(norm) if clipped is None else clipped.view(())
         return half, StepStatistics(*(v.view(1, 1) for v in (norm, fraction, noise_norm)))

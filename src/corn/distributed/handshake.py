@@ -93,11 +93,16 @@ def refusing_aloud(meeting: Meeting) -> Iterator[None]:
     except CornError as error:
         if isinstance(error, AbsentError | LinkError) or isinstance(error.__cause__, LinkError):
             _explain_by_refusal(meeting, error)
-        _refuse(meeting, str(error))
+        _refuse(meeting, _tell_only_kind(error) if isinstance(error, ValueError) else str(error))
         raise
     except (Exception, KeyboardInterrupt) as error:
-        _refuse(meeting, type(error).__name__)  # its text may tell of data
+        _refuse(meeting, _tell_only_kind(error))
         raise
+
+
+def _tell_only_kind(error: BaseException) -> str:
+    """For what may tell of an agent's data: an unexpected error, or one about what was given."""
+    return f"{type(error).__name__}, of which it says more itself"
 
 
 def _refuse(meeting: Meeting, why: str) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol, final
 
 from torch import Tensor, nn
 
-from corn.distributed.checkpoint import list_steps, load_checkpoint
+from corn.distributed.checkpoint import Checkpoint, list_steps, load_checkpoint
 from corn.distributed.half_step import Batches, HalfStep, OneCell, torch_type
 from corn.distributed.handshake import Hello
 from corn.distributed.keyring import digest_roster, load_keys, open_ledger
@@ -140,25 +140,40 @@ def make_hello(
 
 
 def find_checkpoints(
-    plan: Plan, agent: int, settings: RunSettings, folder: Path | None, num_parameters: int
+    plan: Plan,
+    agent: int,
+    settings: RunSettings,
+    folder: Path | None,
+    *,
+    num_parameters: int,
+    num_releases: int,
 ) -> set[int]:
-    """The steps this agent can go on from; a damaged checkpoint is refused, not passed over."""
+    """The steps this agent can go on from; a damaged checkpoint is refused, not passed over.
+
+    So is one made after more releases than the ledger has counted: with it ε would be too small.
+    """
     if not settings.resume or folder is None:
         return set()
     steps = list_steps(folder)
     for step in steps:
-        found = read_checkpoint(plan, agent, settings, folder, step)
-        if len(found) != num_parameters:
+        found, name = read_checkpoint(plan, agent, settings, folder, step), f"checkpoint-{step}"
+        if len(found.parameters) != num_parameters:
             raise FileFormatError(
-                f"agent {agent}: {folder}/checkpoint-{step}.corn: has {len(found)} parameters, "
-                f"the model {num_parameters}"
+                f"agent {agent}: {folder}/{name}.corn: has {len(found.parameters)} parameters, the "
+                f"model {num_parameters}"
+            )
+        if found.num_releases > num_releases and not settings.is_rehearsal:
+            raise FileFormatError(
+                f"agent {agent}: {folder}/{name}.corn: was made after {found.num_releases} "
+                f"releases, but the ledger beside the key counts {num_releases}: it is not that of "
+                "the run to go on with; give the folder of its keys, with --keys"
             )
     return steps
 
 
 def read_checkpoint(
     plan: Plan, agent: int, settings: RunSettings, folder: Path, step: int
-) -> Tensor:
+) -> Checkpoint:
     """This agent's model after a step of this plan, in a run of the same kind."""
     return load_checkpoint(
         folder,

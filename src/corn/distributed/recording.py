@@ -15,7 +15,7 @@ from typing import final
 
 from torch import Tensor
 
-from corn.distributed.checkpoint import save_checkpoint
+from corn.distributed.checkpoint import Checkpoint, save_checkpoint
 from corn.errors import CornError
 from corn.files import writing_whole
 from corn.learn.contender import Contender, Variant
@@ -200,7 +200,7 @@ class Recorder:
         (folder / "models").mkdir(exist_ok=True)
         with writing_whole(folder / "models" / f"step-{step}.bin") as partial:
             partial.write_bytes(parameters.numpy().tobytes())
-        write_table(self.rows, folder / "metrics.csv")
+        write_table(self.rows, folder / "metrics.csv", is_private=True)
 
     def _save(self, step: int, parameters: Tensor) -> None:
         if self._folder is not None:
@@ -209,7 +209,7 @@ class Recorder:
                 plan_fingerprint=self._plan,
                 agent=self._agent,
                 step=step,
-                parameters=parameters,
+                checkpoint=Checkpoint(parameters, self._count_releases()),
                 is_rehearsal=self._is_rehearsal,
             )
 

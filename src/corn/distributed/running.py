@@ -126,7 +126,14 @@ def run_problem(
                 _make_folder(out)
             credentials = open_credentials(plan, agent, settings, keys, stack)
             work = prepare_work(plan, agent, settings, own, cohort)
-            steps = find_checkpoints(plan, agent, settings, out, own.task.num_parameters)
+            steps = find_checkpoints(
+                plan,
+                agent,
+                settings,
+                out,
+                num_parameters=own.task.num_parameters,
+                num_releases=plan.budget.num_steps - credentials.ledger.remaining,
+            )
             hello = make_hello(
                 plan, settings, own.task, model, work.start, credentials, steps, data
             )

@@ -103,8 +103,8 @@ class Simulation:
         g = found.values.view(shape)
         norms = gradient_norms(g)
         factors = clip_factors(norms, self._clip) if clip is None else torch.ones_like(norms)
-        half = torch.sub(self.parameters, g.mul_((eta * factors).unsqueeze(-1)), out=g)
-        noise = self._add_noise(half, eta)
+        noise = self._add_noise(g.mul_(factors.unsqueeze(-1)))
+        half = torch.addcmul(self.parameters, g, eta.unsqueeze(-1), value=-1, out=g)
         mixed = torch.matmul(self._W, half.view(seeds, agents, -1)).view(shape)
         for k in self._central:
             mixed[:, :, k] = half[:, :, k].mean(dim=1, keepdim=True)
@@ -137,19 +137,17 @@ class Simulation:
         eta = self._tensor([v.schedule.at(self.step + 1, total) for v in self._variants])
         return torch.mul(eta, self._alive.to(eta.device).unsqueeze(1))
 
-    def _add_noise(self, half: Tensor, eta: Tensor) -> Tensor | None:
-        """Subtract η v from the half step; return v, one for each covariance."""
+    def _add_noise(self, gradients: Tensor) -> Tensor | None:
+        """Add v to clipped gradients; return v, one for each covariance."""
         if self._noise is None:
             return None
         v = self._noise.draw(self.step)
-        seeds, agents, _, d = half.shape
+        seeds, agents, _, d = gradients.shape
         if self._is_grid:
             # Step sizes of a contender are neighbours: its noise is broadcast, not copied.
-            shape = (seeds, agents, v.shape[2], -1, d)
-            scale = eta.view(seeds, 1, v.shape[2], -1, 1)
-            half.view(shape).addcmul_(v.unsqueeze(3), scale, value=-1)
+            gradients.view(seeds, agents, v.shape[2], -1, d).add_(v.unsqueeze(3))
         else:
-            half.addcmul_(v.index_select(2, self._noise_of), eta.unsqueeze(-1), value=-1)
+            gradients.add_(v.index_select(2, self._noise_of))
         return v
 
     def _mean_norm(self, noise: Tensor | None, like: Tensor) -> Tensor:

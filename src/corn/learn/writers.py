@@ -16,8 +16,10 @@ from corn.learn.metrics import COLUMNS, Row
 _NAMES = ("contender", "step_size", "seed", "step", "unit", "delta")
 
 
-def write_table(rows: Sequence[Row], path: Path | str) -> None:
+def write_table(rows: Sequence[Row], path: Path | str, *, is_private: bool = False) -> None:
     """Write rows to a ``.csv`` or ``.parquet`` file; NaN is an empty field in CSV.
+
+    A private one can be read by its owner only.
 
     Parquet needs pyarrow; its absence is a ``MissingExtraError``.
     """
@@ -26,7 +28,7 @@ def write_table(rows: Sequence[Row], path: Path | str) -> None:
     if target.suffix not in writers:
         raise FileFormatError(f"{target}: a table's name must end in .csv or .parquet")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with writing_whole(target) as partial:
+    with writing_whole(target, is_private=is_private) as partial:
         writers[target.suffix](rows, partial)
 
 

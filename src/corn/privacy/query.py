@@ -13,8 +13,8 @@ Unit: TypeAlias = Literal["agent", "sample"]
 Adjacency: TypeAlias = Literal["replace", "add-remove"]
 
 
-_SMALLEST_CLIP, _LARGEST_CLIP = 1e-30, 1e30
-"""Beyond these, noise of the size that privacy asks for leaves floating point."""
+_SMALLEST_CLIP, _LARGEST_CLIP = 1e-15, 1e15
+"""Beyond these, squares of gradients leave single precision: norms would come out as 0 or ∞."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,10 @@ class ClippedQuery:
       *expected* size, never the size that was drawn.
 
     ``adjacency`` says what neighbouring data sets are: ``"replace"`` (the unit's data becomes any
-    other) or ``"add-remove"`` (it is there, or its gradient is zero).
+    other) or ``"add-remove"`` (it is there, or its gradient is zero). For samples taken at random,
+    each by itself, that is adding or removing one. In batches of a fixed size another sample would
+    come in its place, and without an agent the graph would be another one: there the relation is
+    known as zero-out, and is called so.
 
     >>> ClippedQuery(0.1).sensitivity
     0.2
@@ -79,7 +82,9 @@ class ClippedQuery:
     @property
     def recipe(self) -> str:
         """What is clipped, how it is averaged and what neighbours are, in words."""
-        relation = "replace-one" if self.adjacency == "replace" else "add-or-remove-one"
+        relation = "replace-one"
+        if self.adjacency == "add-remove":
+            relation = "zero-out" if self.sampling_rate is None else "add-or-remove-one"
         return f"{self._clipping}; {relation} adjacency"
 
     @property

@@ -103,13 +103,21 @@ class LinearClassifier:
     def _sample_norms(
         self, residuals: Tensor, logits: Tensor, X: Tensor, parameters: Tensor
     ) -> Tensor:
-        """‖r xᵀ + λθ‖, shape (cells, batch, variants), from ⟨r xᵀ, θ⟩ = r·logits."""
+        """At least ‖r xᵀ + λθ‖, shape (cells, batch, variants), from ⟨r xᵀ, θ⟩ = r·logits.
+
+        Where the two nearly cancel, rounding would leave anything or nothing of their sum. So as
+        much is added as rounding can take away: sums to 16 ulps, and a logit to as many as it has
+        features.
+        """
         squared = residuals.square().sum(dim=-1) * X.square().sum(dim=-1, keepdim=True)
-        if self._l2:
-            cross = (residuals * logits).sum(dim=-1)
-            own = parameters.square().sum(dim=-1).unsqueeze(1)
-            squared = squared + 2 * self._l2 * cross + self._l2**2 * own
-        return squared.clamp(min=0).sqrt()
+        if not self._l2:
+            return squared.sqrt()
+        cross = (residuals * logits).sum(dim=-1)
+        own = self._l2**2 * parameters.square().sum(dim=-1).unsqueeze(1)
+        product = (squared * own).sqrt()
+        lost = 16 * (squared + own + 2 * product) + 2 * X.shape[-1] * product
+        ulp = torch.finfo(X.dtype).eps
+        return (squared + 2 * self._l2 * cross + own).clamp(min=0).add(lost, alpha=ulp).sqrt()
 
 
 def append_one(inputs: Tensor, num_features: int) -> Tensor:

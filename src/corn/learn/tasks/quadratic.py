@@ -19,7 +19,7 @@ from torch import Tensor
 from corn.arrays import FloatArray
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, Batch
-from corn.learn.clipping import clip_factors, fraction_clipped
+from corn.learn.clipping import clip_factors, fraction_clipped, gradient_norms
 from corn.learn.tasks.protocol import Gradients, Scores
 
 
@@ -107,7 +107,7 @@ class Quadratic:
         scale = batch.weights.unsqueeze(-1)
         fraction = None
         if sample_clip is not None:
-            factors = clip_factors(torch.linalg.vector_norm(slopes, dim=-1), sample_clip)
+            factors = clip_factors(gradient_norms(slopes), sample_clip)
             fraction, scale = fraction_clipped(factors, batch.weights), scale * factors
         return Gradients((scale.unsqueeze(-1) * slopes).sum(dim=1), fraction)
 
