@@ -8,6 +8,7 @@ import pytest
 
 from corn.noise import load_identity, load_roster
 
+from ..leaks import shows
 from .commands import Runner
 
 PLAN = ["plan", "--graph", "ring:6", "--steps", 100]
@@ -94,7 +95,7 @@ def test_keys_stay_private_and_the_roster_is_public(corn: Runner, tmp_path: Path
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         identity = load_identity(path)
         assert identity.public_key == roster.public_key(agent)
-        assert identity.secret.reveal().hex() not in outcome.stdout + outcome.stderr
+        assert not shows(identity.secret, outcome.stdout + outcome.stderr)
 
 
 def test_keys_are_never_written_over(corn: Runner, tmp_path: Path) -> None:

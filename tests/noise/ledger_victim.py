@@ -30,6 +30,21 @@ def release_until_killed(path: Path, log: Path, limit: int, dice: random.Random)
                     step = 0
 
 
+def wait_for_releases(log: Path, count: int, child: int) -> None:
+    """Wait until a child has made so many releases, or as many as it may."""
+    goal = size_of(log) + count * len(f"{bytes(32).hex()} 0\n")
+    while size_of(log) < goal and is_running(child):
+        time.sleep(0.0005)
+
+
+def size_of(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
+
+
+def is_running(child: int) -> bool:
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+
 def main() -> None:
     path, log, limit, kills, seed = sys.argv[1:]
     dice = random.Random(int(seed))
@@ -42,7 +57,8 @@ def main() -> None:
                 os._exit(3)
             finally:
                 os._exit(4)
-        time.sleep(dice.uniform(0, 0.03))
+        wait_for_releases(Path(log), dice.choice([0, dice.randrange(300)]), child)
+        time.sleep(dice.uniform(0, 0.01))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status) and os.WEXITSTATUS(status) != 3:

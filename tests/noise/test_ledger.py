@@ -371,8 +371,7 @@ def test_killed_processes_never_reuse_noise_nor_overspend(tmp_path: Path) -> Non
     subprocess.run([sys.executable, str(script), *arguments], check=True, timeout=120)
     lines = log.read_text().splitlines()
     assert len(lines) == len(set(lines)), "a (nonce, step) was released twice"
-    # How many steps are released between kills depends on how busy the machine is.
-    assert 50 < len(lines) <= limit
+    assert 1000 < len(lines) <= limit
     spent = read_spent(path.read_bytes())
     assert len(lines) <= spent <= limit
     with ReleaseLedger.open(path, plan_fingerprint=PLAN, agent=0, max_releases=limit) as ledger:
@@ -385,7 +384,7 @@ def test_killed_near_the_end_the_budget_still_holds(tmp_path: Path) -> None:
     arguments = [str(path), str(log), str(limit), "40", "2"]
     subprocess.run([sys.executable, str(script), *arguments], check=True, timeout=120)
     lines = log.read_text().splitlines()
-    assert len(lines) == len(set(lines)) <= limit
+    assert limit / 2 < len(lines) == len(set(lines)) <= limit
     assert len(lines) <= read_spent(path.read_bytes()) <= limit
 
 
