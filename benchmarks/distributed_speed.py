@@ -86,6 +86,9 @@ class Nobody:
     def see_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
         """Nothing is written."""
 
+    def see_break(self) -> None:
+        """Models may be of no use."""
+
     def note(self, text: str) -> None:
         """Nothing may happen that an agent would note."""
         raise RuntimeError(text)

@@ -1,5 +1,17 @@
-"""``python -m corn`` is the ``corn`` command."""
+"""The ``corn`` command, also as ``python -m corn``."""
 
-from corn.cli import main
+import sys
 
-main()
+
+def main() -> None:
+    """Load everything and run; Ctrl-C ends without a word, also while things are loaded."""
+    try:
+        from corn.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -29,6 +29,7 @@ def test_a_plan_is_run_and_its_results_written(corn: Runner, tmp_path: Path) -> 
     assert outcome.exit_code == 0, outcome.stderr
     facts = json.loads(outcome.stdout)
     assert (facts["status"], facts["num_steps"], facts["lost"]) == ("complete", 30, {})
+    assert facts["configuration"]["steps"] == 30  # the plan's, not the option's default
     assert facts["measured"]["epsilon"] <= 10
     assert facts["measured"]["test_accuracy"] > 0.5
     assert set(facts["agents"]["1"]["traffic"]) == {"0", "2"}
@@ -44,6 +45,9 @@ def test_a_plan_is_run_and_its_results_written(corn: Runner, tmp_path: Path) -> 
     secret = (keys / "agent-1.key").read_text(encoding="ascii").split()[1]
     assert secret not in outcome.stdout + outcome.stderr
     assert not any(secret in path.read_text("latin-1") for path in out.glob("agent-*/*.c*"))
+    over = corn(*arguments)
+    assert over.exit_code == 1
+    assert "has a run that came to step 30: go on with --resume" in over.stderr
     arguments[3] = tmp_path / "another folder for results"
     again = corn(*arguments)
     assert again.exit_code == 1

@@ -119,6 +119,24 @@ def test_a_stopped_agent_that_never_wakes_is_ended(tmp_path: Path) -> None:
     assert "was stopped" in outcome.failures[LOST]
 
 
+def test_agents_that_all_stand_still_for_a_while_are_not_ended(tmp_path: Path) -> None:
+    stopped_at: list[float] = []
+
+    def pause_all(crew: Crew) -> None:
+        if not stopped_at and len(crew.progress) == 3:
+            stopped_at.append(time.monotonic())
+            for agent in range(3):
+                crew.send_signal(agent, signal.SIGSTOP)
+        elif stopped_at and time.monotonic() > stopped_at[0] + 1:
+            for agent in range(3):
+                crew.send_signal(agent, signal.SIGCONT)
+
+    plan = small_plan("ring:3", 300, mechanism="ldp", threat=ThreatModel())
+    outcome = run_processes(plan, tmp_path, SETTINGS, on_look=pause_all)
+    assert stopped_at
+    assert {own["num_steps"] for own in outcome.finished.values()} == {300}
+
+
 @pytest.mark.slow
 def test_a_pause_of_all_is_no_reason_to_give_up_later(tmp_path: Path) -> None:
     """Longer than half the time-out: links hold, but agents may have been given up."""
@@ -271,7 +289,7 @@ def test_a_restart_repeats_no_release_and_keeps_the_budget(tmp_path: Path) -> No
 def test_nobody_starts_once_the_budget_is_spent(tmp_path: Path) -> None:
     plan = small_plan("ring:3", 5)
     assert not run_processes(plan, tmp_path, SETTINGS).failures
-    outcome = run_processes(plan, tmp_path, SETTINGS)
+    outcome = run_processes(plan, tmp_path / "again", SETTINGS, keys=tmp_path / "keys")
     assert not outcome.finished
     with pytest.raises(CornError, match="allows no more releases under this plan: its budget is"):
         raise_common_failure(outcome)

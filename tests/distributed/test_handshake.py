@@ -97,7 +97,7 @@ def test_a_resumed_run_never_starts_over_unasked() -> None:
 
     for result in run_in_threads(3, run):
         assert isinstance(result, HandshakeError), result
-        assert "agent 2 came to step 50, others to step 700; start anew without" in str(result)
+        assert "agent 2 came to step 50, others to step 700; a run without" in str(result)
 
 
 def test_waiting_for_others_can_be_interrupted() -> None:
@@ -152,7 +152,7 @@ def test_a_new_nonce_of_any_one_agent_makes_the_runs_nonce_new() -> None:
     ("other", "message"),
     [
         (replace(HELLO, plan="ff" * 32), "the plan's fingerprint: agent 2 has ffffffffffffffff"),
-        (replace(HELLO, model="another"), "the shape of the model: agent 2 has another"),
+        (replace(HELLO, model="another"), "the model: agent 2 has another"),
         (replace(HELLO, start="elsewhere"), "the initial parameters: agent 2 has elsewhere"),
         (replace(HELLO, roster="strangers"), "the roster of public keys: agent 2 has strangers"),
         (replace(HELLO, settings={"steps": "9"}), "steps: agent 2 has 9; the rest 10"),
@@ -286,6 +286,20 @@ def test_a_taken_port_and_a_missing_store_are_one_line() -> None:
         host_store("127.0.0.1", store.port, timeout=1)
     with pytest.raises(CornError, match=r"agent 3: no store found at 127\.0\.0\.1:1 within 0.5 s"):
         join_store("127.0.0.1", 1, agent=3, timeout=0.5)
+
+
+def test_a_port_that_another_program_holds_is_not_waited_for_in_vain() -> None:
+    """It takes connections, and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        host, port = other.getsockname()
+        with pytest.raises(CornError, match=r"agent 3: what listens at .* does not answer as a st"):
+            join_store(host, port, agent=3, timeout=0.5)
+        interruption = Interruption()
+        threading.Timer(0.2, setattr, (interruption, "requested", True)).start()
+        with pytest.raises(CornError, match=r"^agent 3: interrupted before the first step$"):
+            join_store(host, port, agent=3, timeout=20, interruption=interruption)
+        with pytest.raises(CornError, match=r"^agent 0: .*the port is taken"):
+            join(store=(host, port), agent=0, num_agents=4, timeout=1)
 
 
 def test_the_store_listens_at_its_address_only() -> None:

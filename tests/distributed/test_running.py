@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from corn.covariance import GivenObjective, ThreatModel
 from corn.distributed import AgentResult, Meeting, Reports, RunSettings, loop, run_agent, running
 from corn.distributed.agent_run import AgentRun
+from corn.distributed.checkpoint import list_steps
 from corn.distributed.exchange import LinkExchange
 from corn.distributed.handshake import HandshakeError
 from corn.distributed.keyring import make_keys, open_ledger
@@ -139,13 +141,50 @@ def test_measurements_are_for_their_owner_only_whatever_the_folder_allows(tmp_pa
     assert modes == [0o600] * 3
 
 
-def test_what_an_earlier_run_left_is_not_removed_without_a_word(tmp_path: Path) -> None:
+def test_a_run_is_not_begun_over_another(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 3)
+    run_in_threads(3, lambda meeting: train(meeting, tmp_path, num_steps=6))
+    before = sorted(tmp_path.glob("agent-*/**/*"))
+    for result in run_in_threads(3, lambda meeting: train(meeting, tmp_path, num_steps=6)):
+        assert "has a run that came to step 6: go on with --resume, or give another" in str(result)
+    assert sorted(tmp_path.glob("agent-*/**/*")) == before
+
+
+def test_what_an_earlier_rehearsal_left_is_not_removed_without_a_word(tmp_path: Path) -> None:
     for turn in range(2):
-        results = run_in_threads(3, lambda meeting: train(meeting, tmp_path, num_steps=6))
-        for result in results:
+        for result in run_in_threads(3, lambda meeting: train(meeting, tmp_path, rehearsal_seed=0)):
             assert isinstance(result, AgentResult), result
             assert ("files of an earlier run" in "".join(result.notes)) == (turn == 1)
+
+
+def test_frozen_parameters_and_losses_must_be_the_same_too(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 2)
+    plan = small_plan("path:2", 12, mechanism="ldp", threat=ThreatModel())
+
+    def run(meeting: Meeting, what: str) -> AgentResult:
+        frozen, trained = nn.Linear(5, 4).requires_grad_(requires_grad=False), nn.Linear(4, 2)
+        with torch.no_grad():
+            for parameter in (*frozen.parameters(), *trained.parameters()):
+                parameter.fill_(0.1)
+            frozen.bias.add_(meeting.agent if what == "constants" else 0)
+        smoothing = 0.1 * meeting.agent if what == "loss" else 0.0
+        return run_agent(
+            plan,
+            meeting=meeting,
+            model=nn.Sequential(frozen, trained),
+            loss=partial(nn.functional.cross_entropy, label_smoothing=smoothing),
+            dataset=samples_of(meeting.agent),
+            test=DataLoader(samples_of(7)),
+            keys=tmp_path / "keys",
+            settings=RunSettings(evaluate_at=(0,)),
+        )
+
+    for what in ("constants", "loss"):
+        for result in run_in_threads(2, partial(run, what=what)):
+            assert "agents differ in the model: agent 1 has" in str(result)
+    for result in run_in_threads(2, partial(run, what="nothing")):
+        assert isinstance(result, AgentResult), result
+        assert float(result.rows[-1]["test_loss"]) > 0
 
 
 def test_a_crash_is_named_when_it_took_the_last_of_the_budget(tmp_path: Path) -> None:
@@ -233,6 +272,7 @@ def test_a_broken_agent_sends_no_gradient_and_all_stop_together(tmp_path: Path) 
             loss=loss,
             dataset=samples_of(meeting.agent),
             keys=tmp_path / "keys",
+            out=tmp_path / f"agent-{meeting.agent}",
             settings=RunSettings(Constant(0.5), timeout=5, evaluate_at=(0,)),
         )
 
@@ -241,6 +281,8 @@ def test_a_broken_agent_sends_no_gradient_and_all_stop_together(tmp_path: Path) 
         assert (result.status, result.num_steps) == ("interrupted", 3)
         assert "agent 1's gradients are not finite" in result.stop
         assert torch.isfinite(result.parameters).all()
+        # Not of the model that diverged: a run goes on from before it.
+        assert list_steps(tmp_path / f"agent-{result.agent}") == {0}
     # Later gradients may be finite again: it asks for none, and reserves nothing.
     for agent in range(3):
         with open_ledger(tmp_path / "keys", agent, PLAN) as ledger:
@@ -330,6 +372,11 @@ def make_zero_model() -> nn.Linear:
         for parameter in model.parameters():
             parameter.zero_()
     return model
+
+
+def test_steps_to_measure_at_must_be_in_the_run() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"from 0 to 12, found \[-1, 99\]"):
+        RunSettings(evaluate_at=(-1, 5, 99)).evaluation_steps(PLAN)
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

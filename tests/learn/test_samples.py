@@ -1,12 +1,13 @@
 """A user's data: pairs of inputs and targets, or a clear word on what else was found."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData
@@ -24,6 +25,13 @@ class Items(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self.item
+
+
+class Stream(IterableDataset[Any]):
+    """A data set without a length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield torch.zeros(2), 1
 
 
 @pytest.mark.parametrize("as_list", [False, True])
@@ -49,6 +57,9 @@ def test_items_are_stacked() -> None:
         ((torch.zeros(3), torch.zeros(3), torch.zeros(3)), "found 3 parts"),
         ((torch.tensor([[1.0], [torch.nan]]), torch.zeros(2)), "inputs must be finite"),
         ((torch.zeros(0, 2), torch.zeros(0)), "an empty one"),
+        ((torch.zeros(2, 2), np.array(["ill", "well"])), "must be numbers, found <U4: number the"),
+        (Items((torch.zeros(2), "ill")), "must be numbers, found str"),
+        (Stream(), "must have a length and items by number, .* found Stream"),
     ],
 )
 def test_other_data_is_refused(source: Any, message: str) -> None:

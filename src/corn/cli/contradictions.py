@@ -12,12 +12,14 @@ from corn.plan import Plan
 from corn.topology import load_network
 
 
-def refuse_contradictions(context: typer.Context, plan: Plan, **also_fixed: object) -> None:
-    """Refuse, with exit code 2, options on the command line that differ from what the plan says.
+def let_plan_decide(context: typer.Context, plan: Plan, **also_fixed: object) -> None:
+    """Give options the values that the plan has, as the command's configuration.
 
-    ``also_fixed`` are options that only the command which runs leaves to the plan.
+    Those on the command line that differ from it are refused, with exit code 2. ``also_fixed`` are
+    options that only the command which runs leaves to the plan.
     """
-    for name, value in {**_fixed_by_plan(plan, context.params), **also_fixed}.items():
+    fixed = {**_fixed_by_plan(plan, context.params), **also_fixed}
+    for name, value in fixed.items():
         source = context.get_parameter_source(name)
         found = context.params[name]
         if source is not None and source.name == "COMMANDLINE" and found != value:
@@ -26,6 +28,7 @@ def refuse_contradictions(context: typer.Context, plan: Plan, **also_fixed: obje
                 f"the plan has {'none' if value is None else value}, found {found}: leave it out",
                 param_hint=flag,
             )
+    context.params.update(fixed)
 
 
 def _fixed_by_plan(plan: Plan, given: Mapping[str, Any]) -> dict[str, object]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from corn import distributed, learn
-from corn.cli.contradictions import refuse_contradictions
+from corn.cli.contradictions import let_plan_decide
 from corn.cli.learning import LEARNING, LearningOptions, draw_run, write_run
 from corn.cli.options import (
     BudgetOptions,
@@ -130,7 +130,7 @@ def launch(
     batch_size = learning.batch_size
     if plan is not None:
         planned = load_plan(plan)
-        refuse_contradictions(context, planned, mechanism=planned.mechanism)
+        let_plan_decide(context, planned, mechanism=planned.mechanism)
         source, batch_size = plan, planned.budget.batch_size or batch_size
     else:
         source = distributed.PlanningRequest(
@@ -247,5 +247,5 @@ def _exit(launched: distributed.Launched) -> None:
     if launched.result.status == "interrupted" and stops:
         raise CornError(
             f"stopped after {launched.result.num_steps} steps: {'; '.join(sorted(stops))}; what "
-            "was reached is written, go on with --resume"
+            "was reached is written; --resume goes on from the newest checkpoint"
         )

@@ -48,8 +48,20 @@ BatchSizeOption: TypeAlias = Annotated[
     int | None,
     typer.Option(help="Samples a batch (sample unit only).", rich_help_panel=_BUDGET),
 ]
+
+
+def _check_figure_name(path: Path | None) -> Path | None:
+    """Refuse it now rather than after hours."""
+    if path is not None:
+        from corn.report.style import check_figure_name
+
+        check_figure_name(path)
+    return path
+
+
 PlotOption: TypeAlias = Annotated[
-    Path | None, typer.Option(help="Draw to this .png, .svg or .pdf.")
+    Path | None,
+    typer.Option(help="Draw to this .png, .svg or .pdf.", callback=_check_figure_name),
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 MechanismOption: TypeAlias = Annotated[

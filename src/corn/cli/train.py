@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from corn import learn
-from corn.cli.contradictions import refuse_contradictions
+from corn.cli.contradictions import let_plan_decide
 from corn.cli.learning import LEARNING, LearningOptions
 from corn.cli.options import (
     BudgetOptions,
@@ -164,7 +164,7 @@ def train(
 
 def _read_terms(context: typer.Context, plan: Plan) -> Terms:
     """What a plan says; options that say something else are misuse."""
-    refuse_contradictions(context, plan)
+    let_plan_decide(context, plan)
     rounds = learn.planned_rounds(plan)
     return Terms(plan.network, plan.budget, plan.objective, plan.threat, *rounds, plan)
 

@@ -154,7 +154,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"must be numbers with commas, as 1,4,7, found {text!r}"
+        ) from error
 
 
 if __name__ == "__main__":

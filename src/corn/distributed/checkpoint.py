@@ -77,7 +77,10 @@ def load_checkpoint(
     content, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     is_whole = hashlib.sha256(content).digest() == digest
     if not content.startswith((_IN_EARNEST, _REHEARSAL)) or not is_whole:
-        raise FileFormatError(f"agent {agent}: {path}: not a checkpoint, or a damaged one")
+        raise FileFormatError(
+            f"agent {agent}: {path}: not a checkpoint, or a damaged one: remove it to go on from "
+            "another"
+        )
     if not content.startswith(_kind(is_rehearsal)):
         found = "a run in earnest" if is_rehearsal else "a rehearsal, which protects nothing"
         raise FileFormatError(f"agent {agent}: {path}: of {found}: use another folder")

@@ -172,7 +172,7 @@ def compare_hellos(hellos: Mapping[int, Hello], agent: int) -> None:
     """Name the first thing on which agents differ, and who does."""
     parts: tuple[tuple[str, Callable[[Hello], str]], ...] = (
         ("the plan's fingerprint", lambda own: own.plan[:16]),
-        ("the shape of the model", lambda own: own.model),
+        ("the model", lambda own: own.model),
         ("the initial parameters", lambda own: own.start),
         ("the roster of public keys", lambda own: own.roster),
     )
@@ -209,7 +209,8 @@ def _choose_start(hellos: Mapping[int, Hello], agent: int) -> int:
         raise HandshakeError(
             f"agent {agent}: no step but the first has a checkpoint of every agent: "
             f"{name_agents(behind)} came to step {min(newest.values())}, others to step "
-            f"{max(newest.values())}; start anew without --resume"
+            f"{max(newest.values())}; a run without --resume begins anew in another folder, with "
+            "what ledgers still allow"
         )
     return max(common)
 

@@ -122,7 +122,7 @@ class Crew:
         self._lines: dict[int, Connection] = {}
         self._endings: dict[int, Ending] = {}
         self._notes: dict[int, list[str]] = {agent: [] for agent in self._orders}
-        self._last_news: dict[int, float] = {}
+        self._stopped: dict[int, float] = {}
         self._began, self._all_stepped, self._asked = time.monotonic(), 0.0, False
         self.progress: dict[int, Progress] = {}
 
@@ -193,7 +193,6 @@ class Crew:
         process.start()
         theirs.close()
         self._processes[agent], self._lines[agent] = process, ours
-        self._last_news[agent] = time.monotonic()
 
     def _take(self, agent: int) -> None:
         try:
@@ -201,7 +200,6 @@ class Crew:
         except (EOFError, OSError):
             self._close(agent)
             return
-        self._last_news[agent] = time.monotonic()
         if kind == "progress":
             self.progress[agent] = content
             if not self._all_stepped and len(self.progress) == len(self._orders):
@@ -222,15 +220,20 @@ class Crew:
             self._endings[agent] = Ending(failure=f"agent {agent}: {describe_exit(code)}")
 
     def _end_the_stopped(self) -> None:
-        """A process that was stopped cannot end by itself: do it when all the others have."""
+        """A process that was stopped cannot end by itself.
+
+        Do it when no other runs any more, and it stood still for so long that it was given up.
+        """
         left = [agent for agent in self._orders if agent not in self._endings]
-        for agent in left:
-            silence = time.monotonic() - self._last_news[agent]
-            others_wait = any(not is_stopped(self._processes[other].pid) for other in left)
-            if is_stopped(self._processes[agent].pid) and not others_wait:
+        stopped = [agent for agent in left if is_stopped(self._processes[agent].pid)]
+        now = time.monotonic()
+        self._stopped = {agent: self._stopped.get(agent, now) for agent in stopped}
+        for agent in stopped if stopped == left else []:
+            pause = now - self._stopped[agent]
+            if pause > self._orders[agent].settings.timeout:
                 self._processes[agent].kill()
                 self._endings[agent] = Ending(
-                    failure=f"agent {agent}: was stopped {silence:.0f} s ago, and is ended now"
+                    failure=f"agent {agent}: was stopped {pause:.0f} s ago, and is ended now"
                 )
 
 

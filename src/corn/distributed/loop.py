@@ -50,6 +50,9 @@ class Watcher(Protocol):
     def see_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
         """``step`` steps are done."""
 
+    def see_break(self) -> None:
+        """Gradients are not finite somewhere: models from here on are of no use."""
+
     def note(self, text: str) -> None:
         """Something a person must know."""
 
@@ -155,6 +158,8 @@ class AgentLoop:
             prepares = mixing_round == 0 and not self._is_broken
             values = self._mix(values, mixing_round, prepares=prepares)
         self.parameters, self.step = values, self.step + 1
+        if self._members.stop.reason == "broken":
+            self._watcher.see_break()
         self._watcher.see_step(self.step, values, statistics)
 
     def _learn(self) -> tuple[Tensor, StepStatistics]:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import final
+from typing import TypeVar, final
 
 from torch import distributed
 from torch._C._distributed_c10d import Store, TCPStore
@@ -23,6 +26,8 @@ from corn.distributed.links import find_address
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.monitor import Interruption
 from corn.noise.fast import find_compiled
+
+Connected = TypeVar("Connected")
 
 _SECONDS_TO_PART = 5.0
 _SECONDS_BETWEEN_LOOKS = 0.02
@@ -177,8 +182,11 @@ class Meeting:
             raise CornError(f"agent {self.agent}: the store where agents meet is gone") from error
 
 
-def host_store(host: str, port: int, *, timeout: float) -> TCPStore:
-    """Open the store for all agents, at this address only; port 0 takes any that is free."""
+def host_store(host: str, port: int, *, timeout: float, name: str = "") -> TCPStore:
+    """Open the store for all agents, at this address only; port 0 takes any that is free.
+
+    ``name`` says in errors who wanted to.
+    """
     try:
         # Torch itself would listen on every address, and the store asks nobody who they are.
         listener = socket.create_server((host, port))
@@ -192,8 +200,8 @@ def host_store(host: str, port: int, *, timeout: float) -> TCPStore:
         )
     except (OSError, distributed.DistError) as error:
         raise CornError(
-            f"{host}:{port}: no store can be opened there, the port is taken or the address is "
-            "not this machine's"
+            f"{name}{host}:{port}: no store can be opened there, the port is taken or the address "
+            "is not this machine's"
         ) from error
 
 
@@ -206,9 +214,12 @@ def join_store(
     interruption: Interruption | None = None,
 ) -> TCPStore:
     """Connect to the store that another process hosts, as soon as it is there."""
-    _await_host(host, port, agent, timeout, interruption)
+    wait = _Wait(host, port, agent, timeout, interruption)
+    wait.for_host()
     try:
-        return TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=timeout))
+        return wait.for_answer(
+            lambda: TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=timeout))
+        )
     except distributed.DistError as error:
         raise CornError(f"agent {agent}: what listens at {host}:{port} is no store") from error
 
@@ -244,7 +255,7 @@ def join(
     if not 0 <= agent < num_agents:
         raise InvalidArgumentError(f"agent must be from 0 to {num_agents - 1}, found {agent}")
     if agent == 0:
-        opened = host_store(*store, timeout=timeout)
+        opened = host_store(*store, timeout=timeout, name="agent 0: ")
     else:
         opened = join_store(*store, agent=agent, timeout=timeout, interruption=interruption)
     return Meeting(
@@ -271,11 +282,13 @@ def join_torchrun(
         if not os.environ[name].isdecimal():
             raise CornError(f"{name} must be a number, found {os.environ[name]!r}")
     agent, host, port = (os.environ[name] for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
+    wait = _Wait(host, int(port), int(agent), timeout, interruption)
     if agent != "0":  # which may have to open it
-        _await_host(host, int(port), int(agent), timeout, interruption)
+        wait.for_host()
     try:
-        handler = rendezvous("env://", timeout=timedelta(seconds=timeout))
-        store, rank, size = next(handler)
+        store, rank, size = wait.for_answer(
+            lambda: next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
+        )
     except distributed.DistError as error:
         raise CornError(
             f"agent {agent}: no store at {host}:{port}: nobody hosts it, or the port is taken"
@@ -283,16 +296,44 @@ def join_torchrun(
     return store, rank, size
 
 
-def _await_host(
-    host: str, port: int, agent: int, timeout: float, interruption: Interruption | None
-) -> None:
-    """Torch's own wait for a store would hear no signal, and last up to twice its time."""
-    deadline = time.monotonic() + timeout
-    while not _is_open(host, port):
-        _heed(interruption, agent)
-        if time.monotonic() > deadline:
-            raise CornError(f"agent {agent}: no store found at {host}:{port} within {timeout:g} s")
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
+@final
+@dataclass(frozen=True)
+class _Wait:
+    """An agent's wait for a store: torch's own would hear no signal, and could last for ever."""
+
+    host: str
+    port: int
+    agent: int
+    timeout: float
+    interruption: Interruption | None
+
+    def for_host(self) -> None:
+        """Until somebody listens there."""
+        self._until(lambda: _is_open(self.host, self.port), "no store found at {}")
+
+    def for_answer(self, connect: Callable[[], Connected]) -> Connected:
+        """What ``connect`` gives, once whoever listens there answers."""
+        found: Future[Connected] = Future()
+
+        def run() -> None:
+            try:
+                found.set_result(connect())
+            except BaseException as error:  # noqa: BLE001  # it is raised below
+                found.set_exception(error)
+
+        # Of another program that holds the port no answer comes, and this thread ends with us.
+        threading.Thread(target=run, daemon=True).start()
+        self._until(found.done, "what listens at {} does not answer as a store does")
+        return found.result()
+
+    def _until(self, is_over: Callable[[], bool], complaint: str) -> None:
+        deadline = time.monotonic() + self.timeout
+        while not is_over():
+            _heed(self.interruption, self.agent)
+            if time.monotonic() > deadline:
+                what = complaint.format(f"{self.host}:{self.port}")
+                raise CornError(f"agent {self.agent}: {what} within {self.timeout:g} s")
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
 def _is_open(host: str, port: int) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, final
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from corn.distributed.checkpoint import Checkpoint, list_steps, load_checkpoint
 from corn.distributed.half_step import Batches, HalfStep, OneCell, torch_type
@@ -17,12 +17,12 @@ from corn.distributed.handshake import Hello
 from corn.distributed.keyring import digest_roster, load_keys, open_ledger
 from corn.distributed.recording import Measuring
 from corn.distributed.settings import RunSettings
-from corn.errors import FileFormatError, InvalidArgumentError
+from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.learn.batches import AgentData, BatchSampler
 from corn.learn.perturbation import simulation_nonce
 from corn.learn.problem import Problem
 from corn.learn.settings import SweepSettings
-from corn.learn.tasks import Task
+from corn.learn.tasks import HasFingerprint, Task
 from corn.noise import Identity, Roster
 from corn.noise.stream import STREAM_FORMAT
 from corn.plan import Plan
@@ -119,7 +119,6 @@ def make_hello(
     plan: Plan,
     settings: RunSettings,
     task: Task,
-    model: nn.Module | None,
     start: Tensor,
     credentials: Credentials,
     checkpoints: set[int],
@@ -128,7 +127,7 @@ def make_hello(
     """What the agent says at the handshake, ``data`` on how that was dealt out; nothing secret."""
     return Hello(
         fingerprint(plan).hex(),
-        describe_model(task, model),
+        describe_model(task),
         hashlib.sha256(start.numpy().tobytes()).hexdigest()[:16],
         "none" if credentials.roster is None else digest_roster(credentials.roster),
         settings.describe(plan) | {"how data is dealt out": data, "streams": STREAM_FORMAT},
@@ -151,10 +150,16 @@ def find_checkpoints(
     """The steps this agent can go on from; a damaged checkpoint is refused, not passed over.
 
     So is one made after more releases than the ledger has counted: with it ε would be too small.
+    Without ``resume`` there must be none, but in a rehearsal: what others paid for is not replaced.
     """
-    if not settings.resume or folder is None:
+    steps = set() if folder is None else list_steps(folder)
+    if folder is None or (settings.is_rehearsal and not settings.resume):
         return set()
-    steps = list_steps(folder)
+    if any(steps) and not settings.resume:
+        raise CornError(
+            f"agent {agent}: {folder}: has a run that came to step {max(steps)}: go on with "
+            "--resume, or give another folder with --out"
+        )
     for step in steps:
         found, name = read_checkpoint(plan, agent, settings, folder, step), f"checkpoint-{step}"
         if len(found.parameters) != num_parameters:
@@ -185,13 +190,13 @@ def read_checkpoint(
     )
 
 
-def describe_model(task: Task, model: nn.Module | None) -> str:
-    """What all agents must have alike: the task's line, and the parameters' names and shapes."""
+def describe_model(task: Task) -> str:
+    """What all agents must have alike: the task's line, and a hash of layers, loss and constants.
+
+    Frozen parameters are constants.
+    """
     text = f"{task.describe()}; {task.num_parameters} parameters"
-    if model is None:
-        return text
-    shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
-    return f"{text} ({hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]})"
+    return f"{text} ({task.fingerprint().hex()[:16]})" if isinstance(task, HasFingerprint) else text
 
 
 def _make_batches(plan: Plan, settings: RunSettings, data: AgentData) -> Batches:

@@ -133,7 +133,7 @@ class Recorder:
         self._folder, self._every, self._plan = folder, checkpoint_every, plan_fingerprint
         self._count_releases, self._describe_traffic = count_releases, describe_traffic
         self._on_progress, self._on_note = on_progress, on_note
-        self._last_report, self._is_rehearsal = 0.0, is_rehearsal
+        self._last_report, self._is_rehearsal, self._is_broken = 0.0, is_rehearsal, False
         self.rows: list[Row] = []
         self.notes: list[str] = []
 
@@ -159,6 +159,10 @@ class Recorder:
         if self._on_progress and time.monotonic() > self._last_report + _SECONDS_BETWEEN_REPORTS:
             self._last_report = time.monotonic()
             self._on_progress(self._progress(step, statistics))
+
+    def see_break(self) -> None:
+        """See ``Watcher``."""
+        self._is_broken = True
 
     def see_end(self, step: int, parameters: Tensor) -> None:
         """The run is over, after a cool-down perhaps: what was measured before it is replaced."""
@@ -203,7 +207,8 @@ class Recorder:
         write_table(self.rows, folder / "metrics.csv", is_private=True)
 
     def _save(self, step: int, parameters: Tensor) -> None:
-        if self._folder is not None:
+        # From a model that diverged no run would go on.
+        if self._folder is not None and not self._is_broken:
             save_checkpoint(
                 self._folder,
                 plan_fingerprint=self._plan,

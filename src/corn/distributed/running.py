@@ -33,9 +33,11 @@ from corn.distributed.recording import Account
 from corn.distributed.settings import RunSettings
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import AgentData
+from corn.learn.metrics import Samples
 from corn.learn.problem import Problem
 from corn.learn.samples import DataSource, read_samples
-from corn.learn.tasks import Loss, ModuleTask, Task
+from corn.learn.tasks import Loss, Task
+from corn.learn.training import make_task
 from corn.noise import Secret
 from corn.plan import AgentGuarantee, Plan
 
@@ -47,8 +49,8 @@ def run_agent(
     model: nn.Module | Task,
     loss: Loss | None = None,
     dataset: DataSource | DataLoader[Any],
-    validation: DataSource | None = None,
-    test: DataSource | None = None,
+    validation: DataSource | DataLoader[Any] | None = None,
+    test: DataSource | DataLoader[Any] | None = None,
     keys: Path | None = None,
     out: Path | None = None,
     settings: RunSettings | None = None,
@@ -65,8 +67,8 @@ def run_agent(
         loss: for a module: (outputs, targets) → mean loss.
         dataset: this agent's own samples. Of a data loader its data set is taken; batches are drawn
             as the plan's accounting assumes, of the settings' size or else the loader's.
-        validation: samples to measure on.
-        test: samples to measure on.
+        validation: samples to measure on, from a data set or loader.
+        test: the same.
         keys: the folder with ``agent-I.key``, ``roster.json`` and the ledger.
         out: a folder for measurements and checkpoints, of this agent alone.
         settings: how to run.
@@ -77,22 +79,19 @@ def run_agent(
     """
     chosen = settings or RunSettings()
     with preparing(meeting):
-        task = _make_task(model, loss)
+        task = make_task(model, loss)
         if isinstance(dataset, DataLoader):
             chosen = _take_batch_size(chosen, plan, dataset)
-            dataset = cast("DataSource", dataset.dataset)
         parts = {"validation": validation, "test": test}
         own = Problem(
             task,
-            AgentData.from_parts([read_samples(dataset)]),
-            {name: read_samples(part) for name, part in parts.items() if part is not None},
+            AgentData.from_parts([_read(dataset)]),
+            {name: _read(part) for name, part in parts.items() if part is not None},
         )
-    module = model if isinstance(model, nn.Module) else None
     return run_problem(
         plan,
         own,
         meeting=meeting,
-        model=module,
         keys=keys,
         out=out,
         settings=chosen,
@@ -105,7 +104,6 @@ def run_problem(
     own: Problem,
     *,
     meeting: Meeting,
-    model: nn.Module | None = None,
     cohort: AgentData | None = None,
     keys: Path | None = None,
     out: Path | None = None,
@@ -134,9 +132,7 @@ def run_problem(
                 num_parameters=own.task.num_parameters,
                 num_releases=plan.budget.num_steps - credentials.ledger.remaining,
             )
-            hello = make_hello(
-                plan, settings, own.task, model, work.start, credentials, steps, data
-            )
+            hello = make_hello(plan, settings, own.task, work.start, credentials, steps, data)
             agreement = shake_hands(meeting, hello)
             _require_budget(agreement)
             run = AgentRun(
@@ -229,14 +225,11 @@ def _naming(agent: int) -> Iterator[None]:
         raise CornError(name + what) from error
 
 
-def _make_task(model: nn.Module | Task, loss: Loss | None) -> Task:
-    if not isinstance(model, nn.Module):
-        return model
-    if loss is None:
-        raise InvalidArgumentError(
-            "loss must be given with a module, found None: try torch.nn.functional.cross_entropy"
-        )
-    return ModuleTask(model, loss)
+def _read(source: DataSource | DataLoader[Any]) -> Samples:
+    """All samples of a data set, or of a loader's."""
+    return read_samples(
+        cast("DataSource", source.dataset) if isinstance(source, DataLoader) else source
+    )
 
 
 def _take_batch_size(settings: RunSettings, plan: Plan, loader: DataLoader[Any]) -> RunSettings:

@@ -105,6 +105,11 @@ class RunSettings:
         if self.evaluate_at is None:
             shares = range(_NUM_EVALUATIONS + 1)
             return frozenset(round(steps * k / _NUM_EVALUATIONS) for k in shares)
+        outside = [step for step in self.evaluate_at if not 0 <= step <= steps]
+        if outside:
+            raise InvalidArgumentError(
+                f"evaluate_at must be steps from 0 to {steps}, found {outside}"
+            )
         return frozenset(self.evaluate_at) | {steps}
 
     def describe(self, plan: Plan) -> dict[str, str]:

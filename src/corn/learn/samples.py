@@ -41,6 +41,11 @@ def read_samples(source: DataSource) -> Samples:
 
 
 def _read_items(source: TorchDataset[Any]) -> Samples:
+    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+        raise InvalidArgumentError(
+            "a data set must have a length and items by number, as batches are drawn from it at "
+            f"random, found {type(source).__name__}: read a stream into a list of pairs first"
+        )
     items = [source[index] for index in range(len(cast("Any", source)))]
     for item in items:
         _require_pair(item, "each item of a data set")
@@ -76,4 +81,10 @@ def _as_tensor(values: Any) -> Tensor:
             f"{_ADVICE}"
         )
     # A copy where the array is the caller's: it may be read-only, and is never to be modified.
-    return torch.as_tensor(np.array(values) if isinstance(values, np.ndarray) else values)
+    try:
+        return torch.as_tensor(np.array(values) if isinstance(values, np.ndarray) else values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        found = getattr(values, "dtype", type(values).__name__)
+        raise InvalidArgumentError(
+            f"inputs and targets must be numbers, found {found}: number the classes from 0"
+        ) from error

@@ -87,7 +87,7 @@ def train(
     >>> result.status, result.parameters.shape, round(result.last_rows[0]["epsilon"], 6)
     ('complete', torch.Size([1, 4, 8]), 5.0)
     """
-    task, rounds = _make_task(model, loss), _choose_rounds(source, gossip_rounds, cooldown_rounds)
+    task, rounds = make_task(model, loss), _choose_rounds(source, gossip_rounds, cooldown_rounds)
     network, contender = _make_contender(source, budget, noise, rounds)
     query = contender.query
     settings = SweepSettings(
@@ -140,7 +140,8 @@ def _choose_steps(num_steps: int | None, budget: PrivacyBudget | None) -> int:
     return budget.num_steps
 
 
-def _make_task(model: nn.Module | Task, loss: Loss | None) -> Task:
+def make_task(model: nn.Module | Task, loss: Loss | None) -> Task:
+    """A task as it is, or one made from a module and its loss."""
     if isinstance(model, nn.Module):
         if loss is None:
             raise InvalidArgumentError(

@@ -33,9 +33,14 @@ LINK = MECHANISM_COLOURS["corn"]
 FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure in the format its name asks for, making the folder if it is missing."""
+def check_figure_name(path: Path) -> None:
+    """Raise unless a figure can be written under this name."""
     if path.suffix not in FIGURE_SUFFIXES:
         raise FileFormatError(f"{path}: a figure's name must end in {', '.join(FIGURE_SUFFIXES)}")
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure in the format its name asks for, making the folder if it is missing."""
+    check_figure_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=160)

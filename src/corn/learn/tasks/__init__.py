@@ -5,11 +5,12 @@ from corn.learn.tasks.linear import LinearClassifier
 from corn.learn.tasks.module import ModuleTask
 from corn.learn.tasks.networks import small_cnn, small_cnn_task
 from corn.learn.tasks.perceptron import ShallowNetwork
-from corn.learn.tasks.protocol import Gradients, Scores, Task
+from corn.learn.tasks.protocol import Gradients, HasFingerprint, Scores, Task
 from corn.learn.tasks.quadratic import Quadratic, quadratic_objectives
 
 __all__ = [
     "Gradients",
+    "HasFingerprint",
     "LinearClassifier",
     "Loss",
     "ModuleTask",

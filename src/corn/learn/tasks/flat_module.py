@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias, final
@@ -16,6 +17,7 @@ from corn.learn.tasks.protocol import seeded
 
 Loss: TypeAlias = Callable[[Any, Tensor], Tensor]
 
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _REHEARSAL_ROWS = 2
 
 
@@ -79,7 +81,9 @@ class FlatModule:
     def describe(self) -> str:
         """Everything but the values of parameters, in words: layers, loss, what is frozen."""
         loss = getattr(self._loss, "__qualname__", repr(self._loss))
-        return f"{self._model!r}; {loss}; training {', '.join(self._shapes)}"
+        shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in self._shapes.items())
+        text = f"{self._model!r}; {loss}; training {shapes}"
+        return _ADDRESS.sub("", text)  # which is another one in every process
 
     def constants(self) -> Iterator[Tensor]:
         """Frozen parameters and buffers."""
