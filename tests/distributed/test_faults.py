@@ -102,14 +102,14 @@ def test_a_stopped_agent_is_a_named_time_out_and_knows_when_it_wakes(tmp_path: P
     outcome = run_processes(
         PLAN,
         tmp_path,
-        replace(SETTINGS, timeout=4),
+        replace(SETTINGS, timeout=3),
         deeds=[Deed(LOST, 30, signal.SIGSTOP)],
         on_look=wake,
     )
     for agent in (1, 3):
-        assert "agent 2 sent nothing for 4 s (time-out) at step" in notes_of(outcome, agent)
+        assert "agent 2 sent nothing for 3 s (time-out) at step" in notes_of(outcome, agent)
     assert {own["num_steps"] for own in outcome.finished.values()} == {NUM_STEPS}
-    assert outcome.failures[LOST].startswith("agent 2: stood still for more than 2 s")
+    assert outcome.failures[LOST].startswith("agent 2: stood still for more than 1.5 s")
 
 
 def test_a_stopped_agent_that_never_wakes_is_ended(tmp_path: Path) -> None:
@@ -365,9 +365,9 @@ def test_what_cannot_start_says_so_in_one_line(spoil: str, message: str, tmp_pat
 @pytest.mark.slow
 def test_a_signal_to_all_processes_of_a_launch_stops_agents_together(tmp_path: Path) -> None:
     """As a scheduler sends it, also to the process that forks agents."""
-    process = launch_three(tmp_path)
+    process = launch_two(tmp_path)
     try:
-        wait_for_tables(tmp_path / "run", 3)
+        wait_for_tables(tmp_path / "run", 2)
         os.killpg(process.pid, signal.SIGTERM)
         assert process.wait(timeout=60) == 0
     finally:
@@ -380,10 +380,10 @@ def test_a_signal_to_all_processes_of_a_launch_stops_agents_together(tmp_path: P
 
 @pytest.mark.slow
 def test_no_agent_outlives_a_killed_launcher(tmp_path: Path) -> None:
-    process = launch_three(tmp_path)
+    process = launch_two(tmp_path)
     try:
         children = wait_for_agents(process.pid, tmp_path)
-        assert len(children) >= 3
+        assert len(children) >= 2
         os.kill(children[-1], signal.SIGSTOP)
     finally:
         process.kill()
@@ -394,9 +394,9 @@ def test_no_agent_outlives_a_killed_launcher(tmp_path: Path) -> None:
     assert not any(map(is_alive, children))
 
 
-def launch_three(folder: Path) -> subprocess.Popen[bytes]:
-    """``corn launch`` with a long plan for three agents, in a process group of its own."""
-    save_plan(small_plan("ring:3", 100_000), folder / "plan.corn")
+def launch_two(folder: Path) -> subprocess.Popen[bytes]:
+    """``corn launch`` with a long plan for two agents, in a process group of its own."""
+    save_plan(small_plan("path:2", 100_000), folder / "plan.corn")
     command = [sys.executable, "-m", "corn", "launch", "plan.corn", "--out", "run"]
     command += ["--task", "breast-cancer"]
     return subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -404,7 +404,7 @@ def launch_three(folder: Path) -> subprocess.Popen[bytes]:
 
 def wait_for_agents(pid: int, folder: Path) -> list[int]:
     """The processes below a launcher whose agents have all begun to train."""
-    wait_for_tables(folder / "run", 3)
+    wait_for_tables(folder / "run", 2)
     return list(descendants(pid))
 
 

@@ -412,13 +412,13 @@ def test_more_steps_than_planned_are_refused() -> None:
 
 @pytest.mark.slow
 def test_torchrun_runs_agents(tmp_path: Path) -> None:
-    save_plan(PLAN, tmp_path / "plan.corn")
-    make_keys(tmp_path / "keys", 3)
+    save_plan(small_plan("path:2", 12), tmp_path / "plan.corn")
+    make_keys(tmp_path / "keys", 2)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "3", "-m", "corn.distributed.agent", "--plan", "plan.corn"]
+    command += ["--nproc-per-node", "2", "-m", "corn.distributed.agent", "--plan", "plan.corn"]
     command += ["--keys", "keys", "--task", "breast-cancer", "--timeout", "30"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for agent in range(3):
+    for agent in range(2):
         assert f"agent {agent}: complete after 12 steps" in done.stderr
         assert (tmp_path / "out" / f"agent-{agent}" / "metrics.csv").exists()

@@ -230,7 +230,7 @@ def test_the_quadratic_gap_is_what_its_noise_makes(mechanism: Mechanism) -> None
 
     The gap of one run varies more than its mean, hence the many seeds.
     """
-    n, num_steps, num_seeds = 6, 40, 1500
+    n, num_steps, num_seeds = 6, 40, 600
     network = load_network("er:n=6,p=0.5,seed=1")
     W = network.mixing_matrix
     budget = PrivacyBudget(10, 1e-5, num_steps, 0.1)
