@@ -150,6 +150,15 @@ def test_a_run_is_not_begun_over_another(tmp_path: Path) -> None:
     assert sorted(tmp_path.glob("agent-*/**/*")) == before
 
 
+def test_a_run_begins_anew_over_one_that_came_to_no_step(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 3)
+    run_in_threads(3, lambda meeting: train(meeting, tmp_path, num_steps=6))
+    for path in tmp_path.glob("agent-*/checkpoint-*.corn"):
+        path.rename(path.with_name("checkpoint-0.corn"))
+    for result in run_in_threads(3, lambda meeting: train(meeting, tmp_path, num_steps=6)):
+        assert isinstance(result, AgentResult), result
+
+
 def test_what_an_earlier_rehearsal_left_is_not_removed_without_a_word(tmp_path: Path) -> None:
     for turn in range(2):
         for result in run_in_threads(3, lambda meeting: train(meeting, tmp_path, rehearsal_seed=0)):

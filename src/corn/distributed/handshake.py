@@ -17,7 +17,7 @@ from typing import Any
 from corn.distributed.links import LinkError
 from corn.distributed.meeting import AbsentError, Meeting, RefusalError
 from corn.distributed.membership import name_agents
-from corn.errors import CornError, InfeasibleError
+from corn.errors import CornError, InfeasibleError, InvalidArgumentError
 from corn.noise import agree_on_nonce
 from corn.plan import AgentGuarantee, Plan, verify_plan
 
@@ -93,7 +93,8 @@ def refusing_aloud(meeting: Meeting) -> Iterator[None]:
     except CornError as error:
         if isinstance(error, AbsentError | LinkError) or isinstance(error.__cause__, LinkError):
             _explain_by_refusal(meeting, error)
-        _refuse(meeting, _tell_only_kind(error) if isinstance(error, ValueError) else str(error))
+        is_argument = isinstance(error, InvalidArgumentError)
+        _refuse(meeting, _tell_only_kind(error) if is_argument else str(error))
         raise
     except (Exception, KeyboardInterrupt) as error:
         _refuse(meeting, _tell_only_kind(error))
@@ -101,7 +102,7 @@ def refusing_aloud(meeting: Meeting) -> Iterator[None]:
 
 
 def _tell_only_kind(error: BaseException) -> str:
-    """For what may tell of an agent's data: an unexpected error, or one about what was given."""
+    """For what may tell of an agent's data: an unexpected error, or one about an argument."""
     return f"{type(error).__name__}, of which it says more itself"
 
 

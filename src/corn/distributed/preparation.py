@@ -150,16 +150,18 @@ def find_checkpoints(
     """The steps this agent can go on from; a damaged checkpoint is refused, not passed over.
 
     So is one made after more releases than the ledger has counted: with it ε would be too small.
-    Without ``resume`` there must be none, but in a rehearsal: what others paid for is not replaced.
+    Without ``resume`` a run begins anew, but only a rehearsal does so over one that came further.
     """
-    steps = set() if folder is None else list_steps(folder)
-    if folder is None or (settings.is_rehearsal and not settings.resume):
+    if folder is None:
         return set()
-    if any(steps) and not settings.resume:
-        raise CornError(
-            f"agent {agent}: {folder}: has a run that came to step {max(steps)}: go on with "
-            "--resume, or give another folder with --out"
-        )
+    steps = list_steps(folder)
+    if not settings.resume:
+        if any(steps) and not settings.is_rehearsal:
+            raise CornError(
+                f"agent {agent}: {folder}: has a run that came to step {max(steps)}: go on with "
+                "--resume, or give another folder with --out"
+            )
+        return set()
     for step in steps:
         found, name = read_checkpoint(plan, agent, settings, folder, step), f"checkpoint-{step}"
         if len(found.parameters) != num_parameters:
