@@ -409,7 +409,7 @@ def wait_for_agents(pid: int, folder: Path) -> list[int]:
 
 
 def wait_for_tables(folder: Path, num_agents: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while len(list(folder.glob("agent-*/metrics.csv"))) < num_agents:
         assert time.monotonic() < deadline, "agents do not start"
         time.sleep(0.1)

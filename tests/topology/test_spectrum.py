@@ -50,6 +50,13 @@ def test_one_agent_has_nobody_to_agree_with() -> None:
     assert (measured.mixing_time, measured.spectral_gap, measured.rank) == (0, 1, 1)
 
 
+def test_what_mixes_exactly_as_asked_does() -> None:
+    """The norm is a half, and a little more in floating point."""
+    one_way = mixing_matrix(nx.cycle_graph(3, create_using=nx.DiGraph))
+    assert spectrum(one_way, accuracy=0.5).mixing_time == 1
+    assert spectrum(mixing_matrix(nx.cycle_graph(4)), accuracy=1 / 3).mixing_time == 1
+
+
 @settings(max_examples=40)
 @given(graph=st.one_of(connected_graphs(), strong_digraphs()), accuracy=st.floats(0.01, 0.9))
 def test_mixing_time_equals_brute_force(graph: Graph, accuracy: float) -> None:

@@ -88,7 +88,11 @@ def _clean(value: float, n: int) -> float:
 
 
 def _mixing_time(W: FloatArray, second_eigenvalue: float, accuracy: float) -> float:
-    """The smallest t with ‖Wᵗ − 11ᵀ/n‖₂ ≤ accuracy, by doubling and then bisection on bits of t."""
+    """The smallest t with ‖Wᵗ − 11ᵀ/n‖₂ ≤ accuracy, by doubling and then bisection on bits of t.
+
+    What is equal up to rounding counts as equal.
+    """
+    accuracy *= 1 + 1e-12
     if second_eigenvalue >= 1:
         return math.inf
     if len(W) == 1:
