@@ -72,6 +72,7 @@ def test_the_callers_matrix_is_copied_not_kept() -> None:
         ([[1.0, 0.0], [0.0, -1.0]], "semidefinite"),
         ([[1.0, 2.0], [0.0, 1.0]], "symmetric"),
         (np.zeros((2, 2)), "not zero"),
+        (1e307 * np.eye(2), "no entry beyond"),
     ],
 )
 def test_a_given_matrix_must_be_semidefinite(given_matrix: FloatArray, message: str) -> None:
@@ -95,6 +96,10 @@ def test_parameters_are_checked() -> None:
         Horizon(0.5)
     with pytest.raises(InvalidArgumentError, match="length"):
         Horizon(float("inf"))
+    with pytest.raises(InvalidArgumentError, match=r"from 1 to 1e\+09, found 1000"):
+        Horizon(1e12)
+    with pytest.raises(InvalidArgumentError, match=r"step_sizes must be .* to 1e"):
+        FiniteRun([1e160])
     with pytest.raises(InvalidArgumentError, match="gossip_rounds"):
         Horizon(gossip_rounds=0)
     with pytest.raises(InvalidArgumentError, match="cooldown_rounds"):

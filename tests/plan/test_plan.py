@@ -289,6 +289,31 @@ def test_missing_changed_truncated_and_infinite(plan: Plan, tmp_path: Path) -> N
         load_plan(path)
 
 
+@pytest.mark.parametrize("has_copies", [True, False])
+def test_rounding_is_not_taken_for_noise(has_copies: bool) -> None:
+    """Streams that add a last place to one variance each, and nothing to what two agents share."""
+    plan = make_plan(load_network("ring:3"), PrivacyBudget(1, 1e-5, num_steps=1, clip=0.1))
+    limit, step, num_tiny = 2.0**-53, np.float32(1), 300
+    x = np.float32(2**-26.5)
+    while float(x) ** 2 <= limit:
+        x = np.nextafter(x, step)
+    y = x
+    while float(x) * float(y) >= limit:
+        y = np.nextafter(y, -step)
+    size = 2.0**22
+    large, tiny = size * np.array([[1.0], [-1.0]]), size * np.array([[float(x)], [-float(y)]])
+    pairs, streams = ((0, 1), (0, 2), (1, 2)), [large, *[tiny] * num_tiny]
+    shares = Decomposition(np.zeros(3), pairs, (np.hstack(streams),) * 3)
+    if has_copies:
+        copies = tuple(pair for pair in pairs for _ in streams)
+        shares = Decomposition(np.zeros(3), copies, tuple(streams) * 3)
+    seen = float(np.linalg.inv(shares.hidden_from([2])[:2, :2]).max())
+    assert seen < plan.budget.precision_cap  # whoever takes the matrix as it is
+    found = verify_plan(dataclasses.replace(plan, decomposition=shares))
+    assert not found.passed
+    assert found.guarantees[0].epsilon == np.inf
+
+
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_change_crashes_or_passes_unseen(

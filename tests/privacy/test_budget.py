@@ -180,6 +180,7 @@ def test_describe_names_unit_clipping_adjacency_and_accounting(
         ),
         ({"sampling_rate": 0.1}, "sampling_rate must be None for unit='agent', found 0.1"),
         ({"unit": "sample"}, "batch_size must be given for unit='sample', found None"),
+        ({"unit": "sample", "batch_size": 10**400}, "batch_size must be at most 1,000,000,000,000"),
         (
             {"unit": "sample", "batch_size": 0},
             "batch_size must be an integer of at least 1, found 0",
@@ -197,7 +198,7 @@ def test_describe_names_unit_clipping_adjacency_and_accounting(
         ),
         (
             {**SAMPLE, "sampling_rate": 0.1, "delta": 1e-13},
-            r"delta must be in \[1e-12, .*found 1e-13",
+            r"delta must be in \[5e-12, .*found 1e-13",
         ),
         (
             {**SAMPLE, "sampling_rate": 1e-6, "num_steps": 5},

@@ -66,6 +66,16 @@ def test_one_step_agrees_with_a_search_over_events(
     assert exact * (1 - 1e-9) <= found <= exact * (1 + 1e-4)
 
 
+def test_many_steps_and_a_small_delta_stay_on_the_safe_side() -> None:
+    """Rounding in the composition takes from δ; where nearly all data is used ε is known."""
+    query, num_steps, delta = sample_query(1 - 1e-13, "add-remove"), 10_000, 1e-11
+    mu = gaussian.mu_from(1, delta)
+    precision = mu * mu / num_steps / query.sensitivity**2
+    assert subsampling.epsilon_from([precision], delta, num_steps=[num_steps], query=query) >= 1
+    with pytest.raises(InvalidArgumentError, match=r"delta must be in \[1e-09, "):
+        subsampling.require_meaningful(1e-10, num_steps=10**6, query=query)
+
+
 @pytest.mark.parametrize("adjacency", ["replace", "add-remove"])
 def test_sampling_nearly_everyone_is_the_gaussian_mechanism(adjacency: Adjacency) -> None:
     query = sample_query(1 - 1e-9, adjacency)

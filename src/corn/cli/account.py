@@ -136,6 +136,16 @@ def _verdict(name: Accounting, exact: float, ratio: float, budget: PrivacyBudget
     return wasted if proved else f"{wasted}; not proved here"
 
 
+def _warn_if_understated(claimed: FloatArray, exact: FloatArray, accounting: Accounting) -> None:
+    """Say that an accountant without a proof here is wrong."""
+    if (claimed < exact).any():
+        worst = float(exact.max())
+        print_note(
+            f"by {ACCOUNTANTS[accounting].description} somebody's ε comes out too small: exactly "
+            f"it is up to {worst:.6g}, by --accounting gdp"
+        )
+
+
 def _report_loss(
     loss: PrivacyLoss,
     delta: float,
@@ -150,10 +160,11 @@ def _report_loss(
     if accounting not in names:
         raise InvalidArgumentError("with a sampling rate only --accounting gdp is offered")
     with warnings.catch_warnings():
-        # The table says what the warnings would.
+        # What they would say of each is said below of the one asked for.
         warnings.simplefilter("ignore", CornWarning)
         epsilons = {name: loss.epsilon(delta, accounting=name) for name in names}
         deltas = {} if epsilon is None else {n: loss.delta(epsilon, accounting=n) for n in names}
+    _warn_if_understated(epsilons[accounting], epsilons["gdp"], accounting)
     if plot:
         _draw(loss, plot)
     if json:

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import ROUND_CEILING, Context
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -63,6 +64,18 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     _console().print(table)
 
 
+def round_up(value: float) -> str:
+    """Six digits that are not below a value, for an ε that must not look smaller than it is.
+
+    >>> round_up(9.9999991), round_up(1.2e-7), round_up(float("inf"))
+    ('10', '1.2e-07', 'inf')
+    """
+    if not math.isfinite(value):
+        return str(value)
+    digits = Context(prec=6, rounding=ROUND_CEILING).create_decimal(repr(value))
+    return f"{float(digits):.6g}"
+
+
 def print_note(text: str) -> None:
     """Say something worth knowing without getting into the way of the result."""
     sys.stderr.write(f"note: {text}\n")
@@ -74,7 +87,7 @@ def warn_of_insiders(
     """Say what a curious participant can do where the noise was not designed against any."""
     if threat.max_colluders or not decomposition.seed_groups:
         return
-    advice = "against curious insiders use --colluders 1 --seeds pairs"
+    advice = "against curious insiders: corn threat, or --colluders 1 --seeds pairs where offered"
     if decomposition.is_shared_by_all:
         print_note(
             f"one seed for all: any participant can remove everyone's shared noise; {advice}"

@@ -13,6 +13,7 @@ from corn.cli.output import (
     print_json,
     print_note,
     print_table,
+    round_up,
     warn_of_insiders,
     working,
 )
@@ -73,6 +74,7 @@ def _facts(plan: Plan, found: Verification, shown: list[AgentGuarantee]) -> dict
         "value": found.value,
         "lower_bound": found.lower_bound,
         "gap": found.gap,
+        "epsilon": plan.budget.epsilon,
         "delta": plan.budget.delta,
         "unit": plan.budget.unit,
         "agents": [
@@ -108,8 +110,8 @@ def _print(plan: Plan, found: Verification, shown: list[AgentGuarantee]) -> None
         [
             [
                 str(g.agent),
-                f"{g.epsilon:.6f}",
-                f"{plan.budget.epsilon:g}",
+                round_up(g.epsilon),
+                f"{plan.budget.epsilon:.12g}",
                 f"{g.precision:.6g}",
                 describe_coalition(g.worst_coalition),
             ]

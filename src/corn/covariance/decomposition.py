@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -92,6 +93,11 @@ class Decomposition:
         for group, factor in zip(self.seed_groups, self.factors, strict=True):
             counts[list(group)] += (factor != 0).sum(axis=1)
         return tuple(counts.tolist())
+
+    @cached_property
+    def most_streams(self) -> int:
+        """How many streams the agent that draws most draws: the terms of which R is a sum."""
+        return max(self.count_streams())
 
     def _check_factor(self, group: tuple[int, ...], factor: FloatArray) -> FloatArray:
         if not group or not all(map(_is_agent_number, group)):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from corn.arrays import FloatArray
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.privacy import ClippedQuery, PrivacyLoss, account_precision, precision_diagonal
@@ -50,9 +51,20 @@ def expose(
     True
     """
     members = tuple(sorted(set(coalition)))
-    honest = tuple(i for i in range(decomposition.num_agents) if i not in members)
+    honest, precision = hidden_precision(decomposition, members)
+    return Exposure(members, honest, account_precision(precision, query, num_steps=num_steps))
+
+
+def hidden_precision(
+    decomposition: Decomposition, coalition: Collection[int]
+) -> tuple[tuple[int, ...], FloatArray]:
+    """The honest agents, and an upper bound on [(R^(I))⁻¹]_ii of each against a coalition I.
+
+    >>> hidden_precision(Decomposition(np.array([4.0, 1.0])), [1])
+    ((0,), array([0.25]))
+    """
+    honest = tuple(i for i in range(decomposition.num_agents) if i not in coalition)
     if not honest:
         raise InvalidArgumentError("a coalition of all agents leaves nobody to protect")
-    hidden = decomposition.hidden_from(members)[np.ix_(honest, honest)]
-    loss = account_precision(precision_diagonal(hidden), query, num_steps=num_steps)
-    return Exposure(members, honest, loss)
+    hidden = decomposition.hidden_from(coalition)[np.ix_(honest, honest)]
+    return honest, precision_diagonal(hidden, num_terms=1 + decomposition.most_streams)

@@ -17,6 +17,7 @@ from corn.arrays import FloatArray, as_square_matrix, as_symmetric_matrix
 from corn.errors import InvalidArgumentError
 
 _SYMMETRY_TOLERANCE = 1e-12
+_LONGEST, _LARGEST = 1e9, 1e50
 _SEMIDEFINITE_TOLERANCE = 1e-10
 _MAX_DOUBLINGS = 64
 
@@ -55,8 +56,11 @@ class Horizon:
     cooldown_rounds: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.length) and self.length >= 1):
-            raise InvalidArgumentError(f"length must be finite and at least 1, found {self.length}")
+        if not 1 <= self.length <= _LONGEST:
+            raise InvalidArgumentError(
+                f"length must be from 1 to {_LONGEST:g}, found {self.length}: beyond that "
+                "rounding in W would count"
+            )
         _check_rounds(self.gossip_rounds, self.cooldown_rounds)
 
     def matrix(self, mixing_matrix: ArrayLike) -> FloatArray:
@@ -99,9 +103,10 @@ class FiniteRun:
 
     def __post_init__(self) -> None:
         steps = tuple(float(step) for step in self.step_sizes)
-        if not steps or not all(math.isfinite(step) and step >= 0 for step in steps):
+        if not steps or not all(0 <= step <= _LARGEST for step in steps):
             raise InvalidArgumentError(
-                f"step_sizes must be one or more finite numbers ≥ 0, found {self.step_sizes!r:.80}"
+                f"step_sizes must be one or more numbers from 0 to {_LARGEST:g}, found "
+                f"{self.step_sizes!r:.80}"
             )
         if not any(steps):
             raise InvalidArgumentError("step_sizes must not all be zero: no noise would be added")
@@ -142,6 +147,8 @@ class GivenObjective:
 
     def __post_init__(self) -> None:
         A = as_symmetric_matrix(self.given, name="given")
+        if np.abs(A).max() > _LARGEST:
+            raise InvalidArgumentError(f"given must have no entry beyond {_LARGEST:g}")
         w, U = np.linalg.eigh(A)
         if w[0] < -_SEMIDEFINITE_TOLERANCE * max(w[-1], 0.0) or not w[-1] > 0:
             raise InvalidArgumentError(

@@ -13,10 +13,11 @@ import numpy as np
 from corn.arrays import FloatArray
 from corn.covariance import Decomposition, Horizon, Mechanism, Objective, ThreatModel
 from corn.covariance import design as design_noise
+from corn.covariance.exposure import hidden_precision
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.noise import choose_factors, round_factors
 from corn.plan.bound import allowed_groups, prove_lower_bound
-from corn.privacy import PrivacyBudget, gaussian, precision_diagonal
+from corn.privacy import PrivacyBudget, gaussian
 from corn.topology import Network
 from corn.version import __version__
 
@@ -187,9 +188,7 @@ def coalition_precisions(
             f"check one by one (at most {_MAX_COALITIONS:,}): reduce max_colluders"
         )
     for coalition in combinations(everyone, max_colluders):
-        honest = tuple(agent for agent in everyone if agent not in coalition)
-        hidden = decomposition.hidden_from(coalition)[np.ix_(honest, honest)]
-        yield coalition, honest, precision_diagonal(hidden)
+        yield coalition, *hidden_precision(decomposition, coalition)
 
 
 def _round_to_cap(

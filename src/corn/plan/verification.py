@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -106,7 +107,7 @@ def _privacy_problems(plan: Plan, guarantees: tuple[AgentGuarantee, ...]) -> lis
 def _claim_problems(plan: Plan, value: float, proved: float) -> list[str]:
     problems = []
     claimed = plan.certificate
-    if abs(value - claimed.value) > _CLAIM_TOLERANCE * value:
+    if not math.isfinite(value) or abs(value - claimed.value) > _CLAIM_TOLERANCE * value:
         problems.append(f"the noise energy is {value:.6g}, not {claimed.value:.6g}")
     if claimed.lower_bound > proved * (1 + _CLAIM_TOLERANCE):
         problems.append(

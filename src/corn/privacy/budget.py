@@ -129,5 +129,5 @@ class PrivacyBudget:
         counted = find_accountant(self.accounting).description
         if self.query.is_subsampled:
             counted = "privacy loss distributions"
-        promise = f"ε = {self.epsilon:g}, δ = {self.delta:g} over {steps}"
+        promise = f"ε = {self.epsilon:.12g}, δ = {self.delta:.12g} over {steps}"
         return f"{promise} for {self.query.protects} ({self.query.recipe}; {counted})"

@@ -11,7 +11,9 @@ from corn.errors import InvalidArgumentError
 _EPS = float(np.finfo(np.float64).eps)
 
 
-def precision_diagonal(covariance: ArrayLike, *, relative_tolerance: float = 1e-9) -> FloatArray:
+def precision_diagonal(
+    covariance: ArrayLike, *, relative_tolerance: float = 1e-9, num_terms: int = 0
+) -> FloatArray:
     """Return an upper bound on [R⁻¹]_jj for each agent j, shape (n,), tight to rounding.
 
     Where R is singular, an agent j whose direction e_j lies in the range of R gets [R⁺]_jj. Any
@@ -26,6 +28,8 @@ def precision_diagonal(covariance: ArrayLike, *, relative_tolerance: float = 1e-
             rounding applied to the noise belong in it.
         relative_tolerance: how asymmetric R may be, and how negative an eigenvalue, relative to the
             largest, may be before R is refused rather than taken as singular.
+        num_terms: of how many products each entry of R was summed up, if it was: their rounding is
+            no noise. 0 takes R as it is.
 
     >>> precision_diagonal([[2.0, 1.0], [1.0, 2.0]]).round(6)
     array([0.666667, 0.666667])
@@ -44,7 +48,7 @@ def precision_diagonal(covariance: ArrayLike, *, relative_tolerance: float = 1e-
     scale = np.where(variance > 0, np.sqrt(variance), 1.0)
     eigenvalues, vectors = np.linalg.eigh(R / scale / scale[:, None])
     _require_semidefinite(eigenvalues, relative_tolerance)
-    return _upper_diagonal(eigenvalues, vectors) / scale / scale
+    return _upper_diagonal(eigenvalues, vectors, num_terms) / scale / scale
 
 
 def _require_semidefinite(eigenvalues: FloatArray, relative_tolerance: float) -> None:
@@ -55,10 +59,12 @@ def _require_semidefinite(eigenvalues: FloatArray, relative_tolerance: float) ->
         )
 
 
-def _upper_diagonal(eigenvalues: FloatArray, vectors: FloatArray) -> FloatArray:
+def _upper_diagonal(eigenvalues: FloatArray, vectors: FloatArray, num_terms: int) -> FloatArray:
     # The computed pair is exact for a matrix within `error` of the true one, S: S ⪰ VΛVᵀ − error·I.
     # The inverse of the right side is above S⁻¹, so it, and not the computed inverse, is reported.
-    error = 2 * eigenvalues.size * _EPS * max(eigenvalues[-1], 1.0)
+    # A sum of k products is off by k·eps of the sum of their sizes at most, which in a correlation
+    # matrix is at most 1 by Cauchy and Schwarz.
+    error = eigenvalues.size * _EPS * (2 * max(eigenvalues[-1], 1.0) + num_terms)
     kept = eigenvalues > 2 * error
     weights = vectors**2
     diagonal: FloatArray = weights[:, kept] @ (1 / (eigenvalues[kept] - error))
@@ -68,7 +74,8 @@ def _upper_diagonal(eigenvalues: FloatArray, vectors: FloatArray) -> FloatArray:
 
 
 def _is_exposed(null_weights: FloatArray, kept: FloatArray, error: float) -> NDArray[np.bool_]:
-    # An agent is hidden if it has no part in the null space, up to what rounding rotates into it.
-    rotation = min(1e-8, 8 * error / kept[0]) if kept.size else 0.0
+    # An agent is hidden if it has no part in the null space, up to what rounding rotates into it
+    # where the rest is well away from it; closer to it, all that have a part count as exposed.
+    rotation = 8 * error / max(kept[0], 0.1) if kept.size else 0.0
     exposed: NDArray[np.bool_] = np.sqrt(null_weights.sum(axis=1)) > rotation
     return exposed

@@ -17,6 +17,9 @@ _SMALLEST_CLIP, _LARGEST_CLIP = 1e-15, 1e15
 """Beyond these, squares of gradients leave single precision: norms would come out as 0 or ∞."""
 
 
+_LARGEST_BATCH = 10**12
+
+
 @dataclass(frozen=True)
 class ClippedQuery:
     """A clipped gradient, as one agent releases it (with noise) at every step.
@@ -120,6 +123,10 @@ class ClippedQuery:
                 "the clip over the batch size"
             )
         require_count("batch_size", self.batch_size)
+        if self.batch_size > _LARGEST_BATCH:
+            raise InvalidArgumentError(
+                f"batch_size must be at most {_LARGEST_BATCH:,}, found a larger number"
+            )
         if self.sampling_rate is not None and not 0 < self.sampling_rate <= 1:
             raise InvalidArgumentError(
                 f"sampling_rate must be in (0, 1], found {self.sampling_rate}: it is the expected "
