@@ -9,11 +9,11 @@ import scipy.optimize
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from corn import learn
 from corn.covariance import Horizon, ThreatModel, design
-from corn.errors import CornWarning, InvalidArgumentError
+from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
 from corn.learn import Contender, load_parameters, make_contenders, make_workload, train
 from corn.learn.tasks import LinearClassifier
 from corn.plan import make_plan
@@ -126,7 +126,7 @@ def test_sample_level_budget_sets_the_batch() -> None:
     [
         ({"loss": None}, "loss must be given with a module"),
         ({"budget": None}, "num_steps must be given without a budget"),
-        ({"model": LinearClassifier(3, 2)}, "loss must be None with a task"),
+        ({"model": LinearClassifier(3, 2)}, "loss goes with a torch.nn.Module, found a"),
         ({"datasets": make_datasets(3)}, "data must be of 4 agents"),
         ({"datasets": [TensorDataset(torch.zeros(0, 3), torch.zeros(0))] * 4}, "an empty one"),
     ],
@@ -191,3 +191,14 @@ def test_lazy_names_are_all_there() -> None:
         assert name in dir(learn)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         learn.nothing  # noqa: B018
+
+
+def test_a_run_that_broke_down_is_no_result() -> None:
+    generator = torch.Generator().manual_seed(0)
+    data = [(torch.randn(20, 3, generator=generator), torch.arange(20) % 2) for _ in range(4)]
+    budget = PrivacyBudget(10, 1e-5, num_steps=5, clip=0.5)
+    loaders = [DataLoader(TensorDataset(*own)) for own in data]
+    told: dict[str, Any] = {"model": nn.Linear(3, 2), "loss": nn.functional.cross_entropy}
+    with pytest.raises(InfeasibleError, match="every run broke down; seed 0 stopped at step 1"):
+        train("ring:4", budget, datasets=data, step_size=1e30, **told)
+    assert train("ring:4", budget, datasets=loaders, **told).status == "complete"

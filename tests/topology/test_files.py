@@ -58,6 +58,26 @@ def test_directed_files(tmp_path: Path) -> None:
     assert set(load_network(csv).graph.edges) == set(network.graph.edges)
 
 
+@pytest.mark.parametrize(
+    "text", ["\ufeff0 1\n1 2\n2 0\n", "0 1 {}\n1 2 {}\n2 0 {}\n", "% sym\n0 1\n1 2\n2 0\n"]
+)
+def test_what_other_programs_write_is_read(tmp_path: Path, text: str) -> None:
+    """A byte-order mark, networkx's empty data, and the comments of graph collections."""
+    assert load_network(write(tmp_path / "g.edges", text)).graph.number_of_edges() == 3
+    assert load_network(tmp_path / "g.edges").num_agents == 3
+
+
+def test_matrices_must_be_real_and_not_empty(tmp_path: Path) -> None:
+    np.save(tmp_path / "complex.npy", 1j * np.eye(3))
+    with pytest.raises(FileFormatError, match="not a matrix of numbers: Cannot cast"):
+        load_network(tmp_path / "complex.npy")
+    with pytest.raises(FileFormatError, match="square and not empty"):
+        load_network(write(tmp_path / "empty.csv", "\n"))
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(FileFormatError, match="a folder"):
+        load_network(tmp_path / "folder.csv")
+
+
 def test_edge_weights_shape_sinkhorn_only(tmp_path: Path) -> None:
     path = write(tmp_path / "w.edges", "0 1 5\n1 2 1\n2 0 1\n")
     assert load_network(path).mixing_matrix[0, 1] == pytest.approx(1 / 3)
@@ -94,7 +114,7 @@ def test_a_rule_replaces_the_weights_of_a_given_matrix() -> None:
             "1 is not listed",
         ),
         ("g.csv", "0,1\n1,a\n", "not a matrix of numbers"),
-        ("g.csv", "0,1\n1,0\n0,1\n", "must be square, found shape (3, 2)"),
+        ("g.csv", "0,1\n1,0\n0,1\n", "must be square and not empty, found shape (3, 2)"),
         ("g.csv", "0,1,0\n1,0,0\n0,0,0\n", "cut off from the rest: 2"),
         ("g.csv", "0.5,0.5\n0.5,nan\n", "must be finite, found nan at (1, 1)"),
         ("g.csv", "1.5,-0.5\n-0.5,1.5\n", "must not be negative"),

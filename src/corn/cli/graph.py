@@ -11,6 +11,7 @@ import typer
 from corn.arrays import FloatArray
 from corn.cli.options import GraphArgument, JsonOption, PlotOption, WeightsOption
 from corn.cli.output import print_facts, print_json, print_note
+from corn.errors import FileFormatError
 from corn.topology import (
     Network,
     Spectrum,
@@ -36,6 +37,8 @@ def graph(
     json: JsonOption = False,
 ) -> None:
     """Print and draw a network, its mixing weights and how fast they mix."""
+    if out and out.suffix != ".npy":
+        raise FileFormatError(f"{out}: a mixing matrix's file must end in .npy")
     network = load_network(source, weights=weights)
     gossip = chebyshev_gossip if chebyshev else repeat_gossip
     W = gossip(network.mixing_matrix, rounds)
@@ -44,7 +47,7 @@ def graph(
         _draw(network, W, measured, plot)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
-        np.save(out.with_suffix(".npy"), W)
+        np.save(out, W)
     facts = _facts(network, W, measured, rounds, "Chebyshev" if chebyshev else "plain")
     if json:
         print_json(facts)

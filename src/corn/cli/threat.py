@@ -146,7 +146,10 @@ def _print(
 
 
 def _read_list(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise InvalidArgumentError(f"--seeds and --colluders must name something, found {text!r}")
+    return parts
 
 
 def _read_number(text: str) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 from torch.utils.data import DataLoader
@@ -33,7 +33,6 @@ from corn.distributed.recording import Account
 from corn.distributed.settings import RunSettings
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import AgentData
-from corn.learn.metrics import Samples
 from corn.learn.problem import Problem
 from corn.learn.samples import DataSource, read_samples
 from corn.learn.tasks import Loss, Task
@@ -48,9 +47,9 @@ def run_agent(
     meeting: Meeting,
     model: nn.Module | Task,
     loss: Loss | None = None,
-    dataset: DataSource | DataLoader[Any],
-    validation: DataSource | DataLoader[Any] | None = None,
-    test: DataSource | DataLoader[Any] | None = None,
+    dataset: DataSource,
+    validation: DataSource | None = None,
+    test: DataSource | None = None,
     keys: Path | None = None,
     out: Path | None = None,
     settings: RunSettings | None = None,
@@ -67,8 +66,8 @@ def run_agent(
         loss: for a module: (outputs, targets) → mean loss.
         dataset: this agent's own samples. Of a data loader its data set is taken; batches are drawn
             as the plan's accounting assumes, of the settings' size or else the loader's.
-        validation: samples to measure on, from a data set or loader.
-        test: the same.
+        validation: samples to measure on.
+        test: samples to measure on.
         keys: the folder with ``agent-I.key``, ``roster.json`` and the ledger.
         out: a folder for measurements and checkpoints, of this agent alone.
         settings: how to run.
@@ -85,8 +84,8 @@ def run_agent(
         parts = {"validation": validation, "test": test}
         own = Problem(
             task,
-            AgentData.from_parts([_read(dataset)]),
-            {name: _read(part) for name, part in parts.items() if part is not None},
+            AgentData.from_parts([read_samples(dataset)]),
+            {name: read_samples(part) for name, part in parts.items() if part is not None},
         )
     return run_problem(
         plan,
@@ -223,13 +222,6 @@ def _naming(agent: int) -> Iterator[None]:
     except OSError as error:
         what = f"{error.filename or 'file'}: {error.strerror or error}"
         raise CornError(name + what) from error
-
-
-def _read(source: DataSource | DataLoader[Any]) -> Samples:
-    """All samples of a data set, or of a loader's."""
-    return read_samples(
-        cast("DataSource", source.dataset) if isinstance(source, DataLoader) else source
-    )
 
 
 def _take_batch_size(settings: RunSettings, plan: Plan, loader: DataLoader[Any]) -> RunSettings:

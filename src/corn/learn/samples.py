@@ -7,13 +7,15 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from corn.errors import InvalidArgumentError
 from corn.learn.metrics import Samples
 
-DataSource: TypeAlias = "TorchDataset[Any] | tuple[Any, Any]"
-"""A map-style torch data set of pairs, or inputs and targets as tensors or arrays."""
+DataSource: TypeAlias = "TorchDataset[Any] | DataLoader[Any] | tuple[Any, Any]"
+"""A map-style torch data set of pairs, or a loader of one; or inputs and targets as tensors or
+arrays."""
 
 _ADVICE = (
     "where a model needs no targets, give its inputs twice; where it takes several inputs, stack "
@@ -23,6 +25,8 @@ _ADVICE = (
 
 def read_samples(source: DataSource) -> Samples:
     """Inputs and targets of a data source as two tensors, whole and finite."""
+    if isinstance(source, DataLoader):
+        return read_samples(source.dataset)
     if isinstance(source, tuple | list):
         pair = cast("Any", source)
         _require_pair(pair, "a data set")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from corn.covariance import Decomposition, Design, Horizon, design
-from corn.errors import InvalidArgumentError
+from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
 from corn.learn.batches import AgentData
 from corn.learn.contender import Contender, Variant
 from corn.learn.problem import Problem
@@ -59,7 +60,7 @@ def train(
             for noise that accumulates over a fifth of the run.
         model: any ``torch.nn.Module`` without batch normalisation and dropout, or a ``Task``.
         loss: for a module: (outputs, targets) → mean loss.
-        datasets: one for each agent.
+        datasets: one for each agent; of data loaders their data sets are taken.
         validation: samples to measure on.
         test: samples to measure on.
         step_size: η₁, or a schedule.
@@ -73,6 +74,9 @@ def train(
         device: where to compute.
         secure_noise: draw, bit for bit, what agents with simulated keys would.
         options: more of :func:`corn.learn.sweep.run_sweep`: when to measure, checkpoints, progress.
+
+    Raises:
+        InfeasibleError: every run broke down. If only some did, a warning names them.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -106,7 +110,16 @@ def train(
         {name: read_samples(own) for name, own in measured.items() if own is not None},
     )
     variants = [Variant(contender, make_schedule(step_size, schedule))]
-    return run_sweep(problem, network, variants, settings=settings, **options)
+    result = run_sweep(problem, network, variants, settings=settings, **options)
+    _tell_of_stopped(result)
+    return result
+
+
+def _tell_of_stopped(result: Result) -> None:
+    for (_, _, seed), message in result.stopped.items():
+        if len(result.stopped) == len(result.seeds):
+            raise InfeasibleError(f"every run broke down; seed {seed} {message}")
+        warnings.warn(f"seed {seed} {message}", CornWarning, stacklevel=3)
 
 
 def load_parameters(model: nn.Module, vector: Tensor) -> nn.Module:
@@ -150,7 +163,9 @@ def make_task(model: nn.Module | Task, loss: Loss | None) -> Task:
             )
         return ModuleTask(model, loss)
     if loss is not None:
-        raise InvalidArgumentError("loss must be None with a task, which has its own")
+        raise InvalidArgumentError(
+            f"loss goes with a torch.nn.Module, found a {type(model).__name__}: a task has its own"
+        )
     return model
 
 

@@ -26,7 +26,8 @@ def read_graph(path: Path, *, directed: bool = False) -> FileGraph:
     """Read a graph file by its suffix; ``directed`` matters for edge lists, which cannot say it.
 
     - ``.edges``, ``.edgelist``, ``.txt``: two labels a line (and a weight, if there is one),
-      separated by blanks or commas; ``#`` starts a comment;
+      separated by blanks or commas; ``#`` and ``%`` start comments. What networkx writes for
+      edges without data (``0 1 {}``) is read too;
     - ``.graphml``; ``.json`` in networkx's node-link form.
     """
     _require_file(path)
@@ -42,13 +43,14 @@ def read_matrix(path: Path) -> FloatArray:
         if path.suffix == ".npy":
             matrix = np.load(path, allow_pickle=False)
         else:
-            matrix = np.loadtxt(path, delimiter=",", ndmin=2)
-        matrix = np.asarray(matrix, dtype=np.float64)
+            lines = [line for line in _read_text(path).splitlines() if line.strip()]
+            matrix = np.loadtxt(lines, delimiter=",", ndmin=2) if lines else np.empty((0, 0))
+        matrix = np.asarray(matrix).astype(np.float64, casting="same_kind")  # no complex numbers
     except (ValueError, TypeError, EOFError) as error:
         raise FileFormatError(f"{path}: not a matrix of numbers: {_first_line(error)}") from error
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
         raise FileFormatError(
-            f"{path}: an adjacency or mixing matrix must be square, found shape {matrix.shape}; "
+            f"{path}: a matrix must be square and not empty, found shape {matrix.shape}; "
             f"a list of edges belongs in a file that ends in {' or '.join(EDGE_LIST_SUFFIXES)}"
         )
     return matrix
@@ -60,13 +62,14 @@ def _require_file(path: Path) -> None:
             f"{path}: unknown kind of graph file; accepted are {', '.join(SUFFIXES)}"
         )
     if not path.is_file():
-        raise FileFormatError(f"{path}: no such file")
+        raise FileFormatError(f"{path}: {'a folder' if path.is_dir() else 'no such file'}")
 
 
 def _read_edge_list(path: Path, *, directed: bool) -> FileGraph:
     graph: FileGraph = nx.DiGraph() if directed else nx.Graph()
     for number, line in enumerate(_read_text(path).splitlines(), start=1):
-        fields = line.partition("#")[0].replace(",", " ").split()
+        fields = line.partition("#")[0].partition("%")[0].replace(",", " ").split()
+        fields = fields[:-1] if fields[2:] == ["{}"] else fields
         if not fields:
             continue
         if len(fields) not in (2, 3):
@@ -120,7 +123,7 @@ def _read_node_link(path: Path) -> FileGraph:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path}: not a text file: {error.reason}") from error
 
