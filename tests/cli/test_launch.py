@@ -77,9 +77,9 @@ def test_the_batch_is_the_plan_s(corn: Runner, tmp_path: Path) -> None:
     )
     assert made.exit_code == 0, made.stderr
     arguments = ["launch", tmp_path / "plan.corn", "--out", tmp_path / "run", *TASK, "--json"]
+    assert corn(*arguments, "--rehearse", 1).exit_code == 0
     outcome = corn(*arguments, "--batch-size", 16)
     assert outcome.exit_code == 0, outcome.stderr
-    assert corn(*arguments, "--rehearse", 1).exit_code == 0
 
 
 @pytest.mark.slow

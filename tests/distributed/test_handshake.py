@@ -1,7 +1,10 @@
 """Nobody starts unless all agree; whoever differs is named, to everyone."""
 
+import os
 import secrets
 import socket
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -289,17 +292,18 @@ def test_a_taken_port_and_a_missing_store_are_one_line() -> None:
 
 
 def test_a_port_that_another_program_holds_is_not_waited_for_in_vain() -> None:
-    """It takes connections, and never says a word."""
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        host, port = other.getsockname()
-        with pytest.raises(CornError, match=r"agent 3: what listens at .* does not answer as a st"):
-            join_store(host, port, agent=3, timeout=0.5)
-        interruption = Interruption()
-        threading.Timer(0.2, setattr, (interruption, "requested", True)).start()
-        with pytest.raises(CornError, match=r"^agent 3: interrupted before the first step$"):
-            join_store(host, port, agent=3, timeout=20, interruption=interruption)
-        with pytest.raises(CornError, match=r"^agent 0: .*the port is taken"):
-            join(store=(host, port), agent=0, num_agents=4, timeout=1)
+    """It takes connections, never says a word, and lasts as long as the process."""
+    other = socket.create_server(("127.0.0.1", 0))
+    host, port = other.getsockname()
+    other.detach()
+    with pytest.raises(CornError, match=r"agent 3: what listens at .* does not answer as a store"):
+        join_store(host, port, agent=3, timeout=0.5)
+    interruption = Interruption()
+    threading.Timer(0.2, setattr, (interruption, "requested", True)).start()
+    with pytest.raises(CornError, match=r"^agent 3: interrupted before the first step$"):
+        join_store(host, port, agent=3, timeout=20, interruption=interruption)
+    with pytest.raises(CornError, match=r"^agent 0: .*the port is taken"):
+        join(store=(host, port), agent=0, num_agents=4, timeout=1)
 
 
 def test_the_store_listens_at_its_address_only() -> None:
@@ -328,6 +332,27 @@ def test_a_wrong_environment_is_one_line(
             monkeypatch.setenv(name, value)
     with pytest.raises(CornError, match=message):
         join(timeout=1)
+
+
+def test_a_rank_that_never_comes_is_one_line_at_rank_0() -> None:
+    """Torch gives up first: a process that left its thread there would be aborted."""
+    code = (
+        "from corn.distributed import join\n"
+        "from corn.errors import CornError\n"
+        "try: join(timeout=1)\n"
+        "except CornError as error: print(error)"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    there = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | there,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "not all agents came within 1 s" in done.stdout
 
 
 def test_an_agent_beyond_the_last_opens_nothing() -> None:

@@ -148,6 +148,9 @@ def test_a_run_is_not_begun_over_another(tmp_path: Path) -> None:
     for result in run_in_threads(3, lambda meeting: train(meeting, tmp_path, num_steps=6)):
         assert "has a run that came to step 6: go on with --resume, or give another" in str(result)
     assert sorted(tmp_path.glob("agent-*/**/*")) == before
+    for result in run_in_threads(3, lambda meeting: train(meeting, tmp_path, rehearsal_seed=0)):
+        assert "has a run that came to step 6" in str(result)
+    assert sorted(tmp_path.glob("agent-*/**/*")) == before
 
 
 def test_a_run_begins_anew_over_one_that_came_to_no_step(tmp_path: Path) -> None:

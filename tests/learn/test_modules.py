@@ -35,6 +35,14 @@ class Language(nn.Module):
         return self.output(self.norm(self.embedding(tokens))).flatten(0, 1)
 
 
+def test_fingerprints_see_constants_of_any_type_and_weights_of_a_loss() -> None:
+    frozen = nn.Linear(3, 3).to(torch.bfloat16).requires_grad_(requires_grad=False)
+    model = nn.Sequential(frozen, nn.Linear(3, 2))
+    losses = [nn.CrossEntropyLoss(weight=torch.tensor([1.0, weight])) for weight in (2.0, 2.0, 5.0)]
+    first, same, other = (ModuleTask(model, loss).fingerprint() for loss in losses)
+    assert first == same != other
+
+
 class TwoHeads(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData
@@ -59,6 +65,11 @@ def test_items_are_stacked() -> None:
         ((torch.zeros(0, 2), torch.zeros(0)), "an empty one"),
         ((torch.zeros(2, 2), np.array(["ill", "well"])), "must be numbers, found <U4: number the"),
         (Items((torch.zeros(2), "ill")), "must be numbers, found str"),
+        (
+            DataLoader(Items((torch.zeros(2), 1)), sampler=SubsetRandomSampler([0])),
+            r"no sampler of its own, found SubsetRandomSampler: give .*Subset",
+        ),
+        (DataLoader(Stream()), "must have a length and items by number, .* found Stream"),
         (Stream(), "must have a length and items by number, .* found Stream"),
     ],
 )

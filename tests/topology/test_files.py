@@ -67,6 +67,11 @@ def test_what_other_programs_write_is_read(tmp_path: Path, text: str) -> None:
     assert load_network(tmp_path / "g.edges").num_agents == 3
 
 
+def test_labels_may_have_a_percent_sign(tmp_path: Path) -> None:
+    path = write(tmp_path / "g.edges", "Boston New%20York\nBoston New%20Jersey\n")
+    assert load_network(path).num_agents == 3
+
+
 def test_matrices_must_be_real_and_not_empty(tmp_path: Path) -> None:
     np.save(tmp_path / "complex.npy", 1j * np.eye(3))
     with pytest.raises(FileFormatError, match="not a matrix of numbers: Cannot cast"):

@@ -28,7 +28,7 @@ def let_plan_decide(context: typer.Context, plan: Plan, **also_fixed: object) ->
                 f"the plan has {'none' if value is None else value}, found {found}: leave it out",
                 param_hint=flag,
             )
-    context.params.update(fixed)
+    context.params.update(fixed, graph=plan.network.source, weights=None)
 
 
 def _fixed_by_plan(plan: Plan, given: Mapping[str, Any]) -> dict[str, object]:

@@ -72,7 +72,7 @@ def round_up(value: float) -> str:
     """
     if not math.isfinite(value):
         return str(value)
-    digits = Context(prec=6, rounding=ROUND_CEILING).create_decimal(repr(value))
+    digits = Context(prec=6, rounding=ROUND_CEILING).create_decimal(repr(float(value)))
     return f"{float(digits):.6g}"
 
 

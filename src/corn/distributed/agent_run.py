@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -226,4 +227,6 @@ class AgentRun:
             on_progress=self.reports.on_progress,
             on_note=self.reports.on_note,
             is_rehearsal=self.settings.is_rehearsal,
+            # That a run is broken takes up to n steps to get around: one from before it must last.
+            num_kept=3 + math.ceil(self.plan.num_agents / self.settings.checkpoint_every),
         )

@@ -19,7 +19,6 @@ from torch import Tensor
 from corn.errors import CornError, FileFormatError
 from corn.files import writing_whole
 
-_KEPT = 3
 _NAME = re.compile(r"checkpoint-(\d+)\.corn")
 _IN_EARNEST, _REHEARSAL = b"corn checkpoint 2\n", b"corn rehearsal checkpoint 2\n"
 _DIGEST_BYTES, _NUMBER_BYTES = 32, 8
@@ -41,6 +40,7 @@ def save_checkpoint(
     step: int,
     checkpoint: Checkpoint,
     is_rehearsal: bool = False,
+    num_kept: int = 3,
 ) -> None:
     """Write the model after ``step`` steps; a crash while writing leaves the ones before."""
     head = _kind(is_rehearsal) + plan_fingerprint + _place(agent, step)
@@ -52,7 +52,7 @@ def save_checkpoint(
             partial.write_bytes(content + hashlib.sha256(content).digest())
     except OSError as error:
         raise CornError(f"agent {agent}: {target}: cannot be written: {error.strerror}") from error
-    for old in sorted(list_steps(folder))[:-_KEPT]:
+    for old in sorted(list_steps(folder))[:-num_kept]:
         (folder / f"checkpoint-{old}.corn").unlink(missing_ok=True)
 
 
@@ -97,6 +97,15 @@ def list_steps(folder: Path) -> set[int]:
     """The steps after which there is a checkpoint, readable or not."""
     found = (_NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*.corn"))
     return {int(match[1]) for match in found if match}
+
+
+def find_paid(folder: Path) -> set[int]:
+    """The steps after which there is a checkpoint that is not a rehearsal's."""
+    return {
+        step
+        for step in list_steps(folder)
+        if not (folder / f"checkpoint-{step}.corn").read_bytes().startswith(_REHEARSAL)
+    }
 
 
 def forget_after(folder: Path, step: int) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from corn.distributed.agent_run import AgentResult, Reports
+from corn.distributed.checkpoint import list_steps
 from corn.distributed.links import find_address
 from corn.distributed.meeting import Meeting, join_store
 from corn.distributed.planning import PlanningRequest, plan_together
@@ -125,7 +126,8 @@ def find_plan(
         raise CornError("neither a plan nor a request for one was given")
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
     plan, seed = plan_together(meeting, request, neighbours)
-    save_plan(plan, out / "plan.corn")
+    if not list_steps(out):  # of an earlier run, which this one may not be let go on with
+        save_plan(plan, out / "plan.corn")
     return plan, settings.with_seed(seed)
 
 

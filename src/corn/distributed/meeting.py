@@ -32,6 +32,8 @@ Connected = TypeVar("Connected")
 _SECONDS_TO_PART = 5.0
 _SECONDS_BETWEEN_LOOKS = 0.02
 _SECONDS_TO_ANSWER = 1.0
+_SECONDS_FOR_TORCH = 3.0
+"""After its time-out torch may complain itself: a thread inside it must not be left just then."""
 _REFUSAL = "refusal"
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -291,7 +293,8 @@ def join_torchrun(
         )
     except distributed.DistError as error:
         raise CornError(
-            f"agent {agent}: no store at {host}:{port}: nobody hosts it, or the port is taken"
+            f"agent {agent}: no store at {host}:{port}: nobody hosts it, the port is taken, or not "
+            f"all agents came within {timeout:g} s"
         ) from error
     return store, rank, size
 
@@ -323,11 +326,12 @@ class _Wait:
 
         # Of another program that holds the port no answer comes, and this thread ends with us.
         threading.Thread(target=run, daemon=True).start()
-        self._until(found.done, "what listens at {} does not answer as a store does")
+        complaint = "what listens at {} does not answer as a store does"
+        self._until(found.done, complaint, grace=_SECONDS_FOR_TORCH)
         return found.result()
 
-    def _until(self, is_over: Callable[[], bool], complaint: str) -> None:
-        deadline = time.monotonic() + self.timeout
+    def _until(self, is_over: Callable[[], bool], complaint: str, grace: float = 0.0) -> None:
+        deadline = time.monotonic() + self.timeout + grace
         while not is_over():
             _heed(self.interruption, self.agent)
             if time.monotonic() > deadline:

@@ -11,7 +11,7 @@ from typing import Protocol, final
 
 from torch import Tensor
 
-from corn.distributed.checkpoint import Checkpoint, list_steps, load_checkpoint
+from corn.distributed.checkpoint import Checkpoint, find_paid, list_steps, load_checkpoint
 from corn.distributed.half_step import Batches, HalfStep, OneCell, torch_type
 from corn.distributed.handshake import Hello
 from corn.distributed.keyring import digest_roster, load_keys, open_ledger
@@ -150,18 +150,19 @@ def find_checkpoints(
     """The steps this agent can go on from; a damaged checkpoint is refused, not passed over.
 
     So is one made after more releases than the ledger has counted: with it ε would be too small.
-    Without ``resume`` a run begins anew, but only a rehearsal does so over one that came further.
+    Without ``resume`` a run begins anew, but not over one in earnest that came further.
     """
     if folder is None:
         return set()
-    steps = list_steps(folder)
     if not settings.resume:
-        if any(steps) and not settings.is_rehearsal:
+        paid = find_paid(folder)
+        if any(paid):
             raise CornError(
-                f"agent {agent}: {folder}: has a run that came to step {max(steps)}: go on with "
+                f"agent {agent}: {folder}: has a run that came to step {max(paid)}: go on with "
                 "--resume, or give another folder with --out"
             )
         return set()
+    steps = list_steps(folder)
     for step in steps:
         found, name = read_checkpoint(plan, agent, settings, folder, step), f"checkpoint-{step}"
         if len(found.parameters) != num_parameters:

@@ -107,6 +107,7 @@ class Recorder:
         on_progress: called with the progress, a few times a second.
         on_note: called with every note.
         is_rehearsal: whether checkpoints are a rehearsal's.
+        num_kept: how many checkpoints are kept.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class Recorder:
         on_progress: Callable[[Progress], None] | None = None,
         on_note: Callable[[str], None] | None = None,
         is_rehearsal: bool = False,
+        num_kept: int = 3,
     ) -> None:
         # Privacy is counted here, by releases; for the table this run is one without a promise.
         self._variant = Variant(Contender.non_private(name=name), schedule)
@@ -134,6 +136,7 @@ class Recorder:
         self._count_releases, self._describe_traffic = count_releases, describe_traffic
         self._on_progress, self._on_note = on_progress, on_note
         self._last_report, self._is_rehearsal, self._is_broken = 0.0, is_rehearsal, False
+        self._num_kept = num_kept
         self.rows: list[Row] = []
         self.notes: list[str] = []
 
@@ -216,6 +219,7 @@ class Recorder:
                 step=step,
                 checkpoint=Checkpoint(parameters, self._count_releases()),
                 is_rehearsal=self._is_rehearsal,
+                num_kept=self._num_kept,
             )
 
     def _progress(self, step: int, statistics: StepStatistics) -> Progress:

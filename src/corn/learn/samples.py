@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from types import NoneType
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 from torch.utils.data import Dataset as TorchDataset
 
 from corn.errors import InvalidArgumentError
@@ -26,6 +33,7 @@ _ADVICE = (
 def read_samples(source: DataSource) -> Samples:
     """Inputs and targets of a data source as two tensors, whole and finite."""
     if isinstance(source, DataLoader):
+        _require_whole(source)
         return read_samples(source.dataset)
     if isinstance(source, tuple | list):
         pair = cast("Any", source)
@@ -45,7 +53,8 @@ def read_samples(source: DataSource) -> Samples:
 
 
 def _read_items(source: TorchDataset[Any]) -> Samples:
-    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+    is_stream = isinstance(source, IterableDataset)
+    if is_stream or not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise InvalidArgumentError(
             "a data set must have a length and items by number, as batches are drawn from it at "
             f"random, found {type(source).__name__}: read a stream into a list of pairs first"
@@ -57,6 +66,19 @@ def _read_items(source: TorchDataset[Any]) -> Samples:
         raise InvalidArgumentError("every data set needs at least one sample, found an empty one")
     inputs, targets = zip(*items, strict=True)
     return _stack("inputs", inputs), _stack("targets", targets)
+
+
+def _require_whole(loader: DataLoader[Any]) -> None:
+    """Batches are drawn here, from all samples: a loader that takes some of them means others."""
+    usual = (SequentialSampler, RandomSampler, BatchSampler, NoneType)
+    if isinstance(loader.dataset, IterableDataset):
+        return  # refused by its own name
+    for sampler in (loader.sampler, loader.batch_sampler):
+        if type(sampler) not in usual:
+            raise InvalidArgumentError(
+                f"a data loader must have no sampler of its own, found {type(sampler).__name__}: "
+                "give torch.utils.data.Subset(dataset, indices) instead"
+            )
 
 
 def _require_pair(item: Any, what: str) -> None:

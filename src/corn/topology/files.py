@@ -26,8 +26,8 @@ def read_graph(path: Path, *, directed: bool = False) -> FileGraph:
     """Read a graph file by its suffix; ``directed`` matters for edge lists, which cannot say it.
 
     - ``.edges``, ``.edgelist``, ``.txt``: two labels a line (and a weight, if there is one),
-      separated by blanks or commas; ``#`` and ``%`` start comments. What networkx writes for
-      edges without data (``0 1 {}``) is read too;
+      separated by blanks or commas; ``#`` starts a comment, and so does ``%`` at the start of a
+      line. What networkx writes for edges without data (``0 1 {}``) is read too;
     - ``.graphml``; ``.json`` in networkx's node-link form.
     """
     _require_file(path)
@@ -43,7 +43,9 @@ def read_matrix(path: Path) -> FloatArray:
         if path.suffix == ".npy":
             matrix = np.load(path, allow_pickle=False)
         else:
-            lines = [line for line in _read_text(path).splitlines() if line.strip()]
+            lines = [
+                line for line in _read_text(path).splitlines() if line.partition("#")[0].strip()
+            ]
             matrix = np.loadtxt(lines, delimiter=",", ndmin=2) if lines else np.empty((0, 0))
         matrix = np.asarray(matrix).astype(np.float64, casting="same_kind")  # no complex numbers
     except (ValueError, TypeError, EOFError) as error:
@@ -68,7 +70,8 @@ def _require_file(path: Path) -> None:
 def _read_edge_list(path: Path, *, directed: bool) -> FileGraph:
     graph: FileGraph = nx.DiGraph() if directed else nx.Graph()
     for number, line in enumerate(_read_text(path).splitlines(), start=1):
-        fields = line.partition("#")[0].partition("%")[0].replace(",", " ").split()
+        fields = line.partition("#")[0].replace(",", " ").split()
+        fields = [] if line.lstrip().startswith("%") else fields
         fields = fields[:-1] if fields[2:] == ["{}"] else fields
         if not fields:
             continue

@@ -86,8 +86,10 @@ class FlatModule:
         return _ADDRESS.sub("", text)  # which is another one in every process
 
     def constants(self) -> Iterator[Tensor]:
-        """Frozen parameters and buffers."""
+        """Frozen parameters and buffers, and what a loss that is a module has of them."""
         yield from self._fixed.values()
+        if isinstance(self._loss, nn.Module):
+            yield from self._loss.state_dict().values()
 
     def rehearse(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> int:
         """Try a few samples, and refuse what cannot be trained; return what a sample takes.

@@ -114,7 +114,7 @@ class LinearClassifier:
             return squared.sqrt()
         cross = (residuals * logits).sum(dim=-1)
         own = self._l2**2 * parameters.square().sum(dim=-1).unsqueeze(1)
-        product = (squared * own).sqrt()
+        product = squared.sqrt() * own.sqrt()
         lost = 16 * (squared + own + 2 * product) + 2 * X.shape[-1] * product
         ulp = torch.finfo(X.dtype).eps
         return (squared + 2 * self._l2 * cross + own).clamp(min=0).add(lost, alpha=ulp).sqrt()

@@ -86,7 +86,8 @@ class ModuleTask:
         """Of layers, loss and constants, so that a checkpoint of another model is not taken."""
         digest = hashlib.sha256(self._module.describe().encode())
         for tensor in self._module.constants():
-            digest.update(tensor.cpu().contiguous().numpy().tobytes())
+            flat = tensor.detach().cpu().contiguous().flatten()
+            digest.update(flat.view(torch.uint8).numpy().tobytes())
         return digest.digest()
 
     def _choose_runner(
