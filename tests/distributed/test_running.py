@@ -256,6 +256,45 @@ def test_a_person_can_leave_while_another_never_comes_to_its_links(
         assert str(result).endswith("interrupted before the first step")
 
 
+def test_a_run_that_broke_goes_on_from_before_it_though_news_travel_slowly(tmp_path: Path) -> None:
+    """Agents at the far end of a path save checkpoints for some steps more."""
+    n, plan = 6, small_plan("path:6", 40, mechanism="ldp", threat=ThreatModel())
+    make_keys(tmp_path / "keys", n)
+    steps_done = threading.Event()
+
+    def run(meeting: Meeting, resume: bool) -> AgentResult:
+        def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+            mean = nn.functional.cross_entropy(outputs, targets)
+            is_broken = meeting.agent == 0 and steps_done.is_set() and not resume
+            return mean * torch.inf if is_broken else mean
+
+        def see(progress: Progress) -> None:
+            if progress.step >= 1:
+                steps_done.set()
+
+        return run_agent(
+            plan,
+            meeting=meeting,
+            model=make_zero_model(),
+            loss=loss,
+            dataset=samples_of(meeting.agent),
+            keys=tmp_path / "keys",
+            out=tmp_path / f"agent-{meeting.agent}",
+            settings=RunSettings(
+                Constant(0.5), timeout=20, evaluate_at=(0,), checkpoint_every=1, resume=resume
+            ),
+            reports=Reports(on_progress=see if meeting.agent == 0 else None),
+        )
+
+    for result in run_in_threads(n, partial(run, resume=False)):
+        assert isinstance(result, AgentResult), result
+        assert "gradients are not finite" in result.stop
+    for result in run_in_threads(n, partial(run, resume=True)):
+        assert isinstance(result, AgentResult), result
+        assert result.first_step > 0
+        assert "finite" not in result.stop
+
+
 def test_under_replan_the_cap_is_reported(tmp_path: Path) -> None:
     """New plans give agents other noise: what the first gave an agent is no measure of it."""
     plan = small_plan("star:4", 12, mechanism="decor", threat=ThreatModel())

@@ -87,7 +87,7 @@ def warn_of_insiders(
     """Say what a curious participant can do where the noise was not designed against any."""
     if threat.max_colluders or not decomposition.seed_groups:
         return
-    advice = "against curious insiders: corn threat, or --colluders 1 --seeds pairs where offered"
+    advice = "against curious insiders: corn plan or design --colluders 1 --seeds pairs"
     if decomposition.is_shared_by_all:
         print_note(
             f"one seed for all: any participant can remove everyone's shared noise; {advice}"
