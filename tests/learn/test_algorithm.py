@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ def reference_run(
     start: FloatArray,
     per_sample: bool,
 ) -> FloatArray:
-    """Algorithm 1: for each agent clip, add its share of N(0, R), step; then mix."""
+    """Algorithm 1: for each agent clip, add its share of N(0, R), round, step; then mix."""
     sampler = BatchSampler(data, batch_size=8, seeds=[seed], divide_by_batch_size=per_sample)
     n, x = NETWORK.num_agents, np.tile(start, (NETWORK.num_agents, 1))
     normals = JointNoise([np.eye(n)], seeds=[seed], num_parameters=len(start), dtype=torch.float64)
@@ -76,7 +77,10 @@ def reference_run(
                 )
             else:
                 g[i] = clip(weights @ np.array(slopes), contender.clip)
-        x = mixing @ (x - schedule.at(t + 1, NUM_STEPS) * (g + v))
+        released = g + v
+        if contender.grid:
+            released = contender.grid * np.rint(released / contender.grid)
+        x = mixing @ (x - schedule.at(t + 1, NUM_STEPS) * released)
     return x
 
 
@@ -192,21 +196,24 @@ def test_the_order_of_variants_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["corn", "decor", "ldp"])
-def test_deployed_noise_is_what_agents_would_draw(mechanism: str) -> None:
-    """Secure noise is each agent's own share, from its own keys."""
+def test_keyed_noise_is_what_agents_would_draw(mechanism: str) -> None:
+    """Keyed noise is each agent's own share, from its own keys, rounded with the gradient."""
     task, data = make_problem("logistic")
     contenders = [make_contender(mechanism), make_contender("none")]
     variants = [Variant(contender, Constant(0.1)) for contender in contenders]
-    settings = SweepSettings(1, 8, seeds=(4,), dtype="float64", secure_noise=True)
+    settings = SweepSettings(1, 8, seeds=(4,), dtype="float64", noise_keys="seed")
     simulation = Simulation(task, data, NETWORK, variants, settings=settings)
     simulation.advance()
     noisy, quiet = simulation.parameters[0].unbind(dim=1)
     shares = contenders[0].noise
     assert shares is not None
     source = SecureSource(simulated_keys(shares, seed=4))
-    where = {"source": source, "nonce": simulation_nonce(4), "step": 0, "stop": 5}
-    v = [draw_share(shares, i, **where, dtype=np.float64) for i in range(6)]  # type: ignore[arg-type]
-    np.testing.assert_allclose((noisy - quiet).numpy(), -0.1 * W @ np.stack(v), atol=1e-12)
+    where: Any = {"source": source, "nonce": simulation_nonce(4), "step": 0, "stop": 5}
+    v = np.stack([draw_share(shares, i, **where) for i in range(6)])
+    start = task.initialize(0).numpy()
+    g = -np.linalg.solve(W, quiet.numpy() - start) / 0.1
+    released = contenders[0].grid * np.rint((g + v) / contenders[0].grid)
+    np.testing.assert_allclose(noisy.numpy(), start - 0.1 * W @ released, atol=1e-9)
 
 
 def test_without_noise_and_clipping_it_finds_the_centralised_optimum() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from corn.learn.perturbation import DeployedNoise, JointNoise, Noise, symmetric_root
+from corn.learn.perturbation import JointNoise, KeyedNoise, Noise, symmetric_root
 
 from .problems import make_contender
 
@@ -19,16 +19,22 @@ def joint(num_parameters: int, *seeds: int, dtype: torch.dtype = torch.float64) 
     return JointNoise(COVARIANCES, seeds=seeds, num_parameters=num_parameters, dtype=dtype)
 
 
-def deployed(num_parameters: int, *seeds: int, dtype: torch.dtype = torch.float64) -> DeployedNoise:
-    return DeployedNoise(SHARES, seeds=seeds, num_parameters=num_parameters, dtype=dtype)
+def keyed(num_parameters: int, *seeds: int) -> KeyedNoise:
+    return KeyedNoise(SHARES, seeds=seeds, num_parameters=num_parameters)
 
 
-@pytest.mark.parametrize("make", [joint, deployed])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_covariance_across_agents_and_none_across_coordinates(
-    make: Callable[..., Noise], dtype: torch.dtype
-) -> None:
-    noise = make(20_000, 3, dtype=dtype).draw(0)
+def secret(num_parameters: int, *seeds: int) -> KeyedNoise:
+    return KeyedNoise(SHARES, seeds=seeds, num_parameters=num_parameters, is_secret=True)
+
+
+def joint_float32(num_parameters: int, *seeds: int) -> JointNoise:
+    return joint(num_parameters, *seeds, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("make", [joint, joint_float32, keyed, secret])
+def test_covariance_across_agents_and_none_across_coordinates(make: Callable[..., Noise]) -> None:
+    noise = make(20_000, 3).draw(0)
+    dtype = torch.float32 if make is joint_float32 else torch.float64
     assert (noise.shape, noise.dtype) == ((1, 6, 2, 20_000), dtype)
     for index, R in enumerate(COVARIANCES):
         v = noise[0, :, index].double().numpy()
@@ -37,7 +43,7 @@ def test_covariance_across_agents_and_none_across_coordinates(
         np.testing.assert_allclose(shifted, 0, atol=0.05 * R.diagonal().max())
 
 
-@pytest.mark.parametrize("make", [joint, deployed])
+@pytest.mark.parametrize("make", [joint, keyed, secret])
 def test_no_step_and_no_seed_repeats_another_s_noise(make: Callable[..., Noise]) -> None:
     noise = make(50, 1, 2)
     draws = torch.stack([noise.draw(step).clone() for step in range(20)]).transpose(0, 1)
@@ -50,6 +56,13 @@ def test_a_step_can_be_drawn_again() -> None:
     noise, again = joint(10, 5), joint(10, 5)
     noise.draw(0)
     assert torch.equal(noise.draw(7), again.draw(7))
+
+
+def test_secret_noise_is_new_in_every_run() -> None:
+    """A result whose noise could be drawn again from the seed would protect nobody."""
+    assert torch.equal(keyed(10, 5).draw(0), keyed(10, 5).draw(0))
+    first, second = secret(10, 5).draw(0), secret(10, 5).draw(0)
+    assert not torch.isclose(first, second).any()
 
 
 def test_mechanisms_share_their_luck() -> None:

@@ -48,7 +48,7 @@ def test_measurements_are_complete_and_right() -> None:
     assert float(none["train_loss"]) < math.log(2)
     assert start["consensus_distance"] == 0 < float(corn["consensus_distance"])
     assert none["noise_norm"] == 0 < float(corn["noise_norm"])
-    assert math.isnan(float(none["epsilon"]))
+    assert math.isnan(float(none["simulated_epsilon"]))
     assert (corn["unit"], none["unit"]) == ("agent", "")
     problem = make_logistic()
     _, parts = problem.place(SETTINGS)
@@ -62,7 +62,7 @@ def test_epsilon_grows_with_steps_up_to_the_budget() -> None:
     budget = PrivacyBudget(10, 1e-5, num_steps=40, clip=0.5)
     variants = [Variant(make_contender("corn", budget), Constant(0.1))]
     result = run_sweep(make_logistic(), NETWORK, variants, settings=replace(SETTINGS, seeds=(0,)))
-    spent = [float(row["epsilon"]) for row in result.rows]
+    spent = [float(row["simulated_epsilon"]) for row in result.rows]
     assert spent[0] == 0
     assert spent == sorted(spent)
     assert spent[-1] == pytest.approx(10, rel=1e-6)

@@ -85,7 +85,7 @@ def test_every_agent_learns_what_a_private_budget_allows() -> None:
             cooldown_rounds=3,
         )
         assert result.status == "complete"
-        assert result.last_rows[0]["epsilon"] == pytest.approx(10)
+        assert result.last_rows[0]["simulated_epsilon"] == pytest.approx(10)
 
 
 def test_a_plan_has_network_budget_and_noise() -> None:
@@ -93,7 +93,7 @@ def test_a_plan_has_network_budget_and_noise() -> None:
     plan = make_plan(load_network("ring:4"), BUDGET, objective=Horizon(5, 2, 1))
     options: dict[str, Any] = {"model": LinearClassifier(3, 2), "datasets": make_datasets()}
     result = train(plan, **options)
-    spent = float(result.last_rows[0]["epsilon"])
+    spent = float(result.last_rows[0]["simulated_epsilon"])
     assert spent == pytest.approx(10, rel=1e-3)
     assert spent <= 10
     assert result.variants[0].contender.against == plan.threat.describe()

@@ -10,9 +10,10 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
+from corn.arrays import FloatArray
 from corn.errors import CornWarning
 from corn.noise import fast
-from corn.noise.normals import NormalArray, Words
+from corn.noise.normals import Words
 
 pytest.importorskip("numba")
 
@@ -36,7 +37,7 @@ def test_without_numba_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_code_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def miss_one(words: Words, weights: NormalArray, out: NormalArray) -> None:
+    def miss_one(words: Words, weights: FloatArray, out: FloatArray) -> None:
         real(words, weights, out)
         out[-1, -1, -1] *= 1 + np.finfo(out.dtype).eps
 
@@ -44,7 +45,7 @@ def test_code_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> No
     fast.find_compiled.cache_clear()
     stand_in = SimpleNamespace(sum_normals=miss_one)
     monkeypatch.setattr("importlib.import_module", lambda _name: stand_in)
-    with pytest.warns(CornWarning, match="its float32 differs from NumPy's"):
+    with pytest.warns(CornWarning, match="its normals differ from NumPy's"):
         assert fast.find_compiled() is None
 
 
@@ -81,14 +82,14 @@ def test_damaged_machine_code_is_compiled_anew(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_code_kept_for_other_constants_is_not_used(tmp_path: Path) -> None:
-    change = "from corn.noise import normals; normals.precision_of('float32').half[...] = 0.25; "
+    change = "from corn.noise import normals; normals.SINE = (3.0, *normals.SINE[1:]); "
     # As if Numba did not know the constants by which a loop was compiled.
     forget = (
         "from numba.core import caching; "
         "caching.Cache._index_key = lambda own, sig, code: (sig, code.magic_tuple()); "
     )
     assert find_elsewhere(tmp_path, first=forget) == "True\n"
-    assert "its float32 differs" in find_elsewhere(tmp_path, first=forget + change)
+    assert "its normals differ" in find_elsewhere(tmp_path, first=forget + change)
     assert find_elsewhere(tmp_path, first=change) == "True\n"
 
 

@@ -95,7 +95,7 @@ def launch(
         int | None,
         typer.Option(
             metavar="SEED",
-            help="Draw what corn train --secure-noise draws with this seed, to compare with it. "
+            help="Draw what corn train --rehearse draws with this seed, to compare with it. "
             "Protects nothing.",
             rich_help_panel=_RUN,
         ),

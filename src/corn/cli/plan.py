@@ -19,7 +19,7 @@ from corn.cli.options import (
 from corn.cli.output import print_facts, print_json, print_note, warn_of_insiders, working
 from corn.plan import Plan, make_plan, save_plan
 from corn.plan.codec import fingerprint
-from corn.plan.record import NoiseType
+from corn.plan.record import FloatType
 
 EXAMPLE = "corn plan --graph er:n=20,p=0.2,seed=1 --epsilon 10 --out plan.corn"
 
@@ -36,9 +36,7 @@ def plan(
     drop_share: Annotated[
         float, typer.Option(min=0, max=1, help="Drop the weakest seeds, by noise power.")
     ] = 0.0,
-    noise_type: Annotated[NoiseType, typer.Option(help="Type in which noise is drawn.")] = (
-        "float32"
-    ),
+    dtype: Annotated[FloatType, typer.Option(help="Type of models and messages.")] = "float32",
     json: JsonOption = False,
 ) -> None:
     """Make a plan to run: safe by default against one curious insider, with pair seeds."""
@@ -50,7 +48,7 @@ def plan(
             threat=threat.make_for(mechanism),
             objective=mixing.choose_objective(budget.steps),
             mechanism=mechanism,
-            noise_type=noise_type,
+            dtype=dtype,
             drop_share=drop_share,
         )
     save_plan(made, out)
@@ -80,8 +78,18 @@ def plan_facts(made: Plan) -> dict[str, object]:
         "lower_bound": made.certificate.lower_bound,
         "num_seed_groups": len(made.decomposition.seed_groups),
         "max_streams": max(streams),
-        "noise_type": made.noise_type,
+        "grid": made.grid,
+        "max_parameters": made.max_parameters,
+        "dtype": made.dtype,
     }
+
+
+def describe_grid(made: Plan) -> str:
+    """Say what releases are rounded to, and for which models the promise is proved."""
+    return (
+        f"multiples of {made.grid:g}; the promise includes floating point for models of up to "
+        f"{made.max_parameters:,} parameters"
+    )
 
 
 def _print(made: Plan) -> None:
@@ -101,6 +109,7 @@ def _print(made: Plan) -> None:
                 f"{len(made.decomposition.seed_groups)} shared, up to {max(streams)} streams an "
                 "agent",
             ),
+            ("releases", describe_grid(made)),
             ("fingerprint", fingerprint(made).hex()),
         ],
     )

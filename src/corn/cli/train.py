@@ -76,9 +76,12 @@ def train(
         typer.Option(help="Precision. (Default: float32; quadratic: float64.)"),
     ] = None,
     device: Annotated[str, typer.Option(help="Where to compute, as torch names it.")] = "cpu",
-    secure_noise: Annotated[
+    rehearse: Annotated[
         bool,
-        typer.Option("--secure-noise", help="Draw bit for bit what agents would. Slower."),
+        typer.Option(
+            "--rehearse",
+            help="Draw bit for bit what corn launch --rehearse SEED draws. Slower.",
+        ),
     ] = False,
     out: Annotated[
         Path | None,
@@ -136,11 +139,9 @@ def train(
         tuple(range(runs)),
         terms.gossip_rounds,
         terms.cooldown,
-        _choose_dtype(
-            dtype, terms.plan, is_quadratic=learning.is_quadratic, secure_noise=secure_noise
-        ),
+        _choose_dtype(dtype, terms.plan, is_quadratic=learning.is_quadratic, rehearse=rehearse),
         device,
-        secure_noise,
+        "seed" if rehearse else "none",
     )
     result = learn.run_sweep(
         problem,
@@ -181,12 +182,12 @@ def _make_contenders(mechanisms: str | None, terms: Terms) -> list[learn.Contend
 
 
 def _choose_dtype(
-    dtype: str | None, plan: Plan | None, *, is_quadratic: bool, secure_noise: bool
+    dtype: str | None, plan: Plan | None, *, is_quadratic: bool, rehearse: bool
 ) -> str:
     # In single precision the quadratic's loss of 1434 hides the gaps that are to be measured.
-    if dtype is None and is_quadratic and not (plan and secure_noise):
+    if dtype is None and is_quadratic and not (plan and rehearse):
         return "float64"
-    return dtype or (plan.noise_type if plan else "float32")
+    return dtype or (plan.dtype if plan else "float32")
 
 
 def _warn(contenders: Sequence[learn.Contender], budget: PrivacyBudget) -> None:

@@ -46,6 +46,7 @@ def training_facts(
         "num_agents": network.num_agents,
         "agent_samples": problem.data.sizes,
         "promise": terms.budget.describe(),
+        "privacy": result.privacy,
         "objective": terms.objective.describe(),
         "status": result.status,
         "num_steps": result.num_steps,
@@ -102,16 +103,17 @@ def print_contenders(problem: learn.Problem, terms: Terms, tuning: learn.Tuning)
             name,
             str(own["step_size"] or "all broke down"),
             *(f"{own[column]:.4g}" if column in own else "" for column in shown),
-            "none" if own["epsilon"] is None else f"{own['epsilon']:.4g} ({own['unit']})",
+            _describe_spent(own),
         ]
         for name, own in facts.items()
     ]
     title = f"{problem.task.describe()}, {network.num_agents} agents on {network.source}"
     print_table(
         "\n".join([title, *result.notes, terms.budget.describe()]),
-        ["mechanism", "step size", *(columns[name] for name in shown), "ε spent (unit)"],
+        ["mechanism", "step size", *(columns[name] for name in shown), "simulated ε (unit)"],
         rows,
     )
+    print_note(result.privacy)
     for adversary in dict.fromkeys(own["against"] for own in facts.values()):
         names = ", ".join(name for name, own in facts.items() if own["against"] == adversary)
         print_note(f"{names}: private against {adversary}")
@@ -119,3 +121,8 @@ def print_contenders(problem: learn.Problem, terms: Terms, tuning: learn.Tuning)
         print_note(f"{', '.join(map(str, run))}: {why}")
     if result.status == "interrupted":
         print_note(f"interrupted after {result.num_steps} steps")
+
+
+def _describe_spent(own: dict[str, object]) -> str:
+    spent = own["simulated_epsilon"]
+    return "none" if spent is None else f"{spent:.4g} ({own['unit']})"

@@ -17,7 +17,7 @@ from corn.cli.output import (
     warn_of_insiders,
     working,
 )
-from corn.cli.plan import plan_facts
+from corn.cli.plan import describe_grid, plan_facts
 from corn.errors import InvalidArgumentError
 from corn.plan import AgentGuarantee, Plan, Verification, load_plan, verify_plan
 from corn.plan.verification import describe_coalition, guarantees_against
@@ -101,6 +101,7 @@ def _print(plan: Plan, found: Verification, shown: list[AgentGuarantee]) -> None
                 "lower bound",
                 f"{found.lower_bound:.6g} (gap {found.gap:.2g}), for the seeds allowed",
             ),
+            ("releases", describe_grid(plan)),
             ("fingerprint", str(facts["fingerprint"])),
         ],
     )

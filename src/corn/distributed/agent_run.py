@@ -227,6 +227,7 @@ class AgentRun:
             on_progress=self.reports.on_progress,
             on_note=self.reports.on_note,
             is_rehearsal=self.settings.is_rehearsal,
-            # That a run is broken takes up to n steps to get around: one from before it must last.
+            # That a model diverged takes up to n steps to get around: a checkpoint from before it
+            # must last.
             num_kept=3 + math.ceil(self.plan.num_agents / self.settings.checkpoint_every),
         )

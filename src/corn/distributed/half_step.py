@@ -1,8 +1,4 @@
-"""One agent's part of Algorithm 1 before it speaks: gradient, clip, own share of noise, half step.
-
-The same operations in the same order as the batched engine (:mod:`corn.learn.simulation`), for one
-agent.
-"""
+"""One agent's part of Algorithm 1 before it sends: gradient, clip, share of noise, half step."""
 
 from __future__ import annotations
 
@@ -12,18 +8,12 @@ from typing import Protocol, final
 import torch
 from torch import Tensor
 
-from corn.errors import CornError
 from corn.learn.batches import Batch, BatchSampler
-from corn.learn.clipping import clip_factors, gradient_norms
-from corn.learn.simulation import StepStatistics
+from corn.learn.step import StepStatistics, compute_gradients, take_half_step
 from corn.learn.tasks import Task
 from corn.noise import NoiseSource, draw_share
 from corn.plan import Plan
 from corn.privacy import ClippedQuery
-
-
-class BrokenError(CornError):
-    """Gradients are not finite: nothing of this step may be sent."""
 
 
 class Batches(Protocol):
@@ -53,8 +43,8 @@ class Noise(Protocol):
     def prepare(self, step: int) -> None:
         """Draw a step's noise now, while messages are on their way. It is released later, once."""
 
-    def take(self, step: int) -> Tensor | None:
-        """v_i of a step, shape (d,); None for no noise."""
+    def take(self, step: int) -> Tensor:
+        """Return v_i of a step, float64 of shape (d,)."""
 
 
 @final
@@ -69,7 +59,7 @@ class NoiseShare:
     ) -> None:
         self._plan, self._agent, self._source = plan, agent, source
         self._nonce = nonce
-        self._share = torch.empty(num_parameters, dtype=torch_type(plan))
+        self._share = torch.empty(num_parameters, dtype=torch.float64)
         self._prepared: int | None = None
 
     def prepare(self, step: int) -> None:
@@ -82,7 +72,6 @@ class NoiseShare:
             nonce=self._nonce,
             step=step,
             stop=len(self._share),
-            dtype=self._plan.noise_type,
             out=self._share.numpy(),
         )
         self._prepared = step
@@ -97,42 +86,37 @@ class NoiseShare:
 
 @final
 class HalfStep:
-    """From a model to the message of a step."""
+    """From a model to the message of a step.
+
+    Attributes:
+        num_broken: gradients so far that were not finite and counted as zero; for the owner alone.
+    """
 
     def __init__(self, task: Task, batches: Batches, query: ClippedQuery) -> None:
         self._task, self._batches, self._query = task, batches, query
+        self._clip = torch.tensor([query.clip], dtype=torch.float64)
+        self.num_broken = 0
 
     @torch.no_grad()
     def take(
-        self, parameters: Tensor, noise: Tensor | None, *, step: int, step_size: float
+        self, parameters: Tensor, noise: Tensor, *, step: int, step_size: float, grid: float
     ) -> tuple[Tensor, StepStatistics]:
-        """X − η (clipped gradient + noise), shape (d,), and what happened on the way.
-
-        The sum in brackets comes first: what is rounded together with X is private already. The
-        other way round, a gradient far smaller than X would be rounded to multiples of X's last
-        place, and two that differ by the clip norm could end up further apart.
-        """
-        x, clip = parameters.view(1, 1, -1), self._query.clip
-        limit = torch.full((1,), clip, dtype=x.dtype) if self._query.unit == "sample" else None
-        found = self._task.gradient(x, self._batches.draw(step), sample_clip=limit)
-        g = found.values.view(-1)
-        norm = gradient_norms(g)
-        if not bool(torch.isfinite(norm)):
-            raise BrokenError(
-                f"its gradients are not finite at step {step}: try a smaller step size"
-            )
-        factor = clip_factors(norm, clip) if limit is None else torch.ones_like(norm)
-        g.mul_(factor)
-        noise_norm = torch.zeros_like(norm)
-        if noise is not None:
-            g.add_(noise)
-            noise_norm = torch.linalg.vector_norm(noise)
-        half = torch.sub(parameters, g, alpha=step_size, out=g)
-        clipped = found.fraction_clipped
-        fraction = (factor < 1).to(norm) if clipped is None else clipped.view(())
-        return half, StepStatistics(*(v.view(1, 1) for v in (norm, fraction, noise_norm)))
+        """Return X − η (clipped gradient + noise, on the grid), shape (d,), and what happened."""
+        found = compute_gradients(
+            self._task,
+            parameters.view(1, 1, -1),
+            self._batches.draw(step),
+            self._clip,
+            clips_samples=self._query.unit == "sample",
+        )
+        self.num_broken += int(found.num_broken.sum())
+        half = take_half_step(
+            parameters, found.values.view(-1), noise, grid=grid, step_size=step_size
+        )
+        noise_norm = torch.linalg.vector_norm(noise).view(1, 1)
+        return half, StepStatistics(found.norms, found.fraction_clipped, noise_norm)
 
 
 def torch_type(plan: Plan) -> torch.dtype:
-    """The type in which agents compute: that of the plan's noise."""
-    return torch.float32 if plan.noise_type == "float32" else torch.float64
+    """Return the type of models and messages."""
+    return torch.float32 if plan.dtype == "float32" else torch.float64

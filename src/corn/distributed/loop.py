@@ -12,7 +12,7 @@ from torch import Tensor
 
 from corn.distributed.epoch import PREFIX_BYTES, Epoch
 from corn.distributed.exchange import SUSPICIOUS_SHARE, Dropout, Exchange, Received
-from corn.distributed.half_step import BrokenError, HalfStep
+from corn.distributed.half_step import HalfStep
 from corn.distributed.header import Header
 from corn.distributed.membership import (
     Membership,
@@ -26,7 +26,8 @@ from corn.distributed.settings import RunSettings
 from corn.distributed.weights import Standing, weigh_neighbours
 from corn.errors import CornError
 from corn.learn.monitor import Interruption
-from corn.learn.simulation import StepStatistics
+from corn.learn.step import StepStatistics
+from corn.noise.grid import require_provable
 from corn.plan import Plan
 from corn.plan.codec import fingerprint
 
@@ -50,8 +51,8 @@ class Watcher(Protocol):
     def see_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
         """``step`` steps are done."""
 
-    def see_break(self) -> None:
-        """Gradients are not finite somewhere: models from here on are of no use."""
+    def see_divergence(self) -> None:
+        """A model is not finite somewhere: models from here on are of no use."""
 
     def note(self, text: str) -> None:
         """Something a person must know."""
@@ -113,7 +114,7 @@ class AgentLoop:
         self._weights = self._epoch.weights_of(conditions.agent)
         self._proposal: tuple[int, Epoch] | None = None
         self._without_plan: frozenset[int] = frozenset()
-        self._is_broken = False
+        self._has_diverged = False
         self._members = Membership(conditions.num_agents)
         self._reported: frozenset[int] = frozenset()
         self.step, self.parameters = first_step, parameters
@@ -131,7 +132,7 @@ class AgentLoop:
             "none": LEDGER_SPENT,
             "interrupted": "interrupted",
             "loss": f"{who} was lost",
-            "broken": f"{who}'s gradients are not finite: try a smaller step size",
+            "diverged": f"{who}'s model is not finite: try a smaller step size",
         }[self._members.stop.reason]
 
     def run(self, interruption: Interruption) -> bool:
@@ -155,29 +156,32 @@ class AgentLoop:
         self._follow_losses()
         values, statistics = self._learn()
         for mixing_round in range(self._at.rounds[0]):
-            prepares = mixing_round == 0 and not self._is_broken
+            prepares = mixing_round == 0 and not self._has_diverged
             values = self._mix(values, mixing_round, prepares=prepares)
         self.parameters, self.step = values, self.step + 1
-        if self._members.stop.reason == "broken":
-            self._watcher.see_break()
+        if self._members.stop.reason == "diverged":
+            self._watcher.see_divergence()
         self._watcher.see_step(self.step, values, statistics)
 
     def _learn(self) -> tuple[Tensor, StepStatistics]:
-        """The half step of this step, reserved first; a broken agent's model stays as it is."""
+        """The half step of this step, reserved first; a model that diverged stays as it is."""
         at, step = self._at, self.step
-        if not self._is_broken:
-            self._ledger.reserve(step)
-            eta, noise = at.settings.schedule.at(step + 1, at.num_steps), self._epoch.noise
-            try:
-                return self._half_step.take(
-                    self.parameters, noise.take(step), step=step, step_size=eta
-                )
-            except BrokenError as error:
-                self._is_broken = True
-                self._watcher.note(str(error))
-                self._members.note_stop(StopNotice(self._horizon(), at.agent, "broken"))
-        # Its model, which is public, goes on to neighbours until all have stopped.
-        return self.parameters.clone(), _nothing()
+        # Of the model, which is public, everyone may know that it is not finite. Of a gradient
+        # nobody may: the step counts it as zero.
+        if not self._has_diverged and not bool(torch.isfinite(self.parameters.abs().max())):
+            self._has_diverged = True
+            self._watcher.note(f"its model is not finite at step {step}: try a smaller step size")
+            self._members.note_stop(StopNotice(self._horizon(), at.agent, "diverged"))
+        if self._has_diverged:
+            return self.parameters.clone(), _nothing()
+        self._ledger.reserve(step)
+        return self._half_step.take(
+            self.parameters,
+            self._epoch.noise.take(step),
+            step=step,
+            step_size=at.settings.schedule.at(step + 1, at.num_steps),
+            grid=self._epoch.plan.grid,
+        )
 
     @torch.no_grad()
     def _mix(self, values: Tensor, mixing_round: int, *, prepares: bool = False) -> Tensor:
@@ -279,6 +283,8 @@ class AgentLoop:
             return
         try:
             plan = replan(self._everyone, members, steps_left=self._at.last_step - switch)
+            # What floating point takes is counted over the whole run, by the budget it began with.
+            require_provable(plan.float_loss, self._everyone.budget, len(self.parameters))
         except CornError as error:
             # The same for all survivors; the noise they have keeps the budget without a new plan.
             self._without_plan = lost

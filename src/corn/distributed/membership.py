@@ -18,7 +18,7 @@ from corn.topology.graphs import Graph
 NEVER = 2**32 - 1
 """The step at which nothing was noticed, and after which nothing stops."""
 
-StopReason: TypeAlias = Literal["none", "interrupted", "loss", "broken"]
+StopReason: TypeAlias = Literal["none", "interrupted", "loss", "diverged"]
 STOP_REASONS: tuple[StopReason, ...] = get_args(StopReason)
 
 

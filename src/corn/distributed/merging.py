@@ -19,7 +19,7 @@ from corn.learn.metrics import Row, measure
 from corn.learn.problem import Problem
 from corn.learn.result import Result, SweepStatus
 from corn.learn.settings import SweepSettings
-from corn.learn.simulation import StepStatistics
+from corn.learn.step import StepStatistics
 from corn.plan import Plan
 
 _STATISTICS = ("gradient_norm", "fraction_clipped", "noise_norm")
@@ -40,7 +40,7 @@ def merge_runs(
     """
     tables = {agent: read_rows(folder / "metrics.csv") for agent, folder in folders.items()}
     last = max((max(table, default=0) for table in tables.values()), default=0)
-    where = SweepSettings(settings.steps_of(plan), dtype=plan.noise_type)
+    where = SweepSettings(settings.steps_of(plan), dtype=plan.dtype)
     _, parts = problem.place(where, max_train_samples=10_000)
     variant = make_variant(plan, settings.schedule)
     seed = settings.seed if settings.rehearsal_seed is None else settings.rehearsal_seed
@@ -57,20 +57,23 @@ def merge_runs(
             step=step,
             parts=parts,
             statistics=StepStatistics(*(_mean(own, name) for name in _STATISTICS)),
+            is_simulated=False,
         )
         spent = [float(one["epsilon"]) for one in own]
         rows.append(row | {"epsilon": max(spent), "epsilon_least": min(spent)})
     status: SweepStatus = "complete" if last == settings.steps_of(plan) else "interrupted"
     final = _final_models(plan, folders, tables, last, problem.task.num_parameters)
     every = (*problem.notes, *notes)
-    return Result((variant,), (seed,), final, tuple(rows), last, status, {}, every)
+    return Result(
+        (variant,), (seed,), final, tuple(rows), last, status, {}, every, is_simulated=False
+    )
 
 
 def read_model(folder: Path, step: int, plan: Plan) -> Tensor:
     """The model that an agent kept after a step."""
     path = folder / "models" / f"step-{step}.bin"
     try:
-        values = np.fromfile(path, dtype=plan.noise_type)
+        values = np.fromfile(path, dtype=plan.dtype)
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
     return torch.from_numpy(values)

@@ -25,7 +25,7 @@ from corn.distributed.links import Link, LinkError, open_links
 from corn.distributed.meeting import Meeting
 from corn.errors import CornError, FileFormatError
 from corn.plan import Plan, make_plan
-from corn.plan.record import SAFE_THREAT, NoiseType
+from corn.plan.record import SAFE_THREAT, FloatType
 from corn.privacy import PrivacyBudget
 from corn.threads import one_thread
 from corn.topology import load_network
@@ -47,7 +47,7 @@ class PlanningRequest:
     threat: ThreatModel = SAFE_THREAT
     mechanism: Mechanism = "corn"
     weights: str | None = None
-    noise_type: NoiseType = "float32"
+    dtype: FloatType = "float32"
 
     def to_text(self) -> str:
         """As JSON, for agents on other machines."""
@@ -91,7 +91,7 @@ def plan_together(
             threat=request.threat,
             objective=request.objective,
             mechanism=request.mechanism,
-            noise_type=request.noise_type,
+            dtype=request.dtype,
         )
     return plan, seed
 

@@ -21,11 +21,12 @@ from corn.files import writing_whole
 from corn.learn.contender import Contender, Variant
 from corn.learn.metrics import Row, Samples, measure
 from corn.learn.schedule import Schedule
-from corn.learn.simulation import StepStatistics
+from corn.learn.step import StepStatistics
 from corn.learn.tasks import Task
 from corn.learn.writers import write_table
 from corn.plan import Plan
-from corn.privacy import PrivacyBudget, account_precision
+from corn.privacy import PrivacyBudget
+from corn.privacy.floats import account_floats, set_aside
 
 _SECONDS_BETWEEN_REPORTS = 0.1
 
@@ -66,7 +67,7 @@ class Account:
 
     def capped(self) -> Account:
         """The most that any plan under this budget spends, for when not all releases are known."""
-        return replace(self, precision=max(self.precision, self.budget.precision_cap))
+        return replace(self, precision=max(self.precision, set_aside(self.budget).precision_cap))
 
     def unprotected(self) -> Account:
         """A rehearsal's: its noise is public."""
@@ -76,16 +77,12 @@ class Account:
         """ε after so many releases, at the budget's δ."""
         if num_releases == 0:
             return 0.0
-        loss = account_precision([self.precision], self.budget.query, num_steps=num_releases)
-        return float(loss.worst_epsilon(self.budget.delta))
+        return float(account_floats([self.precision], self.budget, num_steps=num_releases)[0])
 
 
 def make_variant(plan: Plan, schedule: Schedule) -> Variant:
     """The plan as a contender, by the name of its mechanism, as a simulation has it."""
-    contender = Contender.private(
-        plan.mechanism, plan.decomposition, plan.budget, threat=plan.threat
-    )
-    return Variant(contender, schedule)
+    return Variant(Contender.from_plan(plan), schedule)
 
 
 @final
@@ -135,7 +132,7 @@ class Recorder:
         self._folder, self._every, self._plan = folder, checkpoint_every, plan_fingerprint
         self._count_releases, self._describe_traffic = count_releases, describe_traffic
         self._on_progress, self._on_note = on_progress, on_note
-        self._last_report, self._is_rehearsal, self._is_broken = 0.0, is_rehearsal, False
+        self._last_report, self._is_rehearsal, self._has_diverged = 0.0, is_rehearsal, False
         self._num_kept = num_kept
         self.rows: list[Row] = []
         self.notes: list[str] = []
@@ -163,9 +160,9 @@ class Recorder:
             self._last_report = time.monotonic()
             self._on_progress(self._progress(step, statistics))
 
-    def see_break(self) -> None:
+    def see_divergence(self) -> None:
         """See ``Watcher``."""
-        self._is_broken = True
+        self._has_diverged = True
 
     def see_end(self, step: int, parameters: Tensor) -> None:
         """The run is over, after a cool-down perhaps: what was measured before it is replaced."""
@@ -211,7 +208,7 @@ class Recorder:
 
     def _save(self, step: int, parameters: Tensor) -> None:
         # From a model that diverged no run would go on.
-        if self._folder is not None and not self._is_broken:
+        if self._folder is not None and not self._has_diverged:
             save_checkpoint(
                 self._folder,
                 plan_fingerprint=self._plan,

@@ -17,7 +17,8 @@ from corn.covariance import GivenObjective, Horizon, Objective, ThreatModel
 from corn.errors import InfeasibleError
 from corn.noise import Roster
 from corn.plan import Plan, make_plan
-from corn.privacy import PrivacyBudget, account_precision
+from corn.privacy import PrivacyBudget
+from corn.privacy.floats import account_floats, set_aside
 from corn.threads import one_thread
 from corn.topology import Network, load_network
 from corn.topology.mixing import metropolis_weights
@@ -76,19 +77,18 @@ def replan(plan: Plan, survivors: tuple[int, ...], *, steps_left: int) -> Plan:
     with one_thread():
         return make_plan(
             _name_network(load_network(ordered), plan, survivors),
-            budget_left(plan.budget, steps_left),
+            budget_left(plan, steps_left),
             threat=_threat_for(plan.threat, survivors),
             objective=_objective_for(plan.objective, len(survivors)),
             mechanism=plan.mechanism,
-            noise_type=plan.noise_type,
+            dtype=plan.dtype,
         )
 
 
-def budget_left(budget: PrivacyBudget, steps_left: int) -> PrivacyBudget:
+def budget_left(plan: Plan, steps_left: int) -> PrivacyBudget:
     """The budget of the steps left: the same cap on precision, or a hair less, at each of them."""
-    cap = budget.precision_cap
-    loss = account_precision(np.array([cap]), budget.query, num_steps=steps_left)
-    epsilon = float(loss.epsilon(budget.delta)[0])
+    budget, cap = plan.budget, plan.precision_cap
+    epsilon = float(account_floats([cap], budget, num_steps=steps_left)[0])
     for attempt in range(_MAX_SHRINKS):
         left = replace(
             budget,
@@ -96,7 +96,7 @@ def budget_left(budget: PrivacyBudget, steps_left: int) -> PrivacyBudget:
             num_steps=steps_left,
             accounting="gdp",
         )
-        if left.precision_cap <= cap:
+        if set_aside(left).precision_cap <= cap:
             return left
     raise InfeasibleError(f"no budget for {steps_left} steps keeps the precision cap {cap:.6g}")
 

@@ -34,7 +34,7 @@ class RunSettings:
         evaluate_at: steps to measure at; by default 0, the last, and some twenty between.
         resume: go on from the newest checkpoint that every agent has.
         rehearsal_seed: take keys, nonce and batches from this public seed, as a simulation with
-            ``secure_noise`` does, to compare with it. **Protects nothing.**
+            ``noise_keys="seed"`` does, to compare with it. **Protects nothing.**
     """
 
     schedule: Schedule = field(default_factory=lambda: Constant(0.01))
@@ -122,7 +122,7 @@ class RunSettings:
             "seed of initial models": str(self.seed),
             "gossip rounds": str(gossip),
             "cool-down rounds": str(cooldown),
-            "noise type": plan.noise_type,
+            "type of models": plan.dtype,
             "policy on dropout": self.on_dropout,
             "time-out": f"{self.timeout:g} s",
             "checkpoints every": str(self.checkpoint_every),

@@ -92,7 +92,7 @@ class Batch:
         inputs: shape (cells, batch, …).
         targets: shape (cells, batch, …).
         weights: shape (cells, batch): what each sample counts; all of a cell count alike, but for
-            padding, which comes last and counts 0.
+            padding, which comes last and counts 0. In float64 where samples are clipped.
         is_average: whether all weights are 1/batch, so that a plain mean will do.
     """
 
@@ -207,4 +207,6 @@ class BatchSampler:
         present = np.arange(width) < counts[:, None]
         weights = present / (self._divisor or np.maximum(counts, 1)[:, None])
         real = inputs.dtype if inputs.is_floating_point() else torch.get_default_dtype()
+        if self._divisor is not None:
+            real = torch.float64  # 1/B rounded up in float32 would be more than accounting counts
         return torch.from_numpy(weights).to(device=inputs.device, dtype=real)

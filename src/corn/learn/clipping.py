@@ -1,49 +1,76 @@
-"""Clip gradients to a norm: once per mini-batch, or once per sample, as the budget's unit says."""
+"""Clip gradients to a norm: once per mini-batch, or once per sample, as the budget's unit says.
+
+What is released is clipped in float64, so that its true norm is at most C as accounting assumes.
+Simulations may clip in float32: what they draw protects nobody.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# A norm in floating point is right to some ulps only. What is clipped is clipped by this much more,
-# so that its true norm is at most C, as accounting assumes.
-_MARGIN = {torch.float32: 1e-6, torch.float64: 1e-13}
+# A norm in floating point is right to some ulps only, a sum of m numbers to m ulps. Gradients are
+# clipped by this much more, so that the true norm is at most C: in float64 for up to 10⁹ numbers.
+_MARGIN = {torch.float32: 1e-6, torch.float64: 1e-10}
 
-# Adding up many more squares than this one by one loses more than the margin in single precision:
-# 5e-6 for 7850 equal numbers, 7e-4 for a million.
+# Adding up many more squares than this one by one loses more than the margin.
 _BLOCK = 1 << 12
 
 
-def gradient_norms(gradients: Tensor) -> Tensor:
-    """‖g‖ along the last dimension, right to the margin that clipping allows for.
+def gradient_norms(gradients: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return ‖g‖ along the last dimension in a type, right to the margin that clipping allows for.
 
     >>> gradient_norms(torch.ones(2, 9)).tolist()
     [3.0, 3.0]
     """
-    blocks = [torch.linalg.vector_norm(g, dim=-1) for g in torch.split(gradients, _BLOCK, dim=-1)]
+    blocks = [
+        torch.linalg.vector_norm(g, dim=-1, dtype=dtype)
+        for g in torch.split(gradients, _BLOCK, dim=-1)
+    ]
     norms: Tensor = blocks[0]
     if len(blocks) > 1:
         norms = torch.linalg.vector_norm(torch.stack(blocks, dim=-1), dim=-1)
     return norms
 
 
-def clip_factors(norms: Tensor, clip: Tensor | float) -> Tensor:
-    """min(1, C/‖g‖) for gradients of these norms: what to multiply them with.
+def clip_factors(norms: Tensor, clip: Tensor | float, *, num_samples: int = 1) -> Tensor:
+    """Return min(1, C/‖g‖) for gradients of these norms: what to multiply them with.
 
-    ``clip`` broadcasts against ``norms``; an infinite one leaves gradients alone. A norm that is
-    not finite gives a factor that is not finite or zero: a run that diverged is not repaired here.
+    ``clip`` broadcasts against ``norms``; an infinite one leaves gradients alone. A gradient whose
+    norm is not finite gets 0: it must count as a zero gradient, see :func:`drop_broken`.
 
-    >>> clip_factors(torch.tensor([0.0, 1.0, 4.0]), 2.0).round(decimals=4).tolist()
-    [1.0, 1.0, 0.5]
+    Where ``num_samples`` clipped gradients are summed, rounding of the sum can differ by
+    num_samples² ulps of a sample's part between neighbouring data sets; factors make room for that.
+
+    >>> clip_factors(torch.tensor([0.0, 1.0, 4.0, torch.inf]), 2.0).round(decimals=4).tolist()
+    [1.0, 1.0, 0.5, 0.0]
     """
-    factors = clip * (1 - _MARGIN[norms.dtype]) / norms
-    return factors.clamp(max=1.0)
+    margin = _MARGIN[norms.dtype]
+    if norms.dtype == torch.float64:
+        margin = min(margin + num_samples**2 * torch.finfo(norms.dtype).eps, 1.0)
+    factors = (clip * (1 - margin) / norms).clamp(max=1.0)
+    return factors.masked_fill(~torch.isfinite(norms), 0.0)
+
+
+def drop_broken(values: Tensor, factors: Tensor) -> Tensor:
+    """Set gradients, or what they are made of, to zero where their factor is 0, in place.
+
+    To refuse such a gradient, or to tell others of it, would answer a question about the data that
+    no noise covers.
+    """
+    broken = factors == 0
+    return values.masked_fill_(broken.unsqueeze(-1), 0.0) if bool(broken.any()) else values
 
 
 def fraction_clipped(factors: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The fraction of factors below one along dim 1; weighted samples (0 is padding) if given."""
+    """Return the fraction of factors below one along dim 1, of samples with weights if given."""
     shortened = (factors < 1).to(factors.dtype)
     if weights is None:
         return shortened.mean(dim=1)
     present = (weights > 0).to(factors.dtype).unsqueeze(-1)
     return (shortened * present).sum(dim=1) / present.sum(dim=1).clamp(min=1)
+
+
+def count_broken(factors: Tensor, weights: Tensor) -> Tensor:
+    """Return how many samples along dim 1 had gradients that are not finite; padding has none."""
+    return ((factors == 0) & (weights > 0).unsqueeze(-1)).sum(dim=1)

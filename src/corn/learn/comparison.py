@@ -86,12 +86,13 @@ def _is_missing(value: str | int | float) -> bool:
 
 def _summarize(contender: Contender, problem: Problem, tuning: Tuning) -> dict[str, object]:
     schedule = tuning.schedules.get(contender.name)
+    prefix = "simulated_" if tuning.result.is_simulated else ""
     spent = contender.epsilon_spent(tuning.result.num_steps)
     return {
         "step_size": None if schedule is None else schedule.describe(),
         **({} if schedule is None else _scores(contender.name, problem, tuning)),
-        "epsilon": None if spent is None else float(spent.max()),
-        "epsilon_of_each_agent": spent,
+        f"{prefix}epsilon": None if spent is None else float(spent.max()),
+        f"{prefix}epsilon_of_each_agent": spent,
         "unit": None if contender.budget is None else contender.budget.unit,
         "against": contender.against,
     }

@@ -15,8 +15,10 @@ from corn.covariance.threat import EAVESDROPPER
 from corn.errors import InvalidArgumentError
 from corn.learn.schedule import Schedule
 from corn.noise import factor_covariance
+from corn.noise.grid import bound_loss, choose_grid, require_provable
 from corn.plan.record import Plan, coalition_precisions
 from corn.privacy import ClippedQuery, PrivacyBudget, account_precision
+from corn.privacy.floats import account_floats, set_aside
 
 _TOLERANCE = 1e-9
 
@@ -35,6 +37,9 @@ class Contender:
         budget: the promise; None where there is none.
         threat: who the promise holds against.
         is_central: a trusted server averages, and its models are all that anyone sees.
+        grid: γ, which releases are multiples of; 0 where nothing is released by agents.
+        counts_floats: whether the promise holds in floating point, so that a run with secret keys
+            keeps it; otherwise it is one of real numbers, for simulations.
     """
 
     name: str
@@ -43,6 +48,8 @@ class Contender:
     budget: PrivacyBudget | None = None
     threat: ThreatModel = EAVESDROPPER
     is_central: bool = False
+    grid: float = 0.0
+    counts_floats: bool = False
 
     def __post_init__(self) -> None:
         if (self.budget is None) != (self.noise is None):
@@ -56,8 +63,9 @@ class Contender:
                 f"{self.name!r} must clip as its budget says ({self.budget.query.recipe}), found "
                 f"{'no clipping' if self.query is None else self.query.recipe}"
             )
-        worst, cap = float(self.precision.max()), self.budget.precision_cap
-        if not worst <= cap * (1 + _TOLERANCE):
+        worst, cap = float(self.precision.max()), self.precision_cap
+        tolerance = 0.0 if self.counts_floats else _TOLERANCE
+        if not worst <= cap * (1 + tolerance):
             raise InvalidArgumentError(
                 f"the noise of {self.name!r} does not keep its budget against {self.against}: the "
                 f"largest [R⁻¹]_ii is {worst:.6g}, the cap {cap:.6g}; design it for this cap"
@@ -71,6 +79,7 @@ class Contender:
         budget: PrivacyBudget,
         *,
         threat: ThreatModel | None = None,
+        counts_floats: bool = False,
     ) -> Contender:
         """Decentralised training with this noise; refused unless it keeps the budget.
 
@@ -79,13 +88,23 @@ class Contender:
         """
         if threat is None:
             threat = noise.threat if isinstance(noise, Design) else EAVESDROPPER
-        return cls(name, _shares_of(noise), budget.query, budget, threat)
+        shares = _shares_of(noise)
+        grid = choose_grid(shares, budget.precision_cap)
+        return cls(
+            name, shares, budget.query, budget, threat, grid=grid, counts_floats=counts_floats
+        )
 
     @classmethod
     def from_plan(cls, plan: Plan, *, name: str | None = None) -> Contender:
-        """Training as a plan says: its noise, its budget, against whom it was made."""
-        return cls.private(
-            name or plan.mechanism, plan.decomposition, plan.budget, threat=plan.threat
+        """Training as a plan says: its noise, grid and budget, against whom it was made."""
+        return cls(
+            name or plan.mechanism,
+            plan.decomposition,
+            plan.budget.query,
+            plan.budget,
+            plan.threat,
+            grid=plan.grid,
+            counts_floats=True,
         )
 
     @classmethod
@@ -118,6 +137,14 @@ class Contender:
         return self.threat.describe()
 
     @cached_property
+    def precision_cap(self) -> float:
+        """The largest [R⁻¹]_ii that keeps the budget; infinite without one."""
+        if self.budget is None:
+            return math.inf
+        budget = set_aside(self.budget) if self.counts_floats else self.budget
+        return budget.precision_cap
+
+    @cached_property
     def precision(self) -> FloatArray:
         """[R⁻¹]_ii of each agent, by which privacy is counted, shape (n,); ∞ without noise.
 
@@ -136,6 +163,14 @@ class Contender:
             worst[list(honest)] = np.maximum(worst[list(honest)], precision)
         return worst
 
+    def check_parameters(self, num_parameters: int) -> None:
+        """Raise ``InfeasibleError`` where floats would take more than is set aside for them."""
+        if self.budget is not None and self.noise is not None:
+            loss = bound_loss(
+                self.noise, self.grid, precision_cap=self.precision_cap, query=self.budget.query
+            )
+            require_provable(loss, self.budget, num_parameters)
+
     def epsilon_spent(self, num_steps: int) -> FloatArray | None:
         """ε of each agent after so many steps at the budget's δ, shape (n,); None if not private.
 
@@ -146,9 +181,12 @@ class Contender:
             return None
         if num_steps == 0:
             return np.zeros(self.noise.num_agents)
-        loss = account_precision(self.precision, self.query, num_steps=num_steps)
+        precision = self.precision
         if self.query.is_subsampled:
-            return np.full(self.noise.num_agents, loss.worst_epsilon(self.budget.delta))
+            precision = np.full(self.noise.num_agents, precision.max())
+        if self.counts_floats:
+            return account_floats(precision, self.budget, num_steps=num_steps)
+        loss = account_precision(precision, self.query, num_steps=num_steps)
         return loss.epsilon(self.budget.delta)
 
 

@@ -16,7 +16,8 @@ from corn.learn.metrics import Row, is_exploding, measure
 from corn.learn.problem import Problem
 from corn.learn.result import Result, blank_stopped
 from corn.learn.settings import SweepSettings
-from corn.learn.simulation import Simulation, StepStatistics
+from corn.learn.simulation import Simulation
+from corn.learn.step import StepStatistics
 from corn.topology import Network
 
 _EXPLOSION = 1e6
@@ -110,8 +111,18 @@ class SweepLoop:
             self.step,
             "complete" if complete else "interrupted",
             {self._name(run): message for run, message in self._stopped.items()},
-            self._problem.notes,
+            (*self._problem.notes, *self._describe_broken()),
+            self._settings.noise_keys != "secret",
         )
+
+    def _describe_broken(self) -> list[str]:
+        """Say which runs had gradients that are not finite and were taken as zero."""
+        counts = self._simulation.num_broken
+        return [
+            f"{', '.join(map(str, self._name((s, v))))}: {int(counts[s, v])} gradients were not "
+            "finite and counted as zero; try a smaller step size"
+            for s, v in torch.nonzero(counts).tolist()
+        ]
 
     def _measure(self, statistics: StepStatistics | None) -> list[Row]:
         rows = measure(
@@ -122,6 +133,7 @@ class SweepLoop:
             step=self.step,
             parts=self._parts,
             statistics=statistics,
+            is_simulated=self._settings.noise_keys != "secret",
         )
         runs = [
             (s, v) for s in range(len(self._settings.seeds)) for v in range(len(self._variants))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from corn.arrays import FloatArray
 from corn.learn.contender import Contender, Variant
-from corn.learn.simulation import StepStatistics
+from corn.learn.step import StepStatistics
 from corn.learn.tasks import Task
 
 Row: TypeAlias = dict[str, str | int | float]
@@ -37,6 +37,8 @@ COLUMNS = (
     "noise_norm",
     "epsilon",
     "epsilon_least",
+    "simulated_epsilon",
+    "simulated_epsilon_least",
     "delta",
     "unit",
 )
@@ -45,8 +47,9 @@ COLUMNS = (
 ``test_loss`` is the loss of each agent's own model, averaged over agents; ``test_loss_of_average``
 that of the average of all models. ``consensus_distance`` is the root mean square distance of the
 agents' models from their average. ``epsilon`` is what the least protected agent has spent so far,
-``epsilon_least`` the best protected; empty without a promise. Where something was not measured the
-value is NaN.
+``epsilon_least`` the best protected; empty without a promise. Where noise was drawn from a public
+seed nobody is protected, and both are called ``simulated_``: what a run with secret keys would
+spend. Where something was not measured the value is NaN.
 """
 
 
@@ -59,8 +62,10 @@ def measure(
     step: int,
     parts: Mapping[str, Samples],
     statistics: StepStatistics | None,
+    is_simulated: bool = True,
 ) -> list[Row]:
     """Measure models of shape (seeds, agents, variants, parameters), seed by seed."""
+    prefix = "simulated_" if is_simulated else ""
     scores = _score(task, parameters, parts)
     spread = (parameters - parameters.mean(dim=1, keepdim=True)).square().sum(dim=-1)
     scores["consensus_distance"] = _array(spread.mean(dim=1).sqrt())
@@ -68,7 +73,7 @@ def measure(
         if statistics is not None:
             scores[name] = _array(getattr(statistics, name))
     return [
-        _row(variant, seed, step, {name: float(values[s, v]) for name, values in scores.items()})
+        _row(variant, seed, step, prefix, {name: float(of[s, v]) for name, of in scores.items()})
         for s, seed in enumerate(seeds)
         for v, variant in enumerate(variants)
     ]
@@ -90,7 +95,7 @@ def _score(task: Task, parameters: Tensor, parts: Mapping[str, Samples]) -> dict
     return scores
 
 
-def _row(variant: Variant, seed: int, step: int, scores: dict[str, float]) -> Row:
+def _row(variant: Variant, seed: int, step: int, prefix: str, scores: dict[str, float]) -> Row:
     contender = variant.contender
     row: Row = dict.fromkeys(COLUMNS, math.nan)
     row |= {
@@ -99,19 +104,19 @@ def _row(variant: Variant, seed: int, step: int, scores: dict[str, float]) -> Ro
         "seed": seed,
         "step": step,
         **scores,
-        **_privacy_spent(contender, step),
+        **_privacy_spent(contender, step, prefix),
     }
     return row
 
 
 @lru_cache(maxsize=4096)
-def _privacy_spent(contender: Contender, step: int) -> dict[str, Any]:
+def _privacy_spent(contender: Contender, step: int, prefix: str) -> dict[str, Any]:
     spent = contender.epsilon_spent(step)
     if spent is None or contender.budget is None:
         return {"unit": ""}
     return {
-        "epsilon": float(spent.max()),
-        "epsilon_least": float(spent.min()),
+        f"{prefix}epsilon": float(spent.max()),
+        f"{prefix}epsilon_least": float(spent.min()),
         "delta": contender.budget.delta,
         "unit": contender.budget.unit,
     }

@@ -58,9 +58,12 @@ def summarize(rows: Sequence[Row]) -> str:
     """The least loss and the largest ε among rows, in a few words."""
     name = "test_loss" if any(not math.isnan(float(r["test_loss"])) for r in rows) else "train_loss"
     losses = [float(row[name]) for row in rows if not math.isnan(float(row[name]))]
-    epsilons = [float(row["epsilon"]) for row in rows if not math.isnan(float(row["epsilon"]))]
+    spent = {kind: [float(row[kind]) for row in rows] for kind in ("epsilon", "simulated_epsilon")}
     parts = [f"best {name.replace('_', ' ')} {min(losses):.4g}"] if losses else []
-    parts += [f"ε {max(epsilons):.3g}"] if epsilons else []
+    for kind, values in spent.items():
+        known = [value for value in values if not math.isnan(value)]
+        if known:
+            parts.append(f"{kind.replace('epsilon', 'ε').replace('_', ' ')} {max(known):.3g}")
     return ", ".join(parts)
 
 

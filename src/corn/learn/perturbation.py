@@ -2,13 +2,14 @@
 
 Two ways, both from :mod:`corn.noise`. ``JointNoise`` is line 6 of the paper's algorithm,
 v = R^{1/2} s, where all contenders of a seed take the **same** standard normals s (common random
-numbers), so that differences between mechanisms are not differences of luck. ``DeployedNoise`` is,
-bit for bit, what agents with these keys would draw, each its own share.
+numbers), so that differences between mechanisms are not differences of luck. ``KeyedNoise`` is, bit
+for bit, what agents with these keys draw, each its own share.
 """
 
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Sequence
 from typing import Any, Protocol, final
 
@@ -20,12 +21,15 @@ from corn.arrays import FloatArray
 from corn.covariance.decomposition import Decomposition
 from corn.noise import (
     Owner,
+    Secret,
     SecureSource,
     SimulationSource,
     StreamAddress,
     draw_all_shares,
+    owners,
     simulated_keys,
 )
+from corn.noise.encoding import NONCE_BYTES
 
 
 class Noise(Protocol):
@@ -82,10 +86,18 @@ class JointNoise:
 
 
 @final
-class DeployedNoise:
-    """What agents draw with simulated keys: each contender's own shares, from the secure source.
+class KeyedNoise:
+    """What agents draw with keys: each contender's own shares, in float64, from the secure source.
 
-    Slower, and without common random numbers: for checking a deployment against a simulation.
+    Slower, and without common random numbers: for releases, and for comparing agents' processes
+    with a simulation.
+
+    Args:
+        decompositions: who draws what, for each contender.
+        seeds: one for each seed's run. Keys follow from them, unless ``is_secret``.
+        num_parameters: d, the coordinates of a share.
+        device: where the noise is wanted.
+        is_secret: draw with new keys and a new nonce, which nobody ever learns.
     """
 
     def __init__(
@@ -94,15 +106,18 @@ class DeployedNoise:
         *,
         seeds: Sequence[int],
         num_parameters: int,
-        dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        is_secret: bool = False,
     ) -> None:
-        self._stop, self._real, self._device = num_parameters, numpy_type(dtype), device
+        self._stop, self._device = num_parameters, device
         self._draws = [
-            [(shares, SecureSource(simulated_keys(shares, seed=seed))) for shares in decompositions]
+            [(shares, _make_source(shares, seed, is_secret)) for shares in decompositions]
             for seed in seeds
         ]
-        self._nonces = [simulation_nonce(seed) for seed in seeds]
+        self._nonces = [
+            secrets.token_bytes(NONCE_BYTES) if is_secret else simulation_nonce(seed)
+            for seed in seeds
+        ]
 
     def draw(self, step: int) -> Tensor:
         """See ``Noise``."""
@@ -114,10 +129,15 @@ class DeployedNoise:
 
     def _draw_one(
         self, shares: Decomposition, source: SecureSource, nonce: bytes, step: int
-    ) -> np.ndarray[Any, np.dtype[Any]]:
-        return draw_all_shares(
-            shares, source=source, nonce=nonce, step=step, stop=self._stop, dtype=self._real
-        )
+    ) -> FloatArray:
+        return draw_all_shares(shares, source=source, nonce=nonce, step=step, stop=self._stop)
+
+
+def _make_source(shares: Decomposition, seed: int, is_secret: bool) -> SecureSource:
+    if not is_secret:
+        return SecureSource(simulated_keys(shares, seed=seed))
+    everyone = range(shares.num_agents)
+    return SecureSource({owner: Secret.random() for owner in owners(shares, everyone)})
 
 
 def numpy_type(dtype: torch.dtype) -> Any:

@@ -30,6 +30,7 @@ class Result:
         status: ``complete``, or ``interrupted`` by the user.
         stopped: messages on runs that broke down, by (contender, step size, seed).
         notes: what a reader must know, such as a data set that stands in for another.
+        is_simulated: whether noise came from public seeds, so that the models protect nobody.
     """
 
     variants: tuple[Variant, ...]
@@ -40,6 +41,22 @@ class Result:
     status: SweepStatus
     stopped: Mapping[tuple[str, str, int], str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    is_simulated: bool = True
+
+    @property
+    def privacy(self) -> str:
+        """Say in a sentence whether the models protect anyone."""
+        if not any(variant.contender.budget for variant in self.variants):
+            return "no noise: the models protect nobody"
+        if self.is_simulated:
+            return (
+                "simulated: the noise follows from public seeds, so these models protect nobody; a "
+                "run with secret keys spends the ε that is called simulated"
+            )
+        return (
+            "the models are private as promised; losses and accuracies on training data are not "
+            "covered by ε, so keep them to yourself"
+        )
 
     @property
     def last_rows(self) -> tuple[Row, ...]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 import torch
 
 from corn.errors import InvalidArgumentError
+
+NoiseKeys: TypeAlias = Literal["none", "seed", "secret"]
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -23,8 +26,10 @@ class SweepSettings:
         cooldown_rounds: mixing rounds after the last step, without new gradients or privacy cost.
         dtype: ``float32`` or ``float64``.
         device: where to compute, as torch names it.
-        secure_noise: draw, bit for bit, what agents with simulated keys would; otherwise, much
-            faster, noise of the same distribution that all mechanisms share.
+        noise_keys: what noise is drawn from. ``none``: fast streams of the seed, which all
+            mechanisms share. ``seed``: keys that follow from the seed, with which agents draw the
+            same in every bit. ``secret``: new keys, which are forgotten after the run. Only the
+            last protects anyone.
     """
 
     num_steps: int
@@ -34,7 +39,7 @@ class SweepSettings:
     cooldown_rounds: int = 0
     dtype: str = "float32"
     device: str = "cpu"
-    secure_noise: bool = False
+    noise_keys: NoiseKeys = "none"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seeds", tuple(int(seed) for seed in self.seeds))
@@ -51,6 +56,15 @@ class SweepSettings:
             )
         if self.dtype not in _DTYPES:
             raise InvalidArgumentError(f"dtype must be float32 or float64, found {self.dtype!r}")
+        if self.noise_keys not in get_args(NoiseKeys):
+            raise InvalidArgumentError(
+                f"noise_keys must be 'none', 'seed' or 'secret', found {self.noise_keys!r}"
+            )
+        if self.noise_keys == "secret" and len(self.seeds) > 1:
+            raise InvalidArgumentError(
+                f"noise_keys='secret' takes one seed, found {len(self.seeds)}: every run on the "
+                "same data would spend the budget once more"
+            )
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:

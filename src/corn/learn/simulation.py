@@ -7,8 +7,8 @@ from step to step but the models, so memory does not grow with the number of ste
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -18,29 +18,13 @@ from torch import Tensor
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, BatchSampler
-from corn.learn.clipping import clip_factors, gradient_norms
 from corn.learn.contender import Contender, Variant
-from corn.learn.perturbation import DeployedNoise, JointNoise, Noise
+from corn.learn.perturbation import JointNoise, KeyedNoise, Noise
 from corn.learn.settings import SweepSettings
+from corn.learn.step import ClippedGradients, StepStatistics, compute_gradients, release
 from corn.learn.tasks import Task
 from corn.privacy import ClippedQuery
 from corn.topology import Network, repeat_gossip
-
-
-@dataclass(frozen=True, eq=False)
-class StepStatistics:
-    """What a step did, averaged over agents; each of shape (seeds, variants).
-
-    Attributes:
-        gradient_norm: of what each agent computed: before clipping its mini-batch gradient, or
-            after clipping and averaging its samples'.
-        fraction_clipped: of mini-batch gradients, or of samples' gradients, that were clipped.
-        noise_norm: of each agent's noise.
-    """
-
-    gradient_norm: Tensor
-    fraction_clipped: Tensor
-    noise_norm: Tensor
 
 
 @final
@@ -70,12 +54,19 @@ class Simulation:
         self._sampler = _make_sampler(data, query, settings)
         W = repeat_gossip(network.mixing_matrix, settings.gossip_rounds)
         self._W, self._one_round = self._tensor(W), self._tensor(np.array(network.mixing_matrix))
-        self._clip = self._tensor([variant.contender.clip for variant in variants])
+        # What is released is clipped, and its samples summed, in float64.
+        real = settings.torch_dtype if settings.noise_keys == "none" else torch.float64
+        clips = [variant.contender.clip for variant in variants]
+        self._clip = torch.tensor(clips, dtype=real, device=settings.device)
+        self._has_noise = torch.tensor([v.contender.noise is not None for v in self._variants])
         self._central = [k for k, v in enumerate(self._variants) if v.contender.is_central]
         self._noise, self._noise_of = self._make_noise()
-        self._is_grid = _is_grid(self._noise_of.tolist())
+        self._is_regular = _is_regular(self._noise_of.tolist())
+        grids = [variant.contender.grid for variant in self._variants]
+        self._grid = torch.tensor(grids, dtype=real, device=settings.device).unsqueeze(-1)
         self._alive = torch.ones(len(settings.seeds), len(variants), dtype=torch.bool)
-        self.step, self._is_finite = 0, torch.ones(1, 1, dtype=torch.bool)
+        self.step, self._broken = 0, torch.zeros_like(self._alive)
+        self.num_broken = torch.zeros(len(settings.seeds), len(variants), dtype=torch.long)
         self.parameters = self._initial_parameters(network.num_agents)
 
     @property
@@ -98,29 +89,28 @@ class Simulation:
         """Run one step; return what it did if asked to observe. Ask ``find_broken`` after it."""
         eta, batch = self._step_sizes(), self._sampler.draw(self.step)
         shape = seeds, agents, variants, d = self.parameters.shape
-        clip = self._clip if self._clips_samples else None
-        found = self._task.gradient(self.parameters.view(-1, variants, d), batch, sample_clip=clip)
-        g = found.values.view(shape)
-        norms = gradient_norms(g)
-        factors = clip_factors(norms, self._clip) if clip is None else torch.ones_like(norms)
-        noise = self._add_noise(g.mul_(factors.unsqueeze(-1)))
+        models = self.parameters.view(-1, variants, d)
+        found = compute_gradients(
+            self._task, models, batch, self._clip, clips_samples=self._clips_samples
+        )
+        g, noise = self._release(found.values.view(shape))
         half = torch.addcmul(self.parameters, g, eta.unsqueeze(-1), value=-1, out=g)
         mixed = torch.matmul(self._W, half.view(seeds, agents, -1)).view(shape)
         for k in self._central:
             mixed[:, :, k] = half[:, :, k].mean(dim=1, keepdim=True)
         self.parameters, self.step = mixed, self.step + 1
-        self._is_finite = torch.isfinite(norms)
+        self._note_broken(found, shape[:-1])
         if not observe:
             return None
-        shortened = found.fraction_clipped
-        fraction = (factors < 1).to(norms) if shortened is None else shortened.view_as(norms)
+        norms, fraction = found.norms.view(shape[:-1]), found.fraction_clipped.view(shape[:-1])
         return StepStatistics(norms.mean(1), fraction.mean(1), self._mean_norm(noise, norms))
 
     def find_broken(self) -> Tensor | None:
-        """Runs that had a gradient that is not finite in this step, shape (seeds, variants)."""
-        if bool(self._is_finite.all()):
-            return None
-        return torch.logical_not(self._is_finite.all(dim=1)).cpu()
+        """Return runs without noise whose gradients were not finite in this step, if any.
+
+        Shape (seeds, variants). Runs with noise go on as agents do, see ``num_broken``.
+        """
+        return self._broken if bool(self._broken.any()) else None
 
     @torch.no_grad()
     def cool_down(self) -> None:
@@ -137,25 +127,36 @@ class Simulation:
         eta = self._tensor([v.schedule.at(self.step + 1, total) for v in self._variants])
         return torch.mul(eta, self._alive.to(eta.device).unsqueeze(1))
 
-    def _add_noise(self, gradients: Tensor) -> Tensor | None:
-        """Add v to clipped gradients; return v, one for each covariance."""
+    def _release(self, gradients: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Release clipped gradients with noise v, and return v too, one for each covariance."""
         if self._noise is None:
-            return None
+            return gradients, None
         v = self._noise.draw(self.step)
         seeds, agents, _, d = gradients.shape
-        if self._is_grid:
+        if self._is_regular:
             # Step sizes of a contender are neighbours: its noise is broadcast, not copied.
-            gradients.view(seeds, agents, v.shape[2], -1, d).add_(v.unsqueeze(3))
+            g, noise = gradients.view(seeds, agents, v.shape[2], -1, d), v.unsqueeze(3)
+            released = release(g, noise, self._grid.view(v.shape[2], -1, 1))
         else:
-            gradients.add_(v.index_select(2, self._noise_of))
-        return v
+            released = release(gradients, v.index_select(2, self._noise_of), self._grid)
+        return released.view(gradients.shape).to(self.parameters.dtype), v
+
+    def _note_broken(self, found: ClippedGradients, shape: Sequence[int]) -> None:
+        """Stop runs without a promise that broke; count the gradients that others took as zero."""
+        if bool(torch.isfinite(found.norms).all()) and not bool(found.num_broken.any()):
+            self._broken = torch.zeros_like(self._alive)
+            return
+        is_finite = torch.isfinite(found.norms).view(*shape).all(dim=1).cpu()
+        num_broken = found.num_broken.view(*shape).sum(dim=1).cpu()
+        self._broken = (num_broken > 0).logical_or(~is_finite) & ~self._has_noise
+        self.num_broken += num_broken * self._has_noise * self._alive
 
     def _mean_norm(self, noise: Tensor | None, like: Tensor) -> Tensor:
         """‖v‖ averaged over agents, shape (seeds, variants)."""
         if noise is None:
             return torch.zeros_like(like[:, 0])
         norms: Tensor = torch.linalg.vector_norm(noise, dim=-1).mean(1)
-        return norms.index_select(1, self._noise_of)
+        return norms.index_select(1, self._noise_of).to(like.dtype)
 
     def _make_noise(self) -> tuple[Noise | None, Tensor]:
         """Noise for each contender, and which one's each variant takes."""
@@ -170,12 +171,12 @@ class Simulation:
         where: dict[str, Any] = {
             "seeds": settings.seeds,
             "num_parameters": self._task.num_parameters,
-            "dtype": settings.torch_dtype,
             "device": settings.device,
         }
-        if settings.secure_noise:
-            return DeployedNoise(shares, **where), noise_of
-        return JointNoise([part.covariance for part in shares], **where), noise_of
+        if settings.noise_keys != "none":
+            return KeyedNoise(shares, is_secret=settings.noise_keys == "secret", **where), noise_of
+        covariances = [part.covariance for part in shares]
+        return JointNoise(covariances, dtype=settings.torch_dtype, **where), noise_of
 
     def _initial_parameters(self, num_agents: int) -> Tensor:
         starts = [self._task.initialize(seed) for seed in self._settings.seeds]
@@ -187,7 +188,7 @@ class Simulation:
         return torch.as_tensor(values, dtype=settings.torch_dtype, device=settings.device)
 
 
-def _is_grid(indices: list[int]) -> bool:
+def _is_regular(indices: list[int]) -> bool:
     """Whether indices are 0 0 … 1 1 … with every number as often as any other."""
     times = indices.count(0)
     return indices == [k // times for k in range(len(indices))] and len(indices) % times == 0
@@ -196,10 +197,12 @@ def _is_grid(indices: list[int]) -> bool:
 def _make_sampler(
     data: AgentData, query: ClippedQuery | None, settings: SweepSettings
 ) -> BatchSampler:
+    # Amplification by sampling counts on nobody knowing who is in a batch.
+    is_secret = settings.noise_keys == "secret"
     return BatchSampler(
         data,
         batch_size=settings.batch_size,
-        seeds=settings.seeds,
+        seeds=(secrets.randbits(63),) if is_secret else settings.seeds,
         sampling_rate=None if query is None else query.sampling_rate,
         divide_by_batch_size=query is not None and query.unit == "sample",
     )

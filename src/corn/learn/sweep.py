@@ -51,6 +51,11 @@ def run_sweep(
         show_progress: draw a progress bar if there is a terminal.
         on_rows: called with the measurements after each step that is measured.
     """
+    if resume and settings.noise_keys == "secret":
+        raise InvalidArgumentError(
+            "resume must be False with secret keys: steps that run again would spend more than the "
+            "budget; corn launch keeps a ledger of releases and can go on"
+        )
     file = _CheckpointFile(None if checkpoint is None else Path(checkpoint), checkpoint_every)
     loop = SweepLoop(
         problem,

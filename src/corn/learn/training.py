@@ -25,7 +25,11 @@ from corn.learn.tasks import Loss, ModuleTask, Task
 from corn.learn.tasks.flat_module import trained_parameters
 from corn.plan import Plan
 from corn.privacy import PrivacyBudget
+from corn.privacy.floats import set_aside
 from corn.topology import Network, load_network
+
+_CHECK_MARGIN = 1e-6
+"""How far below the cap noise for releases is designed: what its check loses to rounding."""
 
 
 def train(
@@ -47,7 +51,7 @@ def train(
     cooldown_rounds: int | None = None,
     dtype: str | None = None,
     device: str = "cpu",
-    secure_noise: bool = False,
+    secure: bool = False,
     **options: Any,
 ) -> Result:
     """Train one model per agent by differentially private DSGD: the paper's Algorithm 1.
@@ -72,7 +76,10 @@ def train(
         cooldown_rounds: mixing rounds after the last step; by default the plan's, or none.
         dtype: ``float32`` or ``float64``; by default the plan's, or float32.
         device: where to compute.
-        secure_noise: draw, bit for bit, what agents with simulated keys would.
+        secure: draw noise from new secret keys, so that the models keep the promise; only then is
+            the result's ``epsilon`` one. Otherwise noise follows from the seeds, and nobody is
+            protected. The promise covers models, and one run: another one on the same data spends
+            ε again.
         options: more of :func:`corn.learn.sweep.run_sweep`: when to measure, checkpoints, progress.
 
     Raises:
@@ -88,20 +95,22 @@ def train(
     ...     loss=nn.functional.cross_entropy,
     ...     datasets=data,
     ... )
-    >>> result.status, result.parameters.shape, round(result.last_rows[0]["epsilon"], 6)
+    >>> result.status, result.parameters.shape, round(result.last_rows[0]["simulated_epsilon"], 6)
     ('complete', torch.Size([1, 4, 8]), 5.0)
     """
     task, rounds = make_task(model, loss), _choose_rounds(source, gossip_rounds, cooldown_rounds)
-    network, contender = _make_contender(source, budget, noise, rounds)
+    network, contender = _make_contender(source, budget, noise, rounds, secure=secure)
+    if secure:
+        contender.check_parameters(task.num_parameters)
     query = contender.query
     settings = SweepSettings(
         _choose_steps(num_steps, contender.budget),
         batch_size if batch_size is not None or query is None else query.batch_size,
         tuple(seeds),
         *rounds,
-        dtype or (source.noise_type if isinstance(source, Plan) else "float32"),
+        dtype or (source.dtype if isinstance(source, Plan) else "float32"),
         device,
-        secure_noise,
+        "secret" if secure else "none",
     )
     measured = {"validation": validation, "test": test}
     problem = Problem(
@@ -185,6 +194,8 @@ def _make_contender(
     budget: PrivacyBudget | None,
     noise: Design | Decomposition | None,
     rounds: tuple[int, int],
+    *,
+    secure: bool,
 ) -> tuple[Network, Contender]:
     if isinstance(source, Plan):
         if budget is not None or noise is not None:
@@ -192,11 +203,15 @@ def _make_contender(
         return source.network, Contender.from_plan(source)
     network = source if isinstance(source, Network) else load_network(source)
     if budget is None:
-        if noise is not None:
-            raise InvalidArgumentError("noise must be None without a budget, which it is for")
+        if noise is not None or secure:
+            raise InvalidArgumentError(
+                "noise must be None, and secure False, without a budget, which they are for"
+            )
         return network, Contender.non_private()
     if noise is None:
         objective = Horizon(max(1.0, budget.num_steps / 5), *rounds)
-        noise = design(network.mixing_matrix, budget.precision_cap, objective=objective)
+        # Floating point takes a little of the budget, and the check of the noise a little more.
+        cap = set_aside(budget).precision_cap * (1 - _CHECK_MARGIN) if secure else None
+        noise = design(network.mixing_matrix, cap or budget.precision_cap, objective=objective)
     name = noise.mechanism if isinstance(noise, Design) else "given noise"
-    return network, Contender.private(name, noise, budget)
+    return network, Contender.private(name, noise, budget, counts_floats=secure)

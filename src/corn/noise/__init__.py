@@ -1,7 +1,7 @@
 """Noise that each agent draws by itself: streams, shares, keys, and what was released."""
 
 from corn.noise.address import NoiseSource, Owner, StreamAddress, Terms
-from corn.noise.factor import choose_factors, factor_covariance, pool_groups, round_factors
+from corn.noise.factor import choose_factors, factor_covariance, pool_groups
 from corn.noise.identity_file import load_identity, save_identity
 from corn.noise.keys import Identity, agent_keys, generate_identity, pair_key
 from corn.noise.ledger import BudgetSpentError, ReleaseLedger, agree_on_nonce, count_remaining
@@ -40,7 +40,6 @@ __all__ = [
     "owners",
     "pair_key",
     "pool_groups",
-    "round_factors",
     "save_identity",
     "save_roster",
     "seal_seed",

@@ -14,11 +14,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from corn.errors import InvalidArgumentError
 from corn.noise.encoding import check_nonce, encode_fields
-from corn.noise.normals import NormalArray
+
+NormalArray: TypeAlias = NDArray[np.floating[Any]]
 
 MAX_COORDINATE = 1 << 62
 """Where streams end: no range goes past it, so that no counter of a keystream can wrap around."""
@@ -60,7 +64,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class StreamAddress:
-    """Where a stream is: all of its address but the type and the coordinate.
+    """Where a stream is: all of its address but the coordinate.
 
     Attributes:
         owner: who can draw it.
@@ -83,7 +87,7 @@ class StreamAddress:
                 )
 
     def encode(self, kind: str) -> bytes:
-        """Bytes that no other address, and no other kind of value at this one, has."""
+        """Return bytes that no other address, and no other kind of source at this one, has."""
         return encode_fields(kind, self.owner.encoded, self.nonce, self.step, self.stream)
 
 
@@ -95,7 +99,7 @@ class NoiseSource(ABC):
     """What draws streams: secure, simulated, or a wrapper around one of them."""
 
     def fill(self, out: NormalArray, address: StreamAddress, *, start: int = 0) -> None:
-        """Fill ``out``, float32 or float64, with the stream's coordinates from ``start`` on."""
+        """Fill ``out``, float64, with the stream's coordinates from ``start`` on."""
         self.fill_sum(out, [(1.0, address)], start=start)
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 Needs Numba, the extra ``fast``. NumPy walks through memory once for each of the fifty operations
 that a pair of normals takes; this does them all while the values are in registers. LLVM neither
-reorders nor fuses floating point operations unless told to, and is not told to here.
+reorders nor fuses floating-point operations unless told to, and is not told to here.
 
 Importing this module compiles, a few seconds the first time; Numba keeps the machine code where
 Python keeps its byte code, until this file or the numbers it takes from others change.
@@ -15,16 +15,22 @@ from typing import Any
 
 import numba
 import numpy as np
-from numpy.typing import DTypeLike
 
+from corn.arrays import FloatArray
 from corn.noise.normals import (
+    COSINE,
+    FEW_BITS,
+    LOG,
+    LOG_OF_EXPONENT,
+    MANTISSA_MASK,
+    NEAR_ONE,
     PAIRS_PER_BLOCK,
-    TAIL,
-    TAIL_WORDS_PER_BLOCK,
-    NormalArray,
-    Precision,
+    ROOT_HALF_BITS,
+    SCALED_ROOT_HALF_BITS,
+    SINE,
+    SPARES_PER_BLOCK,
+    WORDS_PER_SPARE,
     Words,
-    precision_of,
 )
 
 _SETTINGS: Any = {"error_model": "numpy", "nogil": True}
@@ -33,9 +39,9 @@ if numba.config.DISABLE_JIT:
     raise ImportError("Numba is told not to compile")
 
 
-def sum_normals(words: Words, weights: NormalArray, out: NormalArray) -> None:
+def sum_normals(words: Words, weights: FloatArray, out: FloatArray) -> None:
     """As :func:`corn.noise.normals.sum_normals`, for contiguous arrays, without buffers."""
-    _KERNELS[out.dtype](words, weights, out)
+    _KERNEL(words, weights, out)
 
 
 @numba.njit(**_SETTINGS)  # type: ignore[untyped-decorator]
@@ -46,81 +52,79 @@ def _polynomial(coefficients: Any, x: Any) -> Any:  # pragma: no cover, runs as 
     return value + coefficients[0]
 
 
-def _make_kernel(own: Precision) -> Callable[[Any, Any, Any], None]:
-    """The loop for one type. What it takes from here is known to the compiler, and to the cache."""
-    real, integer = own.real.type, own.integer.type
-    log, sine, cosine = (
-        tuple(coefficient[()] for coefficient in polynomial)
-        for polynomial in (own.log, own.sine, own.cosine)
-    )
-    one, half, word, half_word = own.one[()], own.half[()], own.word[()], own.half_word[()]
-    angle_unit, low_angle_unit = own.angle_unit[()], own.low_angle_unit[()]
-    log_of_exponent = own.log_of_exponent[()]
-    scaled_root_half, root_half = own.scaled_root_half_bits[()], own.root_half_bits[()]
-    exponent_mask, mantissa_mask = own.exponent_mask[()], own.mantissa_mask[()]
-    sign_mask = own.sign_mask[()]
-    has_all_low_words, num_pairs = own.has_all_low_words, PAIRS_PER_BLOCK
-    tail, num_tail_words = np.int32(TAIL), TAIL_WORDS_PER_BLOCK
+def _make_kernel() -> Callable[[Any, Any, Any], None]:
+    """Return the loop. What it takes from here is known to the compiler, and to the cache."""
+    log, sine, cosine, log_of_exponent = LOG, SINE, COSINE, LOG_OF_EXPONENT
+    pairs, num_spares, spare_words = PAIRS_PER_BLOCK, SPARES_PER_BLOCK, WORDS_PER_SPARE
+    # Of the types in which the loop computes; others would make it convert.
+    near_one, few_bits, ones = np.uint32(NEAR_ONE), np.uint32(FEW_BITS), np.uint32(0xFFFFFFFF)
+    root_half, scaled_root_half = np.int64(ROOT_HALF_BITS), np.int64(SCALED_ROOT_HALF_BITS)
+    mantissa_mask, exponent_mask = np.int64(MANTISSA_MASK), np.int64(~MANTISSA_MASK)
+    sign_mask = np.int64(np.iinfo(np.int64).min)
+    unit, half_unit, low_angle_unit = 2.0**-32, 2.0**-33, 2.0**-63
 
     # Step by step what the array operations do. The loops have a fixed length, and no branches that
-    # depend on k but for tails, and none writes to both halves of ``out``: LLVM makes vector
+    # depend on k but for spares, and none writes to both halves of ``out``: LLVM makes vector
     # instructions of all the others.
     def kernel(words: Any, weights: Any, out: Any) -> None:  # pragma: no cover, as above
-        first, second = np.empty((2, num_pairs), out.dtype)
-        bits = first.view(integer)
+        first, second, minus_x = np.empty((3, pairs), np.float64)
+        bits = first.view(np.int64)
         for block in range(len(out)):
             for stream in range(len(weights)):
-                block_words, weight = words[stream, block], weights[stream]
-                if has_all_low_words:
-                    for k in range(num_pairs):
-                        fraction = real(block_words[2 * num_pairs + k]) * word + half_word
-                        first[k] = real(np.int32(block_words[k] >> np.uint32(1))) + fraction
-                else:
-                    smallest = tail
-                    for k in range(num_pairs):
-                        whole = np.int32(block_words[k] >> np.uint32(1))
-                        first[k] = real(whole) + half
-                        smallest = min(smallest, whole)
-                    if smallest < tail:
-                        rank = 0
-                        for k in range(num_pairs):
-                            whole = np.int32(block_words[k] >> np.uint32(1))
-                            if whole < tail:
-                                low = block_words[2 * num_pairs + rank % num_tail_words]
-                                first[k] = real(whole) + (real(low) * word + half_word)
-                                rank += 1
-                for k in range(num_pairs):
-                    shifted = integer(bits[k] - scaled_root_half)
-                    second[k] = real(integer(shifted & exponent_mask)) * log_of_exponent
-                    bits[k] = integer((shifted & mantissa_mask) + root_half)
-                for k in range(num_pairs):
-                    ratio = (first[k] - one) / (first[k] + one)
-                    radius = np.sqrt(_polynomial(log, ratio * ratio) * ratio + second[k])
-                    angle = real(np.int32(block_words[num_pairs + k] << np.uint32(1))) * angle_unit
-                    if has_all_low_words:
-                        angle += real(block_words[3 * num_pairs + k]) * low_angle_unit
+                own, weight = words[stream, block], weights[stream]
+                fewest = ones
+                for k in range(pairs):
+                    flip = ones if own[k] >= near_one else np.uint32(0)
+                    upper, lower = own[k] ^ flip, own[2 * pairs + k] ^ flip
+                    first[k] = np.float64(upper) + (np.float64(lower) * unit + half_unit)
+                    fewest = min(fewest, upper)
+                if fewest < few_bits:
+                    rank = 0
+                    for k in range(pairs):
+                        flip = ones if own[k] >= near_one else np.uint32(0)
+                        upper, lower = own[k] ^ flip, own[2 * pairs + k] ^ flip
+                        if upper < few_bits:
+                            start = 4 * pairs + rank % num_spares * spare_words
+                            fraction = (np.float64(own[start + 3]) + 0.5) * unit
+                            for place in range(start + 2, start - 1, -1):
+                                fraction = (np.float64(own[place]) + fraction) * unit
+                            first[k] = np.float64(upper) + (np.float64(lower) + fraction) * unit
+                            rank += 1
+                for k in range(pairs):
+                    shifted = bits[k] - scaled_root_half
+                    second[k] = np.float64(shifted & exponent_mask) * log_of_exponent
+                    minus_x[k] = first[k] * -unit
+                    bits[k] = (shifted & mantissa_mask) + root_half
+                for k in range(pairs):
+                    is_near_one = own[k] >= near_one
+                    top = minus_x[k] if is_near_one else first[k] - 1.0
+                    exponent = 0.0 if is_near_one else second[k]
+                    ratio = top / (top + 2.0)
+                    radius = np.sqrt(_polynomial(log, ratio * ratio) * ratio + exponent)
+                    angle = np.float64(np.int32(own[pairs + k] << np.uint32(1))) * unit
+                    angle += np.float64(own[3 * pairs + k]) * low_angle_unit
                     square = angle * angle
                     first[k] = _polynomial(cosine, square) * radius
                     second[k] = _polynomial(sine, square) * angle * radius
-                for k in range(num_pairs):
-                    bits[k] ^= integer(integer(np.int32(block_words[num_pairs + k])) & sign_mask)
+                for k in range(pairs):
+                    bits[k] ^= np.int64(np.int32(own[pairs + k])) & sign_mask
                 if stream == 0:
-                    for k in range(num_pairs):
+                    for k in range(pairs):
                         out[block, 0, k] = first[k] * weight
-                    for k in range(num_pairs):
+                    for k in range(pairs):
                         out[block, 1, k] = second[k] * weight
                 else:
-                    for k in range(num_pairs):
+                    for k in range(pairs):
                         out[block, 0, k] += first[k] * weight
-                    for k in range(num_pairs):
+                    for k in range(pairs):
                         out[block, 1, k] += second[k] * weight
 
     return kernel
 
 
-def _compile(dtype: DTypeLike) -> Any:
-    kernel = _make_kernel(precision_of(dtype))
-    examples = np.empty((1, 1, 1), np.uint32), np.empty(1, dtype), np.empty((1, 1, 1), dtype)
+def _compile() -> Any:
+    kernel = _make_kernel()
+    examples = np.empty((1, 1, 1), np.uint32), np.empty(1), np.empty((1, 1, 1))
     signature = numba.void(*map(numba.typeof, examples))
     try:
         return numba.njit(signature, cache=True, **_SETTINGS)(kernel)
@@ -128,4 +132,4 @@ def _compile(dtype: DTypeLike) -> Any:
         return numba.njit(signature, **_SETTINGS)(kernel)
 
 
-_KERNELS = {np.dtype(dtype): _compile(dtype) for dtype in (np.float32, np.float64)}
+_KERNEL = _compile()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike
 
 from corn.arrays import FloatArray, as_symmetric_matrix
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
-from corn.noise.normals import precision_of
 
 _LEAST_PIVOT = 0.01
 
@@ -48,26 +47,6 @@ def choose_factors(decomposition: Decomposition) -> Decomposition:
         decomposition.seed_groups,
         tuple(map(factor_covariance, covariances)),
     )
-
-
-def round_factors(decomposition: Decomposition, dtype: DTypeLike = np.float32) -> Decomposition:
-    """The decomposition that is drawn in a type: its weights are numbers of that type.
-
-    Rounding a weight changes R by 1e-7 of it in float32, and R⁻¹ by that times its condition
-    number. So a guarantee is to be checked on this decomposition, which draws the same bits.
-
-    >>> round_factors(Decomposition(np.array([0.01]))).covariance.item() == 0.01
-    False
-    """
-    real = precision_of(dtype).real
-
-    def round_weights(weights: FloatArray) -> FloatArray:
-        return weights.astype(real).astype(np.float64)
-
-    # A float32's square is exact in float64, and so is the root that the draw takes of it.
-    theta = round_weights(np.sqrt(decomposition.private_variance)) ** 2
-    factors = tuple(map(round_weights, decomposition.factors))
-    return Decomposition(theta, decomposition.seed_groups, factors)
 
 
 def pool_groups(decomposition: Decomposition) -> Decomposition:

@@ -1,168 +1,120 @@
-"""A keystream turned into normals, bit for bit the same on every machine.
+"""Normals from a keystream: within 2⁻⁴⁵ of real ones, bit for bit the same on every machine.
 
-Box–Muller: a pair of normals is r·(cos φ, sin φ), with r² = −2 ln u for a uniform u in (0, 1] and φ
-a uniform angle. NumPy's and libm's log, sin and cos differ by an ulp between machines, so none is
-called here: the polynomials below use only +, −, ×, ÷, √ and conversions from integers, which
+Box–Muller: a pair of normals is r·(cos φ, sin φ), where r² = −2 ln u for a uniform u in (0, 1) and
+φ is a uniform angle. NumPy's and libm's log, sin and cos differ by an ulp between machines, so none
+is called here. The polynomials below use only +, −, ×, ÷, √ and conversions from integers, which
 IEEE 754 rounds in one way only, and each is a separate array operation that no compiler can fuse.
-Two agents therefore draw identical values on any processor with IEEE arithmetic. (Were one ulp to
-differ, a residue of 1e-7 of the noise would not cancel: that costs accuracy nothing one could
-measure, and privacy nothing at all, as each agent's own noise keeps its distribution.)
+Two agents therefore draw identical values on any processor with IEEE arithmetic.
 
-Precision. u has 63 bits, so tails are right as far as they go: the largest |z| is √(128 ln 2) ≈
-9.42, and what lies beyond weighs 2⁻⁶⁴ a pair. From 2⁻¹² on a float32 takes 31 of them and the
-middle of what they leave open, which moves r by less than one step of its type. φ has 32 bits in
-float32 and 64 in float64. Near r = 0 the radius moves in larger steps: in float32 r² is a multiple
-of 2⁻²³ there. Privacy is proved for real numbers; any sampler in floating point is an idealisation
-of that, and the low bits of noise added to data can tell on the data (Mironov, CCS 2012). Here a
-message sums many streams and is rounded once more, which blurs the pattern but is no proof.
+Accuracy. Read each pair's words as the leading bits of a real u and a real φ, whose further bits
+are unknown. The exact transform of those is a pair of exact normals, and what is computed here
+differs from it by at most ``ERROR``, except with probability ``FAILURE`` per pair. The privacy of
+floating-point releases rests on these two numbers; ``docs/floats.md`` proves them. Two details
+matter. Where u > ¾ the radius is computed from 1 − u, because u itself would round a small radius
+away. Where u or 1 − u is below 2⁻¹⁶, 128 more bits are read, because 64 would leave the far tail,
+and the smallest radii, with too few.
 
-Words. A block of 512 pairs is made of 512 words for u, 512 for φ, and then lower words: in float64
-another 512 for u and 512 for φ, in float32 16 for u, which go to the pairs with a u below 2⁻¹², one
-after the other. (One block in 10³⁰ has more of them; there the first serve again.)
+Words. A block of 512 pairs is made of 512 upper words for u, 512 for φ, 512 lower words for u, 512
+for φ, and 16 spares of four words each. The pairs that need more bits take the spares in turn.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from corn.errors import InvalidArgumentError
+from corn.arrays import FloatArray
 
-NormalArray: TypeAlias = NDArray[np.floating[Any]]
 Words: TypeAlias = NDArray[np.uint32]
 
 PAIRS_PER_BLOCK = 512
 """A block is 512 pairs: its first 512 values are r·cos φ, the other 512 are r·sin φ."""
 
 VALUES_PER_BLOCK = 2 * PAIRS_PER_BLOCK
+SPARES_PER_BLOCK, WORDS_PER_SPARE = 16, 4
+WORDS_PER_BLOCK = 4 * PAIRS_PER_BLOCK + SPARES_PER_BLOCK * WORDS_PER_SPARE
 NUM_BUFFERS = 6
 
-TAIL = 1 << 19
-"""Where 2³¹u is below it, a pair takes a lower word in float32 too."""
+ERROR = 2.0**-45
+"""The largest distance of a computed normal from the real one, failures aside."""
 
-TAIL_WORDS_PER_BLOCK = 16
+LARGEST = 14.2
+"""The largest |r|, failures aside: √(288 ln 2), where u = 2⁻¹⁴⁴."""
 
+FAILURE = 2.0**-143
+"""An upper bound on the probability that a pair is not as said.
 
-@final
-class Precision:
-    """The constants of one floating point type.
+Either u is below 2⁻¹⁴⁴, or its block of 512 has over 16 pairs that need spares: the chance of that
+is below 2⁻¹⁴⁹, as each needs one with probability 2⁻¹⁵.
+"""
 
-    They are arrays of dimension 0: a Python number would be converted anew in each of the fifty
-    operations, which on a short array takes longer than the operation.
+NEAR_ONE = 3 << 30
+"""Upper words from here on are of a u above ¾."""
 
-    Attributes:
-        real: the type of the normals, called ``name``; ``integer`` is the integer type of its size.
-        has_all_low_words: whether each pair has lower words for u and φ.
-        words_per_block: 32-bit words of keystream a block takes.
-        log: P in −2 ln m = s·P(s²), where s = (m − 1)/(m + 1) and m is in [√½, √2].
-        sine: P in sin πx = x·P(x²), where |x| ≤ ½.
-        cosine: P in cos πx = P(x²), where |x| ≤ ½.
-    """
+FEW_BITS = 1 << 16
+"""Upper words below it, of u or of 1 − u, call for a spare."""
 
-    def __init__(
-        self,
-        real: np.dtype[np.floating[Any]],
-        integer: np.dtype[np.signedinteger[Any]],
-        *,
-        has_all_low_words: bool,
-        log: tuple[float, ...],
-        sine: tuple[float, ...],
-        cosine: tuple[float, ...],
-    ) -> None:
-        self.real, self.integer, self.name = real, integer, real.name
-        self.has_all_low_words = has_all_low_words
-        low_words = 2 * PAIRS_PER_BLOCK if has_all_low_words else TAIL_WORDS_PER_BLOCK
-        self.words_per_block = 2 * PAIRS_PER_BLOCK + low_words
-        self.log, self.sine, self.cosine = map(self._constants, (log, sine, cosine))
-        self.one, self.half, self.word, self.half_word = self._constants((1, 0.5, 2**-32, 2**-33))
-        self.angle_unit, self.low_angle_unit = self._constants((2**-32, 2**-63))
-        # A float's bits, read as an integer, are its exponent followed by its mantissa.
-        mantissa_bits = int(np.finfo(self.real).nmant)
-        root_half, scaled_root_half = self._constants((math.sqrt(0.5), math.sqrt(0.5) * 2**31))
-        self.root_half_bits = root_half.view(self.integer)
-        self.scaled_root_half_bits = scaled_root_half.view(self.integer)
-        self.exponent_mask = np.array(-(1 << mantissa_bits), self.integer)
-        self.mantissa_mask = np.array((1 << mantissa_bits) - 1, self.integer)
-        self.sign_mask = np.array(np.iinfo(self.integer).min, self.integer)
-        (self.log_of_exponent,) = self._constants((-2 * _LN_2 / (1 << mantissa_bits),))
+LN_2 = 0.6931471805599453
 
-    def _constants(self, values: tuple[float, ...]) -> tuple[NormalArray, ...]:
-        return tuple(np.array(value, self.real) for value in values)
-
-
-_LN_2 = 0.6931471805599453
-
-# Minimax polynomials (Remez), in increasing powers; their errors are below 1e-8 and 2e-18 relative
-# to the function (absolute for the cosine), so that rounding is what is left.
-_PRECISIONS = (
-    Precision(
-        np.dtype(np.float32),
-        np.dtype(np.int32),
-        has_all_low_words=False,
-        log=(-4.0, -1.3333364, -0.7994958, -0.5985158),
-        sine=(3.1415927, -5.16771, 2.5500698, -0.5982421, 0.07756039),
-        cosine=(1.0, -4.934802, 4.058709, -1.3352121, 0.23493756, -0.024396718),
-    ),
-    Precision(
-        np.dtype(np.float64),
-        np.dtype(np.int64),
-        has_all_low_words=True,
-        log=(
-            -4.0,
-            -1.333333333333353,
-            -0.799999999985969,
-            -0.5714285752288728,
-            -0.44444393955787004,
-            -0.36367271313986294,
-            -0.3062485739359751,
-            -0.2962137444620596,
-        ),
-        sine=(
-            3.141592653589793,
-            -5.167712780049969,
-            2.550164039877294,
-            -0.5992645293187382,
-            0.08214588656989281,
-            -0.007370430478762746,
-            0.00046629968877016405,
-            -2.1903185407119565e-05,
-            7.69472715744174e-07,
-        ),
-        cosine=(
-            1.0,
-            -4.934802200544679,
-            4.058712126416768,
-            -1.335262768854555,
-            0.235330630357996,
-            -0.02580689137660447,
-            0.001929574187359324,
-            -0.00010463741712642142,
-            4.300724831675144e-06,
-            -1.3435271519780108e-07,
-        ),
-    ),
+# Minimax polynomials (Remez) in increasing powers, with errors below 2e-18 relative to the function
+# (absolute for the cosine): what is left is rounding.
+# −2 ln m = s·P(s²) with s = (m − 1)/(m + 1), for m in [√½, √2].
+LOG = (
+    -4.0,
+    -1.333333333333353,
+    -0.799999999985969,
+    -0.5714285752288728,
+    -0.44444393955787004,
+    -0.36367271313986294,
+    -0.3062485739359751,
+    -0.2962137444620596,
+)
+# sin πx = x·P(x²) for |x| ≤ ½.
+SINE = (
+    3.141592653589793,
+    -5.167712780049969,
+    2.550164039877294,
+    -0.5992645293187382,
+    0.08214588656989281,
+    -0.007370430478762746,
+    0.00046629968877016405,
+    -2.1903185407119565e-05,
+    7.69472715744174e-07,
+)
+# cos πx = P(x²) for |x| ≤ ½.
+COSINE = (
+    1.0,
+    -4.934802200544679,
+    4.058712126416768,
+    -1.335262768854555,
+    0.235330630357996,
+    -0.02580689137660447,
+    0.001929574187359324,
+    -0.00010463741712642142,
+    4.300724831675144e-06,
+    -1.3435271519780108e-07,
 )
 
+# The bits of a float64, read as an integer, are its exponent followed by its mantissa.
+MANTISSA_BITS = 52
+ROOT_HALF_BITS = int(np.float64(math.sqrt(0.5)).view(np.int64))
+SCALED_ROOT_HALF_BITS = int(np.float64(math.sqrt(0.5) * 2.0**32).view(np.int64))
+MANTISSA_MASK = (1 << MANTISSA_BITS) - 1
+LOG_OF_EXPONENT = -2 * LN_2 / (1 << MANTISSA_BITS)
 
-def precision_of(dtype: DTypeLike) -> Precision:
-    """The precision of float32 or float64; there is no other."""
-    for precision in _PRECISIONS:
-        if precision.real == np.dtype(dtype):
-            return precision
-    raise InvalidArgumentError(f"dtype must be float32 or float64, found {np.dtype(dtype)}")
+_ONES = np.uint32(0xFFFFFFFF)
+_SIGN = np.int64(np.iinfo(np.int64).min)
 
 
-def sum_normals(
-    words: Words, weights: NormalArray, out: NormalArray, *, buffers: NormalArray
-) -> None:
+def sum_normals(words: Words, weights: FloatArray, out: FloatArray, *, buffers: FloatArray) -> None:
     """Write sums of weighted blocks of normals: one of each stream, from its block of words.
 
-    Shapes: words (streams, blocks, words per block), weights (streams,), out (blocks, 2, 512) of
-    float32 or float64, buffers (6, blocks, 512) of the same type. Blocks do not depend on each
-    other. Sums run from the first stream to the last.
+    Shapes: words (streams, blocks, ``WORDS_PER_BLOCK``), weights (streams,), out (blocks, 2, 512),
+    buffers (6, blocks, 512). Blocks do not depend on each other. Sums run from the first stream to
+    the last.
     """
     normals = buffers[4:].swapaxes(0, 1)
     _transform_words(words[0], normals, buffers=buffers[:4])
@@ -173,91 +125,91 @@ def sum_normals(
         np.add(out, normals, out)
 
 
-def _transform_words(words: Words, out: NormalArray, *, buffers: NormalArray) -> None:
+def _transform_words(words: Words, out: FloatArray, *, buffers: FloatArray) -> None:
     """Write a block of normals for each block of uniform words."""
-    constants = precision_of(out.dtype)
     radius, angle, square, value = buffers
-    _fill_radius(radius, words, constants, buffers=(angle, square, value))
-    _fill_angle(angle, words, constants, buffer=square)
+    _fill_radius(radius, words, buffers=(angle, square, value))
+    _fill_angle(angle, words, buffer=square)
     np.multiply(angle, angle, square)
-    _fill_polynomial(value, constants.sine, square)
+    _fill_polynomial(value, SINE, square)
     np.multiply(value, angle, value)
     np.multiply(value, radius, out[:, 1])
-    _fill_polynomial(value, constants.cosine, square)
+    _fill_polynomial(value, COSINE, square)
     np.multiply(value, radius, value)
     # The angle spans half a circle; a sign for the cosine, its word's top bit, makes it whole.
-    sign = angle.view(constants.integer)
-    np.bitwise_and(_angle_words(words).view(np.int32), constants.sign_mask, sign)
-    np.bitwise_xor(value.view(constants.integer), sign, out[:, 0].view(constants.integer))
+    sign = angle.view(np.int64)
+    np.bitwise_and(_part(words, 1).view(np.int32), _SIGN, sign)
+    np.bitwise_xor(value.view(np.int64), sign, out[:, 0].view(np.int64))
 
 
-def _fill_scaled_uniform(
-    out: NormalArray, words: Words, constants: Precision, *, buffer: NormalArray
-) -> None:
-    # 2³¹u: the upper 31 bits are whole, the lower 32 a fraction, which is ½ where there are none.
-    whole = np.right_shift(words[:, :PAIRS_PER_BLOCK], 1).view(np.int32)
-    np.copyto(out, whole, casting="same_kind")
-    low_words = words[:, VALUES_PER_BLOCK:]
-    if constants.has_all_low_words:
-        np.copyto(buffer, low_words[:, :PAIRS_PER_BLOCK], casting="same_kind")
-        np.multiply(buffer, constants.word, buffer)
-        np.add(buffer, constants.half_word, buffer)
-        np.add(out, buffer, out)
-        return
-    block, pair = np.divmod(np.flatnonzero(whole < TAIL), PAIRS_PER_BLOCK)
-    np.add(out, constants.half, out)
-    rank = np.arange(len(block)) - np.searchsorted(block, block)
-    low = low_words[block, rank % TAIL_WORDS_PER_BLOCK].astype(constants.real)
-    fraction = low * constants.word + constants.half_word
-    out[block, pair] = whole[block, pair].astype(constants.real) + fraction
+def _part(words: Words, number: int) -> Words:
+    """One of the four parts of a block: upper words of u, of φ, lower ones of u, of φ."""
+    return words[:, number * PAIRS_PER_BLOCK : (number + 1) * PAIRS_PER_BLOCK]
 
 
 def _fill_radius(
-    radius: NormalArray,
-    words: Words,
-    constants: Precision,
-    *,
-    buffers: tuple[NormalArray, NormalArray, NormalArray],
+    radius: FloatArray, words: Words, *, buffers: tuple[FloatArray, FloatArray, FloatArray]
 ) -> None:
     ratio, square, exponent = buffers
-    _fill_scaled_uniform(radius, words, constants, buffer=ratio)
+    near_one = _part(words, 0) >= NEAR_ONE
+    _fill_uniform(radius, words, near_one, buffer=ratio)
     # u = 2^e·m with m in [√½, √2): both are read off the bits, and −2 ln u = −2e ln 2 − 2 ln m.
-    bits, exponent_bits = radius.view(constants.integer), square.view(constants.integer)
-    np.subtract(bits, constants.scaled_root_half_bits, bits)
-    np.bitwise_and(bits, constants.exponent_mask, exponent_bits)
+    bits, exponent_bits = square.view(np.int64), exponent.view(np.int64)
+    np.subtract(radius.view(np.int64), SCALED_ROOT_HALF_BITS, bits)
+    np.bitwise_and(bits, ~MANTISSA_MASK, exponent_bits)
     np.copyto(exponent, exponent_bits, casting="same_kind")
-    np.multiply(exponent, constants.log_of_exponent, exponent)
-    np.bitwise_and(bits, constants.mantissa_mask, bits)
-    np.add(bits, constants.root_half_bits, bits)
-    # For u near 1, e = 0 and m − 1 is exact: a small radius keeps its relative precision.
-    np.subtract(radius, constants.one, ratio)
-    np.add(radius, constants.one, radius)
+    np.multiply(exponent, LOG_OF_EXPONENT, exponent)
+    np.bitwise_and(bits, MANTISSA_MASK, bits)
+    np.add(bits, ROOT_HALF_BITS, bits)
+    np.subtract(square, 1.0, ratio)
+    # Above ¾ the radius holds 2³²(1 − u): m = u, e = 0, and m − 1 is known without a subtraction.
+    np.multiply(radius, -(2.0**-32), radius)
+    np.copyto(ratio, radius, where=near_one)
+    np.copyto(exponent, 0.0, where=near_one)
+    np.add(ratio, 2.0, radius)
     np.divide(ratio, radius, ratio)
     np.multiply(ratio, ratio, square)
-    _fill_polynomial(radius, constants.log, square)
+    _fill_polynomial(radius, LOG, square)
     np.multiply(radius, ratio, radius)
     np.add(radius, exponent, radius)
     np.sqrt(radius, radius)
 
 
-def _fill_angle(
-    angle: NormalArray, words: Words, constants: Precision, *, buffer: NormalArray
+def _fill_uniform(
+    out: FloatArray, words: Words, near_one: NDArray[np.bool_], *, buffer: FloatArray
 ) -> None:
-    # x = φ/π in [−½, ½] from the bits below the top one, which is kept for the sign.
-    np.copyto(angle, np.left_shift(_angle_words(words), 1).view(np.int32), casting="same_kind")
-    np.multiply(angle, constants.angle_unit, angle)
-    if constants.has_all_low_words:
-        np.copyto(buffer, words[:, -PAIRS_PER_BLOCK:])
-        np.multiply(buffer, constants.low_angle_unit, buffer)
-        np.add(angle, buffer, angle)
+    """Write 2³²u, or 2³²(1 − u) where u > ¾, to a relative error of some ulps however small."""
+    flip = np.multiply(near_one, _ONES, dtype=np.uint32)
+    upper = _part(words, 0) ^ flip
+    np.copyto(out, upper)
+    np.copyto(buffer, _part(words, 2) ^ flip)
+    np.multiply(buffer, 2.0**-32, buffer)
+    np.add(buffer, 2.0**-33, buffer)
+    np.add(out, buffer, out)
+    block, pair = np.nonzero(upper < FEW_BITS)
+    if len(block):
+        rank = np.arange(len(block)) - np.searchsorted(block, block)
+        spares = words[:, 4 * PAIRS_PER_BLOCK :].reshape(len(words), SPARES_PER_BLOCK, -1)
+        spare: Any = spares[block, rank % SPARES_PER_BLOCK].astype(np.float64)
+        # From the last word to the first, so that small numbers keep their digits.
+        fraction = (spare[:, 3] + 0.5) * 2.0**-32
+        for k in (2, 1, 0):
+            fraction = (spare[:, k] + fraction) * 2.0**-32
+        lower = (_part(words, 2) ^ flip)[block, pair].astype(np.float64)
+        out[block, pair] = upper[block, pair] + (lower + fraction) * 2.0**-32
 
 
-def _angle_words(words: Words) -> Words:
-    return words[:, PAIRS_PER_BLOCK:VALUES_PER_BLOCK]
+def _fill_angle(angle: FloatArray, words: Words, *, buffer: FloatArray) -> None:
+    # x = φ/π in [−½, ½) from the bits below the top one, which is kept for the sign.
+    np.copyto(angle, np.left_shift(_part(words, 1), 1).view(np.int32), casting="same_kind")
+    np.multiply(angle, 2.0**-32, angle)
+    np.copyto(buffer, _part(words, 3))
+    np.multiply(buffer, 2.0**-63, buffer)
+    np.add(angle, buffer, angle)
 
 
 def _fill_polynomial(
-    out: NormalArray, coefficients: tuple[NormalArray, ...], argument: NormalArray
+    out: FloatArray, coefficients: tuple[float, ...], argument: FloatArray
 ) -> None:
     np.multiply(argument, coefficients[-1], out)
     for coefficient in coefficients[-2:0:-1]:

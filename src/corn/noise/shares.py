@@ -3,8 +3,8 @@
 Agent i adds √θ_i times its private stream and, for each of its seed groups, its row of the group's
 factor times the group's streams: line 6 of the paper's algorithm, v = R^{1/2} s, with a factor that
 lets each agent draw its own row and nothing else. Sums run in one fixed order (private noise, then
-groups and their streams as numbered), term by term in the type asked for, so that one agent's draw
-and a simulation of all agents agree in every bit (but the sign of a zero).
+groups and their streams as numbered), term by term in float64, so that one agent's draw and a
+simulation of all agents agree in every bit (but the sign of a zero).
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import DTypeLike
 
+from corn.arrays import FloatArray
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.noise.address import NoiseSource, Owner, StreamAddress
-from corn.noise.normals import NormalArray, precision_of
 
 _COORDINATES_AT_ONCE = 1 << 16
 
@@ -42,9 +41,8 @@ def draw_share(
     step: int,
     stop: int,
     start: int = 0,
-    dtype: DTypeLike = np.float32,
-    out: NormalArray | None = None,
-) -> NormalArray:
+    out: FloatArray | None = None,
+) -> FloatArray:
     """Agent's noise v_i at a step, coordinates [start, stop): shape (stop − start,).
 
     Asks the source only for the agent's private stream and for streams of its own groups in which
@@ -58,11 +56,11 @@ def draw_share(
     [0.0, 0.0, 0.0]
     """
     coordinates = _check_coordinates(start, stop)
-    share = np.empty(len(coordinates), precision_of(dtype).real) if out is None else out
-    if share.shape != (len(coordinates),) or share.dtype != np.dtype(dtype):
+    share = np.empty(len(coordinates)) if out is None else out
+    if share.shape != (len(coordinates),) or share.dtype != np.float64:
         raise InvalidArgumentError(
-            f"out must have shape ({len(coordinates)},) and type {np.dtype(dtype)}, found "
-            f"{share.shape} and {share.dtype}"
+            f"out must have shape ({len(coordinates)},) and type float64, found {share.shape} and "
+            f"{share.dtype}"
         )
     _draw(share[np.newaxis], decomposition, (agent,), source, nonce, step, coordinates)
     return share
@@ -76,8 +74,7 @@ def draw_all_shares(
     step: int,
     stop: int,
     start: int = 0,
-    dtype: DTypeLike = np.float32,
-) -> NormalArray:
+) -> FloatArray:
     """All agents' noise at a step, shape (n, stop − start), for simulations: v ~ N(0, R ⊗ I).
 
     Row i equals agent i's :func:`draw_share` in every bit, but a stream is drawn once rather than
@@ -85,7 +82,7 @@ def draw_all_shares(
     """
     coordinates = _check_coordinates(start, stop)
     agents = tuple(range(decomposition.num_agents))
-    shares = np.empty((len(agents), len(coordinates)), precision_of(dtype).real)
+    shares = np.empty((len(agents), len(coordinates)))
     _draw(shares, decomposition, agents, source, nonce, step, coordinates)
     return shares
 
@@ -96,7 +93,7 @@ def owners(decomposition: Decomposition, agents: Iterable[int]) -> tuple[Owner, 
 
 
 def _draw(
-    shares: NormalArray,
+    shares: FloatArray,
     decomposition: Decomposition,
     agents: tuple[int, ...],
     source: NoiseSource,
@@ -119,7 +116,7 @@ def _draw(
 
 
 def _add_to_many(
-    shares: NormalArray,
+    shares: FloatArray,
     weights: Sequence[tuple[int, float]],
     address: StreamAddress,
     source: NoiseSource,
@@ -128,11 +125,11 @@ def _add_to_many(
     """Draw a stream once and add it to several agents' shares, as ``fill_sum`` would."""
     for first in range(0, shares.shape[1], _COORDINATES_AT_ONCE):
         part = shares[:, first : first + _COORDINATES_AT_ONCE]
-        normals, product = np.empty((2, part.shape[1]), part.dtype)
+        normals, product = np.empty((2, part.shape[1]))
         source.fill(normals, address, start=start + first)
         # Two operations, not a matrix product: BLAS sums in an order of its own.
         for position, weight in weights:
-            np.multiply(normals, part.dtype.type(weight), product)
+            np.multiply(normals, weight, product)
             np.add(part[position], product, part[position])
 
 

@@ -10,6 +10,7 @@ from typing import final
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
+from corn.arrays import FloatArray
 from corn.errors import InvalidArgumentError
 from corn.noise.address import (
     NoiseSource,
@@ -24,9 +25,8 @@ from corn.noise.normals import (
     NUM_BUFFERS,
     PAIRS_PER_BLOCK,
     VALUES_PER_BLOCK,
-    NormalArray,
+    WORDS_PER_BLOCK,
     Words,
-    precision_of,
     sum_normals,
 )
 from corn.noise.secret import Secret
@@ -36,7 +36,7 @@ _BLOCKS_IN_CACHE = 256
 _FEWEST_AT_ONCE, _MOST_AT_ONCE = 4, 128
 _WORD_BYTES = 4
 _CIPHER_BLOCK_BYTES = 16
-STREAM_FORMAT = "corn/stream/2"
+STREAM_FORMAT = "corn/stream/3"
 """Another one for every change of what a key and an address give."""
 
 
@@ -45,14 +45,14 @@ class SecureSource(NoiseSource):
     """Streams from keys: AES-256 in counter mode, under a key of its own for every address.
 
     Without the owner's key a stream cannot be told from independent normals. The key of a stream is
-    BLAKE2b of its address (the type of its values included) under the owner's key; the counter is
-    the place within the stream. Of the ciphers at hand AES-CTR made 7.0 GB/s on one core, ChaCha20
-    3.3. Any number of threads may draw from one source.
+    BLAKE2b of its address under the owner's key; the counter is the place within the stream. Of the
+    ciphers at hand AES-CTR made 7.0 GB/s on one core, ChaCha20 3.3. Any number of
+    threads may draw from one source.
 
     >>> owner = Owner((0,))
     >>> source = SecureSource({owner: Secret(bytes(32))})
     >>> address = StreamAddress(owner, nonce=bytes(32), step=7)
-    >>> whole, part = np.empty(4, np.float32), np.empty(2, np.float32)
+    >>> whole, part = np.empty(4), np.empty(2)
     >>> source.fill(whole, address)
     >>> source.fill(part, address, start=1)
     >>> bool((part == whole[1:3]).all())
@@ -65,37 +65,36 @@ class SecureSource(NoiseSource):
     def __repr__(self) -> str:
         return f"SecureSource(keys of {len(self._keys)} owners)"
 
-    def fill_sum(self, out: NormalArray, terms: Terms, *, start: int = 0) -> None:
+    def fill_sum(self, out: FloatArray, terms: Terms, *, start: int = 0) -> None:
         """See :class:`corn.noise.address.NoiseSource`; needs the keys of all owners."""
         stop = check_range(out, start)
-        precision = precision_of(out.dtype)
+        if out.dtype != np.float64:
+            raise InvalidArgumentError(f"out must be float64, found {out.dtype}")
         if not terms:
             out[:] = 0
             return
         first, last = start // VALUES_PER_BLOCK, -(-stop // VALUES_PER_BLOCK)
-        first_word = first * precision.words_per_block
+        first_word = first * WORDS_PER_BLOCK
         keystreams = [
-            _start_keystream(self._stream_key(address, precision.name), first_word=first_word)
+            _start_keystream(self._stream_key(address), first_word=first_word)
             for _, address in terms
         ]
-        weights = np.array([weight for weight, _ in terms], precision.real)
+        weights = np.array([weight for weight, _ in terms], np.float64)
         at_once = min(max(_BLOCKS_IN_CACHE // len(terms), _FEWEST_AT_ONCE), _MOST_AT_ONCE)
         block = first
         while block < last:
             # The last block goes alone unless it is whole, so that the others need no copy.
             num_blocks = min(max(stop // VALUES_PER_BLOCK - block, 1), at_once)
-            words = _WORKSPACE.read_words(keystreams, (num_blocks, precision.words_per_block))
+            words = _WORKSPACE.read_words(keystreams, (num_blocks, WORDS_PER_BLOCK))
             _WORKSPACE.write_sums(words, weights, out, block * VALUES_PER_BLOCK - start)
             block += num_blocks
 
-    def _stream_key(self, address: StreamAddress, kind: str) -> bytes:
+    def _stream_key(self, address: StreamAddress) -> bytes:
         key = self._keys.get(address.owner)
         if key is None:
             raise InvalidArgumentError(f"this source holds no key for {address.owner}")
-        data = address.encode(kind)
-        return hashlib.blake2b(
-            data, key=key.reveal(), digest_size=32, person=STREAM_FORMAT.encode()
-        ).digest()
+        data, person = address.encode("secure"), STREAM_FORMAT.encode()
+        return hashlib.blake2b(data, key=key.reveal(), digest_size=32, person=person).digest()
 
 
 class _Workspace(threading.local):
@@ -103,7 +102,7 @@ class _Workspace(threading.local):
 
     def __init__(self) -> None:
         self._zeros, self._keystreams = b"", bytearray()
-        self._buffers: NormalArray = np.empty((0, 0, 0))
+        self._buffers: FloatArray = np.empty((NUM_BUFFERS, 0, PAIRS_PER_BLOCK))
 
     def read_words(self, keystreams: Sequence[CipherContext], shape: tuple[int, int]) -> Words:
         """The next words of keystreams, which are what zeros are encrypted to."""
@@ -124,7 +123,7 @@ class _Workspace(threading.local):
         if len(self._keystreams) < needed:
             self._keystreams = bytearray(needed)
 
-    def write_sums(self, words: Words, weights: NormalArray, out: NormalArray, first: int) -> None:
+    def write_sums(self, words: Words, weights: FloatArray, out: FloatArray, first: int) -> None:
         """Write the weighted sums of streams' normals to ``out`` from ``first``.
 
         Those that lie outside of ``out``, before it where ``first`` is negative, are left out.
@@ -133,18 +132,18 @@ class _Workspace(threading.local):
         if 0 <= first <= len(out) - size and out.flags.c_contiguous:
             self._write_blocks(words, weights, out[first : first + size])
         else:
-            blocks = np.empty(size, out.dtype)
+            blocks = np.empty(size)
             self._write_blocks(words, weights, blocks)
             found, wanted = find_overlap(blocks, first, out, 0)
             wanted[:] = found
 
-    def _write_blocks(self, words: Words, weights: NormalArray, out: NormalArray) -> None:
+    def _write_blocks(self, words: Words, weights: FloatArray, out: FloatArray) -> None:
         compiled, blocks = find_compiled(), out.reshape(-1, 2, PAIRS_PER_BLOCK)
         if compiled:
             compiled.sum_normals(words, weights, blocks)
             return
-        if self._buffers.dtype != out.dtype or self._buffers.shape[1] < len(blocks):
-            self._buffers = np.empty((NUM_BUFFERS, len(blocks), PAIRS_PER_BLOCK), out.dtype)
+        if self._buffers.shape[1] < len(blocks):
+            self._buffers = np.empty((NUM_BUFFERS, len(blocks), PAIRS_PER_BLOCK))
         sum_normals(words, weights, blocks, buffers=self._buffers[:, : len(blocks)])
 
 

@@ -22,11 +22,11 @@ from corn.covariance import (
     ThreatModel,
 )
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
-from corn.plan.record import Certificate, NoiseType, Plan
+from corn.plan.record import Certificate, FloatType, Plan
 from corn.privacy import PrivacyBudget
 from corn.topology import Network, name_of
 
-SCHEMA = 1
+SCHEMA = 2
 Json: TypeAlias = dict[str, Any]
 
 _OBJECTIVES: dict[str, type[Horizon] | type[FiniteRun]] = {
@@ -121,7 +121,8 @@ def _encode(plan: Plan) -> Json:
         "threat": dataclasses.asdict(plan.threat),
         "objective": _encode_objective(plan.objective),
         "mechanism": plan.mechanism,
-        "noise_type": plan.noise_type,
+        "grid": plan.grid,
+        "dtype": plan.dtype,
         "decomposition": {
             "private_variance": parts.private_variance.tolist(),
             "seed_groups": [list(group) for group in parts.seed_groups],
@@ -137,7 +138,7 @@ def _encode(plan: Plan) -> Json:
 def _decode(content: Json) -> Plan:
     _check_keys(
         content,
-        "corn_version network budget threat objective mechanism noise_type decomposition "
+        "corn_version network budget threat objective mechanism grid dtype decomposition "
         "certificate",
     )
     return Plan(
@@ -148,7 +149,8 @@ def _decode(content: Json) -> Plan:
         mechanism=_take(content, "mechanism", Mechanism),
         decomposition=_decode_decomposition(content["decomposition"]),
         certificate=_decode_certificate(content["certificate"]),
-        noise_type=_take(content, "noise_type", NoiseType),
+        grid=_take(content, "grid", float),
+        dtype=_take(content, "dtype", FloatType),
         corn_version=_take(content, "corn_version", str),
     )
 

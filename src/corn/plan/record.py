@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
 from typing import Literal, TypeAlias, get_args
 
@@ -15,20 +16,28 @@ from corn.covariance import Decomposition, Horizon, Mechanism, Objective, Threat
 from corn.covariance import design as design_noise
 from corn.covariance.exposure import hidden_precision
 from corn.errors import InfeasibleError, InvalidArgumentError
-from corn.noise import choose_factors, round_factors
+from corn.noise import choose_factors
+from corn.noise.grid import (
+    bound_loss,
+    check_grid,
+    choose_grid,
+    count_parameters,
+    require_provable,
+)
 from corn.plan.bound import allowed_groups, prove_lower_bound
 from corn.privacy import PrivacyBudget, gaussian
+from corn.privacy.floats import FloatLoss, set_aside
 from corn.topology import Network
 from corn.version import __version__
 
-NoiseType: TypeAlias = Literal["float32", "float64"]
+FloatType: TypeAlias = Literal["float32", "float64"]
 
 SAFE_THREAT = ThreatModel(1, "pairs")
 """What a plan assumes unless told otherwise: one curious insider, and a seed for every pair."""
 
 _MAX_COALITIONS = 200_000
-_MAX_ROUNDINGS = 30
-_ROUNDING_MARGIN = 1e-7
+_MAX_SCALINGS = 30
+_SCALING_MARGIN = 1e-14
 
 
 @dataclass(frozen=True)
@@ -55,9 +64,10 @@ class Plan:
         threat: who it holds against.
         objective: what the noise was designed to minimise.
         mechanism: how the noise is correlated.
-        decomposition: who draws what; its weights are numbers of ``noise_type``.
+        decomposition: who draws what, in float64.
         certificate: how good the noise is, with a proof.
-        noise_type: the type in which noise is drawn: streams of other types are other streams.
+        grid: γ, a power of two: every release is a multiple of it.
+        dtype: the type of models and messages, which are computed from releases.
         corn_version: the version that made the plan.
     """
 
@@ -68,7 +78,8 @@ class Plan:
     mechanism: Mechanism
     decomposition: Decomposition
     certificate: Certificate
-    noise_type: NoiseType = "float32"
+    grid: float
+    dtype: FloatType = "float32"
     corn_version: str = ""
 
     def __post_init__(self) -> None:
@@ -85,20 +96,40 @@ class Plan:
         if self.mechanism == "ldp" and self.decomposition.seed_groups:
             raise InvalidArgumentError("mechanism 'ldp' draws alone, but agents share a seed")
         self.threat.seed_groups(self.network.graph)  # says so where too many may collude
-        if self.noise_type not in get_args(NoiseType):
+        if self.dtype not in get_args(FloatType):
             raise InvalidArgumentError(
-                f"noise_type must be 'float32' or 'float64', found {self.noise_type!r}"
+                f"dtype must be 'float32' or 'float64', found {self.dtype!r}"
             )
-        rounded = round_factors(self.decomposition, self.noise_type)
-        if not np.array_equal(rounded.covariance, self.decomposition.covariance):
-            raise InvalidArgumentError(
-                f"the plan's noise weights must be {self.noise_type} numbers: round them first"
-            )
+        check_grid(self.grid)
 
     @property
     def num_agents(self) -> int:
         """The number of agents n."""
         return self.network.num_agents
+
+    @cached_property
+    def precision_cap(self) -> float:
+        """b: the largest [R⁻¹]_ii that keeps the budget, less what is set aside for floats."""
+        return set_aside(self.budget).precision_cap
+
+    @cached_property
+    def float_loss(self) -> FloatLoss:
+        """What floating point adds to a coordinate of a step."""
+        return bound_loss(
+            self.decomposition,
+            self.grid,
+            precision_cap=self.precision_cap,
+            query=self.budget.query,
+        )
+
+    @property
+    def max_parameters(self) -> int:
+        """The longest model for which the promise is proved to hold in floating point."""
+        return count_parameters(self.float_loss, self.budget)
+
+    def check_parameters(self, num_parameters: int) -> None:
+        """Raise ``InfeasibleError`` for a model that is too long for the promise to be proved."""
+        require_provable(self.float_loss, self.budget, num_parameters)
 
     def prove_lower_bound(self) -> float:
         """A noise energy that no split on the seeds allowed goes below, proved from scratch."""
@@ -109,7 +140,7 @@ class Plan:
             allowed_groups(self.network.graph, self.threat, self.mechanism),
             self.certificate.multipliers,
         )
-        return bound / self.budget.precision_cap
+        return bound / self.precision_cap
 
     def describe(self) -> str:
         """The promise and the adversary, in one line."""
@@ -123,15 +154,16 @@ def make_plan(
     threat: ThreatModel = SAFE_THREAT,
     objective: Objective | None = None,
     mechanism: Mechanism = "corn",
-    noise_type: NoiseType = "float32",
+    dtype: FloatType = "float32",
     tolerance: float | None = None,
     drop_share: float = 0.0,
 ) -> Plan:
     """Design the noise for a run that is meant to happen, and write down all that is public.
 
     Safe by default: one curious insider and pair seeds. The objective defaults to a horizon of a
-    fifth of the run. Noise weights are rounded to the type they are drawn in and then scaled up
-    until every coalition meets the cap again, so the promise holds for the bits that are drawn.
+    fifth of the run. A part of ε and δ is set aside for floating point (``corn.privacy.floats``),
+    and noise weights are scaled up until the check of every coalition passes, so the promise holds
+    for the bits that are released.
     """
     if mechanism in ("central", "none"):
         raise InvalidArgumentError(
@@ -141,9 +173,10 @@ def make_plan(
     _require_sound(budget)
     threat = _resolve_communities(threat, network)
     target = objective or Horizon(max(1.0, budget.num_steps / 5))
+    cap = set_aside(budget).precision_cap
     result = design_noise(
         network.mixing_matrix,
-        budget.precision_cap,
+        cap,
         mechanism=mechanism,
         objective=target,
         threat=threat,
@@ -151,9 +184,7 @@ def make_plan(
         drop_share=drop_share,
         graph=network.graph,
     )
-    shares = _round_to_cap(
-        choose_factors(result.decomposition), budget.precision_cap, threat.max_colluders, noise_type
-    )
+    shares = _scale_to_cap(choose_factors(result.decomposition), cap, threat.max_colluders)
     A = target.matrix(network.mixing_matrix)
     value = float((A * shares.covariance).sum())
     plan = Plan(
@@ -164,7 +195,8 @@ def make_plan(
         mechanism=mechanism,
         decomposition=shares,
         certificate=Certificate(result.status, result.solver, value, 0.0, result.multipliers),
-        noise_type=noise_type,
+        grid=choose_grid(shares, cap),
+        dtype=dtype,
         corn_version=__version__,
     )
     # What is claimed is what this very plan proves, not what the solver found on the way.
@@ -191,27 +223,27 @@ def coalition_precisions(
         yield coalition, *hidden_precision(decomposition, coalition)
 
 
-def _round_to_cap(
-    decomposition: Decomposition, precision_cap: float, max_colluders: int, noise_type: NoiseType
+def _scale_to_cap(
+    decomposition: Decomposition, precision_cap: float, max_colluders: int
 ) -> Decomposition:
-    shares = round_factors(decomposition, noise_type)
-    for attempt in range(_MAX_ROUNDINGS):
+    """Scale noise up by the little that it misses the cap by, as the check of a plan counts it."""
+    shares = decomposition
+    for attempt in range(_MAX_SCALINGS):
         worst = max(
             float(precision.max())
             for _, _, precision in coalition_precisions(shares, max_colluders)
         )
         if worst <= precision_cap:
             return shares
-        scale = worst / precision_cap * (1 + _ROUNDING_MARGIN * 2**attempt)
-        decomposition = Decomposition(
-            scale * decomposition.private_variance,
-            decomposition.seed_groups,
-            tuple(np.sqrt(scale) * factor for factor in decomposition.factors),
+        scale = worst / precision_cap * (1 + _SCALING_MARGIN * 4**attempt)
+        shares = Decomposition(
+            scale * shares.private_variance,
+            shares.seed_groups,
+            tuple(np.sqrt(scale) * factor for factor in shares.factors),
         )
-        shares = round_factors(decomposition, noise_type)
     raise InfeasibleError(
-        f"the noise loses its privacy when its weights are rounded to {noise_type}: use float64, "
-        "or limit the noise of single agents"
+        "the noise is too close to singular for its privacy to be checked in floating point: limit "
+        "the noise of single agents"
     )
 
 

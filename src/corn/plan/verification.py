@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from corn.covariance import expose
+from corn.covariance.exposure import hidden_precision
 from corn.plan.bound import allowed_groups
 from corn.plan.record import Plan, coalition_precisions
-from corn.privacy import account_precision
+from corn.privacy.floats import account_floats
 
 _CLAIM_TOLERANCE = 1e-6
 _EPSILON_TOLERANCE = 1e-9
@@ -63,12 +63,12 @@ def verify_plan(plan: Plan) -> Verification:
 
 def guarantees_against(plan: Plan, coalition: Iterable[int]) -> tuple[AgentGuarantee, ...]:
     """What each honest agent keeps against one coalition, of any size."""
-    query, steps = plan.budget.query, plan.budget.num_steps
-    exposure = expose(plan.decomposition, coalition, query, num_steps=steps)
-    epsilons = exposure.epsilon(plan.budget.delta)
+    members = tuple(sorted(set(coalition)))
+    honest, precision = hidden_precision(plan.decomposition, members)
+    epsilons = account_floats(precision, plan.budget, num_steps=plan.budget.num_steps)
     return tuple(
-        AgentGuarantee(agent, epsilons[agent], float(precision), exposure.coalition)
-        for agent, precision in zip(exposure.honest, exposure.loss.precision[0], strict=True)
+        AgentGuarantee(agent, float(epsilon), float(own), members)
+        for agent, epsilon, own in zip(honest, epsilons, precision, strict=True)
     )
 
 
@@ -81,8 +81,7 @@ def _guarantees(plan: Plan) -> tuple[AgentGuarantee, ...]:
         for agent, value in zip(honest, precision, strict=True):
             if value > worst[agent]:
                 worst[agent], by[agent] = value, coalition
-    loss = account_precision(worst, plan.budget.query, num_steps=plan.budget.num_steps)
-    epsilons = loss.epsilon(plan.budget.delta)
+    epsilons = account_floats(worst, plan.budget, num_steps=plan.budget.num_steps)
     return tuple(
         AgentGuarantee(agent, float(epsilons[agent]), float(worst[agent]), by[agent])
         for agent in range(plan.num_agents)
@@ -91,13 +90,17 @@ def _guarantees(plan: Plan) -> tuple[AgentGuarantee, ...]:
 
 def _privacy_problems(plan: Plan, guarantees: tuple[AgentGuarantee, ...]) -> list[str]:
     """Who gets less than promised: by the cap, and by the exact ε, which a cap can miss."""
-    cap, epsilon = plan.budget.precision_cap, plan.budget.epsilon
+    cap, epsilon = plan.precision_cap, plan.budget.epsilon
     problems = [
         f"agent {g.agent} gets ε = {g.epsilon:.6g} instead of {epsilon:g} against "
         f"{describe_coalition(g.worst_coalition)}"
         for g in guarantees
         if g.precision > cap or g.epsilon > epsilon * (1 + _EPSILON_TOLERANCE)
     ]
+    if plan.max_parameters < 1:
+        problems.append(
+            f"its grid of {plan.grid:g} is too fine for its privacy to be proved in floating point"
+        )
     theta = plan.decomposition.private_variance
     if plan.threat.private_noise == "common" and theta.min() != theta.max():
         problems.append("private noise differs between agents, though it is said to be common")

@@ -19,6 +19,9 @@ _SMALLEST_CLIP, _LARGEST_CLIP = 1e-15, 1e15
 
 _LARGEST_BATCH = 10**12
 
+MOST_SAMPLES = 16.0
+"""How many times more samples than its sampling rate says an agent may have."""
+
 
 @dataclass(frozen=True)
 class ClippedQuery:
@@ -71,6 +74,17 @@ class ClippedQuery:
     def sensitivity(self) -> float:
         """Δ: how far the release moves between neighbours: twice the contribution if replaced."""
         return 2 * self.contribution if self.adjacency == "replace" else self.contribution
+
+    @property
+    def largest_norm(self) -> float:
+        """The largest norm of one agent's gradient before noise.
+
+        Under Poisson sampling a batch may be all of an agent's samples, which should be
+        batch_size/sampling_rate of them, and may be up to ``MOST_SAMPLES`` times as many.
+        """
+        if self.sampling_rate is None:
+            return self.clip
+        return MOST_SAMPLES * self.clip / self.sampling_rate
 
     @property
     def is_subsampled(self) -> bool:

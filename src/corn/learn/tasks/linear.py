@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import Batch
-from corn.learn.clipping import clip_factors, fraction_clipped
+from corn.learn.clipping import clip_factors, count_broken, drop_broken, fraction_clipped
 from corn.learn.tasks.protocol import Gradients, Scores
 
 _ELEMENTS_AT_ONCE = 1 << 23
@@ -69,12 +69,17 @@ class LinearClassifier:
             # One product that scales and adds the penalty's gradient in passing.
             G = torch.baddbmm(theta, residuals.flatten(2).mT, X, beta=self._l2, alpha=scale)
             return Gradients(G.view_as(parameters))
-        norms = self._sample_norms(residuals, logits, X, parameters)
-        factors = clip_factors(norms, sample_clip)
-        weights = factors * batch.weights.unsqueeze(-1)
-        G = torch.bmm(residuals.mul_(weights.unsqueeze(-1)).flatten(2).mT, X).view_as(parameters)
-        G.add_(parameters * weights.sum(dim=1).unsqueeze(-1), alpha=self._l2)
-        return Gradients(G, fraction_clipped(factors, batch.weights))
+        real = sample_clip.dtype
+        wide, X, models = residuals.to(real), X.to(real), parameters.to(real)
+        norms = self._sample_norms(wide, logits, X, models)
+        factors = clip_factors(norms, sample_clip, num_samples=X.shape[1])
+        weights = factors * batch.weights.to(real).unsqueeze(-1)
+        wide = drop_broken(wide.mul_(weights.unsqueeze(-1)), factors)
+        G = torch.bmm(wide.flatten(2).mT, X).view_as(parameters)
+        G.add_(models * weights.sum(dim=1).unsqueeze(-1), alpha=self._l2)
+        return Gradients(
+            G, fraction_clipped(factors, batch.weights), count_broken(factors, batch.weights)
+        )
 
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
         """See ``Task``; the loss is the cross-entropy without the penalty."""
@@ -116,7 +121,7 @@ class LinearClassifier:
         own = self._l2**2 * parameters.square().sum(dim=-1).unsqueeze(1)
         product = squared.sqrt() * own.sqrt()
         lost = 16 * (squared + own + 2 * product) + 2 * X.shape[-1] * product
-        ulp = torch.finfo(X.dtype).eps
+        ulp = torch.finfo(logits.dtype).eps
         return (squared + 2 * self._l2 * cross + own).clamp(min=0).add(lost, alpha=ulp).sqrt()
 
 

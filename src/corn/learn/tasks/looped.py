@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from corn.learn.batches import Batch
-from corn.learn.clipping import clip_factors, fraction_clipped, gradient_norms
+from corn.learn.clipping import (
+    clip_factors,
+    count_broken,
+    drop_broken,
+    fraction_clipped,
+    gradient_norms,
+)
 from corn.learn.tasks.flat_module import FlatModule
 from corn.learn.tasks.protocol import Gradients, Scores
 from corn.learn.tasks.vectorised import are_class_scores
@@ -38,17 +44,24 @@ class Looped:
 
     def clipped_gradient(self, parameters: Tensor, batch: Batch, sample_clip: Tensor) -> Gradients:
         """With every sample's gradient clipped: one backward pass for each."""
-        values = torch.zeros_like(parameters)
-        factors = parameters.new_ones(*parameters.shape[:2], batch.inputs.shape[1])
+        real, width = sample_clip.dtype, batch.inputs.shape[1]
+        values = torch.zeros_like(parameters, dtype=real)
+        factors = values.new_ones(*parameters.shape[:2], width)
         for cell, models in enumerate(parameters):
             for row in torch.nonzero(batch.weights[cell]).flatten().tolist():
                 X, y = batch.inputs[cell, row : row + 1], batch.targets[cell, row : row + 1]
                 for variant, vector in enumerate(models):
-                    slope = self._slope(vector, X, y)
-                    factor = clip_factors(gradient_norms(slope), sample_clip[variant])
+                    slope = self._slope(vector, X, y).to(real)
+                    norm = gradient_norms(slope)
+                    factor = clip_factors(norm, sample_clip[variant], num_samples=width)
                     factors[cell, variant, row] = factor
-                    values[cell, variant] += batch.weights[cell, row] * factor * slope
-        return Gradients(values, fraction_clipped(factors.mT, batch.weights))
+                    weight = batch.weights[cell, row] * factor
+                    values[cell, variant] += weight * drop_broken(slope, factor)
+        return Gradients(
+            values,
+            fraction_clipped(factors.mT, batch.weights),
+            count_broken(factors.mT, batch.weights),
+        )
 
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
         """Score models, shape (models, d), each on all samples."""

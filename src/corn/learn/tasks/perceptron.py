@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import Batch
-from corn.learn.clipping import clip_factors, fraction_clipped
+from corn.learn.clipping import clip_factors, count_broken, drop_broken, fraction_clipped
 from corn.learn.tasks.linear import append_one, cross_entropy, predict, require_classes
 from corn.learn.tasks.protocol import Gradients, Scores, seeded
 
@@ -74,15 +74,23 @@ class ShallowNetwork:
         hidden = hidden.transpose(1, 2).contiguous()
         delta_out = self._output_residuals(hidden, second, bias, batch.targets)
         delta_in = (delta_out @ second).mul_(hidden > 0)
-        scale, fraction = batch.weights.unsqueeze(1).expand(-1, variants, -1), None
-        if sample_clip is not None:
-            norms = _sample_norms(delta_out, delta_in, hidden, X)
-            factors = clip_factors(norms, sample_clip.unsqueeze(-1))
-            fraction = fraction_clipped(factors.mT, batch.weights)
-            scale = scale * factors
-        delta_out.mul_(scale.unsqueeze(-1))
-        delta_in.mul_(scale.unsqueeze(-1))
-        return Gradients(self._backward(delta_out, delta_in, hidden, X), fraction)
+        scale = batch.weights.unsqueeze(1).expand(-1, variants, -1)
+        if sample_clip is None:
+            delta_out.mul_(scale.unsqueeze(-1))
+            delta_in.mul_(scale.unsqueeze(-1))
+            return Gradients(self._backward(delta_out, delta_in, hidden, X))
+        wide = [values.to(sample_clip.dtype) for values in (delta_out, delta_in, hidden, X)]
+        delta_out, delta_in, hidden, X = wide
+        norms = _sample_norms(delta_out, delta_in, hidden, X)
+        factors = clip_factors(norms, sample_clip.unsqueeze(-1), num_samples=X.shape[1])
+        scale = scale.to(factors) * factors
+        drop_broken(delta_out.mul_(scale.unsqueeze(-1)), factors)
+        drop_broken(delta_in.mul_(scale.unsqueeze(-1)), factors)
+        return Gradients(
+            self._backward(delta_out, delta_in, drop_broken(hidden, factors), X),
+            fraction_clipped(factors.mT, batch.weights),
+            count_broken(factors.mT, batch.weights),
+        )
 
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
         """See ``Task``."""

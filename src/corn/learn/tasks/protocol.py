@@ -18,10 +18,13 @@ class Gradients:
     Attributes:
         values: shape (cells, variants, parameters).
         fraction_clipped: shape (cells, variants), of samples; None where samples were not clipped.
+        num_broken: shape (cells, variants): samples whose gradient was not finite and was taken as
+            zero; None where samples were not clipped.
     """
 
     values: Tensor
     fraction_clipped: Tensor | None = None
+    num_broken: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +60,9 @@ class Task(Protocol):
         Args:
             parameters: shape (cells, variants, d); not to be modified.
             batch: one mini-batch per cell.
-            sample_clip: shape (variants,): clip every sample's gradient to this norm first.
+            sample_clip: shape (variants,): clip every sample's gradient to this norm first. Norms
+                and sums are then in its type, and so is the result. In float64 the rounding of the
+                sum is far below what one sample can move, which in float32 it is not.
         """
 
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:

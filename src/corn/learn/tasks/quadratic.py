@@ -19,7 +19,13 @@ from torch import Tensor
 from corn.arrays import FloatArray
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, Batch
-from corn.learn.clipping import clip_factors, fraction_clipped, gradient_norms
+from corn.learn.clipping import (
+    clip_factors,
+    count_broken,
+    drop_broken,
+    fraction_clipped,
+    gradient_norms,
+)
 from corn.learn.tasks.protocol import Gradients, Scores
 
 
@@ -104,12 +110,17 @@ class Quadratic:
         A, c = self._unpack(batch.inputs)
         offset = parameters.unsqueeze(1) - c.unsqueeze(2)
         slopes = 2 * torch.einsum("kbij,kbvj->kbvi", A, offset)
-        scale = batch.weights.unsqueeze(-1)
-        fraction = None
-        if sample_clip is not None:
-            factors = clip_factors(gradient_norms(slopes), sample_clip)
-            fraction, scale = fraction_clipped(factors, batch.weights), scale * factors
-        return Gradients((scale.unsqueeze(-1) * slopes).sum(dim=1), fraction)
+        weights = batch.weights.unsqueeze(-1)
+        if sample_clip is None:
+            return Gradients((weights.unsqueeze(-1) * slopes).sum(dim=1))
+        slopes = slopes.to(sample_clip.dtype)
+        factors = clip_factors(gradient_norms(slopes), sample_clip, num_samples=slopes.shape[1])
+        slopes = drop_broken(slopes, factors)
+        return Gradients(
+            ((weights.to(factors) * factors).unsqueeze(-1) * slopes).sum(dim=1),
+            fraction_clipped(factors, batch.weights),
+            count_broken(factors, batch.weights),
+        )
 
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:  # noqa: ARG002
         """See ``Task``."""

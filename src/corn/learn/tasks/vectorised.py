@@ -10,7 +10,13 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from corn.learn.batches import Batch
-from corn.learn.clipping import clip_factors, fraction_clipped, gradient_norms
+from corn.learn.clipping import (
+    clip_factors,
+    count_broken,
+    drop_broken,
+    fraction_clipped,
+    gradient_norms,
+)
 from corn.learn.tasks.flat_module import FlatModule
 from corn.learn.tasks.protocol import Gradients, Scores
 
@@ -57,18 +63,25 @@ class Vectorised:
         """With every sample's gradient clipped: over cells, variants and samples together."""
         slopes_of = vmap(grad(self._module.sample_loss), in_dims=(None, 0, 0))
         slopes_of = vmap(vmap(slopes_of, in_dims=(0, None, 0)))
-        values = torch.zeros_like(parameters)
-        factors = parameters.new_empty(*parameters.shape[:2], batch.inputs.shape[1])
+        real, width = sample_clip.dtype, batch.inputs.shape[1]
+        values = torch.zeros_like(parameters, dtype=real)
+        factors = values.new_empty(*parameters.shape[:2], width)
         taken = self._kept + parameters.shape[-1]
         for cells, variants, rows in self._pieces(parameters, batch.inputs, taken, split_rows=True):
             X, y = batch.inputs[cells, rows], batch.targets[cells, rows]
             models = parameters[cells, variants]
-            slopes = slopes_of(models, X, _repeat(y, models.shape[1]))
-            own = clip_factors(gradient_norms(slopes), sample_clip[variants].unsqueeze(-1))
+            slopes = slopes_of(models, X, _repeat(y, models.shape[1])).to(real)
+            limit = sample_clip[variants].unsqueeze(-1)
+            own = clip_factors(gradient_norms(slopes), limit, num_samples=width)
+            slopes = drop_broken(slopes, own)
             factors[cells, variants, rows] = own
-            own = own * batch.weights[cells, rows].unsqueeze(1)
+            own = own * batch.weights[cells, rows].to(real).unsqueeze(1)
             values[cells, variants] += torch.matmul(own.unsqueeze(-2), slopes).squeeze(-2)
-        return Gradients(values, fraction_clipped(factors.mT, batch.weights))
+        return Gradients(
+            values,
+            fraction_clipped(factors.mT, batch.weights),
+            count_broken(factors.mT, batch.weights),
+        )
 
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
         """Score models, shape (models, d), each on all samples."""

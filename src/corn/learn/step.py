@@ -1,0 +1,106 @@
+"""One step of Algorithm 1 up to the message, for a simulation and for an agent alike.
+
+Clip the gradient, add the noise, round the sum to the public grid, and take the half step from the
+model. The order is what privacy rests on: everything after :func:`release` is computed from what is
+public already, so it may round as it likes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from corn.learn.batches import Batch
+from corn.learn.clipping import clip_factors, drop_broken, gradient_norms
+from corn.learn.tasks import Task
+
+_VALUES_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class StepStatistics:
+    """What a step did, averaged over agents; each of shape (seeds, variants).
+
+    Attributes:
+        gradient_norm: of what each agent computed: before clipping its mini-batch gradient, or
+            after clipping and averaging its samples'.
+        fraction_clipped: of mini-batch gradients, or of samples' gradients, that were clipped.
+        noise_norm: of each agent's noise.
+    """
+
+    gradient_norm: Tensor
+    fraction_clipped: Tensor
+    noise_norm: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ClippedGradients:
+    """Gradients as they may be released with noise; what else is here is for their owner alone.
+
+    Attributes:
+        values: shape (cells, variants, parameters).
+        norms: shape (cells, variants), before an agent's gradient is clipped.
+        fraction_clipped: shape (cells, variants).
+        num_broken: shape (cells, variants): gradients, of the batch or of samples, that were not
+            finite and count as zero.
+    """
+
+    values: Tensor
+    norms: Tensor
+    fraction_clipped: Tensor
+    num_broken: Tensor
+
+
+def compute_gradients(
+    task: Task, parameters: Tensor, batch: Batch, clip: Tensor, *, clips_samples: bool
+) -> ClippedGradients:
+    """Compute and clip one gradient for each model.
+
+    Args:
+        task: what is trained.
+        parameters: shape (cells, variants, parameters).
+        batch: one mini-batch per cell.
+        clip: C of each variant, shape (variants,), in the type to clip in: float64 for releases.
+        clips_samples: clip every sample's gradient rather than the mini-batch's.
+    """
+    found = task.gradient(parameters, batch, sample_clip=clip if clips_samples else None)
+    norms = gradient_norms(found.values, clip.dtype)
+    if found.fraction_clipped is not None and found.num_broken is not None:
+        return ClippedGradients(found.values, norms, found.fraction_clipped, found.num_broken)
+    factors = clip_factors(norms, clip)
+    # The product has the factors' type, float64 for releases.
+    values = drop_broken(found.values * factors.unsqueeze(-1), factors)
+    return ClippedGradients(values, norms, (factors < 1).to(norms), (factors == 0).long())
+
+
+def release(gradient: Tensor, noise: Tensor, grid: Tensor | float) -> Tensor:
+    """Return γ·rint((g + v)/γ), in the type of the noise: float64 for releases.
+
+    Nothing of the gradient is left but in the sum, which the noise covers, and the low-order bits
+    of the sum are gone. To round the gradient, or the noise, by itself would not do. Where a tensor
+    of grids is 0, the sum is returned as it is, for comparisons that nobody is protected by.
+
+    >>> release(torch.tensor([0.3]), torch.tensor([1.1], dtype=torch.float64), 0.5).tolist()
+    [1.5]
+    """
+    total = torch.add(gradient, noise)
+    if not isinstance(grid, Tensor):
+        return total.div_(grid).round_().mul_(grid)
+    rounded = torch.div(total, grid).round_().mul_(grid)
+    return rounded if bool((grid > 0).all()) else torch.where(grid > 0, rounded, total)
+
+
+def take_half_step(
+    parameters: Tensor, gradient: Tensor, noise: Tensor, *, grid: float, step_size: float
+) -> Tensor:
+    """Return one agent's message X − η·release, shape (d,), in the type of the model.
+
+    In pieces that stay in a core's cache: the same numbers as in one piece.
+    """
+    half = torch.empty_like(parameters)
+    pieces = (torch.split(each, _VALUES_AT_ONCE) for each in (half, parameters, gradient, noise))
+    for out, x, g, v in zip(*pieces, strict=True):
+        torch.sub(x, release(g, v, grid).to(x.dtype), alpha=step_size, out=out)
+    return half

@@ -1,0 +1,118 @@
+"""The public grid that releases are rounded to, and how far floats on it are from real numbers.
+
+An agent releases γ·rint((g + v)/γ): its clipped gradient g and its whole share v of the noise are
+added in float64, and only the sum is rounded. For a real v that is post-processing of g + v, so it
+is exactly as private. ``docs/floats.md`` bounds what the float64 sum changes; :func:`bound_loss` is
+that bound.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from corn.arrays import FloatArray
+from corn.covariance.decomposition import Decomposition
+from corn.errors import InfeasibleError, InvalidArgumentError
+from corn.noise.normals import ERROR, FAILURE, LARGEST
+from corn.privacy import ClippedQuery, PrivacyBudget
+from corn.privacy.floats import FloatLoss
+
+VARIANCE_SHARE = 2.0**-9
+"""How much rounding may add to the variance of the average noise, relative to it."""
+
+_UNIT_ROUNDOFF = 2.0**-53
+_DEVIATIONS = 24.0
+"""Cells so many standard deviations away count as failures: their probability is below 1e-126."""
+
+
+def choose_grid(decomposition: Decomposition, precision_cap: float) -> float:
+    """Return γ: the largest power of two that costs next to no accuracy.
+
+    The error of rounding is uniform, because the noise is far wider than γ, and independent between
+    agents: it adds γ²/12 to the variance of each, and so γ²/(12n) to that of the average, which no
+    mixing removes. That may be up to ``VARIANCE_SHARE`` of the variance there. A coarse grid hides
+    more of the arithmetic, so the largest is taken, but at most an eighth of 1/√b, the noise of an
+    agent that draws alone.
+
+    Args:
+        decomposition: the noise.
+        precision_cap: b.
+    """
+    average = float(decomposition.covariance.mean())
+    largest = 0.125 / math.sqrt(precision_cap)
+    if average > 0:
+        largest = min(largest, math.sqrt(12 * decomposition.num_agents * VARIANCE_SHARE * average))
+    return math.ldexp(1.0, math.frexp(largest)[1] - 1)
+
+
+def check_grid(grid: float) -> float:
+    """Return the grid if it is a power of two, by which floats are divided exactly."""
+    if not (math.isfinite(grid) and grid > 0 and math.frexp(grid)[0] == 0.5):
+        raise InvalidArgumentError(f"grid must be a power of two, found {grid!r}")
+    return grid
+
+
+def bound_loss(
+    decomposition: Decomposition, grid: float, *, precision_cap: float, query: ClippedQuery
+) -> FloatLoss:
+    """Bound what float64 changes in one coordinate of a step, released by all agents on the grid.
+
+    Holds against an eavesdropper and against every coalition whose honest agents keep
+    [(R^(I))⁻¹]_ii ≤ b, as a coalition sees fewer agents of whom it knows a part of the noise.
+
+    Args:
+        decomposition: who draws what.
+        grid: γ.
+        precision_cap: b.
+        query: what is clipped, and so how large a gradient can be.
+    """
+    n, root_cap = decomposition.num_agents, math.sqrt(precision_cap)
+    errors = _bound_errors(decomposition, query.largest_norm)
+    # Stretching a cell by e on both sides multiplies its volume by (1 + 2e/γ) and moves its points
+    # by e at most, where the density changes by e√b for each standard deviation.
+    deviations = _DEVIATIONS + n * grid * root_cap
+    worst = float(errors.max())
+    if worst > grid / 1000 or n * worst * root_cap > 0.5:
+        return FloatLoss(math.inf, 1.0)
+    log_ratio = float(errors.sum()) * (2.01 / grid + (deviations + 1) * root_cap)
+    num_streams = np.count_nonzero(decomposition.private_variance) + sum(
+        factor.shape[1] for factor in decomposition.factors
+    )
+    num_sums = sum(decomposition.count_streams())
+    failure = FAILURE * float(num_streams + num_sums) + 4 * n * 1e-126
+    return FloatLoss(log_ratio, failure)
+
+
+def count_parameters(loss: FloatLoss, budget: PrivacyBudget) -> int:
+    """Return how long a model may be for the budget to cover all its steps in floating point."""
+    return int(min(loss.max_values(budget) / budget.num_steps, 2.0**62))
+
+
+def require_provable(loss: FloatLoss, budget: PrivacyBudget, num_parameters: int) -> None:
+    """Raise ``InfeasibleError`` for a model that is too long for the promise to be proved."""
+    most = count_parameters(loss, budget)
+    if num_parameters > most:
+        raise InfeasibleError(
+            f"the promise is proved in floating point for models of up to {most:,} parameters over "
+            f"{budget.num_steps} steps, found {num_parameters:,}: plan fewer steps, a larger "
+            "epsilon or fewer agents"
+        )
+
+
+def _bound_errors(decomposition: Decomposition, largest_norm: float) -> FloatArray:
+    """Bound |computed − real| of g_i + v_i for each agent, failures aside, shape (n,)."""
+    theta = decomposition.private_variance
+    weights = np.sqrt(theta)
+    variance = theta.copy()
+    for group, factor in zip(decomposition.seed_groups, decomposition.factors, strict=True):
+        weights[list(group)] += np.abs(factor).sum(axis=1)
+        variance[list(group)] += (factor**2).sum(axis=1)
+    # Each normal is off by ERROR, and its product with a weight is rounded once.
+    products = weights * (ERROR + 2 * LARGEST * _UNIT_ROUNDOFF)
+    # Partial sums of the streams are normal with at most the variance of the whole, and each of
+    # them, and the sum with the gradient, is rounded once.
+    counts = np.array(decomposition.count_streams(), dtype=np.float64)
+    sums = counts * (LARGEST + 1) * np.sqrt(variance) * _UNIT_ROUNDOFF
+    return (products + sums + largest_norm * _UNIT_ROUNDOFF) * 1.01

@@ -1,0 +1,88 @@
+"""What floating point adds to ε and δ: a part of the budget that is set aside for it.
+
+Privacy is proved for real numbers, and a program releases floats. Releases are rounded to a public
+grid, and ``docs/floats.md`` proves how close the law of what is computed is to that of the ideal
+release: the probabilities of one coordinate of a step differ by a factor within e^±ξ, up to a total
+variation β. Over N coordinates of all steps that is (ε₁, δ₁)-close with
+
+    ε₁ = ρ + 2 √(ρ ln(1/δ₁)),    ρ = N ξ²/2,
+
+once for each of the two neighbouring data sets. So if the ideal releases are (ε₀, δ₀)-private, what
+is computed is (ε₀ + 2ε₁, e^ε₁ δ₀ + e^ε₁ (δ₁ + Nβ)(1 + e^(ε₀ + ε₁)))-private. A budget (ε, δ) sets
+``RESERVE`` aside: noise is designed for the ε₀ and δ₀ of :func:`set_aside`, and a run is allowed
+only if its N is within :meth:`FloatLoss.max_values`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from corn.arrays import FloatArray
+from corn.privacy.accounting import account_precision
+from corn.privacy.budget import PrivacyBudget
+
+RESERVE = 2.0**-9
+"""The part of ε, and of δ, that is set aside for floating point."""
+
+
+@dataclass(frozen=True)
+class FloatLoss:
+    """How far one coordinate of one step, over all agents, is from the release of real numbers.
+
+    Attributes:
+        log_ratio: ξ, a bound on the logarithm of the ratio of probabilities.
+        failure: β, the total variation that comes on top of it.
+    """
+
+    log_ratio: float
+    failure: float
+
+    def max_values(self, budget: PrivacyBudget) -> float:
+        """Return how many coordinates, steps × parameters, the reserve of a budget pays for.
+
+        >>> budget = PrivacyBudget(1, 1e-5, num_steps=1000, clip=0.1)
+        >>> FloatLoss(log_ratio=1e-9, failure=1e-40).max_values(budget) > 1e9
+        True
+        """
+        each = RESERVE * budget.epsilon / 2  # ε₁, of which there are two
+        # ln(1/δ₁) where δ₁ and Nβ are a quarter of the reserve of δ each, so that with the factor
+        # e^ε₁ < 2 both are within it. As a logarithm, because e^ε overflows.
+        log_inverse = math.log(4 / (RESERVE * budget.delta)) + float(
+            np.logaddexp(0, budget.epsilon)
+        )
+        root = each / (math.sqrt(log_inverse + each) + math.sqrt(log_inverse))
+        by_ratio = 2 * (root / self.log_ratio) ** 2 if self.log_ratio > 0 else math.inf
+        by_failure = math.exp(-log_inverse) / self.failure if self.failure > 0 else math.inf
+        return min(by_ratio, by_failure) if each < math.log(2) else 0.0
+
+
+def set_aside(budget: PrivacyBudget) -> PrivacyBudget:
+    """Return the budget that releases of real numbers must keep, so that floats keep ``budget``.
+
+    >>> ideal = set_aside(PrivacyBudget(1, 1e-5, num_steps=1000, clip=0.1))
+    >>> 0.998 < ideal.epsilon < 1, 0.996e-5 < ideal.delta < 1e-5
+    (True, True)
+    """
+    epsilon = budget.epsilon * (1 - RESERVE)
+    delta = budget.delta * (1 - RESERVE) * math.exp(-RESERVE * budget.epsilon / 2)
+    return replace(budget, epsilon=epsilon, delta=delta)
+
+
+def account_floats(precision: ArrayLike, budget: PrivacyBudget, *, num_steps: int) -> FloatArray:
+    """Return each agent's ε at the budget's δ, reserve included, for a run within its limits.
+
+    Args:
+        precision: [R⁻¹]_ii of each agent, shape (n,).
+        budget: what the run promises; a run of more values than it allows is not covered.
+        num_steps: how many steps were released; without any, nothing is spent.
+    """
+    if num_steps == 0:
+        return np.zeros(np.shape(precision))
+    loss = account_precision(precision, budget.query, num_steps=num_steps)
+    ideal = set_aside(budget)
+    # Not RESERVE·ε, but what is left of ε: at the cap the sum is then ε itself, to the last digit.
+    return loss.epsilon(ideal.delta) + (budget.epsilon - ideal.epsilon)

@@ -1,0 +1,169 @@
+"""Releases on the grid: float64 errors, and what they change, stay within their bounds."""
+
+import itertools
+import math
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from corn import PrivacyBudget, load_network, make_plan
+from corn.covariance import ThreatModel
+from corn.covariance.decomposition import Decomposition
+from corn.errors import InfeasibleError, InvalidArgumentError
+from corn.noise import Owner, SecureSource, StreamAddress, draw_share, simulated_keys
+from corn.noise.grid import (
+    VARIANCE_SHARE,
+    _bound_errors,
+    bound_loss,
+    check_grid,
+    choose_grid,
+    count_parameters,
+    require_provable,
+)
+from corn.noise.stream import _start_keystream
+from corn.privacy import ClippedQuery
+from tests.noise.test_normals import exact_block
+
+BUDGET = PrivacyBudget(1, 1e-5, num_steps=1000, clip=0.1)
+PLAN = make_plan(load_network("er:n=8,p=0.4,seed=2"), BUDGET)
+
+
+def exact_share(decomposition: Decomposition, agent: int, source: Any, step: int) -> list[Any]:
+    """The first block of an agent's noise in 300 bits, from the bytes of the cipher alone."""
+    weights = [(Owner((agent,)), 0, mpmath.sqrt(decomposition.private_variance[agent]))]
+    groups = zip(decomposition.seed_groups, decomposition.factors, strict=True)
+    for number, (group, factor) in enumerate(groups):
+        if agent in group:
+            row = factor[group.index(agent)]
+            weights += [(Owner(group, number), k, mpmath.mpf(w)) for k, w in enumerate(row)]
+    total = [mpmath.mpf(0)] * 1024
+    for owner, stream, weight in weights:
+        key = source._stream_key(StreamAddress(owner, bytes(32), step, stream))
+        data = _start_keystream(key, first_word=0).update(bytes(2112 * 4))
+        pairs = exact_block(np.frombuffer(data, dtype="<u4").tolist(), 0.5)
+        values = [pair[0] for pair in pairs] + [pair[1] for pair in pairs]
+        total = [have + weight * value for have, value in zip(total, values, strict=True)]
+    return total
+
+
+@pytest.mark.parametrize("agent", [0, 5])
+def test_a_share_is_within_its_bound_of_the_real_one(agent: int) -> None:
+    parts = PLAN.decomposition
+    source = SecureSource(simulated_keys(parts, seed=1))
+    found = draw_share(parts, agent, source=source, nonce=bytes(32), step=3, stop=1024)
+    with mpmath.workprec(300):
+        exact = exact_share(parts, agent, source, 3)
+        worst = max(float(abs(f - e)) for f, e in zip(found.tolist(), exact, strict=True))
+    bound = _bound_errors(parts, BUDGET.clip)[agent]
+    assert worst < bound / 4
+    assert bound < 1e4 * worst  # not so wide that it says nothing
+
+
+@pytest.mark.parametrize("ratio", [2.0**-3, 2.0**-6])
+@pytest.mark.parametrize("error", [1e-4, 1e-6])
+def test_every_cell_is_within_the_ratio_whatever_the_errors_do(ratio: float, error: float) -> None:
+    """One agent, σ = 1: the worst that errors of a size can do to the probability of a cell."""
+    edges = np.arange(-24, 24, ratio)
+    low, high = edges[:-1], edges[1:]
+    # Exact differences of tails, on the side on which they do not cancel.
+    flip = low + high > 0
+
+    def probability(a: Any, b: Any) -> Any:
+        return np.where(flip, norm.sf(a) - norm.sf(b), norm.cdf(b) - norm.cdf(a))
+
+    exact = probability(low, high)
+    bound = error * (2.01 / ratio + (24 + ratio + 1))
+    for sign in (1, -1):
+        moved = probability(low - sign * error, high + sign * error)
+        assert np.abs(np.log(moved / exact)).max() <= bound
+
+
+def test_cells_of_correlated_agents_are_within_the_ratio() -> None:
+    """Two agents, by integration over stretched cells: the ratio is the sum over both."""
+    R = np.array([[1.3, -0.7], [-0.7, 1.1]])
+    Y = np.linalg.inv(R)
+    cap, grid, error = Y.diagonal().max(), 0.125, 1e-4
+    nodes, weights = np.polynomial.legendre.leggauss(12)
+
+    def probability(centre: Any, half_width: float) -> float:
+        points = centre[:, None] + half_width * nodes[None]
+        x, y = np.meshgrid(points[0], points[1], indexing="ij")
+        density = np.exp(-0.5 * (Y[0, 0] * x * x + 2 * Y[0, 1] * x * y + Y[1, 1] * y * y))
+        return float(weights @ density @ weights) * half_width**2
+
+    bound = 2 * error * (2.01 / grid + (24 + 2 * grid * math.sqrt(cap) + 1) * math.sqrt(cap))
+    for centre in itertools.product(grid * np.arange(-40, 41, 8), repeat=2):
+        at = np.array(centre)
+        exact = probability(at, grid / 2)
+        for half_width in (grid / 2 + error, grid / 2 - error):
+            assert abs(math.log(probability(at, half_width) / exact)) <= bound
+
+
+def test_the_grid_costs_next_to_no_accuracy() -> None:
+    R, n = PLAN.decomposition.covariance, PLAN.num_agents
+    assert math.frexp(PLAN.grid)[0] == 0.5
+    added = PLAN.grid**2 / 12 / n
+    assert VARIANCE_SHARE / 4.1 < added / R.mean() <= VARIANCE_SHARE
+
+
+def test_the_error_of_rounding_is_uniform_and_independent() -> None:
+    parts, grid = PLAN.decomposition, PLAN.grid
+    source = SecureSource(simulated_keys(parts, seed=2))
+    shares = [
+        draw_share(parts, a, source=source, nonce=bytes(32), step=0, stop=200_000) for a in (0, 1)
+    ]
+    errors = [grid * np.rint((0.01 + v) / grid) - (0.01 + v) for v in shares]
+    for own in errors:
+        assert abs(own.mean()) < 4.5 * grid / math.sqrt(12 * 200_000)
+        assert own.var() == pytest.approx(grid**2 / 12, rel=0.02)
+    assert abs(np.corrcoef(*errors)[0, 1]) < 4.5 / math.sqrt(200_000)
+
+
+def test_floating_point_takes_less_than_a_hundredth_at_the_sizes_people_use() -> None:
+    # Twenty agents, a thousand steps of a million parameters, ε = 1: the reserve covers it.
+    plan = make_plan(load_network("er:n=20,p=0.2,seed=1"), BUDGET, threat=ThreatModel(0, "global"))
+    assert plan.max_parameters > 10**6
+
+
+def test_a_longer_model_is_refused_with_advice() -> None:
+    with pytest.raises(InfeasibleError, match="plan fewer steps, a larger epsilon"):
+        PLAN.check_parameters(PLAN.max_parameters + 1)
+    PLAN.check_parameters(PLAN.max_parameters)
+
+
+def test_too_fine_a_grid_proves_nothing() -> None:
+    at: Any = {"precision_cap": PLAN.precision_cap, "query": BUDGET.query}
+    coarse, fine = (
+        count_parameters(bound_loss(PLAN.decomposition, grid, **at), BUDGET)
+        for grid in (PLAN.grid, PLAN.grid * 2.0**-20)
+    )
+    assert fine < coarse / 2**30
+    lost = bound_loss(PLAN.decomposition, 2.0**-60, **at)
+    with pytest.raises(InfeasibleError, match="up to 0 parameters"):
+        require_provable(lost, BUDGET, 1)
+
+
+def test_the_grid_does_not_depend_on_who_holds_the_noise() -> None:
+    alone = Decomposition(np.full(4, 2.0))
+    shared = Decomposition(np.zeros(4), ((0, 1, 2, 3),), (math.sqrt(2) * np.eye(4),))
+    assert choose_grid(alone, 0.5) == choose_grid(shared, 0.5)
+
+
+@pytest.mark.parametrize("grid", [0.0, -1.0, 0.3, math.inf, math.nan])
+def test_a_grid_is_a_power_of_two(grid: float) -> None:
+    with pytest.raises(InvalidArgumentError, match="power of two"):
+        check_grid(grid)
+
+
+def test_large_batches_count_in_the_bound() -> None:
+    few, many = (
+        ClippedQuery(1.0, unit="sample", batch_size=10, sampling_rate=rate) for rate in (0.5, 1e-12)
+    )
+    small, large = (
+        bound_loss(PLAN.decomposition, PLAN.grid, precision_cap=PLAN.precision_cap, query=query)
+        for query in (few, many)
+    )
+    assert small.log_ratio < large.log_ratio

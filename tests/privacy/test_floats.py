@@ -1,0 +1,89 @@
+"""What is set aside for floating point covers it: the bounds, each against an independent count."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import special, stats
+
+from corn.privacy import PrivacyBudget, account_precision
+from corn.privacy.floats import RESERVE, FloatLoss, account_floats, set_aside
+
+BUDGETS = [
+    PrivacyBudget(epsilon, delta, num_steps=1000, clip=0.1)
+    for epsilon in (0.1, 1, 10, 40)
+    for delta in (1e-9, 1e-5)
+]
+
+
+@pytest.mark.parametrize("budget", BUDGETS, ids=lambda b: f"{b.epsilon:g} {b.delta:g}")
+def test_a_run_at_its_limit_keeps_the_budget(budget: PrivacyBudget) -> None:
+    """Put the terms of the proof together again, with the exact loss of N e^±ξ-close steps.
+
+    Of all pairs of laws within e^±ξ, randomised response is the furthest apart (Kairouz, Oh and
+    Viswanath 2015), and N of it are binomial.
+    """
+    ratio = 1e-9 * math.sqrt(FloatLoss(1e-9, 0.0).max_values(budget) / 10_000)
+    loss = FloatLoss(ratio, failure=1e-40)
+    num_values = int(loss.max_values(budget))
+    assert num_values == pytest.approx(10_000, abs=1)
+    each, ideal = RESERVE * budget.epsilon / 2, set_aside(budget)
+    delta_1 = randomised_response_delta(ratio, num_values, each)
+    added = delta_1 + num_values * loss.failure
+    total = math.exp(each) * (ideal.delta + added * (1 + math.exp(ideal.epsilon + each)))
+    assert ideal.epsilon + 2 * each <= budget.epsilon * (1 + 1e-12)
+    assert total <= budget.delta
+
+
+def randomised_response_delta(ratio: float, num_values: int, epsilon: float) -> float:
+    """δ(ε) of ``num_values`` answers that are true with odds e^ratio, from the binomial."""
+    k = np.arange(num_values + 1)
+    log_p = stats.binom.logpmf(k, num_values, special.expit(ratio))
+    log_q = stats.binom.logpmf(k, num_values, special.expit(-ratio))
+    return float(np.maximum(np.exp(log_p) - np.exp(epsilon + log_q), 0).sum())
+
+
+@given(epsilon=st.floats(0.01, 60), delta=st.floats(1e-12, 1e-2), ratio=st.floats(1e-12, 1e-6))
+def test_limits_shrink_with_the_square_of_the_ratio(
+    epsilon: float, delta: float, ratio: float
+) -> None:
+    budget = PrivacyBudget(epsilon, delta, num_steps=1, clip=1)
+    once, twice = (FloatLoss(k * ratio, 0.0).max_values(budget) for k in (1, 2))
+    assert once == pytest.approx(4 * twice)
+    assert once > 0
+
+
+def test_failures_limit_a_run_too() -> None:
+    budget = PrivacyBudget(1, 1e-5, num_steps=1, clip=1)
+    assert FloatLoss(0.0, 1e-20).max_values(budget) < 1e-5 / 1e-20
+    assert FloatLoss(0.0, 0.0).max_values(budget) == math.inf
+    assert FloatLoss(math.inf, 1.0).max_values(budget) == 0
+
+
+def test_a_promise_too_weak_to_be_one_is_not_proved() -> None:
+    # e^ε times the chance of a failure is more than δ.
+    budget = PrivacyBudget(1000, 1e-5, num_steps=1, clip=1)
+    assert FloatLoss(1e-12, 1e-40).max_values(budget) == 0
+
+
+@pytest.mark.parametrize("budget", BUDGETS, ids=lambda b: f"{b.epsilon:g} {b.delta:g}")
+def test_a_run_at_the_cap_spends_what_was_promised_and_no_more(budget: PrivacyBudget) -> None:
+    cap = set_aside(budget).precision_cap
+    spent = account_floats([cap, cap / 2], budget, num_steps=1000)
+    assert spent[0] == pytest.approx(budget.epsilon, rel=1e-8)
+    assert spent[0] <= budget.epsilon * (1 + 1e-12)
+    assert spent[1] < spent[0]
+    real = account_precision([cap], budget.query, num_steps=10).epsilon(budget.delta)
+    assert account_floats([cap], budget, num_steps=10) > real
+    assert account_floats([cap], budget, num_steps=0) == 0
+
+
+def test_samples_at_a_rate_keep_their_budget_too() -> None:
+    pytest.importorskip("dp_accounting")
+    budget = PrivacyBudget(
+        1, 1e-5, num_steps=100, clip=1, unit="sample", batch_size=128, sampling_rate=0.05
+    )
+    cap = set_aside(budget).precision_cap
+    assert 0.99 < account_floats([cap], budget, num_steps=100)[0] <= 1
