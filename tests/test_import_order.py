@@ -15,6 +15,7 @@ ROOMS = [
     "errors",
     "arrays",
     "files",
+    "parsing",
     "threads",
     "topology",
     "privacy",

@@ -12,8 +12,34 @@
 """
 
 
+def make_printable(text: str, *, limit: int | None = None) -> str:
+    r"""Return text as one line without control characters, of about ``limit`` characters at most.
+
+    Files and other agents can hold escape codes, which would do things to a terminal, and any
+    amount of text. The middle is left out, because the end often tells most.
+
+    >>> make_printable("clear\x1b[2J\nthe screen")
+    'clear\\x1b[2J the screen'
+    >>> make_printable("0123456789", limit=5)
+    '01…89'
+    """
+    line = " ".join(_shorten(text, limit).split())
+    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    return _shorten("".join(escaped), limit)
+
+
+def _shorten(text: str, limit: int | None) -> str:
+    if limit is None or len(text) <= limit:
+        return text
+    return f"{text[: limit // 2]}…{text[-(limit // 2) :]}"
+
+
 class CornError(Exception):
-    """Base of every failure that a caller can act on."""
+    """Base of every failure that a caller can act on; its message is one printable line."""
+
+    def __str__(self) -> str:
+        """Return the message, whatever it quotes, as a line that is safe to show."""
+        return make_printable(super().__str__())
 
 
 class InvalidArgumentError(CornError, ValueError):

@@ -78,6 +78,22 @@ def test_expected_failures_exit_with_1_and_one_line(
     assert outcome.stderr.count("\n") == 1
 
 
+def test_names_of_others_are_shown_and_not_obeyed(corn: Runner, tmp_path: Path) -> None:
+    """Escape codes for terminals, markup for tables, mathematics for figures."""
+    path, name = tmp_path / "[bold]\x1b[2Jg.edges", "$\\frac\x1b[2J$"
+    path.write_text(f"{name} [/red]\n")
+    figure = tmp_path / "g.png"
+    outcome = corn("graph", path, "--plot", figure)
+    assert outcome.exit_code == 0
+    assert "\x1b" not in outcome.stdout + outcome.stderr
+    assert "[bold]\\x1b[2Jg.edges" in "".join(outcome.stdout.split())
+    assert figure.exists()
+    path.write_text(f"{name} {name}\n")
+    outcome = corn("graph", path)
+    assert outcome.exit_code == 1
+    assert outcome.stderr.rstrip("\n").isprintable()
+
+
 def test_unwritable_output_is_one_line(corn: Runner, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     outcome = corn("graph", "ring:5", "--plot", f"{tmp_path}/file/g.png")

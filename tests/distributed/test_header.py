@@ -45,6 +45,9 @@ def test_something_else_is_refused() -> None:
         decode_header(bytes(header_bytes(3)), num_agents=3, sender=1)
     with pytest.raises(ProtocolError, match="agent 2's link carries a message of agent 1"):
         decode_header(HEADER.encode(), num_agents=3, sender=2)
+    stranger = replace(HEADER, stop=StopNotice(9, 3, "loss"))
+    with pytest.raises(ProtocolError, match="agent 1 sent something that is not a message"):
+        decode_header(stranger.encode(), num_agents=3, sender=1)
 
 
 @pytest.mark.parametrize(

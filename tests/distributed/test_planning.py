@@ -1,8 +1,9 @@
 """Agents that know only their neighbours come to the same plan, and cheaters are named."""
 
+import json
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -129,5 +130,27 @@ def test_a_request_survives_its_file(tmp_path: Path) -> None:
     path.write_text("{}", encoding="utf-8")
     with pytest.raises(FileFormatError, match="not a request for a plan"):
         read_request(path)
-    with pytest.raises(FileFormatError, match="cannot be read"):
+    with pytest.raises(FileFormatError, match="no such file"):
         read_request(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mechanism": "magic"}, "mechanism cannot be 'magic'"),
+        ({"dtype": "float8"}, "dtype cannot be 'float8'"),
+        ({"weights": "heavy"}, "weights must be one of metropolis, .*, found 'heavy'"),
+        ({"weights": ["lazy"]}, r"weights cannot be \['lazy'\]"),
+        ({"objective": {"length": 5}}, "objective: 'gossip_rounds' is missing"),
+        ({"budget": 5}, "budget must be a JSON object, found 5"),
+        ({"threat": {**asdict(REQUEST.threat), "max_colluders": True}}, "max_colluders cannot be"),
+        ({"budget": {**asdict(REQUEST.budget), "epsilon": -1}}, "epsilon must be positive"),
+    ],
+)
+def test_nonsense_in_a_request_is_refused(
+    change: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps(json.loads(REQUEST.to_text()) | change), encoding="utf-8")
+    with pytest.raises(FileFormatError, match=f"not a request for a plan: {message}"):
+        read_request(path)

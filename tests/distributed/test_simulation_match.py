@@ -50,7 +50,7 @@ def compare(plan: Plan, out: Path, *, settings: RunSettings | None = None) -> No
             (SEED,),
             gossip,
             cooldown,
-            plan.noise_type,
+            plan.dtype,
             secure_noise=True,
         ),
         evaluate_at=sorted(chosen.evaluation_steps(plan)),
@@ -116,7 +116,7 @@ def test_gossip_rounds_cool_down_and_one_way_links_match(tmp_path: Path) -> None
 
 def test_double_precision_matches(tmp_path: Path) -> None:
     budget = PrivacyBudget(10, 1e-5, num_steps=5, clip=0.1)
-    compare(make_plan(load_network("star:4"), budget, noise_type="float64"), tmp_path)
+    compare(make_plan(load_network("star:4"), budget, dtype="float64"), tmp_path)
 
 
 @pytest.mark.slow

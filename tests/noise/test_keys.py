@@ -195,7 +195,7 @@ def test_bad_rosters_are_refused(tmp_path: Path, content: str) -> None:
 
 
 def test_a_missing_roster_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match="No such file"):
+    with pytest.raises(FileFormatError, match="no such file"):
         load_roster(tmp_path / "roster.json")
 
 

@@ -25,6 +25,8 @@ from corn.plan.bound import prove_lower_bound
 from corn.plan.codec import fingerprint
 from corn.plan.verification import guarantees_against
 
+from ..mutations import find_complaint, is_clear
+
 BUDGET = PrivacyBudget(epsilon=3, delta=1e-5, num_steps=50, clip=1.0)
 NETWORK = load_network(nx.wheel_graph(6))
 Change = Callable[[dict[str, Any]], None]
@@ -142,7 +144,7 @@ def test_verification_equals_a_count_of_every_coalition(plan: Plan) -> None:
         (lambda c: c["network"]["links"].pop(), "no link"),
         (lambda c: c["network"]["links"].append([0, 9]), "not both agents"),
         (lambda c: c["decomposition"]["private_variance"].__setitem__(0, -1), "≥ 0 per agent"),
-        (lambda c: c["decomposition"]["factors"].pop(), "argument 2 is shorter"),
+        (lambda c: c["decomposition"]["factors"].pop(), "each seed group needs a factor"),
         (lambda c: c["decomposition"]["seed_groups"].__setitem__(0, [1, 0]), "increasing order"),
         (lambda c: c.update(mechanism_version=2), "unknown entry"),
         (lambda c: c["objective"].update(kind="magic"), "unknown kind of objective"),
@@ -151,9 +153,12 @@ def test_verification_equals_a_count_of_every_coalition(plan: Plan) -> None:
         (lambda c: c.update(grid=0.1), "grid must be a power of two"),
         (lambda c: c.update(grid=-0.5), "grid must be a power of two"),
         (lambda c: c.pop("network"), "'network' is missing"),
-        (lambda c: c["threat"].update(seeds=[["a", "b"]]), "agents' numbers"),
+        (lambda c: c["threat"].update(seeds=[["a", "b"]]), "seeds cannot be [['a', 'b']]"),
         (lambda c: c["threat"].update(seeds={"ab": 1}), "seeds"),
-        (lambda c: c["decomposition"]["seed_groups"].__setitem__(0, [False, True]), "numbers"),
+        (
+            lambda c: c["decomposition"]["seed_groups"].__setitem__(0, [False, True]),
+            "cannot be False",
+        ),
         (lambda c: c["network"].update(source=123), "source cannot be 123"),
         (lambda c: c["network"]["agents"].__setitem__(0, "1"), "cannot be called '1'"),
         (
@@ -283,7 +288,10 @@ def test_missing_changed_truncated_and_infinite(plan: Plan, tmp_path: Path) -> N
     with pytest.raises(FileFormatError, match="cut short"):
         load_plan(path)
     path.write_text(text.replace('"epsilon": 3', '"epsilon": 1e999'))
-    with pytest.raises(FileFormatError, match="not a valid plan"):
+    with pytest.raises(FileFormatError, match="'1e999' is not a finite number"):
+        load_plan(path)
+    path.write_text(text.replace('"epsilon": 3', '"epsilon": 9, "epsilon": 3'))
+    with pytest.raises(FileFormatError, match="the key 'epsilon' occurs twice"):
         load_plan(path)
 
 
@@ -328,13 +336,17 @@ def test_no_change_crashes_or_passes_unseen(
             if isinstance(child, dict | list) and child and data.draw(st.integers(0, 9)):
                 node = child
                 continue
-            odd: list[Any] = [None, -1, 0, 0.5, 1e308, "x", [], {}, True, [[1.0]]]
+            odd: list[Any] = [None, -1, 0, 0.5, 1e308, 10**19, 10**30, "x", [], {}, True, [[1.0]]]
+            odd += ["\x1b[2J" * 200, {"\x1b[2J": 1}]
             node[key] = data.draw(st.sampled_from(odd))
             return
 
     path = rewrite(plan, tmp_path / "fuzzed.corn", lambda content: mutate(content))
+    if complaint := find_complaint(load_plan, path):
+        assert is_clear(complaint)
+        return
+    loaded = load_plan(path)
     try:
-        loaded = load_plan(path)
         found = verify_plan(loaded)
     except CornError:
         return

@@ -19,7 +19,7 @@ from rich.table import Table
 
 import corn
 from corn.covariance import Decomposition, ThreatModel, expose
-from corn.errors import CornWarning
+from corn.errors import CornWarning, make_printable
 from corn.privacy import PrivacyBudget
 
 JsonValue = Any
@@ -46,21 +46,27 @@ def save_json(values: Mapping[str, JsonValue], path: Path) -> None:
 
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     """Print a title and aligned pairs of name and value."""
-    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+    table = Table(
+        title=make_printable(title),
+        title_justify="left",
+        show_header=False,
+        box=None,
+        pad_edge=False,
+    )
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts:
-        table.add_row(name, value)
+        table.add_row(make_printable(name), make_printable(value))
     _console().print(table)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table whose first column names the row and whose others are numbers or remarks."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=make_printable(title), title_justify="left")
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 else "right")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(make_printable, row))
     _console().print(table)
 
 
@@ -78,7 +84,7 @@ def round_up(value: float) -> str:
 
 def print_note(text: str) -> None:
     """Say something worth knowing without getting into the way of the result."""
-    sys.stderr.write(f"note: {text}\n")
+    sys.stderr.write(f"note: {make_printable(text)}\n")
 
 
 def warn_of_insiders(
@@ -109,7 +115,7 @@ def warn_of_insiders(
 
 def print_error(text: str) -> None:
     """Say in one line why there is no result."""
-    sys.stderr.write(f"corn: {' '.join(text.split())}\n")
+    sys.stderr.write(f"corn: {make_printable(text)}\n")
 
 
 def show_warnings_as_notes() -> None:
@@ -135,7 +141,9 @@ def show_warnings_as_notes() -> None:
 
 def _console() -> Console:
     # A pipe or a file has no width of its own; 80 columns would fold tables that fit a screen.
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    # Names come from files: brackets and colons in them are not meant for rich.
+    width = None if sys.stdout.isatty() else 120
+    return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 def _plain(value: JsonValue) -> JsonValue:

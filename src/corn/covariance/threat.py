@@ -12,6 +12,7 @@ import numpy as np
 
 from corn.covariance.groups import SeedGroups, find_communities, split_agents
 from corn.errors import InvalidArgumentError
+from corn.parsing import MAX_DIGITS
 from corn.topology.graphs import Graph
 
 PrivateNoise: TypeAlias = Literal["per-agent", "common"]
@@ -137,7 +138,7 @@ def _parse_seeds(text: str) -> tuple[_SeedKind, int]:
     if kind in _SEEDS and bool(colon) == (kind in _WITH_NUMBER):
         if not colon:
             return _SEEDS[kind], 0
-        if argument.isdecimal() and int(argument) > 0:
+        if argument.isdecimal() and len(argument) <= MAX_DIGITS and int(argument) > 0:
             return _SEEDS[kind], int(argument)
     accepted = ", ".join(f"{k}:NUMBER" if k in _WITH_NUMBER else k for k in _SEEDS)
     raise InvalidArgumentError(

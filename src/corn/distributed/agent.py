@@ -25,7 +25,7 @@ from corn.distributed.running import preparing, run_problem
 from corn.distributed.settings import DropoutPolicy, RunSettings
 from corn.distributed.signals import listen_for_signals
 from corn.distributed.workload import Workload, own_part
-from corn.errors import CornError
+from corn.errors import CornError, make_printable
 from corn.learn.names import MODELS, USUAL_BATCH_SIZE, WORKLOADS, usual_schedule
 from corn.learn.schedule import ScheduleName, make_schedule
 from corn.plan import Plan
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _run(options)
     except CornError as error:
-        sys.stderr.write(f"corn: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"corn: {error}\n")
         return 1
     except KeyboardInterrupt:  # before it listens
         return 130
@@ -115,7 +115,7 @@ def _make_workload(options: argparse.Namespace) -> Workload:
 
 
 def _say(agent: int, text: str) -> None:
-    sys.stderr.write(f"agent {agent}: {text}\n")
+    sys.stderr.write(f"agent {agent}: {make_printable(text)}\n")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,16 +12,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TypeVar
 
 from corn.distributed.links import LinkError
 from corn.distributed.meeting import AbsentError, Meeting, RefusalError
 from corn.distributed.membership import name_agents
-from corn.errors import CornError, InfeasibleError, InvalidArgumentError
+from corn.errors import CornError, InfeasibleError, InvalidArgumentError, make_printable
 from corn.noise import agree_on_nonce
+from corn.noise.encoding import check_fingerprint, check_nonce
+from corn.parsing import build, parse_hex, parse_json
 from corn.plan import AgentGuarantee, Plan, verify_plan
 
 _SECONDS_FOR_LAST_WORDS = 3.0
+_MAX_QUOTED, _MAX_REASON = 60, 300
 
 
 class HandshakeError(CornError):
@@ -53,6 +56,24 @@ class Hello:
     remaining: int
     checkpoints: tuple[int, ...] = (0,)
     reserved: int = 0
+
+    def __post_init__(self) -> None:
+        check_fingerprint(parse_hex(self.plan, "plan"))
+        check_nonce(parse_hex(self.nonce, "nonce"))
+        if min(self.remaining, self.reserved, *self.checkpoints, 0) < 0:
+            raise InvalidArgumentError("remaining, reserved and checkpoints must not be negative")
+        if 0 not in self.checkpoints:
+            raise InvalidArgumentError("checkpoints must include step 0, where all can begin")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an agent found: a hash of the agreement, equal for all who heard the same."""
+
+    agreed: str
+
+
+Word = TypeVar("Word", Hello, Verdict)
 
 
 @dataclass(frozen=True)
@@ -145,8 +166,7 @@ def naming_the_silent(meeting: Meeting, topic: str) -> Iterator[None]:
 
 def shake_hands(meeting: Meeting, hello: Hello) -> Agreement:
     """Compare with everybody; raise the same ``HandshakeError`` everywhere if anyone differs."""
-    words = _tell_and_hear(meeting, "hello", asdict(hello))
-    hellos = {agent: _read(word, agent) for agent, word in words.items()}
+    hellos = _tell_and_hear(meeting, "hello", hello)
     compare_hellos(hellos, meeting.agent)
     nonces = {agent: bytes.fromhex(own.nonce) for agent, own in hellos.items()}
     first_step = _choose_start(hellos, meeting.agent)
@@ -163,9 +183,9 @@ def shake_hands(meeting: Meeting, hello: Hello) -> Agreement:
 def confirm(meeting: Meeting, agreement: Agreement, topic: str = "ready") -> None:
     """Go on together: nobody does before everybody is there and came to the same verdict."""
     digest = hashlib.sha256(repr(agreement).encode()).hexdigest()
-    words = _tell_and_hear(meeting, topic, {"agreed": digest})
+    words = _tell_and_hear(meeting, topic, Verdict(digest))
     meeting.heed_refusal()  # by one that said this word before
-    verdicts = {agent: str(word["agreed"]) for agent, word in words.items()}
+    verdicts = {agent: word.agreed for agent, word in words.items()}
     _compare("what was agreed on", verdicts, meeting.agent)
 
 
@@ -180,16 +200,17 @@ def compare_hellos(hellos: Mapping[int, Hello], agent: int) -> None:
     for what, read in parts:
         _compare(what, {who: read(own) for who, own in hellos.items()}, agent)
     for name in sorted({name for own in hellos.values() for name in own.settings}):
-        _compare(name, {who: own.settings.get(name, "") for who, own in hellos.items()}, agent)
+        values = {who: own.settings.get(name, "") for who, own in hellos.items()}
+        _compare(make_printable(name, limit=_MAX_QUOTED), values, agent)
 
 
-def _tell_and_hear(meeting: Meeting, topic: str, word: dict[str, Any]) -> dict[int, dict[str, Any]]:
+def _tell_and_hear(meeting: Meeting, topic: str, word: Word) -> dict[int, Word]:
     """Everybody's words, this agent's own as it said it.
 
     Whoever runs the store could answer with the words of an earlier run. Each agent's new nonce
     makes the noise new, so an agent must insist that its own was heard.
     """
-    said = json.dumps(word).encode()
+    said = json.dumps(asdict(word)).encode()
     meeting.say(topic, said)
     heard = meeting.hear_all(topic)
     if heard[meeting.agent] != said:
@@ -198,7 +219,10 @@ def _tell_and_hear(meeting: Meeting, topic: str, word: dict[str, Any]) -> dict[i
             f"{meeting.agent} than this agent said: a second process runs under its number, or "
             "the store cannot be trusted; start all agents anew with a new store"
         )
-    return {agent: json.loads(text) for agent, text in heard.items()}
+    return {
+        sender: _read(type(word), text, f"agent {meeting.agent}: agent {sender}'s word ({topic})")
+        for sender, text in heard.items()
+    }
 
 
 def _choose_start(hellos: Mapping[int, Hello], agent: int) -> int:
@@ -222,12 +246,19 @@ def _compare(what: str, values: Mapping[int, str], agent: int) -> None:
     usual, _ = counts.most_common(1)[0]
     others = [who for who in sorted(values) if values[who] != usual]
     if others:
-        found = "; ".join(f"agent {who} has {values[who]}" for who in others[:5])
-        raise HandshakeError(f"agent {agent}: agents differ in {what}: {found}; the rest {usual}")
+        shown = others[:5]
+        limit = _MAX_REASON // (1 + len(shown))
+        short = {who: make_printable(values[who], limit=limit) for who in shown}
+        found = "; ".join(f"agent {who} has {value}" for who, value in short.items())
+        rest = make_printable(usual, limit=limit)
+        raise HandshakeError(f"agent {agent}: agents differ in {what}: {found}; the rest {rest}")
 
 
-def _read(word: dict[str, object], agent: int) -> Hello:
+def _read(record: type[Word], text: bytes, name: str) -> Word:
     try:
-        return Hello(**{**word, "checkpoints": tuple(word["checkpoints"])})  # type: ignore[arg-type]
-    except (TypeError, KeyError) as error:
-        raise HandshakeError(f"agent {agent} runs another version of CorN") from error
+        word: Word = build(record, parse_json(text), "it")
+    except InvalidArgumentError as error:
+        raise HandshakeError(
+            f"{name} is damaged, or of another version of CorN: {error}"
+        ) from error
+    return word

@@ -90,7 +90,8 @@ def decode_header(data: bytes, *, num_agents: int, sender: int) -> Header:
     """Read a header that came from ``sender``, or say what is wrong with it."""
     fields = _FIXED.unpack_from(data)
     magic, plan, next_plan, found, step, mixing_round, degree, size, kind, why, who, stop = fields
-    if magic != MAGIC or kind >= len(_KINDS) or why >= len(STOP_REASONS):
+    is_sound = kind < len(_KINDS) and why < len(STOP_REASONS) and who < num_agents
+    if magic != MAGIC or not is_sound:
         raise ProtocolError(f"agent {sender} sent something that is not a message of CorN")
     if found != sender:
         raise ProtocolError(f"agent {sender}'s link carries a message of agent {found}")

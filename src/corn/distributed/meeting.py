@@ -23,9 +23,10 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from corn.distributed.links import find_address
-from corn.errors import CornError, InvalidArgumentError
+from corn.errors import CornError, InvalidArgumentError, make_printable
 from corn.learn.monitor import Interruption
 from corn.noise.fast import find_compiled
+from corn.parsing import build, parse_json
 
 Connected = TypeVar("Connected")
 
@@ -35,6 +36,7 @@ _SECONDS_TO_ANSWER = 1.0
 _SECONDS_FOR_TORCH = 3.0
 """After its time-out torch may complain itself: a thread inside it must not be left just then."""
 _REFUSAL = "refusal"
+_MAX_REASON = 300
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -133,11 +135,23 @@ class Meeting:
         """Raise ``RefusalError`` if another agent does not start."""
         if self._are_there([_REFUSAL]):
             with self._explain():
-                who, why = json.loads(self.store.get(_REFUSAL))
+                word = bytes(self.store.get(_REFUSAL))
+            who, why = self._read_refusal(word)
             if who != self.agent:
+                reason = make_printable(why, limit=_MAX_REASON)
                 raise RefusalError(
-                    f"agent {self.agent}: does not start, because agent {who} refused: {why}"
+                    f"agent {self.agent}: does not start, because agent {who} refused: {reason}"
                 )
+
+    def _read_refusal(self, word: bytes) -> tuple[int, str]:
+        try:
+            who, why = build(tuple[int, str], parse_json(word), "the refusal")
+        except InvalidArgumentError as error:
+            raise RefusalError(
+                f"agent {self.agent}: does not start, because somebody refused in a word that "
+                f"cannot be read: {error}"
+            ) from error
+        return who, why
 
     def part(self) -> None:
         """Leave without having started; a host stays for some seconds until all have left."""

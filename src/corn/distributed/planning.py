@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import networkx as nx
 import numpy as np
@@ -23,14 +23,15 @@ from numpy.typing import NDArray
 from corn.covariance import Horizon, Mechanism, ThreatModel
 from corn.distributed.links import Link, LinkError, open_links
 from corn.distributed.meeting import Meeting
-from corn.errors import CornError, FileFormatError
+from corn.errors import CornError, FileFormatError, InvalidArgumentError, make_printable
+from corn.parsing import build, quote, read_json
 from corn.plan import Plan, make_plan
 from corn.plan.record import SAFE_THREAT, FloatType
 from corn.privacy import PrivacyBudget
 from corn.threads import one_thread
-from corn.topology import load_network
+from corn.topology import WEIGHTS, load_network
 
-_DIGEST_BYTES = 32
+_DIGEST_BYTES, _MAX_REASON = 32, 300
 Table = NDArray[np.uint8]
 
 
@@ -49,6 +50,12 @@ class PlanningRequest:
     weights: str | None = None
     dtype: FloatType = "float32"
 
+    def __post_init__(self) -> None:
+        if self.weights is not None and self.weights not in WEIGHTS:
+            raise InvalidArgumentError(
+                f"weights must be one of {', '.join(WEIGHTS)}, found {quote(self.weights)}"
+            )
+
     def to_text(self) -> str:
         """As JSON, for agents on other machines."""
         return json.dumps(asdict(self), indent=1, sort_keys=True)
@@ -56,20 +63,13 @@ class PlanningRequest:
 
 def read_request(path: Path) -> PlanningRequest:
     """Read what :meth:`PlanningRequest.to_text` wrote."""
+    document = read_json(path, kind="a request for a plan")
     try:
-        data: dict[str, Any] = json.loads(path.read_bytes())
-        return PlanningRequest(
-            **{
-                **data,
-                "budget": PrivacyBudget(**data["budget"]),
-                "objective": Horizon(**data["objective"]),
-                "threat": ThreatModel(**data["threat"]),
-            }
-        )
-    except OSError as error:
-        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise FileFormatError(f"{path}: not a request for a plan: {error}") from error
+        request: PlanningRequest = build(PlanningRequest, document, "the request")
+    except CornError as error:
+        why = make_printable(str(error), limit=_MAX_REASON)
+        raise FileFormatError(f"{path}: not a request for a plan: {why}") from error
+    return request
 
 
 def plan_together(

@@ -30,14 +30,13 @@ def decode_fields(data: bytes) -> list[bytes] | None:
     >>> decode_fields(b"other") is None
     True
     """
-    fields = []
-    while data:
-        length = int.from_bytes(data[:_LENGTH_BYTES], "big")
-        end = _LENGTH_BYTES + length
+    fields, end = [], 0
+    while end < len(data):
+        start = end + _LENGTH_BYTES
+        end = start + int.from_bytes(data[end:start], "big")
         if len(data) < end:
             return None
-        fields.append(data[_LENGTH_BYTES:end])
-        data = data[end:]
+        fields.append(data[start:end])
     return fields
 
 

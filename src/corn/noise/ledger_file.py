@@ -18,13 +18,14 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-from corn.errors import FileFormatError
+from corn.errors import FileFormatError, make_printable
 from corn.noise.encoding import encode_fields
 
 STEPS_PER_BLOCK = 64
 """How many steps one durable write reserves at most, and so the most that a crash can cost."""
 
 _BLOCKS_PER_PLAN = 50
+_MAX_QUOTED = 120
 
 PAGE_BYTES = 4096
 """A page of the disk: a write that is torn damages no other."""
@@ -134,8 +135,8 @@ def _explain_refusal(data: bytes, header: str, name: str) -> str:
     lines = data[:PAGE_BYTES].decode("latin-1").splitlines(keepends=True)
     found = "".join(lines[:2])
     if data[:PAGE_BYTES] == format_page(found, header=found) and found != header:
-        asked = header.splitlines()[1]
-        return f"{name}: the release ledger of {lines[1].strip()}, not of {asked}"
+        asked, other = header.splitlines()[1], make_printable(lines[1], limit=_MAX_QUOTED)
+        return f"{name}: the release ledger of {other}, not of {asked}"
     return (
         f"{name}: damaged, or not a release ledger. What was released under this plan cannot be "
         "known, so nothing more may be: make a new plan"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from corn.errors import FileFormatError, InvalidArgumentError
+from corn.parsing import build_fields, parse_hex, read_json
 
 _FORMAT = "corn roster 1"
 _KEY_BYTES = 32
@@ -55,20 +57,20 @@ def save_roster(roster: Roster, path: Path) -> None:
 
 def load_roster(path: Path) -> Roster:
     """Read and check a roster: agents 0 … n−1, each once, each with a public key of its own."""
+    document = read_json(path, kind="a roster")
     try:
-        data = json.loads(path.read_bytes(), object_pairs_hook=_unique_keys)
-        agents = {int(agent): bytes.fromhex(key) for agent, key in data["agents"].items()}
-        if data["format"] != _FORMAT or sorted(agents) != list(range(len(data["agents"]))):
-            raise FileFormatError(f"{path}: not a roster of agents 0, 1, 2, … ({_FORMAT!r})")
-        return Roster(tuple(agents[agent] for agent in sorted(agents)))
-    except OSError as error:
-        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
+        return _decode(document)
     except InvalidArgumentError as error:
-        raise FileFormatError(f"{path}: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FileFormatError(
-            f"{path}: not a roster: a JSON object with 'format' and 'agents' was expected"
-        ) from error
+        raise FileFormatError(f"{path}: not a roster: {error}") from error
+
+
+def _decode(document: object) -> Roster:
+    fields = build_fields({"format": str, "agents": Mapping[str, str]}, document, "the roster")
+    keys: dict[str, str] = fields["agents"]
+    numbers = [str(agent) for agent in range(len(keys))]
+    if fields["format"] != _FORMAT or set(keys) != set(numbers):
+        raise InvalidArgumentError(f"agents 0, 1, 2, … in the format {_FORMAT!r} were expected")
+    return Roster(tuple(parse_hex(keys[number], "a public key") for number in numbers))
 
 
 def _check_public_key(key: bytes, agent: int) -> None:
@@ -86,9 +88,3 @@ def _can_agree(key: bytes) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    if len(dict(pairs)) != len(pairs):
-        raise ValueError("a key occurs twice")
-    return dict(pairs)

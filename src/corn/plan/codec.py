@@ -6,12 +6,12 @@ import dataclasses
 import hashlib
 import json
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeAlias
 
 import networkx as nx
 import numpy as np
 
+from corn.arrays import FloatArray
 from corn.covariance import (
     Decomposition,
     FiniteRun,
@@ -21,13 +21,16 @@ from corn.covariance import (
     Objective,
     ThreatModel,
 )
-from corn.errors import CornError, FileFormatError, InvalidArgumentError
+from corn.covariance.groups import SeedGroups
+from corn.errors import CornError, FileFormatError, InvalidArgumentError, make_printable
+from corn.parsing import build, build_fields, quote, read_json
 from corn.plan.record import Certificate, FloatType, Plan
 from corn.privacy import PrivacyBudget
 from corn.topology import Network, name_of
 
 SCHEMA = 2
 Json: TypeAlias = dict[str, Any]
+_MAX_REASON = 300
 
 _OBJECTIVES: dict[str, type[Horizon] | type[FiniteRun]] = {
     "horizon": Horizon,
@@ -59,43 +62,31 @@ def load_plan(path: Path) -> Plan:
         FileFormatError: the file is missing, damaged, changed, of another version, or says
             something impossible; one line says which.
     """
-    document = _read_document(path)
-    if document.get("corn_plan") != SCHEMA:
+    document = read_json(path, kind="a plan")
+    version = document.get("corn_plan") if isinstance(document, dict) else None
+    if version != SCHEMA:
         raise FileFormatError(
             f"{path}: not a plan of version {SCHEMA}, which this version of CorN reads, found "
-            f"{document.get('corn_plan')!r}"
+            f"{quote(version)}"
         )
-    content: Json = document.get("content", {})
     try:
-        digest = hashlib.sha256(_canonical(content)).hexdigest()
-        if digest != document.get("fingerprint"):
-            raise InvalidArgumentError("damaged or changed, its content has another fingerprint")
-        plan = _decode(content)
-        if _canonical(_encode(plan)) != _canonical(content):
-            raise InvalidArgumentError("its content is not in canonical form")
-    except KeyError as error:
-        raise FileFormatError(f"{path}: not a valid plan: {error.args[0]!r} is missing") from error
-    except (CornError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise FileFormatError(f"{path}: not a valid plan: {error}") from error
+        return _check_document(document)
+    except (CornError, ValueError, OverflowError) as error:
+        why = make_printable(str(error), limit=_MAX_REASON)
+        raise FileFormatError(f"{path}: not a valid plan: {why}") from error
+
+
+def _check_document(document: Json) -> Plan:
+    fields = build_fields(
+        {"corn_plan": int, "fingerprint": str, "content": object}, document, "the plan"
+    )
+    content = _canonical(fields["content"])
+    if hashlib.sha256(content).hexdigest() != fields["fingerprint"]:
+        raise InvalidArgumentError("damaged or changed, its content has another fingerprint")
+    plan = _decode(fields["content"])
+    if _canonical(_encode(plan)) != content:
+        raise InvalidArgumentError("its content is not in canonical form")
     return plan
-
-
-def _read_document(path: Path) -> Json:
-    try:
-        document = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
-    except FileNotFoundError as error:
-        raise FileFormatError(f"{path}: no such file") from error
-    except OSError as error:
-        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"{path}: not a plan, or cut short: {error}") from error
-    if not isinstance(document, dict):
-        raise FileFormatError(f"{path}: not a plan: a JSON object was expected")
-    return document
-
-
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is not a number")
 
 
 def _canonical(content: object) -> bytes:
@@ -135,117 +126,82 @@ def _encode(plan: Plan) -> Json:
     }
 
 
-def _decode(content: Json) -> Plan:
-    _check_keys(
-        content,
-        "corn_version network budget threat objective mechanism grid dtype decomposition "
-        "certificate",
-    )
-    return Plan(
-        network=_decode_network(content["network"]),
-        budget=_build(PrivacyBudget, content["budget"]),
-        threat=_decode_threat(content["threat"]),
-        objective=_decode_objective(content["objective"]),
-        mechanism=_take(content, "mechanism", Mechanism),
-        decomposition=_decode_decomposition(content["decomposition"]),
-        certificate=_decode_certificate(content["certificate"]),
-        grid=_take(content, "grid", float),
-        dtype=_take(content, "dtype", FloatType),
-        corn_version=_take(content, "corn_version", str),
-    )
+def _decode(content: object) -> Plan:
+    hints = {
+        "corn_version": str,
+        "network": object,
+        "budget": PrivacyBudget,
+        "threat": ThreatModel,
+        "objective": object,
+        "mechanism": Mechanism,
+        "grid": float,
+        "dtype": FloatType,
+        "decomposition": object,
+        "certificate": Certificate,
+    }
+    fields = build_fields(hints, content, "content")
+    fields["network"] = _decode_network(fields["network"])
+    fields["objective"] = _decode_objective(fields["objective"])
+    fields["decomposition"] = _decode_decomposition(fields["decomposition"])
+    return Plan(**fields)
 
 
-def _decode_network(data: Json) -> Network:
-    _check_keys(data, "source weights directed agents links mixing_matrix")
-    graph = nx.DiGraph() if data["directed"] else nx.Graph()
-    for agent, name in enumerate(data["agents"]):
-        if not isinstance(name, str) or (name.isdecimal() and name != str(agent)):
-            raise InvalidArgumentError(f"agent {agent} cannot be called {name!r:.60}")
+def _decode_network(data: object) -> Network:
+    hints = {
+        "source": str,
+        "weights": str,
+        "directed": bool,
+        "agents": tuple[str, ...],
+        "links": tuple[tuple[int, int], ...],
+        "mixing_matrix": FloatArray,
+    }
+    fields = build_fields(hints, data, "network")
+    graph = nx.DiGraph() if fields["directed"] else nx.Graph()
+    for agent, name in enumerate(fields["agents"]):
+        if name.isdecimal() and name != str(agent):
+            raise InvalidArgumentError(f"agent {agent} cannot be called {quote(name)}")
         graph.add_node(agent, **({} if name == str(agent) else {"name": name}))
-    for i, j in data["links"]:
+    for i, j in fields["links"]:
         if i not in graph or j not in graph:
             raise InvalidArgumentError(f"a link joins {i} and {j}, which are not both agents")
         graph.add_edge(i, j)
-    source, weights = _take(data, "source", str), _take(data, "weights", str)
-    return Network(graph, np.array(data["mixing_matrix"]), source, weights)
+    return Network(graph, fields["mixing_matrix"], fields["source"], fields["weights"])
 
 
-def _decode_threat(data: Json) -> ThreatModel:
-    seeds = data["seeds"]
-    groups = seeds if isinstance(seeds, str) else tuple(tuple(group) for group in seeds)
-    threat: ThreatModel = _build(ThreatModel, {**data, "seeds": groups})
-    return threat
-
-
-def _decode_decomposition(data: Json) -> Decomposition:
-    _check_keys(data, "private_variance seed_groups factors")
-    return Decomposition(
-        np.array(data["private_variance"], dtype=np.float64),
-        tuple(tuple(group) for group in data["seed_groups"]),
-        tuple(
-            np.array(factor, dtype=np.float64).reshape(len(group), -1)
-            for group, factor in zip(data["seed_groups"], data["factors"], strict=True)
-        ),
-    )
-
-
-def _decode_certificate(data: Json) -> Certificate:
-    multipliers = data["multipliers"]
-    proof = None if multipliers is None else np.array(multipliers, dtype=np.float64)
-    certificate: Certificate = _build(Certificate, {**data, "multipliers": proof})
-    return certificate
+def _decode_decomposition(data: object) -> Decomposition:
+    hints = {
+        "private_variance": FloatArray,
+        "seed_groups": SeedGroups,
+        "factors": tuple[FloatArray, ...],
+    }
+    fields = build_fields(hints, data, "decomposition")
+    groups, factors = fields["seed_groups"], fields["factors"]
+    if len(groups) != len(factors):
+        raise InvalidArgumentError(
+            f"each seed group needs a factor, found {len(groups)} groups and {len(factors)} factors"
+        )
+    shaped = (factor.reshape(len(group), -1) for group, factor in zip(groups, factors, strict=True))
+    return Decomposition(fields["private_variance"], groups, tuple(shaped))
 
 
 def _encode_objective(objective: Objective) -> Json:
     if isinstance(objective, GivenObjective):
         return {"kind": "given", "matrix": np.asarray(objective.given).tolist()}
-    for kind, build in _OBJECTIVES.items():
-        if isinstance(objective, build):
+    for kind, record in _OBJECTIVES.items():
+        if isinstance(objective, record):
             return {"kind": kind, **dataclasses.asdict(objective)}
     raise InvalidArgumentError(
         f"a plan can hold a Horizon, FiniteRun or GivenObjective, found {type(objective).__name__}"
     )
 
 
-def _decode_objective(data: Json) -> Objective:
-    fields = {name: value for name, value in data.items() if name != "kind"}
-    if data["kind"] == "given":
-        return GivenObjective(np.array(fields["matrix"], dtype=np.float64))
-    if data["kind"] not in _OBJECTIVES:
-        raise InvalidArgumentError(f"unknown kind of objective {data['kind']!r}")
-    objective: Objective = _build(_OBJECTIVES[data["kind"]], fields)
+def _decode_objective(data: object) -> Objective:
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if kind == "given":
+        fields = build_fields({"kind": str, "matrix": FloatArray}, data, "objective")
+        return GivenObjective(fields["matrix"])
+    if not isinstance(data, dict) or not isinstance(kind, str) or kind not in _OBJECTIVES:
+        raise InvalidArgumentError(f"unknown kind of objective {quote(kind)}")
+    parts = {name: value for name, value in data.items() if name != "kind"}
+    objective: Objective = build(_OBJECTIVES[kind], parts, "objective")
     return objective
-
-
-def _build(record: type[Any], data: Json) -> Any:
-    """A record from its fields: all of them, no others, and of the types it declares."""
-    hints = get_type_hints(record)
-    names = [field.name for field in dataclasses.fields(record)]
-    _check_keys(data, " ".join(names))
-    return record(**{name: _take(data, name, hints[name]) for name in names})
-
-
-def _take(data: Json, name: str, hint: Any) -> Any:
-    if not _fits(data[name], hint):
-        raise InvalidArgumentError(f"{name} cannot be {data[name]!r:.60}")
-    return data[name]
-
-
-def _fits(value: object, hint: Any) -> bool:
-    """Whether a value is of a plain type, a choice, or one of several; records check the rest."""
-    if get_origin(hint) is Literal:
-        return isinstance(value, str) and value in get_args(hint)
-    if get_origin(hint) in (Union, UnionType):
-        return any(_fits(value, option) for option in get_args(hint))
-    if hint in (int, float):
-        accepted = (int,) if hint is int else (int, float)
-        return isinstance(value, accepted) and not isinstance(value, bool)
-    return isinstance(value, hint) if hint in (str, NoneType) else True
-
-
-def _check_keys(data: Json, expected: str) -> None:
-    names = set(expected.split())
-    if missing := names - set(data):
-        raise KeyError(min(missing))
-    if unknown := set(data) - names:
-        raise InvalidArgumentError(f"unknown entry {min(unknown)!r}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 import numpy as np
@@ -12,6 +12,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from corn.arrays import FloatArray
+from corn.errors import make_printable
 from corn.report.style import INK, LINK, PALE
 from corn.topology import Graph, Network, Spectrum, name_of
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _WEIGHTS = LinearSegmentedColormap.from_list("weights", ["#FFFFFF", "#9CC6E3", LINK, "#00304D"])
-_MOST_LABELS = 60
+_MOST_LABELS, _MAX_QUOTED = 60, 60
 
 
 def plot_network(network: Network, gossip_matrix: FloatArray, measured: Spectrum) -> Figure:
@@ -54,10 +55,12 @@ def draw_graph(axes: Axes, network: Network) -> None:
     if n <= _MOST_LABELS:
         for agent, (x, y) in places.items():
             ink = "white" if shade[agent] > 0.5 else INK
-            axes.annotate(
-                name_of(graph, agent), (x, y), ha="center", va="center", fontsize=7, color=ink
-            )
-    axes.set_title(f"{network.source}\n{n} agents, {graph.number_of_edges()} links", fontsize=10)
+            name = make_printable(name_of(graph, agent), limit=_MAX_QUOTED)
+            centred: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7, "color": ink}
+            axes.annotate(name, (x, y), parse_math=False, **centred)  # $ is not mathematics here
+    source = make_printable(network.source, limit=_MAX_QUOTED)
+    counts = f"{n} agents, {graph.number_of_edges()} links"
+    axes.set_title(f"{source}\n{counts}", fontsize=10, parse_math=False)
     axes.set_axis_off()
     axes.margins(0.08)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import warnings
 from pathlib import Path
-from typing import TypeAlias
+from tokenize import TokenError
+from typing import Any, TypeAlias
 from xml.etree.ElementTree import ParseError
 
 import networkx as nx
 import numpy as np
+from numpy.typing import NDArray
 
 from corn.arrays import FloatArray
-from corn.errors import FileFormatError
+from corn.errors import FileFormatError, make_printable
+from corn.parsing import MAX_DIGITS, quote, read_json
 
 FileGraph: TypeAlias = nx.Graph
 """A graph as its file has it: any labels, not yet checked."""
@@ -20,6 +23,10 @@ EDGE_LIST_SUFFIXES = (".edges", ".edgelist", ".txt")
 GRAPH_SUFFIXES = (*EDGE_LIST_SUFFIXES, ".graphml", ".json")
 MATRIX_SUFFIXES = (".csv", ".npy")
 SUFFIXES = GRAPH_SUFFIXES + MATRIX_SUFFIXES
+
+_MAX_REASON = 200
+_GRAPH_ERRORS = (ParseError, nx.NetworkXError, LookupError, ValueError, TypeError, AttributeError)
+_MATRIX_ERRORS = (ValueError, TypeError, EOFError, OverflowError, SyntaxError, TokenError)
 
 
 def read_graph(path: Path, *, directed: bool = False) -> FileGraph:
@@ -40,22 +47,32 @@ def read_matrix(path: Path) -> FloatArray:
     """Read a square matrix of numbers from ``.csv`` (comma-separated, no header) or ``.npy``."""
     _require_file(path)
     try:
-        if path.suffix == ".npy":
-            matrix = np.load(path, allow_pickle=False)
-        else:
-            lines = [
-                line for line in _read_text(path).splitlines() if line.partition("#")[0].strip()
-            ]
-            matrix = np.loadtxt(lines, delimiter=",", ndmin=2) if lines else np.empty((0, 0))
-        matrix = np.asarray(matrix).astype(np.float64, casting="same_kind")  # no complex numbers
-    except (ValueError, TypeError, EOFError) as error:
-        raise FileFormatError(f"{path}: not a matrix of numbers: {_first_line(error)}") from error
+        matrix = _read_npy(path) if path.suffix == ".npy" else _read_csv(path)
+        matrix = matrix.astype(np.float64, casting="same_kind")  # no complex numbers
+    except _MATRIX_ERRORS as error:
+        raise FileFormatError(f"{path}: not a matrix of numbers: {_explain(error)}") from error
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
         raise FileFormatError(
             f"{path}: a matrix must be square and not empty, found shape {matrix.shape}; "
             f"a list of edges belongs in a file that ends in {' or '.join(EDGE_LIST_SUFFIXES)}"
         )
     return matrix
+
+
+def _read_npy(path: Path) -> NDArray[Any]:
+    with path.open("rb") as file:
+        magic = file.read(len(np.lib.format.MAGIC_PREFIX))
+    if magic != np.lib.format.MAGIC_PREFIX:  # NumPy would also open archives
+        raise ValueError("not in NumPy's format")
+    # Mapped, because NumPy would otherwise make room for the size that a header claims.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+
+
+def _read_csv(path: Path) -> NDArray[Any]:
+    lines = [line for line in _read_text(path).splitlines() if line.partition("#")[0].strip()]
+    return np.loadtxt(lines, delimiter=",", ndmin=2) if lines else np.empty((0, 0))
 
 
 def _require_file(path: Path) -> None:
@@ -77,13 +94,12 @@ def _read_edge_list(path: Path, *, directed: bool) -> FileGraph:
             continue
         if len(fields) not in (2, 3):
             raise FileFormatError(
-                f"{path}, line {number}: an edge is two labels and perhaps a weight, found {line!r}"
+                f"{path}, line {number}: an edge is two labels and perhaps a weight, found "
+                f"{quote(line)}"
             )
         weight = {} if len(fields) == 2 else {"weight": _read_weight(fields[2], path, number)}
         graph.add_edge(*fields[:2], **weight)
-    if all(label.isdecimal() for label in map(str, graph)):
-        return nx.relabel_nodes(graph, {label: int(str(label)) for label in graph})
-    return graph
+    return _number_labels(graph)
 
 
 def _read_weight(field: str, path: Path, line_number: int) -> float:
@@ -91,45 +107,55 @@ def _read_weight(field: str, path: Path, line_number: int) -> float:
         return float(field)
     except ValueError as error:
         raise FileFormatError(
-            f"{path}, line {line_number}: the weight must be a number, found {field!r}"
+            f"{path}, line {line_number}: the weight must be a number, found {quote(field)}"
         ) from error
 
 
 def _read_graphml(path: Path) -> FileGraph:
     try:
-        graph: FileGraph = nx.read_graphml(path)
-    except (ParseError, nx.NetworkXError, KeyError, ValueError, TypeError) as error:
-        raise FileFormatError(f"{path}: not valid GraphML: {_first_line(error)}") from error
-    if all(str(label).isdecimal() for label in graph):
+        with warnings.catch_warnings():  # about attributes, which are not used
+            warnings.simplefilter("ignore")
+            graph: FileGraph = nx.read_graphml(path)
+    except _GRAPH_ERRORS as error:
+        raise FileFormatError(f"{path}: not valid GraphML: {_explain(error)}") from error
+    return _number_labels(graph)
+
+
+def _number_labels(graph: FileGraph) -> FileGraph:
+    """Take labels for numbers if all are; long digits are names."""
+    labels = [str(label) for label in graph]
+    if all(label.isdecimal() and len(label) <= MAX_DIGITS for label in labels):
         return nx.relabel_nodes(graph, {label: int(str(label)) for label in graph})
     return graph
 
 
 def _read_node_link(path: Path) -> FileGraph:
+    kind = "a graph in node-link JSON (keys 'nodes' and 'edges' or 'links')"
+    data = read_json(path, kind=kind)
+    if not isinstance(data, dict):
+        raise FileFormatError(f"{path}: not {kind}: found {quote(data)}")
     try:
-        data = json.loads(_read_text(path))
         edges = "links" if "links" in data else "edges"
         named = {node["id"] for node in data["nodes"]}
-        graph: FileGraph = nx.node_link_graph(data, edges=edges)
-    except (ValueError, KeyError, TypeError, AttributeError, nx.NetworkXError) as error:
-        raise FileFormatError(
-            f"{path}: not a graph in node-link JSON (keys 'nodes' and 'edges' or 'links'): "
-            f"{_first_line(error)}"
-        ) from error
+        # Attributes of the graph as a whole are not used, and may be anything.
+        graph: FileGraph = nx.node_link_graph({**data, "graph": {}}, edges=edges)
+    except _GRAPH_ERRORS as error:
+        raise FileFormatError(f"{path}: not {kind}: {_explain(error)}") from error
     unknown = sorted(str(node) for node in graph if node not in named)
     if unknown:
-        raise FileFormatError(
-            f"{path}: every edge must join listed nodes, but {', '.join(unknown[:5])} is not listed"
-        )
+        who = make_printable(", ".join(unknown[:5]), limit=_MAX_REASON)
+        raise FileFormatError(f"{path}: every edge must join listed nodes, but {who} is not listed")
     return graph
 
 
 def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path}: not a text file: {error.reason}") from error
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+def _explain(error: Exception) -> str:
+    return make_printable(str(error) or type(error).__name__, limit=_MAX_REASON)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from typing import TYPE_CHECKING, TypeAlias
 
 import networkx as nx
@@ -64,13 +64,13 @@ def _number_agents(graph: nx.Graph) -> Graph:
         place = {node: agent for agent, node in enumerate(nodes)}
     for node, attributes in simple.nodes(data=True):
         name = {} if isinstance(node, int) else {"name": str(node)}
-        numbered.add_node(place[node], **{**attributes, **name})
+        numbered.add_nodes_from([(place[node], {**attributes, **name})])
     numbered.add_edges_from((place[u], place[v], data) for u, v, data in simple.edges(data=True))
     return numbered
 
 
 def _check_edge_weight(u: Hashable, v: Hashable, weight: object) -> None:
-    if not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0:
+    if not isinstance(weight, int | float) or not 0 < weight <= sys.float_info.max:
         raise InvalidArgumentError(
             f"edge weights must be positive numbers, found {weight!r} between {u} and {v}"
         )

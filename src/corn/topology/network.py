@@ -9,13 +9,14 @@ import networkx as nx
 import numpy as np
 
 from corn.arrays import FloatArray
-from corn.errors import CornError, FileFormatError
+from corn.errors import CornError, FileFormatError, make_printable
 from corn.topology.files import MATRIX_SUFFIXES, SUFFIXES, read_graph, read_matrix
 from corn.topology.graphs import Graph, check_graph
 from corn.topology.mixing import check_mixing_matrix, graph_of, mixing_matrix
 from corn.topology.spec import GraphSpec
 
 _DIRECTED = "directed:"
+_MAX_REASON = 300
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def load_network(source: str | Path | Graph | FloatArray, *, weights: str | None
     except FileFormatError:
         raise
     except CornError as error:
-        raise type(error)(f"{path}: {error}") from error
+        raise type(error)(f"{path}: {make_printable(str(error), limit=_MAX_REASON)}") from error
 
 
 def _weigh(what: Graph | FloatArray, source: str, weights: str | None) -> Network:

@@ -1,0 +1,201 @@
+"""Strict reading of JSON that others wrote, and of records of the types they declare.
+
+Files and the words of other agents may hold anything. What is wrong with them becomes one
+``InvalidArgumentError``, or for files one ``FileFormatError``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import reprlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from corn.arrays import FloatArray
+from corn.errors import FileFormatError, InvalidArgumentError, make_printable
+
+MAX_DIGITS = 20
+"""Digits of a whole number: enough for 64 bits. Longer ones overflow where they become floats."""
+
+_MAX_DEPTH = 20
+_MAX_FILE_BYTES, _MAX_WORD_BYTES = 1 << 30, 1 << 20
+_MAX_QUOTED = 60
+
+
+def read_json(path: Path, *, kind: str) -> Any:
+    """Read a JSON file; ``kind`` says in errors what it should be, for example ``a plan``."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+    except FileNotFoundError as error:
+        raise FileFormatError(f"{path}: no such file") from error
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        return parse_json(data, max_bytes=_MAX_FILE_BYTES)
+    except InvalidArgumentError as error:
+        raise FileFormatError(f"{path}: not {kind}, or cut short: {error}") from error
+
+
+def parse_json(data: bytes, *, max_bytes: int = _MAX_WORD_BYTES) -> Any:
+    """Read JSON in UTF-8, or say what is wrong with it.
+
+    Refused are keys that occur twice, numbers that are not finite or too long, text that is not
+    Unicode, deep nesting, and more than ``max_bytes``.
+    """
+    if len(data) > max_bytes:
+        raise InvalidArgumentError(f"more than {max_bytes:,} bytes")
+    try:
+        document = json.loads(
+            data.decode("utf-8-sig"),
+            object_pairs_hook=_unique_keys,
+            parse_int=_parse_int,
+            parse_float=_parse_float,
+            parse_constant=_parse_float,
+        )
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError("not text in UTF-8") from error
+    except RecursionError as error:
+        raise InvalidArgumentError(f"nested more than {_MAX_DEPTH} deep") from error
+    except json.JSONDecodeError as error:
+        raise InvalidArgumentError(f"not JSON: {error}") from error
+    _check_values(document)
+    return document
+
+
+def build(hint: Any, value: object, name: str) -> Any:
+    """Turn a JSON value into one of a declared type; ``name`` says in errors which value it is.
+
+    Types are str, int, float, bool, None, literals, unions, sequences (as tuples), mappings with
+    strings as keys, arrays of floats, dataclasses of all these, and ``object`` for a value as it
+    is. A dataclass needs all its fields and no others, and checks their values itself.
+
+    >>> build(tuple[int, ...], [1, 2], "steps")
+    (1, 2)
+    """
+    if dataclasses.is_dataclass(hint):
+        hints = get_type_hints(hint)
+        names = [field.name for field in dataclasses.fields(hint)]
+        return hint(**build_fields({name: hints[name] for name in names}, value, name))  # type: ignore[operator]
+    origin, options = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return _build_one_of(options, value, name)
+    if origin is np.ndarray:
+        return _build_array(value, name)
+    if origin in (tuple, Sequence) and isinstance(value, list):
+        is_fixed = origin is tuple and options[-1] is not Ellipsis
+        items = list(options) if is_fixed else [options[0]] * len(value)
+        if len(items) == len(value):
+            return tuple(build(item, part, name) for item, part in zip(items, value, strict=True))
+    elif origin is Mapping and isinstance(value, dict):
+        return {key: build(options[1], part, name) for key, part in value.items()}
+    elif _fits(value, hint):
+        return value
+    raise InvalidArgumentError(f"{name} cannot be {quote(value)}")
+
+
+def build_fields(hints: Mapping[str, Any], value: object, name: str) -> dict[str, Any]:
+    """Turn a JSON object into values of the types declared for its keys: all, and no others."""
+    if not isinstance(value, dict):
+        raise InvalidArgumentError(f"{name} must be a JSON object, found {quote(value)}")
+    for key in hints:
+        if key not in value:
+            raise InvalidArgumentError(f"{name}: {key!r} is missing")
+    for key in value:
+        if key not in hints:
+            raise InvalidArgumentError(f"{name}: unknown entry {quote(key)}")
+    return {key: build(hint, value[key], key) for key, hint in hints.items()}
+
+
+def parse_hex(text: str, name: str) -> bytes:
+    """Read bytes in hexadecimal; ``name`` says in errors which."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError as error:
+        raise InvalidArgumentError(f"{name} must be in hexadecimal, found {quote(text)}") from error
+
+
+def quote(value: object) -> str:
+    """Return a value as a few characters that are safe to show."""
+    return make_printable(reprlib.repr(value), limit=_MAX_QUOTED)
+
+
+def _build_one_of(options: tuple[Any, ...], value: object, name: str) -> Any:
+    for option in options:
+        try:
+            return build(option, value, name)
+        except InvalidArgumentError:
+            continue
+    raise InvalidArgumentError(f"{name} cannot be {quote(value)}")
+
+
+def _build_array(value: object, name: str) -> FloatArray:
+    try:
+        found = np.asarray(value)
+    except ValueError as error:
+        raise InvalidArgumentError(f"{name} has rows of different lengths") from error
+    if found.dtype.kind not in "iuf":
+        raise InvalidArgumentError(f"{name} must be numbers, found {quote(value)}")
+    return found.astype(np.float64)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    if get_origin(hint) is Literal:
+        return isinstance(value, str) and value in get_args(hint)
+    if hint in (int, float):
+        accepted = (int,) if hint is int else (int, float)
+        return isinstance(value, accepted) and not isinstance(value, bool)
+    return hint in (str, bool, NoneType, object) and isinstance(value, hint)
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+    raise InvalidArgumentError(f"the key {quote(twice)} occurs twice")
+
+
+def _parse_int(text: str) -> int:
+    if len(text.lstrip("-")) > MAX_DIGITS:
+        raise InvalidArgumentError(f"a whole number of more than {MAX_DIGITS} digits")
+    return int(text)
+
+
+def _parse_float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise InvalidArgumentError(f"{quote(text)} is not a finite number")
+    return number
+
+
+def _check_values(document: object) -> None:
+    """Go through a document level by level: Python's own way, recursion, has no fixed limit."""
+    level: list[object] = [document]
+    for _ in range(_MAX_DEPTH + 1):
+        for value in level:
+            if isinstance(value, str) and not value.isascii():
+                _check_text(value)
+        inner = [value for value in level if isinstance(value, dict | list)]
+        if not inner:
+            return
+        level = [
+            part
+            for value in inner
+            for part in ([*value, *value.values()] if isinstance(value, dict) else value)
+        ]
+    raise InvalidArgumentError(f"nested more than {_MAX_DEPTH} deep")
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()  # halves of surrogate pairs, which nothing can print or write
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"{quote(text)} is not Unicode text") from error

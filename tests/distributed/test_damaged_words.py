@@ -1,0 +1,142 @@
+"""Whatever others put into the store, an agent says in one printable line what is wrong."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from random import Random
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from corn.distributed.handshake import Agreement, HandshakeError, Hello, confirm, shake_hands
+from corn.distributed.meeting import Meeting, RefusalError
+from corn.noise import (
+    Delivery,
+    Owner,
+    Roster,
+    Secret,
+    generate_identity,
+    open_seed,
+    seal_seed,
+)
+from corn.noise.sealing import RefusedPackageError
+
+from ..mutations import find_complaint, is_clear, mutate
+
+HELLO = Hello(
+    "ab" * 32, "linear; 3 parameters", "start", "roster", {"steps": "10"}, "cd" * 32, 10, (0, 5)
+)
+AGREEMENT = Agreement(bytes(32), 0, 10, 0)
+WORD = json.dumps(asdict(HELLO)).encode()
+
+
+def meet(words: dict[str, bytes]) -> Meeting:
+    """Agent 0 of two, in a store where some words have been said."""
+    store = HashStore()
+    for key, word in words.items():
+        store.set(key, word)  # type: ignore[arg-type]
+    return Meeting(store, 0, 2, timeout=0.5, address="127.0.0.1")
+
+
+def change_hello(**changes: object) -> bytes:
+    return json.dumps({**asdict(HELLO), **changes}).encode()
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (b"[" * 100_000, "nested more than 20 deep"),
+        (b"\xff\xfe", "not text in UTF-8"),
+        (b"{", "not JSON"),
+        (b"null", "must be a JSON object, found None"),
+        (b'{"plan": 1, "plan": 2}', "the key 'plan' occurs twice"),
+        (b" " * (1 << 21), "more than 1,048,576 bytes"),
+        (change_hello(extra=1), "unknown entry 'extra'"),
+        (WORD.replace(b'"nonce"', b'"once"'), "'nonce' is missing"),
+        (change_hello(nonce="zz" * 32), "nonce must be in hexadecimal"),
+        (change_hello(nonce="ab"), "nonce must be 32 bytes, found 1 bytes"),
+        (change_hello(plan=5), "plan cannot be 5"),
+        (change_hello(settings={"steps": 5}), "settings cannot be 5"),
+        (change_hello(settings=[]), "settings cannot be []"),
+        (change_hello(remaining=True), "remaining cannot be True"),
+        (change_hello(remaining=-1), "must not be negative"),
+        (change_hello(remaining=10**400), "a whole number of more than 20 digits"),
+        (change_hello(remaining=float("nan")), "'NaN' is not a finite number"),
+        (change_hello(checkpoints=[]), "checkpoints must include step 0"),
+        (change_hello(checkpoints=[0, None]), "checkpoints cannot be None"),
+        (change_hello(reserved=None), "reserved cannot be None"),
+    ],
+)
+def test_what_is_wrong_with_a_hello_is_said(word: bytes, message: str) -> None:
+    with pytest.raises(HandshakeError) as caught:
+        shake_hands(meet({"hello/1": word}), HELLO)
+    assert str(caught.value).startswith("agent 0: agent 1's word (hello) is damaged, or of another")
+    assert message in str(caught.value)
+    assert is_clear(caught.value)
+
+
+def test_escape_codes_of_others_are_shown_and_not_obeyed() -> None:
+    nasty = "\x1b[2J\n\u202e" + "x" * 10_000
+    for word in (
+        change_hello(model=nasty),
+        change_hello(settings={nasty: "1"}),
+        change_hello(settings={"steps": nasty}),
+        change_hello(**{nasty: 1}),
+    ):
+        with pytest.raises(HandshakeError, match=r"\\x1b\[2J") as caught:
+            shake_hands(meet({"hello/1": word}), HELLO)
+        assert is_clear(caught.value)
+    with pytest.raises(RefusalError, match=r"agent 1 refused: \\x1b\[2J \\u202exx") as refused:
+        meet({"refusal": json.dumps([1, nasty]).encode()}).heed_refusal()
+    assert is_clear(refused.value)
+
+
+@pytest.mark.parametrize("word", [b"[" * 100_000, b"5", b'["1", "no"]', b"[1]", b"\xff", b"[1, 2]"])
+def test_a_refusal_that_cannot_be_read_is_one_too(word: bytes) -> None:
+    with pytest.raises(RefusalError, match="refused in a word that cannot be read") as caught:
+        meet({"refusal": word}).heed_refusal()
+    assert is_clear(caught.value)
+
+
+def test_no_word_in_the_store_crashes_an_agent() -> None:
+    said = {
+        "hello/1": WORD,
+        "ready/1": json.dumps({"agreed": "ab" * 32}).encode(),
+        "refusal": b'[1, "no key"]',
+    }
+    listen: dict[str, Callable[[Meeting], object]] = {
+        "hello/1": lambda meeting: shake_hands(meeting, HELLO),
+        "ready/1": lambda meeting: confirm(meeting, AGREEMENT),
+        "refusal": Meeting.heed_refusal,
+    }
+    for seed in range(600):
+        topic = list(said)[seed % 3]
+        meeting = meet({topic: mutate(said[topic], Random(seed))})
+        error = find_complaint(listen[topic], meeting)
+        assert error is None or (
+            is_clear(error) and isinstance(error, HandshakeError | RefusalError)
+        ), (seed, error)
+
+
+def test_no_seed_package_crashes_an_agent() -> None:
+    identities = [generate_identity() for _ in range(3)]
+    roster = Roster(tuple(own.public_key for own in identities))
+    delivery = Delivery(bytes(32), bytes(32), Owner((0, 1, 2), 0), 2)
+    package = seal_seed(Secret.random(), delivery, identity=identities[0], roster=roster)
+    for seed in range(200):
+        damaged = mutate(package, Random(seed))
+        if damaged != package:
+            with pytest.raises(RefusedPackageError) as caught:
+                open_seed(damaged, delivery, identity=identities[2], roster=roster)
+            assert is_clear(caught.value)
+
+
+def test_a_large_package_is_refused_at_once() -> None:
+    """Zeros are as many empty fields: time must not grow with the square of their number."""
+    identity = generate_identity()
+    delivery = Delivery(bytes(32), bytes(32), Owner((0, 1, 2), 0), 2)
+    began = time.monotonic()
+    with pytest.raises(RefusedPackageError):
+        open_seed(bytes(1 << 22), delivery, identity=identity, roster=Roster(()))
+    assert time.monotonic() - began < 3

@@ -1,0 +1,154 @@
+"""Whatever a file of somebody else holds, one printable line says what is wrong with it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from corn.covariance import Horizon
+from corn.distributed.planning import PlanningRequest, read_request
+from corn.noise import (
+    Roster,
+    generate_identity,
+    load_identity,
+    load_roster,
+    save_identity,
+    save_roster,
+)
+from corn.plan import load_plan, make_plan, save_plan
+from corn.privacy import PrivacyBudget
+from corn.topology import load_network
+
+from .mutations import find_complaint, is_clear, mutate
+
+BUDGET = PrivacyBudget(3, 1e-5, num_steps=100, clip=0.1)
+NETWORK = load_network("ring:4")
+NASTY = "\x1b[2J\u202e" + "x" * 1000
+
+
+def write_graphml(path: Path) -> None:
+    graph = nx.cycle_graph(4)
+    nx.set_edge_attributes(graph, 2.5, "weight")
+    nx.write_graphml(graph, path)
+
+
+def write_node_link(path: Path) -> None:
+    path.write_text(json.dumps(nx.node_link_data(nx.cycle_graph(4), edges="links")))
+
+
+def write_roster(path: Path) -> None:
+    save_roster(Roster(tuple(generate_identity().public_key for _ in range(3))), path)
+
+
+def write_request(path: Path) -> None:
+    path.write_text(PlanningRequest(BUDGET, Horizon(5)).to_text())
+
+
+FILES: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
+    "a.corn": (lambda path: save_plan(make_plan(NETWORK, BUDGET), path), load_plan),
+    "roster.json": (write_roster, load_roster),
+    "agent-0.key": (lambda path: save_identity(generate_identity(), path), load_identity),
+    "request.json": (write_request, read_request),
+    "g.json": (write_node_link, load_network),
+    "g.graphml": (write_graphml, load_network),
+    "g.edges": (lambda path: path.write_text("0 1 2.5\n1 2 1\n2 0 1\n"), load_network),
+    "g.csv": (
+        lambda path: np.savetxt(path, NETWORK.mixing_matrix, delimiter=","),
+        load_network,
+    ),
+    "g.npy": (lambda path: np.save(path, NETWORK.mixing_matrix), load_network),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_damage_to_a_file_is_a_crash(name: str, tmp_path: Path) -> None:
+    write, read = FILES[name]
+    path = tmp_path / name
+    write(path)
+    assert find_complaint(read, path) is None
+    sound = path.read_bytes()
+    for seed in range(100):
+        path.write_bytes(mutate(sound, Random(seed)))
+        error = find_complaint(read, path)
+        assert error is None or is_clear(error), (seed, error)
+
+
+def make_npy(header: str) -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(64)
+
+
+def make_header(shape: str) -> str:
+    return f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (make_header("(10**6, 10**6)"), "not a matrix of numbers"),
+        (make_header("(1000000, 1000000)"), "greater than file size"),
+        (make_header("(9999999999999, 9999999999999)"), "not a matrix of numbers"),
+        (make_header(f"({'9' * 400},)"), "not a matrix of numbers"),
+        (make_header("(-1, 4)"), "negative dimensions"),
+        ("(" * 5000, "not a matrix of numbers"),
+        ("  x\n y\n", "not a matrix of numbers"),
+    ],
+)
+def test_headers_of_matrices_are_not_believed(header: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "g.npy"
+    path.write_bytes(make_npy(header))
+    error = find_complaint(load_network, path)
+    assert error is not None
+    assert message in str(error)
+    assert is_clear(error)
+
+
+def node_link(**changes: Any) -> str:
+    graph = {"nodes": [{"id": 0}, {"id": 1}], "links": [{"source": 0, "target": 1}]}
+    return json.dumps(graph | changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("g.json", "[" * 100_000, "nested more than 20 deep"),
+        ("g.json", "null", "found None"),
+        ("g.json", node_link(nodes=[{"id": [0]}]), "unhashable"),
+        ("g.json", node_link(links=[{"source": 0, "target": NASTY}]), "\\x1b[2J\\u202ex"),
+        ("g.json", node_link(links=[{"source": 0, "target": 1, "weight": NASTY}]), "\\x1b[2J"),
+        ("g.edges", f"a b\n{NASTY} {NASTY}\n", "no self-loops, found one at \\x1b[2J"),
+        ("g.edges", f"a b c d {NASTY}\n", "two labels and perhaps a weight, found 'a b c d"),
+        ("g.edges", f"a b {NASTY}\n", "the weight must be a number, found '\\x1b"),
+        ("g.graphml", "<graphml>" + "<graph>" * 100_000, "not valid GraphML"),
+    ],
+)
+def test_what_is_wrong_with_a_graph_is_said(
+    name: str, content: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    error = find_complaint(load_network, tmp_path / name)
+    assert error is not None
+    assert message in str(error)
+    assert is_clear(error)
+
+
+def test_what_is_not_used_of_a_graph_may_be_anything(tmp_path: Path) -> None:
+    (tmp_path / "g.json").write_text(node_link(graph=5))
+    assert load_network(tmp_path / "g.json").num_agents == 2
+    (tmp_path / "g.edges").write_text(f"0 {'9' * 5000}\n")
+    assert load_network(tmp_path / "g.edges").num_agents == 2
+
+
+def test_weights_beyond_any_float_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "g.graphml"
+    write_graphml(path)
+    text = path.read_text().replace('"double"', '"long"')
+    path.write_text(text.replace("2.5", "9" * 400))
+    error = find_complaint(load_network, path)
+    assert error is not None
+    assert "edge weights must be positive numbers" in str(error)
+    assert is_clear(error)
