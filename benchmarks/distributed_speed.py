@@ -93,6 +93,10 @@ class Nobody:
         """Nothing may happen that an agent would note."""
         raise RuntimeError(text)
 
+    def note_privately(self, text: str) -> None:
+        """See ``note``."""
+        raise RuntimeError(text)
+
 
 def make_task(num_parameters: int) -> ModuleTask:
     """A network with two hidden layers and about so many parameters."""

@@ -20,6 +20,7 @@ from corn.distributed import AgentResult, Meeting, Reports, RunSettings, loop, r
 from corn.distributed.agent_run import AgentRun
 from corn.distributed.checkpoint import list_steps
 from corn.distributed.exchange import LinkExchange
+from corn.distributed.folders import Folders
 from corn.distributed.handshake import HandshakeError
 from corn.distributed.keyring import make_keys, open_ledger
 from corn.distributed.merging import read_model
@@ -31,7 +32,7 @@ from corn.learn.monitor import Interruption
 from corn.learn.tasks import LinearClassifier
 from corn.plan import Plan, make_plan, save_plan, verify_plan
 
-from .harness import small_plan
+from .harness import require_private, small_plan
 from .threads import run_in_threads
 
 PLAN = small_plan("ring:3", 12, mechanism="ldp", threat=ThreatModel())
@@ -59,7 +60,7 @@ def train(
         dataset=DataLoader(samples_of(meeting.agent), batch_size=10),
         test=samples_of(7),
         keys=folder / "keys",
-        out=folder / f"agent-{meeting.agent}",
+        out=folder,
         settings=RunSettings(Constant(0.5), evaluate_at=(0, 6), **{"timeout": 5, **options}),
     )
 
@@ -73,9 +74,14 @@ def test_a_module_and_a_data_loader_are_all_it_takes(tmp_path: Path) -> None:
         assert [row["step"] for row in result.rows] == [0, 6, 12]
         assert result.rows[-1]["epsilon"] == pytest.approx(10, rel=1e-6)
         assert float(result.rows[-1]["epsilon"]) <= 10 * (1 + 1e-9)
-        folder = tmp_path / f"agent-{agent}"
-        assert sorted(read_rows(folder / "metrics.csv")) == [0, 6, 12]
-        torch.testing.assert_close(read_model(folder, 12, PLAN), result.parameters)
+        folders = Folders.of_run(tmp_path).of_agent(agent)
+        assert sorted(read_rows(folders.private / "metrics.csv")) == [0, 6, 12]
+        shared = read_rows(folders.shared / "metrics.csv")
+        assert sorted(shared) == [0, 6, 12]
+        # What a script measures on may be its owner's too.
+        assert float(result.rows[-1]["test_loss"]) > 0
+        assert np.isnan(float(shared[12]["test_loss"]))
+        torch.testing.assert_close(read_model(folders.shared, 12, PLAN), result.parameters)
 
 
 def test_all_must_start_from_the_same_model(tmp_path: Path) -> None:
@@ -91,12 +97,12 @@ def test_all_must_start_from_the_same_model(tmp_path: Path) -> None:
 def test_a_run_that_cannot_be_resumed_leaves_its_files(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 3)
     run_in_threads(3, lambda meeting: train(meeting, tmp_path, num_steps=6))
-    shutil.rmtree(tmp_path / "agent-2")
-    before = sorted(tmp_path.glob("agent-[01]/**/*"))
+    shutil.rmtree(tmp_path / "private" / "agent-2")
+    before = sorted(tmp_path.glob("*/agent-[01]/**/*"))
     for result in run_in_threads(3, lambda meeting: train(meeting, tmp_path, resume=True)):
         assert isinstance(result, HandshakeError), result
         assert "agent 2 came to step 0, others to step 6" in str(result)
-    assert sorted(tmp_path.glob("agent-[01]/**/*")) == before
+    assert sorted(tmp_path.glob("*/agent-[01]/**/*")) == before
 
 
 def test_a_run_is_not_gone_on_with_under_a_ledger_that_has_not_counted_it(tmp_path: Path) -> None:
@@ -135,28 +141,27 @@ def test_others_do_not_hear_what_is_wrong_with_an_agents_data(tmp_path: Path) ->
 def test_measurements_are_for_their_owner_only_whatever_the_folder_allows(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 3)
     for agent in range(3):
-        (tmp_path / f"agent-{agent}").mkdir(mode=0o755)
+        (tmp_path / "private" / f"agent-{agent}").mkdir(mode=0o755, parents=True)
     run_in_threads(3, lambda meeting: train(meeting, tmp_path))
-    modes = [path.stat().st_mode & 0o777 for path in tmp_path.glob("agent-*/metrics.csv")]
-    assert modes == [0o600] * 3
+    require_private(tmp_path / "private")
 
 
 def test_a_run_is_not_begun_over_another(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 3)
     run_in_threads(3, lambda meeting: train(meeting, tmp_path, num_steps=6))
-    before = sorted(tmp_path.glob("agent-*/**/*"))
+    before = sorted(tmp_path.glob("*/agent-*/**/*"))
     for result in run_in_threads(3, lambda meeting: train(meeting, tmp_path, num_steps=6)):
         assert "has a run that came to step 6: go on with --resume, or give another" in str(result)
-    assert sorted(tmp_path.glob("agent-*/**/*")) == before
+    assert sorted(tmp_path.glob("*/agent-*/**/*")) == before
     for result in run_in_threads(3, lambda meeting: train(meeting, tmp_path, rehearsal_seed=0)):
         assert "has a run that came to step 6" in str(result)
-    assert sorted(tmp_path.glob("agent-*/**/*")) == before
+    assert sorted(tmp_path.glob("*/agent-*/**/*")) == before
 
 
 def test_a_run_begins_anew_over_one_that_came_to_no_step(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 3)
     run_in_threads(3, lambda meeting: train(meeting, tmp_path, num_steps=6))
-    for path in tmp_path.glob("agent-*/checkpoint-*.corn"):
+    for path in tmp_path.glob("private/agent-*/checkpoint-*.corn"):
         path.rename(path.with_name("checkpoint-0.corn"))
     for result in run_in_threads(3, lambda meeting: train(meeting, tmp_path, num_steps=6)):
         assert isinstance(result, AgentResult), result
@@ -279,7 +284,7 @@ def test_a_run_that_broke_goes_on_from_before_it_though_news_travel_slowly(tmp_p
             loss=loss,
             dataset=samples_of(meeting.agent),
             keys=tmp_path / "keys",
-            out=tmp_path / f"agent-{meeting.agent}",
+            out=tmp_path,
             settings=RunSettings(
                 Constant(0.5), timeout=20, evaluate_at=(0,), checkpoint_every=1, resume=resume
             ),
@@ -323,7 +328,7 @@ def test_a_broken_agent_sends_no_gradient_and_all_stop_together(tmp_path: Path) 
             loss=loss,
             dataset=samples_of(meeting.agent),
             keys=tmp_path / "keys",
-            out=tmp_path / f"agent-{meeting.agent}",
+            out=tmp_path,
             settings=RunSettings(Constant(0.5), timeout=5, evaluate_at=(0,)),
         )
 
@@ -333,7 +338,7 @@ def test_a_broken_agent_sends_no_gradient_and_all_stop_together(tmp_path: Path) 
         assert "agent 1's gradients are not finite" in result.stop
         assert torch.isfinite(result.parameters).all()
         # Not of the model that diverged: a run goes on from before it.
-        assert list_steps(tmp_path / f"agent-{result.agent}") == {0}
+        assert list_steps(Folders.of_run(tmp_path).of_agent(result.agent).private) == {0}
     # Later gradients may be finite again: it asks for none, and reserves nothing.
     for agent in range(3):
         with open_ledger(tmp_path / "keys", agent, PLAN) as ledger:
@@ -472,4 +477,6 @@ def test_torchrun_runs_agents(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for agent in range(2):
         assert f"agent {agent}: complete after 12 steps" in done.stderr
-        assert (tmp_path / "out" / f"agent-{agent}" / "metrics.csv").exists()
+        for folder in ("shared", "private"):
+            assert (tmp_path / "out" / folder / f"agent-{agent}" / "metrics.csv").exists()
+        require_private(tmp_path / "out" / "private")

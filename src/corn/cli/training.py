@@ -79,7 +79,7 @@ def draw_curves(problem: learn.Problem, terms: Terms, tuning: learn.Tuning, path
     draw_run(
         learn.select_measured(problem, tuning.result.rows),
         {name: schedule.describe() for name, schedule in tuning.schedules.items()},
-        problem,
+        agent_samples=problem.data.sizes,
         title=textwrap.fill(f"{problem.task.describe()}: {promise}", 150),
         path=path,
     )

@@ -54,7 +54,10 @@ class Watcher(Protocol):
         """Gradients are not finite somewhere: models from here on are of no use."""
 
     def note(self, text: str) -> None:
-        """Something a person must know."""
+        """Something a person must know, and anyone may."""
+
+    def note_privately(self, text: str) -> None:
+        """Something that depends on the agent's data, for its owner alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +177,7 @@ class AgentLoop:
                 )
             except BrokenError as error:
                 self._is_broken = True
-                self._watcher.note(str(error))
+                self._watcher.note_privately(str(error))
                 self._members.note_stop(StopNotice(self._horizon(), at.agent, "broken"))
         # Its model, which is public, goes on to neighbours until all have stopped.
         return self.parameters.clone(), _nothing()
