@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from corn.cli.learning import LearningOptions
 from corn.distributed import agent
@@ -57,20 +58,38 @@ def test_a_plan_is_run_and_its_results_written(corn: Runner, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_json", [False, True], ids=["table", "json"])
-def test_nothing_private_is_shared_or_printed(corn: Runner, tmp_path: Path, is_json: bool) -> None:
+def test_nothing_private_is_shared_or_printed(
+    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_json: bool
+) -> None:
+    drawn: list[tuple[set[str], object]] = []
+
+    def draw(rows: list[dict[str, object]], _: object, samples: object, **__: object) -> Figure:
+        drawn.append((set().union(*rows), samples))
+        return Figure()
+
+    monkeypatch.setattr("corn.report.training.plot_training", draw)
     save_plan(small_plan("ring:4", 6), tmp_path / "plan.corn")
     out = tmp_path / "run"
     arguments = ["launch", tmp_path / "plan.corn", "--out", out, "--step-size", "0.5", *TASK]
+    arguments += ["--plot", out / "shared/training.png"]
     outcome = corn(*arguments, *(["--json"] if is_json else []))
     assert outcome.exit_code == 0, outcome.stderr
     secrets = read_private_values(out)
     assert len(secrets) > 50
+    ((columns, samples),) = drawn
+    assert columns <= set(SHARED_COLUMNS)
+    assert samples is None
     assert find_in_shared(out, secrets | set(PRIVATE_NAMES)) == {}
     printed = outcome.stdout + outcome.stderr
     assert [text for text in (*secrets, *PRIVATE_NAMES) if text in printed] == []
     for path in out.rglob("shared/**/metrics.csv"):
         with path.open(encoding="utf-8") as stream:
             assert not set(csv.DictReader(stream).fieldnames or ()) & set(PRIVATE_COLUMNS)
+    facts = json.loads((out / "shared/run.json").read_text(encoding="utf-8"))
+    assert set(facts["measured"]) <= set(SHARED_COLUMNS)
+    # Whoever adds to a summary must decide whether it may be handed out.
+    known = {"agent", "first_step", "num_steps", "status", "stop", "lost", "notes", "traffic"}
+    assert all(set(own) == known for own in facts["agents"].values())
     require_private(out / "private")
     assert f"{out / 'shared'} may be handed out" in outcome.stderr
 

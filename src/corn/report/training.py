@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ _SCORES = {
     "train_loss": "train loss",
     "optimality_gap": "optimality gap",
 }
+_TITLE_WIDTH = 50  # letters that fit above one panel
 _DISAGREEMENT = {"consensus_distance": "disagreement"}
 
 
@@ -38,8 +40,8 @@ def plot_training(
     """
     measured = [name for name in _SCORES if any(row.get(name) is not None for row in rows)][:2]
     figure = Figure(figsize=(5 * (len(measured) + 1), 4.3), layout="constrained")
-    figure.suptitle(title, fontsize=9)
     *panels, last = figure.subplots(1, len(measured) + 1, squeeze=False)[0]
+    figure.suptitle(textwrap.fill(title, _TITLE_WIDTH * (len(measured) + 1)), fontsize=9)
     for axes, column in zip(panels, measured, strict=True):
         _draw_curves(axes, rows, step_sizes, column)
     if agent_samples is None:
