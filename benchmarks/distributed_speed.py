@@ -37,9 +37,10 @@ from corn.distributed.loop import AgentLoop, Conditions
 from corn.distributed.meeting import host_store, join_store
 from corn.distributed.preparation import NoLedger
 from corn.learn.batches import AgentData, BatchSampler
+from corn.learn.clipping import clip_factors, gradient_norms
 from corn.learn.monitor import Interruption
 from corn.learn.schedule import Constant
-from corn.learn.simulation import StepStatistics
+from corn.learn.step import StepStatistics
 from corn.learn.tasks import ModuleTask
 from corn.plan import Plan, load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
@@ -73,11 +74,33 @@ class Silence:
     """No noise."""
 
     def prepare(self, step: int) -> None:
-        """Nothing to draw."""
+        """Draw nothing."""
 
-    def take(self, step: int) -> Tensor | None:  # noqa: ARG002
-        """No noise."""
-        return None
+    def take(self, step: int) -> Tensor:  # noqa: ARG002
+        """Return nothing."""
+        return torch.empty(0)
+
+
+class PlainHalfStep:
+    """The half step of an agent without privacy: gradient, clip and step in single precision."""
+
+    num_broken = 0
+
+    def __init__(self, task: ModuleTask, batches: OneCell, clip: float) -> None:
+        self._task, self._batches, self._clip = task, batches, clip
+
+    @torch.no_grad()
+    def take(
+        self, parameters: Tensor, _: Tensor, *, step: int, step_size: float, grid: float
+    ) -> tuple[Tensor, StepStatistics]:
+        """Return the message, as ``HalfStep`` does."""
+        del grid
+        g = self._task.gradient(parameters.view(1, 1, -1), self._batches.draw(step)).values.view(-1)
+        norm = gradient_norms(g)
+        g.mul_(clip_factors(norm, self._clip))
+        nothing = norm.view(1, 1)
+        half = torch.sub(parameters, g, alpha=step_size, out=g)
+        return half, StepStatistics(nothing, nothing, nothing)
 
 
 class Nobody:
@@ -86,11 +109,15 @@ class Nobody:
     def see_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
         """Nothing is written."""
 
-    def see_break(self) -> None:
+    def see_divergence(self) -> None:
         """Models may be of no use."""
 
     def note(self, text: str) -> None:
         """Nothing may happen that an agent would note."""
+        raise RuntimeError(text)
+
+    def note_privately(self, text: str) -> None:
+        """See ``note``."""
         raise RuntimeError(text)
 
 
@@ -119,6 +146,7 @@ def run_agent(agent: int, job: Job, results: Any) -> None:
     )
     batches = OneCell(BatchSampler(data, batch_size=job.batch, seeds=(agent,)), 0)
     half_step = HalfStep(task, batches, plan.budget.query)
+    plain: Any = PlainHalfStep(task, batches, plan.budget.clip)
     start = task.initialize(0).float()
     exchange = connect(meeting, plan, start)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("none", *job.kinds)}
@@ -127,7 +155,8 @@ def run_agent(agent: int, job: Job, results: Any) -> None:
         order.rotate()
         for name in order:
             began, worked = time.perf_counter(), time.process_time()
-            loop = make_loop(agent, plans.get(name, plan), name, half_step, exchange, start, job)
+            own = plain if name == "none" else half_step
+            loop = make_loop(agent, plans.get(name, plan), name, own, exchange, start, job)
             loop.run(Interruption())
             wall, work = time.perf_counter() - began, time.process_time() - worked
             found[name].append((wall / job.steps, work / job.steps))

@@ -11,12 +11,12 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 from unittest import mock
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from corn.arrays import FloatArray
 from corn.covariance.decomposition import Decomposition
 from corn.noise import (
     NoiseSource,
@@ -32,7 +32,7 @@ from corn.noise import (
     stream,
 )
 from corn.noise.fast import find_compiled
-from corn.noise.normals import VALUES_PER_BLOCK, NormalArray, precision_of
+from corn.noise.normals import VALUES_PER_BLOCK, WORDS_PER_BLOCK
 from corn.threads import limit_threads
 
 NUM_VALUES = 1 << 20
@@ -51,21 +51,20 @@ def best_seconds(contenders: dict[str, Callable[[], object]], num_turns: int) ->
     return best
 
 
-def fill_by_numpy(source: NoiseSource, out: NormalArray, address: StreamAddress) -> None:
+def fill_by_numpy(source: NoiseSource, out: FloatArray, address: StreamAddress) -> None:
     """Fill as if the extra ``fast`` were not installed."""
     with mock.patch.object(stream, "find_compiled", return_value=None):
         source.fill(out, address)
 
 
-def measure_streams(dtype: Any) -> dict[str, float]:
+def measure_streams() -> dict[str, float]:
     """Million values per second: of NumPy's fastest generator, of streams, of raw keystreams."""
     owner = Owner((0,))
     address = StreamAddress(owner, NONCE, step=0)
     secure, simulation = SecureSource({owner: Secret(bytes(32))}), SimulationSource(0)
     generator = np.random.Generator(np.random.SFC64(0))
-    out: Any = np.empty(NUM_VALUES, dtype)
-    words_per_block = precision_of(dtype).words_per_block
-    zeros = bytes(NUM_VALUES // VALUES_PER_BLOCK * words_per_block * 4)
+    out = np.empty(NUM_VALUES)
+    zeros = bytes(NUM_VALUES // VALUES_PER_BLOCK * WORDS_PER_BLOCK * 4)
     keystream = bytearray(len(zeros) + 16)
 
     def encrypt(cipher: Cipher[modes.CTR] | Cipher[None]) -> None:
@@ -73,7 +72,7 @@ def measure_streams(dtype: Any) -> dict[str, float]:
 
     seconds = best_seconds(
         {
-            "numpy SFC64": lambda: generator.standard_normal(dtype=dtype, out=out),
+            "numpy SFC64": lambda: generator.standard_normal(out=out),
             "secure stream": lambda: secure.fill(out, address),
             "secure stream by NumPy": lambda: fill_by_numpy(secure, out, address),
             "simulation stream": lambda: simulation.fill(out, address),
@@ -128,13 +127,11 @@ def main() -> None:
     limit_threads()
     if find_compiled() is None:
         print("the extra fast is not installed: NumPy draws everything", file=sys.stderr)
-    results: dict[str, dict[str, float]] = {}
-    for dtype in (np.float32, np.float64):
-        rates = measure_streams(dtype)
-        results[f"million values/s, {dtype.__name__}"] = rates
-        results[f"ratio to NumPy, {dtype.__name__}"] = {
-            name: rate / rates["numpy SFC64"] for name, rate in rates.items()
-        }
+    rates = measure_streams()
+    results = {
+        "million values/s": rates,
+        "ratio to NumPy": {name: rate / rates["numpy SFC64"] for name, rate in rates.items()},
+    }
     for name, decomposition in make_designs().items():
         for num_coordinates in (100, 10**5, 10**6):
             title = f"ms/step, n={NUM_AGENTS}, d={num_coordinates}, {name}"

@@ -2,22 +2,24 @@
 
 import csv
 import json
-import stat
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from corn.cli.learning import LearningOptions
 from corn.distributed import agent
-from corn.learn import COLUMNS
+from corn.learn import COLUMNS, PRIVATE_COLUMNS, SHARED_COLUMNS
 from corn.learn.schedule import make_schedule
 from corn.plan import save_plan
-from tests.distributed.harness import small_plan
+from tests.distributed.harness import WORKLOAD, require_private, small_plan
 
 from .commands import Runner
 
 TASK = ("--task", "breast-cancer")
+PRIVATE_NAMES = (*PRIVATE_COLUMNS, "train loss", "fraction clipped", "agent_samples", "seconds_")
 
 
 @pytest.mark.slow
@@ -33,18 +35,17 @@ def test_a_plan_is_run_and_its_results_written(corn: Runner, tmp_path: Path) -> 
     assert facts["measured"]["epsilon"] <= 10
     assert 0 <= facts["measured"]["test_accuracy"] <= 1  # by noise that is new each time
     assert set(facts["agents"]["1"]["traffic"]) == {"0", "2"}
-    with (out / "metrics.csv").open(encoding="utf-8") as stream:
-        assert tuple(csv.DictReader(stream).fieldnames or ()) == COLUMNS
-    for name in ("run.json", "agent-2/metrics.csv"):
+    with (out / "shared/metrics.csv").open(encoding="utf-8") as stream:
+        assert tuple(csv.DictReader(stream).fieldnames or ()) == SHARED_COLUMNS
+    for name in ("shared/run.json", "shared/agent-2/metrics.csv", "private/agent-2/metrics.csv"):
         assert (out / name).exists()
-    assert stat.S_IMODE((out / "agent-2").stat().st_mode) == 0o700
     assert (tmp_path / "training.png").exists()
     # Whoever is handed the results must not get what noise is made of.
     keys = tmp_path / "plan.keys"
     assert not [*out.rglob("*.key"), *out.rglob("*.ledger")]
     secret = (keys / "agent-1.key").read_text(encoding="ascii").split()[1]
     assert secret not in outcome.stdout + outcome.stderr
-    assert not any(secret in path.read_text("latin-1") for path in out.glob("agent-*/*.c*"))
+    assert not any(secret in path.read_text("latin-1") for path in out.rglob("*.c*"))
     over = corn(*arguments)
     assert over.exit_code == 1
     assert "has a run that came to step 30: go on with --resume" in over.stderr
@@ -56,6 +57,102 @@ def test_a_plan_is_run_and_its_results_written(corn: Runner, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_json", [False, True], ids=["table", "json"])
+def test_nothing_private_is_shared_or_printed(
+    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_json: bool
+) -> None:
+    drawn: list[tuple[set[str], object]] = []
+
+    def draw(rows: list[dict[str, object]], _: object, samples: object, **__: object) -> Figure:
+        drawn.append((set().union(*rows), samples))
+        return Figure()
+
+    monkeypatch.setattr("corn.report.training.plot_training", draw)
+    save_plan(small_plan("ring:4", 6), tmp_path / "plan.corn")
+    out = tmp_path / "run"
+    arguments = ["launch", tmp_path / "plan.corn", "--out", out, "--step-size", "0.5", *TASK]
+    arguments += ["--plot", out / "shared/training.png"]
+    outcome = corn(*arguments, *(["--json"] if is_json else []))
+    assert outcome.exit_code == 0, outcome.stderr
+    secrets = read_private_values(out)
+    assert len(secrets) > 50
+    ((columns, samples),) = drawn
+    assert columns <= set(SHARED_COLUMNS)
+    assert samples is None
+    assert find_in_shared(out, secrets | set(PRIVATE_NAMES)) == {}
+    printed = outcome.stdout + outcome.stderr
+    assert [text for text in (*secrets, *PRIVATE_NAMES) if text in printed] == []
+    for path in out.rglob("shared/**/metrics.csv"):
+        with path.open(encoding="utf-8") as stream:
+            assert not set(csv.DictReader(stream).fieldnames or ()) & set(PRIVATE_COLUMNS)
+    facts = json.loads((out / "shared/run.json").read_text(encoding="utf-8"))
+    assert set(facts["measured"]) <= set(SHARED_COLUMNS)
+    # Whoever adds to a summary must decide whether it may be handed out.
+    known = {"agent", "first_step", "num_steps", "status", "stop", "lost", "notes", "traffic"}
+    assert all(set(own) == known for own in facts["agents"].values())
+    require_private(out / "private")
+    assert f"{out / 'shared'} may be handed out" in outcome.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_json", [False, True], ids=["table", "json"])
+def test_who_owns_all_data_may_see_private_numbers(
+    corn: Runner, tmp_path: Path, is_json: bool
+) -> None:
+    save_plan(small_plan("ring:4", 6), tmp_path / "plan.corn")
+    out = tmp_path / "run"
+    arguments = ["launch", tmp_path / "plan.corn", "--out", out, *TASK, "--show-private"]
+    outcome = corn(*arguments, *(["--json"] if is_json else []))
+    assert outcome.exit_code == 0, outcome.stderr
+    secrets = read_private_values(out)
+    assert find_in_shared(out, secrets | set(PRIVATE_NAMES)) == {}
+    require_private(out / "private")
+    with (out / "private/metrics.csv").open(encoding="utf-8") as stream:
+        assert tuple(csv.DictReader(stream).fieldnames or ()) == COLUMNS
+    saved = json.loads((out / "private/run.json").read_text(encoding="utf-8"))
+    assert len(saved["agent_samples"]) == 4
+    assert set(saved["measured"]) == set(PRIVATE_COLUMNS)
+    assert "without noise" in saved["warning"]
+    assert "computed from private data without noise" in outcome.stderr
+    if is_json:
+        facts = json.loads(outcome.stdout)
+        assert facts.pop("private") == {k: v for k, v in saved.items() if k != "corn_version"}
+        assert facts == json.loads((out / "shared/run.json").read_text(encoding="utf-8"))
+    else:
+        assert f"{saved['measured']['train_loss']:.4g}" in outcome.stdout
+        assert "private: do not hand out" in outcome.stdout
+
+
+def read_private_values(out: Path) -> set[str]:
+    """Six digits of each private number, as text, except those that public data could give too."""
+    found = set()
+    for path in (out / "private").rglob("metrics.csv"):
+        with path.open(encoding="utf-8") as stream:
+            for row in csv.DictReader(stream):
+                found |= {float(row[name]) for name in PRIVATE_COLUMNS if row[name]}
+    # A model of zeros has the loss log 2 on all data, and accuracies are multiples of 1 / samples.
+    sizes = [4 * len(targets) for _, targets in WORKLOAD.build(4).parts.values()]
+    common = [
+        value
+        for value in found
+        if math.isclose(value, math.log(2), rel_tol=1e-5)
+        or any(math.isclose(value * size, round(value * size), abs_tol=1e-3) for size in sizes)
+    ]
+    return {f"{value:.10f}"[:8] for value in found.difference(common)}
+
+
+def find_in_shared(out: Path, texts: set[str]) -> dict[str, str]:
+    """Which file in the shared folder has which of some texts."""
+    return {
+        str(path): text
+        for path in (out / "shared").rglob("*")
+        if path.is_file()
+        for text in texts
+        if text.encode() in path.read_bytes()
+    }
+
+
+@pytest.mark.slow
 def test_a_rehearsal_promises_nothing(corn: Runner, tmp_path: Path) -> None:
     save_plan(small_plan("ring:3", 5), tmp_path / "plan.corn")
     arguments = ["launch", tmp_path / "plan.corn", "--out", tmp_path / "run", *TASK, "--json"]
@@ -64,6 +161,11 @@ def test_a_rehearsal_promises_nothing(corn: Runner, tmp_path: Path) -> None:
     facts = json.loads(outcome.stdout)
     assert facts["promise"] == "rehearsal: protects nothing"
     assert "inf" in str(facts["measured"]["epsilon"]).lower()
+    # Models with noise that anyone can draw are private, too.
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["private"]
+    assert (tmp_path / "run/private/rehearsal/run.json").exists()
+    assert (tmp_path / "run/private").stat().st_mode & 0o777 == 0o700
+    assert "hand out nothing of" in outcome.stderr
     resumed = corn(*arguments, "--resume")
     assert resumed.exit_code == 1
     assert "of a rehearsal, which protects nothing" in resumed.stderr
@@ -87,16 +189,16 @@ def test_agents_plan_for_themselves(
     corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where keys go without a plan
-    outcome = corn(
-        *("launch", "--decentralized-planning", "--graph", "ring:3", "--steps", 10),
-        *("--mechanism", "ldp", "--colluders", 0, "--out", tmp_path),
-        *TASK,
-    )
+    arguments = ["launch", "--decentralized-planning", "--graph", "ring:3", "--steps", 10, *TASK]
+    arguments += ["--mechanism", "ldp", "--colluders", 0, "--out", tmp_path]
+    rehearsed = corn(*arguments, "--rehearse", 1)
+    assert rehearsed.exit_code == 0, rehearsed.stderr
+    outcome = corn(*arguments)
     assert outcome.exit_code == 0, outcome.stderr
     assert "10 (complete)" in outcome.stdout
-    assert (tmp_path / "request.json").exists()
+    assert (tmp_path / "shared/request.json").exists()
     assert (tmp_path / "corn.keys" / "roster.json").exists()
-    plans = {(tmp_path / f"agent-{agent}" / "plan.corn").read_bytes() for agent in range(3)}
+    plans = {(tmp_path / f"shared/agent-{agent}/plan.corn").read_bytes() for agent in range(3)}
     assert len(plans) == 1
 
 
@@ -107,6 +209,7 @@ def test_agents_plan_for_themselves(
         ["launch", "--decentralized-planning"],
         ["launch", "plan.corn", "--decentralized-planning", "--graph", "ring:3"],
         ["launch", "plan.corn", "--on-dropout", "panic"],
+        ["launch", "plan.corn", "--show-private", "--agents-per-host", "2", "--store", "a:1"],
     ],
 )
 def test_misuse_exits_with_2(corn: Runner, arguments: list[str]) -> None:

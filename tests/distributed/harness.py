@@ -72,7 +72,7 @@ def run_processes(
                 workload if isinstance(workload, Workload) else workload[agent],
                 choose(settings, agent),
                 folder,
-                out / f"agent-{agent}",
+                out,
                 ("127.0.0.1", store.port),
             )
             for agent in (range(plan.num_agents) if agents is None else agents)
@@ -113,6 +113,14 @@ def choose(settings: RunSettings | Mapping[int, RunSettings] | None, agent: int)
 
 def notes_of(outcome: Outcome, agent: int) -> str:
     return "\n".join(outcome.finished[agent]["notes"])
+
+
+def require_private(folder: Path) -> None:
+    """Fail unless a folder and all in it are for their owner's eyes only."""
+    found = [folder, *folder.rglob("*")]
+    assert len(found) > 1
+    for path in found:
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
 
 
 def is_alive(pid: int) -> bool:

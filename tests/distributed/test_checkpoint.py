@@ -14,6 +14,7 @@ from corn.distributed.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from corn.distributed.folders import Folders
 from corn.errors import CornError, FileFormatError
 
 PLAN = b"p" * 32
@@ -43,8 +44,13 @@ def test_what_is_saved_comes_back_and_the_newest_few_are_kept(tmp_path: Path) ->
 def test_later_steps_are_forgotten(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         save(tmp_path, step)
-    assert forget_after(tmp_path, 10) == 2
+    models = tmp_path / "shared" / "models"
+    models.mkdir(parents=True)
+    for step in (10, 20):
+        (models / f"step-{step}.bin").touch()
+    assert forget_after(Folders(tmp_path / "shared", tmp_path), 10) == 3
     assert list_steps(tmp_path) == {10}
+    assert [path.name for path in models.iterdir()] == ["step-10.bin"]
 
 
 def test_damage_is_found_wherever_it_is(tmp_path: Path) -> None:

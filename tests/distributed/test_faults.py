@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from corn.covariance import ThreatModel
+from corn.distributed.folders import Folders
 from corn.distributed.keyring import make_keys
 from corn.distributed.launcher import Crew, raise_common_failure
 from corn.distributed.launching import Launched, gather
@@ -53,8 +54,9 @@ def test_one_left_alone_is_no_complete_run(tmp_path: Path) -> None:
     assert (own["status"], own["num_steps"]) == ("partial", 400)
     assert "went on alone, without agents 1, 2, 3" in notes_of(outcome, 0)
     problem = WORKLOAD.build(4)
-    _, result = gather(plan, problem, outcome, tmp_path, SETTINGS)
-    launched = Launched(plan, problem, result, outcome, tmp_path / "keys", False, False)
+    folders = Folders.of_run(tmp_path)
+    _, result = gather(plan, problem, outcome, folders, SETTINGS)
+    launched = Launched(plan, problem, result, outcome, tmp_path / "keys", False, False, folders)
     assert launched.status == "partial"
     assert result.notes[0] == "only 1 of 4 agents finished: agent 0"
     for agent, why in launched.lost.items():
@@ -73,8 +75,9 @@ def test_all_stop_together_when_one_is_killed(tmp_path: Path) -> None:
     status, steps, why = ends.pop()
     assert (status, why) == ("interrupted", "agent 2 was lost")
     for agent in (0, 1, 3, 4):
-        assert (tmp_path / f"agent-{agent}" / f"checkpoint-{steps}.corn").exists()
-        assert (tmp_path / f"agent-{agent}" / "metrics.csv").exists()
+        folder = Folders.of_run(tmp_path).of_agent(agent).private
+        assert (folder / f"checkpoint-{steps}.corn").exists()
+        assert (folder / "metrics.csv").exists()
 
 
 @pytest.mark.slow
@@ -345,8 +348,9 @@ def test_what_cannot_start_says_so_in_one_line(spoil: str, message: str, tmp_pat
         plans[1] = save(small_plan("ring:3", 201), tmp_path / "other.corn")
     elif spoil == "checkpoint":
         settings = dict.fromkeys(range(3), replace(SETTINGS, resume=True))
-        (out / "agent-1").mkdir(parents=True)
-        (out / "agent-1" / "checkpoint-100.corn").write_bytes(b"nonsense")
+        folder = Folders.of_run(out).of_agent(1).private
+        folder.mkdir(parents=True)
+        (folder / "checkpoint-100.corn").write_bytes(b"nonsense")
     elif spoil == "data":
         workloads[1] = replace(WORKLOAD, seed=7)
     elif spoil == "no plan":
@@ -373,7 +377,7 @@ def test_a_signal_to_all_processes_of_a_launch_stops_agents_together(tmp_path: P
     finally:
         process.kill()
         process.wait()
-    summary = json.loads((tmp_path / "run/run.json").read_text(encoding="utf-8"))
+    summary = json.loads((tmp_path / "run/shared/run.json").read_text(encoding="utf-8"))
     assert summary["status"] == "interrupted"
     assert not summary.get("lost")
 
@@ -410,7 +414,7 @@ def wait_for_agents(pid: int, folder: Path) -> list[int]:
 
 def wait_for_tables(folder: Path, num_agents: int) -> None:
     deadline = time.monotonic() + 180
-    while len(list(folder.glob("agent-*/metrics.csv"))) < num_agents:
+    while len(list(folder.glob("shared/agent-*/metrics.csv"))) < num_agents:
         assert time.monotonic() < deadline, "agents do not start"
         time.sleep(0.1)
 

@@ -27,29 +27,57 @@ class Given:
         return Gradients(self._gradient.clone().view(1, 1, -1))
 
 
-def send(gradient: torch.Tensor, noise: torch.Tensor | None, model: torch.Tensor) -> torch.Tensor:
+GRID = 2.0**-7
+
+
+def send(
+    gradient: torch.Tensor, noise: torch.Tensor, model: torch.Tensor, *, grid: float = GRID
+) -> torch.Tensor:
     task = Given(gradient)
     half = HalfStep(task, task, ClippedQuery(CLIP))  # type: ignore[arg-type]
-    return half.take(model, noise, step=0, step_size=STEP_SIZE)[0]
+    return half.take(model, noise, step=0, step_size=STEP_SIZE, grid=grid)[0]
 
 
-def test_noise_is_added_before_anything_is_rounded_on_the_scale_of_the_model() -> None:
+def test_gradient_and_noise_are_added_and_rounded_before_the_model_comes_in() -> None:
     """A step that is far below the last place of the model's numbers."""
     generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(D, generator=generator)
+    noise = torch.randn(D, generator=generator, dtype=torch.float64)
     model = torch.full((D,), 1.5)
     # Just above half a last place: rounded by itself each coordinate would move by a whole one.
     gradient = torch.full((D,), 0.505 * float(np.spacing(np.float32(1.5))) / STEP_SIZE)
     assert gradient.norm() < CLIP
-    released = gradient + noise
-    expected = torch.sub(model, released, alpha=STEP_SIZE)
+    released = GRID * np.rint((gradient.double().numpy() + noise.numpy()) / GRID)
+    expected = torch.sub(model, torch.from_numpy(released).float(), alpha=STEP_SIZE)
     assert torch.equal(send(gradient, noise, model), expected)
-    moved = (send(gradient, None, model) - send(-gradient, None, model)).double().norm()
-    assert moved > 1.5 * STEP_SIZE * 2 * gradient.norm()  # as it must not before noise is added
 
 
-def test_long_gradients_are_clipped_once() -> None:
+def test_a_message_shows_multiples_of_the_grid_and_nothing_else() -> None:
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.randn(200_000, generator=generator, dtype=torch.float64)
+    gradient = torch.randn(200_000, generator=generator)
+    message = send(gradient, noise, torch.zeros(200_000, dtype=torch.float64))
+    multiples = message.numpy() / -STEP_SIZE / GRID
+    np.testing.assert_allclose(multiples, np.rint(multiples), rtol=1e-12)
+
+
+def test_long_gradients_are_clipped_once_to_no_more_than_the_norm() -> None:
     gradient = torch.linspace(-3, 5, D)
-    found = -send(gradient, None, torch.zeros(D)) / STEP_SIZE
-    torch.testing.assert_close(found, gradient * CLIP / gradient.norm(), rtol=3e-6, atol=1e-9)
-    assert float(found.double().norm()) == pytest.approx(CLIP, rel=3e-6)
+    silence = torch.zeros(D, dtype=torch.float64)
+    found = -send(gradient, silence, silence, grid=2.0**-50) / STEP_SIZE
+    torch.testing.assert_close(
+        found, gradient.double() * CLIP / gradient.norm(), rtol=1e-6, atol=1e-9
+    )
+    assert CLIP * (1 - 1e-9) < float(found.norm()) <= CLIP
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_a_gradient_that_is_not_finite_is_sent_as_zero(value: float) -> None:
+    """To refuse it would tell everyone something of the data."""
+    noise = torch.randn(D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    model, broken = torch.zeros(D), torch.ones(D)
+    broken[7] = value
+    task = Given(broken)
+    half = HalfStep(task, task, ClippedQuery(CLIP))  # type: ignore[arg-type]
+    sent, _ = half.take(model, noise, step=0, step_size=STEP_SIZE, grid=GRID)
+    assert torch.equal(sent, send(torch.zeros(D), noise, model))
+    assert half.num_broken == 1

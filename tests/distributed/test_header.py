@@ -22,7 +22,7 @@ HEADER = Header(b"p" * 8, bytes(8), 1, 7, 0, 2, 400, (NEVER, 5, NEVER))
     step=st.integers(0, 2**32 - 2),
     noticed=st.lists(st.integers(0, NEVER), min_size=3, max_size=3),
     stop=st.builds(
-        StopNotice, st.integers(0, NEVER), st.integers(0, 2), st.sampled_from(["loss", "broken"])
+        StopNotice, st.integers(0, NEVER), st.integers(0, 2), st.sampled_from(["loss", "diverged"])
     ),
     is_wait=st.booleans(),
 )

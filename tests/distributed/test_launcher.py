@@ -1,6 +1,7 @@
 """What the launcher says about agents, and where it puts them."""
 
 import io
+import math
 import signal
 import subprocess
 import time
@@ -22,14 +23,22 @@ from corn.errors import CornError, InvalidArgumentError
 
 
 def test_the_table_shows_every_agent() -> None:
-    progress = {0: Progress(40, 0.25, 0.5, 3.21, 2, 1_500_000), 1: Progress(41, 0.3, 1, 3.3, 2, 0)}
-    written = io.StringIO()
-    Console(width=100, file=written).print(draw_table(progress, {1: "lost", 2: "done"}, 500))
-    text = written.getvalue()
-    for shown in ("40/500", "0.25", "50%", "3.21", "1.5", "lost", "done"):
-        assert shown in text
-    with ProgressTable(10) as table:  # no terminal here: it stays silent
-        table.update(progress, {})
+    progress = {
+        0: Progress(40, 0.25, 3.21, 2, 1_500_000, 0.77, 0.5),
+        1: Progress(41, math.nan, 3.3, 2, 0, 0.78, 1),
+    }
+    ends = {1: "lost", 2: "done"}
+    public, private = ("40/500", "0.25", "3.21", "1.5", "lost", "done"), ("0.77", "50%", "clipped")
+    for show_private in (False, True):
+        written = io.StringIO()
+        table = draw_table(progress, ends, 500, show_private=show_private)
+        Console(width=100, file=written).print(table)
+        text = written.getvalue()
+        assert "nan" not in text
+        assert all(shown in text for shown in public)
+        assert all((shown in text) == show_private for shown in private)
+    with ProgressTable(10) as live:  # no terminal here: it stays silent
+        live.update(progress, {})
 
 
 def test_the_reason_comes_from_the_agent_that_has_one() -> None:
@@ -77,6 +86,17 @@ def test_what_a_lost_agent_had_noted_is_kept() -> None:
     lost = Ending(failure="agent 2: ended by SIGKILL", notes=("saw it coming",))
     notes = describe_notes(Outcome({0: Ending({"notes": []}), 2: lost}, 0, False), 3)
     assert notes[1:] == ["agent 2: ended by SIGKILL", "agent 2: saw it coming"]
+
+
+def test_others_do_not_read_a_failure_that_may_tell_of_data() -> None:
+    secret = "agent 1: targets must be classes, found 37.25"
+    failed = Ending(failure=secret, is_private=True)
+    outcome = Outcome({0: Ending({"notes": [], "lost": {"1": 8}}), 1: failed}, 0, False)
+    told = "agent 1: failed, and told its owner why, missed by the others from step 8 on"
+    assert outcome.lost == {1: told}
+    assert describe_notes(outcome, 2) == ["only 1 of 2 agents finished: agent 0", told]
+    with pytest.raises(CornError, match="found 37"):  # on the owner's own console
+        raise_common_failure(Outcome({1: failed}, 0, False))
 
 
 def test_how_a_process_ended_is_explained() -> None:

@@ -42,9 +42,9 @@ def test_of_several_stops_the_earliest_counts_everywhere() -> None:
     graph = nx.path_graph(5)
     members = [Membership(5) for _ in range(5)]
     members[0].note_stop(StopNotice(30, 0, "interrupted"))
-    members[4].note_stop(StopNotice(25, 4, "broken"))
+    members[4].note_stop(StopNotice(25, 4, "diverged"))
     spread(graph, members, 4)
-    assert {own.stop for own in members} == {StopNotice(25, 4, "broken")}
+    assert {own.stop for own in members} == {StopNotice(25, 4, "diverged")}
 
 
 def test_losses_count_from_the_step_they_were_noticed() -> None:

@@ -1,6 +1,8 @@
 """What is put together from the folders of agents: status, models, measurements and notes."""
 
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,42 +10,49 @@ import torch
 from torch import nn
 
 from corn.covariance import ThreatModel
+from corn.distributed.folders import Folders, make_folders
 from corn.distributed.launcher import Ending, Outcome
 from corn.distributed.launching import Launched, gather
 from corn.distributed.merging import merge_runs
 from corn.distributed.recording import Account, Measuring, Recorder
 from corn.distributed.settings import RunSettings
+from corn.distributed.tables import read_rows
 from corn.learn import Constant
 from corn.learn.batches import AgentData
+from corn.learn.metrics import COLUMNS, PRIVATE_COLUMNS, SHARED_COLUMNS
 from corn.learn.problem import Problem
 from corn.learn.result import Result
-from corn.learn.simulation import StepStatistics
+from corn.learn.step import StepStatistics
 from corn.learn.tasks import ModuleTask
 
-from .harness import small_plan
+from .harness import require_private, small_plan
 
 PLAN = small_plan("ring:3", 12, mechanism="ldp", threat=ThreatModel())
 SETTINGS = RunSettings(Constant(0.5), evaluate_at=(0, 6))
 SAMPLES = torch.eye(4), torch.tensor([0, 1, 0, 1])
 TASK = ModuleTask(nn.Linear(4, 2), nn.functional.cross_entropy)
 PROBLEM = Problem(
-    TASK, AgentData.from_parts([SAMPLES] * 3), {"test": SAMPLES}, notes=("stands in for another",)
+    TASK,
+    AgentData.from_parts([SAMPLES] * 3),
+    {"test": SAMPLES},
+    notes=("stands in for another",),
+    has_public_parts=True,
 )
 
 
-def leave_behind(out: Path, agent: int, last_step: int) -> None:
-    """What an agent's folder has once it came to a step; its model and norms say whose it is."""
-    folder = out / f"agent-{agent}"
-    folder.mkdir(parents=True)
+def leave_behind(out: Path, agent: int, last_step: int, *, is_public: bool = True) -> None:
+    """What an agent's folders have once it came to a step; its model and norms say whose it is."""
     releases = 0
     recorder = Recorder(
         agent,
         PLAN.mechanism,
         SETTINGS.schedule,
         Account(PLAN.budget, PLAN.budget.precision_cap),
-        Measuring(TASK, {"train": SAMPLES, "test": SAMPLES}, SETTINGS.evaluation_steps(PLAN)),
+        Measuring(
+            TASK, {"train": SAMPLES, "test": SAMPLES}, SETTINGS.evaluation_steps(PLAN), is_public
+        ),
         seed=0,
-        folder=folder,
+        folders=make_folders(out, agent, is_rehearsal=False),
         checkpoint_every=100,
         plan_fingerprint=bytes(32),
         count_releases=lambda: releases,
@@ -56,11 +65,18 @@ def leave_behind(out: Path, agent: int, last_step: int) -> None:
         recorder.see_step(releases, model, norms)
 
 
-def merge(out: Path, ends: tuple[int, int, int]) -> Result:
+def merge(out: Path, ends: tuple[int, int, int], *, show_private: bool = False) -> Result:
     for agent, last_step in enumerate(ends):
         leave_behind(out, agent, last_step)
-    folders = {agent: out / f"agent-{agent}" for agent in range(3)}
-    return merge_runs(PLAN, PROBLEM, folders, settings=SETTINGS, notes=["agent 1: said so"])
+    run = Folders.of_run(out)
+    return merge_runs(
+        PLAN,
+        PROBLEM,
+        {agent: run.of_agent(agent) for agent in range(3)},
+        settings=SETTINGS,
+        notes=["agent 1: said so"],
+        show_private=show_private,
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +96,7 @@ def test_the_status_is_of_the_steps_that_were_done(
 
 
 def test_who_was_lost_counts_as_long_as_it_was_there(tmp_path: Path) -> None:
-    result = merge(tmp_path, (12, 2, 6))
+    result = merge(tmp_path, (12, 2, 6), show_private=True)
     norms = [row["gradient_norm"] for row in result.rows]
     assert math.isnan(float(norms[0]))
     assert norms[1:] == [1, 0]  # agents 0 and 2 at step 6, agent 0 alone at step 12
@@ -88,6 +104,35 @@ def test_who_was_lost_counts_as_long_as_it_was_there(tmp_path: Path) -> None:
     assert 0 == spent[0] < spent[1] < spent[2] <= 10 * (1 + 1e-9)
     assert result.parameters[0, 0].eq(0).all()
     assert result.parameters[0, 1:].isnan().all()
+
+
+def test_without_being_asked_nothing_private_is_read_or_returned(tmp_path: Path) -> None:
+    for agent in range(3):
+        leave_behind(tmp_path, agent, 12)
+    shutil.rmtree(tmp_path / "private")
+    run = Folders.of_run(tmp_path)
+    folders = {agent: run.of_agent(agent) for agent in range(3)}
+    for is_public in (True, False):
+        problem = replace(PROBLEM, has_public_parts=is_public)
+        result = merge_runs(PLAN, problem, folders, settings=SETTINGS)
+        for row in result.rows:
+            assert all(math.isnan(float(row[name])) for name in PRIVATE_COLUMNS)
+            assert math.isnan(float(row["test_loss"])) == (not is_public)
+            assert float(row["consensus_distance"]) > 0
+
+
+@pytest.mark.parametrize("is_public", [True, False])
+def test_an_agent_shares_scores_on_public_data_only(is_public: bool, tmp_path: Path) -> None:
+    leave_behind(tmp_path, 1, 12, is_public=is_public)
+    folders = Folders.of_run(tmp_path).of_agent(1)
+    own = read_rows(folders.private / "metrics.csv")[12]
+    shared = read_rows(folders.shared / "metrics.csv")[12]
+    assert tuple(own) == COLUMNS
+    assert tuple(shared) == SHARED_COLUMNS
+    assert shared["epsilon"] == own["epsilon"]
+    assert (shared["test_loss"] == own["test_loss"]) == is_public
+    assert math.isnan(float(shared["test_loss"])) == (not is_public)
+    require_private(tmp_path / "private")
 
 
 @pytest.mark.parametrize(
@@ -108,6 +153,7 @@ def test_a_launch_without_some_agents_is_not_complete(
     told = {"status": own, "notes": [], "lost": {"2": 7} if lost else {}}
     endings = {0: Ending(told), 1: Ending(told), 2: Ending({} if lost else told, lost)}
     outcome = Outcome(endings, 0, was_interrupted=False)
-    plan, result = gather(PLAN, PROBLEM, outcome, tmp_path, SETTINGS)
-    launched = Launched(plan, PROBLEM, result, outcome, tmp_path, False, False)
+    folders = Folders.of_run(tmp_path)
+    plan, result = gather(PLAN, PROBLEM, outcome, folders, SETTINGS)
+    launched = Launched(plan, PROBLEM, result, outcome, tmp_path, False, False, folders)
     assert (launched.status, result.status) == (status, merged)

@@ -18,6 +18,7 @@ from corn.plan import make_plan, verify_plan
 from corn.plan.codec import fingerprint
 from corn.plan.record import coalition_precisions
 from corn.privacy import PrivacyBudget, account_precision, gaussian, precision_diagonal
+from corn.privacy.floats import set_aside
 from corn.topology import load_network
 
 from .harness import small_plan
@@ -89,10 +90,10 @@ def test_the_loss_is_by_one_objective_where_the_given_one_is_of_all_agents() -> 
 @pytest.mark.parametrize("accounting", ["gdp", "rdp"])
 def test_the_budget_left_keeps_the_cap(accounting: str) -> None:
     budget = PrivacyBudget(5, 1e-5, num_steps=100, clip=0.1, accounting=accounting)  # type: ignore[arg-type]
+    plan = make_plan(load_network("ring:4"), budget, mechanism="ldp", threat=ThreatModel())
     for steps in (1, 50, 99):
-        left = budget_left(budget, steps)
-        assert left.precision_cap <= budget.precision_cap
-        assert left.precision_cap > budget.precision_cap * (1 - 1e-6)
+        cap = set_aside(budget_left(plan, steps)).precision_cap
+        assert plan.precision_cap * (1 - 1e-6) < cap <= plan.precision_cap
 
 
 def test_the_roster_follows_the_survivors() -> None:

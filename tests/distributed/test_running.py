@@ -20,6 +20,7 @@ from corn.distributed import AgentResult, Meeting, Reports, RunSettings, loop, r
 from corn.distributed.agent_run import AgentRun
 from corn.distributed.checkpoint import list_steps
 from corn.distributed.exchange import LinkExchange
+from corn.distributed.folders import Folders
 from corn.distributed.handshake import HandshakeError
 from corn.distributed.keyring import make_keys, open_ledger
 from corn.distributed.merging import read_model
@@ -28,10 +29,11 @@ from corn.distributed.tables import read_rows
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.learn import Constant
 from corn.learn.monitor import Interruption
+from corn.learn.step import take_half_step
 from corn.learn.tasks import LinearClassifier
 from corn.plan import Plan, make_plan, save_plan, verify_plan
 
-from .harness import small_plan
+from .harness import require_private, small_plan
 from .threads import run_in_threads
 
 PLAN = small_plan("ring:3", 12, mechanism="ldp", threat=ThreatModel())
@@ -45,7 +47,13 @@ def samples_of(agent: int) -> TensorDataset:
 
 
 def train(
-    meeting: Meeting, folder: Path, *, seed: int = 0, plan: Plan = PLAN, **options: Any
+    meeting: Meeting,
+    folder: Path,
+    *,
+    seed: int = 0,
+    plan: Plan = PLAN,
+    step_size: float = 0.5,
+    **options: Any,
 ) -> AgentResult:
     model = nn.Linear(5, 2)
     with torch.no_grad():
@@ -59,8 +67,8 @@ def train(
         dataset=DataLoader(samples_of(meeting.agent), batch_size=10),
         test=samples_of(7),
         keys=folder / "keys",
-        out=folder / f"agent-{meeting.agent}",
-        settings=RunSettings(Constant(0.5), evaluate_at=(0, 6), **{"timeout": 5, **options}),
+        out=folder,
+        settings=RunSettings(Constant(step_size), evaluate_at=(0, 6), **{"timeout": 5, **options}),
     )
 
 
@@ -73,9 +81,14 @@ def test_a_module_and_a_data_loader_are_all_it_takes(tmp_path: Path) -> None:
         assert [row["step"] for row in result.rows] == [0, 6, 12]
         assert result.rows[-1]["epsilon"] == pytest.approx(10, rel=1e-6)
         assert float(result.rows[-1]["epsilon"]) <= 10 * (1 + 1e-9)
-        folder = tmp_path / f"agent-{agent}"
-        assert sorted(read_rows(folder / "metrics.csv")) == [0, 6, 12]
-        torch.testing.assert_close(read_model(folder, 12, PLAN), result.parameters)
+        folders = Folders.of_run(tmp_path).of_agent(agent)
+        assert sorted(read_rows(folders.private / "metrics.csv")) == [0, 6, 12]
+        shared = read_rows(folders.shared / "metrics.csv")
+        assert sorted(shared) == [0, 6, 12]
+        # What a script measures on may be its owner's too.
+        assert float(result.rows[-1]["test_loss"]) > 0
+        assert np.isnan(float(shared[12]["test_loss"]))
+        torch.testing.assert_close(read_model(folders.shared, 12, PLAN), result.parameters)
 
 
 def test_all_must_start_from_the_same_model(tmp_path: Path) -> None:
@@ -91,12 +104,12 @@ def test_all_must_start_from_the_same_model(tmp_path: Path) -> None:
 def test_a_run_that_cannot_be_resumed_leaves_its_files(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 3)
     run_in_threads(3, lambda meeting: train(meeting, tmp_path, num_steps=6))
-    shutil.rmtree(tmp_path / "agent-2")
-    before = sorted(tmp_path.glob("agent-[01]/**/*"))
+    shutil.rmtree(tmp_path / "private" / "agent-2")
+    before = sorted(tmp_path.glob("*/agent-[01]/**/*"))
     for result in run_in_threads(3, lambda meeting: train(meeting, tmp_path, resume=True)):
         assert isinstance(result, HandshakeError), result
         assert "agent 2 came to step 0, others to step 6" in str(result)
-    assert sorted(tmp_path.glob("agent-[01]/**/*")) == before
+    assert sorted(tmp_path.glob("*/agent-[01]/**/*")) == before
 
 
 def test_a_run_is_not_gone_on_with_under_a_ledger_that_has_not_counted_it(tmp_path: Path) -> None:
@@ -135,28 +148,27 @@ def test_others_do_not_hear_what_is_wrong_with_an_agents_data(tmp_path: Path) ->
 def test_measurements_are_for_their_owner_only_whatever_the_folder_allows(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 3)
     for agent in range(3):
-        (tmp_path / f"agent-{agent}").mkdir(mode=0o755)
+        (tmp_path / "private" / f"agent-{agent}").mkdir(mode=0o755, parents=True)
     run_in_threads(3, lambda meeting: train(meeting, tmp_path))
-    modes = [path.stat().st_mode & 0o777 for path in tmp_path.glob("agent-*/metrics.csv")]
-    assert modes == [0o600] * 3
+    require_private(tmp_path / "private")
 
 
 def test_a_run_is_not_begun_over_another(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 3)
     run_in_threads(3, lambda meeting: train(meeting, tmp_path, num_steps=6))
-    before = sorted(tmp_path.glob("agent-*/**/*"))
+    before = sorted(tmp_path.glob("*/agent-*/**/*"))
     for result in run_in_threads(3, lambda meeting: train(meeting, tmp_path, num_steps=6)):
         assert "has a run that came to step 6: go on with --resume, or give another" in str(result)
-    assert sorted(tmp_path.glob("agent-*/**/*")) == before
+    assert sorted(tmp_path.glob("*/agent-*/**/*")) == before
     for result in run_in_threads(3, lambda meeting: train(meeting, tmp_path, rehearsal_seed=0)):
         assert "has a run that came to step 6" in str(result)
-    assert sorted(tmp_path.glob("agent-*/**/*")) == before
+    assert sorted(tmp_path.glob("*/agent-*/**/*")) == before
 
 
 def test_a_run_begins_anew_over_one_that_came_to_no_step(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 3)
     run_in_threads(3, lambda meeting: train(meeting, tmp_path, num_steps=6))
-    for path in tmp_path.glob("agent-*/checkpoint-*.corn"):
+    for path in tmp_path.glob("private/agent-*/checkpoint-*.corn"):
         path.rename(path.with_name("checkpoint-0.corn"))
     for result in run_in_threads(3, lambda meeting: train(meeting, tmp_path, num_steps=6)):
         assert isinstance(result, AgentResult), result
@@ -256,39 +268,39 @@ def test_a_person_can_leave_while_another_never_comes_to_its_links(
         assert str(result).endswith("interrupted before the first step")
 
 
-def test_a_run_that_broke_goes_on_from_before_it_though_news_travel_slowly(tmp_path: Path) -> None:
+def test_a_run_that_diverged_goes_on_from_before_it_though_news_travel_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Agents at the far end of a path save checkpoints for some steps more."""
     n, plan = 6, small_plan("path:6", 40, mechanism="ldp", threat=ThreatModel())
     make_keys(tmp_path / "keys", n)
-    steps_done = threading.Event()
+    diverges = threading.local()
+
+    def diverge(parameters: Tensor, *given: Any, **options: Any) -> Tensor:
+        half = take_half_step(parameters, *given, **options)
+        diverges.step = getattr(diverges, "step", 0) + 1
+        return half * torch.inf if getattr(diverges, "at", 99) <= diverges.step else half
+
+    monkeypatch.setattr("corn.distributed.half_step.take_half_step", diverge)
 
     def run(meeting: Meeting, resume: bool) -> AgentResult:
-        def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-            mean = nn.functional.cross_entropy(outputs, targets)
-            is_broken = meeting.agent == 0 and steps_done.is_set() and not resume
-            return mean * torch.inf if is_broken else mean
-
-        def see(progress: Progress) -> None:
-            if progress.step >= 1:
-                steps_done.set()
-
+        diverges.at = 3 if meeting.agent == 0 and not resume else 99
         return run_agent(
             plan,
             meeting=meeting,
             model=make_zero_model(),
-            loss=loss,
+            loss=nn.functional.cross_entropy,
             dataset=samples_of(meeting.agent),
             keys=tmp_path / "keys",
-            out=tmp_path / f"agent-{meeting.agent}",
+            out=tmp_path,
             settings=RunSettings(
                 Constant(0.5), timeout=20, evaluate_at=(0,), checkpoint_every=1, resume=resume
             ),
-            reports=Reports(on_progress=see if meeting.agent == 0 else None),
         )
 
     for result in run_in_threads(n, partial(run, resume=False)):
         assert isinstance(result, AgentResult), result
-        assert "gradients are not finite" in result.stop
+        assert "model is not finite" in result.stop
     for result in run_in_threads(n, partial(run, resume=True)):
         assert isinstance(result, AgentResult), result
         assert result.first_step > 0
@@ -308,7 +320,8 @@ def test_under_replan_the_cap_is_reported(tmp_path: Path) -> None:
         assert result.rows[-1]["epsilon"] == pytest.approx(10, rel=1e-6)
 
 
-def test_a_broken_agent_sends_no_gradient_and_all_stop_together(tmp_path: Path) -> None:
+def test_gradients_that_are_not_finite_are_known_to_their_owner_alone(tmp_path: Path) -> None:
+    """A neighbour that could tell would have an oracle on the data."""
     make_keys(tmp_path / "keys", 3)
 
     def run(meeting: Meeting) -> AgentResult:
@@ -323,21 +336,32 @@ def test_a_broken_agent_sends_no_gradient_and_all_stop_together(tmp_path: Path) 
             loss=loss,
             dataset=samples_of(meeting.agent),
             keys=tmp_path / "keys",
-            out=tmp_path / f"agent-{meeting.agent}",
+            out=tmp_path,
             settings=RunSettings(Constant(0.5), timeout=5, evaluate_at=(0,)),
         )
 
     for result in run_in_threads(3, run):
         assert isinstance(result, AgentResult), result
-        assert (result.status, result.num_steps) == ("interrupted", 3)
-        assert "agent 1's gradients are not finite" in result.stop
+        assert (result.status, result.stop, result.notes) == ("complete", "", ())
         assert torch.isfinite(result.parameters).all()
+        told = " ".join(result.private_notes)
+        assert ("12 gradients in all were not finite" in told) == (result.agent == 1)
+        own = Folders.of_run(tmp_path).of_agent(result.agent)
+        shared = "".join(path.read_text() for path in own.shared.rglob("*.*v"))
+        assert "finite" not in shared
+
+
+def test_models_that_diverge_stop_all_agents_before_their_checkpoints(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 3)
+    results = run_in_threads(
+        3, lambda meeting: train(meeting, tmp_path, step_size=1e39, checkpoint_every=1)
+    )
+    for result in results:
+        assert isinstance(result, AgentResult), result
+        assert result.status == "interrupted"
+        assert "model is not finite" in result.stop
         # Not of the model that diverged: a run goes on from before it.
-        assert list_steps(tmp_path / f"agent-{result.agent}") == {0}
-    # Later gradients may be finite again: it asks for none, and reserves nothing.
-    for agent in range(3):
-        with open_ledger(tmp_path / "keys", agent, PLAN) as ledger:
-            assert ledger.remaining == (11 if agent == 1 else 9)
+        assert list_steps(Folders.of_run(tmp_path).of_agent(result.agent).private) == {0}
 
 
 def test_survivors_go_on_where_no_new_plan_can_be_made(
@@ -472,4 +496,6 @@ def test_torchrun_runs_agents(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for agent in range(2):
         assert f"agent {agent}: complete after 12 steps" in done.stderr
-        assert (tmp_path / "out" / f"agent-{agent}" / "metrics.csv").exists()
+        for folder in ("shared", "private"):
+            assert (tmp_path / "out" / folder / f"agent-{agent}" / "metrics.csv").exists()
+        require_private(tmp_path / "out" / "private")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from corn.covariance import Horizon, Mechanism, ThreatModel
+from corn.distributed.folders import Folders
 from corn.distributed.half_step import OneCell
 from corn.distributed.merging import merge_runs
 from corn.distributed.settings import RunSettings
@@ -34,8 +35,9 @@ def compare(plan: Plan, out: Path, *, settings: RunSettings | None = None) -> No
     outcome = run_processes(plan, out, chosen, workload=WORKLOAD)
     assert not outcome.failures
     problem = WORKLOAD.build(n)
-    folders = {agent: out / f"agent-{agent}" for agent in range(n)}
-    found = merge_runs(plan, problem, folders, settings=chosen)
+    folders = Folders.of_run(out, is_rehearsal=True)
+    own = {agent: folders.of_agent(agent) for agent in range(n)}
+    found = merge_runs(plan, problem, own, settings=chosen, show_private=True)
     contender = Contender.private(
         plan.mechanism, plan.decomposition, plan.budget, threat=plan.threat
     )
@@ -51,7 +53,7 @@ def compare(plan: Plan, out: Path, *, settings: RunSettings | None = None) -> No
             gossip,
             cooldown,
             plan.dtype,
-            secure_noise=True,
+            noise_keys="seed",
         ),
         evaluate_at=sorted(chosen.evaluation_steps(plan)),
     )

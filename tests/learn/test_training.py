@@ -175,6 +175,17 @@ def test_workloads_by_name(tmp_path: Path) -> None:
         make_workload("digits", 5, model="transformer")  # type: ignore[arg-type]
 
 
+def test_no_agent_holds_what_workloads_measure_on() -> None:
+    """Scores on these samples are handed out, so they must not be of anybody's training data."""
+    problem = make_workload("breast-cancer", 5)
+    assert problem.has_public_parts
+    held = {tuple(row) for row in problem.data.inputs.tolist()}
+    public = [tuple(row) for X, _ in problem.parts.values() for row in X.tolist()]
+    assert set(problem.parts) == {"validation", "test"}
+    assert not held.intersection(public)
+    assert len(held) + len(public) == 569
+
+
 def test_contenders_by_name() -> None:
     network = load_network("ring:4")
     names = ["corn", "central", "none", "unclipped"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,10 @@ EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/
 
 _RUN = "Agents"
 _TOGETHER = "Planning together (with --decentralized-planning)"
+_WARNING = (
+    "private numbers are computed from private data without noise: no ε covers them, and they must "
+    "not be handed out"
+)
 
 
 def launch(
@@ -117,8 +122,17 @@ def launch(
     mixing: MixingOptions,
     threat: SafeThreatOptions,
     out: Annotated[
-        Path, typer.Option(help="A directory for metrics.csv, run.json and each agent's folder.")
+        Path,
+        typer.Option(help="A directory: shared in it may be handed out, private in it may not."),
     ] = Path("out/launch"),
+    show_private: Annotated[
+        bool,
+        typer.Option(
+            "--show-private",
+            help="Also show training loss, gradient norms and the like, and write them to private. "
+            "No noise protects them: for one who owns the data of all agents.",
+        ),
+    ] = False,
     plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -126,6 +140,11 @@ def launch(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are told in one line
     if decentralized_planning == (plan is not None) or (graph is None) != (plan is not None):
         raise typer.BadParameter("give a plan, or --decentralized-planning and --graph")
+    if show_private and agents_per_host is not None:
+        raise typer.BadParameter(
+            "--show-private is for one machine with the data of all agents; on several hosts each "
+            "agent's numbers are in its folder in private"
+        )
     source: Path | distributed.PlanningRequest
     batch_size = learning.batch_size
     if plan is not None:
@@ -161,46 +180,87 @@ def launch(
             agents_per_host, host, None if store is None else distributed.parse_address(store)
         ),
         show_table=not json,
+        show_private=show_private,
     )
     facts = _facts(read_configuration(context), launched)
-    write_run(launched.result.rows, facts, out)
+    write_run(
+        launched.result.rows,
+        facts,
+        launched.folders.shared,
+        columns=learn.SHARED_COLUMNS,
+        is_private=launched.is_rehearsal,
+    )
+    private = _private_facts(launched) if show_private else {}
+    if show_private:
+        write_run(launched.result.rows, private, launched.folders.private, is_private=True)
     if plot:
         _draw(launched, plot)
     if json:
-        print_json(facts)
+        print_json(facts | ({"private": private} if show_private else {}))
     else:
         _print(launched)
+    if show_private:
+        _print_private(launched, show_facts=not json)
+    for note in launched.private_notes:
+        print_note(f"private, do not hand out: {note}")
+    print_note(_describe_sharing(launched))
     _exit(launched)
 
 
 def _facts(configuration: dict[str, object], launched: distributed.Launched) -> dict[str, object]:
+    """What may be handed out: nothing computed from private data without noise."""
     result, plan = launched.result, launched.plan
-    last = result.rows[-1]
     return {
         "configuration": configuration,
         "task": launched.problem.task.describe(),
         "plan": fingerprint(plan).hex(),
         "graph": plan.network.source,
         "num_agents": plan.num_agents,
-        "agent_samples": launched.problem.data.sizes,
         "promise": _promise(launched),
         "adversary": plan.threat.describe(),
         "status": launched.status,
         "num_steps": result.num_steps,
-        "seconds_to_start": launched.outcome.seconds_to_start,
-        "measured": {name: value for name, value in last.items() if value == value},
+        "measured": _measured(launched, learn.SHARED_COLUMNS),
         "lost": {str(agent): why for agent, why in launched.lost.items()},
         "notes": list(result.notes),
-        "agents": {str(agent): own for agent, own in launched.outcome.finished.items()},
+        "agents": {
+            str(agent): {name: value for name, value in own.items() if name != "seconds_waited"}
+            for agent, own in launched.outcome.finished.items()
+        },
     }
 
 
+def _private_facts(launched: distributed.Launched) -> dict[str, object]:
+    """What the owner of all data asked for; times tell how much data agents have."""
+    outcome = launched.outcome
+    return {
+        "warning": _WARNING,
+        "agent_samples": launched.problem.data.sizes,
+        "measured": _measured(launched, learn.PRIVATE_COLUMNS),
+        "notes": launched.private_notes,
+        "seconds_to_start": outcome.seconds_to_start,
+        "seconds_waited": {
+            str(agent): own["seconds_waited"] for agent, own in outcome.finished.items()
+        },
+    }
+
+
+def _measured(launched: distributed.Launched, columns: Sequence[str]) -> dict[str, object]:
+    """The last measurement, as far as there is one."""
+    last = launched.result.rows[-1]
+    return {name: last[name] for name in columns if last[name] == last[name]}
+
+
 def _draw(launched: distributed.Launched, path: Path) -> None:
+    """Draw what may be handed out."""
     (variant,) = launched.result.variants
+    rows = launched.result.rows
+    measured = [
+        name for name in learn.SHARED_COLUMNS if any(row[name] == row[name] for row in rows)
+    ]
     draw_run(
-        launched.result.rows,
+        [{name: row[name] for name in measured} for row in rows],
         {variant.contender.name: variant.schedule.describe()},
-        launched.problem,
         title=f"{launched.problem.task.describe()}: {launched.plan.describe()}",
         path=path,
     )
@@ -238,6 +298,27 @@ def _print(launched: distributed.Launched) -> None:
     )
     for note in result.notes:
         print_note(note)
+
+
+def _print_private(launched: distributed.Launched, *, show_facts: bool) -> None:
+    """Show what the owner of all data asked for, and say what it is."""
+    if show_facts:
+        measured = _measured(launched, learn.PRIVATE_COLUMNS)
+        print_facts(
+            "private: do not hand out",
+            [
+                *((name.replace("_", " "), f"{value:.4g}") for name, value in measured.items()),
+                ("agent samples", ", ".join(map(str, launched.problem.data.sizes))),
+            ],
+        )
+    print_note(_WARNING)
+
+
+def _describe_sharing(launched: distributed.Launched) -> str:
+    if launched.is_rehearsal:
+        return f"a rehearsal protects nothing: hand out nothing of {launched.folders.private}"
+    shared, private = launched.folders.shared, launched.folders.private
+    return f"{shared} may be handed out; {private} and {launched.keys} may not"
 
 
 def _exit(launched: distributed.Launched) -> None:

@@ -86,24 +86,35 @@ class LearningOptions:
         )
 
 
-def write_run(rows: Sequence[learn.Row], facts: Mapping[str, object], out: Path) -> None:
-    """Write measurements to metrics.csv in ``out``, and the facts to run.json."""
-    learn.write_table(rows, out / "metrics.csv")
-    save_json(facts, out / "run.json")
+def write_run(
+    rows: Sequence[learn.Row],
+    facts: Mapping[str, object],
+    out: Path,
+    *,
+    columns: Sequence[str] | None = None,
+    is_private: bool = False,
+) -> None:
+    """Write all or some columns of measurements to metrics.csv in ``out``, facts to run.json."""
+    columns = columns or learn.COLUMNS
+    learn.write_table(rows, out / "metrics.csv", columns=columns, is_private=is_private)
+    save_json(facts, out / "run.json", is_private=is_private)
     print_note(f"wrote {out / 'metrics.csv'} and {out / 'run.json'}")
 
 
 def draw_run(
     rows: Sequence[learn.Row],
     schedules: Mapping[str, str],
-    problem: learn.Problem,
     *,
+    agent_samples: Sequence[int] | None = None,
     title: str,
     path: Path,
 ) -> None:
-    """Draw the measurements of each contender that were made with its schedule."""
+    """Draw the measurements of each contender that were made with its schedule.
+
+    ``agent_samples`` says how much data each agent holds; None leaves that out.
+    """
     from corn.report.style import save_figure
     from corn.report.training import plot_training
 
-    save_figure(plot_training(rows, schedules, problem.data.sizes, title=title), path)
+    save_figure(plot_training(rows, schedules, agent_samples, title=title), path)
     print_note(f"wrote {path}")

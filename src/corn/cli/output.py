@@ -20,6 +20,7 @@ from rich.table import Table
 import corn
 from corn.covariance import Decomposition, ThreatModel, expose
 from corn.errors import CornWarning, make_printable
+from corn.files import writing_whole
 from corn.privacy import PrivacyBudget
 
 JsonValue = Any
@@ -38,10 +39,11 @@ def to_json(values: Mapping[str, JsonValue]) -> str:
     return json.dumps(_plain({"corn_version": corn.__version__, **values}), indent=2)
 
 
-def save_json(values: Mapping[str, JsonValue], path: Path) -> None:
-    """Write what ``print_json`` prints to a file."""
+def save_json(values: Mapping[str, JsonValue], path: Path, *, is_private: bool = False) -> None:
+    """Write what ``print_json`` prints to a file; its owner alone can read a private one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(to_json(values) + "\n", encoding="utf-8")
+    with writing_whole(path, is_private=is_private) as partial:
+        partial.write_text(to_json(values) + "\n", encoding="utf-8")
 
 
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:

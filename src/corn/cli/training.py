@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,8 +79,8 @@ def draw_curves(problem: learn.Problem, terms: Terms, tuning: learn.Tuning, path
     draw_run(
         learn.select_measured(problem, tuning.result.rows),
         {name: schedule.describe() for name, schedule in tuning.schedules.items()},
-        problem,
-        title=textwrap.fill(f"{problem.task.describe()}: {promise}", 150),
+        agent_samples=problem.data.sizes,
+        title=f"{problem.task.describe()}: {promise}",
         path=path,
     )
 

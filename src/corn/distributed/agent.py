@@ -56,11 +56,10 @@ def _run(options: argparse.Namespace) -> None:
         num_agents=options.agents,
         interruption=interruption,
     )
-    out = options.out / f"agent-{meeting.agent}"
     with preparing(meeting):
         request = None if options.request is None else read_request(options.request)
         plan, settings = find_plan(
-            meeting, options.plan, request, options.neighbours, settings, out
+            meeting, options.plan, request, options.neighbours, settings, options.out
         )
         if settings.batch_size is None:
             settings = replace(settings, batch_size=plan.budget.batch_size or USUAL_BATCH_SIZE)
@@ -70,9 +69,13 @@ def _run(options: argparse.Namespace) -> None:
         own_part(problem, meeting.agent),
         meeting=meeting,
         keys=options.keys,
-        out=out,
+        out=options.out,
         settings=settings,
-        reports=Reports(on_note=lambda text: _say(meeting.agent, text), interruption=interruption),
+        reports=Reports(
+            on_note=lambda text: _say(meeting.agent, text),
+            interruption=interruption,
+            on_private_note=lambda text: _say(meeting.agent, f"private, do not hand out: {text}"),
+        ),
         data=workload.describe(problem),
     )
     _say(result.agent, _describe(result, plan))
@@ -135,7 +138,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--l2", type=float, default=Workload.l2, help="penalty of linear models")
     add("--no-stand-in", dest="stand_in", action="store_false", help="refuse an absent data set")
     add("--cache", type=Path, help="where data sets are kept")
-    add("--out", type=Path, default=Path("out"), help="folder for measurements and checkpoints")
+    add(
+        "--out", type=Path, default=Path("out"), help="folder of the run: shared/ may be handed out"
+    )
     add("--step-size", type=float, default=0.1, help="first step size")
     add("--schedule", choices=get_args(ScheduleName), help="how step sizes go on")
     add("--batch-size", type=int, help=f"by default the plan's, or {USUAL_BATCH_SIZE}")

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import final
 
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from corn.distributed.checkpoint import forget_after
 from corn.distributed.epoch import Epoch
 from corn.distributed.exchange import LinkExchange, Traffic
+from corn.distributed.folders import Folders
 from corn.distributed.half_step import NoiseShare, torch_type
 from corn.distributed.handshake import Agreement
 from corn.distributed.header import SEAL_BYTES, header_bytes
@@ -51,6 +51,7 @@ class AgentResult:
         notes: what happened.
         traffic: what went over each link.
         seconds_waited: for neighbours.
+        private_notes: what happened that depends on the agent's data; like ``rows``, for its owner.
     """
 
     agent: int
@@ -64,15 +65,20 @@ class AgentResult:
     notes: tuple[str, ...] = ()
     traffic: dict[int, Traffic] = field(default_factory=dict, repr=False)
     seconds_waited: float = field(default=0.0, repr=False)
+    private_notes: tuple[str, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
 class Reports:
-    """Where news of a run go while it lasts, and how it is asked to stop."""
+    """Where news of a run go while it lasts, and how it is asked to stop.
+
+    Private notes depend on the agent's data, and so does a part of its progress.
+    """
 
     on_progress: Callable[[Progress], None] | None = None
     on_note: Callable[[str], None] | None = None
     interruption: Interruption | None = None
+    on_private_note: Callable[[str], None] | None = None
 
 
 @final
@@ -88,7 +94,7 @@ class AgentRun:
     work: Work
     agreement: Agreement
     group_seeds: Mapping[int, Secret]
-    folder: Path | None
+    folders: Folders | None
     reports: Reports
 
     def connect(self) -> LinkExchange:
@@ -159,6 +165,7 @@ class AgentRun:
             tuple(recorder.notes),
             exchange.traffic,
             loop.seconds_waited,
+            tuple(recorder.private_notes),
         )
 
     def _catch_interruption(self) -> AbstractContextManager[Interruption]:
@@ -196,18 +203,18 @@ class AgentRun:
 
     def _first_model(self, recorder: Recorder) -> Tensor:
         step = self.agreement.first_step
-        if self.folder is not None and (removed := forget_after(self.folder, step)):
+        if self.folders is not None and (removed := forget_after(self.folders, step)):
             recorder.note(f"{removed} files of an earlier run after step {step} were removed")
-        if step == 0 or self.folder is None:
+        if step == 0 or self.folders is None:
             return self.work.start.clone()
         agent, settings = self.meeting.agent, self.settings
-        return read_checkpoint(self.plan, agent, settings, self.folder, step).parameters
+        return read_checkpoint(self.plan, agent, settings, self.folders.private, step).parameters
 
     def _earlier_rows(self) -> list[Row]:
         """What a run measured before this one goes on from it."""
-        if self.folder is None or self.agreement.first_step == 0:
+        if self.folders is None or self.agreement.first_step == 0:
             return []
-        return list(read_rows(self.folder / "metrics.csv").values())
+        return list(read_rows(self.folders.private / "metrics.csv").values())
 
     def _make_recorder(self, exchange: LinkExchange) -> Recorder:
         ledger, allowed = self.credentials.ledger, self.plan.budget.num_steps
@@ -219,13 +226,14 @@ class AgentRun:
             self.account,
             self.work.measuring,
             seed=self.settings.seed if seed is None else seed,
-            folder=self.folder,
+            folders=self.folders,
             checkpoint_every=self.settings.checkpoint_every,
             plan_fingerprint=fingerprint(self.plan),
             count_releases=lambda: allowed - ledger.remaining,
             describe_traffic=exchange.summarize,
             on_progress=self.reports.on_progress,
             on_note=self.reports.on_note,
+            on_private_note=self.reports.on_private_note,
             is_rehearsal=self.settings.is_rehearsal,
             # That a model diverged takes up to n steps to get around: a checkpoint from before it
             # must last.

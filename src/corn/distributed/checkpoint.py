@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from corn.distributed.folders import Folders
 from corn.errors import CornError, FileFormatError
 from corn.files import writing_whole
 
@@ -48,7 +49,7 @@ def save_checkpoint(
     content = head + _number(checkpoint.num_releases) + parameters
     target = folder / f"checkpoint-{step}.corn"
     try:
-        with writing_whole(target, durable=True) as partial:
+        with writing_whole(target, durable=True, is_private=True) as partial:
             partial.write_bytes(content + hashlib.sha256(content).digest())
     except OSError as error:
         raise CornError(f"agent {agent}: {target}: cannot be written: {error.strerror}") from error
@@ -108,10 +109,13 @@ def find_paid(folder: Path) -> set[int]:
     }
 
 
-def forget_after(folder: Path, step: int) -> int:
+def forget_after(folders: Folders, step: int) -> int:
     """Remove checkpoints and models of later steps, which are done anew; say how many files."""
     num_removed = 0
-    for path in (*folder.glob("checkpoint-*.corn"), *folder.glob("models/step-*.bin")):
+    for path in (
+        *folders.private.glob("checkpoint-*.corn"),
+        *folders.shared.glob("models/step-*.bin"),
+    ):
         number = path.stem.rpartition("-")[2]
         if number.isdecimal() and int(number) > step:
             path.unlink(missing_ok=True)

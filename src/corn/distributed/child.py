@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -14,9 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from corn.distributed.agent_run import AgentResult, Reports
-from corn.distributed.checkpoint import list_steps
-from corn.distributed.links import find_address
-from corn.distributed.meeting import Meeting, join_store
+from corn.distributed.checkpoint import find_paid
+from corn.distributed.folders import Folders, append_private_note, make_folders
+from corn.distributed.handshake import HandshakeError
+from corn.distributed.header import ProtocolError
+from corn.distributed.links import LinkError, find_address
+from corn.distributed.loop import LostError
+from corn.distributed.meeting import AbsentError, Meeting, RefusalError, join_store
 from corn.distributed.planning import PlanningRequest, plan_together
 from corn.distributed.running import preparing, run_problem
 from corn.distributed.settings import RunSettings
@@ -27,6 +32,8 @@ from corn.plan import Plan, load_plan, save_plan
 from corn.threads import limit_threads
 
 _PR_SET_PDEATHSIG = 1
+_PUBLIC_ERRORS = LostError, LinkError, ProtocolError, AbsentError, RefusalError, HandshakeError
+"""What they say is known to other agents, or follows from what is: nothing of an agent's data."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class Order:
         workload: what to train.
         settings: how.
         keys: the folder of keys.
-        out: this agent's folder.
+        out: the folder of the run.
         store: where agents meet.
     """
 
@@ -71,11 +78,13 @@ def run_child(connection: Connection, order: Order) -> None:
         lambda progress: _tell(connection, "progress", progress),
         lambda text: _tell(connection, "note", text),
         interruption,
+        lambda text: _tell(connection, "private note", text),
     )
     try:
         result = follow(order, reports)
     except CornError as error:
-        _tell(connection, "failed", str(error))
+        _keep_failure(order, str(error))
+        _tell(connection, "failed", (str(error), not isinstance(error, _PUBLIC_ERRORS)))
         sys.exit(1)
     _tell(connection, "done", summarize(result))
 
@@ -119,20 +128,20 @@ def find_plan(
     settings: RunSettings,
     out: Path,
 ) -> tuple[Plan, RunSettings]:
-    """The plan of a file, or the one that agents make together; that one is saved in ``out``."""
+    """The plan of a file, or the one that agents make together; that one is shared in ``out``."""
     if path is not None:
         return load_plan(path), settings
     if request is None:
         raise CornError("neither a plan nor a request for one was given")
-    out.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folders = make_folders(out, meeting.agent, is_rehearsal=settings.is_rehearsal)
     plan, seed = plan_together(meeting, request, neighbours)
-    if not list_steps(out):  # of an earlier run, which this one may not be let go on with
-        save_plan(plan, out / "plan.corn")
+    if not any(find_paid(folders.private)):  # an earlier run's plan stays, as that run does
+        save_plan(plan, folders.shared / "plan.corn")
     return plan, settings.with_seed(seed)
 
 
 def summarize(result: AgentResult) -> dict[str, Any]:
-    """How an agent ended, as plain data."""
+    """How an agent ended, as plain data; all but the time that it waited may be handed out."""
     return {
         "agent": result.agent,
         "first_step": result.first_step,
@@ -144,6 +153,13 @@ def summarize(result: AgentResult) -> dict[str, Any]:
         "traffic": {str(peer): vars(own) for peer, own in result.traffic.items()},
         "seconds_waited": result.seconds_waited,
     }
+
+
+def _keep_failure(order: Order, text: str) -> None:
+    """Leave the reason with the owner: others may hear only that there is one."""
+    folders = Folders.of_run(order.out).of_agent(order.agent)
+    with suppress(OSError):  # there may be no folder yet, or no space, which may be the reason
+        append_private_note(folders.private, text)
 
 
 def _listen(connection: Connection, interruption: Interruption) -> None:

@@ -42,11 +42,19 @@ class Ending:
         summary: what it reported at its end; empty if it did not get there.
         failure: what it said when it failed, or what ended its process; empty if nothing did.
         notes: what it had noted on the way, if it did not get to a summary.
+        private_notes: what it had noted for its owner alone.
+        is_private: whether the failure, too, is for its owner alone, as it may tell of its data.
     """
 
     summary: Mapping[str, Any] = field(default_factory=dict)
     failure: str = ""
     notes: tuple[str, ...] = ()
+    private_notes: tuple[str, ...] = ()
+    is_private: bool = False
+
+    def describe_failure(self, agent: int) -> str:
+        """What others may read of the failure."""
+        return f"agent {agent}: failed, and told its owner why" if self.is_private else self.failure
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ class Outcome:
 
     @property
     def failures(self) -> dict[int, str]:
-        """What went wrong with the others."""
+        """What went wrong with the others, in words that may be for their owner alone."""
         return {agent: own.failure for agent, own in self.endings.items() if own.failure}
 
     @property
@@ -81,8 +89,12 @@ class Outcome:
 
     @property
     def lost(self) -> dict[int, str]:
-        """The agents that did not come to an end, here or elsewhere, why, and since which step."""
-        missed, failures = self.missed, self.failures
+        """The agents that did not come to an end, here or elsewhere, why, and since which step.
+
+        Anyone may read it.
+        """
+        missed, ends = self.missed, self.endings
+        failures = {agent: ends[agent].describe_failure(agent) for agent in self.failures}
         return {
             agent: failures.get(agent, f"agent {agent}: lost on another host")
             + (f", missed by the others from step {missed[agent]} on" if agent in missed else "")
@@ -90,16 +102,19 @@ class Outcome:
         }
 
 
-def run_agents(orders: Sequence[Order], *, num_steps: int, show_table: bool = True) -> Outcome:
+def run_agents(
+    orders: Sequence[Order], *, num_steps: int, show_table: bool = True, show_private: bool = False
+) -> Outcome:
     """Run every order in a process of its own until all have ended; none is left behind.
 
     Ctrl-C asks all of them to stop together after a few more steps; a second one ends them at once.
+    With ``show_private`` the table has numbers computed from private data without noise, too.
     """
     crew = Crew(orders)
     try:
         with (
             catch_interruption() as interruption,
-            ProgressTable(num_steps, show=show_table) as table,
+            ProgressTable(num_steps, show=show_table, show_private=show_private) as table,
         ):
             crew.start()
             while crew.is_running:
@@ -122,6 +137,7 @@ class Crew:
         self._lines: dict[int, Connection] = {}
         self._endings: dict[int, Ending] = {}
         self._notes: dict[int, list[str]] = {agent: [] for agent in self._orders}
+        self._private_notes: dict[int, list[str]] = {agent: [] for agent in self._orders}
         self._stopped: dict[int, float] = {}
         self._began, self._all_stepped, self._asked = time.monotonic(), 0.0, False
         self.progress: dict[int, Progress] = {}
@@ -171,7 +187,11 @@ class Crew:
     def outcome(self, *, was_interrupted: bool) -> Outcome:
         """How all ended."""
         endings = {
-            agent: replace(own, notes=tuple(self._notes[agent]))
+            agent: replace(
+                own,
+                notes=tuple(self._notes[agent]),
+                private_notes=tuple(self._private_notes[agent]),
+            )
             for agent, own in sorted(self._endings.items())
         }
         return Outcome(endings, self._all_stepped, was_interrupted)
@@ -206,10 +226,13 @@ class Crew:
                 self._all_stepped = time.monotonic() - self._began
         elif kind == "note":
             self._notes[agent].append(content)
+        elif kind == "private note":
+            self._private_notes[agent].append(content)
         elif kind == "done":
             self._endings[agent] = Ending(content)
         elif kind == "failed":
-            self._endings[agent] = Ending(failure=content)
+            failure, is_private = content
+            self._endings[agent] = Ending(failure=failure, is_private=is_private)
 
     def _close(self, agent: int) -> None:
         """An agent's line is dead, and so is the agent."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from corn.distributed.child import Order
+from corn.distributed.folders import Folders
 from corn.distributed.keyring import choose_folder, make_keys
 from corn.distributed.launcher import Outcome, raise_common_failure, run_agents
 from corn.distributed.meeting import host_store
@@ -63,11 +64,13 @@ class Launched:
     Attributes:
         plan: what was run.
         problem: what was trained.
-        result: measurements and models, as a simulation gives them.
+        result: measurements and models, as a simulation gives them, but without what is measured
+            on private data unless that was asked for.
         outcome: how each agent ended.
         keys: the folder of keys and ledgers.
         made_keys: whether keys were made for this run.
         is_rehearsal: whether the noise was public, and protected nothing.
+        folders: what may be handed out, and what is private.
     """
 
     plan: Plan
@@ -77,6 +80,16 @@ class Launched:
     keys: Path
     made_keys: bool
     is_rehearsal: bool
+    folders: Folders
+
+    @property
+    def private_notes(self) -> list[str]:
+        """What agents told their owners alone, failures included."""
+        return [
+            text if text.startswith(f"agent {agent}: ") else f"agent {agent}: {text}"
+            for agent, own in self.outcome.endings.items()
+            for text in (*own.private_notes, *([own.failure] if own.is_private else []))
+        ]
 
     @property
     def lost(self) -> dict[int, str]:
@@ -100,6 +113,7 @@ def launch(
     keys: Path | None = None,
     placement: Placement | None = None,
     show_table: bool = True,
+    show_private: bool = False,
 ) -> Launched:
     """Start agents, wait for them, and put together what they measured.
 
@@ -107,13 +121,15 @@ def launch(
         source: a plan's file; or what the agents are to plan together, each of them knowing only
             its neighbours in ``network``.
         workload: what to train.
-        out: a folder; each agent has one of its own in it.
+        out: a folder; ``shared`` in it may be handed out, ``private`` is for the owners of data.
         settings: how to run.
         network: who is linked with whom, where agents plan together.
         keys: the folder of keys and ledgers, by default beside the plan: ``plan.keys``, or
             ``corn.keys`` here without a plan. Made for all agents of one machine if not there.
         placement: which agents run here.
         show_table: show a live table if there is a terminal.
+        show_private: show and return what is measured on private data, too. No noise protects it:
+            only for a machine whose user owns the data of all agents.
 
     Raises:
         CornError: no agent came to the end; the line says why.
@@ -129,9 +145,10 @@ def launch(
     made_keys = not settings.is_rehearsal and make_keys(
         folder, known.num_agents, is_one_machine=is_one_machine
     )
-    out.mkdir(parents=True, exist_ok=True)
+    folders = Folders.of_run(out, is_rehearsal=settings.is_rehearsal)
+    folders.make()
     if isinstance(source, PlanningRequest):
-        (out / "request.json").write_text(source.to_text() + "\n", encoding="utf-8")
+        (folders.shared / "request.json").write_text(source.to_text() + "\n", encoding="utf-8")
     problem = workload.build(known.num_agents)
     with_store = None
     if place.store is None or place.host == 0:
@@ -148,38 +165,49 @@ def launch(
             workload,
             settings,
             None if settings.is_rehearsal else folder.resolve(),
-            (out / f"agent-{agent}").resolve(),
+            out.resolve(),
             address,
         )
         for agent in agents
     ]
     num_steps = (settings.steps_of(plan) if plan else settings.num_steps) or 0
-    outcome = run_agents(orders, num_steps=num_steps, show_table=show_table)
+    outcome = run_agents(
+        orders, num_steps=num_steps, show_table=show_table, show_private=show_private
+    )
     raise_common_failure(outcome)
-    plan, result = gather(plan, problem, outcome, out, settings)
-    return Launched(plan, problem, result, outcome, folder, made_keys, settings.is_rehearsal)
+    plan, result = gather(plan, problem, outcome, folders, settings, show_private=show_private)
+    return Launched(
+        plan, problem, result, outcome, folder, made_keys, settings.is_rehearsal, folders
+    )
 
 
 def gather(
     plan: Plan | None,
     problem: Problem,
     outcome: Outcome,
-    out: Path,
+    folders: Folders,
     settings: RunSettings,
+    *,
+    show_private: bool = False,
 ) -> tuple[Plan, Result]:
     """The plan that was run, and one result from what agents left in their folders."""
-    folders = {agent: out / f"agent-{agent}" for agent in outcome.endings}
     if plan is None:
-        plan = load_plan(folders[min(outcome.finished)] / "plan.corn")
-    notes = describe_notes(outcome, plan.num_agents)
-    result = merge_runs(plan, problem, folders, settings=settings, notes=notes)
+        plan = load_plan(folders.of_agent(min(outcome.finished)).shared / "plan.corn")
+    result = merge_runs(
+        plan,
+        problem,
+        {agent: folders.of_agent(agent) for agent in outcome.endings},
+        settings=settings,
+        notes=describe_notes(outcome, plan.num_agents),
+        show_private=show_private,
+    )
     if any(own["status"] == "interrupted" for own in outcome.finished.values()):
         result = replace(result, status="interrupted")  # one that was cut off may be ahead
     return plan, result
 
 
 def describe_notes(outcome: Outcome, num_agents: int) -> list[str]:
-    """How many finished, why the rest did not, and what agents noted, each text once."""
+    """How many finished, why the rest did not, and what agents noted for all, each text once."""
     speakers: dict[str, list[int]] = {}
     for agent, own in outcome.endings.items():
         for text in own.summary.get("notes", own.notes):

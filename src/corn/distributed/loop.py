@@ -55,7 +55,10 @@ class Watcher(Protocol):
         """A model is not finite somewhere: models from here on are of no use."""
 
     def note(self, text: str) -> None:
-        """Something a person must know."""
+        """Something a person must know, and anyone may."""
+
+    def note_privately(self, text: str) -> None:
+        """Something that depends on the agent's data, for its owner alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +140,16 @@ class AgentLoop:
 
     def run(self, interruption: Interruption) -> bool:
         """Run to the end; whether all steps were done, rather than a part of them."""
+        try:
+            return self._run(interruption)
+        finally:
+            if self._half_step.num_broken > 1:
+                self._watcher.note_privately(
+                    f"{self._half_step.num_broken} gradients in all were not finite and counted as "
+                    "zero"
+                )
+
+    def _run(self, interruption: Interruption) -> bool:
         at = self._at
         while self.step < at.last_step:
             if interruption.requested:
@@ -159,6 +172,7 @@ class AgentLoop:
             prepares = mixing_round == 0 and not self._has_diverged
             values = self._mix(values, mixing_round, prepares=prepares)
         self.parameters, self.step = values, self.step + 1
+        self._check_divergence()
         if self._members.stop.reason == "diverged":
             self._watcher.see_divergence()
         self._watcher.see_step(self.step, values, statistics)
@@ -166,22 +180,35 @@ class AgentLoop:
     def _learn(self) -> tuple[Tensor, StepStatistics]:
         """The half step of this step, reserved first; a model that diverged stays as it is."""
         at, step = self._at, self.step
-        # Of the model, which is public, everyone may know that it is not finite. Of a gradient
-        # nobody may: the step counts it as zero.
-        if not self._has_diverged and not bool(torch.isfinite(self.parameters.abs().max())):
-            self._has_diverged = True
-            self._watcher.note(f"its model is not finite at step {step}: try a smaller step size")
-            self._members.note_stop(StopNotice(self._horizon(), at.agent, "diverged"))
         if self._has_diverged:
             return self.parameters.clone(), _nothing()
         self._ledger.reserve(step)
-        return self._half_step.take(
+        had_broken = self._half_step.num_broken > 0
+        taken = self._half_step.take(
             self.parameters,
             self._epoch.noise.take(step),
             step=step,
             step_size=at.settings.schedule.at(step + 1, at.num_steps),
             grid=self._epoch.plan.grid,
         )
+        if self._half_step.num_broken and not had_broken:
+            self._watcher.note_privately(
+                f"gradients were not finite at step {step} and counted as zero: try a smaller step "
+                "size"
+            )
+        return taken
+
+    def _check_divergence(self) -> None:
+        """Stop the run if the model is not finite.
+
+        Everyone may know that of a model, which is public. That a gradient is not finite nobody may
+        know: the step counts it as zero.
+        """
+        if self._has_diverged or bool(torch.isfinite(self.parameters.abs().max())):
+            return
+        self._has_diverged = True
+        self._watcher.note(f"its model is not finite at step {self.step}: try a smaller step size")
+        self._members.note_stop(StopNotice(self._horizon(), self._at.agent, "diverged"))
 
     @torch.no_grad()
     def _mix(self, values: Tensor, mixing_round: int, *, prepares: bool = False) -> Tensor:

@@ -114,7 +114,7 @@ def prepare_work(
         batches = OneCell(_make_sampler(plan, settings, everyone, settings.rehearsal_seed), agent)
     return Work(
         HalfStep(own.task, batches, plan.budget.query),
-        Measuring(own.task, parts, settings.evaluation_steps(plan)),
+        Measuring(own.task, parts, settings.evaluation_steps(plan), own.has_public_parts),
         start,
     )
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from corn.distributed.agent_run import AgentResult, AgentRun, Reports
+from corn.distributed.folders import make_folders
 from corn.distributed.handshake import (
     Agreement,
     check_guarantee,
@@ -66,10 +67,13 @@ def run_agent(
         loss: for a module: (outputs, targets) → mean loss.
         dataset: this agent's own samples. Of a data loader its data set is taken; batches are drawn
             as the plan's accounting assumes, of the settings' size or else the loader's.
-        validation: samples to measure on.
-        test: samples to measure on.
+        validation: samples to measure on. They are taken to be this agent's own: what is measured
+            on them is for its owner, as on ``dataset``, and is not written to the shared folder.
+        test: the same.
         keys: the folder with ``agent-I.key``, ``roster.json`` and the ledger.
-        out: a folder for measurements and checkpoints, of this agent alone.
+        out: the folder of the run, which agents may have in common: ``shared/agent-I`` in it gets
+            models and ε and may be handed out; ``private/agent-I`` gets measurements, private notes
+            and checkpoints, and only its owner can open it.
         settings: how to run.
         reports: who is told.
 
@@ -119,15 +123,16 @@ def run_problem(
     with ExitStack() as stack:
         with refusing_aloud(meeting), _naming(agent):
             guarantee = _check(plan, settings, meeting)
+            folders = None
             if out is not None:
-                _make_folder(out)
+                folders = make_folders(out, agent, is_rehearsal=settings.is_rehearsal)
             credentials = open_credentials(plan, agent, settings, keys, stack)
             work = prepare_work(plan, agent, settings, own, cohort)
             steps = find_checkpoints(
                 plan,
                 agent,
                 settings,
-                out,
+                None if folders is None else folders.private,
                 num_parameters=own.task.num_parameters,
                 num_releases=plan.budget.num_steps - credentials.ledger.remaining,
             )
@@ -143,7 +148,7 @@ def run_problem(
                 work,
                 agreement,
                 _share_seeds(meeting, plan, credentials, agreement),
-                out,
+                folders,
                 reports,
             )
             # Opening a link hears no signal, so it waits until both ends are there.
@@ -193,13 +198,6 @@ def _share_seeds(
     if who.identity is None or who.roster is None:
         return {}
     return share_group_seeds(meeting, plan, who.identity, who.roster, run_nonce=agreement.nonce)
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)  # measurements are its own
-    except OSError as error:
-        raise CornError(f"{path}: cannot be made: {error.strerror}") from error
 
 
 @contextmanager

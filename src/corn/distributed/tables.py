@@ -1,4 +1,4 @@
-"""Read back the tables of measurements that agents wrote."""
+"""Read back the tables of measurements that agents wrote, shared or private."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from corn.errors import FileFormatError
-from corn.learn.metrics import COLUMNS, Row
+from corn.learn.metrics import COLUMNS, SHARED_COLUMNS, Row
 
 _TEXTS = ("contender", "step_size", "unit")
 
@@ -19,7 +19,7 @@ def read_rows(path: Path) -> dict[int, Row]:
         return {}
     with path.open(newline="", encoding="utf-8") as stream:
         reader = csv.DictReader(stream)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
+        if tuple(reader.fieldnames or ()) not in (COLUMNS, SHARED_COLUMNS):
             raise FileFormatError(f"{path}: not a table of measurements")
         rows = [_parse(row) for row in reader]
     return {int(row["step"]): row for row in rows}

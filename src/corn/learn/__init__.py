@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from corn.learn.contender import Contender as Contender
     from corn.learn.contender import Variant as Variant
     from corn.learn.metrics import COLUMNS as COLUMNS
+    from corn.learn.metrics import PRIVATE_COLUMNS as PRIVATE_COLUMNS
+    from corn.learn.metrics import SHARED_COLUMNS as SHARED_COLUMNS
     from corn.learn.metrics import Row as Row
     from corn.learn.names import CONTENDERS as CONTENDERS
     from corn.learn.names import MODELS as MODELS
@@ -59,6 +61,8 @@ _HOMES = {
     "Contender": "corn.learn.contender",
     "Variant": "corn.learn.contender",
     "COLUMNS": "corn.learn.metrics",
+    "PRIVATE_COLUMNS": "corn.learn.metrics",
+    "SHARED_COLUMNS": "corn.learn.metrics",
     "Row": "corn.learn.metrics",
     "CONTENDERS": "corn.learn.names",
     "MODELS": "corn.learn.names",

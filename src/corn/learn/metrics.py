@@ -52,6 +52,21 @@ seed nobody is protected, and both are called ``simulated_``: what a run with se
 spend. Where something was not measured the value is NaN.
 """
 
+PRIVATE_COLUMNS = (
+    *(name for name in COLUMNS if name.startswith("train_")),
+    "gradient_norm",
+    "fraction_clipped",
+    "noise_norm",
+)
+"""What no noise protects, and only the owner of the training data may see.
+
+The norm of the noise is among it: messages show the sum of gradient and noise, and with the exact
+norm of one part they show more of the other than ε counts.
+"""
+
+SHARED_COLUMNS = tuple(name for name in COLUMNS if name not in PRIVATE_COLUMNS)
+"""The rest: they follow from public models, public data and the plan."""
+
 
 def measure(
     task: Task,

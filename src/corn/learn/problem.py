@@ -24,12 +24,15 @@ class Problem:
         data: the training samples of every agent, as they come; they are prepared for the task.
         parts: more samples to measure on, by ``validation`` and ``test``.
         notes: what a reader of results must know.
+        has_public_parts: whether those samples are public: known to all agents, and no agent's own.
+            What is measured on private ones is private.
     """
 
     task: Task
     data: AgentData
     parts: Mapping[str, Samples] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    has_public_parts: bool = False
 
     def __post_init__(self) -> None:
         unknown = set(self.parts) - set(PARTS[1:])

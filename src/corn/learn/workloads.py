@@ -68,6 +68,7 @@ def make_workload(
             if len(chosen)
         },
         () if dataset.stand_in_for is None else (dataset.describe(),),
+        has_public_parts=True,  # every agent has them, and the training data is dealt from the rest
     )
 
 

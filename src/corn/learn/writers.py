@@ -16,10 +16,16 @@ from corn.learn.metrics import COLUMNS, Row
 _NAMES = ("contender", "step_size", "seed", "step", "unit", "delta")
 
 
-def write_table(rows: Sequence[Row], path: Path | str, *, is_private: bool = False) -> None:
-    """Write rows to a ``.csv`` or ``.parquet`` file; NaN is an empty field in CSV.
+def write_table(
+    rows: Sequence[Row],
+    path: Path | str,
+    *,
+    columns: Sequence[str] = COLUMNS,
+    is_private: bool = False,
+) -> None:
+    """Write these columns of rows to a ``.csv`` or ``.parquet`` file; NaN is an empty CSV field.
 
-    A private one can be read by its owner only.
+    A private file can be read by its owner only.
 
     Parquet needs pyarrow; its absence is a ``MissingExtraError``.
     """
@@ -29,7 +35,7 @@ def write_table(rows: Sequence[Row], path: Path | str, *, is_private: bool = Fal
         raise FileFormatError(f"{target}: a table's name must end in .csv or .parquet")
     target.parent.mkdir(parents=True, exist_ok=True)
     with writing_whole(target, is_private=is_private) as partial:
-        writers[target.suffix](rows, partial)
+        writers[target.suffix](rows, partial, columns)
 
 
 def write_tensorboard(rows: Sequence[Row], directory: Path | str) -> None:
@@ -67,18 +73,18 @@ def _write_scalars(writer: Any, rows: Sequence[Row]) -> None:
                 writer.add_scalar(column, float(value), int(row["step"]))
 
 
-def _write_csv(rows: Sequence[Row], path: Path) -> None:
+def _write_csv(rows: Sequence[Row], path: Path, columns: Sequence[str]) -> None:
     with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, COLUMNS)
+        writer = csv.DictWriter(stream, columns)
         writer.writeheader()
         for row in rows:
-            writer.writerow({name: "" if _is_nan(value) else value for name, value in row.items()})
+            writer.writerow({name: "" if _is_nan(row[name]) else row[name] for name in columns})
 
 
-def _write_parquet(rows: Sequence[Row], path: Path) -> None:
+def _write_parquet(rows: Sequence[Row], path: Path, columns: Sequence[str]) -> None:
     parquet = _import("pyarrow.parquet", "writing Parquet", extra="parquet")
     arrow = importlib.import_module("pyarrow")
-    table = arrow.table({name: [row[name] for row in rows] for name in COLUMNS})
+    table = arrow.table({name: [row[name] for row in rows] for name in columns})
     parquet.write_table(table, path)
 
 

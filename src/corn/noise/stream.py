@@ -14,6 +14,7 @@ from corn.arrays import FloatArray
 from corn.errors import InvalidArgumentError
 from corn.noise.address import (
     NoiseSource,
+    NormalArray,
     Owner,
     StreamAddress,
     Terms,
@@ -65,7 +66,7 @@ class SecureSource(NoiseSource):
     def __repr__(self) -> str:
         return f"SecureSource(keys of {len(self._keys)} owners)"
 
-    def fill_sum(self, out: FloatArray, terms: Terms, *, start: int = 0) -> None:
+    def fill_sum(self, out: NormalArray, terms: Terms, *, start: int = 0) -> None:
         """See :class:`corn.noise.address.NoiseSource`; needs the keys of all owners."""
         stop = check_range(out, start)
         if out.dtype != np.float64:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,38 +16,48 @@ from corn.report.style import INK, MECHANISM_COLOURS, MECHANISM_NAMES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_LABELS = {
+_SCORES = {
     "test_loss": "test loss",
     "test_accuracy": "test accuracy",
     "train_loss": "train loss",
     "optimality_gap": "optimality gap",
 }
+_TITLE_WIDTH = 50  # letters that fit above one panel
+_DISAGREEMENT = {"consensus_distance": "disagreement"}
 
 
 def plot_training(
     rows: Sequence[Row],
     step_sizes: Mapping[str, str],
-    agent_samples: Sequence[int],
+    agent_samples: Sequence[int] | None,
     *,
     title: str,
 ) -> Figure:
     """Curves of each contender at its step size, averaged over runs, and samples per agent.
 
-    Bands are plus and minus one standard deviation over runs, where there are several.
+    Where ``agent_samples`` is None, how far models are from their average takes its place. Bands
+    are plus and minus one standard deviation over runs, where there are several.
     """
-    measured = [name for name in _LABELS if any(row.get(name) is not None for row in rows)][:2]
+    measured = [name for name in _SCORES if any(row.get(name) is not None for row in rows)][:2]
     figure = Figure(figsize=(5 * (len(measured) + 1), 4.3), layout="constrained")
-    figure.suptitle(title, fontsize=9)
-    *panels, last = figure.subplots(1, len(measured) + 1)
+    *panels, last = figure.subplots(1, len(measured) + 1, squeeze=False)[0]
+    figure.suptitle(textwrap.fill(title, _TITLE_WIDTH * (len(measured) + 1)), fontsize=9)
     for axes, column in zip(panels, measured, strict=True):
         _draw_curves(axes, rows, step_sizes, column)
-    last.bar(range(len(agent_samples)), agent_samples, color=INK)
-    last.set(xlabel="agent", ylabel="training samples")
-    last.set_title("who holds how much", fontsize=10)
-    last.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if agent_samples is None:
+        _draw_curves(last, rows, step_sizes, "consensus_distance")
+    else:
+        _draw_samples(last, agent_samples)
     for axes in (*panels, last):
         axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def _draw_samples(axes: Axes, agent_samples: Sequence[int]) -> None:
+    axes.bar(range(len(agent_samples)), agent_samples, color=INK)
+    axes.set(xlabel="agent", ylabel="training samples")
+    axes.set_title("who holds how much", fontsize=10)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _draw_curves(
@@ -58,7 +69,7 @@ def _draw_curves(
         style = "--" if name in ("none", "unclipped", "central") else "-"
         axes.plot(steps, means, style, color=colour, label=MECHANISM_NAMES.get(name, name))
         axes.fill_between(steps, means - stds, means + stds, color=colour, alpha=0.15, linewidth=0)
-    axes.set(xlabel="step", ylabel=_LABELS[column])
+    axes.set(xlabel="step", ylabel=(_SCORES | _DISAGREEMENT)[column])
     axes.legend(frameon=False, fontsize=8)
 
 
