@@ -26,9 +26,9 @@ def test_mechanisms_side_by_side(corn: Runner) -> None:
     assert list(contenders) == everything.split(",")
     assert facts["status"] == "complete"
     assert facts["notes"] == []
-    assert len(contenders["corn"]["epsilon_of_each_agent"]) == 6
-    assert contenders["corn"]["epsilon"] == pytest.approx(10)
-    assert contenders["none"]["epsilon"] is None
+    assert len(contenders["corn"]["simulated_epsilon_of_each_agent"]) == 6
+    assert contenders["corn"]["simulated_epsilon"] == pytest.approx(10)
+    assert contenders["none"]["simulated_epsilon"] is None
     assert contenders["unclipped"]["test_loss"] < contenders["ldp"]["test_loss"]
     assert sum(facts["agent_samples"]) == 409
 
@@ -85,7 +85,7 @@ def test_insiders_are_named(corn: Runner) -> None:
     assert outcome.exit_code == 0, outcome.stderr
     contenders = json.loads(outcome.stdout)["contenders"]
     assert contenders["corn"]["against"] != contenders["ldp"]["against"]
-    assert contenders["corn"]["epsilon"] == pytest.approx(10, rel=1e-3)
+    assert contenders["corn"]["simulated_epsilon"] == pytest.approx(10, rel=1e-3)
 
 
 def test_sample_level_privacy_is_named(corn: Runner) -> None:
@@ -145,7 +145,7 @@ def test_a_plan_is_trained_as_it_says(corn: Runner, plan: Path) -> None:
     own = facts["contenders"]["plan"]
     assert own["unit"] == "sample"
     assert "one insider" in own["against"]
-    assert 6.9 < own["epsilon"] <= 7
+    assert 6.9 < own["simulated_epsilon"] <= 7
     problem = learn.make_workload("breast-cancer", 6)
     parts = np.split(problem.data.inputs, problem.data.offsets[1:-1])
     labels = np.split(problem.data.targets, problem.data.offsets[1:-1])
@@ -179,7 +179,7 @@ def test_baselines_next_to_a_plan_have_its_budget(corn: Runner, plan: Path) -> N
         ["--colluders", "0"],
         ["--horizon", "3"],
         ["--gossip-rounds", "1"],
-        ["--secure-noise", "--dtype", "float64"],
+        ["--rehearse", "--dtype", "float64"],
     ],
 )
 def test_options_that_contradict_a_plan_are_misuse(

@@ -44,7 +44,7 @@ def test_private_notes_are_told_and_written_to_the_owner_alone(tmp_path: Path) -
         1,
         PLAN.mechanism,
         Constant(0.5),
-        Account(PLAN.budget, PLAN.budget.precision_cap),
+        Account(PLAN.budget, PLAN.precision_cap),
         Measuring(
             ModuleTask(nn.Linear(4, 2), nn.functional.cross_entropy),
             {"train": SAMPLES},

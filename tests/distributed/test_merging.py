@@ -47,7 +47,7 @@ def leave_behind(out: Path, agent: int, last_step: int, *, is_public: bool = Tru
         agent,
         PLAN.mechanism,
         SETTINGS.schedule,
-        Account(PLAN.budget, PLAN.budget.precision_cap),
+        Account(PLAN.budget, PLAN.precision_cap),
         Measuring(
             TASK, {"train": SAMPLES, "test": SAMPLES}, SETTINGS.evaluation_steps(PLAN), is_public
         ),

@@ -46,12 +46,10 @@ def test_a_new_plan_spends_what_was_left(steps_left: int) -> None:
     plan = replan(PLAN, survivors, steps_left=steps_left)
     assert verify_plan(plan).passed
     assert plan.budget.num_steps == steps_left
-    assert plan.budget.precision_cap <= PLAN.budget.precision_cap
+    assert plan.precision_cap <= PLAN.precision_cap
     steps_done = PLAN.budget.num_steps - steps_left
     worst = max(float(p.max()) for *_, p in coalition_precisions(plan.decomposition, 1))
-    squared = PLAN.budget.sensitivity**2 * (
-        steps_done * PLAN.budget.precision_cap + steps_left * worst
-    )
+    squared = PLAN.budget.sensitivity**2 * (steps_done * PLAN.precision_cap + steps_left * worst)
     spent = gaussian.epsilon_from(float(np.sqrt(squared)), PLAN.budget.delta)
     assert spent <= PLAN.budget.epsilon * (1 + 1e-9)
 

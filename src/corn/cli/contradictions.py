@@ -61,6 +61,6 @@ def _fixed_by_plan(plan: Plan, given: Mapping[str, Any]) -> dict[str, object]:
     }
     if budget.batch_size is not None:
         fixed["batch_size"] = budget.batch_size
-    if given.get("rehearse"):
+    if "dtype" in given and given.get("rehearse"):
         fixed["dtype"] = plan.dtype
     return fixed

@@ -25,14 +25,19 @@ class Schedule(Protocol):
         """The schedule in a few characters."""
 
 
+_LARGEST = 3e38
+"""Beyond this a step overflows single precision."""
+
+
 @dataclass(frozen=True)
 class _Decay:
     initial: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.initial < math.inf:
+        if not 0 < self.initial <= _LARGEST:
             raise InvalidArgumentError(
-                f"the step size must be positive and finite, found {self.initial}: try 0.01"
+                f"the step size must be positive and at most {_LARGEST:g}, found {self.initial}: "
+                "try 0.01"
             )
 
 

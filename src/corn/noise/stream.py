@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Mapping, Sequence
-from typing import final
+from typing import cast, final
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
@@ -87,7 +87,9 @@ class SecureSource(NoiseSource):
             # The last block goes alone unless it is whole, so that the others need no copy.
             num_blocks = min(max(stop // VALUES_PER_BLOCK - block, 1), at_once)
             words = _WORKSPACE.read_words(keystreams, (num_blocks, WORDS_PER_BLOCK))
-            _WORKSPACE.write_sums(words, weights, out, block * VALUES_PER_BLOCK - start)
+            _WORKSPACE.write_sums(
+                words, weights, cast("FloatArray", out), block * VALUES_PER_BLOCK - start
+            )
             block += num_blocks
 
     def _stream_key(self, address: StreamAddress) -> bytes:
