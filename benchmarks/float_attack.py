@@ -1,14 +1,21 @@
 """How often an attacker that reads low-order bits finds out which gradient a message contains.
 
-Run ``python benchmarks/float_attack.py [--trials N] [--release NAME] [--only TEXT] [--processes N]
-[--json]``. The attacker (``tests/oracles/float_attack.py``) knows the plan, the model, the step
-size and two candidate gradients, and practises on releases with keys of its own. Ideal noise allows
-it to be right with probability Φ(μ/2); the verdict is by a binomial test. It reads all messages,
-knows all other gradients, and may be an insider. Releases are the library's, or one of these, which
-show what a repair needs: ``grid`` rounds g + v, v in float64, to a public grid of about 2⁻⁶ of the
-standard deviation of LDP noise; ``grid32`` does so with v drawn in float32; ``each`` rounds every
-stream and the gradient by itself. ``--processes N`` runs six real agents N times for one step, with
-one label of one agent flipped or not, and attacks the messages on their links.
+Run ``python benchmarks/float_attack.py [--trials N] [--release NAME] [--bits N] [--equal]
+[--only TEXT] [--processes N] [--json]``.
+
+The attacker (``tests/oracles/float_attack.py``) knows the plan, the model, the step size and two
+candidate gradients, and practises on releases with keys of its own. It reads all messages, knows
+all other gradients, and is an insider where the plan reckons with one. Ideal noise allows it to be
+right with probability Φ(μ/2); the verdict is by a binomial test. The column ``values`` shows how
+often the best test for ideal noise is right by itself.
+
+Releases are the library's, or one of these, which show what a repair needs: ``grid`` rounds g + v,
+v in float64, to a public grid of about 2⁻⁶ (``--bits``) of the standard deviation of LDP noise;
+``grid32`` does so with v drawn in float32; ``each`` rounds every stream and the gradient by itself,
+which is worst where gradients are of equal size in all coordinates (``--equal``).
+
+``--processes N`` runs six real agents N times for one step, with one label of one agent flipped or
+not, and attacks the messages on their links.
 """
 
 from __future__ import annotations
@@ -20,6 +27,7 @@ import multiprocessing
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -66,12 +74,22 @@ NUM_PAIRS = 4
 BEATEN = 1e-4
 """A promise counts as beaten where it allows what was seen with a lower probability than this."""
 TRIAL_KEYS = 10**6
-"""From here on seeds are those of keys that the attacker does not have."""
+"""More than there are trials in a row; below this, seeds are of the attacker's own keys."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table; ``model_scale`` is the standard deviation of the public model."""
+    """One row of the table.
+
+    Attributes:
+        noise: ``ldp``, or ``pairs`` for a default plan of 20 agents.
+        message_type: in which messages are sent.
+        num_parameters: d.
+        model_scale: the standard deviation of the public model.
+        num_steps: that the attacker sees.
+        planned_steps: T.
+        has_equal_sizes: whether a gradient has the same size in all coordinates.
+    """
 
     noise: str
     message_type: NoiseType
@@ -79,6 +97,7 @@ class Setting:
     model_scale: float = 0.0
     num_steps: int = 1
     planned_steps: int = 500
+    has_equal_sizes: bool = False
 
     def __str__(self) -> str:
         model = f"x ~ {self.model_scale:g}" if self.model_scale else "x = 0"
@@ -148,16 +167,20 @@ HEADER = (
 )
 
 
-def draw_pair(num_parameters: int, message_type: NoiseType, generator: np.random.Generator) -> Pair:
+def draw_pair(setting: Setting, generator: np.random.Generator) -> Pair:
     """Two clipped gradients as far apart as the promise reckons with."""
-    g = generator.standard_normal(num_parameters)
-    g = (g * CLIP / np.linalg.norm(g)).astype(message_type).astype(np.float64)
+    g = generator.standard_normal(setting.num_parameters)
+    if setting.has_equal_sizes:
+        g = np.sign(g)
+    g = (g * CLIP / np.linalg.norm(g)).astype(setting.message_type).astype(np.float64)
     return g, -g
 
 
 def attack(setting: Setting, plan: Plan, *, num_trials: int, make_message: Release) -> Result:
     """Practise, then decide about messages with keys of others."""
-    began, generator = time.perf_counter(), np.random.default_rng(1)
+    # Every row has trials of its own: rows would otherwise share their luck.
+    row = zlib.crc32(str(setting).encode())
+    began, generator = time.perf_counter(), np.random.default_rng(row)
     d, message_type = setting.num_parameters, setting.message_type
     agent = 0
     observer = Observer(plan, agent, find_worst_insider(plan, agent))
@@ -165,17 +188,19 @@ def attack(setting: Setting, plan: Plan, *, num_trials: int, make_message: Relea
     sent = Sent(model.astype(np.float64), STEP_SIZE)
     attacker = FloatAttacker(
         OwnReleases(plan, agent, sent, make_message),
-        [draw_pair(d, message_type, generator) for _ in range(NUM_PAIRS)],
+        [draw_pair(setting, generator) for _ in range(NUM_PAIRS)],
         noise_std=observer.noise_std,
         weights=stream_weights(plan.decomposition, agent),
+        model=sent.model,
+        step_size=STEP_SIZE,
         num_messages=min(max(60_000 // d, 25), 1000),
     )
     right = right_by_values = 0
     for trial in range(num_trials):
-        source = SecureSource(simulated_keys(plan.decomposition, seed=TRIAL_KEYS + trial))
+        source = SecureSource(simulated_keys(plan.decomposition, seed=row * TRIAL_KEYS + trial))
         truth, bits, values = int(generator.integers(2)), 0.0, 0.0
         for step in range(setting.num_steps):
-            pair = draw_pair(d, message_type, generator)
+            pair = draw_pair(setting, generator)
             message = make_message(plan, agent, pair[truth], source, step, sent)
             released = sent.recover(message)[np.newaxis]
             bits += float(attacker.score_bits(pair, released)[0])
@@ -208,50 +233,51 @@ def find_worst_insider(plan: Plan, agent: int) -> int | None:
     return min(others, key=lambda other: Observer(plan, agent, other).noise_std)
 
 
-def release_on_grid(
-    plan: Plan, agent: int, gradient: Array, source: NoiseSource, step: int, sent: Sent
-) -> Floats:
-    """γ·rint((g + v)/γ) with v drawn in float64, then the half step."""
-    return _send_on_grid(
-        plan, gradient, _draw(plan.decomposition, agent, source, step, gradient), sent
-    )
+@dataclass(frozen=True)
+class GridRelease:
+    """A release on a public grid γ of about 2^−bits of the standard deviation of LDP noise.
+
+    Attributes:
+        bits: how fine the grid is.
+        dtype: in which noise is drawn.
+        rounds_each: whether streams, and so the gradient, are rounded by themselves.
+    """
+
+    bits: int
+    dtype: type[np.floating[Any]] = np.float64
+    rounds_each: bool = False
+
+    def __call__(
+        self,
+        plan: Plan,
+        agent: int,
+        gradient: Array,
+        source: NoiseSource,
+        step: int,
+        sent: Sent,
+    ) -> Floats:
+        """See :func:`release`: s = γ·rint((g + v)/γ), then the half step."""
+        grid = 2.0 ** math.floor(-math.log2(plan.budget.precision_cap) / 2 - self.bits)
+        noise = np.zeros_like(gradient)
+        if self.rounds_each:
+            for part in _split_streams(plan.decomposition, agent):
+                stream = _draw(part, agent, source, step, len(gradient), self.dtype)
+                noise += grid * np.rint(stream / grid)
+        else:
+            noise += _draw(plan.decomposition, agent, source, step, len(gradient), self.dtype)
+        real = np.dtype(plan.noise_type).type
+        s = (grid * np.rint((gradient + noise) / grid)).astype(real)
+        return np.asarray(np.asarray(sent.model, real) - real(sent.step_size) * s)
 
 
-def release_float32_on_grid(
-    plan: Plan, agent: int, gradient: Array, source: NoiseSource, step: int, sent: Sent
-) -> Floats:
-    """The same with v drawn in float32."""
-    noise = _draw(plan.decomposition, agent, source, step, gradient, np.float32)
-    return _send_on_grid(plan, gradient, noise, sent)
-
-
-def release_each_on_grid(
-    plan: Plan, agent: int, gradient: Array, source: NoiseSource, step: int, sent: Sent
-) -> Floats:
-    """Every stream rounded by itself, and so the gradient: their sum is on the grid already."""
-    grid = _grid_of(plan)
-    total = np.zeros_like(gradient)
-    for part in _split_streams(plan.decomposition, agent):
-        total += grid * np.rint(_draw(part, agent, source, step, gradient) / grid)
-    return _send_on_grid(plan, gradient, total, sent)
-
-
-RELEASES: dict[str, Release] = {
-    "deployed": release,
-    "grid": release_on_grid,
-    "grid32": release_float32_on_grid,
-    "each": release_each_on_grid,
-}
-
-
-def _grid_of(plan: Plan) -> float:
-    return float(2.0 ** np.floor(np.log2(plan.budget.precision_cap**-0.5 * 2.0**-6)))
-
-
-def _send_on_grid(plan: Plan, gradient: Array, noise: Array, sent: Sent) -> Floats:
-    grid, dtype = _grid_of(plan), np.dtype(plan.noise_type).type
-    s = (grid * np.rint((gradient + noise) / grid)).astype(dtype)
-    return np.asarray(np.asarray(sent.model, dtype) - dtype(sent.step_size) * s)
+def make_releases(bits: int) -> dict[str, Release]:
+    """All ways to release, by name."""
+    return {
+        "deployed": release,
+        "grid": GridRelease(bits),
+        "grid32": GridRelease(bits, np.float32),
+        "each": GridRelease(bits, rounds_each=True),
+    }
 
 
 def _draw(
@@ -259,10 +285,9 @@ def _draw(
     agent: int,
     source: NoiseSource,
     step: int,
-    gradient: Array,
-    dtype: type[np.floating[Any]] = np.float64,
+    size: int,
+    dtype: type[np.floating[Any]],
 ) -> Array:
-    size = len(gradient)
     share = draw_share(
         decomposition, agent, source=source, nonce=NONCE, step=step, stop=size, dtype=dtype
     )
@@ -338,6 +363,8 @@ def attack_processes(num_trials: int, message_type: NoiseType = "float32") -> Re
         [pair],
         noise_std=std,
         weights=stream_weights(plan.decomposition, VICTIM),
+        model=model,
+        step_size=STEP_SIZE,
         num_messages=4000,
     )
     context = multiprocessing.get_context("spawn")
@@ -415,7 +442,9 @@ def run_agents(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--trials", type=int, default=200, help="messages or runs a setting")
-    parser.add_argument("--release", choices=RELEASES, default="deployed")
+    parser.add_argument("--release", choices=make_releases(0), default="deployed")
+    parser.add_argument("--bits", type=int, default=6, help="of a grid, below the noise")
+    parser.add_argument("--equal", action="store_true", help="all coordinates of the same size")
     parser.add_argument("--only", default="", help="settings that contain this text")
     parser.add_argument("--processes", type=int, default=0, help="runs of real processes")
     parser.add_argument("--json", action="store_true")
@@ -431,11 +460,12 @@ def main() -> None:
             print(result, flush=True)
 
     plans: dict[tuple[str, str, int], Plan] = {}
-    for setting in list_settings():
+    for chosen in list_settings():
+        setting = replace(chosen, has_equal_sizes=options.equal)
         if options.only in str(setting) and options.trials:
             key = setting.noise, setting.message_type, setting.planned_steps
             plan = plans.setdefault(key, plans.get(key) or setting.make_plan())
-            make_message = RELEASES[options.release]
+            make_message = make_releases(options.bits)[options.release]
             tell(attack(setting, plan, num_trials=options.trials, make_message=make_message))
     if options.processes:
         tell(attack_processes(options.processes))

@@ -14,7 +14,7 @@ from corn.topology import load_network
 from tests.oracles.deployed_release import OwnReleases, Sent, stream_weights
 from tests.oracles.float_attack import Array, DrawReleases, FloatAttacker, Pair, p_value
 
-CLIP = 0.1
+CLIP, STEP_SIZE = 0.1, 0.25
 OTHERS_KEYS = 10**6
 STREAM_WEIGHTS = (0.61, 1.46, 0.5, 0.73, 0.17, 1.35, 1.07, 0.37, 1.23, 0.55, 0.43, 0.46, 0.81, 1.31)
 
@@ -94,12 +94,14 @@ def test_messages_of_the_library_tell_no_more_than_promised(
     plan = make_small_plan(mechanism, threat, message_type)
     pairs = [opposite_gradients(1000, seed, message_type) for seed in range(12)]
     model = np.random.default_rng(0).normal(0, model_scale, 1000).astype(message_type)
-    draw = OwnReleases(plan, 0, Sent(model.astype(np.float64), step_size=0.25))
+    draw = OwnReleases(plan, 0, Sent(model.astype(np.float64), STEP_SIZE))
     attacker = FloatAttacker(
         draw,
         pairs[:2],
         noise_std=float(np.sqrt(plan.decomposition.covariance[0, 0])),
         weights=stream_weights(plan.decomposition, 0),
+        model=model.astype(np.float64),
+        step_size=STEP_SIZE,
         num_messages=60,
     )
     mu = plan.budget.query.sensitivity * np.sqrt(plan.budget.precision_cap)

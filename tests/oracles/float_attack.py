@@ -34,7 +34,8 @@ Pair: TypeAlias = tuple[Array, Array]
 
 _BINS = 16
 """Of residues, exponents, mantissas and numbers of trailing zeros alike."""
-_NUM_CELLS = _BINS * _BINS
+_MOST_LOST_BITS = 3
+_NUM_CELLS = _BINS * _BINS * (_MOST_LOST_BITS + 1)
 _GRIDS = range(2, 60)
 """Powers of ½ of the noise's standard deviation. Coarser ones would show values, not bits: the
 Gaussian part of the score counts those."""
@@ -60,14 +61,17 @@ class DrawReleases(Protocol):
 class View(Protocol):
     """One way to sort differences into cells."""
 
-    def sort(self, released: Array, candidate: Array) -> Cells:
-        """Cells in 0 … 255 of each coordinate; ``candidate`` broadcasts against ``released``."""
+    def sort(self, released: Array, candidate: Array, coarseness: Array) -> Cells:
+        """Cells of each coordinate, below ``_NUM_CELLS``; shapes (num, d), (d,) and (num, d).
+
+        ``coarseness`` is the largest number that was rounded on the way to the message.
+        """
 
 
 @final
 @dataclass(frozen=True)
 class GridView:
-    """The residue of s − g modulo a power of two, for each exponent of s.
+    """The residue of s − g modulo a power of two, for each exponent of the coarseness.
 
     ``dtype`` is what s is rounded to first: recovered from a message, it may be off by less than
     one place of that type.
@@ -77,29 +81,31 @@ class GridView:
     noise_std: float
     dtype: type[np.floating[Any]]
 
-    def sort(self, released: Array, candidate: Array) -> Cells:
+    def sort(self, released: Array, candidate: Array, coarseness: Array) -> Cells:
         """See ``View``."""
         s = _round(released, self.dtype)
         units = (s - candidate) / self.step  # exact, as the step is a power of two
-        return _join(_bin_exponents(s / self.noise_std), _bin_residues(units - np.rint(units)))
+        return _join(
+            _bin_exponents(coarseness / self.noise_std), _bin_residues(units - np.rint(units))
+        )
 
 
 @final
 @dataclass(frozen=True)
 class ZerosView:
-    """How many trailing zero bits s − g has in units of the last place of s."""
+    """How many trailing zero bits s − g has in units of the last place that a message shows."""
 
     noise_std: float
     dtype: type[np.floating[Any]]
 
-    def sort(self, released: Array, candidate: Array) -> Cells:
+    def sort(self, released: Array, candidate: Array, coarseness: Array) -> Cells:
         """See ``View``."""
         s = _round(released, self.dtype)
-        places = np.rint((s - candidate) / _last_place(s, self.dtype))
+        places = np.rint((s - candidate) / _last_place(coarseness, self.dtype))
         whole = np.clip(places, -(2.0**62), 2.0**62).astype(np.int64)
         lowest = np.where(whole == 0, 1 << 62, whole & -whole)
         zeros = np.frexp(lowest.astype(np.float64))[1] - 1
-        return _join(_bin_exponents(s / self.noise_std), np.minimum(zeros, _BINS - 1))
+        return _join(_bin_exponents(coarseness / self.noise_std), np.minimum(zeros, _BINS - 1))
 
 
 @final
@@ -113,15 +119,16 @@ class MultipleView:
     weight: float
     dtype: type[np.floating[Any]]
 
-    def sort(self, released: Array, candidate: Array) -> Cells:
+    def sort(self, released: Array, candidate: Array, coarseness: Array) -> Cells:
         """See ``View``."""
         v = _round(_round(released, self.dtype) - candidate, self.dtype)
         z = _round(v / self.weight, self.dtype)
         remainder = _subtract_product(v, z, self.weight)
         residues = remainder / (self.weight * _last_place(z, self.dtype))
-        mantissas = np.frexp(np.abs(v))[0]
+        mantissas, exponents = np.frexp(np.abs(v))
         bins = np.clip(((mantissas - 0.5) * 2 * _BINS).astype(np.int64), 0, _BINS - 1)
-        return _join(bins, _bin_residues(residues))
+        lost_bits = np.clip(np.frexp(coarseness)[1] - exponents, 0, _MOST_LOST_BITS)
+        return _join(lost_bits * _BINS + bins, _bin_residues(residues))
 
 
 @final
@@ -133,6 +140,8 @@ class FloatAttacker:
         pairs: candidates to practise on, at least one pair.
         noise_std: the standard deviation of the noise that the attacker cannot predict.
         weights: public numbers by which noise may have been multiplied.
+        model: x, a number or shape (d,), where messages are x − η s.
+        step_size: η.
         num_messages: own releases of each candidate of each pair, in each of the two batches.
         seed: of the attacker's own keys.
     """
@@ -144,10 +153,12 @@ class FloatAttacker:
         *,
         noise_std: float,
         weights: Sequence[float] = (),
+        model: Array | float = 0.0,
+        step_size: float = 1.0,
         num_messages: int = 100,
         seed: int = 0,
     ) -> None:
-        self._noise_std = noise_std
+        self._noise_std, self._offset = noise_std, np.asarray(model, np.float64) / step_size
         first, second = (
             [
                 (pair, draw(pair[truth], num_messages, seed + 4 * number + 2 * batch + truth))
@@ -156,7 +167,7 @@ class FloatAttacker:
             ]
             for batch in (0, 1)
         )
-        self._views, self._tables = _learn(first, _list_views(noise_std, weights))
+        self._views, self._tables = self._learn(first, _list_views(noise_std, weights))
         scores = [self._compare(pair, released) for pair, released in second]
         self._weights = _discriminate(np.concatenate(scores[::2]), np.concatenate(scores[1::2]))
 
@@ -183,13 +194,43 @@ class FloatAttacker:
         centred = released - predicted - (pair[0] + pair[1]) / 2
         return np.asarray(centred @ (pair[1] - pair[0]) / self._noise_std**2, np.float64)
 
+    def _learn(
+        self, batch: Sequence[tuple[Pair, Array]], views: Sequence[View]
+    ) -> tuple[list[View], list[Array]]:
+        """The views that separate best, and their log-likelihood ratios of true against wrong."""
+        found: list[tuple[float, View, Array]] = []
+        num_rows = max(1, _LEARNED_FROM // (len(batch) * len(batch[0][0][0])))
+        for view in views:
+            counts = np.zeros((2, _NUM_CELLS))
+            for number, (pair, messages) in enumerate(batch):
+                truth, released = number % 2, messages[:num_rows]
+                for is_wrong, candidate in enumerate((pair[truth], pair[1 - truth])):
+                    cells = view.sort(released, candidate, self._measure_coarseness(released))
+                    counts[is_wrong] += np.bincount(cells.ravel(), minlength=_NUM_CELLS)
+            total = counts.sum(axis=0)
+            seen = total > 0
+            chi_square = float(((counts[0] - counts[1])[seen] ** 2 / total[seen]).sum())
+            freedom = max(int(seen.sum()) - 1, 1)
+            if (chi_square - freedom) / np.sqrt(2 * freedom) > _LEAST_Z:
+                shares = (counts + 1) / (counts + 1).sum(axis=1, keepdims=True)
+                found.append((chi_square, view, np.log(shares[0] / shares[1])))
+        found.sort(key=lambda one: -one[0])
+        best = found[:_MOST_VIEWS]
+        return [view for _, view, _ in best], [table for _, _, table in best]
+
     def _compare(self, pair: Pair, released: Array) -> Array:
         """One score for each view, shape (num, views)."""
         scores = np.zeros((len(released), len(self._views)))
+        coarseness = self._measure_coarseness(released)
         for number, (view, table) in enumerate(zip(self._views, self._tables, strict=True)):
             for candidate, sign in zip(pair, (-1, 1), strict=True):
-                scores[:, number] += sign * table[view.sort(released, candidate)].sum(axis=1)
+                cells = view.sort(released, candidate, coarseness)
+                scores[:, number] += sign * table[cells].sum(axis=1)
         return scores
+
+    def _measure_coarseness(self, released: Array) -> Array:
+        """Both s and the message x − η s are rounded: the larger, on the scale of s, decides."""
+        return np.asarray(np.maximum(np.abs(released), np.abs(self._offset - released)))
 
 
 def recover_release(message: NDArray[np.floating[Any]], model: Any, step_size: float) -> Array:
@@ -211,31 +252,6 @@ def _list_views(noise_std: float, weights: Sequence[float]) -> list[View]:
     views += [GridView(unit * 2.0**-k, noise_std, np.float32) for k in _FLOAT32_GRIDS]
     sizes = sorted({abs(weight) for weight in weights if weight != 0})
     return views + [MultipleView(size, dtype) for size in sizes for dtype in types]
-
-
-def _learn(
-    batch: Sequence[tuple[Pair, Array]], views: Sequence[View]
-) -> tuple[list[View], list[Array]]:
-    """The views that separate best, and their log-likelihood ratios of true against wrong."""
-    found: list[tuple[float, View, Array]] = []
-    num_rows = max(1, _LEARNED_FROM // (len(batch) * len(batch[0][0][0])))
-    for view in views:
-        counts = np.zeros((2, _NUM_CELLS))
-        for number, (pair, messages) in enumerate(batch):
-            truth, released = number % 2, messages[:num_rows]
-            for is_wrong, candidate in enumerate((pair[truth], pair[1 - truth])):
-                cells = view.sort(released, candidate).ravel()
-                counts[is_wrong] += np.bincount(cells, minlength=_NUM_CELLS)
-        total = counts.sum(axis=0)
-        seen = total > 0
-        chi_square = float(((counts[0] - counts[1])[seen] ** 2 / total[seen]).sum())
-        freedom = max(int(seen.sum()) - 1, 1)
-        if (chi_square - freedom) / np.sqrt(2 * freedom) > _LEAST_Z:
-            shares = (counts + 1) / (counts + 1).sum(axis=1, keepdims=True)
-            found.append((chi_square, view, np.log(shares[0] / shares[1])))
-    found.sort(key=lambda one: -one[0])
-    best = found[:_MOST_VIEWS]
-    return [view for _, view, _ in best], [table for _, _, table in best]
 
 
 def _discriminate(zeros: Array, ones: Array) -> Array:
