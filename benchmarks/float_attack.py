@@ -168,7 +168,7 @@ HEADER = (
 
 
 def draw_pair(setting: Setting, generator: np.random.Generator) -> Pair:
-    """Two clipped gradients as far apart as the promise reckons with."""
+    """Draw two clipped gradients as far apart as the promise reckons with."""
     g = generator.standard_normal(setting.num_parameters)
     if setting.has_equal_sizes:
         g = np.sign(g)
@@ -220,13 +220,13 @@ def attack(setting: Setting, plan: Plan, *, num_trials: int, make_message: Relea
 
 
 def promise_of(plan: Plan, num_steps: int) -> float:
-    """Φ(μ/2) after so many steps: how often the best test is right where noise is ideal."""
+    """Return Φ(μ/2) after so many steps: how often the best test is right with ideal noise."""
     mu = plan.budget.query.sensitivity * math.sqrt(num_steps * plan.budget.precision_cap)
     return float(norm.cdf(mu / 2))
 
 
 def find_worst_insider(plan: Plan, agent: int) -> int | None:
-    """Who knows most about the agent's noise; nobody under a plan without insiders."""
+    """Return who knows most about the agent's noise; nobody under a plan without insiders."""
     if plan.threat.max_colluders == 0:
         return None
     others = [other for other in range(plan.num_agents) if other != agent]
@@ -256,7 +256,7 @@ class GridRelease:
         step: int,
         sent: Sent,
     ) -> Floats:
-        """See :func:`release`: s = γ·rint((g + v)/γ), then the half step."""
+        """Release s = γ·rint((g + v)/γ) by a half step; see :func:`release`."""
         grid = 2.0 ** math.floor(-math.log2(plan.budget.precision_cap) / 2 - self.bits)
         noise = np.zeros_like(gradient)
         if self.rounds_each:
@@ -271,7 +271,7 @@ class GridRelease:
 
 
 def make_releases(bits: int) -> dict[str, Release]:
-    """All ways to release, by name."""
+    """List all ways to release, by name."""
     return {
         "deployed": release,
         "grid": GridRelease(bits),
@@ -295,7 +295,7 @@ def _draw(
 
 
 def _split_streams(decomposition: Decomposition, agent: int) -> Iterator[Decomposition]:
-    """One split for each term of the agent's noise, in which all others weigh nothing."""
+    """Yield a split for each term of the agent's noise, in which all others weigh nothing."""
     nothing = tuple(np.zeros_like(factor) for factor in decomposition.factors)
     groups = decomposition.seed_groups
     yield Decomposition(decomposition.private_variance, groups, nothing)
@@ -332,7 +332,7 @@ class FlippedWorkload(Workload):
 
 
 def serve_orders(connection: Connection) -> None:
-    """Live as one agent after the other, and report the first message of each to its neighbours."""
+    """Run as one agent after the other, and report what each sends first to its neighbours."""
     limit_threads()
     messages: list[Floats] = []
     start = LinkExchange.start
@@ -403,7 +403,7 @@ def attack_processes(num_trials: int, message_type: NoiseType = "float32") -> Re
 def find_candidates(
     plan: Plan, settings: RunSettings, workload: FlippedWorkload
 ) -> tuple[Pair, Array]:
-    """The clipped gradients of either data set at the public start, and that start."""
+    """Compute the clipped gradients of either data set at the public start, and that start."""
     found = []
     for is_flipped in (False, True):
         problem = replace(workload, is_flipped=is_flipped).build(plan.num_agents)
@@ -417,7 +417,7 @@ def find_candidates(
 def run_agents(
     plan: Plan, out: Path, settings: RunSettings, workload: Workload, agents: list[Connection]
 ) -> Floats:
-    """Let six processes run a plan with new keys; the victim's first message."""
+    """Let six processes run a plan with new keys, and return the victim's first message."""
     out.mkdir()
     save_plan(plan, out / "plan.corn")
     make_keys(out / "keys", plan.num_agents)

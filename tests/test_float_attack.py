@@ -1,4 +1,4 @@
-"""Low-order bits of messages tell no more than the promise allows, to an attacker with teeth."""
+"""Low-order bits of messages tell no more than the promise allows."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ STREAM_WEIGHTS = (0.61, 1.46, 0.5, 0.73, 0.17, 1.35, 1.07, 0.37, 1.23, 0.55, 0.4
 
 
 def opposite_gradients(d: int, seed: int, dtype: Any) -> Pair:
-    """Two clipped gradients as far apart as the promise reckons with."""
+    """Draw two clipped gradients as far apart as the promise reckons with."""
     g = np.random.default_rng(seed).standard_normal(d)
     g = (g * CLIP / np.linalg.norm(g)).astype(dtype).astype(np.float64)
     return g, -g
@@ -29,7 +29,7 @@ def opposite_gradients(d: int, seed: int, dtype: Any) -> Pair:
 def count_right(
     attacker: FloatAttacker, draw: DrawReleases, pairs: list[Pair], num_each: int
 ) -> int:
-    """Right decisions about ``num_each`` messages of each gradient of each pair."""
+    """Count right decisions about ``num_each`` messages of each gradient of each pair."""
     right = 0
     for number, pair in enumerate(pairs):
         for truth in (0, 1):
@@ -41,7 +41,7 @@ def count_right(
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("weights", [(2.2355698,), STREAM_WEIGHTS], ids=["one", "many"])
 def test_the_attacker_wins_against_a_plain_sum(dtype: Any, weights: tuple[float, ...]) -> None:
-    """This is what keeps the tests below from passing for want of an attacker."""
+    """Without this, a weak attacker would let the tests below pass."""
 
     def draw(gradient: Array, num: int, seed: int) -> Array:
         generator, shape = np.random.default_rng(seed), (num, len(gradient))
@@ -83,8 +83,9 @@ def make_small_plan(mechanism: Mechanism, threat: ThreatModel, noise_type: Noise
 @pytest.mark.xfail(
     strict=True, raises=AssertionError, reason="g + v is released in floating point, without a grid"
 )
-@pytest.mark.parametrize("model_scale", [0.0, 0.1])
-@pytest.mark.parametrize("message_type", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("message_type", "model_scale"), [("float32", 0.0), ("float32", 0.1), ("float64", 0.0)]
+)
 @pytest.mark.parametrize(
     ("mechanism", "threat"), [("ldp", ThreatModel()), ("corn", SAFE_THREAT)], ids=["one", "many"]
 )

@@ -33,7 +33,7 @@ class Sent:
     step_size: float = 0.25
 
     def recover(self, message: Floats) -> Array:
-        """The value s that was released, up to rounding."""
+        """Return the value s that was released, up to rounding."""
         return recover_release(message, self.model, self.step_size)
 
 
@@ -55,7 +55,7 @@ class _GivenGradient:
 def release(
     plan: Plan, agent: int, gradient: Array, source: NoiseSource, step: int, sent: Sent
 ) -> Floats:
-    """The agent's message at a step, by the code that agents run.
+    """Make the agent's message at a step, by the code that agents run.
 
     The gradient is clipped already: any number of copies of one may stand in a row, for an attacker
     that draws many messages at once.
@@ -97,7 +97,7 @@ class Observer:
         self._known = _reproducible_part(plan.decomposition, coalition)
 
     def predict(self, source: NoiseSource, step: int, num_parameters: int) -> Array:
-        """What it expects the agent's noise at a step to be, shape (d,)."""
+        """Return what it expects the agent's noise at a step to be, shape (d,)."""
         if not self._plan.decomposition.seed_groups:
             return np.zeros(num_parameters)
         everything, known = (
@@ -116,7 +116,7 @@ class Observer:
 
 
 def _reproducible_part(decomposition: Decomposition, coalition: tuple[int, ...]) -> Decomposition:
-    """The noise of groups that the coalition is in; the others keep their numbers, and weigh 0."""
+    """Keep the noise of groups that the coalition is in; others keep their numbers and weigh 0."""
     groups = zip(decomposition.seed_groups, decomposition.factors, strict=True)
     factors = tuple(
         factor if set(group) & set(coalition) else np.zeros_like(factor) for group, factor in groups
@@ -125,7 +125,7 @@ def _reproducible_part(decomposition: Decomposition, coalition: tuple[int, ...])
 
 
 def stream_weights(decomposition: Decomposition, agent: int) -> list[float]:
-    """The public numbers by which the agent multiplies the streams that it draws."""
+    """List the public numbers by which the agent multiplies the streams that it draws."""
     groups = zip(decomposition.seed_groups, decomposition.factors, strict=True)
     rows = [factor[group.index(agent)] for group, factor in groups if agent in group]
     own = np.sqrt(decomposition.private_variance[agent])

@@ -55,16 +55,17 @@ class DrawReleases(Protocol):
     """Releases of a known gradient with the attacker's own keys."""
 
     def __call__(self, gradient: Array, num: int, seed: int) -> Array:
-        """Released values g + v as they can be recovered from messages, shape (num, d)."""
+        """Return released values g + v as recovered from messages, shape (num, d)."""
 
 
 class View(Protocol):
     """One way to sort differences into cells."""
 
     def sort(self, released: Array, candidate: Array, coarseness: Array) -> Cells:
-        """Cells of each coordinate, below ``_NUM_CELLS``; shapes (num, d), (d,) and (num, d).
+        """Return each coordinate's cell, below ``_NUM_CELLS``, shape (num, d).
 
-        ``coarseness`` is the largest number that was rounded on the way to the message.
+        ``released`` and ``coarseness`` have this shape too; the latter is the largest number that
+        was rounded on the way to the message.
         """
 
 
@@ -178,7 +179,7 @@ class FloatAttacker:
         return tuple(view for view, weight in used if weight != 0)
 
     def score(self, pair: Pair, released: Array, predicted: Array | float = 0.0) -> Array:
-        """Log-likelihood ratios, positive for g₁, shape (num,); those of several steps add up.
+        """Return log-likelihood ratios, positive for g₁, shape (num,); those of steps add up.
 
         ``released`` has shape (num, d); ``predicted`` is the part of the noise that the attacker
         knows or expects from other messages.
@@ -186,18 +187,18 @@ class FloatAttacker:
         return self.score_bits(pair, released) + self.score_values(pair, released, predicted)
 
     def score_bits(self, pair: Pair, released: Array) -> Array:
-        """The part of the score that lattices give."""
+        """Return the part of the score that lattices give."""
         return self._compare(pair, released) @ self._weights
 
     def score_values(self, pair: Pair, released: Array, predicted: Array | float = 0.0) -> Array:
-        """The part of the score that ideal Gaussian noise would give."""
+        """Return the part of the score that ideal Gaussian noise would give."""
         centred = released - predicted - (pair[0] + pair[1]) / 2
         return np.asarray(centred @ (pair[1] - pair[0]) / self._noise_std**2, np.float64)
 
     def _learn(
         self, batch: Sequence[tuple[Pair, Array]], views: Sequence[View]
     ) -> tuple[list[View], list[Array]]:
-        """The views that separate best, and their log-likelihood ratios of true against wrong."""
+        """Find the views that separate best, and their log-likelihood ratios of true to wrong."""
         found: list[tuple[float, View, Array]] = []
         num_rows = max(1, _LEARNED_FROM // (len(batch) * len(batch[0][0][0])))
         for view in views:
@@ -219,7 +220,7 @@ class FloatAttacker:
         return [view for _, view, _ in best], [table for _, _, table in best]
 
     def _compare(self, pair: Pair, released: Array) -> Array:
-        """One score for each view, shape (num, views)."""
+        """Score each view by itself, shape (num, views)."""
         scores = np.zeros((len(released), len(self._views)))
         coarseness = self._measure_coarseness(released)
         for number, (view, table) in enumerate(zip(self._views, self._tables, strict=True)):
@@ -229,7 +230,7 @@ class FloatAttacker:
         return scores
 
     def _measure_coarseness(self, released: Array) -> Array:
-        """Both s and the message x − η s are rounded: the larger, on the scale of s, decides."""
+        """Return the larger of s and the message x − η s, on the scale of s: both are rounded."""
         return np.asarray(np.maximum(np.abs(released), np.abs(self._offset - released)))
 
 
@@ -240,7 +241,7 @@ def recover_release(message: NDArray[np.floating[Any]], model: Any, step_size: f
 
 
 def p_value(num_right: int, num_trials: int, promised: float) -> float:
-    """How probable it is to be right so often, or more often, where the promise holds."""
+    """Return the probability to be right this often, or more often, where the promise holds."""
     return float(binomtest(num_right, num_trials, promised, alternative="greater").pvalue)
 
 
@@ -255,7 +256,7 @@ def _list_views(noise_std: float, weights: Sequence[float]) -> list[View]:
 
 
 def _discriminate(zeros: Array, ones: Array) -> Array:
-    """Fisher's linear discriminant, as weights that make a log-likelihood ratio of the scores."""
+    """Compute Fisher's linear discriminant: weights that make a log-likelihood ratio of scores."""
     weights = np.zeros(zeros.shape[1])
     gap = ones.mean(axis=0) - zeros.mean(axis=0)
     variance = (zeros.var(axis=0) + ones.var(axis=0)) / 2 + _TINY
@@ -274,18 +275,18 @@ def _round(values: Array, dtype: type[np.floating[Any]]) -> Array:
 
 
 def _last_place(values: Array, dtype: type[np.floating[Any]]) -> Array:
-    """The unit in the last place of each value, were it of this type; subnormals do not matter."""
+    """Return the unit in the last place of each value in this type; subnormals do not matter."""
     exponents = np.frexp(np.maximum(np.abs(values), 1e-30))[1]
     return np.asarray(np.ldexp(1.0, exponents - np.finfo(dtype).nmant - 1), np.float64)
 
 
 def _bin_exponents(values: Array) -> Cells:
-    """The binary exponent from 2⁻¹³ to 2²."""
+    """Number the binary exponents from 2⁻¹³ to 2²."""
     return np.clip(np.frexp(np.abs(values))[1].astype(np.int64) + 12, 0, _BINS - 1)
 
 
 def _bin_residues(residues: Array) -> Cells:
-    """Bins of [−½, ½], one of which has its middle at 0, where residues of lattices are."""
+    """Number bins of [−½, ½]; one has its middle at 0, where residues of lattices are."""
     return np.floor(residues * _BINS + 0.5).astype(np.int64) % _BINS
 
 
@@ -294,7 +295,7 @@ def _join(first: Any, second: Any) -> Cells:
 
 
 def _subtract_product(v: Array, z: Array, weight: float) -> Array:
-    """v − z·w without the rounding of the product (Dekker), which would hide what is looked for."""
+    """Compute v − z·w without rounding the product (Dekker), which would hide the residue."""
     product = z * weight
     z_high, w_high = _split(z), _split(np.array(weight))
     z_low, w_low = z - z_high, weight - w_high
