@@ -1,0 +1,478 @@
+"""How often an attacker that reads low-order bits finds out which gradient a message contains.
+
+Run ``python benchmarks/float_attack.py [--trials N] [--release NAME] [--bits N] [--equal]
+[--only TEXT] [--processes N] [--json]``.
+
+The attacker (``tests/oracles/float_attack.py``) knows the plan, the model, the step size and two
+candidate gradients, and practises on releases with keys of its own. It reads all messages, knows
+all other gradients, and is an insider where the plan reckons with one. Ideal noise allows it to be
+right with probability Φ(μ/2); the verdict is by a binomial test. The column ``values`` shows how
+often the best test for ideal noise is right by itself.
+
+Releases are the library's, or one of these, which show what a repair needs: ``grid`` rounds g + v,
+v in float64, to a public grid of about 2⁻⁶ (``--bits``) of the standard deviation of LDP noise;
+``grid32`` does so with v drawn in float32; ``each`` rounds every stream and the gradient by itself,
+which is worst where gradients are of equal size in all coordinates (``--equal``).
+
+``--processes N`` runs six real agents N times for one step, with one label of one agent flipped or
+not, and attacks the messages on their links.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import norm
+
+# The attacker belongs to the tests, which are no part of the package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.oracles.deployed_release import (
+    NONCE,
+    Floats,
+    Observer,
+    OwnReleases,
+    Release,
+    Sent,
+    release,
+    stream_weights,
+)
+from tests.oracles.float_attack import Array, FloatAttacker, Pair, p_value
+
+from corn import Decomposition, Plan, PrivacyBudget, ThreatModel, load_network, make_plan, save_plan
+from corn.distributed.agent_run import Reports
+from corn.distributed.child import Order, follow
+from corn.distributed.exchange import LinkExchange
+from corn.distributed.keyring import make_keys
+from corn.distributed.meeting import host_store
+from corn.distributed.preparation import prepare_work
+from corn.distributed.settings import RunSettings
+from corn.distributed.workload import Workload, own_part
+from corn.learn.problem import Problem
+from corn.learn.schedule import Constant
+from corn.noise import NoiseSource, SecureSource, draw_share, simulated_keys
+from corn.plan.record import NoiseType
+from corn.threads import limit_threads
+
+CLIP = 0.1
+STEP_SIZE = 0.25
+NUM_PAIRS = 4
+BEATEN = 1e-4
+"""A promise counts as beaten where it allows what was seen with a lower probability than this."""
+TRIAL_KEYS = 10**6
+"""More than there are trials in a row; below this, seeds are of the attacker's own keys."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table.
+
+    Attributes:
+        noise: ``ldp``, or ``pairs`` for a default plan of 20 agents.
+        message_type: in which messages are sent.
+        num_parameters: d.
+        model_scale: the standard deviation of the public model.
+        num_steps: that the attacker sees.
+        planned_steps: T.
+        has_equal_sizes: whether a gradient has the same size in all coordinates.
+    """
+
+    noise: str
+    message_type: NoiseType
+    num_parameters: int
+    model_scale: float = 0.0
+    num_steps: int = 1
+    planned_steps: int = 500
+    has_equal_sizes: bool = False
+
+    def __str__(self) -> str:
+        model = f"x ~ {self.model_scale:g}" if self.model_scale else "x = 0"
+        return (
+            f"{self.noise}, T={self.planned_steps}, {self.message_type}, d={self.num_parameters}, "
+            f"{model}, {self.num_steps} step{'s' * (self.num_steps > 1)}"
+        )
+
+    def make_plan(self) -> Plan:
+        """Make the plan under which the message is sent."""
+        budget = PrivacyBudget(10, 1e-5, num_steps=self.planned_steps, clip=CLIP)
+        if self.noise == "ldp":
+            ring, nobody = load_network("ring:4"), ThreatModel()
+            return make_plan(
+                ring, budget, mechanism="ldp", threat=nobody, noise_type=self.message_type
+            )
+        network = load_network("er:20,p=0.2,seed=1")
+        return make_plan(network, budget, noise_type=self.message_type)
+
+
+def list_settings() -> Iterator[Setting]:
+    for noise in ("ldp", "pairs"):
+        for message_type in ("float32", "float64"):
+            own = Setting(noise, message_type, 31)
+            for num_parameters in (31, 1000, 10_000):
+                for model_scale in (0.0, 0.1):
+                    yield replace(own, num_parameters=num_parameters, model_scale=model_scale)
+            yield replace(own, planned_steps=5000)
+            yield replace(own, num_steps=10)
+            yield replace(own, num_steps=10, model_scale=0.1)
+            yield replace(own, num_parameters=1000, num_steps=10, model_scale=1.0)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How often the attacker was right, by all it has and by the values alone."""
+
+    setting: str
+    trials: int
+    right: int
+    right_by_values: int
+    promised: float
+    num_views: int
+    seconds: float
+
+    @property
+    def p(self) -> float:
+        """See :func:`p_value`."""
+        return p_value(self.right, self.trials, self.promised)
+
+    @property
+    def verdict(self) -> str:
+        """Say whether the promise was kept, as far as so many trials can tell."""
+        return "BROKEN" if self.p < BEATEN else "kept"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.setting:<62}{self.right:>6} of {self.trials:<6}{self.right / self.trials:>7.1%}"
+            f"{self.right_by_values / self.trials:>9.1%}{self.promised:>10.1%}{self.p:>10.1e}"
+            f"{self.num_views:>7}{self.seconds:>7.0f}  {self.verdict}"
+        )
+
+
+HEADER = (
+    f"{'setting':<62}{'right':>6}    {'trials':<6}{'':>7}{'values':>9}{'promised':>10}{'p':>10}"
+    f"{'views':>7}{'s':>7}"
+)
+
+
+def draw_pair(setting: Setting, generator: np.random.Generator) -> Pair:
+    """Draw two clipped gradients as far apart as the promise reckons with."""
+    g = generator.standard_normal(setting.num_parameters)
+    if setting.has_equal_sizes:
+        g = np.sign(g)
+    g = (g * CLIP / np.linalg.norm(g)).astype(setting.message_type).astype(np.float64)
+    return g, -g
+
+
+def attack(setting: Setting, plan: Plan, *, num_trials: int, make_message: Release) -> Result:
+    """Practise, then decide about messages with keys of others."""
+    # Every row has trials of its own: rows would otherwise share their luck.
+    row = zlib.crc32(str(setting).encode())
+    began, generator = time.perf_counter(), np.random.default_rng(row)
+    d, message_type = setting.num_parameters, setting.message_type
+    agent = 0
+    observer = Observer(plan, agent, find_worst_insider(plan, agent))
+    model = generator.normal(0, setting.model_scale, d).astype(message_type)
+    sent = Sent(model.astype(np.float64), STEP_SIZE)
+    attacker = FloatAttacker(
+        OwnReleases(plan, agent, sent, make_message),
+        [draw_pair(setting, generator) for _ in range(NUM_PAIRS)],
+        noise_std=observer.noise_std,
+        weights=stream_weights(plan.decomposition, agent),
+        model=sent.model,
+        step_size=STEP_SIZE,
+        num_messages=min(max(60_000 // d, 25), 1000),
+    )
+    right = right_by_values = 0
+    for trial in range(num_trials):
+        source = SecureSource(simulated_keys(plan.decomposition, seed=row * TRIAL_KEYS + trial))
+        truth, bits, values = int(generator.integers(2)), 0.0, 0.0
+        for step in range(setting.num_steps):
+            pair = draw_pair(setting, generator)
+            message = make_message(plan, agent, pair[truth], source, step, sent)
+            released = sent.recover(message)[np.newaxis]
+            bits += float(attacker.score_bits(pair, released)[0])
+            predicted = observer.predict(source, step, d)
+            values += float(attacker.score_values(pair, released, predicted)[0])
+        right += (bits + values > 0) == truth
+        right_by_values += (values > 0) == truth
+    return Result(
+        str(setting),
+        num_trials,
+        right,
+        right_by_values,
+        promise_of(plan, setting.num_steps),
+        len(attacker.views),
+        time.perf_counter() - began,
+    )
+
+
+def promise_of(plan: Plan, num_steps: int) -> float:
+    """Return Φ(μ/2) after so many steps: how often the best test is right with ideal noise."""
+    mu = plan.budget.query.sensitivity * math.sqrt(num_steps * plan.budget.precision_cap)
+    return float(norm.cdf(mu / 2))
+
+
+def find_worst_insider(plan: Plan, agent: int) -> int | None:
+    """Return who knows most about the agent's noise; nobody under a plan without insiders."""
+    if plan.threat.max_colluders == 0:
+        return None
+    others = [other for other in range(plan.num_agents) if other != agent]
+    return min(others, key=lambda other: Observer(plan, agent, other).noise_std)
+
+
+@dataclass(frozen=True)
+class GridRelease:
+    """A release on a public grid γ of about 2^−bits of the standard deviation of LDP noise.
+
+    Attributes:
+        bits: how fine the grid is.
+        dtype: in which noise is drawn.
+        rounds_each: whether streams, and so the gradient, are rounded by themselves.
+    """
+
+    bits: int
+    dtype: type[np.floating[Any]] = np.float64
+    rounds_each: bool = False
+
+    def __call__(
+        self,
+        plan: Plan,
+        agent: int,
+        gradient: Array,
+        source: NoiseSource,
+        step: int,
+        sent: Sent,
+    ) -> Floats:
+        """Release s = γ·rint((g + v)/γ) by a half step; see :func:`release`."""
+        grid = 2.0 ** math.floor(-math.log2(plan.budget.precision_cap) / 2 - self.bits)
+        noise = np.zeros_like(gradient)
+        if self.rounds_each:
+            for part in _split_streams(plan.decomposition, agent):
+                stream = _draw(part, agent, source, step, len(gradient), self.dtype)
+                noise += grid * np.rint(stream / grid)
+        else:
+            noise += _draw(plan.decomposition, agent, source, step, len(gradient), self.dtype)
+        real = np.dtype(plan.noise_type).type
+        s = (grid * np.rint((gradient + noise) / grid)).astype(real)
+        return np.asarray(np.asarray(sent.model, real) - real(sent.step_size) * s)
+
+
+def make_releases(bits: int) -> dict[str, Release]:
+    """List all ways to release, by name."""
+    return {
+        "deployed": release,
+        "grid": GridRelease(bits),
+        "grid32": GridRelease(bits, np.float32),
+        "each": GridRelease(bits, rounds_each=True),
+    }
+
+
+def _draw(
+    decomposition: Decomposition,
+    agent: int,
+    source: NoiseSource,
+    step: int,
+    size: int,
+    dtype: type[np.floating[Any]],
+) -> Array:
+    share = draw_share(
+        decomposition, agent, source=source, nonce=NONCE, step=step, stop=size, dtype=dtype
+    )
+    return share.astype(np.float64)
+
+
+def _split_streams(decomposition: Decomposition, agent: int) -> Iterator[Decomposition]:
+    """Yield a split for each term of the agent's noise, in which all others weigh nothing."""
+    nothing = tuple(np.zeros_like(factor) for factor in decomposition.factors)
+    groups = decomposition.seed_groups
+    yield Decomposition(decomposition.private_variance, groups, nothing)
+    for number, (group, factor) in enumerate(zip(groups, decomposition.factors, strict=True)):
+        if agent not in group:
+            continue
+        for stream in range(factor.shape[1]):
+            only = np.zeros_like(factor)
+            only[:, stream] = factor[:, stream]
+            factors = (*nothing[:number], only, *nothing[number + 1 :])
+            yield Decomposition(np.zeros(decomposition.num_agents), groups, factors)
+
+
+# Real processes: one label of one agent is flipped or not, and the attacker reads the links.
+
+NUM_AGENTS, VICTIM = 6, 0
+
+
+@dataclass(frozen=True)
+class FlippedWorkload(Workload):
+    """The same data, in which the first label of one agent may be the other one."""
+
+    is_flipped: bool = False
+
+    def build(self, num_agents: int) -> Problem:
+        """See ``Workload``."""
+        problem = super().build(num_agents)
+        if self.is_flipped:
+            targets = problem.data.targets.clone()
+            first = problem.data.offsets[VICTIM]
+            targets[first] = targets.min() + targets.max() - targets[first]
+            problem = replace(problem, data=replace(problem.data, targets=targets))
+        return problem
+
+
+def serve_orders(connection: Connection) -> None:
+    """Run as one agent after the other, and report what each sends first to its neighbours."""
+    limit_threads()
+    messages: list[Floats] = []
+    start = LinkExchange.start
+
+    def record(self: LinkExchange, header: Any, parameters: torch.Tensor) -> None:
+        messages.append(parameters.numpy().copy())
+        start(self, header, parameters)
+
+    LinkExchange.start = record  # type: ignore[method-assign]
+    while (order := connection.recv()) is not None:
+        messages.clear()
+        follow(order, Reports())
+        connection.send(messages[0])
+
+
+def attack_processes(num_trials: int, message_type: NoiseType = "float32") -> Result:
+    """Run six agents again and again, and tell from a victim's message whose data it had."""
+    began, generator = time.perf_counter(), np.random.default_rng(2)
+    budget = PrivacyBudget(10, 1e-5, num_steps=500, clip=CLIP)
+    plan = make_plan(load_network(f"ring:{NUM_AGENTS}"), budget, noise_type=message_type)
+    settings = RunSettings(Constant(STEP_SIZE), num_steps=1, timeout=60, evaluate_at=(0,))
+    workload = FlippedWorkload("breast-cancer", partition="iid")
+    pair, model = find_candidates(plan, settings, workload)
+    sent = Sent(model, STEP_SIZE)
+    std = math.sqrt(plan.decomposition.covariance[VICTIM, VICTIM])
+    attacker = FloatAttacker(
+        OwnReleases(plan, VICTIM, sent),
+        [pair],
+        noise_std=std,
+        weights=stream_weights(plan.decomposition, VICTIM),
+        model=model,
+        step_size=STEP_SIZE,
+        num_messages=4000,
+    )
+    context = multiprocessing.get_context("spawn")
+    ends = [context.Pipe() for _ in range(NUM_AGENTS)]
+    children = [
+        context.Process(target=serve_orders, args=(theirs,), daemon=True) for _, theirs in ends
+    ]
+    for child in children:
+        child.start()
+    right = right_by_values = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for trial in range(num_trials):
+            truth = int(generator.integers(2))
+            out = Path(folder) / str(trial)
+            chosen = replace(workload, is_flipped=bool(truth))
+            message = run_agents(plan, out, settings, chosen, [own for own, _ in ends])
+            released = sent.recover(message)[np.newaxis]
+            values = attacker.score_values(pair, released)[0]
+            right += (attacker.score_bits(pair, released)[0] + values > 0) == truth
+            right_by_values += (values > 0) == truth
+    for own, _ in ends:
+        own.send(None)
+    for child in children:
+        child.join(20)
+    return Result(
+        f"six processes on a ring, a label flipped, d={len(pair[0])}",
+        num_trials,
+        int(right),
+        int(right_by_values),
+        promise_of(plan, 1),
+        len(attacker.views),
+        time.perf_counter() - began,
+    )
+
+
+def find_candidates(
+    plan: Plan, settings: RunSettings, workload: FlippedWorkload
+) -> tuple[Pair, Array]:
+    """Compute the clipped gradients of either data set at the public start, and that start."""
+    found = []
+    for is_flipped in (False, True):
+        problem = replace(workload, is_flipped=is_flipped).build(plan.num_agents)
+        work = prepare_work(plan, VICTIM, settings, own_part(problem, VICTIM), None)
+        half, _ = work.half_step.take(work.start, None, step=0, step_size=1.0)
+        # The start of linear models is 0, so that nothing is lost here.
+        found.append((work.start - half).double().numpy())
+    return (found[0], found[1]), work.start.double().numpy()
+
+
+def run_agents(
+    plan: Plan, out: Path, settings: RunSettings, workload: Workload, agents: list[Connection]
+) -> Floats:
+    """Let six processes run a plan with new keys, and return the victim's first message."""
+    out.mkdir()
+    save_plan(plan, out / "plan.corn")
+    make_keys(out / "keys", plan.num_agents)
+    store = host_store("127.0.0.1", 0, timeout=60)
+    for agent, connection in enumerate(agents):
+        order = Order(
+            agent,
+            plan.num_agents,
+            out / "plan.corn",
+            None,
+            (),
+            workload,
+            settings,
+            out / "keys",
+            out / f"agent-{agent}",
+            ("127.0.0.1", store.port),
+        )
+        connection.send(order)
+    return [np.asarray(connection.recv()) for connection in agents][VICTIM]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--trials", type=int, default=200, help="messages or runs a setting")
+    parser.add_argument("--release", choices=make_releases(0), default="deployed")
+    parser.add_argument("--bits", type=int, default=6, help="of a grid, below the noise")
+    parser.add_argument("--equal", action="store_true", help="all coordinates of the same size")
+    parser.add_argument("--only", default="", help="settings that contain this text")
+    parser.add_argument("--processes", type=int, default=0, help="runs of real processes")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    limit_threads()
+    results: list[Result] = []
+    if not options.json:
+        print(f"release: {options.release}\n{HEADER}", flush=True)
+
+    def tell(result: Result) -> None:
+        results.append(result)
+        if not options.json:
+            print(result, flush=True)
+
+    plans: dict[tuple[str, str, int], Plan] = {}
+    for chosen in list_settings():
+        setting = replace(chosen, has_equal_sizes=options.equal)
+        if options.only in str(setting) and options.trials:
+            key = setting.noise, setting.message_type, setting.planned_steps
+            plan = plans.setdefault(key, plans.get(key) or setting.make_plan())
+            make_message = make_releases(options.bits)[options.release]
+            tell(attack(setting, plan, num_trials=options.trials, make_message=make_message))
+    if options.processes:
+        tell(attack_processes(options.processes))
+    if options.json:
+        rows = [vars(result) | {"p": result.p, "verdict": result.verdict} for result in results]
+        print(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

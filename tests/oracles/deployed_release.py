@@ -1,0 +1,149 @@
+"""What the library releases, for attackers: the one place that knows how a message is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from corn.covariance import Decomposition
+from corn.distributed.half_step import HalfStep
+from corn.learn.batches import Batch
+from corn.learn.tasks.protocol import Gradients
+from corn.noise import NoiseSource, SecureSource, draw_all_shares, draw_share, simulated_keys
+from corn.plan import Plan
+from corn.privacy import ClippedQuery
+from tests.oracles.float_attack import Array, recover_release
+
+NONCE = bytes(range(32))
+Floats: TypeAlias = NDArray[np.floating[Any]]
+Release: TypeAlias = Callable[[Plan, int, Array, NoiseSource, int, "Sent"], Floats]
+"""See :func:`release`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """What is public about a message: x − η s, for a model x (shape (d,) or a number) and η."""
+
+    model: Any = 0.0
+    step_size: float = 0.25
+
+    def recover(self, message: Floats) -> Array:
+        """Return the value s that was released, up to rounding."""
+        return recover_release(message, self.model, self.step_size)
+
+
+class _GivenGradient:
+    """A task whose gradient is known, and its batches, which do not matter."""
+
+    def __init__(self, gradient: torch.Tensor) -> None:
+        self._gradient = gradient
+
+    def draw(self, step: int) -> Batch:
+        nothing = torch.zeros(1, step + 1)
+        return Batch(nothing, nothing, nothing, is_average=True)
+
+    def gradient(self, *_: object, sample_clip: object = None) -> Gradients:
+        assert sample_clip is None
+        return Gradients(self._gradient.clone().view(1, 1, -1))
+
+
+def release(
+    plan: Plan, agent: int, gradient: Array, source: NoiseSource, step: int, sent: Sent
+) -> Floats:
+    """Make the agent's message at a step, by the code that agents run.
+
+    The gradient is clipped already: any number of copies of one may stand in a row, for an attacker
+    that draws many messages at once.
+    """
+    dtype = np.dtype(plan.noise_type)
+    noise = draw_share(
+        plan.decomposition,
+        agent,
+        source=source,
+        nonce=NONCE,
+        step=step,
+        stop=len(gradient),
+        dtype=dtype,
+    )
+    task: Any = _GivenGradient(torch.from_numpy(gradient.astype(dtype)))
+    half_step = HalfStep(task, task, ClippedQuery(1e6))
+    model = torch.from_numpy(np.broadcast_to(sent.model, gradient.shape).astype(dtype))
+    message, _ = half_step.take(model, torch.from_numpy(noise), step=step, step_size=sent.step_size)
+    return np.asarray(message.numpy())
+
+
+@final
+class Observer:
+    """An eavesdropper, or an insider, that reads all messages and knows all gradients but one.
+
+    It expects of the agent's noise what it can reproduce, and what the others' noise tells of the
+    rest. ``noise_std`` is that of what is left, 1/√[(R^(I))⁻¹]_jj: the promise is about this.
+    """
+
+    def __init__(self, plan: Plan, agent: int, insider: int | None = None) -> None:
+        coalition = () if insider is None else (insider,)
+        self._plan, self._agent, n = plan, agent, plan.num_agents
+        self._others = [i for i in range(n) if i not in (agent, *coalition)]
+        honest = [agent, *self._others]
+        hidden = plan.decomposition.hidden_from(coalition)[np.ix_(honest, honest)]
+        precision = np.linalg.inv(hidden)[0]
+        self._regression = -precision[1:] / precision[0]
+        self.noise_std = float(precision[0] ** -0.5)
+        self._known = _reproducible_part(plan.decomposition, coalition)
+
+    def predict(self, source: NoiseSource, step: int, num_parameters: int) -> Array:
+        """Return what it expects the agent's noise at a step to be, shape (d,)."""
+        if not self._plan.decomposition.seed_groups:
+            return np.zeros(num_parameters)
+        everything, known = (
+            draw_all_shares(
+                part,
+                source=source,
+                nonce=NONCE,
+                step=step,
+                stop=num_parameters,
+                dtype=self._plan.noise_type,
+            ).astype(np.float64)
+            for part in (self._plan.decomposition, self._known)
+        )
+        hidden = everything[self._others] - known[self._others]
+        return np.asarray(known[self._agent] + self._regression @ hidden, np.float64)
+
+
+def _reproducible_part(decomposition: Decomposition, coalition: tuple[int, ...]) -> Decomposition:
+    """Keep the noise of groups that the coalition is in; others keep their numbers and weigh 0."""
+    groups = zip(decomposition.seed_groups, decomposition.factors, strict=True)
+    factors = tuple(
+        factor if set(group) & set(coalition) else np.zeros_like(factor) for group, factor in groups
+    )
+    return Decomposition(np.zeros(decomposition.num_agents), decomposition.seed_groups, factors)
+
+
+def stream_weights(decomposition: Decomposition, agent: int) -> list[float]:
+    """List the public numbers by which the agent multiplies the streams that it draws."""
+    groups = zip(decomposition.seed_groups, decomposition.factors, strict=True)
+    rows = [factor[group.index(agent)] for group, factor in groups if agent in group]
+    own = np.sqrt(decomposition.private_variance[agent])
+    return [float(weight) for weight in np.concatenate([[own], *rows]) if weight != 0]
+
+
+@dataclass(frozen=True, eq=False)
+class OwnReleases:
+    """Draws releases with keys of the attacker's own; see ``DrawReleases``."""
+
+    plan: Plan
+    agent: int
+    sent: Sent
+    release: Release = release
+
+    def __call__(self, gradient: Array, num: int, seed: int) -> Array:
+        source = SecureSource(simulated_keys(self.plan.decomposition, seed=seed))
+        model = np.tile(np.broadcast_to(self.sent.model, gradient.shape), num)
+        copies = Sent(model, self.sent.step_size)
+        message = self.release(self.plan, self.agent, np.tile(gradient, num), source, 0, copies)
+        return copies.recover(message).reshape(num, -1)

@@ -1,0 +1,308 @@
+"""An attacker that reads gradients off the low-order bits of noisy floating point messages.
+
+It decides between two candidates g₀ and g₁ for the gradient in a released value s = g + v. Of the
+program that releases it knows nothing but what it sees: with keys of its own it draws as many
+releases of known gradients as it likes. In floating point the values of v lie on lattices (those of
+its own exponent, of the larger numbers it is a sum of, of a weight times the floats). So s − g does
+for the true g, up to rounding, and falls anywhere for another one (Mironov, CCS 2012).
+
+1. Each *view* sorts the differences s − g into cells by their place on some lattice. There are many
+   views: powers of two, trailing zero bits, multiples of public weights, float32 and float64.
+2. From a first batch of own releases the attacker learns how often the true and the wrong candidate
+   fall into each cell, and keeps the views in which they differ.
+3. On a second batch it weighs the summed log-likelihood ratios of these views by Fisher's linear
+   discriminant, and drops views that separate nothing, so that chance adds no noise to the score.
+4. To this it adds the log-likelihood ratio of ideal Gaussian noise. Where no view separates, this
+   alone is left: the best test that there is for real numbers, which is right with probability
+   Φ(μ/2). The promise allows this test and no better one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binomtest
+
+Array: TypeAlias = NDArray[np.float64]
+Cells: TypeAlias = NDArray[np.int64]
+Pair: TypeAlias = tuple[Array, Array]
+"""Two candidates g₀ and g₁, shape (d,)."""
+
+_BINS = 16
+"""Of residues, exponents, mantissas and numbers of trailing zeros alike."""
+_MOST_LOST_BITS = 3
+_NUM_CELLS = _BINS * _BINS * (_MOST_LOST_BITS + 1)
+_GRIDS = range(2, 60)
+"""Powers of ½ of the noise's standard deviation. Coarser ones would show values, not bits: the
+Gaussian part of the score counts those."""
+_FLOAT32_GRIDS = range(12, 36)
+_MOST_VIEWS = 12
+_LEARNED_FROM = 1 << 19
+"""Coordinates of the first batch; there are a hundred views to try on each."""
+_LEAST_Z = 6.0
+"""Standard errors by which a view must tell the candidates apart in the first batch."""
+_LEAST_T = 4.5
+"""The same in the second batch, in which views are weighed."""
+_SPLITTER = 2.0**27 + 1
+_TINY = np.finfo(np.float64).tiny
+
+
+class DrawReleases(Protocol):
+    """Releases of a known gradient with the attacker's own keys."""
+
+    def __call__(self, gradient: Array, num: int, seed: int) -> Array:
+        """Return released values g + v as recovered from messages, shape (num, d)."""
+
+
+class View(Protocol):
+    """One way to sort differences into cells."""
+
+    def sort(self, released: Array, candidate: Array, coarseness: Array) -> Cells:
+        """Return each coordinate's cell, below ``_NUM_CELLS``, shape (num, d).
+
+        ``released`` and ``coarseness`` have this shape too; the latter is the largest number that
+        was rounded on the way to the message.
+        """
+
+
+@final
+@dataclass(frozen=True)
+class GridView:
+    """The residue of s − g modulo a power of two, for each exponent of the coarseness.
+
+    ``dtype`` is what s is rounded to first: recovered from a message, it may be off by less than
+    one place of that type.
+    """
+
+    step: float
+    noise_std: float
+    dtype: type[np.floating[Any]]
+
+    def sort(self, released: Array, candidate: Array, coarseness: Array) -> Cells:
+        """See ``View``."""
+        s = _round(released, self.dtype)
+        units = (s - candidate) / self.step  # exact, as the step is a power of two
+        return _join(
+            _bin_exponents(coarseness / self.noise_std), _bin_residues(units - np.rint(units))
+        )
+
+
+@final
+@dataclass(frozen=True)
+class ZerosView:
+    """How many trailing zero bits s − g has in units of the last place that a message shows."""
+
+    noise_std: float
+    dtype: type[np.floating[Any]]
+
+    def sort(self, released: Array, candidate: Array, coarseness: Array) -> Cells:
+        """See ``View``."""
+        s = _round(released, self.dtype)
+        places = np.rint((s - candidate) / _last_place(coarseness, self.dtype))
+        whole = np.clip(places, -(2.0**62), 2.0**62).astype(np.int64)
+        lowest = np.where(whole == 0, 1 << 62, whole & -whole)
+        zeros = np.frexp(lowest.astype(np.float64))[1] - 1
+        return _join(_bin_exponents(coarseness / self.noise_std), np.minimum(zeros, _BINS - 1))
+
+
+@final
+@dataclass(frozen=True)
+class MultipleView:
+    """How far s − g is from the nearest weight times a float, for each mantissa of s − g.
+
+    The products of a weight with all floats, rounded, leave out some floats and meet others twice.
+    """
+
+    weight: float
+    dtype: type[np.floating[Any]]
+
+    def sort(self, released: Array, candidate: Array, coarseness: Array) -> Cells:
+        """See ``View``."""
+        v = _round(_round(released, self.dtype) - candidate, self.dtype)
+        z = _round(v / self.weight, self.dtype)
+        remainder = _subtract_product(v, z, self.weight)
+        residues = remainder / (self.weight * _last_place(z, self.dtype))
+        mantissas, exponents = np.frexp(np.abs(v))
+        bins = np.clip(((mantissas - 0.5) * 2 * _BINS).astype(np.int64), 0, _BINS - 1)
+        lost_bits = np.clip(np.frexp(coarseness)[1] - exponents, 0, _MOST_LOST_BITS)
+        return _join(lost_bits * _BINS + bins, _bin_residues(residues))
+
+
+@final
+class FloatAttacker:
+    """Decides which of two gradients a release contains; see the module.
+
+    Args:
+        draw: releases with the attacker's own keys.
+        pairs: candidates to practise on, at least one pair.
+        noise_std: the standard deviation of the noise that the attacker cannot predict.
+        weights: public numbers by which noise may have been multiplied.
+        model: x, a number or shape (d,), where messages are x − η s.
+        step_size: η.
+        num_messages: own releases of each candidate of each pair, in each of the two batches.
+        seed: of the attacker's own keys.
+    """
+
+    def __init__(
+        self,
+        draw: DrawReleases,
+        pairs: Sequence[Pair],
+        *,
+        noise_std: float,
+        weights: Sequence[float] = (),
+        model: Array | float = 0.0,
+        step_size: float = 1.0,
+        num_messages: int = 100,
+        seed: int = 0,
+    ) -> None:
+        self._noise_std, self._offset = noise_std, np.asarray(model, np.float64) / step_size
+        first, second = (
+            [
+                (pair, draw(pair[truth], num_messages, seed + 4 * number + 2 * batch + truth))
+                for number, pair in enumerate(pairs)
+                for truth in (0, 1)
+            ]
+            for batch in (0, 1)
+        )
+        self._views, self._tables = self._learn(first, _list_views(noise_std, weights))
+        scores = [self._compare(pair, released) for pair, released in second]
+        self._weights = _discriminate(np.concatenate(scores[::2]), np.concatenate(scores[1::2]))
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """The views that tell the candidates apart: none where only the Gaussian test is left."""
+        used = zip(self._views, self._weights, strict=True)
+        return tuple(view for view, weight in used if weight != 0)
+
+    def score(self, pair: Pair, released: Array, predicted: Array | float = 0.0) -> Array:
+        """Return log-likelihood ratios, positive for g₁, shape (num,); those of steps add up.
+
+        ``released`` has shape (num, d); ``predicted`` is the part of the noise that the attacker
+        knows or expects from other messages.
+        """
+        return self.score_bits(pair, released) + self.score_values(pair, released, predicted)
+
+    def score_bits(self, pair: Pair, released: Array) -> Array:
+        """Return the part of the score that lattices give."""
+        return self._compare(pair, released) @ self._weights
+
+    def score_values(self, pair: Pair, released: Array, predicted: Array | float = 0.0) -> Array:
+        """Return the part of the score that ideal Gaussian noise would give."""
+        centred = released - predicted - (pair[0] + pair[1]) / 2
+        return np.asarray(centred @ (pair[1] - pair[0]) / self._noise_std**2, np.float64)
+
+    def _learn(
+        self, batch: Sequence[tuple[Pair, Array]], views: Sequence[View]
+    ) -> tuple[list[View], list[Array]]:
+        """Find the views that separate best, and their log-likelihood ratios of true to wrong."""
+        found: list[tuple[float, View, Array]] = []
+        num_rows = max(1, _LEARNED_FROM // (len(batch) * len(batch[0][0][0])))
+        for view in views:
+            counts = np.zeros((2, _NUM_CELLS))
+            for number, (pair, messages) in enumerate(batch):
+                truth, released = number % 2, messages[:num_rows]
+                for is_wrong, candidate in enumerate((pair[truth], pair[1 - truth])):
+                    cells = view.sort(released, candidate, self._measure_coarseness(released))
+                    counts[is_wrong] += np.bincount(cells.ravel(), minlength=_NUM_CELLS)
+            total = counts.sum(axis=0)
+            seen = total > 0
+            chi_square = float(((counts[0] - counts[1])[seen] ** 2 / total[seen]).sum())
+            freedom = max(int(seen.sum()) - 1, 1)
+            if (chi_square - freedom) / np.sqrt(2 * freedom) > _LEAST_Z:
+                shares = (counts + 1) / (counts + 1).sum(axis=1, keepdims=True)
+                found.append((chi_square, view, np.log(shares[0] / shares[1])))
+        found.sort(key=lambda one: -one[0])
+        best = found[:_MOST_VIEWS]
+        return [view for _, view, _ in best], [table for _, _, table in best]
+
+    def _compare(self, pair: Pair, released: Array) -> Array:
+        """Score each view by itself, shape (num, views)."""
+        scores = np.zeros((len(released), len(self._views)))
+        coarseness = self._measure_coarseness(released)
+        for number, (view, table) in enumerate(zip(self._views, self._tables, strict=True)):
+            for candidate, sign in zip(pair, (-1, 1), strict=True):
+                cells = view.sort(released, candidate, coarseness)
+                scores[:, number] += sign * table[cells].sum(axis=1)
+        return scores
+
+    def _measure_coarseness(self, released: Array) -> Array:
+        """Return the larger of s and the message x − η s, on the scale of s: both are rounded."""
+        return np.asarray(np.maximum(np.abs(released), np.abs(self._offset - released)))
+
+
+def recover_release(message: NDArray[np.floating[Any]], model: Any, step_size: float) -> Array:
+    """Solve m = x − η s for s, in float64."""
+    sent, start = np.asarray(message, np.float64), np.asarray(model, np.float64)
+    return np.asarray((start - sent) / step_size, np.float64)
+
+
+def p_value(num_right: int, num_trials: int, promised: float) -> float:
+    """Return the probability to be right this often, or more often, where the promise holds."""
+    return float(binomtest(num_right, num_trials, promised, alternative="greater").pvalue)
+
+
+def _list_views(noise_std: float, weights: Sequence[float]) -> list[View]:
+    unit = 2.0 ** np.floor(np.log2(noise_std))
+    types = (np.float32, np.float64)
+    views: list[View] = [ZerosView(noise_std, dtype) for dtype in types]
+    views += [GridView(unit * 2.0**-k, noise_std, np.float64) for k in _GRIDS]
+    views += [GridView(unit * 2.0**-k, noise_std, np.float32) for k in _FLOAT32_GRIDS]
+    sizes = sorted({abs(weight) for weight in weights if weight != 0})
+    return views + [MultipleView(size, dtype) for size in sizes for dtype in types]
+
+
+def _discriminate(zeros: Array, ones: Array) -> Array:
+    """Compute Fisher's linear discriminant: weights that make a log-likelihood ratio of scores."""
+    weights = np.zeros(zeros.shape[1])
+    gap = ones.mean(axis=0) - zeros.mean(axis=0)
+    variance = (zeros.var(axis=0) + ones.var(axis=0)) / 2 + _TINY
+    kept = np.flatnonzero(gap > _LEAST_T * np.sqrt(2 * variance / len(zeros)))
+    if kept.size:
+        # Scaled, and with a ridge: neighbouring grids tell nearly the same.
+        scale = np.sqrt(variance[kept])
+        centred = np.concatenate([own - own.mean(axis=0) for own in (zeros, ones)])[:, kept] / scale
+        correlation = centred.T @ centred / len(centred) + 1e-2 * np.eye(kept.size)
+        weights[kept] = np.linalg.solve(correlation, gap[kept] / scale) / scale
+    return weights
+
+
+def _round(values: Array, dtype: type[np.floating[Any]]) -> Array:
+    return values.astype(dtype).astype(np.float64)
+
+
+def _last_place(values: Array, dtype: type[np.floating[Any]]) -> Array:
+    """Return the unit in the last place of each value in this type; subnormals do not matter."""
+    exponents = np.frexp(np.maximum(np.abs(values), 1e-30))[1]
+    return np.asarray(np.ldexp(1.0, exponents - np.finfo(dtype).nmant - 1), np.float64)
+
+
+def _bin_exponents(values: Array) -> Cells:
+    """Number the binary exponents from 2⁻¹³ to 2²."""
+    return np.clip(np.frexp(np.abs(values))[1].astype(np.int64) + 12, 0, _BINS - 1)
+
+
+def _bin_residues(residues: Array) -> Cells:
+    """Number bins of [−½, ½]; one has its middle at 0, where residues of lattices are."""
+    return np.floor(residues * _BINS + 0.5).astype(np.int64) % _BINS
+
+
+def _join(first: Any, second: Any) -> Cells:
+    return np.asarray(first * _BINS + second, np.int64)
+
+
+def _subtract_product(v: Array, z: Array, weight: float) -> Array:
+    """Compute v − z·w without rounding the product (Dekker), which would hide the residue."""
+    product = z * weight
+    z_high, w_high = _split(z), _split(np.array(weight))
+    z_low, w_low = z - z_high, weight - w_high
+    error = ((z_high * w_high - product) + z_high * w_low + z_low * w_high) + z_low * w_low
+    return (v - product) - error
+
+
+def _split(values: Array) -> Array:
+    scaled = values * _SPLITTER
+    return np.asarray(scaled - (scaled - values), np.float64)
