@@ -91,10 +91,9 @@ class PlainHalfStep:
 
     @torch.no_grad()
     def take(
-        self, parameters: Tensor, _: Tensor, *, step: int, step_size: float, grid: float
+        self, parameters: Tensor, _: Tensor, *, step: int, step_size: float, **_unused: object
     ) -> tuple[Tensor, StepStatistics]:
         """Return the message, as ``HalfStep`` does."""
-        del grid
         g = self._task.gradient(parameters.view(1, 1, -1), self._batches.draw(step)).values.view(-1)
         norm = gradient_norms(g)
         g.mul_(clip_factors(norm, self._clip))
@@ -200,7 +199,9 @@ def make_loop(
         return Epoch(plan, members, noise)
 
     settings = RunSettings(Constant(0.01), timeout=120)
-    conditions = Conditions(agent, settings, NUM_AGENTS, job.steps, job.steps, (1, 0), make_epoch)
+    conditions = Conditions(
+        agent, settings, NUM_AGENTS, job.steps, job.steps, (1, 0), frozenset(), make_epoch
+    )
     return AgentLoop(
         conditions,
         plan,

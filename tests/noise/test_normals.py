@@ -64,11 +64,12 @@ def exact_block(words: list[int], further: float) -> list[tuple[Any, Any]]:
                 u = (u + further) / 2**192
             else:
                 u = (u + further) / 2**64
-            turn = angle * 2 % 2**32
-            x = mpmath.mpf(turn - 2**32 if turn >= 2**31 else turn) / 2**32
+            turn = angle * 4 % 2**32
+            x = mpmath.mpf(turn - 2**32 if turn >= 2**31 else turn) / 2**33
             x += (low_angle + mpmath.mpf(further)) / 2**63
             r, sign = mpmath.sqrt(-2 * mpmath.log(u)), -1 if angle >= 2**31 else 1
-            pairs.append((sign * r * mpmath.cospi(x), r * mpmath.sinpi(x)))
+            pair = (sign * r * mpmath.cospi(x), r * mpmath.sinpi(x))
+            pairs.append(pair[::-1] if angle >> 30 & 1 else pair)
     return pairs
 
 

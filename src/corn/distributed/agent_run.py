@@ -181,6 +181,7 @@ class AgentRun:
             total,
             last,
             self.settings.rounds_of(self.plan),
+            self.work.measuring.steps,
             self._make_epoch,
         )
 

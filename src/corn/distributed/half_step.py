@@ -99,9 +99,19 @@ class HalfStep:
 
     @torch.no_grad()
     def take(
-        self, parameters: Tensor, noise: Tensor, *, step: int, step_size: float, grid: float
+        self,
+        parameters: Tensor,
+        noise: Tensor,
+        *,
+        step: int,
+        step_size: float,
+        grid: float,
+        observe: bool = True,
     ) -> tuple[Tensor, StepStatistics]:
-        """Return X − η (clipped gradient + noise, on the grid), shape (d,), and what happened."""
+        """Return X − η (clipped gradient + noise, on the grid), shape (d,), and what happened.
+
+        The norm of the noise, which takes a while to compute, is NaN unless asked to observe.
+        """
         found = compute_gradients(
             self._task,
             parameters.view(1, 1, -1),
@@ -111,9 +121,14 @@ class HalfStep:
         )
         self.num_broken += int(found.num_broken.sum())
         half = take_half_step(
-            parameters, found.values.view(-1), noise, grid=grid, step_size=step_size
+            parameters,
+            found.values.view(-1),
+            found.factors.view(-1),
+            noise,
+            grid=grid,
+            step_size=step_size,
         )
-        noise_norm = torch.linalg.vector_norm(noise).view(1, 1)
+        noise_norm = torch.linalg.vector_norm(noise if observe else noise[:0]).view(1, 1)
         return half, StepStatistics(found.norms, found.fraction_clipped, noise_norm)
 
 

@@ -71,6 +71,7 @@ class Conditions:
         num_agents: n.
         last_step: where the run ends: T, or earlier where a ledger allows fewer.
         rounds: mixing rounds a step, and at the end.
+        observed_steps: numbers of steps after which the watcher measures.
         make_epoch: a plan for some members → what this agent draws under it.
     """
 
@@ -80,6 +81,7 @@ class Conditions:
     num_steps: int
     last_step: int
     rounds: tuple[int, int]
+    observed_steps: frozenset[int]
     make_epoch: Callable[[Plan, tuple[int, ...]], Epoch]
 
 
@@ -190,6 +192,7 @@ class AgentLoop:
             step=step,
             step_size=at.settings.schedule.at(step + 1, at.num_steps),
             grid=self._epoch.plan.grid,
+            observe=step + 1 in at.observed_steps,
         )
         if self._half_step.num_broken and not had_broken:
             self._watcher.note_privately(
@@ -204,7 +207,7 @@ class AgentLoop:
         Everyone may know that of a model, which is public. That a gradient is not finite nobody may
         know: the step counts it as zero.
         """
-        if self._has_diverged or bool(torch.isfinite(self.parameters.abs().max())):
+        if self._has_diverged or bool(torch.isfinite(self.parameters.sum())):
             return
         self._has_diverged = True
         self._watcher.note(f"its model is not finite at step {self.step}: try a smaller step size")

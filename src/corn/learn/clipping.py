@@ -23,14 +23,14 @@ def gradient_norms(gradients: Tensor, dtype: torch.dtype | None = None) -> Tenso
     >>> gradient_norms(torch.ones(2, 9)).tolist()
     [3.0, 3.0]
     """
-    blocks = [
-        torch.linalg.vector_norm(g, dim=-1, dtype=dtype)
-        for g in torch.split(gradients, _BLOCK, dim=-1)
-    ]
-    norms: Tensor = blocks[0]
-    if len(blocks) > 1:
-        norms = torch.linalg.vector_norm(torch.stack(blocks, dim=-1), dim=-1)
-    return norms
+    whole = gradients.shape[-1] // _BLOCK * _BLOCK
+    rest: Tensor = torch.linalg.vector_norm(gradients[..., whole:], dim=-1, dtype=dtype)
+    if not whole:
+        return rest
+    blocks = gradients[..., :whole].unflatten(-1, (-1, _BLOCK))
+    norms = torch.linalg.vector_norm(blocks, dim=-1, dtype=dtype)
+    both: Tensor = torch.linalg.vector_norm(torch.cat([norms, rest.unsqueeze(-1)], -1), dim=-1)
+    return both
 
 
 def clip_factors(norms: Tensor, clip: Tensor | float, *, num_samples: int = 1) -> Tensor:

@@ -93,7 +93,7 @@ class Simulation:
         found = compute_gradients(
             self._task, models, batch, self._clip, clips_samples=self._clips_samples
         )
-        g, noise = self._release(found.values.view(shape))
+        g, noise = self._release(found.values.view(shape), found.factors.view(*shape[:-1], 1))
         half = torch.addcmul(self.parameters, g, eta.unsqueeze(-1), value=-1, out=g)
         mixed = torch.matmul(self._W, half.view(seeds, agents, -1)).view(shape)
         for k in self._central:
@@ -127,18 +127,24 @@ class Simulation:
         eta = self._tensor([v.schedule.at(self.step + 1, total) for v in self._variants])
         return torch.mul(eta, self._alive.to(eta.device).unsqueeze(1))
 
-    def _release(self, gradients: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _release(self, gradients: Tensor, factors: Tensor) -> tuple[Tensor, Tensor | None]:
         """Release clipped gradients with noise v, and return v too, one for each covariance."""
         if self._noise is None:
-            return gradients, None
+            return (gradients * factors).to(self.parameters.dtype), None
         v = self._noise.draw(self.step)
         seeds, agents, _, d = gradients.shape
         if self._is_regular:
             # Step sizes of a contender are neighbours: its noise is broadcast, not copied.
-            g, noise = gradients.view(seeds, agents, v.shape[2], -1, d), v.unsqueeze(3)
-            released = release(g, noise, self._grid.view(v.shape[2], -1, 1))
+            by_contender = (seeds, agents, v.shape[2], -1)
+            released = release(
+                gradients.view(*by_contender, d),
+                factors.view(*by_contender, 1),
+                v.unsqueeze(3),
+                self._grid.view(v.shape[2], -1, 1),
+            )
         else:
-            released = release(gradients, v.index_select(2, self._noise_of), self._grid)
+            noise = v.index_select(2, self._noise_of)
+            released = release(gradients, factors, noise, self._grid)
         return released.view(gradients.shape).to(self.parameters.dtype), v
 
     def _note_broken(self, found: ClippedGradients, shape: Sequence[int]) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from corn.learn.batches import Batch
 from corn.learn.clipping import clip_factors, drop_broken, gradient_norms
 from corn.learn.tasks import Task
+from corn.noise.fast import find_compiled
 
 _VALUES_AT_ONCE = 1 << 16
 
@@ -40,7 +41,8 @@ class ClippedGradients:
     """Gradients as they may be released with noise; what else is here is for their owner alone.
 
     Attributes:
-        values: shape (cells, variants, parameters).
+        values: shape (cells, variants, parameters), yet to be multiplied by ``factors``.
+        factors: shape (cells, variants): what clips each; 1 where samples were clipped.
         norms: shape (cells, variants), before an agent's gradient is clipped.
         fraction_clipped: shape (cells, variants).
         num_broken: shape (cells, variants): gradients, of the batch or of samples, that were not
@@ -48,6 +50,7 @@ class ClippedGradients:
     """
 
     values: Tensor
+    factors: Tensor
     norms: Tensor
     fraction_clipped: Tensor
     num_broken: Tensor
@@ -68,39 +71,54 @@ def compute_gradients(
     found = task.gradient(parameters, batch, sample_clip=clip if clips_samples else None)
     norms = gradient_norms(found.values, clip.dtype)
     if found.fraction_clipped is not None and found.num_broken is not None:
-        return ClippedGradients(found.values, norms, found.fraction_clipped, found.num_broken)
+        factors = torch.ones_like(norms)
+        return ClippedGradients(
+            found.values, factors, norms, found.fraction_clipped, found.num_broken
+        )
     factors = clip_factors(norms, clip)
-    # The product has the factors' type, float64 for releases.
-    values = drop_broken(found.values * factors.unsqueeze(-1), factors)
-    return ClippedGradients(values, norms, (factors < 1).to(norms), (factors == 0).long())
+    values = drop_broken(found.values, factors)
+    return ClippedGradients(values, factors, norms, (factors < 1).to(norms), (factors == 0).long())
 
 
-def release(gradient: Tensor, noise: Tensor, grid: Tensor | float) -> Tensor:
-    """Return γ·rint((g + v)/γ), in the type of the noise: float64 for releases.
+def release(gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor) -> Tensor:
+    """Return γ·rint((f g + v)/γ), in the type of factor and noise: float64 for releases.
 
     Nothing of the gradient is left but in the sum, which the noise covers, and the low-order bits
-    of the sum are gone. To round the gradient, or the noise, by itself would not do. Where a tensor
-    of grids is 0, the sum is returned as it is, for comparisons that nobody is protected by.
+    of the sum are gone. To round the gradient, or the noise, by itself would not do. Where the grid
+    is 0, the sum is returned as it is, for comparisons that nobody is protected by.
 
-    >>> release(torch.tensor([0.3]), torch.tensor([1.1], dtype=torch.float64), 0.5).tolist()
+    >>> g, f, v, grid = torch.tensor([[0.6], [0.5], [1.1], [0.5]], dtype=torch.float64)
+    >>> release(g, f, v, grid).tolist()
     [1.5]
     """
-    total = torch.add(gradient, noise)
-    if not isinstance(grid, Tensor):
-        return total.div_(grid).round_().mul_(grid)
+    total = torch.mul(gradient, factor).add_(noise)
     rounded = torch.div(total, grid).round_().mul_(grid)
     return rounded if bool((grid > 0).all()) else torch.where(grid > 0, rounded, total)
 
 
 def take_half_step(
-    parameters: Tensor, gradient: Tensor, noise: Tensor, *, grid: float, step_size: float
+    parameters: Tensor,
+    gradient: Tensor,
+    factor: Tensor,
+    noise: Tensor,
+    *,
+    grid: float,
+    step_size: float,
 ) -> Tensor:
     """Return one agent's message X − η·release, shape (d,), in the type of the model.
 
-    In pieces that stay in a core's cache: the same numbers as in one piece.
+    By compiled code where there is some, which releases the same bits; else in pieces that stay in
+    a core's cache. The gradient's memory is used again if it has the type of the model: new memory
+    would cost more than the step.
     """
-    half = torch.empty_like(parameters)
+    half = gradient if gradient.dtype == parameters.dtype else torch.empty_like(parameters)
+    compiled = find_compiled()
+    if compiled is not None:
+        arrays = (each.numpy() for each in (half, parameters, gradient, noise))
+        compiled.take_half_step(*arrays, float(factor), grid, step_size)
+        return half
+    grids = torch.full((1,), grid, dtype=noise.dtype)
     pieces = (torch.split(each, _VALUES_AT_ONCE) for each in (half, parameters, gradient, noise))
     for out, x, g, v in zip(*pieces, strict=True):
-        torch.sub(x, release(g, v, grid).to(x.dtype), alpha=step_size, out=out)
+        torch.sub(x, release(g, factor, v, grids).to(x.dtype), alpha=step_size, out=out)
     return half

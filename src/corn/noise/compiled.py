@@ -44,6 +44,22 @@ def sum_normals(words: Words, weights: FloatArray, out: FloatArray) -> None:
     _KERNEL(words, weights, out)
 
 
+def take_half_step(
+    out: Any,
+    parameters: Any,
+    gradient: Any,
+    noise: FloatArray,
+    factor: float,
+    grid: float,
+    step_size: float,
+) -> None:
+    """Write X − η·γ·rint((f g + v)/γ), shape (d,), as :mod:`corn.learn.step` has it, in one pass.
+
+    All in float64 up to the grid, and then in the type of the model, float32 or float64.
+    """
+    _HALF_STEP(out, parameters, gradient, noise, factor, grid, out.dtype.type(step_size))
+
+
 @numba.njit(**_SETTINGS)  # type: ignore[untyped-decorator]
 def _polynomial(coefficients: Any, x: Any) -> Any:  # pragma: no cover, runs as machine code
     value = x * coefficients[-1]
@@ -61,14 +77,14 @@ def _make_kernel() -> Callable[[Any, Any, Any], None]:
     root_half, scaled_root_half = np.int64(ROOT_HALF_BITS), np.int64(SCALED_ROOT_HALF_BITS)
     mantissa_mask, exponent_mask = np.int64(MANTISSA_MASK), np.int64(~MANTISSA_MASK)
     sign_mask = np.int64(np.iinfo(np.int64).min)
-    unit, half_unit, low_angle_unit = 2.0**-32, 2.0**-33, 2.0**-63
+    unit, half_unit, angle_unit, low_angle_unit = 2.0**-32, 2.0**-33, 2.0**-33, 2.0**-63
 
     # Step by step what the array operations do. The loops have a fixed length, and no branches that
     # depend on k but for spares, and none writes to both halves of ``out``: LLVM makes vector
     # instructions of all the others.
     def kernel(words: Any, weights: Any, out: Any) -> None:  # pragma: no cover, as above
-        first, second, minus_x = np.empty((3, pairs), np.float64)
-        bits = first.view(np.int64)
+        first, second, minus_x = np.empty(pairs), np.empty(pairs), np.empty(pairs)
+        bits, other_bits = first.view(np.int64), second.view(np.int64)
         for block in range(len(out)):
             for stream in range(len(weights)):
                 own, weight = words[stream, block], weights[stream]
@@ -101,13 +117,20 @@ def _make_kernel() -> Callable[[Any, Any, Any], None]:
                     exponent = 0.0 if is_near_one else second[k]
                     ratio = top / (top + 2.0)
                     radius = np.sqrt(_polynomial(log, ratio * ratio) * ratio + exponent)
-                    angle = np.float64(np.int32(own[pairs + k] << np.uint32(1))) * unit
+                    angle = np.float64(np.int32(own[pairs + k] << np.uint32(2))) * angle_unit
                     angle += np.float64(own[3 * pairs + k]) * low_angle_unit
                     square = angle * angle
                     first[k] = _polynomial(cosine, square) * radius
                     second[k] = _polynomial(sine, square) * angle * radius
+                # A sign for the cosine, and an exchange of the two where the next bit is set: as
+                # integers, because a choice between floats is slower.
                 for k in range(pairs):
-                    bits[k] ^= np.int64(np.int32(own[pairs + k])) & sign_mask
+                    word = own[pairs + k]
+                    signed = bits[k] ^ (np.int64(np.int32(word)) & sign_mask)
+                    is_exchanged = np.int64(np.int32(word << np.uint32(1))) >> np.int64(63)
+                    change = (signed ^ other_bits[k]) & is_exchanged
+                    bits[k] = signed ^ change
+                    other_bits[k] ^= change
                 if stream == 0:
                     for k in range(pairs):
                         out[block, 0, k] = first[k] * weight
@@ -122,14 +145,31 @@ def _make_kernel() -> Callable[[Any, Any, Any], None]:
     return kernel
 
 
-def _compile() -> Any:
-    kernel = _make_kernel()
-    examples = np.empty((1, 1, 1), np.uint32), np.empty(1), np.empty((1, 1, 1))
-    signature = numba.void(*map(numba.typeof, examples))
+def _half_step_kernel(
+    out: Any, parameters: Any, gradient: Any, noise: Any, factor: Any, grid: Any, step_size: Any
+) -> None:  # pragma: no cover, as above
+    per_grid, real = 1 / grid, out.dtype.type  # exact, as the grid is a power of two
+    for k in range(len(out)):
+        released = np.rint((gradient[k] * factor + noise[k]) * per_grid) * grid
+        out[k] = parameters[k] - step_size * real(released)
+
+
+def _compile(kernel: Any, *examples: tuple[Any, ...]) -> Any:
+    """Compile for the types of the examples, and keep the machine code where that is possible."""
+    signatures = [numba.void(*map(numba.typeof, each)) for each in examples]
     try:
-        return numba.njit(signature, cache=True, **_SETTINGS)(kernel)
+        return numba.njit(signatures, cache=True, **_SETTINGS)(kernel)
     except Exception:  # noqa: BLE001, as kept code fails to load or save in many ways
-        return numba.njit(signature, **_SETTINGS)(kernel)
+        return numba.njit(signatures, **_SETTINGS)(kernel)
 
 
-_KERNEL = _compile()
+_KERNEL = _compile(
+    _make_kernel(), (np.empty((1, 1, 1), np.uint32), np.empty(1), np.empty((1, 1, 1)))
+)
+_HALF_STEP = _compile(
+    _half_step_kernel,
+    *(
+        (np.empty(1, x), np.empty(1, x), np.empty(1, g), np.empty(1), 1.0, 1.0, x(1))
+        for x, g in ((np.float32, np.float32), (np.float32, np.float64), (np.float64, np.float64))
+    ),
+)

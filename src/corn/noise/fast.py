@@ -52,3 +52,13 @@ def _check_bits(compiled: Any) -> None:
     compiled.sum_normals(words, weights, found)
     if not np.array_equal(found, expected):
         raise ArithmeticError("its normals differ from NumPy's")
+    noise = found.ravel()
+    for real in (np.float32, np.float64):
+        gradient, model, step = (
+            noise[::-1].astype(real),
+            np.zeros(noise.size, real),
+            noise.astype(real),
+        )
+        compiled.take_half_step(step, model, gradient, noise, 0.3, 2.0**-6, -1.0)
+        if not np.array_equal(step, np.rint((gradient * np.float64(0.3) + noise) * 64) / 64):
+            raise ArithmeticError("its releases differ from NumPy's")
