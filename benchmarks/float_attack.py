@@ -1,7 +1,7 @@
 """How often an attacker that reads low-order bits finds out which gradient a message contains.
 
-Run ``python benchmarks/float_attack.py [--trials N] [--release NAME] [--bits N] [--equal]
-[--only TEXT] [--processes N] [--json]``.
+Run ``python benchmarks/float_attack.py [--trials N] [--release NAME] [--equal] [--only TEXT]
+[--processes N] [--json]``.
 
 The attacker (``tests/oracles/float_attack.py``) knows the plan, the model, the step size and two
 candidate gradients, and practises on releases with keys of its own. It reads all messages, knows
@@ -9,10 +9,10 @@ all other gradients, and is an insider where the plan reckons with one. Ideal no
 right with probability Φ(μ/2); the verdict is by a binomial test. The column ``values`` shows how
 often the best test for ideal noise is right by itself.
 
-Releases are the library's, or one of these, which show what a repair needs: ``grid`` rounds g + v,
-v in float64, to a public grid of about 2⁻⁶ (``--bits``) of the standard deviation of LDP noise;
-``grid32`` does so with v drawn in float32; ``each`` rounds every stream and the gradient by itself,
-which is worst where gradients are of equal size in all coordinates (``--equal``).
+Releases are the library's, or one of these, which show what would go wrong: ``sum`` adds gradient
+and streams in the type of messages, without a grid; ``each`` rounds every stream, and so the
+gradient, by itself, which is worst where gradients are of equal size in all coordinates
+(``--equal``).
 
 ``--processes N`` runs six real agents N times for one step, with one label of one agent flipped or
 not, and attacks the messages on their links.
@@ -65,7 +65,7 @@ from corn.distributed.workload import Workload, own_part
 from corn.learn.problem import Problem
 from corn.learn.schedule import Constant
 from corn.noise import NoiseSource, SecureSource, draw_share, simulated_keys
-from corn.plan.record import NoiseType
+from corn.plan.record import FloatType
 from corn.threads import limit_threads
 
 CLIP = 0.1
@@ -92,7 +92,7 @@ class Setting:
     """
 
     noise: str
-    message_type: NoiseType
+    message_type: FloatType
     num_parameters: int
     model_scale: float = 0.0
     num_steps: int = 1
@@ -111,11 +111,9 @@ class Setting:
         budget = PrivacyBudget(10, 1e-5, num_steps=self.planned_steps, clip=CLIP)
         if self.noise == "ldp":
             ring, nobody = load_network("ring:4"), ThreatModel()
-            return make_plan(
-                ring, budget, mechanism="ldp", threat=nobody, noise_type=self.message_type
-            )
+            return make_plan(ring, budget, mechanism="ldp", threat=nobody, dtype=self.message_type)
         network = load_network("er:20,p=0.2,seed=1")
-        return make_plan(network, budget, noise_type=self.message_type)
+        return make_plan(network, budget, dtype=self.message_type)
 
 
 def list_settings() -> Iterator[Setting]:
@@ -221,7 +219,7 @@ def attack(setting: Setting, plan: Plan, *, num_trials: int, make_message: Relea
 
 def promise_of(plan: Plan, num_steps: int) -> float:
     """Return Φ(μ/2) after so many steps: how often the best test is right with ideal noise."""
-    mu = plan.budget.query.sensitivity * math.sqrt(num_steps * plan.budget.precision_cap)
+    mu = plan.budget.query.sensitivity * math.sqrt(num_steps * plan.precision_cap)
     return float(norm.cdf(mu / 2))
 
 
@@ -233,65 +231,42 @@ def find_worst_insider(plan: Plan, agent: int) -> int | None:
     return min(others, key=lambda other: Observer(plan, agent, other).noise_std)
 
 
-@dataclass(frozen=True)
-class GridRelease:
-    """A release on a public grid γ of about 2^−bits of the standard deviation of LDP noise.
-
-    Attributes:
-        bits: how fine the grid is.
-        dtype: in which noise is drawn.
-        rounds_each: whether streams, and so the gradient, are rounded by themselves.
-    """
-
-    bits: int
-    dtype: type[np.floating[Any]] = np.float64
-    rounds_each: bool = False
-
-    def __call__(
-        self,
-        plan: Plan,
-        agent: int,
-        gradient: Array,
-        source: NoiseSource,
-        step: int,
-        sent: Sent,
-    ) -> Floats:
-        """Release s = γ·rint((g + v)/γ) by a half step; see :func:`release`."""
-        grid = 2.0 ** math.floor(-math.log2(plan.budget.precision_cap) / 2 - self.bits)
-        noise = np.zeros_like(gradient)
-        if self.rounds_each:
-            for part in _split_streams(plan.decomposition, agent):
-                stream = _draw(part, agent, source, step, len(gradient), self.dtype)
-                noise += grid * np.rint(stream / grid)
-        else:
-            noise += _draw(plan.decomposition, agent, source, step, len(gradient), self.dtype)
-        real = np.dtype(plan.noise_type).type
-        s = (grid * np.rint((gradient + noise) / grid)).astype(real)
-        return np.asarray(np.asarray(sent.model, real) - real(sent.step_size) * s)
+def release_sum(
+    plan: Plan, agent: int, gradient: Array, source: NoiseSource, step: int, sent: Sent
+) -> Floats:
+    """Release g + v as a plain sum of streams in the type of messages; see :func:`release`."""
+    real = np.dtype(plan.dtype).type
+    s = gradient.astype(real)
+    for stream in draw_streams(plan, agent, source, step, len(gradient)):
+        s = s + stream.astype(real)
+    return np.asarray(np.asarray(sent.model, real) - real(sent.step_size) * s)
 
 
-def make_releases(bits: int) -> dict[str, Release]:
-    """List all ways to release, by name."""
-    return {
-        "deployed": release,
-        "grid": GridRelease(bits),
-        "grid32": GridRelease(bits, np.float32),
-        "each": GridRelease(bits, rounds_each=True),
-    }
+def release_rounded_streams(
+    plan: Plan, agent: int, gradient: Array, source: NoiseSource, step: int, sent: Sent
+) -> Floats:
+    """Round every stream to the grid by itself, and so the gradient; see :func:`release`."""
+    real = np.dtype(plan.dtype).type
+    total = gradient.copy()
+    for stream in draw_streams(plan, agent, source, step, len(gradient)):
+        total += plan.grid * np.rint(stream / plan.grid)
+    s = (plan.grid * np.rint(total / plan.grid)).astype(real)
+    return np.asarray(np.asarray(sent.model, real) - real(sent.step_size) * s)
 
 
-def _draw(
-    decomposition: Decomposition,
-    agent: int,
-    source: NoiseSource,
-    step: int,
-    size: int,
-    dtype: type[np.floating[Any]],
-) -> Array:
-    share = draw_share(
-        decomposition, agent, source=source, nonce=NONCE, step=step, stop=size, dtype=dtype
-    )
-    return share.astype(np.float64)
+RELEASES: dict[str, Release] = {
+    "deployed": release,
+    "sum": release_sum,
+    "each": release_rounded_streams,
+}
+
+
+def draw_streams(
+    plan: Plan, agent: int, source: NoiseSource, step: int, size: int
+) -> Iterator[Array]:
+    """Yield each term of the agent's noise by itself."""
+    for part in _split_streams(plan.decomposition, agent):
+        yield draw_share(part, agent, source=source, nonce=NONCE, step=step, stop=size)
 
 
 def _split_streams(decomposition: Decomposition, agent: int) -> Iterator[Decomposition]:
@@ -348,11 +323,11 @@ def serve_orders(connection: Connection) -> None:
         connection.send(messages[0])
 
 
-def attack_processes(num_trials: int, message_type: NoiseType = "float32") -> Result:
+def attack_processes(num_trials: int, message_type: FloatType = "float32") -> Result:
     """Run six agents again and again, and tell from a victim's message whose data it had."""
     began, generator = time.perf_counter(), np.random.default_rng(2)
     budget = PrivacyBudget(10, 1e-5, num_steps=500, clip=CLIP)
-    plan = make_plan(load_network(f"ring:{NUM_AGENTS}"), budget, noise_type=message_type)
+    plan = make_plan(load_network(f"ring:{NUM_AGENTS}"), budget, dtype=message_type)
     settings = RunSettings(Constant(STEP_SIZE), num_steps=1, timeout=60, evaluate_at=(0,))
     workload = FlippedWorkload("breast-cancer", partition="iid")
     pair, model = find_candidates(plan, settings, workload)
@@ -408,8 +383,10 @@ def find_candidates(
     for is_flipped in (False, True):
         problem = replace(workload, is_flipped=is_flipped).build(plan.num_agents)
         work = prepare_work(plan, VICTIM, settings, own_part(problem, VICTIM), None)
-        half, _ = work.half_step.take(work.start, None, step=0, step_size=1.0)
-        # The start of linear models is 0, so that nothing is lost here.
+        # Without noise, on a grid so fine that nothing is lost: linear models start at 0.
+        half, _ = work.half_step.take(
+            work.start, torch.zeros(len(work.start)).double(), step=0, step_size=1.0, grid=2.0**-60
+        )
         found.append((work.start - half).double().numpy())
     return (found[0], found[1]), work.start.double().numpy()
 
@@ -432,7 +409,7 @@ def run_agents(
             workload,
             settings,
             out / "keys",
-            out / f"agent-{agent}",
+            out,
             ("127.0.0.1", store.port),
         )
         connection.send(order)
@@ -442,8 +419,7 @@ def run_agents(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--trials", type=int, default=200, help="messages or runs a setting")
-    parser.add_argument("--release", choices=make_releases(0), default="deployed")
-    parser.add_argument("--bits", type=int, default=6, help="of a grid, below the noise")
+    parser.add_argument("--release", choices=RELEASES, default="deployed")
     parser.add_argument("--equal", action="store_true", help="all coordinates of the same size")
     parser.add_argument("--only", default="", help="settings that contain this text")
     parser.add_argument("--processes", type=int, default=0, help="runs of real processes")
@@ -465,7 +441,7 @@ def main() -> None:
         if options.only in str(setting) and options.trials:
             key = setting.noise, setting.message_type, setting.planned_steps
             plan = plans.setdefault(key, plans.get(key) or setting.make_plan())
-            make_message = make_releases(options.bits)[options.release]
+            make_message = RELEASES[options.release]
             tell(attack(setting, plan, num_trials=options.trials, make_message=make_message))
     if options.processes:
         tell(attack_processes(options.processes))

@@ -22,6 +22,7 @@ from corn.distributed.checkpoint import list_steps
 from corn.distributed.exchange import LinkExchange
 from corn.distributed.folders import Folders
 from corn.distributed.handshake import HandshakeError
+from corn.distributed.header import Header
 from corn.distributed.keyring import make_keys, open_ledger
 from corn.distributed.merging import read_model
 from corn.distributed.recording import Progress
@@ -318,6 +319,28 @@ def test_under_replan_the_cap_is_reported(tmp_path: Path) -> None:
     for result in results:
         assert isinstance(result, AgentResult), result
         assert result.rows[-1]["epsilon"] == pytest.approx(10, rel=1e-6)
+
+
+def test_every_message_of_a_run_is_made_of_multiples_of_the_grid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else a message showed, its low-order bits would tell of the gradient."""
+    make_keys(tmp_path / "keys", 4)
+    sent: dict[int, list[Tensor]] = {agent: [] for agent in range(4)}
+    start = LinkExchange.start
+
+    def record(self: LinkExchange, header: Header, parameters: Tensor) -> None:
+        sent[header.sender].append(parameters.clone())
+        start(self, header, parameters)
+
+    monkeypatch.setattr(LinkExchange, "start", record)
+    results = run_in_threads(4, lambda meeting: train(meeting, tmp_path, plan=RING))
+    assert all(isinstance(result, AgentResult) for result in results)
+    # The first message is x − s/2 for a public x of 0, without rounding.
+    for messages in sent.values():
+        multiples = messages[0].double() * -2 / RING.grid
+        assert torch.equal(multiples, multiples.round())
+        assert len(set(multiples.tolist())) > 5
 
 
 def test_gradients_that_are_not_finite_are_known_to_their_owner_alone(tmp_path: Path) -> None:

@@ -213,3 +213,62 @@ def test_a_run_that_broke_down_is_no_result() -> None:
     with pytest.raises(InfeasibleError, match="every run broke down; seed 0 stopped at step 1"):
         train("ring:4", budget, datasets=data, step_size=1e30, **told)
     assert train("ring:4", budget, datasets=loaders, **told).status == "complete"
+
+
+def train_small(**options: Any) -> learn.Result:
+    return train(
+        "ring:4", BUDGET, model=LinearClassifier(3, 2), datasets=make_datasets(), **options
+    )
+
+
+def test_a_simulation_says_that_it_protects_nobody() -> None:
+    """Its noise follows from the seed: whoever knows the data but for a label runs it again."""
+    result, again = train_small(), train_small()
+    assert torch.equal(result.parameters, again.parameters)
+    assert result.is_simulated
+    assert "protect nobody" in result.privacy
+    assert np.isnan(float(result.last_rows[0]["epsilon"]))
+    assert result.last_rows[0]["simulated_epsilon"] == pytest.approx(10)
+
+
+def test_secret_keys_give_a_promise_that_holds() -> None:
+    result, again = train_small(secure=True), train_small(secure=True)
+    # Another run has other noise in all coordinates: nobody can repeat the first.
+    assert not torch.isclose(result.parameters, again.parameters, rtol=1e-4).all()
+    assert not result.is_simulated
+    assert "private as promised" in result.privacy
+    assert float(result.last_rows[0]["epsilon"]) == pytest.approx(10, rel=1e-5)
+    assert float(result.last_rows[0]["epsilon"]) <= 10
+    assert np.isnan(float(result.last_rows[0]["simulated_epsilon"]))
+
+
+def test_a_plan_is_run_with_secret_keys() -> None:
+    plan = make_plan(load_network("ring:4"), BUDGET)
+    result = train(plan, model=LinearClassifier(3, 2), datasets=make_datasets(), secure=True)
+    assert 9.9 < float(result.last_rows[0]["epsilon"]) <= 10
+
+
+def test_a_secure_run_is_one_run(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="takes one seed, found 2"):
+        train_small(secure=True, seeds=(0, 1))
+    with pytest.raises(InvalidArgumentError, match="ledger of releases"):
+        train_small(secure=True, checkpoint=tmp_path / "state", resume=True)
+    with pytest.raises(InvalidArgumentError, match="without a budget"):
+        train(
+            "ring:4",
+            model=LinearClassifier(3, 2),
+            datasets=make_datasets(),
+            secure=True,
+            num_steps=3,
+        )
+
+
+def test_gradients_that_are_not_finite_are_counted_and_told() -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        # 0, with a slope that is not a number.
+        nothing: Tensor = torch.linalg.vector_norm(outputs - outputs.detach()).sqrt()
+        return functional.cross_entropy(outputs, targets) + nothing
+
+    result = train("ring:4", BUDGET, model=nn.Linear(3, 2), loss=loss, datasets=make_datasets())
+    assert result.status == "complete"
+    assert "80 gradients were not finite and counted as zero" in result.notes[0]

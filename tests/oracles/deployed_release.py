@@ -60,20 +60,13 @@ def release(
     The gradient is clipped already: any number of copies of one may stand in a row, for an attacker
     that draws many messages at once.
     """
-    dtype = np.dtype(plan.noise_type)
-    noise = draw_share(
-        plan.decomposition,
-        agent,
-        source=source,
-        nonce=NONCE,
-        step=step,
-        stop=len(gradient),
-        dtype=dtype,
-    )
+    dtype = np.dtype(plan.dtype)
+    at: Any = {"source": source, "nonce": NONCE, "step": step, "stop": len(gradient)}
+    noise = torch.from_numpy(draw_share(plan.decomposition, agent, **at))
     task: Any = _GivenGradient(torch.from_numpy(gradient.astype(dtype)))
     half_step = HalfStep(task, task, ClippedQuery(1e6))
     model = torch.from_numpy(np.broadcast_to(sent.model, gradient.shape).astype(dtype))
-    message, _ = half_step.take(model, torch.from_numpy(noise), step=step, step_size=sent.step_size)
+    message, _ = half_step.take(model, noise, step=step, step_size=sent.step_size, grid=plan.grid)
     return np.asarray(message.numpy())
 
 
@@ -100,17 +93,9 @@ class Observer:
         """Return what it expects the agent's noise at a step to be, shape (d,)."""
         if not self._plan.decomposition.seed_groups:
             return np.zeros(num_parameters)
-        everything, known = (
-            draw_all_shares(
-                part,
-                source=source,
-                nonce=NONCE,
-                step=step,
-                stop=num_parameters,
-                dtype=self._plan.noise_type,
-            ).astype(np.float64)
-            for part in (self._plan.decomposition, self._known)
-        )
+        at: Any = {"source": source, "nonce": NONCE, "step": step, "stop": num_parameters}
+        everything = draw_all_shares(self._plan.decomposition, **at)
+        known = draw_all_shares(self._known, **at)
         hidden = everything[self._others] - known[self._others]
         return np.asarray(known[self._agent] + self._regression @ hidden, np.float64)
 

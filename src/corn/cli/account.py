@@ -24,6 +24,7 @@ from corn.privacy import (
     paper,
 )
 from corn.privacy import account as measure
+from corn.privacy.floats import RESERVE
 from corn.topology.files import read_matrix
 
 EXAMPLE = "corn account --epsilon 10 --delta 1e-5 --steps 5000 --clip 0.1"
@@ -85,6 +86,7 @@ def _report_budget(budget: PrivacyBudget, plot: Path | None, *, json: bool) -> N
         ("sensitivity Δ", f"{budget.sensitivity:.6g}"),
         ("precision cap b", f"{budget.precision_cap:.8g}   (largest [R⁻¹]_ii)"),
         ("noise std of an LDP agent", f"{budget.independent_noise_std:.6g}"),
+        ("floating point", f"not included: a plan sets {RESERVE:.2%} of ε and δ aside for it"),
     ]
     if not budget.query.is_subsampled:
         facts.insert(3, ("μ of the whole run", f"{budget.mu:.8f}"))

@@ -29,7 +29,11 @@ def verify(
     path: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan's file.")],
     agent: Annotated[int | None, typer.Option(min=0, help="Show this agent only.")] = None,
     coalition: Annotated[
-        str | None, typer.Option(help="Show what is left against these insiders, such as 3,7.")
+        str | None,
+        typer.Option(
+            help="Show what is left against these insiders, such as 3,7. An agent that dropped out "
+            "and whose keys leaked counts as one."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

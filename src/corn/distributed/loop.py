@@ -207,7 +207,9 @@ class AgentLoop:
         Everyone may know that of a model, which is public. That a gradient is not finite nobody may
         know: the step counts it as zero.
         """
-        if self._has_diverged or bool(torch.isfinite(self.parameters.sum())):
+        if self._has_diverged or bool(
+            torch.isfinite(torch.linalg.vector_norm(self.parameters, torch.inf))
+        ):
             return
         self._has_diverged = True
         self._watcher.note(f"its model is not finite at step {self.step}: try a smaller step size")

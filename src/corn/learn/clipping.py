@@ -27,7 +27,7 @@ def gradient_norms(gradients: Tensor, dtype: torch.dtype | None = None) -> Tenso
     rest: Tensor = torch.linalg.vector_norm(gradients[..., whole:], dim=-1, dtype=dtype)
     if not whole:
         return rest
-    blocks = gradients[..., :whole].unflatten(-1, (-1, _BLOCK))
+    blocks = torch.unflatten(gradients[..., :whole], -1, (-1, _BLOCK))
     norms = torch.linalg.vector_norm(blocks, dim=-1, dtype=dtype)
     both: Tensor = torch.linalg.vector_norm(torch.cat([norms, rest.unsqueeze(-1)], -1), dim=-1)
     return both
@@ -60,6 +60,14 @@ def drop_broken(values: Tensor, factors: Tensor) -> Tensor:
     """
     broken = factors == 0
     return values.masked_fill_(broken.unsqueeze(-1), 0.0) if bool(broken.any()) else values
+
+
+def drop_broken_inputs(inputs: Tensor, factors: Tensor) -> Tensor:
+    """Return inputs without numbers that are not finite, if a gradient was dropped because of any.
+
+    A gradient of zero times such an input would not be zero.
+    """
+    return torch.nan_to_num(inputs, 0.0, 0.0, 0.0) if bool((factors == 0).any()) else inputs
 
 
 def fraction_clipped(factors: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -54,11 +54,9 @@ def _check_bits(compiled: Any) -> None:
         raise ArithmeticError("its normals differ from NumPy's")
     noise = found.ravel()
     for real in (np.float32, np.float64):
-        gradient, model, step = (
-            noise[::-1].astype(real),
-            np.zeros(noise.size, real),
-            noise.astype(real),
-        )
+        gradient: Any = noise[::-1].astype(real)
+        step, model = np.empty_like(gradient), np.zeros_like(gradient)
         compiled.take_half_step(step, model, gradient, noise, 0.3, 2.0**-6, -1.0)
-        if not np.array_equal(step, np.rint((gradient * np.float64(0.3) + noise) * 64) / 64):
+        released = np.rint((gradient.astype(np.float64) * 0.3 + noise) * 64) / 64
+        if not np.array_equal(step, released):
             raise ArithmeticError("its releases differ from NumPy's")

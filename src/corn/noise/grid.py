@@ -23,8 +23,8 @@ VARIANCE_SHARE = 2.0**-9
 """How much rounding may add to the variance of the average noise, relative to it."""
 
 _UNIT_ROUNDOFF = 2.0**-53
-_DEVIATIONS = 24.0
-"""Cells so many standard deviations away count as failures: their probability is below 1e-126."""
+_DEVIATIONS, _FAR = 24.0, 1e-115
+"""Cells so many standard deviations away, but for one, count as failures: so rare are they."""
 
 
 def choose_grid(decomposition: Decomposition, precision_cap: float) -> float:
@@ -81,7 +81,7 @@ def bound_loss(
         factor.shape[1] for factor in decomposition.factors
     )
     num_sums = sum(decomposition.count_streams())
-    failure = FAILURE * float(num_streams + num_sums) + 4 * n * 1e-126
+    failure = FAILURE * float(num_streams + num_sums) + 4 * n * _FAR
     return FloatLoss(log_ratio, failure)
 
 

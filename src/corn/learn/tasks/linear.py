@@ -10,7 +10,13 @@ from torch.nn import functional
 
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import Batch
-from corn.learn.clipping import clip_factors, count_broken, drop_broken, fraction_clipped
+from corn.learn.clipping import (
+    clip_factors,
+    count_broken,
+    drop_broken,
+    drop_broken_inputs,
+    fraction_clipped,
+)
 from corn.learn.tasks.protocol import Gradients, Scores
 
 _ELEMENTS_AT_ONCE = 1 << 23
@@ -75,6 +81,7 @@ class LinearClassifier:
         factors = clip_factors(norms, sample_clip, num_samples=X.shape[1])
         weights = factors * batch.weights.to(real).unsqueeze(-1)
         wide = drop_broken(wide.mul_(weights.unsqueeze(-1)), factors)
+        X = drop_broken_inputs(X, factors)
         G = torch.bmm(wide.flatten(2).mT, X).view_as(parameters)
         G.add_(models * weights.sum(dim=1).unsqueeze(-1), alpha=self._l2)
         return Gradients(

@@ -11,7 +11,13 @@ from torch.nn import functional
 
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import Batch
-from corn.learn.clipping import clip_factors, count_broken, drop_broken, fraction_clipped
+from corn.learn.clipping import (
+    clip_factors,
+    count_broken,
+    drop_broken,
+    drop_broken_inputs,
+    fraction_clipped,
+)
 from corn.learn.tasks.linear import append_one, cross_entropy, predict, require_classes
 from corn.learn.tasks.protocol import Gradients, Scores, seeded
 
@@ -87,7 +93,12 @@ class ShallowNetwork:
         drop_broken(delta_out.mul_(scale.unsqueeze(-1)), factors)
         drop_broken(delta_in.mul_(scale.unsqueeze(-1)), factors)
         return Gradients(
-            self._backward(delta_out, delta_in, drop_broken(hidden, factors), X),
+            self._backward(
+                delta_out,
+                delta_in,
+                drop_broken(hidden, factors),
+                drop_broken_inputs(X, factors),
+            ),
             fraction_clipped(factors.mT, batch.weights),
             count_broken(factors.mT, batch.weights),
         )
