@@ -29,7 +29,7 @@ from corn.topology import load_network
 CellResult: TypeAlias = dict[str, Any]
 """Plain values, as JSON has them."""
 
-_FORMAT = 1
+_FORMAT = 2
 """Raised when the same configuration would give another result, so that old ones are not read."""
 
 _LARGEST_KEPT_NOISE = 100

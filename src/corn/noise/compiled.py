@@ -10,6 +10,7 @@ Python keeps its byte code, until this file or the numbers it takes from others 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -170,6 +171,6 @@ _HALF_STEP = _compile(
     _half_step_kernel,
     *(
         (np.empty(1, x), np.empty(1, x), np.empty(1, g), np.empty(1), 1.0, 1.0, x(1))
-        for x, g in ((np.float32, np.float32), (np.float32, np.float64), (np.float64, np.float64))
+        for x, g in itertools.product((np.float32, np.float64), repeat=2)
     ),
 )
