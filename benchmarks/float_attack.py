@@ -9,8 +9,8 @@ all other gradients, and is an insider where the plan reckons with one. Ideal no
 right with probability Φ(μ/2); the verdict is by a binomial test. The column ``values`` shows how
 often the best test for ideal noise is right by itself.
 
-Releases are the library's, or one of these, which show what would go wrong: ``sum`` adds gradient
-and streams in the type of messages, without a grid; ``each`` rounds every stream, and so the
+Releases are the library's, or one of these, which show what would go wrong: ``sum`` draws and adds
+NumPy's normals in the type of messages, without a grid; ``each`` rounds every stream, and so the
 gradient, by itself, which is worst where gradients are of equal size in all coordinates
 (``--equal``).
 
@@ -234,11 +234,20 @@ def find_worst_insider(plan: Plan, agent: int) -> int | None:
 def release_sum(
     plan: Plan, agent: int, gradient: Array, source: NoiseSource, step: int, sent: Sent
 ) -> Floats:
-    """Release g + v as a plain sum of streams in the type of messages; see :func:`release`."""
+    """Release g + v as a plain sum, drawn and added in the type of messages; see :func:`release`.
+
+    As most programs do it: normals of NumPy, times a weight, stream after stream.
+    """
     real = np.dtype(plan.dtype).type
-    s = gradient.astype(real)
-    for stream in draw_streams(plan, agent, source, step, len(gradient)):
-        s = s + stream.astype(real)
+    s = np.zeros(len(gradient), real)
+    for weight, stream in zip(
+        stream_weights(plan.decomposition, agent),
+        draw_streams(plan, agent, source, step, 1),
+        strict=True,
+    ):
+        normals = np.random.Generator(np.random.SFC64(stream.view(np.uint64)))
+        s += real(weight) * normals.standard_normal(len(gradient), dtype=real)
+    s += gradient.astype(real)
     return np.asarray(np.asarray(sent.model, real) - real(sent.step_size) * s)
 
 
@@ -273,11 +282,12 @@ def _split_streams(decomposition: Decomposition, agent: int) -> Iterator[Decompo
     """Yield a split for each term of the agent's noise, in which all others weigh nothing."""
     nothing = tuple(np.zeros_like(factor) for factor in decomposition.factors)
     groups = decomposition.seed_groups
-    yield Decomposition(decomposition.private_variance, groups, nothing)
+    if decomposition.private_variance[agent] > 0:
+        yield Decomposition(decomposition.private_variance, groups, nothing)
     for number, (group, factor) in enumerate(zip(groups, decomposition.factors, strict=True)):
         if agent not in group:
             continue
-        for stream in range(factor.shape[1]):
+        for stream in np.flatnonzero(factor[group.index(agent)]).tolist():
             only = np.zeros_like(factor)
             only[:, stream] = factor[:, stream]
             factors = (*nothing[:number], only, *nothing[number + 1 :])

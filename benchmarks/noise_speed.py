@@ -52,7 +52,7 @@ def best_seconds(contenders: dict[str, Callable[[], object]], num_turns: int) ->
 
 
 def fill_by_numpy(source: NoiseSource, out: FloatArray, address: StreamAddress) -> None:
-    """Fill as if the extra ``fast`` were not installed."""
+    """Fill as if Numba were not installed."""
     with mock.patch.object(stream, "find_compiled", return_value=None):
         source.fill(out, address)
 
@@ -126,7 +126,7 @@ def measure_shares(decomposition: Decomposition, num_coordinates: int) -> dict[s
 def main() -> None:
     limit_threads()
     if find_compiled() is None:
-        print("the extra fast is not installed: NumPy draws everything", file=sys.stderr)
+        print("Numba does not work here: NumPy draws everything", file=sys.stderr)
     rates = measure_streams()
     results = {
         "million values/s": rates,

@@ -56,11 +56,11 @@ def draw(
 
 @pytest.fixture(params=["compiled", "NumPy"])
 def transform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once with the extra ``fast``, once as if it were not installed."""
+    """Once with Numba, once as if it were not installed."""
     if request.param == "NumPy":
         monkeypatch.setattr("corn.noise.stream.find_compiled", lambda: None)
     elif find_compiled() is None:
-        pytest.skip("the extra fast is not installed")
+        pytest.skip("Numba does not work here")
 
 
 def digest(values: Any) -> str:

@@ -1,6 +1,6 @@
 """The sums of :mod:`corn.noise.normals` as one compiled loop, in the same bits, for speed.
 
-Needs Numba, the extra ``fast``. NumPy walks through memory once for each of the fifty operations
+NumPy walks through memory once for each of the fifty operations
 that a pair of normals takes; this does them all while the values are in registers. LLVM neither
 reorders nor fuses floating-point operations unless told to, and is not told to here.
 

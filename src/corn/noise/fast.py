@@ -1,4 +1,4 @@
-"""Whether noise is drawn by compiled code: where the extra ``fast`` is installed and works."""
+"""Whether noise is drawn by compiled code: where Numba is installed and works."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def find_compiled() -> ModuleType | None:
         _check_bits(compiled)
     except Exception as error:  # noqa: BLE001, as installations break in many ways
         warnings.warn(
-            f"noise is drawn by NumPy, three times as slowly, as Numba does not work here: {error}",
+            f"noise is drawn by NumPy, several times as slowly, as Numba does not work here: {error}",
             CornWarning,
             stacklevel=2,
         )
