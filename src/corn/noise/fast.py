@@ -29,7 +29,7 @@ def find_compiled() -> ModuleType | None:
         _check_bits(compiled)
     except Exception as error:  # noqa: BLE001, as installations break in many ways
         warnings.warn(
-            f"noise is drawn by NumPy, several times as slowly, as Numba does not work here: {error}",
+            f"noise is drawn by NumPy, several times as slowly: Numba does not work here: {error}",
             CornWarning,
             stacklevel=2,
         )
