@@ -54,5 +54,18 @@ def test_one_thread_for_a_while() -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.parametrize(("said", "expected"), [(None, 1), ("2", 2)])
+def test_training_takes_one_thread_unless_told_otherwise(said: str | None, expected: int) -> None:
+    code = (
+        "import torch, threadpoolctl; from corn.threads import own_threads\n"
+        "torch.set_num_threads(2)\n"
+        f"with own_threads(): assert torch.get_num_threads() == {expected}\n"
+        "assert torch.get_num_threads() == 2"
+    )
+    environment = {"PATH": ""} | ({} if said is None else {"OMP_NUM_THREADS": said})
+    process = subprocess.run([sys.executable, "-c", code], check=False, env=environment)
+    assert process.returncode == 0
+
+
 def test_this_test_process_uses_one_thread() -> None:
     assert threads_in_use(0) == {1}

@@ -6,7 +6,8 @@
     ├── InvalidArgumentError       a value outside what a function accepts (also a ValueError)
     ├── FileFormatError            a file that is missing, unreadable or not what it should be
     ├── InfeasibleError            no object with the properties asked for exists
-    └── MissingExtraError          an optional dependency is not installed
+    ├── MissingExtraError          an optional dependency is not installed
+    └── StoppedByUserError         Ctrl-C ended a command early; the command line exits with 130
 
     CornWarning                    the result is sound, but not what the caller may expect
 """
@@ -59,6 +60,10 @@ class MissingExtraError(CornError, ImportError):
 
     def __init__(self, feature: str, *, extra: str) -> None:
         super().__init__(f"{feature} needs an extra: pip install 'corn-dsgd[{extra}]'")
+
+
+class StoppedByUserError(CornError):
+    """A person ended a command before it was done; the message says what was kept."""
 
 
 class CornWarning(UserWarning):

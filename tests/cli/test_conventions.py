@@ -15,6 +15,8 @@ import pytest
 
 from corn import __version__
 from corn.cli import COMMANDS, main
+from corn.learn.loop import SweepLoop
+from corn.learn.metrics import Row
 
 from .commands import Runner
 
@@ -117,7 +119,7 @@ def test_sigterm_is_taken_as_ctrl_c(
 
     monkeypatch.setattr("corn.cli.app", work)
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit, match="130"):
         main()
     assert signal.getsignal(signal.SIGTERM) == before
 
@@ -141,3 +143,29 @@ def test_forked_workers_end_at_sigterm_as_usual(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("corn.cli.app", work)
     with pytest.raises(SystemExit):
         main()
+
+
+def test_ctrl_c_ends_every_command_alike(
+    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a code that no other end has, and a line that says what was kept."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("corn.cli.plan.make_plan", interrupt)
+    outcome = corn("plan", "--graph", "ring:4", "--out", tmp_path / "plan.corn")
+    assert (outcome.exit_code, outcome.stdout) == (130, "")
+    assert outcome.stderr == "corn: interrupted; nothing was written\n"
+
+    def interrupt_soon(self: SweepLoop) -> list[Row]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return advance(self)
+
+    advance = SweepLoop.advance
+    monkeypatch.setattr(SweepLoop, "advance", interrupt_soon)
+    arguments = ("--task", "quadratic", "--graph", "ring:4", "--steps", 9, "--out", tmp_path)
+    outcome = corn("train", *arguments)
+    assert outcome.exit_code == 130
+    assert "interrupted after 1 steps" in outcome.stderr
+    assert (tmp_path / "run.json").exists()

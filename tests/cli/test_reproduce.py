@@ -51,7 +51,7 @@ def test_an_interruption_between_pilots_and_further_seeds(
     with monkeypatch.context() as patch:
         patch.setattr(TrainingCell, "compute", interrupt_repeats)
         outcome = corn(*arguments)
-    assert outcome.exit_code == 1
+    assert outcome.exit_code == 130
     # Designs and the pilot, of those and two seeds at two step sizes or more.
     assert f"interrupted: {num_designs + 1} of " in outcome.stderr
     again = corn(*arguments, "--json")

@@ -5,26 +5,10 @@ import pytest
 import torch
 
 from corn.distributed.half_step import HalfStep
-from corn.learn.batches import Batch
-from corn.learn.tasks.protocol import Gradients
 from corn.privacy import ClippedQuery
+from tests.oracles.deployed_release import GivenGradient
 
 D, CLIP, STEP_SIZE = 2000, 0.1, 1e-4
-
-
-class Given:
-    """A task whose gradient is known, and its batches, which do not matter."""
-
-    def __init__(self, gradient: torch.Tensor) -> None:
-        self._gradient = gradient
-
-    def draw(self, step: int) -> Batch:
-        nothing = torch.zeros(1, step + 1)
-        return Batch(nothing, nothing, nothing, is_average=True)
-
-    def gradient(self, *_: object, sample_clip: object = None) -> Gradients:
-        assert sample_clip is None
-        return Gradients(self._gradient.clone().view(1, 1, -1))
 
 
 GRID = 2.0**-7
@@ -33,7 +17,7 @@ GRID = 2.0**-7
 def send(
     gradient: torch.Tensor, noise: torch.Tensor, model: torch.Tensor, *, grid: float = GRID
 ) -> torch.Tensor:
-    task = Given(gradient)
+    task = GivenGradient(gradient)
     half = HalfStep(task, task, ClippedQuery(CLIP))  # type: ignore[arg-type]
     return half.take(model, noise, step=0, step_size=STEP_SIZE, grid=grid)[0]
 
@@ -76,7 +60,7 @@ def test_a_gradient_that_is_not_finite_is_sent_as_zero(value: float) -> None:
     noise = torch.randn(D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     model, broken = torch.zeros(D), torch.ones(D)
     broken[7] = value
-    task = Given(broken)
+    task = GivenGradient(broken)
     half = HalfStep(task, task, ClippedQuery(CLIP))  # type: ignore[arg-type]
     sent, _ = half.take(model, noise, step=0, step_size=STEP_SIZE, grid=GRID)
     assert torch.equal(sent, send(torch.zeros(D), noise, model))

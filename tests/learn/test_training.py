@@ -272,3 +272,13 @@ def test_gradients_that_are_not_finite_are_counted_and_told() -> None:
     result = train("ring:4", BUDGET, model=nn.Linear(3, 2), loss=loss, datasets=make_datasets())
     assert result.status == "complete"
     assert "80 gradients were not finite and counted as zero" in result.notes[0]
+
+
+@pytest.mark.slow
+def test_designs_of_large_networks_are_trained() -> None:
+    """The check of the noise rounds up by more than the solver's own count on a large network."""
+    budget = PrivacyBudget(10, 1e-5, num_steps=100, clip=0.1)
+    network = load_network("torus:20x20")
+    contenders = make_contenders(["corn", "decor"], network, budget, objective=Horizon(20))
+    for own in contenders:
+        assert budget.precision_cap * (1 - 1e-6) < own.precision.max() <= budget.precision_cap

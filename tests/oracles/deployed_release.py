@@ -37,7 +37,7 @@ class Sent:
         return recover_release(message, self.model, self.step_size)
 
 
-class _GivenGradient:
+class GivenGradient:
     """A task whose gradient is known, and its batches, which do not matter."""
 
     def __init__(self, gradient: torch.Tensor) -> None:
@@ -63,7 +63,7 @@ def release(
     dtype = np.dtype(plan.dtype)
     at: Any = {"source": source, "nonce": NONCE, "step": step, "stop": len(gradient)}
     noise = torch.from_numpy(draw_share(plan.decomposition, agent, **at))
-    task: Any = _GivenGradient(torch.from_numpy(gradient.astype(dtype)))
+    task: Any = GivenGradient(torch.from_numpy(gradient.astype(dtype)))
     half_step = HalfStep(task, task, ClippedQuery(1e6))
     model = torch.from_numpy(np.broadcast_to(sent.model, gradient.shape).astype(dtype))
     message, _ = half_step.take(model, noise, step=step, step_size=sent.step_size, grid=plan.grid)

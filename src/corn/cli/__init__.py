@@ -1,6 +1,7 @@
 """The ``corn`` command: each command parses, calls the library and prints.
 
-Exit codes: 0 done; 1 an expected failure, said in one line; 2 a command line that cannot be read.
+Exit codes: 0 done; 1 an expected failure, said in one line; 2 a command line that cannot be read;
+130 ended by Ctrl-C or SIGTERM, with a line that says what was kept.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from corn.cli import (
 )
 from corn.cli.output import print_error, show_warnings_as_notes
 from corn.cli.records import spread_records
-from corn.errors import CornError
+from corn.errors import CornError, StoppedByUserError
 
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "graph": (graph.graph, graph.EXAMPLE),
@@ -50,6 +51,8 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "roster": (keygen.roster, keygen.ROSTER_EXAMPLE),
 }
 """Each command, and an example of its use that works as it stands."""
+
+INTERRUPTED = 130
 
 app = typer.Typer(
     name="corn",
@@ -113,6 +116,15 @@ def main() -> None:
     try:
         with _sigterm_as_ctrl_c():
             app(prog_name="corn")
+    except StoppedByUserError as error:
+        print_error(str(error))
+        sys.exit(INTERRUPTED)
+    except (KeyboardInterrupt, SystemExit) as end:
+        # Typer turns a KeyboardInterrupt into an exit of its own.
+        code = end.code if isinstance(end, SystemExit) else INTERRUPTED
+        if code == INTERRUPTED:
+            print_error("interrupted; nothing was written")
+        sys.exit(code)
     except CornError as error:
         print_error(str(error))
     except MemoryError:

@@ -23,7 +23,7 @@ from corn.cli.options import (
 from corn.cli.output import print_facts, print_json, print_note
 from corn.cli.records import read_configuration
 from corn.distributed.settings import DropoutPolicy
-from corn.errors import CornError
+from corn.errors import CornError, StoppedByUserError
 from corn.plan import load_plan
 from corn.plan.codec import fingerprint
 
@@ -322,7 +322,12 @@ def _describe_sharing(launched: distributed.Launched) -> str:
 
 
 def _exit(launched: distributed.Launched) -> None:
-    """A run that a person or the budget ended is done; one that agents had to stop has failed."""
+    """A run that the budget ended is done; one that a person or agents stopped is not."""
+    if launched.outcome.was_interrupted:
+        raise StoppedByUserError(
+            f"interrupted after {launched.result.num_steps} steps; what was reached is written; "
+            "--resume goes on from the newest checkpoint"
+        )
     stops = {str(own["stop"]) for own in launched.outcome.finished.values()}
     stops -= {"", "interrupted", distributed.LEDGER_SPENT}
     if launched.result.status == "interrupted" and stops:

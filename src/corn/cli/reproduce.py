@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from corn.cli.output import print_facts, print_json, print_note, print_table, save_json
-from corn.errors import InvalidArgumentError
+from corn.errors import InvalidArgumentError, StoppedByUserError
 
 if TYPE_CHECKING:
     from corn.experiments import Reproduction
@@ -106,11 +106,10 @@ def reproduce(
             )
         except KeyboardInterrupt:
             kept, total = count_cells()
-            print_note(
+            raise StoppedByUserError(
                 f"interrupted: {kept} of {total} cells are kept in {store.directory}; the same "
                 "command goes on from there"
-            )
-            raise typer.Exit(1) from None
+            ) from None
     seconds = time.perf_counter() - start
     _, total = count_cells()
     written = write_reproduction(

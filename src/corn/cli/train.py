@@ -23,7 +23,7 @@ from corn.cli.options import (
 from corn.cli.output import print_json, warn_of_insiders
 from corn.cli.records import read_configuration
 from corn.cli.training import Terms, draw_curves, print_contenders, training_facts, write_results
-from corn.errors import InvalidArgumentError
+from corn.errors import InvalidArgumentError, StoppedByUserError
 from corn.learn.names import CONTENDERS
 from corn.plan import Plan, load_plan
 from corn.privacy import PrivacyBudget
@@ -161,6 +161,10 @@ def train(
         print_json(facts)
     else:
         print_contenders(problem, terms, tuning)
+    if result.status == "interrupted":
+        kept = f"; {out} has what was reached" if out else ""
+        again = f"; the same command goes on from {checkpoint}" if checkpoint else ""
+        raise StoppedByUserError(f"interrupted after {result.num_steps} steps{kept}{again}")
 
 
 def _read_terms(context: typer.Context, plan: Plan) -> Terms:

@@ -118,8 +118,6 @@ def print_contenders(problem: learn.Problem, terms: Terms, tuning: learn.Tuning)
         print_note(f"{names}: private against {adversary}")
     for run, why in result.stopped.items():
         print_note(f"{', '.join(map(str, run))}: {why}")
-    if result.status == "interrupted":
-        print_note(f"interrupted after {result.num_steps} steps")
 
 
 def _describe_spent(own: dict[str, object]) -> str:

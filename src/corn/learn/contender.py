@@ -16,11 +16,11 @@ from corn.errors import InvalidArgumentError
 from corn.learn.schedule import Schedule
 from corn.noise import factor_covariance
 from corn.noise.grid import bound_loss, choose_grid, require_provable
-from corn.plan.record import Plan, coalition_precisions
+from corn.plan.record import Plan, coalition_precisions, meet_cap
 from corn.privacy import ClippedQuery, PrivacyBudget, account_precision
 from corn.privacy.floats import account_floats, set_aside
 
-_TOLERANCE = 1e-9
+_TOLERANCE, _DESIGN_TOLERANCE = 1e-9, 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,13 @@ class Contender:
         """
         if threat is None:
             threat = noise.threat if isinstance(noise, Design) else EAVESDROPPER
-        shares = _shares_of(noise)
+        shares, max_colluders = _shares_of(noise), threat.max_colluders
+        if isinstance(noise, Design):
+            worst = max(float(p.max()) for *_, p in coalition_precisions(shares, max_colluders))
+            cap = (set_aside(budget) if counts_floats else budget).precision_cap
+            # A design for this cap may miss it by rounding; one for another cap is refused.
+            if cap < worst <= cap * (1 + _DESIGN_TOLERANCE):
+                shares = meet_cap(shares, cap, max_colluders)
         grid = choose_grid(shares, budget.precision_cap)
         return cls(
             name, shares, budget.query, budget, threat, grid=grid, counts_floats=counts_floats

@@ -15,6 +15,7 @@ from corn.learn.monitor import ProgressBar, catch_interruption
 from corn.learn.problem import Problem
 from corn.learn.result import Result
 from corn.learn.settings import SweepSettings
+from corn.threads import own_threads
 from corn.topology import Network
 
 
@@ -57,27 +58,40 @@ def run_sweep(
             "budget; corn launch keeps a ledger of releases and can go on"
         )
     file = _CheckpointFile(None if checkpoint is None else Path(checkpoint), checkpoint_every)
-    loop = SweepLoop(
-        problem,
-        network,
-        variants,
-        settings=settings,
-        evaluate_at=evaluate_at,
-        max_train_samples=max_train_samples,
-    )
-    if resume:
-        file.load_into(loop)
-    bar = ProgressBar(settings.num_steps, done=loop.step, show=show_progress)
+    with own_threads():
+        loop = SweepLoop(
+            problem,
+            network,
+            variants,
+            settings=settings,
+            evaluate_at=evaluate_at,
+            max_train_samples=max_train_samples,
+        )
+        if resume:
+            file.load_into(loop)
+        _run(loop, file, settings.num_steps, show_progress=show_progress, on_rows=on_rows)
+        return loop.finish()
+
+
+def _run(
+    loop: SweepLoop,
+    file: _CheckpointFile,
+    num_steps: int,
+    *,
+    show_progress: bool,
+    on_rows: Callable[[Sequence[Row]], None] | None,
+) -> None:
+    """Advance to the last step or to Ctrl-C, and save what was reached."""
+    bar = ProgressBar(num_steps, done=loop.step, show=show_progress)
     with catch_interruption() as interruption, bar:
-        while loop.step < settings.num_steps and not interruption.requested:
+        while loop.step < num_steps and not interruption.requested:
             rows = loop.advance()
             bar.advance(rows)
             if rows and on_rows:
                 on_rows(rows)
-            if loop.step % checkpoint_every == 0:
+            if loop.step % file.every == 0:
                 file.save(loop)
     file.save(loop)
-    return loop.finish()
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,6 @@ from corn.privacy import PrivacyBudget
 from corn.privacy.floats import set_aside
 from corn.topology import Network, load_network
 
-_CHECK_MARGIN = 1e-6
-"""How far below the cap noise for releases is designed: what its check loses to rounding."""
-
 
 def train(
     source: Plan | Network | str | Path,
@@ -210,8 +207,7 @@ def _make_contender(
         return network, Contender.non_private()
     if noise is None:
         objective = Horizon(max(1.0, budget.num_steps / 5), *rounds)
-        # Floating point takes a little of the budget, and the check of the noise a little more.
-        cap = set_aside(budget).precision_cap * (1 - _CHECK_MARGIN) if secure else None
-        noise = design(network.mixing_matrix, cap or budget.precision_cap, objective=objective)
+        cap = (set_aside(budget) if secure else budget).precision_cap
+        noise = design(network.mixing_matrix, cap, objective=objective)
     name = noise.mechanism if isinstance(noise, Design) else "given noise"
     return network, Contender.private(name, noise, budget, counts_floats=secure)

@@ -184,7 +184,7 @@ def make_plan(
         drop_share=drop_share,
         graph=network.graph,
     )
-    shares = _scale_to_cap(choose_factors(result.decomposition), cap, threat.max_colluders)
+    shares = meet_cap(choose_factors(result.decomposition), cap, threat.max_colluders)
     A = target.matrix(network.mixing_matrix)
     value = float((A * shares.covariance).sum())
     plan = Plan(
@@ -223,10 +223,14 @@ def coalition_precisions(
         yield coalition, *hidden_precision(decomposition, coalition)
 
 
-def _scale_to_cap(
+def meet_cap(
     decomposition: Decomposition, precision_cap: float, max_colluders: int
 ) -> Decomposition:
-    """Scale noise up by the little that it misses the cap by, as the check of a plan counts it."""
+    """Scale noise up by the little that it misses the cap by, as the check of a plan counts it.
+
+    Solvers scale to the cap by their own count. The check rounds [R⁻¹]_ii up, by more the larger
+    the network is.
+    """
     shares = decomposition
     for attempt in range(_MAX_SCALINGS):
         worst = max(
