@@ -17,6 +17,7 @@ from corn.arrays import FloatArray, as_square_matrix, as_symmetric_matrix
 from corn.errors import InvalidArgumentError
 
 _SYMMETRY_TOLERANCE = 1e-12
+_MOST_ROUNDS = 10**6
 _LONGEST, _LARGEST = 1e9, 1e50
 _SEMIDEFINITE_TOLERANCE = 1e-10
 _MAX_DOUBLINGS = 64
@@ -175,10 +176,15 @@ class GivenObjective:
 
 
 def _check_rounds(gossip_rounds: int, cooldown_rounds: int) -> None:
-    if gossip_rounds < 1:
-        raise InvalidArgumentError(f"gossip_rounds must be at least 1, found {gossip_rounds}")
-    if cooldown_rounds < 0:
-        raise InvalidArgumentError(f"cooldown_rounds must be at least 0, found {cooldown_rounds}")
+    for name, found, least in (
+        ("gossip_rounds", gossip_rounds, 1),
+        ("cooldown_rounds", cooldown_rounds, 0),
+    ):
+        # An eigenvalue of 1 is computed as 1 + 1e-16, whose power overflows in the end.
+        if not least <= found <= _MOST_ROUNDS:
+            raise InvalidArgumentError(
+                f"{name} must be at least {least} and at most {_MOST_ROUNDS:,}, found {found}"
+            )
 
 
 def _describe_rounds(gossip_rounds: int, cooldown_rounds: int) -> str:
