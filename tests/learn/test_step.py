@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from corn.errors import InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.step import compute_gradients, release, take_half_step
 from corn.learn.tasks import LinearClassifier, ModuleTask, Quadratic, ShallowNetwork, Task
 from corn.learn.tasks.looped import Looped
+from corn.learn.tasks.protocol import Gradients
 
 CLIP = torch.tensor([0.1], dtype=torch.float64)
 TASKS: dict[str, Any] = {
@@ -29,7 +31,7 @@ def make_batch(task: Task, size: int, *, seed: int = 0) -> Batch:
     if isinstance(task, LinearClassifier):
         targets = targets.float()
     weights = torch.full((1, size), 1 / size, dtype=torch.float64)
-    return Batch(inputs, targets, weights, is_average=True)
+    return Batch(inputs, targets, weights, is_average=True, most_samples=size)
 
 
 def sum_samples(task: Task, batch: Batch, clip: Tensor = CLIP) -> Any:
@@ -91,13 +93,50 @@ def test_samples_that_are_not_finite_count_as_zero(name: str, value: float) -> N
     assert found.num_broken.item() == 1
 
 
+@pytest.mark.parametrize("size", [1000, 100_000])
+def test_another_number_of_samples_leaves_the_parts_of_the_others(size: int) -> None:
+    """As under Poisson sampling: what clips a sample must not depend on how many there are."""
+    task = TASKS["linear"]()
+    inputs = task.prepare(torch.ones(size + 1, 4)).unsqueeze(0)
+    inputs[0, -1] *= -1  # opposite to the rest
+    found = []
+    for count in (size, size + 1):
+        weights = torch.full((1, count), 1 / size, dtype=torch.float64)
+        targets = torch.zeros(1, count)
+        batch = Batch(inputs[:, :count], targets, weights, True, most_samples=20 * size)
+        found.append(sum_samples(task, batch))
+    assert np.linalg.norm(found[1] - found[0]) <= 0.1 / size
+
+
+@pytest.mark.parametrize("l2", [0.0, 1e-4])
+def test_squares_that_underflow_do_not_hide_a_long_gradient(l2: float) -> None:
+    task, clip = LinearClassifier(2, 2, l2=l2), torch.tensor([1e-9], dtype=torch.float64)
+    inputs = torch.tensor([[[1e154, 0.0, 1.0]]], dtype=torch.float64)
+    models = torch.tensor([[[0.0, 0.0, -373.0]]], dtype=torch.float64)
+    batch = Batch(inputs, torch.zeros(1, 1).double(), torch.ones(1, 1).double(), True)
+    found = compute_gradients(task, models, batch, clip, clips_samples=True)
+    assert float(found.values.norm()) <= 1e-9
+
+
+def test_a_task_that_clips_no_samples_is_refused_for_a_budget_of_samples() -> None:
+    class Ignorant:
+        def gradient(
+            self, parameters: Tensor, _: Batch, *, sample_clip: object = None
+        ) -> Gradients:
+            assert sample_clip is not None
+            return Gradients(torch.ones_like(parameters))
+
+    task: Any = Ignorant()
+    batch: Any = None
+    with pytest.raises(InvalidArgumentError, match="takes no notice of sample_clip"):
+        compute_gradients(task, torch.zeros(1, 1, 3), batch, CLIP, clips_samples=True)
+
+
 @pytest.mark.parametrize("length", [5, 4096, 4097, 300_000])
 def test_a_clipped_gradient_is_never_longer_than_the_clip(length: int) -> None:
     class Given:
         def gradient(self, *_: object, **__: object) -> Any:
             return Gradients(values.view(1, 1, -1))
-
-    from corn.learn.tasks.protocol import Gradients
 
     for seed in range(5):
         values = torch.randn(length, generator=torch.Generator().manual_seed(seed))

@@ -271,7 +271,57 @@ def test_gradients_that_are_not_finite_are_counted_and_told() -> None:
 
     result = train("ring:4", BUDGET, model=nn.Linear(3, 2), loss=loss, datasets=make_datasets())
     assert result.status == "complete"
-    assert "80 gradients were not finite and counted as zero" in result.notes[0]
+    assert "80 gradients were not finite and counted as zero" in result.private_notes[0]
+    assert result.notes == ()
+
+
+def test_a_release_does_not_stop_because_of_the_training_loss() -> None:
+    """That no model comes out would tell as much as a loss without noise."""
+    datasets = make_datasets()
+    datasets[0][0][0, 0] = 1e30
+    result = train("ring:4", BUDGET, model=LinearClassifier(3, 2), datasets=datasets, secure=True)
+    assert result.status == "complete"
+    assert torch.isfinite(result.parameters).all()
+
+
+@pytest.mark.parametrize("name", ["central", "ldp"])
+def test_promises_of_real_numbers_are_not_released_with_secret_keys(name: str) -> None:
+    network = load_network("ring:4")
+    contender = make_contenders([name], network, BUDGET, objective=Horizon(5))[0]
+    problem = learn.Problem(LinearClassifier(3, 2), learn.AgentData.from_parts(make_datasets()))
+    with pytest.raises(InvalidArgumentError, match="must count floating point"):
+        learn.run_sweep(
+            problem,
+            network,
+            [learn.Variant(contender, learn.Constant(0.1))],
+            settings=learn.SweepSettings(20, noise_keys="secret"),
+        )
+
+
+def test_more_samples_than_the_bound_allows_for_are_refused() -> None:
+    pytest.importorskip("dp_accounting")
+    budget = PrivacyBudget(
+        1, 1e-5, num_steps=3, clip=1, unit="sample", batch_size=1, sampling_rate=0.5
+    )
+    with pytest.raises(InvalidArgumentError, match="samples must be at most 32"):
+        train("ring:4", budget, model=LinearClassifier(3, 2), datasets=make_datasets(), secure=True)
+
+
+def test_one_agents_number_of_samples_changes_no_bit_of_the_others_gradients() -> None:
+    plan = make_plan(load_network("ring:4"), BUDGET)
+    variants = [learn.Variant(Contender.from_plan(plan), learn.Constant(0.1))]
+    settings = learn.SweepSettings(1, None, noise_keys="secret", dtype="float32")
+    found = []
+    for num_samples in (39, 40):
+        parts = [(x.float(), y.float()) for x, y in make_datasets()]
+        parts[0] = (parts[0][0][:num_samples], parts[0][1][:num_samples])
+        task = LinearClassifier(3, 2)
+        data = learn.AgentData.from_parts([(task.prepare(x), y) for x, y in parts])
+        simulation = learn.Simulation(task, data, plan.network, variants, settings=settings)
+        simulation.parameters.fill_(0.1)
+        found.append(simulation._compute(simulation.parameters.view(4, 1, -1)).values)
+    assert torch.equal(found[0][1:], found[1][1:])
+    assert not torch.equal(found[0][0], found[1][0])
 
 
 @pytest.mark.slow

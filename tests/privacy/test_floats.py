@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from corn.privacy import PrivacyBudget, account_precision
-from corn.privacy.floats import RESERVE, FloatLoss, account_floats, set_aside
+from corn.privacy.floats import RESERVE, FloatLoss, account_floats, find_promise, set_aside
 
 BUDGETS = [
     PrivacyBudget(epsilon, delta, num_steps=1000, clip=0.1)
@@ -20,17 +20,17 @@ BUDGETS = [
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=lambda b: f"{b.epsilon:g} {b.delta:g}")
 def test_a_run_at_its_limit_keeps_the_budget(budget: PrivacyBudget) -> None:
-    """Put the terms of the proof together again, with the exact loss of N e^±ξ-close steps.
+    """Put the terms of the proof together again, with the exact loss of N/2 e^±2ξ-close pairs.
 
-    Of all pairs of laws within e^±ξ, randomised response is the furthest apart (Kairouz, Oh and
-    Viswanath 2015), and N of it are binomial.
+    Of all laws within e^±2ξ of each other, those of randomised response are the furthest apart
+    (Kairouz, Oh and Viswanath 2015), and N/2 of them are binomial.
     """
     ratio = 1e-9 * math.sqrt(FloatLoss(1e-9, 0.0).max_values(budget) / 10_000)
     loss = FloatLoss(ratio, failure=1e-40)
     num_values = int(loss.max_values(budget))
     assert num_values == pytest.approx(10_000, abs=1)
     each, ideal = RESERVE * budget.epsilon / 2, set_aside(budget)
-    delta_1 = randomised_response_delta(ratio, num_values, each)
+    delta_1 = randomised_response_delta(2 * ratio, num_values // 2, each)
     added = delta_1 + num_values * loss.failure
     total = math.exp(each) * (ideal.delta + added * (1 + math.exp(ideal.epsilon + each)))
     assert ideal.epsilon + 2 * each <= budget.epsilon * (1 + 1e-12)
@@ -78,6 +78,16 @@ def test_a_run_at_the_cap_spends_what_was_promised_and_no_more(budget: PrivacyBu
     real = account_precision([cap], budget.query, num_steps=10).epsilon(budget.delta)
     assert account_floats([cap], budget, num_steps=10) > real
     assert account_floats([cap], budget, num_steps=0) == 0
+
+
+def test_less_than_was_promised_is_not_covered_by_what_was_set_aside() -> None:
+    budget = PrivacyBudget(1, 1e-5, num_steps=1000, clip=0.1)
+    cap = set_aside(budget).precision_cap
+    assert account_floats([1.01 * cap], budget, num_steps=1000) == math.inf
+    weaker = find_promise(1.01 * cap, budget, num_steps=1000)
+    assert 1 < weaker.epsilon < 1.02
+    assert set_aside(weaker).precision_cap == pytest.approx(1.01 * cap, rel=1e-6)
+    assert account_floats([1.01 * cap], weaker, num_steps=1000)[0] <= weaker.epsilon * (1 + 1e-12)
 
 
 def test_samples_at_a_rate_keep_their_budget_too() -> None:

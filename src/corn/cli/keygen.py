@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from corn.cli.output import print_note
+from corn.cli.options import JsonOption
+from corn.cli.output import print_json, print_note
 from corn.errors import FileFormatError
 from corn.noise import Roster, generate_identity, save_identity, save_roster
 
@@ -22,6 +23,7 @@ def keygen(
         int | None,
         typer.Option(min=1, help="Make the keys of agents 0 … N−1, for a run on one machine."),
     ] = None,
+    json: JsonOption = False,
 ) -> None:
     """Make an agent's private key (mode 0600, never shown) and the public key that goes with it."""
     if (agent is None) == (agents is None):
@@ -31,17 +33,22 @@ def keygen(
     for number in numbers:
         if (keys / f"agent-{number}.key").exists():
             raise FileFormatError(f"{keys / f'agent-{number}.key'}: exists; no key is written over")
+    public_keys = {}
     for number in numbers:
         identity = generate_identity()
         save_identity(identity, keys / f"agent-{number}.key")
         public = keys / f"agent-{number}.pub"
         public.write_text(identity.public_key.hex() + "\n", encoding="ascii")
         print_note(f"wrote {keys / f'agent-{number}.key'} (keep it secret) and {public} (share it)")
+        public_keys[str(number)] = identity.public_key.hex()
+    if json:
+        print_json({"keys": str(keys), "public_keys": public_keys})
 
 
 def roster(
     keys: Annotated[Path, typer.Option(help="Folder with the public keys agent-0.pub, …")],
     out: Annotated[Path, typer.Option(help="Where to write the roster.")],
+    json: JsonOption = False,
 ) -> None:
     """Collect everybody's public keys into the roster that all agents hold."""
     found = sorted(keys.glob("agent-*.pub"), key=lambda path: _number(path))
@@ -50,8 +57,11 @@ def roster(
         raise FileFormatError(
             f"{keys}: public keys agent-0.pub, agent-1.pub, … needed, found {names}"
         )
-    save_roster(Roster(tuple(_read_public_key(path) for path in found)), out)
+    made = Roster(tuple(_read_public_key(path) for path in found))
+    save_roster(made, out)
     print_note(f"wrote {out} with {len(found)} public keys")
+    if json:
+        print_json({"roster": str(out), "public_keys": [key.hex() for key in made.public_keys]})
 
 
 def _number(path: Path) -> int:

@@ -113,6 +113,8 @@ def print_contenders(problem: learn.Problem, terms: Terms, tuning: learn.Tuning)
         rows,
     )
     print_note(result.privacy)
+    for note in result.private_notes:
+        print_note(note)
     for adversary in dict.fromkeys(own["against"] for own in facts.values()):
         names = ", ".join(name for name, own in facts.items() if own["against"] == adversary)
         print_note(f"{names}: private against {adversary}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, final
 
 import torch
@@ -34,7 +34,12 @@ class OneCell:
     def draw(self, step: int) -> Batch:
         """See ``Batches``."""
         batch, own = self.sampler.draw(step), slice(self.cell, self.cell + 1)
-        return Batch(batch.inputs[own], batch.targets[own], batch.weights[own], batch.is_average)
+        return replace(
+            batch,
+            inputs=batch.inputs[own],
+            targets=batch.targets[own],
+            weights=batch.weights[own],
+        )
 
 
 class Noise(Protocol):

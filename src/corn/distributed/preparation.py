@@ -18,7 +18,7 @@ from corn.distributed.keyring import digest_roster, load_keys, open_ledger
 from corn.distributed.recording import Measuring
 from corn.distributed.settings import RunSettings
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
-from corn.learn.batches import AgentData, BatchSampler
+from corn.learn.batches import AgentData, BatchSampler, require_few_samples
 from corn.learn.perturbation import simulation_nonce
 from corn.learn.problem import Problem
 from corn.learn.settings import SweepSettings
@@ -27,8 +27,6 @@ from corn.noise import Identity, Roster
 from corn.noise.stream import STREAM_FORMAT
 from corn.plan import Plan
 from corn.plan.codec import fingerprint
-from corn.privacy import ClippedQuery
-from corn.privacy.query import MOST_SAMPLES
 
 
 class CountingLedger(Protocol):
@@ -104,7 +102,7 @@ def prepare_work(
         cohort: the data of all agents, for a rehearsal that draws a simulation's batches.
     """
     plan.check_parameters(own.task.num_parameters)
-    _check_samples(plan.budget.query, own.data.sizes[0], agent)
+    require_few_samples(plan.budget.query, own.data.sizes)
     where = SweepSettings(settings.steps_of(plan), settings.batch_of(plan), dtype=plan.dtype)
     data, parts = own.place(where)
     start = own.task.initialize(settings.seed).to(torch_type(plan))
@@ -204,18 +202,6 @@ def describe_model(task: Task) -> str:
     """
     text = f"{task.describe()}; {task.num_parameters} parameters"
     return f"{text} ({task.fingerprint().hex()[:16]})" if isinstance(task, HasFingerprint) else text
-
-
-def _check_samples(query: ClippedQuery, num_samples: int, agent: int) -> None:
-    """Refuse more samples than the bound on floating-point errors allows for."""
-    if query.sampling_rate is None or query.batch_size is None:
-        return
-    most = int(MOST_SAMPLES * query.batch_size / query.sampling_rate)
-    if num_samples > most:
-        raise CornError(
-            f"agent {agent}: has {num_samples} samples, more than {most}, which the plan's batch "
-            f"size of {query.batch_size} at a sampling rate of {query.sampling_rate:g} allows"
-        )
 
 
 def _make_batches(plan: Plan, settings: RunSettings, data: AgentData) -> Batches:

@@ -17,15 +17,14 @@ from corn.covariance import GivenObjective, Horizon, Objective, ThreatModel
 from corn.errors import InfeasibleError
 from corn.noise import Roster
 from corn.plan import Plan, make_plan
-from corn.privacy import PrivacyBudget, account_precision
-from corn.privacy.floats import RESERVE, set_aside
+from corn.privacy import PrivacyBudget
+from corn.privacy.floats import find_promise, set_aside
 from corn.threads import one_thread
 from corn.topology import Network, load_network
 from corn.topology.mixing import metropolis_weights
 
 _SHRINK = 1e-9
 _MAX_SHRINKS = 40
-_MAX_ROUNDS = 8
 
 
 @dataclass(frozen=True)
@@ -89,12 +88,7 @@ def replan(plan: Plan, survivors: tuple[int, ...], *, steps_left: int) -> Plan:
 def budget_left(plan: Plan, steps_left: int) -> PrivacyBudget:
     """The budget of the steps left: the same cap on precision, or a hair less, at each of them."""
     budget, cap = plan.budget, plan.precision_cap
-    loss = account_precision(np.array([cap]), budget.query, num_steps=steps_left)
-    epsilon = budget.epsilon
-    # What is set aside of δ depends on ε, if only a little.
-    for _ in range(_MAX_ROUNDS):
-        ideal = set_aside(replace(budget, epsilon=epsilon))
-        epsilon = float(loss.epsilon(ideal.delta)[0]) / (1 - RESERVE)
+    epsilon = find_promise(cap, budget, num_steps=steps_left).epsilon
     for attempt in range(_MAX_SHRINKS):
         left = replace(
             budget,

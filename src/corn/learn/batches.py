@@ -15,6 +15,11 @@ from torch import Tensor
 
 from corn.arrays import IntArray
 from corn.errors import InvalidArgumentError
+from corn.privacy import ClippedQuery
+from corn.privacy.query import MOST_SAMPLES
+
+_MOST_SUMMED = 4 * 10**6
+"""Beyond this many clipped samples, the rounding of their sum is over 1 % of a sample's part."""
 
 _EPOCHS, _POISSON = 1, 2  # keep the random numbers of the two kinds of sampling apart
 
@@ -65,6 +70,20 @@ class AgentData:
         return tuple(np.diff(self.offsets).tolist())
 
 
+def require_few_samples(query: ClippedQuery, sizes: Sequence[int]) -> None:
+    """Raise for more samples than the bound on floating-point errors allows for."""
+    if query.sampling_rate is None or query.batch_size is None:
+        return
+    most = int(MOST_SAMPLES * query.batch_size / query.sampling_rate)
+    for agent, size in enumerate(sizes):
+        if size > most:
+            raise InvalidArgumentError(
+                f"samples must be at most {most:,} with a batch size of {query.batch_size} and a "
+                f"sampling rate of {query.sampling_rate:g}, found {size:,} of agent {agent}: raise "
+                "the batch size"
+            )
+
+
 def _check_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Totals that agree would hide samples that got the targets of another agent's."""
     if not parts:
@@ -94,12 +113,14 @@ class Batch:
         weights: shape (cells, batch): what each sample counts; all of a cell count alike, but for
             padding, which comes last and counts 0. In float64 where samples are clipped.
         is_average: whether all weights are 1/batch, so that a plain mean will do.
+        most_samples: a public bound on how many samples a cell can have.
     """
 
     inputs: Tensor
     targets: Tensor
     weights: Tensor
     is_average: bool
+    most_samples: int = 1
 
 
 class BatchSampler:
@@ -133,6 +154,16 @@ class BatchSampler:
         largest = max(self._sizes)
         self._batch_size = largest if batch_size is None else min(batch_size, largest)
         self._divisor = batch_size if divide_by_batch_size else None
+        # Poisson batches exceed this with a probability far below 2⁻¹⁴⁴, as an agent has at most
+        # MOST_SAMPLES times as many samples as its rate says.
+        size = batch_size or largest
+        self._most = size if sampling_rate is None else int((MOST_SAMPLES + 1) * size) + 2000
+        if self._divisor is not None and self._most > _MOST_SUMMED:
+            raise InvalidArgumentError(
+                f"batch_size must be smaller: sums of {self._most:,} clipped samples, found at "
+                f"batch_size={batch_size:,}, are too rough even in float64 (at most "
+                f"{_MOST_SUMMED:,})"
+            )
         # Padding is a sample of the agent's own: a model that mixes samples must not see another's.
         self._padding = np.array([*data.offsets[:-1]] * len(self._seeds), np.int64)[:, None]
         self._orders: dict[tuple[int, int], tuple[int, IntArray]] = {}
@@ -147,6 +178,19 @@ class BatchSampler:
         if self._whole is None:
             self._whole = self._draw(step)
         return self._whole
+
+    def draw_each(self, step: int) -> list[Batch]:
+        """Draw the batches of a step, each by itself and without padding, one for each cell.
+
+        What an agent computes then depends in no bit on how much data another one has.
+        """
+        rows = self._draw_rows(step)
+        starts = self._padding[:, 0]
+        tables = [own if len(own) else start[None] for own, start in zip(rows, starts, strict=True)]
+        counts = [np.array([len(own)]) for own in rows]
+        return [
+            self._gather(table[None], count) for table, count in zip(tables, counts, strict=True)
+        ]
 
     def _draw(self, step: int) -> Batch:
         rows = self._draw_rows(step)
@@ -194,6 +238,7 @@ class BatchSampler:
             targets.view(cells, width, *targets.shape[1:]),
             self._full_weights(table.shape) if is_full else self._weights(counts, width),
             is_full and self._divisor in (None, width),
+            self._most,
         )
 
     def _full_weights(self, shape: tuple[int, int]) -> Tensor:

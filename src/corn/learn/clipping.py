@@ -6,6 +6,8 @@ Simulations may clip in float32: what they draw protects nobody.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -33,22 +35,39 @@ def gradient_norms(gradients: Tensor, dtype: torch.dtype | None = None) -> Tenso
     return both
 
 
-def clip_factors(norms: Tensor, clip: Tensor | float, *, num_samples: int = 1) -> Tensor:
+def norms_at_least(values: Tensor) -> Tensor:
+    """Return ‖x‖ along the last dimension, or somewhat more where squares would underflow.
+
+    >>> norms_at_least(torch.tensor([[3.0, 4.0]])).tolist()
+    [5.0]
+    """
+    norms = gradient_norms(values)
+    tiny = norms < math.sqrt(torch.finfo(values.dtype).tiny) * 1e6
+    if not bool(tiny.any()):
+        return norms
+    largest = torch.linalg.vector_norm(values, torch.inf, dim=-1)
+    return torch.where(tiny, largest * math.sqrt(values.shape[-1]), norms)
+
+
+def clip_factors(norms: Tensor, clip: Tensor | float, *, rounding: Tensor | float = 1.0) -> Tensor:
     """Return min(1, C/‖g‖) for gradients of these norms: what to multiply them with.
 
     ``clip`` broadcasts against ``norms``; an infinite one leaves gradients alone. A gradient whose
     norm is not finite gets 0: it must count as a zero gradient, see :func:`drop_broken`.
 
-    Where ``num_samples`` clipped gradients are summed, rounding of the sum can differ by
-    num_samples² ulps of a sample's part between neighbouring data sets; factors make room for that.
+    Where clipped gradients are summed, the rounding of the sum can differ between neighbouring data
+    sets, by up to ``rounding`` ulps of what one sample may move: m² for m samples. Factors make
+    room for that. The number must be public: one that depended on the data would make other
+    samples' parts depend on it.
 
     >>> clip_factors(torch.tensor([0.0, 1.0, 4.0, torch.inf]), 2.0).round(decimals=4).tolist()
     [1.0, 1.0, 0.5, 0.0]
     """
-    margin = _MARGIN[norms.dtype]
+    margin = torch.as_tensor(_MARGIN[norms.dtype], dtype=norms.dtype)
     if norms.dtype == torch.float64:
-        margin = min(margin + num_samples**2 * torch.finfo(norms.dtype).eps, 1.0)
-    factors = (clip * (1 - margin) / norms).clamp(max=1.0)
+        # Rounding errors of both neighbours count.
+        margin = margin + 2 * torch.finfo(norms.dtype).eps * rounding
+    factors = (clip * (1 - margin).clamp(min=0.0) / norms).clamp(max=1.0)
     return factors.masked_fill(~torch.isfinite(norms), 0.0)
 
 

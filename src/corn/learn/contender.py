@@ -16,7 +16,7 @@ from corn.errors import InvalidArgumentError
 from corn.learn.schedule import Schedule
 from corn.noise import factor_covariance
 from corn.noise.grid import bound_loss, choose_grid, require_provable
-from corn.plan.record import Plan, coalition_precisions, meet_cap
+from corn.plan.record import Plan, coalition_precisions, meet_cap, require_sound
 from corn.privacy import ClippedQuery, PrivacyBudget, account_precision
 from corn.privacy.floats import account_floats, set_aside
 
@@ -64,6 +64,8 @@ class Contender:
                 f"{'no clipping' if self.query is None else self.query.recipe}"
             )
         worst, cap = float(self.precision.max()), self.precision_cap
+        if self.counts_floats:
+            require_sound(self.budget)
         tolerance = 0.0 if self.counts_floats else _TOLERANCE
         if not worst <= cap * (1 + tolerance):
             raise InvalidArgumentError(

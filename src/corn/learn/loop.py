@@ -111,8 +111,9 @@ class SweepLoop:
             self.step,
             "complete" if complete else "interrupted",
             {self._name(run): message for run, message in self._stopped.items()},
-            (*self._problem.notes, *self._describe_broken()),
+            self._problem.notes,
             self._settings.noise_keys != "secret",
+            tuple(self._describe_broken()),
         )
 
     def _describe_broken(self) -> list[str]:
@@ -139,10 +140,12 @@ class SweepLoop:
             (s, v) for s in range(len(self._settings.seeds)) for v in range(len(self._variants))
         ]
         first = {self._key(row): row for row in reversed(self._rows)}
+        # Whether a release goes on may depend on its models, which are public, and on nothing else.
+        judged = () if self._settings.noise_keys == "secret" else tuple(self._parts)
         exploding = torch.zeros_like(self._simulation.alive)
         for run, row in zip(runs, rows, strict=True):
             before = first.get(self._key(row))
-            exploding[run] = is_exploding(row, before, limit=_EXPLOSION, measured=self._parts)
+            exploding[run] = is_exploding(row, before, limit=_EXPLOSION, measured=judged)
         self._stop(exploding & self._simulation.alive, "its loss exploded or is not a number")
         news = [row for run, row in zip(runs, rows, strict=True) if run not in self._stopped]
         self._rows += news

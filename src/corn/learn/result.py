@@ -31,6 +31,7 @@ class Result:
         stopped: messages on runs that broke down, by (contender, step size, seed).
         notes: what a reader must know, such as a data set that stands in for another.
         is_simulated: whether noise came from public seeds, so that the models protect nobody.
+        private_notes: what depends on the data without noise, for its owner alone.
     """
 
     variants: tuple[Variant, ...]
@@ -42,6 +43,7 @@ class Result:
     stopped: Mapping[tuple[str, str, int], str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     is_simulated: bool = True
+    private_notes: tuple[str, ...] = ()
 
     @property
     def privacy(self) -> str:

@@ -17,11 +17,17 @@ from torch import Tensor
 
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
-from corn.learn.batches import AgentData, BatchSampler
+from corn.learn.batches import AgentData, BatchSampler, require_few_samples
 from corn.learn.contender import Contender, Variant
 from corn.learn.perturbation import JointNoise, KeyedNoise, Noise
 from corn.learn.settings import SweepSettings
-from corn.learn.step import ClippedGradients, StepStatistics, compute_gradients, release
+from corn.learn.step import (
+    ClippedGradients,
+    StepStatistics,
+    compute_gradients,
+    join_gradients,
+    release,
+)
 from corn.learn.tasks import Task
 from corn.privacy import ClippedQuery
 from corn.topology import Network, repeat_gossip
@@ -50,6 +56,8 @@ class Simulation:
     ) -> None:
         self._task, self._variants, self._settings = task, tuple(variants), settings
         query = _check_variants(self._variants, data, network, settings)
+        if settings.noise_keys == "secret":
+            _check_release(self._variants, data, task.num_parameters)
         self._clips_samples = query is not None and query.unit == "sample"
         self._sampler = _make_sampler(data, query, settings)
         W = repeat_gossip(network.mixing_matrix, settings.gossip_rounds)
@@ -87,12 +95,9 @@ class Simulation:
     @torch.no_grad()
     def advance(self, *, observe: bool = False) -> StepStatistics | None:
         """Run one step; return what it did if asked to observe. Ask ``find_broken`` after it."""
-        eta, batch = self._step_sizes(), self._sampler.draw(self.step)
+        eta = self._step_sizes()
         shape = seeds, agents, variants, d = self.parameters.shape
-        models = self.parameters.view(-1, variants, d)
-        found = compute_gradients(
-            self._task, models, batch, self._clip, clips_samples=self._clips_samples
-        )
+        found = self._compute(self.parameters.view(-1, variants, d))
         g, noise = self._release(found.values.view(shape), found.factors.view(*shape[:-1], 1))
         half = torch.addcmul(self.parameters, g, eta.unsqueeze(-1), value=-1, out=g)
         mixed = torch.matmul(self._W, half.view(seeds, agents, -1)).view(shape)
@@ -104,6 +109,23 @@ class Simulation:
             return None
         norms, fraction = found.norms.view(shape[:-1]), found.fraction_clipped.view(shape[:-1])
         return StepStatistics(norms.mean(1), fraction.mean(1), self._mean_norm(noise, norms))
+
+    def _compute(self, models: Tensor) -> ClippedGradients:
+        """Compute and clip all gradients: together, or for a release each by itself."""
+        clips_samples = self._clips_samples
+        if self._settings.noise_keys != "secret":
+            batch = self._sampler.draw(self.step)
+            return compute_gradients(
+                self._task, models, batch, self._clip, clips_samples=clips_samples
+            )
+        # Batched, other agents' gradients would change in their last bits with one agent's number
+        # of samples, and accounting assumes that only its own does.
+        return join_gradients(
+            compute_gradients(
+                self._task, models[k : k + 1], batch, self._clip, clips_samples=clips_samples
+            )
+            for k, batch in enumerate(self._sampler.draw_each(self.step))
+        )
 
     def find_broken(self) -> Tensor | None:
         """Return runs without noise whose gradients were not finite in this step, if any.
@@ -241,6 +263,20 @@ def _check_variants(
             f"{settings.batch_size}"
         )
     return query
+
+
+def _check_release(variants: Sequence[Variant], data: AgentData, num_parameters: int) -> None:
+    """Refuse to draw with secret keys for a promise that is one of real numbers only."""
+    for contender in (variant.contender for variant in variants):
+        if contender.budget is None:
+            continue
+        if not contender.counts_floats or contender.grid <= 0:
+            raise InvalidArgumentError(
+                f"{contender.name!r} must count floating point to be released with secret keys: "
+                "use a plan, or corn.train with secure=True"
+            )
+        contender.check_parameters(num_parameters)
+        require_few_samples(contender.budget.query, data.sizes)
 
 
 def _check_contender(contender: Contender, num_agents: int, num_steps: int) -> None:

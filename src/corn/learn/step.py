@@ -7,11 +7,13 @@ public already, so it may round as it likes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from corn.errors import InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.clipping import clip_factors, drop_broken, gradient_norms
 from corn.learn.tasks import Task
@@ -70,7 +72,17 @@ def compute_gradients(
     """
     found = task.gradient(parameters, batch, sample_clip=clip if clips_samples else None)
     norms = gradient_norms(found.values, clip.dtype)
-    if found.fraction_clipped is not None and found.num_broken is not None:
+    if clips_samples:
+        if found.fraction_clipped is None or found.num_broken is None:
+            raise InvalidArgumentError(
+                f"a budget for samples needs a task that clips each of them, found "
+                f"{type(task).__name__}, whose gradient() takes no notice of sample_clip"
+            )
+        if found.values.dtype != clip.dtype:
+            raise InvalidArgumentError(
+                f"clipped samples must be summed in {clip.dtype}, found {found.values.dtype} of "
+                f"{type(task).__name__}"
+            )
         factors = torch.ones_like(norms)
         return ClippedGradients(
             found.values, factors, norms, found.fraction_clipped, found.num_broken
@@ -78,6 +90,12 @@ def compute_gradients(
     factors = clip_factors(norms, clip)
     values = drop_broken(found.values, factors)
     return ClippedGradients(values, factors, norms, (factors < 1).to(norms), (factors == 0).long())
+
+
+def join_gradients(parts: Iterable[ClippedGradients]) -> ClippedGradients:
+    """Put the gradients of several cells together."""
+    columns = zip(*(vars(part).values() for part in parts), strict=True)
+    return ClippedGradients(*(torch.cat(column) for column in columns))
 
 
 def release(gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor) -> Tensor:

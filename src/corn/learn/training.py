@@ -97,8 +97,6 @@ def train(
     """
     task, rounds = make_task(model, loss), _choose_rounds(source, gossip_rounds, cooldown_rounds)
     network, contender = _make_contender(source, budget, noise, rounds, secure=secure)
-    if secure:
-        contender.check_parameters(task.num_parameters)
     query = contender.query
     settings = SweepSettings(
         _choose_steps(num_steps, contender.budget),

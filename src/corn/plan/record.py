@@ -170,7 +170,7 @@ def make_plan(
             f"mechanism {mechanism!r} is a reference without privacy against an eavesdropper; a "
             "plan to run needs corn, decor, zero-sum or ldp"
         )
-    _require_sound(budget)
+    require_sound(budget)
     threat = _resolve_communities(threat, network)
     target = objective or Horizon(max(1.0, budget.num_steps / 5))
     cap = set_aside(budget).precision_cap
@@ -251,7 +251,7 @@ def meet_cap(
     )
 
 
-def _require_sound(budget: PrivacyBudget) -> None:
+def require_sound(budget: PrivacyBudget) -> None:
     """Refuse a budget whose accounting lets through more than it promises."""
     if budget.query.is_subsampled:
         return

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from corn.covariance.exposure import hidden_precision
+from corn.errors import InfeasibleError
+from corn.noise.grid import bound_loss, count_parameters
 from corn.plan.bound import allowed_groups
 from corn.plan.record import Plan, coalition_precisions
-from corn.privacy.floats import account_floats
+from corn.privacy.floats import account_floats, find_promise
 
 _CLAIM_TOLERANCE = 1e-6
 _EPSILON_TOLERANCE = 1e-9
@@ -65,11 +67,26 @@ def guarantees_against(plan: Plan, coalition: Iterable[int]) -> tuple[AgentGuara
     """What each honest agent keeps against one coalition, of any size."""
     members = tuple(sorted(set(coalition)))
     honest, precision = hidden_precision(plan.decomposition, members)
-    epsilons = account_floats(precision, plan.budget, num_steps=plan.budget.num_steps)
     return tuple(
-        AgentGuarantee(agent, float(epsilon), float(own), members)
-        for agent, epsilon, own in zip(honest, epsilons, precision, strict=True)
+        AgentGuarantee(agent, _epsilon_at(plan, float(own)), float(own), members)
+        for agent, own in zip(honest, precision, strict=True)
     )
+
+
+def _epsilon_at(plan: Plan, precision: float) -> float:
+    """Return ε of an agent with this [R⁻¹]_ii, be it above the cap, for models the plan allows."""
+    budget, steps = plan.budget, plan.budget.num_steps
+    if precision <= plan.precision_cap:
+        return float(account_floats([precision], budget, num_steps=steps)[0])
+    if math.isinf(precision):
+        return math.inf
+    try:
+        promise = find_promise(precision, budget, num_steps=steps)
+    except InfeasibleError:
+        return math.inf
+    loss = bound_loss(plan.decomposition, plan.grid, precision_cap=precision, query=budget.query)
+    is_proved = count_parameters(loss, promise) >= plan.max_parameters
+    return promise.epsilon if is_proved else math.inf
 
 
 def _guarantees(plan: Plan) -> tuple[AgentGuarantee, ...]:
@@ -81,9 +98,10 @@ def _guarantees(plan: Plan) -> tuple[AgentGuarantee, ...]:
         for agent, value in zip(honest, precision, strict=True):
             if value > worst[agent]:
                 worst[agent], by[agent] = value, coalition
-    epsilons = account_floats(worst, plan.budget, num_steps=plan.budget.num_steps)
     return tuple(
-        AgentGuarantee(agent, float(epsilons[agent]), float(worst[agent]), by[agent])
+        AgentGuarantee(
+            agent, _epsilon_at(plan, float(worst[agent])), float(worst[agent]), by[agent]
+        )
         for agent in range(plan.num_agents)
     )
 

@@ -11,7 +11,7 @@ from corn.privacy import paper, subsampling
 from corn.privacy.accountants import Accounting, find_accountant
 from corn.privacy.query import Adjacency, ClippedQuery, Unit, require_count
 
-_LARGEST_EPSILON, _MOST_STEPS = 1e9, 10**15
+LARGEST_EPSILON, _MOST_STEPS = 1e9, 10**15
 """Beyond these no promise means anything, and arithmetic would not be exact."""
 
 
@@ -47,9 +47,9 @@ class PrivacyBudget:
     sampling_rate: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.epsilon <= _LARGEST_EPSILON:
+        if not 0 < self.epsilon <= LARGEST_EPSILON:
             raise InvalidArgumentError(
-                f"epsilon must be positive, at most {_LARGEST_EPSILON:g}, found {self.epsilon}: "
+                f"epsilon must be positive, at most {LARGEST_EPSILON:g}, found {self.epsilon}: "
                 "try 1 to 10"
             )
         if not 0 < self.delta < 1:

@@ -5,7 +5,7 @@ grid, and ``docs/floats.md`` proves how close the law of what is computed is to 
 release: the probabilities of one coordinate of a step differ by a factor within e^±ξ, up to a total
 variation β. Over N coordinates of all steps that is (ε₁, δ₁)-close with
 
-    ε₁ = ρ + 2 √(ρ ln(1/δ₁)),    ρ = N ξ²/2,
+    ε₁ = ρ + 2 √(ρ ln(1/δ₁)),    ρ = N ξ²,
 
 once for each of the two neighbouring data sets. So if the ideal releases are (ε₀, δ₀)-private, what
 is computed is (ε₀ + 2ε₁, e^ε₁ δ₀ + e^ε₁ (δ₁ + Nβ)(1 + e^(ε₀ + ε₁)))-private. A budget (ε, δ) sets
@@ -22,11 +22,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from corn.arrays import FloatArray
+from corn.errors import InfeasibleError
 from corn.privacy.accounting import account_precision
-from corn.privacy.budget import PrivacyBudget
+from corn.privacy.budget import LARGEST_EPSILON, PrivacyBudget
 
 RESERVE = 2.0**-9
 """The part of ε, and of δ, that is set aside for floating point."""
+
+_ROUNDING = 1e-9
+_MAX_ROUNDS = 10
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class FloatLoss:
             np.logaddexp(0, budget.epsilon)
         )
         root = each / (math.sqrt(log_inverse + each) + math.sqrt(log_inverse))
-        by_ratio = 2 * (root / self.log_ratio) ** 2 if self.log_ratio > 0 else math.inf
+        by_ratio = (root / self.log_ratio) ** 2 if self.log_ratio > 0 else math.inf
         by_failure = math.exp(-log_inverse) / self.failure if self.failure > 0 else math.inf
         return min(by_ratio, by_failure) if each < math.log(2) else 0.0
 
@@ -79,10 +83,28 @@ def account_floats(precision: ArrayLike, budget: PrivacyBudget, *, num_steps: in
         precision: [R⁻¹]_ii of each agent, shape (n,).
         budget: what the run promises; a run of more values than it allows is not covered.
         num_steps: how many steps were released; without any, nothing is spent.
+
+    Infinite for an agent that gets less than ``budget`` promises: what is set aside is then not
+    proved to be enough; see :func:`find_promise`.
     """
     if num_steps == 0:
         return np.zeros(np.shape(precision))
     loss = account_precision(precision, budget.query, num_steps=num_steps)
     ideal = set_aside(budget)
+    real = loss.epsilon(ideal.delta)
     # Not RESERVE·ε, but what is left of ε: at the cap the sum is then ε itself, to the last digit.
-    return loss.epsilon(ideal.delta) + (budget.epsilon - ideal.epsilon)
+    is_kept = real <= ideal.epsilon * (1 + _ROUNDING)
+    return np.where(is_kept, real + (budget.epsilon - ideal.epsilon), math.inf)
+
+
+def find_promise(precision: float, budget: PrivacyBudget, *, num_steps: int) -> PrivacyBudget:
+    """Return the budget at the same δ that so many steps at this [R⁻¹]_ii just keep, or more."""
+    loss = account_precision([precision], budget.query, num_steps=num_steps)
+    promise = replace(budget, num_steps=num_steps, accounting="gdp")
+    # What is set aside of δ depends on ε, if only a little. Each round comes closer from below.
+    for _ in range(_MAX_ROUNDS):
+        needed = float(loss.epsilon(set_aside(promise).delta)[0]) / (1 - RESERVE)
+        if not 0 < needed <= LARGEST_EPSILON:
+            raise InfeasibleError(f"no budget is kept at a precision of {precision:.6g}")
+        promise = replace(promise, epsilon=needed)
+    return replace(promise, epsilon=promise.epsilon * (1 + _ROUNDING))

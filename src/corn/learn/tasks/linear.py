@@ -16,6 +16,7 @@ from corn.learn.clipping import (
     drop_broken,
     drop_broken_inputs,
     fraction_clipped,
+    norms_at_least,
 )
 from corn.learn.tasks.protocol import Gradients, Scores
 
@@ -78,7 +79,11 @@ class LinearClassifier:
         real = sample_clip.dtype
         wide, X, models = residuals.to(real), X.to(real), parameters.to(real)
         norms = self._sample_norms(wide, logits, X, models)
-        factors = clip_factors(norms, sample_clip, num_samples=X.shape[1])
+        # A sum of residuals times inputs can be larger than the clipped gradients by the penalty's
+        # part, which is public.
+        penalty = self._l2 * torch.linalg.vector_norm(models, dim=-1).unsqueeze(1)
+        rounding = batch.most_samples**2 * (1 + 2 * penalty / sample_clip)
+        factors = clip_factors(norms, sample_clip, rounding=rounding)
         weights = factors * batch.weights.to(real).unsqueeze(-1)
         wide = drop_broken(wide.mul_(weights.unsqueeze(-1)), factors)
         X = drop_broken_inputs(X, factors)
@@ -121,9 +126,10 @@ class LinearClassifier:
         much is added as rounding can take away: sums to 16 ulps, and a logit to as many as it has
         features.
         """
-        squared = residuals.square().sum(dim=-1) * X.square().sum(dim=-1, keepdim=True)
+        plain = norms_at_least(residuals) * norms_at_least(X).unsqueeze(-1)
         if not self._l2:
-            return squared.sqrt()
+            return plain
+        squared = plain.square()
         cross = (residuals * logits).sum(dim=-1)
         own = self._l2**2 * parameters.square().sum(dim=-1).unsqueeze(1)
         product = squared.sqrt() * own.sqrt()

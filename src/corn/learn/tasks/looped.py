@@ -13,7 +13,7 @@ from corn.learn.clipping import (
     count_broken,
     drop_broken,
     fraction_clipped,
-    gradient_norms,
+    norms_at_least,
 )
 from corn.learn.tasks.flat_module import FlatModule
 from corn.learn.tasks.protocol import Gradients, Scores
@@ -52,8 +52,8 @@ class Looped:
                 X, y = batch.inputs[cell, row : row + 1], batch.targets[cell, row : row + 1]
                 for variant, vector in enumerate(models):
                     slope = self._slope(vector, X, y).to(real)
-                    norm = gradient_norms(slope)
-                    factor = clip_factors(norm, sample_clip[variant], num_samples=width)
+                    norm, rounding = norms_at_least(slope), batch.most_samples**2
+                    factor = clip_factors(norm, sample_clip[variant], rounding=rounding)
                     factors[cell, variant, row] = factor
                     weight = batch.weights[cell, row] * factor
                     values[cell, variant] += weight * drop_broken(slope, factor)

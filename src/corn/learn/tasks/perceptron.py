@@ -17,6 +17,7 @@ from corn.learn.clipping import (
     drop_broken,
     drop_broken_inputs,
     fraction_clipped,
+    norms_at_least,
 )
 from corn.learn.tasks.linear import append_one, cross_entropy, predict, require_classes
 from corn.learn.tasks.protocol import Gradients, Scores, seeded
@@ -88,7 +89,8 @@ class ShallowNetwork:
         wide = [values.to(sample_clip.dtype) for values in (delta_out, delta_in, hidden, X)]
         delta_out, delta_in, hidden, X = wide
         norms = _sample_norms(delta_out, delta_in, hidden, X)
-        factors = clip_factors(norms, sample_clip.unsqueeze(-1), num_samples=X.shape[1])
+        rounding = batch.most_samples**2
+        factors = clip_factors(norms, sample_clip.unsqueeze(-1), rounding=rounding)
         scale = scale.to(factors) * factors
         drop_broken(delta_out.mul_(scale.unsqueeze(-1)), factors)
         drop_broken(delta_in.mul_(scale.unsqueeze(-1)), factors)
@@ -148,6 +150,6 @@ class ShallowNetwork:
 
 def _sample_norms(delta_out: Tensor, delta_in: Tensor, hidden: Tensor, X: Tensor) -> Tensor:
     """Norms of the samples' gradients, shape (cells, variants, batch), layer by layer."""
-    outer = delta_out.square().sum(dim=-1) * (1 + hidden.square().sum(dim=-1))
-    inner = delta_in.square().sum(dim=-1) * X.square().sum(dim=-1).unsqueeze(1)
-    return (outer + inner).sqrt()
+    outer = norms_at_least(delta_out) * (1 + hidden.square().sum(dim=-1)).sqrt()
+    inner = norms_at_least(delta_in) * norms_at_least(X).unsqueeze(1)
+    return torch.hypot(outer, inner)

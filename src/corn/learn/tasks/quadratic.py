@@ -24,7 +24,7 @@ from corn.learn.clipping import (
     count_broken,
     drop_broken,
     fraction_clipped,
-    gradient_norms,
+    norms_at_least,
 )
 from corn.learn.tasks.protocol import Gradients, Scores
 
@@ -114,7 +114,8 @@ class Quadratic:
         if sample_clip is None:
             return Gradients((weights.unsqueeze(-1) * slopes).sum(dim=1))
         slopes = slopes.to(sample_clip.dtype)
-        factors = clip_factors(gradient_norms(slopes), sample_clip, num_samples=slopes.shape[1])
+        rounding = batch.most_samples**2
+        factors = clip_factors(norms_at_least(slopes), sample_clip, rounding=rounding)
         slopes = drop_broken(slopes, factors)
         return Gradients(
             ((weights.to(factors) * factors).unsqueeze(-1) * slopes).sum(dim=1),

@@ -15,7 +15,7 @@ from corn.learn.clipping import (
     count_broken,
     drop_broken,
     fraction_clipped,
-    gradient_norms,
+    norms_at_least,
 )
 from corn.learn.tasks.flat_module import FlatModule
 from corn.learn.tasks.protocol import Gradients, Scores
@@ -72,7 +72,7 @@ class Vectorised:
             models = parameters[cells, variants]
             slopes = slopes_of(models, X, _repeat(y, models.shape[1])).to(real)
             limit = sample_clip[variants].unsqueeze(-1)
-            own = clip_factors(gradient_norms(slopes), limit, num_samples=width)
+            own = clip_factors(norms_at_least(slopes), limit, rounding=batch.most_samples**2)
             slopes = drop_broken(slopes, own)
             factors[cells, variants, rows] = own
             own = own * batch.weights[cells, rows].to(real).unsqueeze(1)
