@@ -7,6 +7,7 @@
     ├── FileFormatError            a file that is missing, unreadable or not what it should be
     ├── InfeasibleError            no object with the properties asked for exists
     ├── MissingExtraError          an optional dependency is not installed
+    ├── PublicError                a failure of a run that other agents may be told of
     └── StoppedByUserError         Ctrl-C ended a command early; the command line exits with 130
 
     CornWarning                    the result is sound, but not what the caller may expect
@@ -60,6 +61,10 @@ class MissingExtraError(CornError, ImportError):
 
     def __init__(self, feature: str, *, extra: str) -> None:
         super().__init__(f"{feature} needs an extra: pip install 'corn-dsgd[{extra}]'")
+
+
+class PublicError(CornError):
+    """A failure whose message may be told to other agents: nothing in it depends on data."""
 
 
 class StoppedByUserError(CornError):

@@ -308,7 +308,6 @@ def test_only_neighbours_talk_and_only_once_a_round(tmp_path: Path) -> None:
         assert set(own["traffic"]) == {str(peer) for peer in neighbours}
         for traffic in own["traffic"].values():
             assert traffic["messages_sent"] == traffic["messages_received"] == rounds
-            assert traffic["waits"] == 0
             payload = rounds * 4 * WORKLOAD.build(5).task.num_parameters
             assert payload < traffic["bytes_sent"] <= payload + rounds * 200
 
@@ -373,7 +372,7 @@ def test_a_signal_to_all_processes_of_a_launch_stops_agents_together(tmp_path: P
     try:
         wait_for_tables(tmp_path / "run", 2)
         os.killpg(process.pid, signal.SIGTERM)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=60) == 130
     finally:
         process.kill()
         process.wait()

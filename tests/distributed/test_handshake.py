@@ -32,8 +32,15 @@ from corn.distributed.meeting import (
     join,
     join_store,
 )
-from corn.errors import CornError, InfeasibleError, InvalidArgumentError
+from corn.errors import (
+    CornError,
+    FileFormatError,
+    InfeasibleError,
+    InvalidArgumentError,
+    PublicError,
+)
 from corn.learn.monitor import Interruption
+from corn.noise import BudgetSpentError
 from corn.plan import Plan
 
 from .harness import small_plan
@@ -176,21 +183,30 @@ def test_between_two_agent_0_is_the_measure() -> None:
         compare_hellos({0: replace(HELLO, model="a"), 1: replace(HELLO, model="b")}, 0)
 
 
-def test_a_refusal_reaches_everybody() -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (InfeasibleError("agent 1: the plan is weak"), "agent 1: the plan is weak"),
+        (BudgetSpentError("agent 1: spent"), "agent 1: spent"),
+        (CornError("agent 1: /data/HIV/doe.dcm: missing"), "CornError; only its owner sees"),
+        (FileFormatError("agent 1: row 7 has 3.14"), "FileFormatError; only its owner sees"),
+    ],
+)
+def test_a_refusal_reaches_everybody_without_what_tells_of_data(
+    error: CornError, told: str
+) -> None:
     def run(meeting: Meeting) -> object:
         with refusing_aloud(meeting):
             if meeting.agent == 1:
-                raise CornError("agent 1: keys/agent-1.key: cannot be read")
+                raise error
         return shake_hands(meeting, HELLO)
 
-    results = run_in_threads(3, run)
-    assert [str(result) for result in results] == [
-        "agent 0: does not start, because agent 1 refused: agent 1: keys/agent-1.key: cannot be "
-        "read",
-        "agent 1: keys/agent-1.key: cannot be read",
-        "agent 2: does not start, because agent 1 refused: agent 1: keys/agent-1.key: cannot be "
-        "read",
-    ]
+    first, own, last = map(str, run_in_threads(3, run))
+    assert own == str(error)
+    for agent, heard in ((0, first), (2, last)):
+        assert heard.startswith(f"agent {agent}: does not start, because agent 1 refused: {told}")
+        assert "HIV" not in heard
+        assert "3.14" not in heard
 
 
 def test_who_comes_late_hears_that_the_others_gave_up() -> None:
@@ -212,7 +228,7 @@ def test_who_misses_one_that_refused_says_so(error: CornError) -> None:
     def run(meeting: Meeting) -> None:
         with refusing_aloud(meeting):
             if meeting.agent == 1:
-                raise CornError("agent 1: no key")
+                raise PublicError("agent 1: no key")
             time.sleep(0.3)
             raise error
 
@@ -229,7 +245,7 @@ def test_what_others_are_told_of_an_unexpected_failure_has_no_data_in_it() -> No
             shake_hands(meeting, HELLO)
 
     first, second = run_in_threads(2, run)
-    assert str(first).endswith("because agent 1 refused: KeyError, of which it says more itself")
+    assert str(first).endswith("because agent 1 refused: KeyError; only its owner sees the details")
     assert isinstance(second, KeyError)
 
 

@@ -22,7 +22,7 @@ from corn.distributed.planning import (
     plan_together,
     read_request,
 )
-from corn.errors import CornError, FileFormatError
+from corn.errors import CornError, FileFormatError, PublicError
 from corn.learn.monitor import Interruption
 from corn.plan import make_plan, verify_plan
 from corn.plan.codec import fingerprint
@@ -70,12 +70,12 @@ def test_a_refusal_is_heard_while_planning() -> None:
     def plan(meeting: Meeting) -> object:
         with refusing_aloud(meeting):
             if meeting.agent == 1:
-                raise CornError("agent 1: request.json: cannot be read")
+                raise PublicError("agent 1: interrupted")
             return plan_together(meeting, REQUEST, [1])
 
     began = time.monotonic()
     result, _ = run_in_threads(2, plan, timeout=20)
-    assert str(result).endswith("because agent 1 refused: agent 1: request.json: cannot be read")
+    assert str(result).endswith("because agent 1 refused: agent 1: interrupted")
     assert time.monotonic() - began < 10
 
 

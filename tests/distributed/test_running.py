@@ -142,7 +142,7 @@ def test_others_do_not_hear_what_is_wrong_with_an_agents_data(tmp_path: Path) ->
         )
 
     first, second = map(str, run_in_threads(2, run))
-    assert first.endswith("agent 1 refused: InvalidArgumentError, of which it says more itself")
+    assert first.endswith("agent 1 refused: InvalidArgumentError; only its owner sees the details")
     assert "targets must be classes" in second
 
 
@@ -179,7 +179,7 @@ def test_what_an_earlier_rehearsal_left_is_not_removed_without_a_word(tmp_path: 
     for turn in range(2):
         for result in run_in_threads(3, lambda meeting: train(meeting, tmp_path, rehearsal_seed=0)):
             assert isinstance(result, AgentResult), result
-            assert ("files of an earlier run" in "".join(result.notes)) == (turn == 1)
+            assert ("what an earlier run wrote" in "".join(result.notes)) == (turn == 1)
 
 
 def test_frozen_parameters_and_losses_must_be_the_same_too(tmp_path: Path) -> None:

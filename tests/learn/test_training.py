@@ -236,7 +236,8 @@ def test_secret_keys_give_a_promise_that_holds() -> None:
     # Another run has other noise in all coordinates: nobody can repeat the first.
     assert not torch.isclose(result.parameters, again.parameters, rtol=1e-4).all()
     assert not result.is_simulated
-    assert "private as promised" in result.privacy
+    assert "for one agent's whole data set" in result.privacy
+    assert "against an eavesdropper" in result.privacy
     assert float(result.last_rows[0]["epsilon"]) == pytest.approx(10, rel=1e-5)
     assert float(result.last_rows[0]["epsilon"]) <= 10
     assert np.isnan(float(result.last_rows[0]["simulated_epsilon"]))
@@ -253,7 +254,7 @@ def test_a_secure_run_is_one_run(tmp_path: Path) -> None:
         train_small(secure=True, seeds=(0, 1))
     with pytest.raises(InvalidArgumentError, match="ledger of releases"):
         train_small(secure=True, checkpoint=tmp_path / "state", resume=True)
-    with pytest.raises(InvalidArgumentError, match="without a budget"):
+    with pytest.raises(InvalidArgumentError, match="need a budget"):
         train(
             "ring:4",
             model=LinearClassifier(3, 2),

@@ -211,7 +211,11 @@ def _facts(configuration: dict[str, object], launched: distributed.Launched) -> 
     """What may be handed out: nothing computed from private data without noise."""
     result, plan = launched.result, launched.plan
     return {
-        "configuration": configuration,
+        # Where things are on this machine is nobody else's business.
+        "configuration": {
+            name: value.name if isinstance(value, Path) else value
+            for name, value in configuration.items()
+        },
         "task": launched.problem.task.describe(),
         "plan": fingerprint(plan).hex(),
         "graph": plan.network.source,

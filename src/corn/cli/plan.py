@@ -87,8 +87,8 @@ def plan_facts(made: Plan) -> dict[str, object]:
 def describe_grid(made: Plan) -> str:
     """Say what releases are rounded to, and for which models the promise is proved."""
     return (
-        f"multiples of {made.grid:g}; the promise includes floating point for models of up to "
-        f"{made.max_parameters:,} parameters"
+        f"multiples of {made.grid:g}; the promise is proved for floats too, for models of up to "
+        f"{made.max_parameters:.3g} parameters"
     )
 
 

@@ -44,7 +44,7 @@ def training_facts(
         "graph": network.source,
         "num_agents": network.num_agents,
         "agent_samples": problem.data.sizes,
-        "promise": terms.budget.describe(),
+        "promise": f"simulated: {terms.budget.describe()}",
         "privacy": result.privacy,
         "objective": terms.objective.describe(),
         "status": result.status,
@@ -65,7 +65,8 @@ def write_results(
 ) -> None:
     """Write tables and facts to ``out``, and what TensorBoard reads, where asked for."""
     if out:
-        write_run(result.rows, facts, out)
+        # A simulation has the data of all agents, and measures on them without noise.
+        write_run(result.rows, facts, out, is_private=True)
         if parquet:
             learn.write_table(result.rows, out / "metrics.parquet")
     if tensorboard:
@@ -75,7 +76,7 @@ def write_results(
 
 def draw_curves(problem: learn.Problem, terms: Terms, tuning: learn.Tuning, path: Path) -> None:
     """Draw what was measured of each contender with the step size chosen for it."""
-    promise = f"{terms.budget.describe()}, against {terms.threat.describe()}"
+    promise = f"simulated {terms.budget.describe()}, against {terms.threat.describe()}"
     draw_run(
         learn.select_measured(problem, tuning.result.rows),
         {name: schedule.describe() for name, schedule in tuning.schedules.items()},
@@ -108,7 +109,7 @@ def print_contenders(problem: learn.Problem, terms: Terms, tuning: learn.Tuning)
     ]
     title = f"{problem.task.describe()}, {network.num_agents} agents on {network.source}"
     print_table(
-        "\n".join([title, *result.notes, terms.budget.describe()]),
+        "\n".join([f"{title}.", *result.notes, f"Simulated: {terms.budget.describe()}."]),
         ["mechanism", "step size", *(columns[name] for name in shown), "simulated ε (unit)"],
         rows,
     )

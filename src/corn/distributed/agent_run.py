@@ -146,8 +146,8 @@ class AgentRun:
             )
         if self.agreement.reserved and self.meeting.agent == self.agreement.scarce:
             recorder.note(
-                f"its ledger counts {self.agreement.reserved} releases that a run which crashed "
-                "had reserved, made or not"
+                f"a run that crashed had reserved {self.agreement.reserved} releases, which count "
+                "as spent"
             )
         recorder.see_start(first, loop.parameters, self._earlier_rows())
         with self._catch_interruption() as interruption:
@@ -205,7 +205,7 @@ class AgentRun:
     def _first_model(self, recorder: Recorder) -> Tensor:
         step = self.agreement.first_step
         if self.folders is not None and (removed := forget_after(self.folders, step)):
-            recorder.note(f"{removed} files of an earlier run after step {step} were removed")
+            recorder.note(f"removed what an earlier run wrote after step {step} ({removed} files)")
         if step == 0 or self.folders is None:
             return self.work.start.clone()
         agent, settings = self.meeting.agent, self.settings

@@ -17,11 +17,9 @@ from typing import Any
 from corn.distributed.agent_run import AgentResult, Reports
 from corn.distributed.checkpoint import find_paid
 from corn.distributed.folders import Folders, append_private_note, make_folders
-from corn.distributed.handshake import HandshakeError
-from corn.distributed.header import ProtocolError
-from corn.distributed.links import LinkError, find_address
-from corn.distributed.loop import LostError
-from corn.distributed.meeting import AbsentError, Meeting, RefusalError, join_store
+from corn.distributed.handshake import is_public
+from corn.distributed.links import find_address
+from corn.distributed.meeting import Meeting, join_store
 from corn.distributed.planning import PlanningRequest, plan_together
 from corn.distributed.running import preparing, run_problem
 from corn.distributed.settings import RunSettings
@@ -32,8 +30,6 @@ from corn.plan import Plan, load_plan, save_plan
 from corn.threads import limit_threads
 
 _PR_SET_PDEATHSIG = 1
-_PUBLIC_ERRORS = LostError, LinkError, ProtocolError, AbsentError, RefusalError, HandshakeError
-"""What they say is known to other agents, or follows from what is: nothing of an agent's data."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ def run_child(connection: Connection, order: Order) -> None:
         result = follow(order, reports)
     except CornError as error:
         _keep_failure(order, str(error))
-        _tell(connection, "failed", (str(error), not isinstance(error, _PUBLIC_ERRORS)))
+        _tell(connection, "failed", (str(error), not is_public(error)))
         sys.exit(1)
     _tell(connection, "done", summarize(result))
 
@@ -150,7 +146,11 @@ def summarize(result: AgentResult) -> dict[str, Any]:
         "stop": result.stop,
         "lost": {str(agent): step for agent, step in result.lost.items()},
         "notes": list(result.notes),
-        "traffic": {str(peer): vars(own) for peer, own in result.traffic.items()},
+        # How often it was waited for tells how long an agent computed, and so of its data.
+        "traffic": {
+            str(peer): {name: value for name, value in vars(own).items() if name != "waits"}
+            for peer, own in result.traffic.items()
+        },
         "seconds_waited": result.seconds_waited,
     }
 

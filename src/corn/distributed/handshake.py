@@ -17,8 +17,14 @@ from typing import TypeVar
 from corn.distributed.links import LinkError
 from corn.distributed.meeting import AbsentError, Meeting, RefusalError
 from corn.distributed.membership import name_agents
-from corn.errors import CornError, InfeasibleError, InvalidArgumentError, make_printable
-from corn.noise import agree_on_nonce
+from corn.errors import (
+    CornError,
+    InfeasibleError,
+    InvalidArgumentError,
+    PublicError,
+    make_printable,
+)
+from corn.noise import BudgetSpentError, agree_on_nonce
 from corn.noise.encoding import check_fingerprint, check_nonce
 from corn.parsing import build, parse_hex, parse_json
 from corn.plan import AgentGuarantee, Plan, verify_plan
@@ -27,7 +33,7 @@ _SECONDS_FOR_LAST_WORDS = 3.0
 _MAX_QUOTED, _MAX_REASON = 60, 300
 
 
-class HandshakeError(CornError):
+class HandshakeError(PublicError):
     """Agents do not agree on what to run."""
 
 
@@ -114,17 +120,23 @@ def refusing_aloud(meeting: Meeting) -> Iterator[None]:
     except CornError as error:
         if isinstance(error, AbsentError | LinkError) or isinstance(error.__cause__, LinkError):
             _explain_by_refusal(meeting, error)
-        is_argument = isinstance(error, InvalidArgumentError)
-        _refuse(meeting, _tell_only_kind(error) if is_argument else str(error))
+        _refuse(meeting, str(error) if is_public(error) else _tell_only_kind(error))
         raise
     except (Exception, KeyboardInterrupt) as error:
         _refuse(meeting, _tell_only_kind(error))
         raise
 
 
+def is_public(error: Exception) -> bool:
+    """Say whether others may read an error: it is about the run, the plan or the budget.
+
+    All other errors may quote data, or the name of a file, which tells of its owner.
+    """
+    return isinstance(error, PublicError | InfeasibleError | BudgetSpentError)
+
+
 def _tell_only_kind(error: BaseException) -> str:
-    """For what may tell of an agent's data: an unexpected error, or one about an argument."""
-    return f"{type(error).__name__}, of which it says more itself"
+    return f"{type(error).__name__}; only its owner sees the details"
 
 
 def _refuse(meeting: Meeting, why: str) -> None:
@@ -157,7 +169,7 @@ def naming_the_silent(meeting: Meeting, topic: str) -> Iterator[None]:
             meeting.say("trouble", b"")
             silent = meeting.find_silent(topic, "trouble", seconds=_SECONDS_FOR_LAST_WORDS)
         if silent:
-            raise CornError(
+            raise PublicError(
                 f"agent {meeting.agent}: does not start, because no more was heard from "
                 f"{name_agents(silent)} within {meeting.timeout:g} s"
             ) from error

@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 
 from corn.distributed.membership import NO_STOP, STOP_REASONS, StopNotice
-from corn.errors import CornError
+from corn.errors import PublicError
 
 MAGIC = b"corn/msg"
 SEAL_BYTES = 8
@@ -19,7 +19,7 @@ _ALIGNMENT = 64
 _KINDS = ("parameters", "wait")
 
 
-class ProtocolError(CornError):
+class ProtocolError(PublicError):
     """A neighbour sent something else than this step's message: the run cannot be trusted."""
 
 

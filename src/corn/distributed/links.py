@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, distributed
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from corn.errors import CornError, InvalidArgumentError
+from corn.errors import CornError, InvalidArgumentError, PublicError
 
 _TAG = 0
 _SLACK_BYTES = 1 << 20
 
 
-class LinkError(CornError):
+class LinkError(PublicError):
     """A link is broken: its other end is gone, or closed it."""
 
 

@@ -24,7 +24,7 @@ from corn.distributed.membership import (
 from corn.distributed.replanning import measure_loss, replan
 from corn.distributed.settings import RunSettings
 from corn.distributed.weights import Standing, weigh_neighbours
-from corn.errors import CornError
+from corn.errors import CornError, PublicError
 from corn.learn.monitor import Interruption
 from corn.learn.step import StepStatistics
 from corn.noise.grid import require_provable
@@ -34,7 +34,7 @@ from corn.plan.codec import fingerprint
 LEDGER_SPENT = "the release ledgers allow no more steps"
 
 
-class LostError(CornError):
+class LostError(PublicError):
     """The others went on without this agent."""
 
 
@@ -196,8 +196,8 @@ class AgentLoop:
         )
         if self._half_step.num_broken and not had_broken:
             self._watcher.note_privately(
-                f"gradients were not finite at step {step} and counted as zero: try a smaller step "
-                "size"
+                f"gradients were not finite at step {step} and counted as zero: check the data, or "
+                "try a smaller step size"
             )
         return taken
 
@@ -212,7 +212,7 @@ class AgentLoop:
         ):
             return
         self._has_diverged = True
-        self._watcher.note(f"its model is not finite at step {self.step}: try a smaller step size")
+        self._watcher.note(f"the model is not finite at step {self.step}: try a smaller step size")
         self._members.note_stop(StopNotice(self._horizon(), self._at.agent, "diverged"))
 
     @torch.no_grad()
@@ -327,7 +327,9 @@ class AgentLoop:
     def _compare_proposals(self, peer: int, header: Header) -> None:
         own = bytes(PREFIX_BYTES) if self._proposal is None else self._proposal[1].prefix
         if header.next_plan != own:
-            raise CornError(f"agent {peer} made another plan for the survivors at step {self.step}")
+            raise PublicError(
+                f"agent {peer} made another plan for the survivors at step {self.step}"
+            )
 
     def _switch(self, epoch: Epoch) -> None:
         self._epoch, self._proposal = epoch, None

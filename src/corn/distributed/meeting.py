@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from corn.distributed.links import find_address
-from corn.errors import CornError, InvalidArgumentError, make_printable
+from corn.errors import CornError, InvalidArgumentError, PublicError, make_printable
 from corn.learn.monitor import Interruption
 from corn.noise.fast import find_compiled
 from corn.parsing import build, parse_json
@@ -40,11 +40,11 @@ _MAX_REASON = 300
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-class AbsentError(CornError):
+class AbsentError(PublicError):
     """Some agents did not come in time."""
 
 
-class RefusalError(CornError):
+class RefusalError(PublicError):
     """Another agent cannot start, so nobody does."""
 
 
@@ -195,7 +195,7 @@ class Meeting:
         try:
             yield
         except distributed.DistError as error:
-            raise CornError(f"agent {self.agent}: the store where agents meet is gone") from error
+            raise PublicError(f"agent {self.agent}: the store where agents meet is gone") from error
 
 
 def host_store(host: str, port: int, *, timeout: float, name: str = "") -> TCPStore:
@@ -350,7 +350,7 @@ class _Wait:
             _heed(self.interruption, self.agent)
             if time.monotonic() > deadline:
                 what = complaint.format(f"{self.host}:{self.port}")
-                raise CornError(f"agent {self.agent}: {what} within {self.timeout:g} s")
+                raise PublicError(f"agent {self.agent}: {what} within {self.timeout:g} s")
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
@@ -368,4 +368,4 @@ def _is_open(host: str, port: int) -> bool:
 def _heed(interruption: Interruption | None, agent: int) -> None:
     """Wait no longer if a person asked for that."""
     if interruption is not None and interruption.requested:
-        raise CornError(f"agent {agent}: interrupted before the first step")
+        raise PublicError(f"agent {agent}: interrupted before the first step")

@@ -23,7 +23,13 @@ from numpy.typing import NDArray
 from corn.covariance import Horizon, Mechanism, ThreatModel
 from corn.distributed.links import Link, LinkError, open_links
 from corn.distributed.meeting import Meeting
-from corn.errors import CornError, FileFormatError, InvalidArgumentError, make_printable
+from corn.errors import (
+    CornError,
+    FileFormatError,
+    InvalidArgumentError,
+    PublicError,
+    make_printable,
+)
 from corn.parsing import build, quote, read_json
 from corn.plan import Plan, make_plan
 from corn.plan.record import SAFE_THREAT, FloatType
@@ -35,7 +41,7 @@ _DIGEST_BYTES, _MAX_REASON = 32, 300
 Table = NDArray[np.uint8]
 
 
-class CheatingError(CornError):
+class CheatingError(PublicError):
     """What an agent revealed is not what it had committed itself to."""
 
 
@@ -145,7 +151,7 @@ class Flood:
             for link in links.values():
                 link.wait_sent(self._timeout)
         except LinkError as error:
-            raise CornError(f"agent {self.agent}: {error} while planning") from error
+            raise PublicError(f"agent {self.agent}: {error} while planning") from error
         return [link.buffer[: table.size].numpy().reshape(table.shape) for link in links.values()]
 
 
@@ -159,13 +165,13 @@ def discover_graph(flood: Flood, request: PlanningRequest) -> nx.Graph:
     silent = np.flatnonzero(table[:, 0] == 0)
     if len(silent):
         names = ", ".join(map(str, silent))
-        raise CornError(f"agent {flood.agent}: the links do not reach agents {names}")
+        raise PublicError(f"agent {flood.agent}: the links do not reach agents {names}")
     for agent in range(n):
         if table[agent, 1 + n :].tobytes() != settings:
-            raise CornError(f"agent {flood.agent}: agent {agent} wants to plan something else")
+            raise PublicError(f"agent {flood.agent}: agent {agent} wants to plan something else")
     claims = table[:, 1 : 1 + n]
     for i, j in np.argwhere(claims != claims.T):
-        raise CornError(f"agent {flood.agent}: agents {i} and {j} do not agree on a link")
+        raise PublicError(f"agent {flood.agent}: agents {i} and {j} do not agree on a link")
     graph = nx.empty_graph(n)
     graph.add_edges_from((int(i), int(j)) for i, j in np.argwhere(np.triu(claims, 1)))
     return graph

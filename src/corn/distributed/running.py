@@ -38,7 +38,7 @@ from corn.learn.problem import Problem
 from corn.learn.samples import DataSource, read_samples
 from corn.learn.tasks import Loss, Task
 from corn.learn.training import make_task
-from corn.noise import Secret
+from corn.noise import BudgetSpentError, Secret
 from corn.plan import AgentGuarantee, Plan
 
 
@@ -186,7 +186,7 @@ def _make_account(
 def _require_budget(agreement: Agreement) -> None:
     if agreement.max_steps == 0:
         crashed = f", {agreement.reserved} of it reserved by a run that crashed"
-        raise CornError(
+        raise BudgetSpentError(
             f"agent {agreement.scarce}'s ledger allows no more releases under this plan: its "
             f"budget is spent{crashed if agreement.reserved else ''}"
         )

@@ -56,7 +56,9 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path | str) -> None:
     """Write a checkpoint; a crash while writing leaves the one before it."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with writing_whole(target, durable=True) as partial, partial.open("wb") as stream:
+    # It holds losses on training data, which no noise covers.
+    private = writing_whole(target, durable=True, is_private=True)
+    with private as partial, partial.open("wb") as stream:
         torch.save({"version": _VERSION, **vars(checkpoint)}, stream)
 
 

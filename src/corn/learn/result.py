@@ -47,17 +47,22 @@ class Result:
 
     @property
     def privacy(self) -> str:
-        """Say in a sentence whether the models protect anyone."""
-        if not any(variant.contender.budget for variant in self.variants):
+        """Say whether the models protect anyone: what is promised, against whom, or nothing."""
+        promises = [
+            f"{own.budget.describe()}, against {own.against}"
+            for own in dict.fromkeys(variant.contender for variant in self.variants)
+            if own.budget is not None
+        ]
+        if not promises:
             return "no noise: the models protect nobody"
         if self.is_simulated:
             return (
-                "simulated: the noise follows from public seeds, so these models protect nobody; a "
-                "run with secret keys spends the ε that is called simulated"
+                "simulated: the noise follows from public seeds, so these models protect nobody; "
+                "the same run with secret keys would spend the simulated ε"
             )
         return (
-            "the models are private as promised; losses and accuracies on training data are not "
-            "covered by ε, so keep them to yourself"
+            f"the models keep {promises[0]}; losses and accuracies on training data are not "
+            "covered by ε: keep them to yourself"
         )
 
     @property

@@ -62,8 +62,8 @@ class SweepSettings:
             )
         if self.noise_keys == "secret" and len(self.seeds) > 1:
             raise InvalidArgumentError(
-                f"noise_keys='secret' takes one seed, found {len(self.seeds)}: every run on the "
-                "same data would spend the budget once more"
+                f"a run with secret keys (secure=True) takes one seed, found {len(self.seeds)}: "
+                "every run on the same data would spend the budget once more"
             )
         try:
             torch.empty(0, device=self.device)

@@ -199,9 +199,7 @@ def _make_contender(
     network = source if isinstance(source, Network) else load_network(source)
     if budget is None:
         if noise is not None or secure:
-            raise InvalidArgumentError(
-                "noise must be None, and secure False, without a budget, which they are for"
-            )
+            raise InvalidArgumentError("noise and secure need a budget, found None")
         return network, Contender.non_private()
     if noise is None:
         objective = Horizon(max(1.0, budget.num_steps / 5), *rounds)

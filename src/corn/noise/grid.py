@@ -23,6 +23,7 @@ VARIANCE_SHARE = 2.0**-9
 """How much rounding may add to the variance of the average noise, relative to it."""
 
 _UNIT_ROUNDOFF = 2.0**-53
+_LARGEST_PROVED = 50.0
 _DEVIATIONS, _FAR = 24.0, 1e-115
 """Cells so many standard deviations away, but for one, count as failures: so rare are they."""
 
@@ -93,12 +94,18 @@ def count_parameters(loss: FloatLoss, budget: PrivacyBudget) -> int:
 def require_provable(loss: FloatLoss, budget: PrivacyBudget, num_parameters: int) -> None:
     """Raise ``InfeasibleError`` for a model that is too long for the promise to be proved."""
     most = count_parameters(loss, budget)
-    if num_parameters > most:
+    if num_parameters <= most:
+        return
+    if budget.epsilon > _LARGEST_PROVED:
         raise InfeasibleError(
-            f"the promise is proved in floating point for models of up to {most:,} parameters over "
-            f"{budget.num_steps} steps, found {num_parameters:,}: plan fewer steps, a larger "
-            "epsilon or fewer agents"
+            f"epsilon={budget.epsilon:g} cannot be promised in floating point: e^ε times the "
+            f"chance of a far tail exceeds delta; choose at most {_LARGEST_PROVED:g}"
         )
+    raise InfeasibleError(
+        f"the promise is proved in floating point for models of up to {most:,} parameters over "
+        f"{budget.num_steps} steps, found {num_parameters:,}: plan fewer steps, a larger epsilon "
+        "or fewer agents"
+    )
 
 
 def _bound_errors(decomposition: Decomposition, largest_norm: float) -> FloatArray:

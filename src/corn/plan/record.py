@@ -199,6 +199,7 @@ def make_plan(
         dtype=dtype,
         corn_version=__version__,
     )
+    plan.check_parameters(1)
     # What is claimed is what this very plan proves, not what the solver found on the way.
     proved = min(plan.prove_lower_bound(), value)
     return replace(plan, certificate=replace(plan.certificate, lower_bound=proved))

@@ -10,7 +10,7 @@ import numpy as np
 
 from corn.covariance.exposure import hidden_precision
 from corn.errors import InfeasibleError
-from corn.noise.grid import bound_loss, count_parameters
+from corn.noise.grid import bound_loss, choose_grid, count_parameters
 from corn.plan.bound import allowed_groups
 from corn.plan.record import Plan, coalition_precisions
 from corn.privacy.floats import account_floats, find_promise
@@ -76,6 +76,8 @@ def guarantees_against(plan: Plan, coalition: Iterable[int]) -> tuple[AgentGuara
 def _epsilon_at(plan: Plan, precision: float) -> float:
     """Return ε of an agent with this [R⁻¹]_ii, be it above the cap, for models the plan allows."""
     budget, steps = plan.budget, plan.budget.num_steps
+    if plan.max_parameters < 1:
+        return math.inf
     if precision <= plan.precision_cap:
         return float(account_floats([precision], budget, num_steps=steps)[0])
     if math.isinf(precision):
@@ -117,7 +119,14 @@ def _privacy_problems(plan: Plan, guarantees: tuple[AgentGuarantee, ...]) -> lis
     ]
     if plan.max_parameters < 1:
         problems.append(
-            f"its grid of {plan.grid:g} is too fine for its privacy to be proved in floating point"
+            f"its grid of {plan.grid:g} is too fine, or its ε too large, for its privacy to be "
+            "proved in floating point"
+        )
+    largest = choose_grid(plan.decomposition, plan.precision_cap)
+    if plan.grid > largest:
+        problems.append(
+            f"its grid of {plan.grid:g} is coarser than {largest:g}, so that releases are noisier "
+            "than the plan says"
         )
     theta = plan.decomposition.private_variance
     if plan.threat.private_noise == "common" and theta.min() != theta.max():

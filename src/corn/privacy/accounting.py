@@ -243,5 +243,5 @@ def _require_exact(accounting: Accounting) -> None:
     if accounting != "gdp":
         raise InvalidArgumentError(
             f"accounting must be 'gdp' under Poisson sampling, found {accounting!r}: the paper's "
-            "bounds know no sampling"
+            "bounds do not cover sampling"
         )

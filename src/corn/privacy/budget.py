@@ -72,7 +72,7 @@ class PrivacyBudget:
         if self.accounting != "gdp":
             raise InvalidArgumentError(
                 f"accounting must be 'gdp' with sampling_rate={self.sampling_rate:g}, found "
-                f"{self.accounting!r}: the paper's bounds know no sampling"
+                f"{self.accounting!r}: the paper's bounds do not cover sampling"
             )
         subsampling.require_meaningful(self.delta, num_steps=self.num_steps, query=self.query)
 
