@@ -207,9 +207,9 @@ class AgentLoop:
         Everyone may know that of a model, which is public. That a gradient is not finite nobody may
         know: the step counts it as zero.
         """
-        if self._has_diverged or bool(
-            torch.isfinite(torch.linalg.vector_norm(self.parameters, torch.inf))
-        ):
+        # The sum is finite in all but runs that diverge, and cheap; a large model may overflow it.
+        is_finite = bool(torch.isfinite(self.parameters.sum()))
+        if self._has_diverged or is_finite or bool(torch.isfinite(self.parameters).all()):
             return
         self._has_diverged = True
         self._watcher.note(f"the model is not finite at step {self.step}: try a smaller step size")
