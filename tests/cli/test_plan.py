@@ -86,10 +86,15 @@ def test_wrong_questions(corn: Runner, plan: Path, options: list[str], message: 
 
 def test_keys_stay_private_and_the_roster_is_public(corn: Runner, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    outcome = corn("keygen", "--agents", 3, "--keys", keys)
+    outcome = corn("keygen", "--agents", 3, "--keys", keys, "--json")
     assert outcome.exit_code == 0
-    corn("roster", "--keys", keys, "--out", tmp_path / "roster.json")
+    made = json.loads(outcome.stdout)["public_keys"]
+    listed = json.loads(
+        corn("roster", "--keys", keys, "--out", tmp_path / "roster.json", "--json").stdout
+    )
     roster = load_roster(tmp_path / "roster.json")
+    public_keys = [key.hex() for key in roster.public_keys]
+    assert [made[str(agent)] for agent in range(3)] == public_keys == listed["public_keys"]
     for agent in range(3):
         path = keys / f"agent-{agent}.key"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -1,7 +1,7 @@
 """The front door: oracles, feasibility of every mechanism, invariances, edge cases."""
 
 import math
-from typing import get_args
+from typing import Any, get_args
 
 import networkx as nx
 import numpy as np
@@ -290,3 +290,9 @@ def test_misuse_is_named(change: dict[str, object], message: str) -> None:
 
 def test_every_mechanism_is_listed() -> None:
     assert get_args(Mechanism) == MECHANISMS
+
+
+@pytest.mark.parametrize("cap", [np.ones(5), "1", [1.0]])
+def test_a_cap_that_is_no_number_is_named(cap: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="precision_cap must be one number"):
+        design(np.full((5, 5), 0.2), cap)

@@ -63,3 +63,20 @@ def test_bad_specs_say_what_is_accepted(text: str, message: str) -> None:
 
 def test_every_kind_describes_itself() -> None:
     assert all(describe_kind(kind).startswith(kind) for kind in GENERATORS)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("ring:99999999", "at most 20,000 agents, found 99,999,999"),
+        ("torus:10000x10000", "at most 20,000 agents, found 100,000,000"),
+        ("barbell:9999999", "at most 20,000 agents"),
+        ("er:n=20000,p=0.5", "at most 10,000,000 links, found about 1e\\+08"),
+        ("complete:10000", "at most 10,000,000 links"),
+        ("regular:n=20000,degree=19998", "at most 10,000,000 links"),
+        ("geometric:n=20000,radius=1", "at most 10,000,000 links"),
+    ],
+)
+def test_graphs_that_would_take_hours_are_refused_at_once(text: str, reason: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=reason):
+        GraphSpec.parse(text).build()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 
@@ -79,6 +80,10 @@ class Problem:
         return max(1.0, ratio**2 * self.precision_cap)
 
 
-def _require_positive(name: str, value: float) -> None:
+def _require_positive(name: str, value: object) -> None:
+    if not isinstance(value, Real):
+        raise InvalidArgumentError(
+            f"{name} must be one number, the same for all agents, found {type(value).__name__}"
+        )
     if not (math.isfinite(value) and value > 0):
         raise InvalidArgumentError(f"{name} must be finite and positive, found {value}")

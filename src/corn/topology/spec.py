@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import dataclass
 
 from corn.errors import InvalidArgumentError
 from corn.topology.files import SUFFIXES
 from corn.topology.generators import GENERATORS
 from corn.topology.graphs import Graph
+
+_MOST_AGENTS, _MOST_LINKS = 20_000, 10**7
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,31 @@ class GraphSpec:
         return cls(kind, _read_parameters(kind, rest))
 
     def build(self) -> Graph:
-        """Generate the graph."""
+        """Generate the graph; one that would take hours, or all memory, is refused beforehand."""
+        num_agents, num_links = self._estimate_size()
+        if num_agents > _MOST_AGENTS:
+            raise InvalidArgumentError(
+                f"{self}: a graph can have at most {_MOST_AGENTS:,} agents, found "
+                f"{num_agents:,.0f}: its mixing matrix would take {num_agents**2 * 8e-9:.3g} GB"
+            )
+        if num_links > _MOST_LINKS:
+            raise InvalidArgumentError(
+                f"{self}: a graph can have at most {_MOST_LINKS:,} links, found about "
+                f"{num_links:.3g}: choose fewer agents or fewer links for each"
+            )
         return GENERATORS[self.kind](**dict(self.parameters))
+
+    def _estimate_size(self) -> tuple[float, float]:
+        """Return the numbers of agents and links, roughly, from the parameters alone."""
+        given = dict(self.parameters)
+        n = float(given.get("n", given.get("rows", 1) * given.get("columns", 1)))
+        if "clique" in given:
+            clique = float(given["clique"])
+            return 2 * clique + given["bridge"], clique * clique
+        share = {"er": given.get("p", 0.0), "complete": 1.0}.get(self.kind, 0.0)
+        if self.kind == "geometric":
+            share = min(1.0, math.pi * float(given["radius"]) ** 2)
+        return n, share * n * n / 2 + n * float(given.get("degree", 2)) / 2
 
     def __str__(self) -> str:
         values = ",".join(f"{name}={value}" for name, value in self.parameters)
