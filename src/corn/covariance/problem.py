@@ -85,5 +85,5 @@ def _require_positive(name: str, value: object) -> None:
         raise InvalidArgumentError(
             f"{name} must be one number, the same for all agents, found {type(value).__name__}"
         )
-    if not (math.isfinite(value) and value > 0):
+    if not 0 < float(value) < math.inf:
         raise InvalidArgumentError(f"{name} must be finite and positive, found {value}")
