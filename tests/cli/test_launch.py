@@ -124,7 +124,10 @@ def test_who_owns_all_data_may_see_private_numbers(
 
 
 def read_private_values(out: Path) -> set[str]:
-    """Six digits of each private number, as text, except those that public data could give too."""
+    """Nine digits of each private number, as text, but for those that public data could give too.
+
+    With fewer, one of the many numbers that are shared agrees by chance once in a while.
+    """
     found = set()
     for path in (out / "private").rglob("metrics.csv"):
         with path.open(encoding="utf-8") as stream:
@@ -138,7 +141,7 @@ def read_private_values(out: Path) -> set[str]:
         if math.isclose(value, math.log(2), rel_tol=1e-5)
         or any(math.isclose(value * size, round(value * size), abs_tol=1e-3) for size in sizes)
     ]
-    return {f"{value:.10f}"[:8] for value in found.difference(common)}
+    return {f"{value:.10f}"[:11] for value in found.difference(common)}
 
 
 def find_in_shared(out: Path, texts: set[str]) -> dict[str, str]:

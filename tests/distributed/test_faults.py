@@ -71,7 +71,7 @@ def test_all_stop_together_when_one_is_killed(tmp_path: Path) -> None:
     settings = replace(SETTINGS, on_dropout="stop")
     outcome = run_processes(PLAN, tmp_path, settings, deeds=[Deed(LOST, 30)])
     ends = {(own["status"], own["num_steps"], own["stop"]) for own in outcome.finished.values()}
-    assert len(ends) == 1
+    assert len(ends) == 1, outcome.failures
     status, steps, why = ends.pop()
     assert (status, why) == ("interrupted", "agent 2 was lost")
     for agent in (0, 1, 3, 4):
@@ -269,7 +269,7 @@ def test_parts_that_lost_each_other_say_so(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_restart_repeats_no_release_and_keeps_the_budget(tmp_path: Path) -> None:
-    settings, plan = replace(SETTINGS, checkpoint_every=10), small_plan("ring:3", 200)
+    settings, plan = replace(SETTINGS, checkpoint_every=10), small_plan("ring:3", 800)
     copies = []
     for turn in range(3):
         resumed = replace(settings, resume=turn > 0)
@@ -283,10 +283,10 @@ def test_a_restart_repeats_no_release_and_keeps_the_budget(tmp_path: Path) -> No
     assert first > 0
     assert first % 10 == 0
     # Two crashes cost redone steps and up to a block of reserved ones each: the run ends early.
-    assert last < 200
+    assert last < 800
     assert "ledger allows" in notes_of(outcome, 0)
-    spent = ledger_script.check(200, copies)
-    assert max(counts[-1] for counts in spent.values()) == 200
+    spent = ledger_script.check(800, copies)
+    assert max(counts[-1] for counts in spent.values()) == 800
 
 
 def test_nobody_starts_once_the_budget_is_spent(tmp_path: Path) -> None:

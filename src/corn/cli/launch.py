@@ -182,6 +182,11 @@ def launch(
         show_table=not json,
         show_private=show_private,
     )
+    if launched.made_keys:
+        print_note(
+            f"made identities for all agents in {launched.keys}: for a run on one machine; where "
+            "agents must not trust each other, each makes its own with corn keygen"
+        )
     facts = _facts(read_configuration(context), launched)
     write_run(
         launched.result.rows,
@@ -279,11 +284,6 @@ def _promise(launched: distributed.Launched) -> str:
 def _print(launched: distributed.Launched) -> None:
     result, plan, last = launched.result, launched.plan, launched.result.rows[-1]
     measured = {"test loss": "test_loss", "test accuracy": "test_accuracy"}
-    if launched.made_keys:
-        print_note(
-            f"made identities for all agents in {launched.keys}: for a run on one machine; where "
-            "agents must not trust each other, each makes its own with corn keygen"
-        )
     print_facts(
         f"{launched.problem.task.describe()}, {plan.num_agents} agents on {plan.network.source}",
         [
