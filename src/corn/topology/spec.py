@@ -10,8 +10,9 @@ from corn.errors import InvalidArgumentError
 from corn.topology.files import SUFFIXES
 from corn.topology.generators import GENERATORS
 from corn.topology.graphs import Graph
+from corn.topology.mixing import MAX_AGENTS
 
-_MOST_AGENTS, _MOST_LINKS = 20_000, 10**7
+_MOST_LINKS = 10**7
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ class GraphSpec:
     def build(self) -> Graph:
         """Generate the graph; one that would take hours, or all memory, is refused beforehand."""
         num_agents, num_links = self._estimate_size()
-        if num_agents > _MOST_AGENTS:
+        if num_agents > MAX_AGENTS:
             raise InvalidArgumentError(
-                f"{self}: a graph can have at most {_MOST_AGENTS:,} agents, found "
+                f"{self}: a graph can have at most {MAX_AGENTS:,} agents, found "
                 f"{num_agents:,.0f}: its mixing matrix would take {num_agents**2 * 8e-9:.3g} GB"
             )
         if num_links > _MOST_LINKS:
