@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from corn import Horizon, PrivacyBudget, ThreatModel, load_network
 from corn.covariance import Decomposition, FiniteRun, GivenObjective, Objective
 from corn.covariance.insiders_sdp import solve_insiders_sdp
-from corn.errors import CornError, FileFormatError, InvalidArgumentError
+from corn.errors import CornError, FileFormatError, InfeasibleError, InvalidArgumentError
 from corn.noise import SecureSource, draw_all_shares, simulated_keys
 from corn.plan import SAFE_THREAT, Plan, load_plan, make_plan, save_plan, verify_plan
 from corn.plan.bound import prove_lower_bound
@@ -359,3 +359,27 @@ def test_plans_are_records(plan: Plan) -> None:
         plan.mechanism = "ldp"  # type: ignore[misc]
     assert "one insider" in plan.describe()
     assert copy.copy(plan).num_agents == 6
+
+
+def test_a_coarser_grid_than_the_noise_is_for_is_found_out(plan: Plan) -> None:
+    """Releases would be noisier than the certificate says."""
+    found = verify_plan(dataclasses.replace(plan, grid=4 * plan.grid))
+    assert any("is coarser than" in problem for problem in found.problems)
+
+
+def test_a_grid_too_fine_for_floats_proves_no_epsilon(plan: Plan) -> None:
+    found = verify_plan(dataclasses.replace(plan, grid=plan.grid * 2.0**-50))
+    assert not found.passed
+    assert all(guarantee.epsilon == np.inf for guarantee in found.guarantees)
+
+
+def test_an_epsilon_that_floats_cannot_promise_is_refused() -> None:
+    budget = PrivacyBudget(100, 1e-5, num_steps=30, clip=0.1)
+    with pytest.raises(InfeasibleError, match="cannot be promised in floating point"):
+        make_plan(NETWORK, budget)
+
+
+def test_more_insiders_than_planned_for_get_an_epsilon_that_is_proved(plan: Plan) -> None:
+    beyond = guarantees_against(plan, [0, 1, 2])
+    assert all(own.epsilon > plan.budget.epsilon for own in beyond)
+    assert any(own.epsilon < np.inf for own in beyond)
