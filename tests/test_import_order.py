@@ -13,6 +13,7 @@ ROOT = Path(corn.__file__).parent
 ROOMS = [
     "version",
     "errors",
+    "checks",
     "arrays",
     "files",
     "parsing",

@@ -1,0 +1,96 @@
+"""Checks of arguments: each raises ``InvalidArgumentError`` with the name, the rule and the value.
+
+Every check returns the value that it accepted, so that a check can stand in an assignment. NaN is
+refused by all of them. ``advice`` is a sentence on what to try instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import TypeVar
+
+from corn.errors import InvalidArgumentError
+
+_Choice = TypeVar("_Choice", bound=str)
+
+
+def require(condition: bool, name: str, rule: str, found: object, *, advice: str = "") -> None:
+    """Raise unless ``condition`` holds: "``name`` must be ``rule``, found ``found``: ``advice``".
+
+    >>> require(False, "clip", "positive", -1, advice="try 0.1")
+    Traceback (most recent call last):
+    ...
+    corn.errors.InvalidArgumentError: clip must be positive, found -1: try 0.1
+    """
+    if not condition:
+        hint = f": {advice}" if advice else ""
+        raise InvalidArgumentError(f"{name} must be {rule}, found {found}{hint}")
+
+
+def require_positive(name: str, value: float, *, advice: str = "") -> float:
+    """Return ``value`` if it is a finite number above zero."""
+    is_valid = _is_number(value) and 0 < value < math.inf
+    require(is_valid, name, "positive and finite", value, advice=advice)
+    return value
+
+
+def require_in_range(
+    name: str, value: float, least: float, most: float = math.inf, *, advice: str = ""
+) -> float:
+    """Return ``value`` if ``least`` ≤ ``value`` ≤ ``most``."""
+    is_valid = _is_number(value) and least <= value <= most
+    bounds = f"at least {least:g}" if math.isinf(most) else f"in [{least:g}, {most:g}]"
+    require(is_valid, name, bounds, value, advice=advice)
+    return value
+
+
+def require_fraction(name: str, value: float, *, advice: str = "") -> float:
+    """Return ``value`` if 0 ≤ ``value`` < 1."""
+    require(_is_number(value) and 0 <= value < 1, name, "in [0, 1)", value, advice=advice)
+    return value
+
+
+def require_count(
+    name: str, value: object, *, least: int = 1, most: int | None = None, advice: str = ""
+) -> int:
+    """Return ``value`` as an ``int`` if it is a whole number from ``least`` to ``most``."""
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    number = int(value) if isinstance(value, Integral) else least
+    is_valid = is_whole and number >= least and (most is None or number <= most)
+    limit = "" if most is None else f" and at most {most:,}"
+    require(is_valid, name, f"an integer of at least {least}{limit}", repr(value), advice=advice)
+    return number
+
+
+def require_choice(
+    name: str, value: _Choice, choices: Iterable[_Choice], *, advice: str = ""
+) -> _Choice:
+    """Return ``value`` if it is one of ``choices``.
+
+    >>> require_choice("unit", "patient", ["agent", "sample"])
+    Traceback (most recent call last):
+    ...
+    corn.errors.InvalidArgumentError: unit must be one of agent, sample, found 'patient'
+    """
+    listed = tuple(choices)
+    is_valid = isinstance(value, str) and value in listed
+    require(is_valid, name, f"one of {', '.join(listed)}", repr(value), advice=advice)
+    return value
+
+
+def require_length(name: str, found: int, expected: int, *, per: str) -> int:
+    """Return ``found`` if there is one item for each of the ``expected`` things called ``per``.
+
+    >>> require_length("datasets", 3, 4, per="agent")
+    Traceback (most recent call last):
+    ...
+    corn.errors.InvalidArgumentError: datasets must be 4, one for each agent, found 3
+    """
+    require(found == expected, name, f"{expected}, one for each {per}", found)
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
