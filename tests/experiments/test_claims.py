@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from corn.experiments import QUICK, Claim, Method, Panel, Point, check_claims, check_panel
+from corn.experiments import QUICK, Claim, MethodSpec, Panel, Point, check_claims, check_panel
 from corn.experiments.claims import check_privacy
 from corn.experiments.methods import (
     CENTRAL,
@@ -40,7 +40,7 @@ SPREAD = (-0.01, 0.0, 0.01)
 
 
 def make_points(
-    means: dict[Method, dict[float, float]], spread: tuple[float, ...] = SPREAD
+    means: dict[MethodSpec, dict[float, float]], spread: tuple[float, ...] = SPREAD
 ) -> list[Point]:
     return [
         Point(method, x, tuple(mean + offset for offset in spread))
@@ -49,7 +49,7 @@ def make_points(
     ]
 
 
-def invert(means: dict[Method, dict[float, float]]) -> dict[Method, dict[float, float]]:
+def invert(means: dict[MethodSpec, dict[float, float]]) -> dict[MethodSpec, dict[float, float]]:
     """Turn every order round: the best is now the worst, along both axes."""
     return {
         method: {x: 10.0 - mean for x, mean in places.items()} for method, places in means.items()
@@ -197,7 +197,7 @@ def test_unequal_on_the_complete_graph() -> None:
 @pytest.mark.parametrize("last", [7.0, 6.0])
 def test_seed_groups_end_at_ldp(last: float) -> None:
     panel = Panel("fig2", "fig2", "", "m", "noise")
-    values: dict[Method, dict[float, float]] = {
+    values: dict[MethodSpec, dict[float, float]] = {
         CORN_PAPER: {1.0: 3.0, 2.0: 5.0, 3.0: last},
         LDP_PAPER: dict.fromkeys((1.0, 2.0, 3.0), 7.0),
     }

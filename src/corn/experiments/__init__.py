@@ -7,7 +7,7 @@
 
 from corn.experiments.claims import Claim, check_claims, check_panel
 from corn.experiments.figures import FIGURES, make_studies
-from corn.experiments.methods import METHODS, PAPER_METHODS, Method
+from corn.experiments.methods import METHODS, PAPER_METHODS, MethodSpec
 from corn.experiments.reproduction import Reproduction, list_cells, reproduce
 from corn.experiments.scale import FULL, QUICK, Scale, Training
 from corn.experiments.store import CellStore
@@ -21,7 +21,7 @@ __all__ = [
     "QUICK",
     "CellStore",
     "Claim",
-    "Method",
+    "MethodSpec",
     "Panel",
     "Point",
     "Reproduction",

@@ -20,7 +20,7 @@ import numpy as np
 
 from corn import learn
 from corn.covariance import Decomposition, Horizon, Mechanism, ThreatModel, design
-from corn.experiments.methods import Method
+from corn.experiments.methods import MethodSpec
 from corn.learn.names import ModelName
 from corn.learn.schedule import ScheduleName
 from corn.privacy import Unit
@@ -90,7 +90,7 @@ class TrainingCell:
     unit: Unit
     graph: str
     epsilon: float
-    methods: tuple[Method, ...]
+    methods: tuple[MethodSpec, ...]
     num_steps: int
     step_sizes: tuple[float, ...]
     schedule: ScheduleName
@@ -162,7 +162,7 @@ class TrainingCell:
         }
 
     def _contender(
-        self, method: Method, designs: Mapping[str, CellResult], num_agents: int
+        self, method: MethodSpec, designs: Mapping[str, CellResult], num_agents: int
     ) -> learn.Contender:
         batch_size = self.batch_size if self.unit == "sample" else None
         budget = method.budget(
@@ -180,7 +180,7 @@ Cell: TypeAlias = DesignCell | TrainingCell
 Results: TypeAlias = Mapping[Cell, CellResult]
 
 
-def design_cell(method: Method, graph: str, num_steps: int) -> DesignCell:
+def design_cell(method: MethodSpec, graph: str, num_steps: int) -> DesignCell:
     """The cell of a method's covariance in a run of so many steps."""
     return DesignCell(
         graph,

@@ -27,7 +27,7 @@ from corn.experiments.methods import (
     LDP,
     LDP_PAPER,
     PAPER_METHODS,
-    Method,
+    MethodSpec,
 )
 from corn.experiments.scale import Scale
 from corn.experiments.studies import Panel, Point
@@ -136,7 +136,12 @@ def _check_exact_accounting(lines: Lines, scale: Scale) -> Claim | None:
 
 
 def _check_order(
-    lines: Lines, better: Method, worse: Method, source: Source, *, where: str = "everywhere"
+    lines: Lines,
+    better: MethodSpec,
+    worse: MethodSpec,
+    source: Source,
+    *,
+    where: str = "everywhere",
 ) -> Claim | None:
     """Whether one method is at least as good as the other at every place."""
     places = lines.places(better, worse)
@@ -163,7 +168,7 @@ def _judge(differences: Sequence[Difference]) -> Verdict:
 
 
 def _describe_order(
-    lines: Lines, differences: Sequence[Difference], better: Method, worse: Method
+    lines: Lines, differences: Sequence[Difference], better: MethodSpec, worse: MethodSpec
 ) -> str:
     finite = [d for d in differences if math.isfinite(d.mean)]
     parts = []
@@ -204,7 +209,7 @@ def _check_trend(lines: Lines) -> list[Claim]:
     ]
 
 
-def _check_improvement(lines: Lines, method: Method, axis: str) -> Claim:
+def _check_improvement(lines: Lines, method: MethodSpec, axis: str) -> Claim:
     """Better at the end than at the beginning by over 1 %, and surely worse at no step."""
     places = lines.places(method)
     steps = [

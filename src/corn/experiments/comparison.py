@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from corn.experiments.methods import CORN_PAPER, DECOR_PAPER, Method
+from corn.experiments.methods import CORN_PAPER, DECOR_PAPER, MethodSpec
 from corn.experiments.studies import Panel, Point, confidence_half_width
 
 ROUNDING = 1e-6
@@ -52,17 +52,21 @@ class Lines:
         """Index points."""
         return cls(panel, {(point.method.name, point.x): point for point in points})
 
-    def places(self, *methods: Method) -> list[float]:
+    def places(self, *methods: MethodSpec) -> list[float]:
         """Where all of these methods were tried, in order."""
         found = [{x for name, x in self.points if name == method.name} for method in methods]
         return sorted(set.intersection(*found))
 
-    def mean(self, method: Method, x: float) -> float:
+    def mean(self, method: MethodSpec, x: float) -> float:
         """The mean of a method at a place; NaN where every run broke down."""
         return self.points[method.name, x].mean
 
     def excess(
-        self, first: tuple[Method, float], second: tuple[Method, float], *, comparisons: int = 1
+        self,
+        first: tuple[MethodSpec, float],
+        second: tuple[MethodSpec, float],
+        *,
+        comparisons: int = 1,
     ) -> Difference:
         """How much worse the first is than the second, paired by seed, relative to the second.
 
@@ -88,7 +92,7 @@ class Lines:
         lead = _subtract(margins[0], margins[1], 1.0)
         return Difference(better, float(np.mean(lead)), self._half_width(lead, 1))
 
-    def _values(self, method: Method, x: float) -> tuple[float, ...]:
+    def _values(self, method: MethodSpec, x: float) -> tuple[float, ...]:
         values = self.points[method.name, x].values
         return values if all(map(math.isfinite, values)) else ()
 

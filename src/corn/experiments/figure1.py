@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from corn.experiments.cells import design_cell
-from corn.experiments.methods import METHODS, Method
+from corn.experiments.methods import METHODS, MethodSpec
 from corn.experiments.scale import Scale
 from corn.experiments.studies import NoiseSpot, NoiseStudy, Panel
 
@@ -38,7 +38,7 @@ def figure1c(scale: Scale) -> list[NoiseStudy]:
     return _studies(scale, "fig1c", settings, "number of agents n", places, log_x=True)
 
 
-def precision_cap(scale: Scale, method: Method, epsilon: float) -> float:
+def precision_cap(scale: Scale, method: MethodSpec, epsilon: float) -> float:
     """B of a method at an ε, for the unit agent and the paper's number of steps."""
     steps = scale.regression.num_steps
     return method.budget(epsilon, scale.delta, steps, scale.clip).precision_cap
@@ -75,7 +75,7 @@ def _studies(
     return [NoiseStudy(paper, "one_step", spots), NoiseStudy(added, "accumulated", spots)]
 
 
-def _is_affordable(scale: Scale, method: Method, figure: str, x: float) -> bool:
+def _is_affordable(scale: Scale, method: MethodSpec, figure: str, x: float) -> bool:
     """Coalitions are many in large networks: designs against them stop at a size of the scale."""
     if figure != "fig1c" or method.max_colluders == 0:
         return True

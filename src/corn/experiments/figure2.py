@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from corn.experiments.cells import DesignCell, design_cell
 from corn.experiments.figure1 import ONE_STEP_LABEL, precision_cap
-from corn.experiments.methods import CORN, CORN_ONE_STEP, CORN_PAPER, LDP, LDP_PAPER, Method
+from corn.experiments.methods import CORN, CORN_ONE_STEP, CORN_PAPER, LDP, LDP_PAPER, MethodSpec
 from corn.experiments.scale import Scale
 from corn.experiments.studies import NoiseSpot, NoiseStudy, Panel
 
-PAIR_SEEDS = Method("corn-pairs", "CorN, a seed for each pair", "corn", accumulates=True)
-LINK_SEEDS = Method("corn-links", "CorN, a seed for each link", "corn", accumulates=True)
+PAIR_SEEDS = MethodSpec("corn-pairs", "CorN, a seed for each pair", "corn", accumulates=True)
+LINK_SEEDS = MethodSpec("corn-links", "CorN, a seed for each link", "corn", accumulates=True)
 
 
 def figure2(scale: Scale) -> list[NoiseStudy]:

@@ -12,7 +12,7 @@ from corn.privacy import Accounting, PrivacyBudget, Unit
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodSpec:
     """One line of a figure.
 
     Attributes:
@@ -81,21 +81,21 @@ class Method:
         return Horizon(max(1.0, num_steps / 5) if self.accumulates else 1.0)
 
 
-LDP_PAPER = Method("ldp-paper", "LDP (paper)", "ldp", "paper")
-DECOR_PAPER = Method("decor-paper", "DECOR (paper)", "decor", "paper")
-CORN_PAPER = Method("corn-paper", "CorN (paper)", "corn", "paper")
-LDP = Method("ldp", "LDP", "ldp")
-DECOR = Method("decor", "DECOR, accumulated noise", "decor", accumulates=True)
-CORN_ONE_STEP = Method("corn-one-step", "CorN, one step", "corn")
-CORN = Method("corn", "CorN, accumulated noise", "corn", accumulates=True)
-CORN_ONE_INSIDER = Method(
+LDP_PAPER = MethodSpec("ldp-paper", "LDP (paper)", "ldp", "paper")
+DECOR_PAPER = MethodSpec("decor-paper", "DECOR (paper)", "decor", "paper")
+CORN_PAPER = MethodSpec("corn-paper", "CorN (paper)", "corn", "paper")
+LDP = MethodSpec("ldp", "LDP", "ldp")
+DECOR = MethodSpec("decor", "DECOR, accumulated noise", "decor", accumulates=True)
+CORN_ONE_STEP = MethodSpec("corn-one-step", "CorN, one step", "corn")
+CORN = MethodSpec("corn", "CorN, accumulated noise", "corn", accumulates=True)
+CORN_ONE_INSIDER = MethodSpec(
     "corn-1-insider", "CorN, 1 insider", "corn", accumulates=True, max_colluders=1
 )
-CORN_TWO_INSIDERS = Method(
+CORN_TWO_INSIDERS = MethodSpec(
     "corn-2-insiders", "CorN, 2 insiders", "corn", accumulates=True, max_colluders=2
 )
-CENTRAL = Method("central", "central DP (trusted server)", "central")
-NONE = Method("none", "no noise", "none")
+CENTRAL = MethodSpec("central", "central DP (trusted server)", "central")
+NONE = MethodSpec("none", "no noise", "none")
 
 PAPER_METHODS = (LDP_PAPER, DECOR_PAPER, CORN_PAPER)
 """The paper's constant and its one-step objective."""

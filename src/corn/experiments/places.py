@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from corn.experiments.cells import Results, TrainingCell
-from corn.experiments.methods import Method
+from corn.experiments.methods import MethodSpec
 from corn.learn.schedule import make_schedule
 
 Run: TypeAlias = dict[str, Any]
@@ -31,7 +31,7 @@ class Place:
     repeats: tuple[tuple[int, ...], ...] = ()
 
     @property
-    def methods(self) -> tuple[Method, ...]:
+    def methods(self) -> tuple[MethodSpec, ...]:
         """The lines that have this place."""
         return self.pilots[0].methods
 

@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from corn.experiments.cells import Cell, DesignCell, Results, TrainingCell
-from corn.experiments.methods import Method
+from corn.experiments.methods import MethodSpec
 from corn.experiments.places import Place, Run
 from corn.privacy import Unit
 
@@ -58,7 +58,7 @@ class Point:
         is_open: without values, but another step size, which did not run, might have had some.
     """
 
-    method: Method
+    method: MethodSpec
     x: float
     values: tuple[float, ...]
     note: str = ""
@@ -99,7 +99,7 @@ class Study(Protocol):
 class NoiseSpot:
     """A method at one place: its covariance, ε, and the cap that it sets."""
 
-    method: Method
+    method: MethodSpec
     x: float
     cell: DesignCell
     epsilon: float
@@ -217,7 +217,7 @@ class TrainingStudy:
         }
 
 
-def _settings_of(method: Method, cell: TrainingCell) -> Run:
+def _settings_of(method: MethodSpec, cell: TrainingCell) -> Run:
     """What a row needs to be understood by itself."""
     return {
         "task": cell.task,

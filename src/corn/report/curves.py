@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from corn.experiments import Method, Panel, Point
+from corn.experiments import MethodSpec, Panel, Point
 from corn.report.style import INK, MECHANISM_COLOURS
 
 if TYPE_CHECKING:
@@ -84,7 +84,13 @@ def _range(panel: Panel, points: Sequence[Point]) -> tuple[float, float]:
 
 
 def _draw_line(
-    axes: Axes, panel: Panel, method: Method, points: Sequence[Point], *, shift: float, low: float
+    axes: Axes,
+    panel: Panel,
+    method: MethodSpec,
+    points: Sequence[Point],
+    *,
+    shift: float,
+    low: float,
 ) -> None:
     colour = MECHANISM_COLOURS[method.mechanism]
     unseen = " (below the axis)" if max(point.mean for point in points) < low else ""
@@ -118,7 +124,7 @@ def _cross_out(axes: Axes, points: Sequence[Point], places: Collection[float]) -
         )
 
 
-def _line_style(method: Method) -> str:
+def _line_style(method: MethodSpec) -> str:
     if method.is_in_paper:
         return ":"
     if method.mechanism in ("central", "none"):
@@ -126,7 +132,7 @@ def _line_style(method: Method) -> str:
     return "-." if method.max_colluders or method.name == "corn-links" else "-"
 
 
-def _marker(method: Method) -> str:
+def _marker(method: MethodSpec) -> str:
     if method.mechanism in ("central", "none"):
         return ""
     if method.is_in_paper:
