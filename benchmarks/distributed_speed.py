@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from corn.covariance import Mechanism, ThreatModel
+from corn.covariance import MechanismName, ThreatModel
 from corn.distributed import Meeting, RunSettings, Workload, launch
 from corn.distributed.epoch import Epoch
 from corn.distributed.exchange import LinkExchange
@@ -49,7 +49,7 @@ from corn.topology import load_network
 
 NUM_AGENTS, FEATURES, CLASSES = 8, 256, 10
 WIDTHS = {100_000: 228, 1_000_000: 878}
-KINDS: dict[str, tuple[Mechanism, ThreatModel]] = {
+KINDS: dict[str, tuple[MechanismName, ThreatModel]] = {
     "ldp": ("ldp", ThreatModel()),
     "decor": ("decor", ThreatModel()),
     "corn, one insider, seeds of links": ("corn", ThreatModel(1, "edges")),

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, norm
 
-from corn.covariance import Mechanism, ThreatModel
-from corn.plan import SAFE_THREAT, Plan, make_plan
+from corn.covariance import DEFAULT_THREAT, MechanismName, ThreatModel
+from corn.plan import Plan, make_plan
 from corn.plan.record import FloatType
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
@@ -74,7 +74,7 @@ def test_on_a_grid_the_attacker_is_as_good_as_ideal_noise_allows(grid: float) ->
     assert not attacker.views
 
 
-def make_small_plan(mechanism: Mechanism, threat: ThreatModel, dtype: FloatType) -> Plan:
+def make_small_plan(mechanism: MechanismName, threat: ThreatModel, dtype: FloatType) -> Plan:
     budget = PrivacyBudget(10, 1e-5, num_steps=500, clip=CLIP)
     network = load_network("ring:6")
     return make_plan(network, budget, mechanism=mechanism, threat=threat, dtype=dtype)
@@ -84,10 +84,10 @@ def make_small_plan(mechanism: Mechanism, threat: ThreatModel, dtype: FloatType)
     ("message_type", "model_scale"), [("float32", 0.0), ("float32", 0.1), ("float64", 0.0)]
 )
 @pytest.mark.parametrize(
-    ("mechanism", "threat"), [("ldp", ThreatModel()), ("corn", SAFE_THREAT)], ids=["one", "many"]
+    ("mechanism", "threat"), [("ldp", ThreatModel()), ("corn", DEFAULT_THREAT)], ids=["one", "many"]
 )
 def test_messages_of_the_library_tell_no_more_than_promised(
-    mechanism: Mechanism, threat: ThreatModel, message_type: FloatType, model_scale: float
+    mechanism: MechanismName, threat: ThreatModel, message_type: FloatType, model_scale: float
 ) -> None:
     plan = make_small_plan(mechanism, threat, message_type)
     pairs = [opposite_gradients(1000, seed, message_type) for seed in range(12)]

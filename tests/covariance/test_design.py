@@ -15,7 +15,7 @@ from corn.covariance import (
     Design,
     GivenObjective,
     Horizon,
-    Mechanism,
+    MechanismName,
     ThreatModel,
     design,
     invert_covariance,
@@ -33,7 +33,7 @@ from tests.covariance.networks import (
 )
 from tests.oracles.eavesdropper import ORACLES, Oracle
 
-PRIVATE: tuple[Mechanism, ...] = ("corn", "decor", "ldp", "zero-sum")
+PRIVATE: tuple[MechanismName, ...] = ("corn", "decor", "ldp", "zero-sum")
 
 
 def assert_private(result: Design) -> None:
@@ -67,7 +67,7 @@ def test_values_match_the_oracles(oracle: Oracle) -> None:
 @pytest.mark.parametrize("horizon", [1, 500])
 @pytest.mark.parametrize("W", EDGE_CASES.values(), ids=EDGE_CASES.keys())
 def test_every_mechanism_is_private_on_every_network(
-    W: FloatArray, horizon: float, mechanism: Mechanism
+    W: FloatArray, horizon: float, mechanism: MechanismName
 ) -> None:
     result = design(W, 0.3, mechanism=mechanism, objective=Horizon(horizon))
     assert_private(result)
@@ -94,7 +94,7 @@ def test_corn_is_at_least_as_good_as_every_other_mechanism(W: FloatArray, horizo
 
 @PROPERTY
 @given(NETWORKS, st.floats(1e-6, 1e6), st.sampled_from(PRIVATE))
-def test_the_cap_only_sets_the_scale(W: FloatArray, cap: float, mechanism: Mechanism) -> None:
+def test_the_cap_only_sets_the_scale(W: FloatArray, cap: float, mechanism: MechanismName) -> None:
     one = design(W, 1.0, mechanism=mechanism)
     scaled = design(W, cap, mechanism=mechanism)
     assert scaled.normalized_value == pytest.approx(one.value, rel=1e-8)
@@ -222,7 +222,7 @@ def test_references_are_marked_as_such() -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["zero-sum", "decor"])
-def test_noise_that_cancels_exactly_has_no_guarantee(mechanism: Mechanism) -> None:
+def test_noise_that_cancels_exactly_has_no_guarantee(mechanism: MechanismName) -> None:
     with pytest.raises(InfeasibleError, match="no privacy guarantee"):
         design(metropolis(nx.cycle_graph(5)), 1.0, mechanism=mechanism, local_share=0)
 
@@ -289,7 +289,7 @@ def test_misuse_is_named(change: dict[str, object], message: str) -> None:
 
 
 def test_every_mechanism_is_listed() -> None:
-    assert get_args(Mechanism) == MECHANISMS
+    assert get_args(MechanismName) == MECHANISMS
 
 
 @pytest.mark.parametrize("cap", [np.ones(5), "1", [1.0]])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from corn.covariance import Mechanism, ThreatModel
+from corn.covariance import DEFAULT_THREAT, MechanismName, ThreatModel
 from corn.distributed.child import Order
 from corn.distributed.keyring import make_keys
 from corn.distributed.launcher import Crew, Outcome
@@ -15,7 +15,6 @@ from corn.distributed.settings import RunSettings
 from corn.distributed.workload import Workload
 from corn.learn.schedule import Constant
 from corn.plan import Plan, make_plan, save_plan
-from corn.plan.record import SAFE_THREAT
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
 
@@ -26,8 +25,8 @@ def small_plan(
     graph: str = "ring:4",
     num_steps: int = 2000,
     *,
-    mechanism: Mechanism = "corn",
-    threat: ThreatModel = SAFE_THREAT,
+    mechanism: MechanismName = "corn",
+    threat: ThreatModel = DEFAULT_THREAT,
 ) -> Plan:
     budget = PrivacyBudget(10, 1e-5, num_steps=num_steps, clip=0.1)
     return make_plan(load_network(graph), budget, mechanism=mechanism, threat=threat)

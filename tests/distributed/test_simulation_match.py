@@ -8,7 +8,7 @@ import networkx as nx
 import pytest
 import torch
 
-from corn.covariance import Horizon, Mechanism, ThreatModel
+from corn.covariance import Horizon, MechanismName, ThreatModel
 from corn.distributed.folders import Folders
 from corn.distributed.half_step import OneCell
 from corn.distributed.merging import merge_runs
@@ -88,7 +88,7 @@ def compare(plan: Plan, out: Path, *, settings: RunSettings | None = None) -> No
     ids=["pairs", "groups", "global", "decor", "zero-sum", "ldp"],
 )
 def test_four_processes_match_for_every_mechanism(
-    mechanism: Mechanism, threat: ThreatModel, tmp_path: Path
+    mechanism: MechanismName, threat: ThreatModel, tmp_path: Path
 ) -> None:
     compare(small_plan("ring:4", 15, mechanism=mechanism, threat=threat), tmp_path)
 
@@ -134,7 +134,7 @@ def test_double_precision_matches(tmp_path: Path) -> None:
     ids=["8-pairs", "8-decor", "20-decor"],
 )
 def test_eight_and_twenty_processes_match(
-    graph: str, mechanism: Mechanism, threat: ThreatModel, tmp_path: Path
+    graph: str, mechanism: MechanismName, threat: ThreatModel, tmp_path: Path
 ) -> None:
     """Of a long plan, as for a few steps DECOR may choose to share no noise at all."""
     plan = small_plan(graph, 500, mechanism=mechanism, threat=threat)

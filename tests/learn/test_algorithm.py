@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from corn.arrays import FloatArray
-from corn.covariance import Horizon, Mechanism, design
+from corn.covariance import Horizon, MechanismName, design
 from corn.learn.batches import AgentData, BatchSampler
 from corn.learn.contender import Contender, Variant
 from corn.learn.perturbation import JointNoise, simulation_nonce, symmetric_root
@@ -232,7 +232,7 @@ def test_without_noise_and_clipping_it_finds_the_centralised_optimum() -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["ldp", "decor", "corn"])
-def test_the_quadratic_gap_is_what_its_noise_makes(mechanism: Mechanism) -> None:
+def test_the_quadratic_gap_is_what_its_noise_makes(mechanism: MechanismName) -> None:
     """From the minimiser, E[gap] = Tr(Ā)/n · Σ_t η_t² Tr(Wᵏ R Wᵏᵀ), k = T − t + 1, for small steps.
 
     The gap of one run varies more than its mean, hence the many seeds.

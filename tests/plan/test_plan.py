@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from corn import Horizon, PrivacyBudget, ThreatModel, load_network
-from corn.covariance import Decomposition, FiniteRun, GivenObjective, Objective
+from corn.covariance import DEFAULT_THREAT, Decomposition, FiniteRun, GivenObjective, Objective
 from corn.covariance.insiders_sdp import solve_insiders_sdp
 from corn.errors import CornError, FileFormatError, InfeasibleError, InvalidArgumentError
 from corn.noise import SecureSource, draw_all_shares, simulated_keys
-from corn.plan import SAFE_THREAT, Plan, load_plan, make_plan, save_plan, verify_plan
+from corn.plan import Plan, load_plan, make_plan, save_plan, verify_plan
 from corn.plan.bound import prove_lower_bound
 from corn.plan.codec import fingerprint
 from corn.plan.verification import guarantees_against
@@ -49,7 +49,7 @@ def rewrite(plan: Plan, path: Path, change: Change) -> Path:
 
 
 def test_a_plan_is_safe_by_default(plan: Plan) -> None:
-    assert plan.threat == SAFE_THREAT == ThreatModel(1, "pairs")
+    assert plan.threat == DEFAULT_THREAT == ThreatModel(1, "pairs")
     assert plan.objective == Horizon(10)
     found = verify_plan(plan)
     assert found.passed
@@ -212,7 +212,7 @@ def test_forged_promises_are_found(plan: Plan, tmp_path: Path) -> None:
 def test_no_multipliers_prove_more_than_the_optimum(plan: Plan, size: float, noise: str) -> None:
     """The proof is compared with the optimum itself, before it is capped by the plan's value."""
     A = plan.objective.matrix(NETWORK.mixing_matrix)
-    groups = SAFE_THREAT.seed_groups(NETWORK.graph)
+    groups = DEFAULT_THREAT.seed_groups(NETWORK.graph)
     optimum = solve_insiders_sdp(A, 1.0, seed_groups=groups, max_colluders=1).value
     parts = plan.decomposition
     if noise == "poor":
@@ -222,10 +222,10 @@ def test_no_multipliers_prove_more_than_the_optimum(plan: Plan, size: float, noi
     for seed in range(5):
         shape = np.asarray(plan.certificate.multipliers).shape
         forged = size * np.random.default_rng(seed).uniform(size=shape)
-        proved = prove_lower_bound(A, parts, SAFE_THREAT, groups, forged)
+        proved = prove_lower_bound(A, parts, DEFAULT_THREAT, groups, forged)
         assert 0 < proved <= optimum * (1 + 1e-9)
     honest = prove_lower_bound(
-        A, plan.decomposition, SAFE_THREAT, groups, plan.certificate.multipliers
+        A, plan.decomposition, DEFAULT_THREAT, groups, plan.certificate.multipliers
     )
     assert honest == pytest.approx(optimum, rel=2e-3)
 

@@ -15,12 +15,12 @@ from corn.cli.options import (
     PlotOption,
 )
 from corn.cli.output import print_facts, print_json, print_note, print_table, warn_of_insiders
-from corn.covariance import Design, Horizon, Mechanism, ThreatModel, design
+from corn.covariance import Design, Horizon, MechanismName, ThreatModel, design
 from corn.privacy import PrivacyBudget
 from corn.topology import Network
 
 EXAMPLE = "corn compare --graph er:n=20,p=0.2,seed=1 --plot noise.png"
-COMPARED: tuple[Mechanism, ...] = ("ldp", "zero-sum", "decor", "corn", "central", "none")
+COMPARED: tuple[MechanismName, ...] = ("ldp", "zero-sum", "decor", "corn", "central", "none")
 ONE_STEP_DESIGN = "corn one-step"
 """CorN designed for one step but judged by what accumulates: what the paper's design costs."""
 

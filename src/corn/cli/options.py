@@ -12,7 +12,13 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from corn.covariance import Horizon, Mechanism, ThreatModel
+from corn.covariance import (
+    DEFAULT_THREAT,
+    Horizon,
+    MechanismName,
+    ThreatModel,
+    default_objective,
+)
 from corn.covariance.threat import PrivateNoise
 from corn.privacy import Accounting, Adjacency, PrivacyBudget, Unit
 from corn.topology import Network, load_network
@@ -65,7 +71,7 @@ PlotOption: TypeAlias = Annotated[
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 MechanismOption: TypeAlias = Annotated[
-    Mechanism, typer.Option(help="How noise is correlated across agents.")
+    MechanismName, typer.Option(help="How noise is correlated across agents.")
 ]
 HorizonOption: TypeAlias = Annotated[
     float | None,
@@ -194,9 +200,10 @@ class MixingOptions:
         return load_network(graph, weights=self.weights)
 
     def choose_objective(self, num_steps: int) -> Horizon:
-        """The horizon asked for, or a fifth of the run: the best choice is flat around it."""
-        length = max(1.0, num_steps / 5) if self.horizon is None else self.horizon
-        return Horizon(length, gossip_rounds=self.gossip_rounds, cooldown_rounds=self.cooldown)
+        """The horizon asked for, or the default for a run of this many steps."""
+        if self.horizon is None:
+            return default_objective(num_steps, self.gossip_rounds, self.cooldown)
+        return Horizon(self.horizon, self.gossip_rounds, self.cooldown)
 
 
 @dataclass(frozen=True)
@@ -216,10 +223,10 @@ class ThreatOptions:
 class SafeThreatOptions(ThreatOptions):
     """Whom a plan to run is designed against: by default one curious insider, with pair seeds."""
 
-    colluders: _ColludersOption = 1
-    seeds: _SeedsOption = "pairs"
+    colluders: _ColludersOption = DEFAULT_THREAT.max_colluders
+    seeds: _SeedsOption = str(DEFAULT_THREAT.seeds)
 
-    def make_for(self, mechanism: Mechanism) -> ThreatModel:
+    def make_for(self, mechanism: MechanismName) -> ThreatModel:
         """The threat model; mechanisms but corn have seeds of their own, so pairs is no request."""
         seeds = "global" if mechanism != "corn" and self.seeds == "pairs" else self.seeds
         return ThreatModel(self.colluders, seeds, self.private_noise)

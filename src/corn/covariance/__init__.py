@@ -6,12 +6,20 @@ from corn.covariance.design import MECHANISMS, design
 from corn.covariance.exposure import Exposure, expose
 from corn.covariance.feasibility import invert_covariance, is_private
 from corn.covariance.groups import find_communities, split_agents
-from corn.covariance.objective import ONE_STEP, FiniteRun, GivenObjective, Horizon, Objective
+from corn.covariance.objective import (
+    ONE_STEP,
+    FiniteRun,
+    GivenObjective,
+    Horizon,
+    Objective,
+    default_objective,
+)
 from corn.covariance.sdp import SdpSettings
-from corn.covariance.solution import Design, Mechanism, Status
-from corn.covariance.threat import EAVESDROPPER, ThreatModel
+from corn.covariance.solution import Design, MechanismName, Status
+from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
 
 __all__ = [
+    "DEFAULT_THREAT",
     "EAVESDROPPER",
     "MECHANISMS",
     "ONE_STEP",
@@ -22,11 +30,12 @@ __all__ = [
     "FiniteRun",
     "GivenObjective",
     "Horizon",
-    "Mechanism",
+    "MechanismName",
     "Objective",
     "SdpSettings",
     "Status",
     "ThreatModel",
+    "default_objective",
     "design",
     "design_circulant",
     "expose",

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.linalg
 
 from corn.arrays import FloatArray
-from corn.covariance.problem import Problem
+from corn.covariance.problem import DesignProblem
 from corn.errors import InfeasibleError, InvalidArgumentError
 
 _LOG_RATIOS = (-18.0, 18.0)
@@ -49,7 +49,7 @@ class RatioSearch:
 
 
 def search_ratio(
-    problem: Problem, laplacian: FloatArray, *, local_share: float | None = None
+    problem: DesignProblem, laplacian: FloatArray, *, local_share: float | None = None
 ) -> RatioSearch:
     """Return the best c·(I + r L) with [R⁻¹]_ii ≤ 1; c follows from r.
 
@@ -82,7 +82,7 @@ def search_ratio(
 class _Family:
     """One eigendecomposition of L, after which each ratio costs n²."""
 
-    def __init__(self, problem: Problem, laplacian: FloatArray) -> None:
+    def __init__(self, problem: DesignProblem, laplacian: FloatArray) -> None:
         self._laplacian = laplacian
         self._limit = problem.variance_ratio_limit * (1 + _TOLERANCE)
         self._eigenvalues, U = scipy.linalg.eigh(laplacian, driver="evd", check_finite=False)

@@ -17,7 +17,7 @@ import scipy.linalg
 from corn.arrays import FloatArray
 from corn.covariance.decomposition import split_blocks
 from corn.covariance.groups import SeedGroups
-from corn.covariance.problem import Problem
+from corn.covariance.problem import DesignProblem
 from corn.covariance.solution import Design, Status
 from corn.threads import map_in_workers
 
@@ -32,9 +32,9 @@ _STATUS_ORDER: tuple[Status, ...] = (
 
 
 def design_blocks(
-    problem: Problem,
+    problem: DesignProblem,
     groups: SeedGroups,
-    solve: Callable[[Problem], Design],
+    solve: Callable[[DesignProblem], Design],
     *,
     num_workers: int = 1,
 ) -> Design:

@@ -19,14 +19,14 @@ from numpy.typing import ArrayLike
 from corn.arrays import FloatArray
 from corn.covariance.dual import DualSolution, solve_dual
 from corn.covariance.objective import ONE_STEP, Horizon
-from corn.covariance.problem import Problem
+from corn.covariance.problem import DesignProblem
 from corn.errors import InvalidArgumentError
 
 _ALIKE_TOLERANCE = 1e-9
 _BISECTIONS = 100
 
 
-def solve_closed_form(problem: Problem) -> DualSolution:
+def solve_closed_form(problem: DesignProblem) -> DualSolution:
     """Return the dual solution at equal multipliers, or say that the agents are not all alike."""
     A = problem.objective_matrix
     solution = solve_dual(A, tolerance=_ALIKE_TOLERANCE, max_iterations=1)
@@ -94,7 +94,7 @@ def design_circulant(
     """
     w = np.abs(scipy.fft.fft(_as_row(first_row)))
     a = _horizon_spectrum(w, objective)
-    problem = Problem(np.array([[a.sum()]]), precision_cap, max_noise_std=max_noise_std)
+    problem = DesignProblem(np.array([[a.sum()]]), precision_cap, max_noise_std=max_noise_std)
     root = np.sqrt(a)
     theta = _blend(root / root.mean(), problem.variance_ratio_limit)
     r = _scale_to_mean(1 / theta, precision_cap)

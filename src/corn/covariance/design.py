@@ -24,9 +24,9 @@ from corn.covariance.groups import SeedGroups
 from corn.covariance.insider_design import design_against_insiders
 from corn.covariance.noise_power import recover_covariance
 from corn.covariance.objective import ONE_STEP, Objective
-from corn.covariance.problem import Problem
+from corn.covariance.problem import DesignProblem
 from corn.covariance.sdp import DEFAULT_SETTINGS, SdpSettings, solve_sdp
-from corn.covariance.solution import Design, Mechanism, conclude
+from corn.covariance.solution import Design, MechanismName, conclude
 from corn.covariance.threat import EAVESDROPPER, ThreatModel
 from corn.errors import InvalidArgumentError
 from corn.topology.graphs import Graph
@@ -34,7 +34,7 @@ from corn.topology.mixing import graph_of
 
 SolverChoice: TypeAlias = Literal["auto", "dual", "closed-form", "sdp"]
 
-MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)
+MECHANISMS: tuple[MechanismName, ...] = get_args(MechanismName)
 SOLVERS: tuple[SolverChoice, ...] = get_args(SolverChoice)
 
 
@@ -42,7 +42,7 @@ def design(
     mixing_matrix: ArrayLike,
     precision_cap: float,
     *,
-    mechanism: Mechanism = "corn",
+    mechanism: MechanismName = "corn",
     objective: Objective = ONE_STEP,
     solver: SolverChoice = "auto",
     threat: ThreatModel = EAVESDROPPER,
@@ -109,7 +109,7 @@ def design(
         )
     if tolerance is None:
         tolerance = 1e-3 if by_parts and mechanism == "corn" else 1e-6
-    problem = Problem(
+    problem = DesignProblem(
         objective.matrix(W),
         precision_cap,
         max_noise_std,
@@ -137,7 +137,10 @@ def _needs_parts(groups: SeedGroups, threat: ThreatModel, num_agents: int) -> bo
 
 
 def _solve_disjoint(
-    problem: Problem, groups: SeedGroups, solve: Callable[[Problem], Design], num_workers: int
+    problem: DesignProblem,
+    groups: SeedGroups,
+    solve: Callable[[DesignProblem], Design],
+    num_workers: int,
 ) -> Design:
     """One block per group, and one for each agent that shares no seed."""
     n = problem.num_agents
@@ -149,7 +152,7 @@ def _solve_disjoint(
 
 
 def _solve_by_parts(
-    problem: Problem,
+    problem: DesignProblem,
     threat: ThreatModel,
     groups: SeedGroups,
     solver: SolverChoice,
@@ -169,23 +172,23 @@ def _solve_by_parts(
     )
 
 
-def _solve_by_dual(problem: Problem) -> Design:
+def _solve_by_dual(problem: DesignProblem) -> Design:
     dual = _solve_dual(problem)
     return _conclude_dual(problem, dual, "dual")
 
 
-def _solve_by_closed_form(problem: Problem) -> Design:
+def _solve_by_closed_form(problem: DesignProblem) -> Design:
     return _conclude_dual(problem, solve_closed_form(problem), "closed-form")
 
 
-_SOLVE: dict[SolverChoice, Callable[[Problem], Design]] = {
+_SOLVE: dict[SolverChoice, Callable[[DesignProblem], Design]] = {
     "auto": _solve_by_dual,
     "dual": _solve_by_dual,
     "closed-form": _solve_by_closed_form,
 }
 
 
-def _solve_dual(problem: Problem) -> DualSolution:
+def _solve_dual(problem: DesignProblem) -> DualSolution:
     return solve_dual(
         problem.objective_matrix,
         tolerance=problem.tolerance,
@@ -194,7 +197,7 @@ def _solve_dual(problem: Problem) -> DualSolution:
 
 
 def _conclude_dual(
-    problem: Problem, dual: DualSolution, solver: Literal["dual", "closed-form"]
+    problem: DesignProblem, dual: DualSolution, solver: Literal["dual", "closed-form"]
 ) -> Design:
     recovered = recover_covariance(problem, dual)
     return conclude(
@@ -210,8 +213,8 @@ def _conclude_dual(
 
 
 def _design_baseline(
-    problem: Problem,
-    mechanism: Mechanism,
+    problem: DesignProblem,
+    mechanism: MechanismName,
     W: FloatArray,
     laplacian: ArrayLike | None,
     local_share: float | None,
@@ -245,7 +248,7 @@ def _laplacian(W: FloatArray, laplacian: ArrayLike | None) -> FloatArray:
     return L
 
 
-def _refer(problem: Problem, mechanism: Mechanism) -> Design:
+def _refer(problem: DesignProblem, mechanism: MechanismName) -> Design:
     """Central noise, the same for all agents, or no noise: no protection from an eavesdropper."""
     n, b = problem.num_agents, problem.precision_cap
     F = np.full((n, 1), 1 / (n * b**0.5) if mechanism == "central" else 0.0)

@@ -14,7 +14,7 @@ from corn.covariance.feasibility import invert_covariance
 from corn.covariance.groups import SeedGroups
 from corn.covariance.insiders import InsiderSolution, drop_weak_groups, solve_insiders
 from corn.covariance.insiders_sdp import solve_insiders_sdp
-from corn.covariance.problem import Problem
+from corn.covariance.problem import DesignProblem
 from corn.covariance.solution import Design, Solver, Status
 from corn.covariance.threat import ThreatModel
 
@@ -24,7 +24,7 @@ _BOUND_ITERATIONS = 30
 
 
 def design_against_insiders(
-    problem: Problem,
+    problem: DesignProblem,
     threat: ThreatModel,
     seed_groups: SeedGroups,
     *,
@@ -66,7 +66,7 @@ def design_against_insiders(
 
 
 def _solve_within_noise_limit(
-    problem: Problem, seed_groups: SeedGroups, solve: Callable[..., InsiderSolution]
+    problem: DesignProblem, seed_groups: SeedGroups, solve: Callable[..., InsiderSolution]
 ) -> tuple[InsiderSolution, bool]:
     """Raise a ridge on A until no agent's noise is above the limit; say whether it had to."""
     A = problem.objective_matrix
@@ -86,7 +86,7 @@ def _is_singular(A: FloatArray) -> bool:
     return bool(eigenvalues[0] <= _SINGULAR * eigenvalues[-1])
 
 
-def _eavesdropper_bound(problem: Problem) -> float:
+def _eavesdropper_bound(problem: DesignProblem) -> float:
     """What noise against an eavesdropper alone cannot go below; insiders only ask for more."""
     bound = solve_dual(
         problem.objective_matrix, tolerance=1e-6, max_iterations=_BOUND_ITERATIONS
@@ -95,7 +95,7 @@ def _eavesdropper_bound(problem: Problem) -> float:
 
 
 def _conclude(
-    problem: Problem,
+    problem: DesignProblem,
     threat: ThreatModel,
     solution: InsiderSolution,
     lower_bound: float,

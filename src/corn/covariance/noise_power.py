@@ -20,7 +20,7 @@ import scipy.linalg
 from corn.arrays import FloatArray
 from corn.covariance.dual import DualSolution, solve_dual
 from corn.covariance.feasibility import invert_definite
-from corn.covariance.problem import Problem
+from corn.covariance.problem import DesignProblem
 from corn.covariance.solution import Status
 
 _WORTH_A_RIDGE = 1e-3
@@ -45,7 +45,7 @@ class LimitedCovariance:
         return "noise limited" if self.limited else "accuracy limit"
 
 
-def recover_covariance(problem: Problem, dual: DualSolution) -> LimitedCovariance:
+def recover_covariance(problem: DesignProblem, dual: DualSolution) -> LimitedCovariance:
     """Return the covariance that the dual solution stands for, within the problem's noise limit."""
     if problem.ridge > 0:
         dual = _solve_with_ridge(problem, problem.ridge, dual, tolerance=problem.tolerance)
@@ -81,7 +81,7 @@ def _bisect_blend(theta: FloatArray, squared_vectors: FloatArray, variance_limit
 
 
 def _search_ridge(
-    problem: Problem, dual: DualSolution, best: LimitedCovariance
+    problem: DesignProblem, dual: DualSolution, best: LimitedCovariance
 ) -> LimitedCovariance:
     """Bisect for the ridge at which the noise just meets the limit; return the best on the way.
 
@@ -99,7 +99,7 @@ def _search_ridge(
 
 
 def _solve_with_ridge(
-    problem: Problem, ridge: float, warm: DualSolution, *, tolerance: float
+    problem: DesignProblem, ridge: float, warm: DualSolution, *, tolerance: float
 ) -> DualSolution:
     A = problem.objective_matrix.copy()
     A[np.diag_indices_from(A)] += ridge * np.trace(A) / len(A)
@@ -108,5 +108,5 @@ def _solve_with_ridge(
     return solve_dual(A, tolerance=tolerance, max_iterations=limit, start=start)
 
 
-def _value(problem: Problem, candidate: LimitedCovariance) -> float:
+def _value(problem: DesignProblem, candidate: LimitedCovariance) -> float:
     return float(np.sum(problem.objective_matrix * candidate.covariance))

@@ -24,7 +24,7 @@ LARGEST_NOISE_RATIO = 3e3
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class DesignProblem:
     """Minimise Tr(A R) over R ≻ 0 with [R⁻¹]_ii ≤ b: Problem (13) of the paper, for any A ⪰ 0.
 
     ``max_noise_std`` bounds √R_ii: ``None`` is 32/√b, ``math.inf`` no limit but float64's own

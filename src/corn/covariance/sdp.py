@@ -19,7 +19,7 @@ from corn.arrays import FloatArray
 from corn.covariance.dual import evaluate
 from corn.covariance.feasibility import invert_covariance
 from corn.covariance.noise_power import LimitedCovariance, limit_noise
-from corn.covariance.problem import Problem
+from corn.covariance.problem import DesignProblem
 from corn.covariance.solution import Design, conclude
 from corn.errors import InfeasibleError, InvalidArgumentError, MissingExtraError
 
@@ -65,7 +65,7 @@ class SdpSettings:
 DEFAULT_SETTINGS = SdpSettings()
 
 
-def solve_sdp(problem: Problem, settings: SdpSettings = DEFAULT_SETTINGS) -> Design:
+def solve_sdp(problem: DesignProblem, settings: SdpSettings = DEFAULT_SETTINGS) -> Design:
     """Design by cvxpy; the lower bound comes from the multipliers through the closed formula.
 
     Any positive multipliers give a valid bound, so the certificate does not rest on the backend.
@@ -120,7 +120,7 @@ def _pose_paper(cp: Any, R: Any) -> tuple[list[Any], Callable[[], FloatArray]]:
 _POSE = {"single": _pose_single, "paper": _pose_paper}
 
 
-def _run(cp: Any, program: Any, settings: SdpSettings, problem: Problem) -> bool:
+def _run(cp: Any, program: Any, settings: SdpSettings, problem: DesignProblem) -> bool:
     """Solve, and return whether the backend ran out of iterations."""
     name = settings.backend.upper()
     if name not in cp.installed_solvers():
@@ -145,7 +145,7 @@ def _run(cp: Any, program: Any, settings: SdpSettings, problem: Problem) -> bool
     return bool(program.status == "user_limit")
 
 
-def _repair(R: FloatArray, problem: Problem, *, custom: bool) -> LimitedCovariance:
+def _repair(R: FloatArray, problem: DesignProblem, *, custom: bool) -> LimitedCovariance:
     """Bring R within the noise limit exactly, unless that could break custom constraints."""
     limit = problem.variance_ratio_limit
     limited = bool(R.diagonal().max() > (1 - _LIMIT_ACCURACY) * limit)

@@ -12,10 +12,10 @@ import scipy.linalg
 from corn.arrays import FloatArray
 from corn.covariance.decomposition import Decomposition, split_blocks, split_pairs
 from corn.covariance.feasibility import scale_to_cap
-from corn.covariance.problem import Problem
+from corn.covariance.problem import DesignProblem
 from corn.covariance.threat import EAVESDROPPER, ThreatModel
 
-Mechanism: TypeAlias = Literal["corn", "decor", "ldp", "zero-sum", "central", "none"]
+MechanismName: TypeAlias = Literal["corn", "decor", "ldp", "zero-sum", "central", "none"]
 Solver: TypeAlias = Literal["dual", "closed-form", "sdp", "first-order", "search", "formula"]
 Status: TypeAlias = Literal[
     "optimal",
@@ -63,7 +63,7 @@ class Design:
         value_before_dropping: the value with them.
     """
 
-    mechanism: Mechanism
+    mechanism: MechanismName
     solver: Solver
     status: Status
     covariance: FloatArray
@@ -145,10 +145,10 @@ class Design:
 
 
 def conclude(
-    problem: Problem,
+    problem: DesignProblem,
     covariance: FloatArray,
     *,
-    mechanism: Mechanism,
+    mechanism: MechanismName,
     solver: Solver,
     lower_bound: float,
     iterations: int,

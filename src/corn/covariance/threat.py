@@ -166,4 +166,11 @@ def _sorted_groups(groups: Iterable[Iterable[int]]) -> SeedGroups:
 
 
 EAVESDROPPER = ThreatModel()
-"""Somebody outside who sees every message and knows no seed: the paper's main setting."""
+"""An outsider who sees every message and knows no seed: the paper's main setting."""
+
+DEFAULT_THREAT = ThreatModel(1, "pairs")
+"""One curious insider, and a seed for every pair: the threat unless another one is given.
+
+An agent that takes part in training is itself an insider, so a design against outsiders alone
+would protect nobody from a curious neighbour. Pairs of seeds cost little of the gain.
+"""

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from corn.covariance import Horizon, Mechanism, ThreatModel
+from corn.covariance import DEFAULT_THREAT, Horizon, MechanismName, ThreatModel
 from corn.distributed.links import Link, LinkError, open_links
 from corn.distributed.meeting import Meeting
 from corn.errors import (
@@ -32,7 +32,7 @@ from corn.errors import (
 )
 from corn.parsing import build, quote, read_json
 from corn.plan import Plan, make_plan
-from corn.plan.record import SAFE_THREAT, FloatType
+from corn.plan.record import FloatType
 from corn.privacy import PrivacyBudget
 from corn.threads import one_thread
 from corn.topology import WEIGHTS, load_network
@@ -51,8 +51,8 @@ class PlanningRequest:
 
     budget: PrivacyBudget
     objective: Horizon
-    threat: ThreatModel = SAFE_THREAT
-    mechanism: Mechanism = "corn"
+    threat: ThreatModel = DEFAULT_THREAT
+    mechanism: MechanismName = "corn"
     weights: str | None = None
     dtype: FloatType = "float32"
 

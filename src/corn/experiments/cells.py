@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from corn import learn
-from corn.covariance import Decomposition, Horizon, Mechanism, ThreatModel, design
+from corn.covariance import Decomposition, Horizon, MechanismName, ThreatModel, design
 from corn.experiments.methods import MethodSpec
 from corn.learn.names import ModelName
 from corn.learn.schedule import ScheduleName
@@ -50,7 +50,7 @@ class DesignCell:
     """
 
     graph: str
-    mechanism: Mechanism
+    mechanism: MechanismName
     horizon: float
     judged_over: float
     max_colluders: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 
-from corn.covariance import Horizon, Mechanism, ThreatModel
+from corn.covariance import Horizon, MechanismName, ThreatModel
 from corn.covariance.threat import EAVESDROPPER
 from corn.errors import CornWarning
 from corn.privacy import Accounting, PrivacyBudget, Unit
@@ -27,7 +27,7 @@ class MethodSpec:
 
     name: str
     label: str
-    mechanism: Mechanism
+    mechanism: MechanismName
     accounting: Accounting = "gdp"
     accumulates: bool = False
     max_colluders: int = 0

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import cast
 
-from corn.covariance import Mechanism, Objective, ThreatModel, design
+from corn.covariance import MechanismName, Objective, ThreatModel, design
 from corn.covariance.threat import EAVESDROPPER
 from corn.errors import InvalidArgumentError
 from corn.learn.contender import Contender
@@ -53,7 +53,7 @@ def _make_contender(
     made = design(
         network.mixing_matrix,
         budget.precision_cap,
-        mechanism=cast("Mechanism", name),
+        mechanism=cast("MechanismName", name),
         objective=objective,
         threat=threat if name == "corn" else EAVESDROPPER,
     )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias, get_args
 
-from corn.covariance import Mechanism
+from corn.covariance import MechanismName
 from corn.learn.schedule import ScheduleName
 
 WorkloadName: TypeAlias = Literal["quadratic", "a9a", "mnist", "digits", "breast-cancer"]
 ModelName: TypeAlias = Literal["linear", "network", "cnn"]
 
 WORKLOADS: tuple[str, ...] = get_args(WorkloadName)
-CONTENDERS: tuple[str, ...] = (*get_args(Mechanism), "unclipped")
+CONTENDERS: tuple[str, ...] = (*get_args(MechanismName), "unclipped")
 MODELS: tuple[str, ...] = get_args(ModelName)
 
 USUAL_BATCH_SIZE = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from corn.arrays import FloatArray
-from corn.covariance import Decomposition, Mechanism, ThreatModel
+from corn.covariance import Decomposition, MechanismName, ThreatModel
 from corn.covariance.assembly import Assembly
 from corn.covariance.certificate import certify
 from corn.covariance.coalitions import list_coalitions
@@ -17,7 +17,7 @@ _ITERATIONS = 100
 _TOLERANCE = 1e-6
 
 
-def allowed_groups(graph: Graph, threat: ThreatModel, mechanism: Mechanism) -> SeedGroups:
+def allowed_groups(graph: Graph, threat: ThreatModel, mechanism: MechanismName) -> SeedGroups:
     """The seed groups that a mechanism may use under a threat: DECOR's are always the links."""
     if mechanism == "decor":
         return tuple(sorted({tuple(sorted(edge)) for edge in graph.edges}))

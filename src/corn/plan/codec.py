@@ -17,7 +17,7 @@ from corn.covariance import (
     FiniteRun,
     GivenObjective,
     Horizon,
-    Mechanism,
+    MechanismName,
     Objective,
     ThreatModel,
 )
@@ -133,7 +133,7 @@ def _decode(content: object) -> Plan:
         "budget": PrivacyBudget,
         "threat": ThreatModel,
         "objective": object,
-        "mechanism": Mechanism,
+        "mechanism": MechanismName,
         "grid": float,
         "dtype": FloatType,
         "decomposition": object,

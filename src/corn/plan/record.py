@@ -12,7 +12,14 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from corn.arrays import FloatArray
-from corn.covariance import Decomposition, Horizon, Mechanism, Objective, ThreatModel
+from corn.covariance import (
+    DEFAULT_THREAT,
+    Decomposition,
+    MechanismName,
+    Objective,
+    ThreatModel,
+    default_objective,
+)
 from corn.covariance import design as design_noise
 from corn.covariance.exposure import hidden_precision
 from corn.errors import InfeasibleError, InvalidArgumentError
@@ -31,9 +38,6 @@ from corn.topology import Network
 from corn.version import __version__
 
 FloatType: TypeAlias = Literal["float32", "float64"]
-
-SAFE_THREAT = ThreatModel(1, "pairs")
-"""What a plan assumes unless told otherwise: one curious insider, and a seed for every pair."""
 
 _MAX_COALITIONS = 200_000
 _MAX_SCALINGS = 30
@@ -75,7 +79,7 @@ class Plan:
     budget: PrivacyBudget
     threat: ThreatModel
     objective: Objective
-    mechanism: Mechanism
+    mechanism: MechanismName
     decomposition: Decomposition
     certificate: Certificate
     grid: float
@@ -151,9 +155,9 @@ def make_plan(
     network: Network,
     budget: PrivacyBudget,
     *,
-    threat: ThreatModel = SAFE_THREAT,
+    threat: ThreatModel = DEFAULT_THREAT,
     objective: Objective | None = None,
-    mechanism: Mechanism = "corn",
+    mechanism: MechanismName = "corn",
     dtype: FloatType = "float32",
     tolerance: float | None = None,
     drop_share: float = 0.0,
@@ -172,7 +176,7 @@ def make_plan(
         )
     require_sound(budget)
     threat = _resolve_communities(threat, network)
-    target = objective or Horizon(max(1.0, budget.num_steps / 5))
+    target = objective or default_objective(budget.num_steps)
     cap = set_aside(budget).precision_cap
     result = design_noise(
         network.mixing_matrix,
