@@ -1,6 +1,6 @@
 """How fast the engine trains, on one core: against the products it cannot avoid, and a plain loop.
 
-Run ``python benchmarks/engine_speed.py [--steps N] [--turns N] [--json]``. Contenders take turns
+Run ``python benchmarks/engine_speed.py [--steps N] [--turns N] [--json]``. Methods take turns
 and the best time of each counts, so that a busy machine slows all alike and the ratios keep.
 *Bare* is the matrix products and normal random numbers of a step and nothing else: no batches
 picked, nothing clipped, no step taken. *Loop* is one backward pass for each agent of each run.
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from corn.covariance import Horizon, design
-from corn.learn import AgentData, Constant, Contender, Simulation, SweepSettings, Variant
+from corn.learn import AgentData, Constant, Method, Simulation, SweepSettings, Trial
 from corn.learn.batches import Batch
 from corn.learn.tasks import LinearClassifier, ModuleTask, ShallowNetwork, Task, small_cnn
 from corn.privacy import PrivacyBudget
@@ -41,20 +41,20 @@ STEP_SIZES = (1e-1, 5e-2, 1e-2, 5e-3, 1e-3)
 
 @dataclass(frozen=True)
 class Workload:
-    """A task of the paper, with as many runs as contenders times step sizes."""
+    """A task of the paper, with as many runs as methods times step sizes."""
 
     name: str
     task: Task
     module: nn.Module
     num_features: int
     num_classes: int
-    num_contenders: int
+    num_methods: int
     num_step_sizes: int
 
     @property
     def num_runs(self) -> int:
         """How many models each agent trains."""
-        return self.num_contenders * self.num_step_sizes
+        return self.num_methods * self.num_step_sizes
 
 
 WORKLOADS = (
@@ -71,11 +71,11 @@ WORKLOADS = (
 )
 
 
-def make_contenders(count: int) -> list[Contender]:
+def make_methods(count: int) -> list[Method]:
     """CorN for different horizons: the mechanism does not change the time."""
     W, cap = NETWORK.mixing_matrix, BUDGET.precision_cap
     return [
-        Contender.private(f"h={h}", design(W, cap, objective=Horizon(h)), BUDGET)
+        Method.private(f"h={h}", design(W, cap, objective=Horizon(h)), BUDGET)
         for h in range(1, count + 1)
     ]
 
@@ -90,16 +90,16 @@ def make_samples(workload: Workload) -> tuple[Tensor, Tensor]:
 def make_engine(workload: Workload) -> Callable[[], object]:
     X, y = make_samples(workload)
     offsets = tuple(range(0, len(X) + 1, SAMPLES_PER_AGENT))
-    variants = [
-        Variant(contender, Constant(step_size))
-        for contender in make_contenders(workload.num_contenders)
+    trials = [
+        Trial(method, Constant(step_size))
+        for method in make_methods(workload.num_methods)
         for step_size in STEP_SIZES[: workload.num_step_sizes]
     ]
     simulation = Simulation(
         workload.task,
         AgentData(workload.task.prepare(X), y, offsets),
         NETWORK,
-        variants,
+        trials,
         settings=SweepSettings(BUDGET.num_steps, BATCH),
     )
     return simulation.advance
@@ -110,7 +110,7 @@ def make_bare(workload: Workload) -> Callable[[], object]:
     runs, d = workload.num_runs, workload.task.num_parameters
     generator = np.random.Generator(np.random.SFC64(0))
     normals = np.empty((NUM_AGENTS, d), np.float32)
-    roots = torch.rand(NUM_AGENTS * workload.num_contenders, NUM_AGENTS)
+    roots = torch.rand(NUM_AGENTS * workload.num_methods, NUM_AGENTS)
     W, models = torch.rand(NUM_AGENTS, NUM_AGENTS), torch.rand(NUM_AGENTS, runs * d)
     layers = _layer_sizes(workload)
     inputs = [torch.rand(NUM_AGENTS, BATCH, layers[0][0])]
@@ -216,12 +216,12 @@ def measure_clipped(num_turns: int) -> dict[str, dict[str, float]]:
 
 
 def best_milliseconds(
-    contenders: dict[str, tuple[Callable[[], object], int]], num_turns: int
+    methods: dict[str, tuple[Callable[[], object], int]], num_turns: int
 ) -> dict[str, float]:
-    """The least time of a step of each contender, in turns of some steps each."""
-    best = dict.fromkeys(contenders, float("inf"))
+    """The least time of a step of each method, in turns of some steps each."""
+    best = dict.fromkeys(methods, float("inf"))
     for _ in range(num_turns):
-        for name, (step, num_steps) in contenders.items():
+        for name, (step, num_steps) in methods.items():
             start = time.perf_counter()
             for _ in range(num_steps):
                 step()

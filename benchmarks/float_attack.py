@@ -62,7 +62,7 @@ from corn.distributed.meeting import host_store
 from corn.distributed.preparation import prepare_work
 from corn.distributed.settings import RunSettings
 from corn.distributed.workload import Workload, own_part
-from corn.learn.problem import Problem
+from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
 from corn.noise import NoiseSource, SecureSource, draw_share, simulated_keys
 from corn.plan.record import FloatType
@@ -305,7 +305,7 @@ class FlippedWorkload(Workload):
 
     is_flipped: bool = False
 
-    def build(self, num_agents: int) -> Problem:
+    def build(self, num_agents: int) -> TrainingProblem:
         """See ``Workload``."""
         problem = super().build(num_agents)
         if self.is_flipped:

@@ -20,7 +20,7 @@ from corn.distributed.tables import read_rows
 from corn.learn import Constant
 from corn.learn.batches import AgentData
 from corn.learn.metrics import COLUMNS, PRIVATE_COLUMNS, SHARED_COLUMNS
-from corn.learn.problem import Problem
+from corn.learn.problem import TrainingProblem
 from corn.learn.result import Result
 from corn.learn.step import StepStatistics
 from corn.learn.tasks import ModuleTask
@@ -31,7 +31,7 @@ PLAN = small_plan("ring:3", 12, mechanism="ldp", threat=ThreatModel())
 SETTINGS = RunSettings(Constant(0.5), evaluate_at=(0, 6))
 SAMPLES = torch.eye(4), torch.tensor([0, 1, 0, 1])
 TASK = ModuleTask(nn.Linear(4, 2), nn.functional.cross_entropy)
-PROBLEM = Problem(
+PROBLEM = TrainingProblem(
     TASK,
     AgentData.from_parts([SAMPLES] * 3),
     {"test": SAMPLES},

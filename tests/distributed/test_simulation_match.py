@@ -14,7 +14,7 @@ from corn.distributed.half_step import OneCell
 from corn.distributed.merging import merge_runs
 from corn.distributed.settings import RunSettings
 from corn.distributed.workload import Workload
-from corn.learn import Constant, Contender, SweepSettings, Variant, run_sweep
+from corn.learn import Constant, Method, SweepSettings, Trial, run_sweep
 from corn.learn.batches import BatchSampler
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
@@ -38,14 +38,12 @@ def compare(plan: Plan, out: Path, *, settings: RunSettings | None = None) -> No
     folders = Folders.of_run(out, is_rehearsal=True)
     own = {agent: folders.of_agent(agent) for agent in range(n)}
     found = merge_runs(plan, problem, own, settings=chosen, show_private=True)
-    contender = Contender.private(
-        plan.mechanism, plan.decomposition, plan.budget, threat=plan.threat
-    )
+    method = Method.private(plan.mechanism, plan.decomposition, plan.budget, threat=plan.threat)
     gossip, cooldown = chosen.rounds_of(plan)
     expected = run_sweep(
         problem,
         plan.network,
-        [Variant(contender, chosen.schedule)],
+        [Trial(method, chosen.schedule)],
         settings=SweepSettings(
             chosen.steps_of(plan),
             chosen.batch_of(plan),

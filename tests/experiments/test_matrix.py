@@ -54,7 +54,7 @@ def test_training_is_that_of_the_library(tmp_path: Path) -> None:
         learn.make_workload(cell.task, 6, seed=cell.data_seed),
         network,
         learn.make_grid(
-            [learn.Contender.private(method.name, made, budget)], step_sizes=cell.step_sizes
+            [learn.Method.private(method.name, made, budget)], step_sizes=cell.step_sizes
         ),
         settings=learn.SweepSettings(cell.num_steps, cell.batch_size, (0, 1)),
         evaluate_at=[cell.num_steps],

@@ -5,7 +5,7 @@ import torch
 
 from corn.covariance import Horizon, design
 from corn.learn.batches import AgentData
-from corn.learn.contender import Contender
+from corn.learn.method import Method
 from corn.learn.tasks import LinearClassifier, Quadratic, ShallowNetwork, Task
 from corn.privacy import PrivacyBudget
 from corn.topology import Network, load_network
@@ -15,23 +15,23 @@ BUDGET = PrivacyBudget(10, 1e-5, num_steps=400, clip=0.5)
 SAMPLE_BUDGET = PrivacyBudget(10, 1e-5, num_steps=400, clip=0.5, unit="sample", batch_size=8)
 
 
-def make_contender(
+def make_method(
     mechanism: str, budget: PrivacyBudget = BUDGET, network: Network = NETWORK
-) -> Contender:
+) -> Method:
     """Any mechanism by name; ``none`` is clipped, ``unclipped`` is not."""
     if mechanism == "unclipped":
-        return Contender.non_private(name=mechanism)
+        return Method.non_private(name=mechanism)
     if mechanism == "none":
-        return Contender.non_private(budget.query)
+        return Method.non_private(budget.query)
     if mechanism == "central":
-        return Contender.central(budget, network.num_agents)
+        return Method.central(budget, network.num_agents)
     made = design(
         network.mixing_matrix,
         budget.precision_cap,
         mechanism=mechanism,  # type: ignore[arg-type]
         objective=Horizon(10),
     )
-    return Contender.private(mechanism, made, budget)
+    return Method.private(mechanism, made, budget)
 
 
 def make_samples(

@@ -5,27 +5,27 @@ from typing import Any
 
 from corn.learn import (
     Constant,
-    Problem,
     Result,
     SweepSettings,
-    Variant,
+    TrainingProblem,
+    Trial,
     run_sweep,
 )
 
-from .problems import NETWORK, make_contender, make_problem, make_samples
+from .problems import NETWORK, make_method, make_problem, make_samples
 
 SETTINGS = SweepSettings(40, 8, seeds=(0, 1), dtype="float64")
 
 
-def make_logistic() -> Problem:
+def make_logistic() -> TrainingProblem:
     task, data = make_problem("logistic")
     raw = data.inputs[:, :-1]  # without the constant feature, which the problem adds
     X, y = make_samples(60, 4, 2, seed=9)
     parts = {"validation": (X[:20], y[:20]), "test": (X[20:], y[20:])}
-    return Problem(task, replace(data, inputs=raw), parts, ("a note",))
+    return TrainingProblem(task, replace(data, inputs=raw), parts, ("a note",))
 
 
 def sweep(*mechanisms: str, step_size: float = 0.1, **options: Any) -> Result:
-    variants = [Variant(make_contender(name), Constant(step_size)) for name in mechanisms]
+    trials = [Trial(make_method(name), Constant(step_size)) for name in mechanisms]
     settings = options.pop("settings", SETTINGS)
-    return run_sweep(make_logistic(), NETWORK, variants, settings=settings, **options)
+    return run_sweep(make_logistic(), NETWORK, trials, settings=settings, **options)

@@ -11,7 +11,7 @@ import torch
 from corn.arrays import FloatArray
 from corn.covariance import Horizon, MechanismName, design
 from corn.learn.batches import AgentData, BatchSampler
-from corn.learn.contender import Contender, Variant
+from corn.learn.method import Method, Trial
 from corn.learn.perturbation import JointNoise, simulation_nonce, symmetric_root
 from corn.learn.schedule import Constant, Cosine, InverseSqrt, Schedule
 from corn.learn.settings import SweepSettings
@@ -24,7 +24,7 @@ from corn.noise import SecureSource, draw_share, simulated_keys
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
 
-from .problems import BUDGET, NETWORK, SAMPLE_BUDGET, make_contender, make_problem
+from .problems import BUDGET, NETWORK, SAMPLE_BUDGET, make_method, make_problem
 
 MECHANISMS = ["corn", "decor", "ldp", "zero-sum", "central", "none", "unclipped"]
 SCHEDULES: list[Schedule] = [Constant(0.05), InverseSqrt(0.1), Cosine(0.08)]
@@ -50,7 +50,7 @@ def clip(g: FloatArray, norm: float) -> FloatArray:
 def reference_run(
     task: str,
     data: AgentData,
-    contender: Contender,
+    method: Method,
     schedule: Schedule,
     *,
     seed: int,
@@ -61,8 +61,8 @@ def reference_run(
     sampler = BatchSampler(data, batch_size=8, seeds=[seed], divide_by_batch_size=per_sample)
     n, x = NETWORK.num_agents, np.tile(start, (NETWORK.num_agents, 1))
     normals = JointNoise([np.eye(n)], seeds=[seed], num_parameters=len(start), dtype=torch.float64)
-    R = np.zeros((n, n)) if contender.noise is None else contender.noise.covariance
-    mixing = np.full((n, n), 1 / n) if contender.is_central else W
+    R = np.zeros((n, n)) if method.noise is None else method.noise.covariance
+    mixing = np.full((n, n), 1 / n) if method.is_central else W
     for t in range(NUM_STEPS):
         batch = sampler.draw(t)
         v = symmetric_root(R) @ normals.draw_normals(t)[0]
@@ -72,14 +72,12 @@ def reference_run(
         ):
             slopes = [GRADIENTS[task](x[i], *pair) for pair in zip(samples, labels, strict=True)]
             if per_sample:
-                g[i] = sum(
-                    w * clip(s, contender.clip) for w, s in zip(weights, slopes, strict=True)
-                )
+                g[i] = sum(w * clip(s, method.clip) for w, s in zip(weights, slopes, strict=True))
             else:
-                g[i] = clip(weights @ np.array(slopes), contender.clip)
+                g[i] = clip(weights @ np.array(slopes), method.clip)
         released = g + v
-        if contender.grid:
-            released = contender.grid * np.rint(released / contender.grid)
+        if method.grid:
+            released = method.grid * np.rint(released / method.grid)
         x = mixing @ (x - schedule.at(t + 1, NUM_STEPS) * released)
     return x
 
@@ -89,22 +87,22 @@ def reference_run(
 def test_engine_equals_the_reference(task_name: str, unit: str) -> None:
     """Every mechanism with every schedule and two seeds, all in one sweep."""
     budget = BUDGET if unit == "agent" else SAMPLE_BUDGET
-    contenders = [make_contender(mechanism, budget) for mechanism in MECHANISMS]
-    pairs = list(itertools.product(contenders, SCHEDULES))
+    methods = [make_method(mechanism, budget) for mechanism in MECHANISMS]
+    pairs = list(itertools.product(methods, SCHEDULES))
     task, data = make_problem(task_name)
     settings = SweepSettings(NUM_STEPS, batch_size=8, seeds=(5, 9), dtype="float64")
     simulation = Simulation(
-        task, data, NETWORK, [Variant(*pair) for pair in pairs], settings=settings
+        task, data, NETWORK, [Trial(*pair) for pair in pairs], settings=settings
     )
     start = task.initialize(0).numpy()
     for _ in range(NUM_STEPS):
         simulation.advance()
     for s, seed in enumerate(settings.seeds):
-        for v, (contender, schedule) in enumerate(pairs):
+        for v, (method, schedule) in enumerate(pairs):
             expected = reference_run(
                 task_name,
                 data,
-                contender,
+                method,
                 schedule,
                 seed=seed,
                 start=start,
@@ -120,8 +118,8 @@ def test_float32_follows_float64(task_name: str) -> None:
     for dtype in ("float32", "float64"):
         task, data = make_problem(task_name, getattr(torch, dtype))
         settings = SweepSettings(20, batch_size=8, dtype=dtype)
-        variants = [Variant(make_contender("none"), Constant(0.05))]
-        simulation = Simulation(task, data, NETWORK, variants, settings=settings)
+        trials = [Trial(make_method("none"), Constant(0.05))]
+        simulation = Simulation(task, data, NETWORK, trials, settings=settings)
         for _ in range(20):
             simulation.advance()
         assert simulation.parameters.dtype == getattr(torch, dtype)
@@ -132,28 +130,28 @@ def test_float32_follows_float64(task_name: str) -> None:
 def test_one_step_adds_the_noise_of_theorem_1() -> None:
     """E‖W v‖² η² = η² Tr(W R Wᵀ) per coordinate, measured over many seeds."""
     task, data = make_problem("quadratic")
-    contenders = [make_contender(name) for name in ("none", "corn", "decor", "ldp", "central")]
-    variants = [Variant(contender, Constant(0.3)) for contender in contenders]
+    methods = [make_method(name) for name in ("none", "corn", "decor", "ldp", "central")]
+    trials = [Trial(method, Constant(0.3)) for method in methods]
     settings = SweepSettings(1, batch_size=1, seeds=tuple(range(3000)), dtype="float64")
-    simulation = Simulation(task, data, NETWORK, variants, settings=settings)
+    simulation = Simulation(task, data, NETWORK, trials, settings=settings)
     simulation.advance()
     quiet, *noisy = simulation.parameters.unbind(dim=2)
-    for contender, found in zip(contenders[1:], noisy, strict=True):
-        assert contender.noise is not None
+    for method, found in zip(methods[1:], noisy, strict=True):
+        assert method.noise is not None
         # A server's average is what everyone gets.
-        mixing = np.full_like(W, 1 / 6) if contender.is_central else W
-        clean = quiet.mean(dim=1, keepdim=True) if contender.is_central else quiet
+        mixing = np.full_like(W, 1 / 6) if method.is_central else W
+        clean = quiet.mean(dim=1, keepdim=True) if method.is_central else quiet
         measured = (found - clean).square().sum(dim=1).mean().item()
-        expected = 0.3**2 * np.trace(mixing @ contender.noise.covariance @ mixing.T)
+        expected = 0.3**2 * np.trace(mixing @ method.noise.covariance @ mixing.T)
         assert measured == pytest.approx(expected, rel=0.05)
 
 
 def test_gossip_rounds_and_cool_down_are_powers_of_the_mixing_matrix() -> None:
     task, data = make_problem("logistic")
-    variants = [Variant(make_contender("ldp"), Constant(0.1))]
+    trials = [Trial(make_method("ldp"), Constant(0.1))]
     settings = SweepSettings(1, 8, gossip_rounds=3, cooldown_rounds=2, dtype="float64")
-    simulation = Simulation(task, data, NETWORK, variants, settings=settings)
-    plain = Simulation(task, data, NETWORK, variants, settings=SweepSettings(1, 8, dtype="float64"))
+    simulation = Simulation(task, data, NETWORK, trials, settings=settings)
+    plain = Simulation(task, data, NETWORK, trials, settings=SweepSettings(1, 8, dtype="float64"))
     simulation.advance()
     simulation.cool_down()
     plain.advance()
@@ -167,9 +165,9 @@ def test_common_random_numbers_across_mechanisms_and_sweeps() -> None:
     task, data = make_problem("logistic")
 
     def run(mechanisms: list[str], seeds: tuple[int, ...]) -> torch.Tensor:
-        variants = [Variant(make_contender(name), Constant(0.1)) for name in mechanisms]
+        trials = [Trial(make_method(name), Constant(0.1)) for name in mechanisms]
         settings = SweepSettings(5, 8, seeds=seeds, dtype="float64")
-        simulation = Simulation(task, data, NETWORK, variants, settings=settings)
+        simulation = Simulation(task, data, NETWORK, trials, settings=settings)
         for _ in range(5):
             simulation.advance()
         return simulation.parameters
@@ -179,16 +177,16 @@ def test_common_random_numbers_across_mechanisms_and_sweeps() -> None:
     torch.testing.assert_close(together[1, :, 1], alone[0, :, 0])
 
 
-def test_the_order_of_variants_does_not_matter() -> None:
-    """Sorted by contender, noise is broadcast; in any other order it is picked one by one."""
+def test_the_order_of_trials_does_not_matter() -> None:
+    """Sorted by method, noise is broadcast; in any other order it is picked one by one."""
     task, data = make_problem("logistic")
-    contenders = [make_contender(name) for name in ("corn", "none", "ldp")]
-    grid = [Variant(contender, Constant(eta)) for contender in contenders for eta in (0.1, 0.2)]
+    methods = [make_method(name) for name in ("corn", "none", "ldp")]
+    grid = [Trial(method, Constant(eta)) for method in methods for eta in (0.1, 0.2)]
     shuffled = [grid[k] for k in (3, 0, 5, 1, 4, 2)]
     settings = SweepSettings(6, 8, seeds=(1, 2), dtype="float64")
     finals = []
-    for variants in (grid, shuffled):
-        simulation = Simulation(task, data, NETWORK, variants, settings=settings)
+    for trials in (grid, shuffled):
+        simulation = Simulation(task, data, NETWORK, trials, settings=settings)
         for _ in range(6):
             simulation.advance()
         finals.append(simulation.parameters)
@@ -199,31 +197,31 @@ def test_the_order_of_variants_does_not_matter() -> None:
 def test_keyed_noise_is_what_agents_would_draw(mechanism: str) -> None:
     """Keyed noise is each agent's own share, from its own keys, rounded with the gradient."""
     task, data = make_problem("logistic")
-    contenders = [make_contender(mechanism), make_contender("none")]
-    variants = [Variant(contender, Constant(0.1)) for contender in contenders]
+    methods = [make_method(mechanism), make_method("none")]
+    trials = [Trial(method, Constant(0.1)) for method in methods]
     settings = SweepSettings(1, 8, seeds=(4,), dtype="float64", noise_keys="seed")
-    simulation = Simulation(task, data, NETWORK, variants, settings=settings)
+    simulation = Simulation(task, data, NETWORK, trials, settings=settings)
     simulation.advance()
     noisy, quiet = simulation.parameters[0].unbind(dim=1)
-    shares = contenders[0].noise
+    shares = methods[0].noise
     assert shares is not None
     source = SecureSource(simulated_keys(shares, seed=4))
     where: Any = {"source": source, "nonce": simulation_nonce(4), "step": 0, "stop": 5}
     v = np.stack([draw_share(shares, i, **where) for i in range(6)])
     start = task.initialize(0).numpy()
     g = -np.linalg.solve(W, quiet.numpy() - start) / 0.1
-    released = contenders[0].grid * np.rint((g + v) / contenders[0].grid)
+    released = methods[0].grid * np.rint((g + v) / methods[0].grid)
     np.testing.assert_allclose(noisy.numpy(), start - 0.1 * W @ released, atol=1e-9)
 
 
 def test_without_noise_and_clipping_it_finds_the_centralised_optimum() -> None:
     """A complete graph mixes to the average at once, so DSGD is gradient descent on the average."""
     task = Quadratic.from_paper(6, start=np.zeros(2))
-    variants = [Variant(Contender.non_private(), Constant(0.02))]
+    trials = [Trial(Method.non_private(), Constant(0.02))]
     settings = SweepSettings(800, None, dtype="float64")
     network = load_network("complete:6")
     simulation = Simulation(
-        task, task.agent_data(torch.float64), network, variants, settings=settings
+        task, task.agent_data(torch.float64), network, trials, settings=settings
     )
     for _ in range(800):
         simulation.advance()
@@ -247,7 +245,7 @@ def test_the_quadratic_gap_is_what_its_noise_makes(mechanism: MechanismName) -> 
     result = run_sweep(
         problem,
         network,
-        [Variant(Contender.private(mechanism, noise, budget), schedule)],
+        [Trial(Method.private(mechanism, noise, budget), schedule)],
         settings=SweepSettings(num_steps, None, tuple(range(num_seeds)), dtype="float64"),
         evaluate_at=[num_steps],
         show_progress=False,

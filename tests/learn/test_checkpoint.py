@@ -18,16 +18,16 @@ from corn.errors import (
 )
 from corn.learn import (
     Constant,
-    Contender,
-    Problem,
+    Method,
     Row,
     SweepSettings,
-    Variant,
+    TrainingProblem,
+    Trial,
     run_sweep,
 )
 from corn.learn.tasks import ModuleTask
 
-from .problems import NETWORK, make_contender, make_problem
+from .problems import NETWORK, make_method, make_problem
 from .sweeps import SETTINGS, make_logistic, sweep
 
 
@@ -57,14 +57,14 @@ def test_resuming_gives_the_same_result_to_the_last_bit(tmp_path: Path, interrup
 
 def test_resuming_remembers_what_was_stopped(tmp_path: Path) -> None:
     task, data = make_problem("quadratic", torch.float32)
-    variants = [Variant(Contender.non_private(), Constant(eta)) for eta in (1e-3, 1e12)]
+    trials = [Trial(Method.non_private(), Constant(eta)) for eta in (1e-3, 1e12)]
     options: dict[str, Any] = {
         "settings": SweepSettings(60, 1),
         "checkpoint": tmp_path / "c.pt",
         "checkpoint_every": 20,
     }
-    first = run_sweep(Problem(task, data), NETWORK, variants, **options)
-    again = run_sweep(Problem(task, data), NETWORK, variants, **options, resume=True)
+    first = run_sweep(TrainingProblem(task, data), NETWORK, trials, **options)
+    again = run_sweep(TrainingProblem(task, data), NETWORK, trials, **options, resume=True)
     assert first.stopped == again.stopped != {}
     torch.testing.assert_close(first.parameters, again.parameters, equal_nan=True)
 
@@ -72,17 +72,17 @@ def test_resuming_remembers_what_was_stopped(tmp_path: Path) -> None:
 def test_a_checkpoint_fits_no_other_sweep(tmp_path: Path) -> None:
     path = tmp_path / "c.pt"
     sweep("corn", checkpoint=path)
-    with pytest.raises(FileFormatError, match="other data, network, contenders or settings"):
+    with pytest.raises(FileFormatError, match="other data, network, methods or settings"):
         sweep("ldp", checkpoint=path, resume=True)
     problem = make_logistic()
     X, y = problem.parts["test"]
-    variants = [Variant(make_contender("corn"), Constant(0.1))]
+    trials = [Trial(make_method("corn"), Constant(0.1))]
     for changed in ({"test": (X + 1, y)}, {"test": (X[1:], y[1:])}, {}):
         with pytest.raises(FileFormatError, match="other data"):
             run_sweep(
                 replace(problem, parts=changed),
                 NETWORK,
-                variants,
+                trials,
                 settings=SETTINGS,
                 checkpoint=path,
                 resume=True,
@@ -98,16 +98,16 @@ def test_a_checkpoint_fits_no_other_module(tmp_path: Path) -> None:
     linear = nn.Linear(4, 2)
     settings = replace(SETTINGS, num_steps=3)
     options: dict[str, Any] = {"settings": settings, "checkpoint": tmp_path / "c.pt"}
-    variants = [Variant(make_contender("none"), Constant(0.1))]
+    trials = [Trial(make_method("none"), Constant(0.1))]
     for layer, loss, fits in (
         (nn.Tanh(), functional.cross_entropy, True),
         (nn.Tanh(), functional.cross_entropy, True),
         (nn.ReLU(), functional.cross_entropy, False),
         (nn.Tanh(), functional.nll_loss, False),
     ):
-        problem = Problem(ModuleTask(nn.Sequential(linear, layer), loss), data)
+        problem = TrainingProblem(ModuleTask(nn.Sequential(linear, layer), loss), data)
         if fits:
-            run_sweep(problem, NETWORK, variants, **options, resume=True)
+            run_sweep(problem, NETWORK, trials, **options, resume=True)
             continue
         with pytest.raises(FileFormatError, match="other data"):
-            run_sweep(problem, NETWORK, variants, **options, resume=True)
+            run_sweep(problem, NETWORK, trials, **options, resume=True)

@@ -155,13 +155,13 @@ def micro_batches(
 ) -> Tensor:
     """One plain backward pass of the module itself for every sample of every model."""
     result = torch.zeros_like(theta)
-    for cell, variant, row in np.ndindex(CELLS, VARIANTS, BATCH):
-        own = load_parameters(model.double(), theta[cell, variant])
+    for cell, trial, row in np.ndindex(CELLS, VARIANTS, BATCH):
+        own = load_parameters(model.double(), theta[cell, trial])
         sample = slice(row, row + 1)
         g = slope_of(loss(own(batch.inputs[cell, sample]), batch.targets[cell, sample]), own)
         if clip is not None:
-            g = g * min(1.0, float(clip[variant] / g.norm()))
-        result[cell, variant] += batch.weights[cell, row] * g
+            g = g * min(1.0, float(clip[trial] / g.norm()))
+        result[cell, trial] += batch.weights[cell, row] * g
     return result
 
 

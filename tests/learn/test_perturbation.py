@@ -8,10 +8,10 @@ import torch
 
 from corn.learn.perturbation import JointNoise, KeyedNoise, Noise, symmetric_root
 
-from .problems import make_contender
+from .problems import make_method
 
-CONTENDERS = [make_contender(name) for name in ("corn", "ldp")]
-SHARES = [contender.noise for contender in CONTENDERS if contender.noise is not None]
+METHOD_NAMES = [make_method(name) for name in ("corn", "ldp")]
+SHARES = [method.noise for method in METHOD_NAMES if method.noise is not None]
 COVARIANCES = [shares.covariance for shares in SHARES]
 
 

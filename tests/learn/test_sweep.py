@@ -20,18 +20,18 @@ from corn.errors import (
 from corn.learn import (
     COLUMNS,
     Constant,
-    Contender,
-    Problem,
+    Method,
     Result,
     Row,
     SweepSettings,
-    Variant,
+    TrainingProblem,
+    Trial,
     run_sweep,
 )
 from corn.privacy import ClippedQuery, PrivacyBudget
 from corn.topology import load_network
 
-from .problems import BUDGET, NETWORK, SAMPLE_BUDGET, make_contender, make_problem
+from .problems import BUDGET, NETWORK, SAMPLE_BUDGET, make_method, make_problem
 from .sweeps import SETTINGS, make_logistic, sweep
 
 
@@ -60,14 +60,14 @@ def test_measurements_are_complete_and_right() -> None:
 
 def test_epsilon_grows_with_steps_up_to_the_budget() -> None:
     budget = PrivacyBudget(10, 1e-5, num_steps=40, clip=0.5)
-    variants = [Variant(make_contender("corn", budget), Constant(0.1))]
-    result = run_sweep(make_logistic(), NETWORK, variants, settings=replace(SETTINGS, seeds=(0,)))
+    trials = [Trial(make_method("corn", budget), Constant(0.1))]
+    result = run_sweep(make_logistic(), NETWORK, trials, settings=replace(SETTINGS, seeds=(0,)))
     spent = [float(row["simulated_epsilon"]) for row in result.rows]
     assert spent[0] == 0
     assert spent == sorted(spent)
     assert spent[-1] == pytest.approx(10, rel=1e-6)
     assert spent[-1] <= 10 * (1 + 1e-9)
-    by_agent = variants[0].contender.epsilon_spent(40)
+    by_agent = trials[0].method.epsilon_spent(40)
     assert by_agent is not None
     assert by_agent.shape == (6,)
     assert by_agent.max() == spent[-1]
@@ -75,7 +75,7 @@ def test_epsilon_grows_with_steps_up_to_the_budget() -> None:
 
 def test_central_noise_is_accounted_like_an_agent_at_the_cap() -> None:
     budget = PrivacyBudget(10, 1e-5, num_steps=40, clip=0.5)
-    spent = Contender.central(budget, 6).epsilon_spent(40)
+    spent = Method.central(budget, 6).epsilon_spent(40)
     assert spent is not None
     np.testing.assert_allclose(spent, 10, rtol=1e-6)
 
@@ -83,12 +83,12 @@ def test_central_noise_is_accounted_like_an_agent_at_the_cap() -> None:
 def test_central_really_trains_on_the_data() -> None:
     """With hardly any noise the server ends where non-private training on the average does."""
     weak = PrivacyBudget(1e8, 1e-5, num_steps=300, clip=5)
-    variants = [
-        Variant(Contender.central(weak, 6), Constant(0.3)),
-        Variant(Contender.non_private(weak.query), Constant(0.3)),
+    trials = [
+        Trial(Method.central(weak, 6), Constant(0.3)),
+        Trial(Method.non_private(weak.query), Constant(0.3)),
     ]
     settings = SweepSettings(300, None, dtype="float64")
-    result = run_sweep(make_logistic(), load_network("complete:6"), variants, settings=settings)
+    result = run_sweep(make_logistic(), load_network("complete:6"), trials, settings=settings)
     torch.testing.assert_close(result.parameters[0], result.parameters[1], rtol=0, atol=0.05)
     assert float(result.last_rows[0]["train_accuracy"]) > 0.7
 
@@ -97,10 +97,10 @@ def test_peak_memory_does_not_grow_with_the_number_of_steps() -> None:
     peaks = []
     for steps in (30, 30, 800):
         budget = PrivacyBudget(10, 1e-5, num_steps=800, clip=0.5)
-        variants = [Variant(make_contender("ldp", budget), Constant(0.1))]
+        trials = [Trial(make_method("ldp", budget), Constant(0.1))]
         settings = SweepSettings(steps, 8, dtype="float64")
         tracemalloc.start()
-        run_sweep(make_logistic(), NETWORK, variants, settings=settings, evaluate_at=[])
+        run_sweep(make_logistic(), NETWORK, trials, settings=settings, evaluate_at=[])
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     noise_of_all_steps = 800 * 6 * 5 * 8
@@ -111,17 +111,19 @@ def test_peak_memory_does_not_grow_with_the_number_of_steps() -> None:
 def test_a_run_that_breaks_stops_and_the_others_go_on() -> None:
     """A huge step size overflows float32 within a few steps on the quadratic."""
     task, data = make_problem("quadratic", torch.float32)
-    contender = Contender.non_private()
-    variants = [Variant(contender, Constant(eta)) for eta in (1e-3, 1e12)]
+    method = Method.non_private()
+    trials = [Trial(method, Constant(eta)) for eta in (1e-3, 1e12)]
     settings = SweepSettings(60, 1, seeds=(0, 1))
-    result = run_sweep(Problem(task, data), NETWORK, variants, settings=settings, evaluate_at=[59])
+    result = run_sweep(
+        TrainingProblem(task, data), NETWORK, trials, settings=settings, evaluate_at=[59]
+    )
     assert set(result.stopped) == {("none", "1e+12", 0), ("none", "1e+12", 1)}
     message = result.stopped["none", "1e+12", 0]
     assert message.startswith("stopped at step")
     assert "smaller step size" in message
     assert torch.isnan(result.parameters[1]).all()
     assert torch.isfinite(result.parameters[0]).all()
-    alone = run_sweep(Problem(task, data), NETWORK, variants[:1], settings=settings)
+    alone = run_sweep(TrainingProblem(task, data), NETWORK, trials[:1], settings=settings)
     torch.testing.assert_close(result.parameters[0], alone.parameters[0])
     assert result.average("train_loss")["none", "1e+12"] == math.inf
     assert result.best_step_sizes("train_loss") == {"none": "0.001"}
@@ -129,10 +131,10 @@ def test_a_run_that_breaks_stops_and_the_others_go_on() -> None:
 
 def test_an_exploding_loss_stops_its_run_before_it_overflows() -> None:
     task, data = make_problem("quadratic")
-    variants = [Variant(Contender.non_private(), Constant(10.0))]
+    trials = [Trial(Method.non_private(), Constant(10.0))]
     settings = SweepSettings(40, 1, dtype="float64")
     result = run_sweep(
-        Problem(task, data), NETWORK, variants, settings=settings, evaluate_at=range(41)
+        TrainingProblem(task, data), NETWORK, trials, settings=settings, evaluate_at=range(41)
     )
     assert "its loss exploded" in result.stopped["none", "10", 0]
 
@@ -142,8 +144,8 @@ def test_a_loss_that_is_not_a_number_stops_its_run() -> None:
     problem = make_logistic()
     X, y = problem.parts["test"]
     broken = replace(problem, parts={"test": (X * torch.nan, y)})
-    variants = [Variant(make_contender("none"), Constant(0.1))]
-    result = run_sweep(broken, NETWORK, variants, settings=replace(SETTINGS, seeds=(0,)))
+    trials = [Trial(make_method("none"), Constant(0.1))]
+    result = run_sweep(broken, NETWORK, trials, settings=replace(SETTINGS, seeds=(0,)))
     assert "not a number" in result.stopped["none", "0.1", 0]
 
 
@@ -169,25 +171,25 @@ def test_outside_the_main_thread_it_runs_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("contenders", "change", "message"),
+    ("methods", "change", "message"),
     [
         (["none", "none"], {}, "found twice: none, step size 0.1"),
-        ([], {}, "at least one variant"),
+        ([], {}, "at least one trial"),
         (["corn"], {"num_steps": 401}, "at most 400, for which the budget"),
         (["sample"], {"batch_size": 9}, "batch_size must be 8, for which privacy was counted"),
         (["corn", "sample"], {}, "same unit, batch size and sampling rate"),
     ],
 )
 def test_sweeps_that_would_break_a_promise(
-    contenders: list[str], change: dict[str, Any], message: str
+    methods: list[str], change: dict[str, Any], message: str
 ) -> None:
     made = [
-        make_contender("ldp", SAMPLE_BUDGET) if name == "sample" else make_contender(name)
-        for name in contenders
+        make_method("ldp", SAMPLE_BUDGET) if name == "sample" else make_method(name)
+        for name in methods
     ]
-    variants = [Variant(contender, Constant(0.1)) for contender in made]
+    trials = [Trial(method, Constant(0.1)) for method in made]
     with pytest.raises(InvalidArgumentError, match=message):
-        run_sweep(make_logistic(), NETWORK, variants, settings=replace(SETTINGS, **change))
+        run_sweep(make_logistic(), NETWORK, trials, settings=replace(SETTINGS, **change))
 
 
 @pytest.mark.parametrize(
@@ -215,39 +217,37 @@ def test_no_samples_to_measure_on_are_refused() -> None:
 
 def test_noise_that_does_not_keep_the_budget_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="does not keep its budget"):
-        Contender.private("weak", np.eye(6), BUDGET)
+        Method.private("weak", np.eye(6), BUDGET)
     with pytest.raises(InvalidArgumentError, match="does not keep its budget"):
-        Contender.private("zero-sum", 1e9 * (np.eye(6) - 1 / 6), BUDGET)
+        Method.private("zero-sum", 1e9 * (np.eye(6) - 1 / 6), BUDGET)
 
 
 def test_clipping_that_the_budget_does_not_count_on_is_impossible() -> None:
     """Samples clipped one by one must not be sold as an agent's privacy, nor noise for one unit
     used for another.
     """
-    shares = make_contender("ldp").noise
+    shares = make_method("ldp").noise
     for query in (SAMPLE_BUDGET.query, ClippedQuery(0.6), None):
         with pytest.raises(InvalidArgumentError, match="must clip as its budget says"):
-            Contender("wrong", shares, query, BUDGET)
+            Method("wrong", shares, query, BUDGET)
     with pytest.raises(InvalidArgumentError, match="both noise and the budget"):
-        Contender("wrong", shares, BUDGET.query)
+        Method("wrong", shares, BUDGET.query)
     with pytest.raises(InvalidArgumentError, match="a reference without a guarantee"):
-        Contender.private("none", design(NETWORK.mixing_matrix, 1.0, mechanism="none"), BUDGET)
+        Method.private("none", design(NETWORK.mixing_matrix, 1.0, mechanism="none"), BUDGET)
 
 
 def test_wrong_number_of_agents() -> None:
-    variants = [Variant(make_contender("ldp"), Constant(0.1))]
+    trials = [Trial(make_method("ldp"), Constant(0.1))]
     with pytest.raises(InvalidArgumentError, match="data must be of 4 agents"):
-        run_sweep(make_logistic(), load_network("ring:4"), variants, settings=SETTINGS)
-    other = Contender.private("other", np.eye(4) * 1e6, BUDGET)
+        run_sweep(make_logistic(), load_network("ring:4"), trials, settings=SETTINGS)
+    other = Method.private("other", np.eye(4) * 1e6, BUDGET)
     with pytest.raises(InvalidArgumentError, match="must be for 6 agents, found 4"):
-        run_sweep(make_logistic(), NETWORK, [Variant(other, Constant(1))], settings=SETTINGS)
+        run_sweep(make_logistic(), NETWORK, [Trial(other, Constant(1))], settings=SETTINGS)
 
 
 def test_poisson_sampled_runs() -> None:
     pytest.importorskip("dp_accounting")
     query = ClippedQuery(0.5, unit="sample", batch_size=8, sampling_rate=0.25)
-    variants = [Variant(Contender.non_private(query), Constant(0.3))]
-    result = run_sweep(
-        make_logistic(), NETWORK, variants, settings=replace(SETTINGS, num_steps=200)
-    )
+    trials = [Trial(Method.non_private(query), Constant(0.3))]
+    result = run_sweep(make_logistic(), NETWORK, trials, settings=replace(SETTINGS, num_steps=200))
     assert float(result.last_rows[0]["train_loss"]) < 0.6

@@ -88,15 +88,15 @@ def micro_batches(name: str, theta: Tensor, batch: Batch, clip: Tensor | None) -
     """One backward pass for every sample of every model."""
     loss, result = CASES[name][1], torch.zeros_like(theta)
     for cell in range(CELLS):
-        for variant in range(VARIANTS):
+        for trial in range(VARIANTS):
             for x, y, w in zip(
                 batch.inputs[cell], batch.targets[cell], batch.weights[cell], strict=True
             ):
-                leaf = theta[cell, variant].clone().requires_grad_(True)
+                leaf = theta[cell, trial].clone().requires_grad_(True)
                 (g,) = torch.autograd.grad(loss(leaf, x, y), leaf)
                 if clip is not None:
-                    g = g * min(1.0, float(clip[variant] / g.norm()))
-                result[cell, variant] += w * g
+                    g = g * min(1.0, float(clip[trial] / g.norm()))
+                result[cell, trial] += w * g
     return result
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from corn import learn
 from corn.covariance import Horizon, ThreatModel, design
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
-from corn.learn import Contender, load_parameters, make_contenders, make_workload, train
+from corn.learn import Method, load_parameters, make_methods, make_workload, train
 from corn.learn.tasks import LinearClassifier
 from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
@@ -96,7 +96,7 @@ def test_a_plan_has_network_budget_and_noise() -> None:
     spent = float(result.last_rows[0]["simulated_epsilon"])
     assert spent == pytest.approx(10, rel=1e-3)
     assert spent <= 10
-    assert result.variants[0].contender.against == plan.threat.describe()
+    assert result.trials[0].method.against == plan.threat.describe()
     explicit = train(plan, **options, gossip_rounds=2, cooldown_rounds=1)
     assert torch.equal(result.parameters, explicit.parameters)
     assert not torch.equal(result.parameters, train(plan, **options, gossip_rounds=1).parameters)
@@ -108,7 +108,7 @@ def test_noise_for_an_eavesdropper_is_refused_against_insiders() -> None:
     network = load_network("ring:4")
     made = design(network.mixing_matrix, BUDGET.precision_cap, objective=Horizon(5))
     with pytest.raises(InvalidArgumentError, match="does not keep its budget against"):
-        Contender.private("corn", made, BUDGET, threat=ThreatModel(1))
+        Method.private("corn", made, BUDGET, threat=ThreatModel(1))
 
 
 def test_sample_level_budget_sets_the_batch() -> None:
@@ -186,14 +186,14 @@ def test_no_agent_holds_what_workloads_measure_on() -> None:
     assert len(held) + len(public) == 569
 
 
-def test_contenders_by_name() -> None:
+def test_methods_by_name() -> None:
     network = load_network("ring:4")
     names = ["corn", "central", "none", "unclipped"]
-    found = make_contenders(names, network, BUDGET, objective=Horizon())
-    assert [contender.name for contender in found] == names
-    assert [contender.clip for contender in found] == [0.5, 0.5, 0.5, float("inf")]
+    found = make_methods(names, network, BUDGET, objective=Horizon())
+    assert [method.name for method in found] == names
+    assert [method.clip for method in found] == [0.5, 0.5, 0.5, float("inf")]
     with pytest.raises(InvalidArgumentError, match="one or more of corn"):
-        make_contenders(["magic"], network, BUDGET, objective=Horizon())
+        make_methods(["magic"], network, BUDGET, objective=Horizon())
 
 
 def test_lazy_names_are_all_there() -> None:
@@ -288,13 +288,15 @@ def test_a_release_does_not_stop_because_of_the_training_loss() -> None:
 @pytest.mark.parametrize("name", ["central", "ldp"])
 def test_promises_of_real_numbers_are_not_released_with_secret_keys(name: str) -> None:
     network = load_network("ring:4")
-    contender = make_contenders([name], network, BUDGET, objective=Horizon(5))[0]
-    problem = learn.Problem(LinearClassifier(3, 2), learn.AgentData.from_parts(make_datasets()))
+    method = make_methods([name], network, BUDGET, objective=Horizon(5))[0]
+    problem = learn.TrainingProblem(
+        LinearClassifier(3, 2), learn.AgentData.from_parts(make_datasets())
+    )
     with pytest.raises(InvalidArgumentError, match="must count floating point"):
         learn.run_sweep(
             problem,
             network,
-            [learn.Variant(contender, learn.Constant(0.1))],
+            [learn.Trial(method, learn.Constant(0.1))],
             settings=learn.SweepSettings(20, noise_keys="secret"),
         )
 
@@ -310,7 +312,7 @@ def test_more_samples_than_the_bound_allows_for_are_refused() -> None:
 
 def test_one_agents_number_of_samples_changes_no_bit_of_the_others_gradients() -> None:
     plan = make_plan(load_network("ring:4"), BUDGET)
-    variants = [learn.Variant(Contender.from_plan(plan), learn.Constant(0.1))]
+    trials = [learn.Trial(Method.from_plan(plan), learn.Constant(0.1))]
     settings = learn.SweepSettings(1, None, noise_keys="secret", dtype="float32")
     found = []
     for num_samples in (39, 40):
@@ -318,7 +320,7 @@ def test_one_agents_number_of_samples_changes_no_bit_of_the_others_gradients() -
         parts[0] = (parts[0][0][:num_samples], parts[0][1][:num_samples])
         task = LinearClassifier(3, 2)
         data = learn.AgentData.from_parts([(task.prepare(x), y) for x, y in parts])
-        simulation = learn.Simulation(task, data, plan.network, variants, settings=settings)
+        simulation = learn.Simulation(task, data, plan.network, trials, settings=settings)
         simulation.parameters.fill_(0.1)
         found.append(simulation._compute(simulation.parameters.view(4, 1, -1)).values)
     assert torch.equal(found[0][1:], found[1][1:])
@@ -330,6 +332,6 @@ def test_designs_of_large_networks_are_trained() -> None:
     """The check of the noise rounds up by more than the solver's own count on a large network."""
     budget = PrivacyBudget(10, 1e-5, num_steps=100, clip=0.1)
     network = load_network("torus:20x20")
-    contenders = make_contenders(["corn", "decor"], network, budget, objective=Horizon(20))
-    for own in contenders:
+    methods = make_methods(["corn", "decor"], network, budget, objective=Horizon(20))
+    for own in methods:
         assert budget.precision_cap * (1 - 1e-6) < own.precision.max() <= budget.precision_cap

@@ -1,4 +1,4 @@
-"""Step sizes: the paper's grid, chosen on validation loss, for each contender."""
+"""Step sizes: the paper's grid, chosen on validation loss, for each method."""
 
 import pytest
 import torch
@@ -9,22 +9,22 @@ from corn.errors import (
 )
 from corn.learn import (
     Constant,
-    Contender,
     InverseSqrt,
-    Problem,
+    Method,
     SweepSettings,
+    TrainingProblem,
     make_grid,
-    summarize_contenders,
+    summarize_methods,
     tune,
 )
 
-from .problems import NETWORK, make_contender, make_problem
+from .problems import NETWORK, make_method, make_problem
 from .sweeps import SETTINGS, make_logistic
 
 
-def test_tuning_chooses_on_validation_for_each_contender() -> None:
-    contenders = [make_contender(name) for name in ("ldp", "none")]
-    tuning = tune(make_logistic(), NETWORK, contenders, settings=SETTINGS, step_sizes=(0.5, 1e-4))
+def test_tuning_chooses_on_validation_for_each_method() -> None:
+    methods = [make_method(name) for name in ("ldp", "none")]
+    tuning = tune(make_logistic(), NETWORK, methods, settings=SETTINGS, step_sizes=(0.5, 1e-4))
     validation = tuning.result.average("validation_loss")
     for name, schedule in tuning.schedules.items():
         own = {size: value for (found, size), value in validation.items() if found == name}
@@ -35,33 +35,33 @@ def test_tuning_chooses_on_validation_for_each_contender() -> None:
 
 def test_tuning_needs_validation_and_a_run_that_holds() -> None:
     task, data = make_problem("quadratic", torch.float32)
-    contender = Contender.non_private()
+    method = Method.non_private()
     with pytest.raises(InvalidArgumentError, match="validation"):
-        tune(Problem(task, data), NETWORK, [contender], settings=SETTINGS)
+        tune(TrainingProblem(task, data), NETWORK, [method], settings=SETTINGS)
     parts = {"validation": (data.inputs, data.targets)}
     with pytest.raises(InfeasibleError, match="every run broke down"):
         tune(
-            Problem(task, data, parts),
+            TrainingProblem(task, data, parts),
             NETWORK,
-            [contender],
+            [method],
             settings=SweepSettings(60, 1),
             step_sizes=[1e12],
         )
 
 
-def test_a_contender_that_breaks_down_does_not_hide_the_others() -> None:
+def test_a_method_that_breaks_down_does_not_hide_the_others() -> None:
     """Clipped gradients stay small whatever the step size; unclipped ones do not."""
     task, data = make_problem("quadratic", torch.float32)
-    contenders = [make_contender("none"), make_contender("unclipped")]
-    problem = Problem(task, data, {"validation": (data.inputs, data.targets)})
+    methods = [make_method("none"), make_method("unclipped")]
+    problem = TrainingProblem(task, data, {"validation": (data.inputs, data.targets)})
     settings = SweepSettings(60, 1)
-    tuning = tune(problem, NETWORK, contenders, settings=settings, step_sizes=[1e4])
+    tuning = tune(problem, NETWORK, methods, settings=settings, step_sizes=[1e4])
     assert list(tuning.schedules) == ["none"]
-    summary = summarize_contenders(problem, tuning)
+    summary = summarize_methods(problem, tuning)
     assert summary["unclipped"]["step_size"] is None
     assert "train_loss" in summary["none"]
 
 
 def test_grid_has_the_paper_s_step_sizes() -> None:
-    grid = make_grid([Contender.non_private()], schedule="inverse-sqrt")
+    grid = make_grid([Method.non_private()], schedule="inverse-sqrt")
     assert [v.schedule for v in grid] == [InverseSqrt(s) for s in (0.1, 0.05, 0.01, 0.005, 0.001)]

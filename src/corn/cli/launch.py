@@ -262,14 +262,14 @@ def _measured(launched: distributed.Launched, columns: Sequence[str]) -> dict[st
 
 def _draw(launched: distributed.Launched, path: Path) -> None:
     """Draw what may be handed out."""
-    (variant,) = launched.result.variants
+    (trial,) = launched.result.trials
     rows = launched.result.rows
     measured = [
         name for name in learn.SHARED_COLUMNS if any(row[name] == row[name] for row in rows)
     ]
     draw_run(
         [{name: row[name] for name in measured} for row in rows],
-        {variant.contender.name: variant.schedule.describe()},
+        {trial.method.name: trial.schedule.describe()},
         title=f"{launched.problem.task.describe()}: {launched.plan.describe()}",
         path=path,
     )

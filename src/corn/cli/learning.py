@@ -109,7 +109,7 @@ def draw_run(
     title: str,
     path: Path,
 ) -> None:
-    """Draw the measurements of each contender that were made with its schedule.
+    """Draw the measurements of each method that were made with its schedule.
 
     ``agent_samples`` says how much data each agent holds; None leaves that out.
     """

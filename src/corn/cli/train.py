@@ -22,9 +22,9 @@ from corn.cli.options import (
 )
 from corn.cli.output import print_json, warn_of_insiders
 from corn.cli.records import read_configuration
-from corn.cli.training import Terms, draw_curves, print_contenders, training_facts, write_results
+from corn.cli.training import Terms, draw_curves, print_methods, training_facts, write_results
 from corn.errors import InvalidArgumentError, StoppedByUserError
-from corn.learn.names import CONTENDERS
+from corn.learn.names import METHOD_NAMES
 from corn.plan import Plan, load_plan
 from corn.privacy import PrivacyBudget
 
@@ -52,7 +52,7 @@ def train(
     mechanism: Annotated[
         str | None,
         typer.Option(
-            help=f"One or more, with commas, of {', '.join(CONTENDERS)}. none is clipped but has "
+            help=f"One or more, with commas, of {', '.join(METHOD_NAMES)}. none is clipped but has "
             "no noise; unclipped has neither; central trusts a server. "
             f"(Default: {_MECHANISMS}; with a plan, none beside it.)",
             rich_help_panel=LEARNING,
@@ -124,10 +124,10 @@ def train(
             mixing.cooldown,
         )
     problem = learning.make_workload().build(terms.network.num_agents)
-    contenders = _make_contenders(mechanism, terms)
-    _warn(contenders, terms.budget)
-    variants = learn.make_grid(
-        contenders,
+    methods = _make_methods(mechanism, terms)
+    _warn(methods, terms.budget)
+    trials = learn.make_grid(
+        methods,
         step_sizes=_parse_step_sizes(
             step_size, (0.01,) if learning.is_quadratic else learn.STEP_SIZES
         ),
@@ -146,7 +146,7 @@ def train(
     result = learn.run_sweep(
         problem,
         terms.network,
-        variants,
+        trials,
         settings=settings,
         checkpoint=checkpoint,
         resume=checkpoint is not None,
@@ -160,7 +160,7 @@ def train(
     if json:
         print_json(facts)
     else:
-        print_contenders(problem, terms, tuning)
+        print_methods(problem, terms, tuning)
     if result.status == "interrupted":
         kept = f"; {out} has what was reached" if out else ""
         again = f"; the same command goes on from {checkpoint}" if checkpoint else ""
@@ -174,13 +174,13 @@ def _read_terms(context: typer.Context, plan: Plan) -> Terms:
     return Terms(plan.network, plan.budget, plan.objective, plan.threat, *rounds, plan)
 
 
-def _make_contenders(mechanisms: str | None, terms: Terms) -> list[learn.Contender]:
+def _make_methods(mechanisms: str | None, terms: Terms) -> list[learn.Method]:
     """The plan, if there is one, and next to it mechanisms designed for the same budget."""
-    planned = [] if terms.plan is None else [learn.Contender.from_plan(terms.plan, name="plan")]
+    planned = [] if terms.plan is None else [learn.Method.from_plan(terms.plan, name="plan")]
     if mechanisms is None:
         mechanisms = _MECHANISMS if terms.plan is None else ""
     names = [name.strip() for name in mechanisms.split(",") if mechanisms]
-    return planned + learn.make_contenders(
+    return planned + learn.make_methods(
         names, terms.network, terms.budget, objective=terms.objective, threat=terms.threat
     )
 
@@ -194,12 +194,12 @@ def _choose_dtype(
     return dtype or (plan.dtype if plan else "float32")
 
 
-def _warn(contenders: Sequence[learn.Contender], budget: PrivacyBudget) -> None:
-    """Say once, if any contender shares one seed among all, what a participant can do with it."""
-    for contender in contenders:
-        parts = contender.noise
-        if parts is not None and parts.is_shared_by_all and not contender.is_central:
-            warn_of_insiders(parts, budget, contender.threat)
+def _warn(methods: Sequence[learn.Method], budget: PrivacyBudget) -> None:
+    """Say once, if any method shares one seed among all, what a participant can do with it."""
+    for method in methods:
+        parts = method.noise
+        if parts is not None and parts.is_shared_by_all and not method.is_central:
+            warn_of_insiders(parts, budget, method.threat)
             return
 
 

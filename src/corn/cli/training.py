@@ -1,4 +1,4 @@
-"""What ``corn train`` tells: facts, files, a figure and a table of all contenders."""
+"""What ``corn train`` tells: facts, files, a figure and a table of all methods."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Terms:
 
 def training_facts(
     configuration: dict[str, object],
-    problem: learn.Problem,
+    problem: learn.TrainingProblem,
     terms: Terms,
     tuning: learn.Tuning,
 ) -> dict[str, object]:
@@ -51,7 +51,7 @@ def training_facts(
         "num_steps": result.num_steps,
         "seeds": result.seeds,
         "stopped": [f"{', '.join(map(str, run))}: {why}" for run, why in result.stopped.items()],
-        "contenders": learn.summarize_contenders(problem, tuning),
+        "contenders": learn.summarize_methods(problem, tuning),
     }
 
 
@@ -74,8 +74,10 @@ def write_results(
         print_note(f"wrote {tensorboard}")
 
 
-def draw_curves(problem: learn.Problem, terms: Terms, tuning: learn.Tuning, path: Path) -> None:
-    """Draw what was measured of each contender with the step size chosen for it."""
+def draw_curves(
+    problem: learn.TrainingProblem, terms: Terms, tuning: learn.Tuning, path: Path
+) -> None:
+    """Draw what was measured of each method with the step size chosen for it."""
     promise = f"simulated {terms.budget.describe()}, against {terms.threat.describe()}"
     draw_run(
         learn.select_measured(problem, tuning.result.rows),
@@ -86,8 +88,8 @@ def draw_curves(problem: learn.Problem, terms: Terms, tuning: learn.Tuning, path
     )
 
 
-def print_contenders(problem: learn.Problem, terms: Terms, tuning: learn.Tuning) -> None:
-    """Print a table of what each contender reached and spent, and what is to be known of it."""
+def print_methods(problem: learn.TrainingProblem, terms: Terms, tuning: learn.Tuning) -> None:
+    """Print a table of what each method reached and spent, and what is to be known of it."""
     result, network = tuning.result, terms.network
     columns = {
         "test_loss": "test loss",
@@ -96,7 +98,7 @@ def print_contenders(problem: learn.Problem, terms: Terms, tuning: learn.Tuning)
         "optimality_gap": "optimality gap",
         "consensus_distance": "disagreement",
     }
-    facts = learn.summarize_contenders(problem, tuning)
+    facts = learn.summarize_methods(problem, tuning)
     shown = [name for name in columns if any(name in own for own in facts.values())]
     rows = [
         [

@@ -17,7 +17,7 @@ from corn.distributed.settings import RunSettings
 from corn.distributed.status import RunStatus, judge_status
 from corn.distributed.workload import Workload
 from corn.errors import CornError, InvalidArgumentError
-from corn.learn.problem import Problem
+from corn.learn.problem import TrainingProblem
 from corn.learn.result import Result
 from corn.plan import Plan, load_plan
 from corn.topology import Network
@@ -74,7 +74,7 @@ class Launched:
     """
 
     plan: Plan
-    problem: Problem
+    problem: TrainingProblem
     result: Result
     outcome: Outcome
     keys: Path
@@ -183,7 +183,7 @@ def launch(
 
 def gather(
     plan: Plan | None,
-    problem: Problem,
+    problem: TrainingProblem,
     outcome: Outcome,
     folders: Folders,
     settings: RunSettings,

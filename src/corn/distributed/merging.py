@@ -12,12 +12,12 @@ from torch import Tensor
 
 from corn.distributed.folders import Folders
 from corn.distributed.half_step import torch_type
-from corn.distributed.recording import make_variant
+from corn.distributed.recording import make_trial
 from corn.distributed.settings import RunSettings
 from corn.distributed.tables import read_rows
 from corn.errors import FileFormatError
 from corn.learn.metrics import PARTS, Row, measure
-from corn.learn.problem import Problem
+from corn.learn.problem import TrainingProblem
 from corn.learn.result import Result, SweepStatus
 from corn.learn.settings import SweepSettings
 from corn.learn.step import StepStatistics
@@ -28,7 +28,7 @@ _STATISTICS = ("gradient_norm", "fraction_clipped", "noise_norm")
 
 def merge_runs(
     plan: Plan,
-    problem: Problem,
+    problem: TrainingProblem,
     folders: Mapping[int, Folders],
     *,
     settings: RunSettings,
@@ -54,7 +54,7 @@ def merge_runs(
     if not show_private:
         public = PARTS[1:] if problem.has_public_parts else ()
         parts = {name: part for name, part in parts.items() if name in public}
-    variant = make_variant(plan, settings.schedule)
+    trial = make_trial(plan, settings.schedule)
     seed = settings.seed if settings.rehearsal_seed is None else settings.rehearsal_seed
     rows: list[Row] = []
     for step in sorted({step for table in tables.values() for step in table if step <= last}):
@@ -64,7 +64,7 @@ def merge_runs(
         (row,) = measure(
             problem.task,
             models.view(1, len(present), 1, -1),
-            (variant,),
+            (trial,),
             seeds=(seed,),
             step=step,
             parts=parts,
@@ -77,7 +77,7 @@ def merge_runs(
     final = _final_models(plan, folders, tables, last, problem.task.num_parameters)
     every = (*problem.notes, *notes)
     return Result(
-        (variant,), (seed,), final, tuple(rows), last, status, {}, every, is_simulated=False
+        (trial,), (seed,), final, tuple(rows), last, status, {}, every, is_simulated=False
     )
 
 

@@ -20,7 +20,7 @@ from corn.distributed.settings import RunSettings
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.learn.batches import AgentData, BatchSampler, require_few_samples
 from corn.learn.perturbation import simulation_nonce
-from corn.learn.problem import Problem
+from corn.learn.problem import TrainingProblem
 from corn.learn.settings import SweepSettings
 from corn.learn.tasks import HasFingerprint, Task
 from corn.noise import Identity, Roster
@@ -90,7 +90,7 @@ def open_credentials(
 
 
 def prepare_work(
-    plan: Plan, agent: int, settings: RunSettings, own: Problem, cohort: AgentData | None
+    plan: Plan, agent: int, settings: RunSettings, own: TrainingProblem, cohort: AgentData | None
 ) -> Work:
     """Make ready what an agent trains.
 

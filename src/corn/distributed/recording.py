@@ -21,7 +21,7 @@ from corn.distributed.checkpoint import Checkpoint, save_checkpoint
 from corn.distributed.folders import Folders, append_private_note
 from corn.errors import CornError
 from corn.files import writing_whole
-from corn.learn.contender import Contender, Variant
+from corn.learn.method import Method, Trial
 from corn.learn.metrics import COLUMNS, SHARED_COLUMNS, Row, Samples, measure
 from corn.learn.schedule import Schedule
 from corn.learn.step import StepStatistics
@@ -65,7 +65,7 @@ class Measuring:
         task: the model.
         parts: samples by ``train`` (the agent's own), ``validation`` and ``test``.
         steps: when.
-        has_public_parts: whether ``validation`` and ``test`` are public; see ``Problem``.
+        has_public_parts: whether ``validation`` and ``test`` are public; see ``TrainingProblem``.
     """
 
     task: Task
@@ -101,9 +101,9 @@ class Account:
         return float(account_floats([self.precision], self.budget, num_steps=num_releases)[0])
 
 
-def make_variant(plan: Plan, schedule: Schedule) -> Variant:
-    """The plan as a contender, by the name of its mechanism, as a simulation has it."""
-    return Variant(Contender.from_plan(plan), schedule)
+def make_trial(plan: Plan, schedule: Schedule) -> Trial:
+    """The plan as a method, by the name of its mechanism, as a simulation has it."""
+    return Trial(Method.from_plan(plan), schedule)
 
 
 @final
@@ -150,7 +150,7 @@ class Recorder:
         num_kept: int = 3,
     ) -> None:
         # Privacy is counted here, by releases; for the table this run is one without a promise.
-        self._variant = Variant(Contender.non_private(name=name), schedule)
+        self._trial = Trial(Method.non_private(name=name), schedule)
         self._agent, self._account, self._measuring, self._seed = agent, account, measuring, seed
         self._folders, self._every, self._plan = folders, checkpoint_every, plan_fingerprint
         self._count_releases, self._describe_traffic = count_releases, describe_traffic
@@ -216,7 +216,7 @@ class Recorder:
         (row,) = measure(
             self._measuring.task,
             parameters.view(1, 1, 1, -1),
-            (self._variant,),
+            (self._trial,),
             seeds=(self._seed,),
             step=step,
             parts=self._measuring.parts,

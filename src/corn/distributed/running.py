@@ -34,7 +34,7 @@ from corn.distributed.recording import Account
 from corn.distributed.settings import RunSettings
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import AgentData
-from corn.learn.problem import Problem
+from corn.learn.problem import TrainingProblem
 from corn.learn.samples import DataSource, read_samples
 from corn.learn.tasks import Loss, Task
 from corn.learn.training import make_task
@@ -86,7 +86,7 @@ def run_agent(
         if isinstance(dataset, DataLoader):
             chosen = _take_batch_size(chosen, plan, dataset)
         parts = {"validation": validation, "test": test}
-        own = Problem(
+        own = TrainingProblem(
             task,
             AgentData.from_parts([read_samples(dataset)]),
             {name: read_samples(part) for name, part in parts.items() if part is not None},
@@ -104,7 +104,7 @@ def run_agent(
 
 def run_problem(
     plan: Plan,
-    own: Problem,
+    own: TrainingProblem,
     *,
     meeting: Meeting,
     cohort: AgentData | None = None,

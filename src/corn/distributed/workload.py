@@ -7,7 +7,7 @@ from pathlib import Path
 
 from corn.learn.batches import AgentData
 from corn.learn.names import ModelName
-from corn.learn.problem import Problem
+from corn.learn.problem import TrainingProblem
 from corn.learn.workloads import make_workload
 
 
@@ -23,7 +23,7 @@ class Workload:
     directory: Path | None = None
     stand_in: bool = True
 
-    def build(self, num_agents: int) -> Problem:
+    def build(self, num_agents: int) -> TrainingProblem:
         """The problem of all agents."""
         return make_workload(
             self.name,
@@ -36,13 +36,13 @@ class Workload:
             stand_in=self.stand_in,
         )
 
-    def describe(self, problem: Problem) -> str:
+    def describe(self, problem: TrainingProblem) -> str:
         """How the problem's data was chosen and dealt out, by which agents know it is the same."""
         stand_in = "".join(f"; {note}" for note in problem.notes)
         return f"{self.name}, {self.partition}, seed {self.seed}{stand_in}"
 
 
-def own_part(problem: Problem, agent: int) -> Problem:
+def own_part(problem: TrainingProblem, agent: int) -> TrainingProblem:
     """The same problem with one agent's training data and nobody else's."""
     data = problem.data
     rows = slice(data.offsets[agent], data.offsets[agent + 1])

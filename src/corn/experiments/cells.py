@@ -134,13 +134,13 @@ class TrainingCell:
             directory=directory,
             stand_in=False,
         )
-        contenders = [
-            self._contender(method, designs, network.num_agents) for method in self.methods
+        methods = [
+            self._make_method(method, designs, network.num_agents) for method in self.methods
         ]
         result = learn.run_sweep(
             problem,
             network,
-            learn.make_grid(contenders, step_sizes=self.step_sizes, schedule=self.schedule),
+            learn.make_grid(methods, step_sizes=self.step_sizes, schedule=self.schedule),
             settings=learn.SweepSettings(
                 self.num_steps,
                 self.batch_size,
@@ -161,19 +161,19 @@ class TrainingCell:
             "stopped": [f"{', '.join(map(str, r))}: {why}" for r, why in result.stopped.items()],
         }
 
-    def _contender(
+    def _make_method(
         self, method: MethodSpec, designs: Mapping[str, CellResult], num_agents: int
-    ) -> learn.Contender:
+    ) -> learn.Method:
         batch_size = self.batch_size if self.unit == "sample" else None
         budget = method.budget(
             self.epsilon, self.delta, self.num_steps, self.clip, self.unit, batch_size
         )
         if method.mechanism == "none":
-            return learn.Contender.non_private(budget.query, name=method.name)
+            return learn.Method.non_private(budget.query, name=method.name)
         if method.mechanism == "central":
-            return learn.Contender.central(budget, num_agents, name=method.name)
+            return learn.Method.central(budget, num_agents, name=method.name)
         shares = _read_noise(designs[method.name]["noise"], budget.precision_cap)
-        return learn.Contender.private(method.name, shares, budget, threat=method.threat)
+        return learn.Method.private(method.name, shares, budget, threat=method.threat)
 
 
 Cell: TypeAlias = DesignCell | TrainingCell

@@ -2,7 +2,7 @@
 
 - ``train``: your own model, loss and per-agent data sets.
 - ``make_workload``, ``tune``, ``run_sweep``: the paper's tasks, many runs at once.
-- ``Contender``: which noise is added to what; ``Variant``: with which step size.
+- ``Method``: which noise is added to what; ``Trial``: with which step size.
 
 Names are imported when first used: torch takes seconds, which ``corn graph`` need not wait for.
 """
@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from corn.learn.batches import AgentData as AgentData
-    from corn.learn.comparison import make_contenders as make_contenders
+    from corn.learn.comparison import make_methods as make_methods
     from corn.learn.comparison import select_measured as select_measured
-    from corn.learn.comparison import summarize_contenders as summarize_contenders
-    from corn.learn.contender import Contender as Contender
-    from corn.learn.contender import Variant as Variant
+    from corn.learn.comparison import summarize_methods as summarize_methods
+    from corn.learn.method import Method as Method
+    from corn.learn.method import Trial as Trial
     from corn.learn.metrics import COLUMNS as COLUMNS
     from corn.learn.metrics import PRIVATE_COLUMNS as PRIVATE_COLUMNS
     from corn.learn.metrics import SHARED_COLUMNS as SHARED_COLUMNS
     from corn.learn.metrics import Row as Row
-    from corn.learn.names import CONTENDERS as CONTENDERS
+    from corn.learn.names import METHOD_NAMES as METHOD_NAMES
     from corn.learn.names import MODELS as MODELS
     from corn.learn.names import WORKLOADS as WORKLOADS
     from corn.learn.partition import PartitionSpec as PartitionSpec
     from corn.learn.partition import partition_dirichlet as partition_dirichlet
     from corn.learn.partition import partition_iid as partition_iid
     from corn.learn.partition import partition_shards as partition_shards
-    from corn.learn.problem import Problem as Problem
+    from corn.learn.problem import TrainingProblem as TrainingProblem
     from corn.learn.result import Result as Result
     from corn.learn.schedule import Constant as Constant
     from corn.learn.schedule import Cosine as Cosine
@@ -55,23 +55,23 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AgentData": "corn.learn.batches",
-    "make_contenders": "corn.learn.comparison",
+    "make_methods": "corn.learn.comparison",
     "select_measured": "corn.learn.comparison",
-    "summarize_contenders": "corn.learn.comparison",
-    "Contender": "corn.learn.contender",
-    "Variant": "corn.learn.contender",
+    "summarize_methods": "corn.learn.comparison",
+    "Method": "corn.learn.method",
+    "Trial": "corn.learn.method",
     "COLUMNS": "corn.learn.metrics",
     "PRIVATE_COLUMNS": "corn.learn.metrics",
     "SHARED_COLUMNS": "corn.learn.metrics",
     "Row": "corn.learn.metrics",
-    "CONTENDERS": "corn.learn.names",
+    "METHOD_NAMES": "corn.learn.names",
     "MODELS": "corn.learn.names",
     "WORKLOADS": "corn.learn.names",
     "PartitionSpec": "corn.learn.partition",
     "partition_dirichlet": "corn.learn.partition",
     "partition_iid": "corn.learn.partition",
     "partition_shards": "corn.learn.partition",
-    "Problem": "corn.learn.problem",
+    "TrainingProblem": "corn.learn.problem",
     "Result": "corn.learn.result",
     "Constant": "corn.learn.schedule",
     "Cosine": "corn.learn.schedule",

@@ -22,7 +22,7 @@ from torch import Tensor
 from corn.errors import FileFormatError
 from corn.files import writing_whole
 from corn.learn.batches import AgentData
-from corn.learn.contender import Variant
+from corn.learn.method import Trial
 from corn.learn.metrics import Row, Samples
 from corn.learn.settings import SweepSettings
 from corn.learn.tasks import Task
@@ -38,10 +38,10 @@ class Checkpoint:
 
     Attributes:
         fingerprint: of everything the result depends on; a checkpoint fits no other sweep.
-        parameters: shape (seeds, agents, variants, parameters).
-        alive: which runs go on, shape (seeds, variants).
+        parameters: shape (seeds, agents, trials, parameters).
+        alive: which runs go on, shape (seeds, trials).
         rows: the measurements so far.
-        stopped: why the others do not, by the indices of seed and variant.
+        stopped: why the others do not, by the indices of seed and trial.
     """
 
     fingerprint: str
@@ -75,7 +75,7 @@ def load_checkpoint(path: Path | str, *, fingerprint: str) -> Checkpoint:
         raise FileFormatError(f"{path}: not a checkpoint of a sweep, or damaged") from error
     if version != _VERSION or checkpoint.fingerprint != fingerprint:
         raise FileFormatError(
-            f"{path}: made by a sweep with other data, network, contenders or settings; give it "
+            f"{path}: made by a sweep with other data, network, methods or settings; give it "
             "those, or another file"
         )
     return checkpoint
@@ -85,7 +85,7 @@ def fingerprint_of(
     task: Task,
     data: AgentData,
     network: Network,
-    variants: Sequence[Variant],
+    trials: Sequence[Trial],
     *,
     settings: SweepSettings,
     parts: Mapping[str, Samples],
@@ -96,11 +96,11 @@ def fingerprint_of(
         "task": task.describe(),
         "settings": asdict(settings),
         "offsets": data.offsets,
-        "variants": [(v.describe(), repr(v.schedule), repr(v.contender)) for v in variants],
+        "trials": [(v.describe(), repr(v.schedule), repr(v.method)) for v in trials],
     }
     digest.update(json.dumps(plain).encode())
     arrays = [network.mixing_matrix, data.inputs.cpu().numpy(), data.targets.cpu().numpy()]
-    arrays += [v.contender.noise.covariance for v in variants if v.contender.noise is not None]
+    arrays += [v.method.noise.covariance for v in trials if v.method.noise is not None]
     arrays += [task.initialize(seed).numpy() for seed in settings.seeds]
     # Measurements before and after an interruption must be of the same samples.
     for name in sorted(parts):

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from corn.errors import InvalidArgumentError
 from corn.learn.checkpoint import Checkpoint, fingerprint_of
-from corn.learn.contender import Variant
+from corn.learn.method import Trial
 from corn.learn.metrics import Row, is_exploding, measure
-from corn.learn.problem import Problem
+from corn.learn.problem import TrainingProblem
 from corn.learn.result import Result, blank_stopped
 from corn.learn.settings import SweepSettings
 from corn.learn.simulation import Simulation
@@ -33,21 +33,21 @@ class SweepLoop:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: TrainingProblem,
         network: Network,
-        variants: Sequence[Variant],
+        trials: Sequence[Trial],
         *,
         settings: SweepSettings,
         evaluate_at: Sequence[int] | None = None,
         max_train_samples: int | None = None,
     ) -> None:
-        _check_names(variants)
+        _check_names(trials)
         self._problem, self._network = problem, network
-        self._variants, self._settings = tuple(variants), settings
+        self._trials, self._settings = tuple(trials), settings
         self._data, self._parts = problem.place(settings, max_train_samples=max_train_samples)
         self._steps = _evaluation_steps(evaluate_at, settings.num_steps)
         self._simulation = Simulation(
-            problem.task, self._data, network, self._variants, settings=settings
+            problem.task, self._data, network, self._trials, settings=settings
         )
         self._rows: list[Row] = []
         self._stopped: dict[tuple[int, int], str] = {}
@@ -66,7 +66,7 @@ class SweepLoop:
             self._problem.task,
             self._data,
             self._network,
-            self._variants,
+            self._trials,
             settings=self._settings,
             parts=self._parts,
         )
@@ -104,7 +104,7 @@ class SweepLoop:
         if not complete and (not self._rows or self._rows[-1]["step"] != self.step):
             self._measure(None)
         return Result(
-            self._variants,
+            self._trials,
             self._settings.seeds,
             blank_stopped(self._simulation.parameters, list(self._stopped)),
             tuple(self._rows),
@@ -129,16 +129,14 @@ class SweepLoop:
         rows = measure(
             self._problem.task,
             self._simulation.parameters,
-            self._variants,
+            self._trials,
             seeds=self._settings.seeds,
             step=self.step,
             parts=self._parts,
             statistics=statistics,
             is_simulated=self._settings.noise_keys != "secret",
         )
-        runs = [
-            (s, v) for s in range(len(self._settings.seeds)) for v in range(len(self._variants))
-        ]
+        runs = [(s, v) for s in range(len(self._settings.seeds)) for v in range(len(self._trials))]
         first = {self._key(row): row for row in reversed(self._rows)}
         # Whether a release goes on may depend on its models, which are public, and on nothing else.
         judged = () if self._settings.noise_keys == "secret" else tuple(self._parts)
@@ -157,10 +155,10 @@ class SweepLoop:
         self._simulation.stop_runs(runs)
 
     def _name(self, run: tuple[int, int]) -> tuple[str, str, int]:
-        variant = self._variants[run[1]]
+        trial = self._trials[run[1]]
         return (
-            variant.contender.name,
-            variant.schedule.describe(),
+            trial.method.name,
+            trial.schedule.describe(),
             self._settings.seeds[run[0]],
         )
 
@@ -168,12 +166,12 @@ class SweepLoop:
         return row["contender"], row["step_size"], row["seed"]
 
 
-def _check_names(variants: Sequence[Variant]) -> None:
-    names = [variant.describe() for variant in variants]
+def _check_names(trials: Sequence[Trial]) -> None:
+    names = [trial.describe() for trial in trials]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise InvalidArgumentError(
-            f"variants must differ in name or step size, found twice: {'; '.join(repeated)}"
+            f"trials must differ in name or step size, found twice: {'; '.join(repeated)}"
         )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from corn.arrays import FloatArray
-from corn.learn.contender import Contender, Variant
+from corn.learn.method import Method, Trial
 from corn.learn.step import StepStatistics
 from corn.learn.tasks import Task
 
@@ -71,7 +71,7 @@ SHARED_COLUMNS = tuple(name for name in COLUMNS if name not in PRIVATE_COLUMNS)
 def measure(
     task: Task,
     parameters: Tensor,
-    variants: tuple[Variant, ...],
+    trials: tuple[Trial, ...],
     *,
     seeds: tuple[int, ...],
     step: int,
@@ -79,7 +79,7 @@ def measure(
     statistics: StepStatistics | None,
     is_simulated: bool = True,
 ) -> list[Row]:
-    """Measure models of shape (seeds, agents, variants, parameters), seed by seed."""
+    """Measure models of shape (seeds, agents, trials, parameters), seed by seed."""
     prefix = "simulated_" if is_simulated else ""
     scores = _score(task, parameters, parts)
     spread = (parameters - parameters.mean(dim=1, keepdim=True)).square().sum(dim=-1)
@@ -88,14 +88,14 @@ def measure(
         if statistics is not None:
             scores[name] = _array(getattr(statistics, name))
     return [
-        _row(variant, seed, step, prefix, {name: float(of[s, v]) for name, of in scores.items()})
+        _row(trial, seed, step, prefix, {name: float(of[s, v]) for name, of in scores.items()})
         for s, seed in enumerate(seeds)
-        for v, variant in enumerate(variants)
+        for v, trial in enumerate(trials)
     ]
 
 
 def _score(task: Task, parameters: Tensor, parts: Mapping[str, Samples]) -> dict[str, FloatArray]:
-    """Losses and accuracies, each of shape (seeds, variants)."""
+    """Losses and accuracies, each of shape (seeds, trials)."""
     shape = parameters.shape
     average = parameters.mean(dim=1)
     scores: dict[str, FloatArray] = {}
@@ -110,30 +110,30 @@ def _score(task: Task, parameters: Tensor, parts: Mapping[str, Samples]) -> dict
     return scores
 
 
-def _row(variant: Variant, seed: int, step: int, prefix: str, scores: dict[str, float]) -> Row:
-    contender = variant.contender
+def _row(trial: Trial, seed: int, step: int, prefix: str, scores: dict[str, float]) -> Row:
+    method = trial.method
     row: Row = dict.fromkeys(COLUMNS, math.nan)
     row |= {
-        "contender": contender.name,
-        "step_size": variant.schedule.describe(),
+        "contender": method.name,
+        "step_size": trial.schedule.describe(),
         "seed": seed,
         "step": step,
         **scores,
-        **_privacy_spent(contender, step, prefix),
+        **_privacy_spent(method, step, prefix),
     }
     return row
 
 
 @lru_cache(maxsize=4096)
-def _privacy_spent(contender: Contender, step: int, prefix: str) -> dict[str, Any]:
-    spent = contender.epsilon_spent(step)
-    if spent is None or contender.budget is None:
+def _privacy_spent(method: Method, step: int, prefix: str) -> dict[str, Any]:
+    spent = method.epsilon_spent(step)
+    if spent is None or method.budget is None:
         return {"unit": ""}
     return {
         f"{prefix}epsilon": float(spent.max()),
         f"{prefix}epsilon_least": float(spent.min()),
-        "delta": contender.budget.delta,
-        "unit": contender.budget.unit,
+        "delta": method.budget.delta,
+        "unit": method.budget.unit,
     }
 
 

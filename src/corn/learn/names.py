@@ -1,4 +1,4 @@
-"""Workloads, models and contenders by name, and what is usual for them; imports nothing heavy."""
+"""Workloads, models and methods by name, and what is usual for them; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WorkloadName: TypeAlias = Literal["quadratic", "a9a", "mnist", "digits", "breast
 ModelName: TypeAlias = Literal["linear", "network", "cnn"]
 
 WORKLOADS: tuple[str, ...] = get_args(WorkloadName)
-CONTENDERS: tuple[str, ...] = (*get_args(MechanismName), "unclipped")
+METHOD_NAMES: tuple[str, ...] = (*get_args(MechanismName), "unclipped")
 MODELS: tuple[str, ...] = get_args(ModelName)
 
 USUAL_BATCH_SIZE = 128

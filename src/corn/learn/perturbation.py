@@ -1,7 +1,7 @@
 """The noise of all agents in all runs at one step, drawn when it is needed and never stored.
 
 Two ways, both from :mod:`corn.noise`. ``JointNoise`` is line 6 of the paper's algorithm,
-v = R^{1/2} s, where all contenders of a seed take the **same** standard normals s (common random
+v = R^{1/2} s, where all methods of a seed take the **same** standard normals s (common random
 numbers), so that differences between mechanisms are not differences of luck. ``KeyedNoise`` is, bit
 for bit, what agents with these keys draw, each its own share.
 """
@@ -36,7 +36,7 @@ class Noise(Protocol):
     """What the simulation asks for noise."""
 
     def draw(self, step: int) -> Tensor:
-        """The noise of a step, from 0, shape (seeds, agents, contenders, parameters)."""
+        """The noise of a step, from 0, shape (seeds, agents, methods, parameters)."""
 
 
 @final
@@ -87,13 +87,13 @@ class JointNoise:
 
 @final
 class KeyedNoise:
-    """What agents draw with keys: each contender's own shares, in float64, from the secure source.
+    """What agents draw with keys: each method's own shares, in float64, from the secure source.
 
     Slower, and without common random numbers: for releases, and for comparing agents' processes
     with a simulation.
 
     Args:
-        decompositions: who draws what, for each contender.
+        decompositions: who draws what, for each method.
         seeds: one for each seed's run. Keys follow from them, unless ``is_secret``.
         num_parameters: d, the coordinates of a share.
         device: where the noise is wanted.

@@ -16,7 +16,7 @@ from corn.learn.tasks.protocol import ChecksTargets
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class TrainingProblem:
     """What is learnt from what.
 
     Attributes:

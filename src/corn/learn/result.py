@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 
 from corn.errors import InvalidArgumentError
-from corn.learn.contender import Variant
+from corn.learn.method import Trial
 from corn.learn.metrics import COLUMNS, Row
 
 SweepStatus: TypeAlias = Literal["complete", "interrupted"]
@@ -21,20 +21,20 @@ class Result:
     """The outcome of all runs; one that was interrupted is as usable, up to its last step.
 
     Attributes:
-        variants: contenders and step sizes.
-        seeds: each variant was run once for each.
-        parameters: the final models, shape (runs, agents, parameters): run s·len(variants) + v is
-            seed s with variant v. NaN for runs that were stopped.
+        trials: methods and step sizes.
+        seeds: each trial was run once for each.
+        parameters: the final models, shape (runs, agents, parameters): run s·len(trials) + v is
+            seed s with trial v. NaN for runs that were stopped.
         rows: the measurements, in order of steps.
         num_steps: how many steps were done.
         status: ``complete``, or ``interrupted`` by the user.
-        stopped: messages on runs that broke down, by (contender, step size, seed).
+        stopped: messages on runs that broke down, by (method, step size, seed).
         notes: what a reader must know, such as a data set that stands in for another.
         is_simulated: whether noise came from public seeds, so that the models protect nobody.
         private_notes: what depends on the data without noise, for its owner alone.
     """
 
-    variants: tuple[Variant, ...]
+    trials: tuple[Trial, ...]
     seeds: tuple[int, ...]
     parameters: Tensor = field(repr=False)
     rows: tuple[Row, ...] = field(repr=False)
@@ -50,7 +50,7 @@ class Result:
         """Say whether the models protect anyone: what is promised, against whom, or nothing."""
         promises = [
             f"{own.budget.describe()}, against {own.against}"
-            for own in dict.fromkeys(variant.contender for variant in self.variants)
+            for own in dict.fromkeys(trial.method for trial in self.trials)
             if own.budget is not None
         ]
         if not promises:
@@ -74,7 +74,7 @@ class Result:
         return tuple(latest.values())
 
     def average(self, column: str) -> dict[tuple[str, str], float]:
-        """The mean over seeds of a column at the end, by (contender, step size).
+        """The mean over seeds of a column at the end, by (method, step size).
 
         A run that was stopped makes it infinite for a loss, and NaN for anything else.
 
@@ -87,32 +87,32 @@ class Result:
         failed = math.inf if "loss" in column else math.nan
         last = {(r["contender"], r["step_size"], r["seed"]): r for r in self.last_rows}
         averages: dict[tuple[str, str], float] = {}
-        for variant in self.variants:
-            key = variant.contender.name, variant.schedule.describe()
+        for trial in self.trials:
+            key = trial.method.name, trial.schedule.describe()
             runs = [(*key, seed) for seed in self.seeds]
             found = [failed if run in self.stopped else float(last[run][column]) for run in runs]
             averages[key] = sum(found) / len(found)
         return averages
 
     def best_step_sizes(self, column: str = "validation_loss") -> dict[str, str]:
-        """The step size with the least value of a column, for each contender."""
+        """The step size with the least value of a column, for each method."""
         chosen: dict[str, tuple[float, str]] = {}
-        for (contender, step_size), value in self.average(column).items():
-            if value < chosen.get(contender, (math.inf, ""))[0]:
-                chosen[contender] = value, step_size
-        return {contender: step_size for contender, (_, step_size) in chosen.items()}
+        for (method, step_size), value in self.average(column).items():
+            if value < chosen.get(method, (math.inf, ""))[0]:
+                chosen[method] = value, step_size
+        return {method: step_size for method, (_, step_size) in chosen.items()}
 
-    def select(self, contender: str, step_size: str | None = None) -> list[Row]:
-        """The rows of a contender, with one step size or all."""
+    def select(self, method: str, step_size: str | None = None) -> list[Row]:
+        """The rows of a method, with one step size or all."""
         return [
             row
             for row in self.rows
-            if row["contender"] == contender and step_size in (None, row["step_size"])
+            if row["contender"] == method and step_size in (None, row["step_size"])
         ]
 
 
 def blank_stopped(parameters: Tensor, stopped: Sequence[tuple[int, int]]) -> Tensor:
-    """Models as (runs, agents, parameters), with NaN for the (seed, variant) that were stopped."""
+    """Models as (runs, agents, parameters), with NaN for the (seed, trial) that were stopped."""
     blanked = parameters.clone()
     for s, v in stopped:
         blanked[s, :, v] = math.nan

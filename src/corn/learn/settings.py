@@ -21,7 +21,7 @@ class SweepSettings:
     Attributes:
         num_steps: T.
         batch_size: samples a mini-batch; None for each agent's whole data.
-        seeds: of batches, noise and initial models: one run of every variant for each.
+        seeds: of batches, noise and initial models: one run of every trial for each.
         gossip_rounds: mixing rounds a step.
         cooldown_rounds: mixing rounds after the last step, without new gradients or privacy cost.
         dtype: ``float32`` or ``float64``.

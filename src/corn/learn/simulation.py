@@ -1,6 +1,6 @@
 """Algorithm 1 of the paper for all agents of all runs at once: clip, add noise, half step, mix.
 
-All models are one tensor (seeds, agents, variants, parameters). Variants of a seed see the same
+All models are one tensor (seeds, agents, trials, parameters). Trials of a seed see the same
 mini-batches and the same standard normals, whatever their mechanism and step size. Nothing is kept
 from step to step but the models, so memory does not grow with the number of steps.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, BatchSampler, require_few_samples
-from corn.learn.contender import Contender, Variant
+from corn.learn.method import Method, Trial
 from corn.learn.perturbation import JointNoise, KeyedNoise, Noise
 from corn.learn.settings import SweepSettings
 from corn.learn.step import (
@@ -41,7 +41,7 @@ class Simulation:
         task: what is trained.
         data: every agent's samples, prepared for the task, of the settings' type and device.
         network: who mixes with whom.
-        variants: contenders and step sizes; those that clip must agree on the unit and the batch.
+        trials: methods and step sizes; those that clip must agree on the unit and the batch.
         settings: the rest.
     """
 
@@ -50,36 +50,36 @@ class Simulation:
         task: Task,
         data: AgentData,
         network: Network,
-        variants: Sequence[Variant],
+        trials: Sequence[Trial],
         *,
         settings: SweepSettings,
     ) -> None:
-        self._task, self._variants, self._settings = task, tuple(variants), settings
-        query = _check_variants(self._variants, data, network, settings)
+        self._task, self._trials, self._settings = task, tuple(trials), settings
+        query = _check_trials(self._trials, data, network, settings)
         if settings.noise_keys == "secret":
-            _check_release(self._variants, data, task.num_parameters)
+            _check_release(self._trials, data, task.num_parameters)
         self._clips_samples = query is not None and query.unit == "sample"
         self._sampler = _make_sampler(data, query, settings)
         W = repeat_gossip(network.mixing_matrix, settings.gossip_rounds)
         self._W, self._one_round = self._tensor(W), self._tensor(np.array(network.mixing_matrix))
         # What is released is clipped, and its samples summed, in float64.
         real = settings.torch_dtype if settings.noise_keys == "none" else torch.float64
-        clips = [variant.contender.clip for variant in variants]
+        clips = [trial.method.clip for trial in trials]
         self._clip = torch.tensor(clips, dtype=real, device=settings.device)
-        self._has_noise = torch.tensor([v.contender.noise is not None for v in self._variants])
-        self._central = [k for k, v in enumerate(self._variants) if v.contender.is_central]
+        self._has_noise = torch.tensor([v.method.noise is not None for v in self._trials])
+        self._central = [k for k, v in enumerate(self._trials) if v.method.is_central]
         self._noise, self._noise_of = self._make_noise()
         self._is_regular = _is_regular(self._noise_of.tolist())
-        grids = [variant.contender.grid for variant in self._variants]
+        grids = [trial.method.grid for trial in self._trials]
         self._grid = torch.tensor(grids, dtype=real, device=settings.device).unsqueeze(-1)
-        self._alive = torch.ones(len(settings.seeds), len(variants), dtype=torch.bool)
+        self._alive = torch.ones(len(settings.seeds), len(trials), dtype=torch.bool)
         self.step, self._broken = 0, torch.zeros_like(self._alive)
-        self.num_broken = torch.zeros(len(settings.seeds), len(variants), dtype=torch.long)
+        self.num_broken = torch.zeros(len(settings.seeds), len(trials), dtype=torch.long)
         self.parameters = self._initial_parameters(network.num_agents)
 
     @property
     def alive(self) -> Tensor:
-        """Which runs go on, shape (seeds, variants)."""
+        """Which runs go on, shape (seeds, trials)."""
         return self._alive.clone()
 
     def restore(self, step: int, parameters: Tensor, alive: Tensor) -> None:
@@ -88,7 +88,7 @@ class Simulation:
         self.parameters = parameters.to(device=self._settings.device).clone()
 
     def stop_runs(self, runs: Tensor) -> None:
-        """Take runs, marked in a mask of shape (seeds, variants), out: they stay at zero."""
+        """Take runs, marked in a mask of shape (seeds, trials), out: they stay at zero."""
         self._alive &= ~runs
         self.parameters.masked_fill_(runs.to(self.parameters.device)[:, None, :, None], 0.0)
 
@@ -96,8 +96,8 @@ class Simulation:
     def advance(self, *, observe: bool = False) -> StepStatistics | None:
         """Run one step; return what it did if asked to observe. Ask ``find_broken`` after it."""
         eta = self._step_sizes()
-        shape = seeds, agents, variants, d = self.parameters.shape
-        found = self._compute(self.parameters.view(-1, variants, d))
+        shape = seeds, agents, trials, d = self.parameters.shape
+        found = self._compute(self.parameters.view(-1, trials, d))
         g, noise = self._release(found.values.view(shape), found.factors.view(*shape[:-1], 1))
         half = torch.addcmul(self.parameters, g, eta.unsqueeze(-1), value=-1, out=g)
         mixed = torch.matmul(self._W, half.view(seeds, agents, -1)).view(shape)
@@ -130,7 +130,7 @@ class Simulation:
     def find_broken(self) -> Tensor | None:
         """Return runs without noise whose gradients were not finite in this step, if any.
 
-        Shape (seeds, variants). Runs with noise go on as agents do, see ``num_broken``.
+        Shape (seeds, trials). Runs with noise go on as agents do, see ``num_broken``.
         """
         return self._broken if bool(self._broken.any()) else None
 
@@ -144,9 +144,9 @@ class Simulation:
         self.parameters = flat.view(shape)
 
     def _step_sizes(self) -> Tensor:
-        """η of each run, shape (seeds, 1, variants); zero for runs that were stopped."""
+        """η of each run, shape (seeds, 1, trials); zero for runs that were stopped."""
         total = self._settings.num_steps
-        eta = self._tensor([v.schedule.at(self.step + 1, total) for v in self._variants])
+        eta = self._tensor([v.schedule.at(self.step + 1, total) for v in self._trials])
         return torch.mul(eta, self._alive.to(eta.device).unsqueeze(1))
 
     def _release(self, gradients: Tensor, factors: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -156,11 +156,11 @@ class Simulation:
         v = self._noise.draw(self.step)
         seeds, agents, _, d = gradients.shape
         if self._is_regular:
-            # Step sizes of a contender are neighbours: its noise is broadcast, not copied.
-            by_contender = (seeds, agents, v.shape[2], -1)
+            # Step sizes of a method are neighbours: its noise is broadcast, not copied.
+            by_method = (seeds, agents, v.shape[2], -1)
             released = release(
-                gradients.view(*by_contender, d),
-                factors.view(*by_contender, 1),
+                gradients.view(*by_method, d),
+                factors.view(*by_method, 1),
                 v.unsqueeze(3),
                 self._grid.view(v.shape[2], -1, 1),
             )
@@ -180,22 +180,22 @@ class Simulation:
         self.num_broken += num_broken * self._has_noise * self._alive
 
     def _mean_norm(self, noise: Tensor | None, like: Tensor) -> Tensor:
-        """‖v‖ averaged over agents, shape (seeds, variants)."""
+        """‖v‖ averaged over agents, shape (seeds, trials)."""
         if noise is None:
             return torch.zeros_like(like[:, 0])
         norms: Tensor = torch.linalg.vector_norm(noise, dim=-1).mean(1)
         return norms.index_select(1, self._noise_of).to(like.dtype)
 
     def _make_noise(self) -> tuple[Noise | None, Tensor]:
-        """Noise for each contender, and which one's each variant takes."""
+        """Noise for each method, and which one's each trial takes."""
         settings = self._settings
-        contenders = list(dict.fromkeys(variant.contender for variant in self._variants))
-        indices = [contenders.index(variant.contender) for variant in self._variants]
+        methods = list(dict.fromkeys(trial.method for trial in self._trials))
+        indices = [methods.index(trial.method) for trial in self._trials]
         noise_of = torch.tensor(indices, device=settings.device)
-        if all(contender.noise is None for contender in contenders):
+        if all(method.noise is None for method in methods):
             return None, noise_of
         silence = Decomposition(np.zeros(self._W.shape[0]))
-        shares = [silence if c.noise is None else c.noise for c in contenders]
+        shares = [silence if c.noise is None else c.noise for c in methods]
         where: dict[str, Any] = {
             "seeds": settings.seeds,
             "num_parameters": self._task.num_parameters,
@@ -209,7 +209,7 @@ class Simulation:
     def _initial_parameters(self, num_agents: int) -> Tensor:
         starts = [self._task.initialize(seed) for seed in self._settings.seeds]
         x = self._tensor(torch.stack(starts))[:, None, None, :]
-        return x.expand(-1, num_agents, len(self._variants), -1).contiguous()
+        return x.expand(-1, num_agents, len(self._trials), -1).contiguous()
 
     def _tensor(self, values: object) -> Tensor:
         settings = self._settings
@@ -236,24 +236,24 @@ def _make_sampler(
     )
 
 
-def _check_variants(
-    variants: Sequence[Variant], data: AgentData, network: Network, settings: SweepSettings
+def _check_trials(
+    trials: Sequence[Trial], data: AgentData, network: Network, settings: SweepSettings
 ) -> ClippedQuery | None:
-    """The query that all clipping variants share, but for its norm; None if none clips."""
-    if not variants:
-        raise InvalidArgumentError("a sweep needs at least one variant, found none")
+    """The query that all clipping trials share, but for its norm; None if none clips."""
+    if not trials:
+        raise InvalidArgumentError("a sweep needs at least one trial, found none")
     if data.num_agents != network.num_agents:
         raise InvalidArgumentError(
             f"data must be of {network.num_agents} agents, as many as the network has, found "
             f"{data.num_agents}"
         )
-    for variant in variants:
-        _check_contender(variant.contender, network.num_agents, settings.num_steps)
-    queries = [v.contender.query for v in variants if v.contender.query is not None]
+    for trial in trials:
+        _check_method(trial.method, network.num_agents, settings.num_steps)
+    queries = [v.method.query for v in trials if v.method.query is not None]
     kinds = {(query.unit, query.batch_size, query.sampling_rate): query for query in queries}
     if len(kinds) > 1:
         raise InvalidArgumentError(
-            "all contenders of a sweep must have the same unit, batch size and sampling rate, "
+            "all methods of a sweep must have the same unit, batch size and sampling rate, "
             f"found {sorted(map(str, kinds))}: run one sweep for each"
         )
     query = next(iter(kinds.values()), None)
@@ -265,28 +265,28 @@ def _check_variants(
     return query
 
 
-def _check_release(variants: Sequence[Variant], data: AgentData, num_parameters: int) -> None:
+def _check_release(trials: Sequence[Trial], data: AgentData, num_parameters: int) -> None:
     """Refuse to draw with secret keys for a promise that is one of real numbers only."""
-    for contender in (variant.contender for variant in variants):
-        if contender.budget is None:
+    for method in (trial.method for trial in trials):
+        if method.budget is None:
             continue
-        if not contender.counts_floats or contender.grid <= 0:
+        if not method.counts_floats or method.grid <= 0:
             raise InvalidArgumentError(
-                f"{contender.name!r} must count floating point to be released with secret keys: "
+                f"{method.name!r} must count floating point to be released with secret keys: "
                 "use a plan, or corn.train with secure=True"
             )
-        contender.check_parameters(num_parameters)
-        require_few_samples(contender.budget.query, data.sizes)
+        method.check_parameters(num_parameters)
+        require_few_samples(method.budget.query, data.sizes)
 
 
-def _check_contender(contender: Contender, num_agents: int, num_steps: int) -> None:
-    if contender.noise is not None and contender.noise.num_agents != num_agents:
+def _check_method(method: Method, num_agents: int, num_steps: int) -> None:
+    if method.noise is not None and method.noise.num_agents != num_agents:
         raise InvalidArgumentError(
-            f"the noise of {contender.name!r} must be for {num_agents} agents, found "
-            f"{contender.noise.num_agents}"
+            f"the noise of {method.name!r} must be for {num_agents} agents, found "
+            f"{method.noise.num_agents}"
         )
-    if contender.budget is not None and num_steps > contender.budget.num_steps:
+    if method.budget is not None and num_steps > method.budget.num_steps:
         raise InvalidArgumentError(
-            f"num_steps must be at most {contender.budget.num_steps}, for which the budget of "
-            f"{contender.name!r} was made, found {num_steps}"
+            f"num_steps must be at most {method.budget.num_steps}, for which the budget of "
+            f"{method.name!r} was made, found {num_steps}"
         )

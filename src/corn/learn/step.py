@@ -24,7 +24,7 @@ _VALUES_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class StepStatistics:
-    """What a step did, averaged over agents; each of shape (seeds, variants).
+    """What a step did, averaged over agents; each of shape (seeds, trials).
 
     Attributes:
         gradient_norm: of what each agent computed: before clipping its mini-batch gradient, or
@@ -43,11 +43,11 @@ class ClippedGradients:
     """Gradients as they may be released with noise; what else is here is for their owner alone.
 
     Attributes:
-        values: shape (cells, variants, parameters), yet to be multiplied by ``factors``.
-        factors: shape (cells, variants): what clips each; 1 where samples were clipped.
-        norms: shape (cells, variants), before an agent's gradient is clipped.
-        fraction_clipped: shape (cells, variants).
-        num_broken: shape (cells, variants): gradients, of the batch or of samples, that were not
+        values: shape (cells, trials, parameters), yet to be multiplied by ``factors``.
+        factors: shape (cells, trials): what clips each; 1 where samples were clipped.
+        norms: shape (cells, trials), before an agent's gradient is clipped.
+        fraction_clipped: shape (cells, trials).
+        num_broken: shape (cells, trials): gradients, of the batch or of samples, that were not
             finite and count as zero.
     """
 
@@ -65,9 +65,9 @@ def compute_gradients(
 
     Args:
         task: what is trained.
-        parameters: shape (cells, variants, parameters).
+        parameters: shape (cells, trials, parameters).
         batch: one mini-batch per cell.
-        clip: C of each variant, shape (variants,), in the type to clip in: float64 for releases.
+        clip: C of each trial, shape (trials,), in the type to clip in: float64 for releases.
         clips_samples: clip every sample's gradient rather than the mini-batch's.
     """
     found = task.gradient(parameters, batch, sample_clip=clip if clips_samples else None)

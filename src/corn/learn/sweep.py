@@ -8,11 +8,11 @@ from pathlib import Path
 
 from corn.errors import InvalidArgumentError
 from corn.learn.checkpoint import load_checkpoint, save_checkpoint
-from corn.learn.contender import Variant
 from corn.learn.loop import SweepLoop
+from corn.learn.method import Trial
 from corn.learn.metrics import Row
 from corn.learn.monitor import ProgressBar, catch_interruption
-from corn.learn.problem import Problem
+from corn.learn.problem import TrainingProblem
 from corn.learn.result import Result
 from corn.learn.settings import SweepSettings
 from corn.threads import own_threads
@@ -20,9 +20,9 @@ from corn.topology import Network
 
 
 def run_sweep(
-    problem: Problem,
+    problem: TrainingProblem,
     network: Network,
-    variants: Sequence[Variant],
+    trials: Sequence[Trial],
     *,
     settings: SweepSettings,
     evaluate_at: Sequence[int] | None = None,
@@ -33,7 +33,7 @@ def run_sweep(
     show_progress: bool = True,
     on_rows: Callable[[Sequence[Row]], None] | None = None,
 ) -> Result:
-    """Run every variant for every seed, all together, with common random numbers.
+    """Run every trial for every seed, all together, with common random numbers.
 
     Ctrl-C ends the sweep after the present step, and what was reached is returned. A run whose
     gradients or loss are not finite, or whose loss explodes, is stopped with a message; the others
@@ -42,7 +42,7 @@ def run_sweep(
     Args:
         problem: what is learnt.
         network: who mixes with whom.
-        variants: contenders and step sizes.
+        trials: methods and step sizes.
         settings: how to run.
         evaluate_at: steps to measure at; by default 0, the last, and some twenty between.
         max_train_samples: measure the training loss on so many samples, evenly spaced; None is all.
@@ -62,7 +62,7 @@ def run_sweep(
         loop = SweepLoop(
             problem,
             network,
-            variants,
+            trials,
             settings=settings,
             evaluate_at=evaluate_at,
             max_train_samples=max_train_samples,

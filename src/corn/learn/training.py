@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from corn.covariance import Decomposition, Design, Horizon, design
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
 from corn.learn.batches import AgentData
-from corn.learn.contender import Contender, Variant
-from corn.learn.problem import Problem
+from corn.learn.method import Method, Trial
+from corn.learn.problem import TrainingProblem
 from corn.learn.result import Result
 from corn.learn.samples import DataSource as DataSource
 from corn.learn.samples import read_samples as read_samples
@@ -96,10 +96,10 @@ def train(
     ('complete', torch.Size([1, 4, 8]), 5.0)
     """
     task, rounds = make_task(model, loss), _choose_rounds(source, gossip_rounds, cooldown_rounds)
-    network, contender = _make_contender(source, budget, noise, rounds, secure=secure)
-    query = contender.query
+    network, method = _make_method(source, budget, noise, rounds, secure=secure)
+    query = method.query
     settings = SweepSettings(
-        _choose_steps(num_steps, contender.budget),
+        _choose_steps(num_steps, method.budget),
         batch_size if batch_size is not None or query is None else query.batch_size,
         tuple(seeds),
         *rounds,
@@ -108,13 +108,13 @@ def train(
         "secret" if secure else "none",
     )
     measured = {"validation": validation, "test": test}
-    problem = Problem(
+    problem = TrainingProblem(
         task,
         AgentData.from_parts([read_samples(own) for own in datasets]),
         {name: read_samples(own) for name, own in measured.items() if own is not None},
     )
-    variants = [Variant(contender, make_schedule(step_size, schedule))]
-    result = run_sweep(problem, network, variants, settings=settings, **options)
+    trials = [Trial(method, make_schedule(step_size, schedule))]
+    result = run_sweep(problem, network, trials, settings=settings, **options)
     _tell_of_stopped(result)
     return result
 
@@ -184,26 +184,26 @@ def _choose_rounds(
     )
 
 
-def _make_contender(
+def _make_method(
     source: Plan | Network | str | Path,
     budget: PrivacyBudget | None,
     noise: Design | Decomposition | None,
     rounds: tuple[int, int],
     *,
     secure: bool,
-) -> tuple[Network, Contender]:
+) -> tuple[Network, Method]:
     if isinstance(source, Plan):
         if budget is not None or noise is not None:
             raise InvalidArgumentError("budget and noise must be None with a plan, which has both")
-        return source.network, Contender.from_plan(source)
+        return source.network, Method.from_plan(source)
     network = source if isinstance(source, Network) else load_network(source)
     if budget is None:
         if noise is not None or secure:
             raise InvalidArgumentError("noise and secure need a budget, found None")
-        return network, Contender.non_private()
+        return network, Method.non_private()
     if noise is None:
         objective = Horizon(max(1.0, budget.num_steps / 5), *rounds)
         cap = (set_aside(budget) if secure else budget).precision_cap
         noise = design(network.mixing_matrix, cap, objective=objective)
     name = noise.mechanism if isinstance(noise, Design) else "given noise"
-    return network, Contender.private(name, noise, budget, counts_floats=secure)
+    return network, Method.private(name, noise, budget, counts_floats=secure)

@@ -13,7 +13,7 @@ from corn.learn.datasets import Dataset, load_dataset, split_samples
 from corn.learn.metrics import Samples
 from corn.learn.names import MODELS, WORKLOADS, ModelName
 from corn.learn.partition import PartitionSpec
-from corn.learn.problem import Problem
+from corn.learn.problem import TrainingProblem
 from corn.learn.tasks import LinearClassifier, Quadratic, ShallowNetwork, Task, small_cnn_task
 
 _START = "agents start at the minimiser, which depends on all their data: ε counts the steps alone"
@@ -30,7 +30,7 @@ def make_workload(
     validation_fraction: float = 0.1,
     directory: Path | str | None = None,
     stand_in: bool = True,
-) -> Problem:
+) -> TrainingProblem:
     """Make a problem: by default as in the paper (80/20 split, Dirichlet(10) by label).
 
     Args:
@@ -51,7 +51,7 @@ def make_workload(
     """
     if name == "quadratic":
         task = Quadratic.from_paper(num_agents)
-        return Problem(task, task.agent_data(torch.float64), notes=(_START,))
+        return TrainingProblem(task, task.agent_data(torch.float64), notes=(_START,))
     if name not in WORKLOADS:
         raise InvalidArgumentError(f"task must be one of {', '.join(WORKLOADS)}, found {name!r}")
     dataset = load_dataset(name, directory=directory, stand_in=stand_in)
@@ -59,7 +59,7 @@ def make_workload(
     labels = dataset.targets[split.train]
     rows = PartitionSpec.parse(partition).deal(labels, num_agents, seed=seed)
     parts = [_pick(dataset, split.train[own]) for own in rows]
-    return Problem(
+    return TrainingProblem(
         make_task(dataset, model or ("network" if name == "mnist" else "linear"), l2=l2),
         AgentData.from_parts(parts),
         {

@@ -33,7 +33,7 @@ def plot_training(
     *,
     title: str,
 ) -> Figure:
-    """Curves of each contender at its step size, averaged over runs, and samples per agent.
+    """Curves of each method at its step size, averaged over runs, and samples per agent.
 
     Where ``agent_samples`` is None, how far models are from their average takes its place. Bands
     are plus and minus one standard deviation over runs, where there are several.

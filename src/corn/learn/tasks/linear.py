@@ -65,9 +65,9 @@ class LinearClassifier:
         self, parameters: Tensor, batch: Batch, *, sample_clip: Tensor | None = None
     ) -> Gradients:
         """See ``Task``."""
-        X, (cells, variants, _) = batch.inputs, parameters.shape
+        X, (cells, trials, _) = batch.inputs, parameters.shape
         theta = parameters.view(cells, -1, X.shape[-1])
-        logits = torch.bmm(X, theta.mT).view(cells, -1, variants, self._num_outputs)
+        logits = torch.bmm(X, theta.mT).view(cells, -1, trials, self._num_outputs)
         residuals = self._residuals(logits, batch.targets)
         if sample_clip is None:
             scale = 1 / X.shape[1] if batch.is_average else 1.0
@@ -111,7 +111,7 @@ class LinearClassifier:
         return f"{kind} regression on {self._num_features} features, l2 = {self._l2:g}"
 
     def _residuals(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """∂loss/∂logits, shape (cells, batch, variants, outputs); does not modify ``logits``."""
+        """∂loss/∂logits, shape (cells, batch, trials, outputs); does not modify ``logits``."""
         if self._num_outputs == 1:
             return torch.sigmoid(logits).sub_(targets[..., None, None])
         labels = functional.one_hot(targets, self._num_classes).unsqueeze(2)
@@ -120,7 +120,7 @@ class LinearClassifier:
     def _sample_norms(
         self, residuals: Tensor, logits: Tensor, X: Tensor, parameters: Tensor
     ) -> Tensor:
-        """At least ‖r xᵀ + λθ‖, shape (cells, batch, variants), from ⟨r xᵀ, θ⟩ = r·logits.
+        """At least ‖r xᵀ + λθ‖, shape (cells, batch, trials), from ⟨r xᵀ, θ⟩ = r·logits.
 
         Where the two nearly cancel, rounding would leave anything or nothing of their sum. So as
         much is added as rounding can take away: sums to 16 ulps, and a logit to as many as it has

@@ -30,16 +30,16 @@ class Looped:
         self._module = module
 
     def gradient(self, parameters: Tensor, batch: Batch) -> Gradients:
-        """Of each model's mini-batch, shape (cells, variants, d)."""
+        """Of each model's mini-batch, shape (cells, trials, d)."""
         values = torch.empty_like(parameters)
         for cell, models in enumerate(parameters):
             present = batch.weights[cell] > 0
             X, y = batch.inputs[cell, present], batch.targets[cell, present]
             # Weights are equal where they are not zero; an empty batch has no gradient.
             share = batch.weights[cell].sum()
-            for variant, vector in enumerate(models):
+            for trial, vector in enumerate(models):
                 slope = self._slope(vector, X, y) if len(X) else torch.zeros_like(vector)
-                values[cell, variant] = share * slope
+                values[cell, trial] = share * slope
         return Gradients(values)
 
     def clipped_gradient(self, parameters: Tensor, batch: Batch, sample_clip: Tensor) -> Gradients:
@@ -50,13 +50,13 @@ class Looped:
         for cell, models in enumerate(parameters):
             for row in torch.nonzero(batch.weights[cell]).flatten().tolist():
                 X, y = batch.inputs[cell, row : row + 1], batch.targets[cell, row : row + 1]
-                for variant, vector in enumerate(models):
+                for trial, vector in enumerate(models):
                     slope = self._slope(vector, X, y).to(real)
                     norm, rounding = norms_at_least(slope), batch.most_samples**2
-                    factor = clip_factors(norm, sample_clip[variant], rounding=rounding)
-                    factors[cell, variant, row] = factor
+                    factor = clip_factors(norm, sample_clip[trial], rounding=rounding)
+                    factors[cell, trial, row] = factor
                     weight = batch.weights[cell, row] * factor
-                    values[cell, variant] += weight * drop_broken(slope, factor)
+                    values[cell, trial] += weight * drop_broken(slope, factor)
         return Gradients(
             values,
             fraction_clipped(factors.mT, batch.weights),

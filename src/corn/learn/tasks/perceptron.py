@@ -29,7 +29,7 @@ _ELEMENTS_AT_ONCE = 1 << 23
 class ShallowNetwork:
     """features → hidden (ReLU) → classes with cross-entropy: 784–32–10 on MNIST, as in the paper.
 
-    The gradient is written out: variants that share a mini-batch share one product with it, which
+    The gradient is written out: trials that share a mini-batch share one product with it, which
     differentiating a vectorised module does not see (3 to 4 times slower). A sample's gradient has
     rank one in each layer, so its norm, for clipping, needs no gradient in memory.
 
@@ -74,14 +74,14 @@ class ShallowNetwork:
         self, parameters: Tensor, batch: Batch, *, sample_clip: Tensor | None = None
     ) -> Gradients:
         """See ``Task``."""
-        X, (cells, variants, _) = batch.inputs, parameters.shape
+        X, (cells, trials, _) = batch.inputs, parameters.shape
         first = parameters[..., : self._first_layer_size].reshape(cells, -1, X.shape[-1])
         second, bias = self._output_layer(parameters)
-        hidden = torch.bmm(X, first.mT).relu_().view(cells, -1, variants, self._hidden)
+        hidden = torch.bmm(X, first.mT).relu_().view(cells, -1, trials, self._hidden)
         hidden = hidden.transpose(1, 2).contiguous()
         delta_out = self._output_residuals(hidden, second, bias, batch.targets)
         delta_in = (delta_out @ second).mul_(hidden > 0)
-        scale = batch.weights.unsqueeze(1).expand(-1, variants, -1)
+        scale = batch.weights.unsqueeze(1).expand(-1, trials, -1)
         if sample_clip is None:
             delta_out.mul_(scale.unsqueeze(-1))
             delta_in.mul_(scale.unsqueeze(-1))
@@ -132,24 +132,24 @@ class ShallowNetwork:
     def _output_residuals(
         self, hidden: Tensor, second: Tensor, bias: Tensor, targets: Tensor
     ) -> Tensor:
-        """∂loss/∂logits, shape (cells, variants, batch, classes)."""
+        """∂loss/∂logits, shape (cells, trials, batch, classes)."""
         logits = hidden @ second.mT + bias.unsqueeze(-2)
         labels = functional.one_hot(targets, self._classes).unsqueeze(1)
         return torch.softmax(logits, dim=-1).sub_(labels)
 
     def _backward(self, delta_out: Tensor, delta_in: Tensor, hidden: Tensor, X: Tensor) -> Tensor:
-        cells, variants = delta_out.shape[:2]
-        gradient = X.new_empty(cells, variants, self.num_parameters)
+        cells, trials = delta_out.shape[:2]
+        gradient = X.new_empty(cells, trials, self.num_parameters)
         second, bias = self._output_layer(gradient)
         rows = delta_in.transpose(1, 2).flatten(2)
-        gradient[..., : self._first_layer_size] = torch.bmm(rows.mT, X).view(cells, variants, -1)
+        gradient[..., : self._first_layer_size] = torch.bmm(rows.mT, X).view(cells, trials, -1)
         second.copy_(delta_out.mT @ hidden)
         bias.copy_(delta_out.sum(dim=2))
         return gradient
 
 
 def _sample_norms(delta_out: Tensor, delta_in: Tensor, hidden: Tensor, X: Tensor) -> Tensor:
-    """Norms of the samples' gradients, shape (cells, variants, batch), layer by layer."""
+    """Norms of the samples' gradients, shape (cells, trials, batch), layer by layer."""
     outer = norms_at_least(delta_out) * (1 + hidden.square().sum(dim=-1)).sqrt()
     inner = norms_at_least(delta_in) * norms_at_least(X).unsqueeze(1)
     return torch.hypot(outer, inner)

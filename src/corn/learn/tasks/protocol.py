@@ -16,9 +16,9 @@ class Gradients:
     """One gradient for each model.
 
     Attributes:
-        values: shape (cells, variants, parameters).
-        fraction_clipped: shape (cells, variants), of samples; None where samples were not clipped.
-        num_broken: shape (cells, variants): samples whose gradient was not finite and was taken as
+        values: shape (cells, trials, parameters).
+        fraction_clipped: shape (cells, trials), of samples; None where samples were not clipped.
+        num_broken: shape (cells, trials): samples whose gradient was not finite and was taken as
             zero; None where samples were not clipped.
     """
 
@@ -38,7 +38,7 @@ class Scores:
 class Task(Protocol):
     """A model and its loss, with parameters flattened to one vector.
 
-    A *cell* is one agent in one seed's run, and has data; its *variants* are the models that differ
+    A *cell* is one agent in one seed's run, and has data; its *trials* are the models that differ
     in mechanism or step size and share that data.
     """
 
@@ -58,9 +58,9 @@ class Task(Protocol):
         """The weighted sum of the samples' gradients for each model.
 
         Args:
-            parameters: shape (cells, variants, d); not to be modified.
+            parameters: shape (cells, trials, d); not to be modified.
             batch: one mini-batch per cell.
-            sample_clip: shape (variants,): clip every sample's gradient to this norm first. Norms
+            sample_clip: shape (trials,): clip every sample's gradient to this norm first. Norms
                 and sums are then in its type, and so is the result. In float64 the rounding of the
                 sum is far below what one sample can move, which in float32 it is not.
         """

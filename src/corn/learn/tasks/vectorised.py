@@ -45,7 +45,7 @@ class Vectorised:
         self._module, self._kept, self._limit = module, elements_a_sample, elements_at_once
 
     def gradient(self, parameters: Tensor, batch: Batch) -> Gradients:
-        """Of each model's mini-batch, shape (cells, variants, d)."""
+        """Of each model's mini-batch, shape (cells, trials, d)."""
         if batch.is_average:
             return Gradients(self._mean_gradient(parameters, batch.inputs, batch.targets))
         values = torch.zeros_like(parameters)
@@ -60,23 +60,23 @@ class Vectorised:
         return Gradients(values)
 
     def clipped_gradient(self, parameters: Tensor, batch: Batch, sample_clip: Tensor) -> Gradients:
-        """With every sample's gradient clipped: over cells, variants and samples together."""
+        """With every sample's gradient clipped: over cells, trials and samples together."""
         slopes_of = vmap(grad(self._module.sample_loss), in_dims=(None, 0, 0))
         slopes_of = vmap(vmap(slopes_of, in_dims=(0, None, 0)))
         real, width = sample_clip.dtype, batch.inputs.shape[1]
         values = torch.zeros_like(parameters, dtype=real)
         factors = values.new_empty(*parameters.shape[:2], width)
         taken = self._kept + parameters.shape[-1]
-        for cells, variants, rows in self._pieces(parameters, batch.inputs, taken, split_rows=True):
+        for cells, trials, rows in self._pieces(parameters, batch.inputs, taken, split_rows=True):
             X, y = batch.inputs[cells, rows], batch.targets[cells, rows]
-            models = parameters[cells, variants]
+            models = parameters[cells, trials]
             slopes = slopes_of(models, X, _repeat(y, models.shape[1])).to(real)
-            limit = sample_clip[variants].unsqueeze(-1)
+            limit = sample_clip[trials].unsqueeze(-1)
             own = clip_factors(norms_at_least(slopes), limit, rounding=batch.most_samples**2)
             slopes = drop_broken(slopes, own)
-            factors[cells, variants, rows] = own
+            factors[cells, trials, rows] = own
             own = own * batch.weights[cells, rows].to(real).unsqueeze(1)
-            values[cells, variants] += torch.matmul(own.unsqueeze(-2), slopes).squeeze(-2)
+            values[cells, trials] += torch.matmul(own.unsqueeze(-2), slopes).squeeze(-2)
         return Gradients(
             values,
             fraction_clipped(factors.mT, batch.weights),
@@ -108,25 +108,25 @@ class Vectorised:
     def _mean_gradient(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         losses_of = vmap(vmap(self._module.mean_loss, in_dims=(0, None, 0)))
         values = torch.empty_like(parameters)
-        for cells, variants, _ in self._pieces(values, inputs, self._kept, split_rows=False):
-            models = parameters[cells, variants]
+        for cells, trials, _ in self._pieces(values, inputs, self._kept, split_rows=False):
+            models = parameters[cells, trials]
             y = _repeat(targets[cells], models.shape[1])
-            values[cells, variants] = _differentiate(losses_of, models, inputs[cells], y)
+            values[cells, trials] = _differentiate(losses_of, models, inputs[cells], y)
         return values
 
     def _pieces(
         self, parameters: Tensor, inputs: Tensor, elements_a_sample: int, *, split_rows: bool
     ) -> Iterator[tuple[slice, slice, slice]]:
-        """Cells, variants and samples to take together, as many as memory allows."""
-        cells, variants, width = *parameters.shape[:2], inputs.shape[1]
+        """Cells, trials and samples to take together, as many as memory allows."""
+        cells, trials, width = *parameters.shape[:2], inputs.shape[1]
         room = max(1, self._limit // max(1, elements_a_sample))
         rows = min(width, room) if split_rows else width
-        some_variants = max(1, min(variants, room // rows))
-        some_cells = max(1, min(cells, room // (rows * some_variants)))
+        some_trials = max(1, min(trials, room // rows))
+        some_cells = max(1, min(cells, room // (rows * some_trials)))
         for c in range(0, cells, some_cells):
-            for v in range(0, variants, some_variants):
+            for v in range(0, trials, some_trials):
                 for r in range(0, width, rows):
-                    yield slice(c, c + some_cells), slice(v, v + some_variants), slice(r, r + rows)
+                    yield slice(c, c + some_cells), slice(v, v + some_trials), slice(r, r + rows)
 
 
 def are_class_scores(outputs: Any, targets: Tensor) -> bool:
@@ -140,13 +140,13 @@ def are_class_scores(outputs: Any, targets: Tensor) -> bool:
     )
 
 
-def _repeat(targets: Tensor, variants: int) -> Tensor:
-    """A view (cells, variants, …) of targets (cells, …) that all variants share.
+def _repeat(targets: Tensor, trials: int) -> Tensor:
+    """A view (cells, trials, …) of targets (cells, …) that all trials share.
 
     Three levels deep torch's rules for some losses (mse_loss) fail where targets are shared by
-    ``in_dims=None``. Inputs are shared so: then variants share one product with them.
+    ``in_dims=None``. Inputs are shared so: then trials share one product with them.
     """
-    return targets.unsqueeze(1).expand(-1, variants, *targets.shape[1:])
+    return targets.unsqueeze(1).expand(-1, trials, *targets.shape[1:])
 
 
 def _differentiate(losses_of: Callable[..., Tensor], parameters: Tensor, *data: Tensor) -> Tensor:

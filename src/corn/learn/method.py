@@ -1,4 +1,4 @@
-"""The contenders of a comparison: which noise is added to what, and what privacy that gives."""
+"""The methods of a comparison: which noise is added to what, and what privacy that gives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TOLERANCE, _DESIGN_TOLERANCE = 1e-9, 1e-6
 
 
 @dataclass(frozen=True, eq=False)
-class Contender:
+class Method:
     """One way to train: made by ``private``, ``central`` or ``non_private``.
 
     What is clipped follows from the query, which the budget made: a budget for an agent's whole
@@ -82,7 +82,7 @@ class Contender:
         *,
         threat: ThreatModel | None = None,
         counts_floats: bool = False,
-    ) -> Contender:
+    ) -> Method:
         """Decentralised training with this noise; refused unless it keeps the budget.
 
         The promise holds against the threat that a design was made for, or the one given, or else
@@ -103,7 +103,7 @@ class Contender:
         )
 
     @classmethod
-    def from_plan(cls, plan: Plan, *, name: str | None = None) -> Contender:
+    def from_plan(cls, plan: Plan, *, name: str | None = None) -> Method:
         """Training as a plan says: its noise, grid and budget, against whom it was made."""
         return cls(
             name or plan.mechanism,
@@ -116,7 +116,7 @@ class Contender:
         )
 
     @classmethod
-    def central(cls, budget: PrivacyBudget, num_agents: int, *, name: str = "central") -> Contender:
+    def central(cls, budget: PrivacyBudget, num_agents: int, *, name: str = "central") -> Method:
         """A trusted server adds N(0, 1/(n² b)) to the average of the agents' clipped gradients.
 
         The promise holds against those who see the server's models, not the agents' messages.
@@ -126,7 +126,7 @@ class Contender:
         return cls(name, shares, budget.query, budget, is_central=True)
 
     @classmethod
-    def non_private(cls, query: ClippedQuery | None = None, *, name: str = "none") -> Contender:
+    def non_private(cls, query: ClippedQuery | None = None, *, name: str = "none") -> Method:
         """No noise and so no promise; clipped as others are where ``query`` is theirs."""
         return cls(name, None, query)
 
@@ -199,15 +199,15 @@ class Contender:
 
 
 @dataclass(frozen=True, eq=False)
-class Variant:
-    """A contender with a step size: what a sweep runs once for each seed."""
+class Trial:
+    """A method with a step size: what a sweep runs once for each seed."""
 
-    contender: Contender
+    method: Method
     schedule: Schedule
 
     def describe(self) -> str:
         """Name and step size."""
-        return f"{self.contender.name}, step size {self.schedule.describe()}"
+        return f"{self.method.name}, step size {self.schedule.describe()}"
 
 
 def _shares_of(noise: Design | Decomposition | ArrayLike) -> Decomposition:
@@ -217,7 +217,7 @@ def _shares_of(noise: Design | Decomposition | ArrayLike) -> Decomposition:
         if noise.status == "reference":
             raise InvalidArgumentError(
                 f"mechanism {noise.mechanism!r} is a reference without a guarantee against an "
-                "eavesdropper: use Contender.central or Contender.non_private"
+                "eavesdropper: use Method.central or Method.non_private"
             )
         return noise.decomposition
     R = as_symmetric_matrix(noise, name="noise")
