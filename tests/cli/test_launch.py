@@ -67,7 +67,7 @@ def test_nothing_private_is_shared_or_printed(
         drawn.append((set().union(*rows), samples))
         return Figure()
 
-    monkeypatch.setattr("corn.report.training.plot_training", draw)
+    monkeypatch.setattr("corn.report.plot_training", draw)
     save_plan(small_plan("ring:4", 6), tmp_path / "plan.corn")
     out = tmp_path / "run"
     arguments = ["launch", tmp_path / "plan.corn", "--out", out, "--step-size", "0.5", *TASK]

@@ -208,7 +208,7 @@ def test_the_quadratic_s_figure_shows_the_gap(
         drawn.append(list(rows[0]))
         return Figure()
 
-    monkeypatch.setattr("corn.report.training.plot_training", draw)
+    monkeypatch.setattr("corn.report.plot_training", draw)
     outcome = corn(
         *("train", "--task", "quadratic", "--graph", "ring:4", "--steps", 5),
         *("--plot", tmp_path / "gap.png"),

@@ -113,8 +113,7 @@ def draw_run(
 
     ``agent_samples`` says how much data each agent holds; None leaves that out.
     """
-    from corn.report.style import save_figure
-    from corn.report.training import plot_training
+    from corn.report import plot_training, save_figure
 
     save_figure(plot_training(rows, schedules, agent_samples, title=title), path)
     print_note(f"wrote {path}")

@@ -71,7 +71,7 @@ def reproduce(
     """Reproduce the paper's figures, and go past them; what was finished is not computed again."""
     configuration = dict(locals())
     from corn import experiments
-    from corn.report.reproduction import write_reproduction
+    from corn.report.page import write_reproduction
 
     if quick and full:
         raise typer.BadParameter("--quick and --full exclude each other")

@@ -1,8 +1,18 @@
-"""Figures and tables for people."""
+"""Figures, tables and pages.
 
-from corn.report.designs import plot_comparison, plot_design
-from corn.report.networks import plot_network
-from corn.report.privacy import plot_privacy
+- ``plot_network``, ``plot_design``, ``plot_comparison``, ``plot_privacy``, ``plot_training``: the
+  ``--plot`` of one command each.
+- ``save_figure``: write a figure as PNG, SVG or PDF.
+- ``corn.report.page``: the report of ``corn reproduce``, which needs torch and is imported by name.
+"""
+
+from corn.report.plots import (
+    plot_comparison,
+    plot_design,
+    plot_network,
+    plot_privacy,
+    plot_training,
+)
 from corn.report.style import MECHANISM_COLOURS, MECHANISM_NAMES, save_figure
 
 __all__ = [
@@ -12,5 +22,6 @@ __all__ = [
     "plot_design",
     "plot_network",
     "plot_privacy",
+    "plot_training",
     "save_figure",
 ]

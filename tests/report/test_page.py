@@ -11,8 +11,8 @@ from tests.experiments.scales import PILOTS, TINY
 
 from corn.experiments import CellStore, Panel, Point, Reproduction, reproduce
 from corn.experiments.methods import CORN_PAPER, NONE
-from corn.report.curves import plot_panel
-from corn.report.reproduction import write_reproduction
+from corn.report.page import write_reproduction
+from corn.report.panels import plot_panel
 from corn.report.style import save_figure
 
 NAMES = ["fig1a", "fig2", "fig4b"]

@@ -15,7 +15,7 @@ import jinja2
 
 from corn.experiments import Claim, Panel, Point, Reproduction
 from corn.experiments.claims import find_broken_promises
-from corn.report.curves import plot_panel
+from corn.report.panels import plot_panel
 from corn.report.style import save_figure
 from corn.version import __version__
 
@@ -97,7 +97,7 @@ def _render(
     timing: str,
 ) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    source = resources.files("corn.report").joinpath("reproduction.html").read_text("utf-8")
+    source = resources.files("corn.report").joinpath("page.html").read_text("utf-8")
     scale = reproduction.scale
     return environment.from_string(source).render(
         scale=scale,

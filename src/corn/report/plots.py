@@ -1,0 +1,267 @@
+"""Plots of single results: a network, a design, mechanisms compared, a privacy curve, a run."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import networkx as nx
+import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator
+
+from corn.arrays import FloatArray
+from corn.covariance import Design
+from corn.errors import CornWarning, InvalidArgumentError, make_printable
+from corn.privacy import ACCOUNTANTS, Accounting, PrivacyLoss
+from corn.report.style import INK, LINK, MECHANISM_COLOURS, MECHANISM_NAMES, PALE
+from corn.topology import Graph, Network, Spectrum, name_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    # `corn.learn` needs torch, whose import takes longer than to draw a graph.
+    from corn.learn.metrics import Row
+
+_WEIGHT_COLOURS = LinearSegmentedColormap.from_list(
+    "weights", ["#FFFFFF", "#9CC6E3", LINK, "#00304D"]
+)
+_ACCOUNTANT_COLOURS = {"gdp": "#0072B2", "rdp": "#E69F00", "paper": "#D55E00"}
+_MAX_NAMED_AGENTS = 60
+_MAX_QUOTED = 60
+_TITLE_LETTERS = 50
+"""Letters of a 9-point title that fit above one panel of 5 inches."""
+
+_MEASURE_LABELS = {
+    "test_loss": "test loss",
+    "test_accuracy": "test accuracy",
+    "train_loss": "train loss",
+    "optimality_gap": "optimality gap",
+    "consensus_distance": "disagreement",
+}
+
+
+def plot_network(network: Network, gossip_matrix: FloatArray, measured: Spectrum) -> Figure:
+    """Draw the graph, the mixing weights of one step and their singular values side by side.
+
+    ``gossip_matrix`` is the network's mixing matrix, or the product of several rounds of it.
+    """
+    figure = Figure(figsize=(13, 4.4), layout=ConstrainedLayoutEngine(wspace=0.06))
+    left, middle, right = figure.subplots(1, 3, width_ratios=(1.15, 1, 1))
+    _draw_graph(left, network)
+    lowest = min(0.0, float(gossip_matrix.min()))
+    _draw_matrix(middle, gossip_matrix, cmap=_WEIGHT_COLOURS, vmin=lowest)
+    middle.set(xlabel="weight on agent j")
+    middle.set_title(f"mixing weights of a step ({network.weights})", fontsize=10)
+    _draw_spectrum(right, measured)
+    return figure
+
+
+def plot_design(network: Network, design: Design, *, title: str) -> Figure:
+    """Draw the graph, the covariance in units of the LDP variance, and the correlations."""
+    figure = Figure(figsize=(13, 4.7), layout=ConstrainedLayoutEngine(wspace=0.06))
+    figure.suptitle(title, fontsize=10, parse_math=False)
+    left, middle, right = figure.subplots(1, 3)
+    _draw_graph(left, network)
+    scaled = design.covariance * design.precision_cap
+    limit = float(np.abs(scaled).max()) or 1.0
+    _draw_matrix(middle, scaled, cmap="RdBu_r", vmin=-limit, vmax=limit)
+    middle.set_title("covariance R, LDP variance = 1", fontsize=10)
+    # An agent without noise has no correlations: 0 / 1 instead of 0 / 0.
+    std = np.where(design.noise_std > 0, design.noise_std, 1)
+    _draw_matrix(right, design.covariance / np.outer(std, std), cmap="RdBu_r", vmin=-1, vmax=1)
+    right.set_title("correlation", fontsize=10)
+    return figure
+
+
+def plot_comparison(
+    values: Mapping[str, Mapping[str, float]], *, objectives: Sequence[str], title: str
+) -> Figure:
+    """Draw bars of noise energy relative to LDP, with one panel per objective.
+
+    ``values[objective][mechanism]`` is Tr(A R) of that mechanism; ``ldp`` must be among them.
+    """
+    figure = Figure(figsize=(5.2 * len(objectives) + 1, 4.4), layout="constrained")
+    figure.suptitle(textwrap.fill(title, 62 * len(objectives)), fontsize=9, parse_math=False)
+    panels = figure.subplots(1, len(objectives), squeeze=False)[0]
+    for axes, objective in zip(panels, objectives, strict=True):
+        _draw_bars(axes, values[objective])
+        axes.set_title(objective, fontsize=10)
+    return figure
+
+
+def plot_privacy(loss: PrivacyLoss) -> Figure:
+    """Draw δ(ε) by each accountant and the trade-off of error rates, for the worst agent."""
+    if math.isinf(loss.worst_epsilon(1e-5)):
+        raise InvalidArgumentError("there is no privacy curve to draw: some agent has ε = ∞")
+    # With subsampling there is neither a formula of the paper nor a single μ for the trade-off.
+    subsampled = loss.query.is_subsampled
+    figure = Figure(figsize=(6 if subsampled else 11, 4.4), layout="constrained")
+    panels = figure.subplots(1, 1 if subsampled else 2, squeeze=False)[0]
+    _draw_privacy_curves(panels[0], loss, ["gdp"] if subsampled else list(ACCOUNTANTS))
+    if not subsampled:
+        _draw_tradeoff(panels[1], loss)
+    for axes in panels:
+        axes.legend(frameon=False, fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def plot_training(
+    rows: Sequence[Row],
+    step_sizes: Mapping[str, str],
+    agent_samples: Sequence[int] | None,
+    *,
+    title: str,
+) -> Figure:
+    """Draw each method at its step size, averaged over runs, and the samples of each agent.
+
+    If ``agent_samples`` is None, the distance of models from their average takes its place. Bands
+    are plus and minus one standard deviation over runs, if there are several.
+    """
+    scores = list(_MEASURE_LABELS)[:-1]
+    measured = [name for name in scores if any(row.get(name) is not None for row in rows)][:2]
+    num_panels = len(measured) + 1
+    figure = Figure(figsize=(5 * num_panels, 4.3), layout="constrained")
+    figure.suptitle(textwrap.fill(title, _TITLE_LETTERS * num_panels), fontsize=9, parse_math=False)
+    *panels, last = figure.subplots(1, num_panels, squeeze=False)[0]
+    for axes, column in zip(panels, measured, strict=True):
+        _draw_runs(axes, rows, step_sizes, column)
+    if agent_samples is None:
+        _draw_runs(last, rows, step_sizes, "consensus_distance")
+    else:
+        last.bar(range(len(agent_samples)), agent_samples, color=INK)
+        last.set(xlabel="agent", ylabel="training samples")
+        last.set_title("training samples of each agent", fontsize=10)
+        last.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in (*panels, last):
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _draw_graph(axes: Axes, network: Network) -> None:
+    """Draw agents and links; an agent is darker the larger its weight on its own model."""
+    graph, n = network.graph, network.num_agents
+    places = _place_agents(graph)
+    size = float(np.clip(5200 / n, 12, 420))
+    # Arrow heads are drawn one by one, which is slow; only directed links need them.
+    arrows = {"arrows": True, "arrowsize": 9, "node_size": size} if graph.is_directed() else {}
+    width = float(np.clip(30 / n, 0.3, 1.4))
+    nx.draw_networkx_edges(graph, places, ax=axes, edge_color=PALE, width=width, **arrows)
+    shade = np.diag(network.mixing_matrix)
+    colours: dict[str, Any] = {"node_color": shade, "cmap": _WEIGHT_COLOURS, "vmin": 0, "vmax": 1}
+    nodes = nx.draw_networkx_nodes(graph, places, ax=axes, node_size=size, **colours)
+    nodes.set_edgecolor(INK)
+    # Names and sources come from the user: a $ in one would start mathematics, which may not parse.
+    if n <= _MAX_NAMED_AGENTS:
+        centred: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
+        for agent, place in places.items():
+            name = make_printable(name_of(graph, agent), limit=_MAX_QUOTED)
+            ink = "white" if shade[agent] > 0.5 else INK
+            axes.annotate(name, place, parse_math=False, color=ink, **centred)
+    source = make_printable(network.source, limit=_MAX_QUOTED)
+    counts = f"{n} agents, {graph.number_of_edges()} links"
+    axes.set_title(f"{source}\n{counts}", fontsize=10, parse_math=False)
+    axes.set_axis_off()
+    axes.margins(0.08)
+
+
+def _place_agents(graph: Graph) -> dict[int, tuple[float, float]]:
+    """Return coordinates: rings as circles, small graphs by distance, large ones by springs."""
+    n = len(graph)
+    if 3 <= n <= 60 and all(degree == 2 for _, degree in graph.degree):
+        return dict(nx.circular_layout(graph))
+    # Kamada–Kawai shows structure best, but needs all shortest paths: cubic in n.
+    if n <= 120:
+        return dict(nx.kamada_kawai_layout(graph.to_undirected()))
+    return dict(nx.spring_layout(graph, seed=1, iterations=60))
+
+
+def _draw_matrix(axes: Axes, matrix: FloatArray, **colours: Any) -> None:
+    image = axes.imshow(matrix, **colours)
+    axes.set(xlabel="agent j", ylabel="agent i")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+    axes.figure.colorbar(image, ax=axes, shrink=0.8)
+
+
+def _draw_spectrum(axes: Axes, measured: Spectrum) -> None:
+    values = measured.singular_values
+    indices = range(1, len(values) + 1)
+    axes.vlines(indices, 0, values, color=PALE, linewidth=1)
+    axes.plot(indices, values, "o", color=LINK, markersize=4)
+    axes.set(xlabel="index", ylabel="singular value of W", ylim=(0, 1.05))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_title(
+        f"σ₂ = {measured.second_singular_value:.4f}, spectral gap {measured.spectral_gap:.4f}\n"
+        f"{1 - measured.accuracy:.0%} agreement after {measured.mixing_time} steps",
+        fontsize=10,
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_bars(axes: Axes, values: Mapping[str, float]) -> None:
+    names = list(values)
+    ratios = [values[name] / values["ldp"] for name in names]
+    # "corn one-step" is a variation of "corn": the same colour, hatched.
+    colours = [MECHANISM_COLOURS[name.split()[0]] for name in names]
+    hatches = ["///" if " " in name else "" for name in names]
+    bars = axes.barh(
+        range(len(names)), ratios, color=colours, hatch=hatches, edgecolor="white", height=0.7
+    )
+    axes.bar_label(bars, [f"{ratio:.3g}" for ratio in ratios], padding=3, fontsize=9, color=INK)
+    axes.set_yticks(range(len(names)), [MECHANISM_NAMES.get(name, name) for name in names])
+    axes.invert_yaxis()
+    axes.set(xlabel="noise energy relative to independent noise (LDP)", xlim=(0, 1.18))
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_privacy_curves(axes: Axes, loss: PrivacyLoss, names: Sequence[Accounting]) -> None:
+    with warnings.catch_warnings():
+        # The paper's formula warns outside its proven range. The figure shows that range: its curve
+        # crosses the exact one.
+        warnings.simplefilter("ignore", CornWarning)
+        for name in names:
+            curve = loss.curve(accounting=name)
+            label = ACCOUNTANTS[name].description
+            if loss.query.is_subsampled:
+                label = "privacy loss distribution"
+            axes.semilogy(curve.epsilon, curve.delta, color=_ACCOUNTANT_COLOURS[name], label=label)
+    axes.set(xlabel="ε", ylabel="δ", ylim=(1e-10, 1.5), xlim=(0, None))
+    axes.set_title(f"protects {loss.query.protects}\n{loss.query.recipe}", fontsize=9)
+
+
+def _draw_tradeoff(axes: Axes, loss: PrivacyLoss) -> None:
+    tradeoff = loss.tradeoff(np.linspace(0, 1, 401))
+    axes.plot([0, 1], [1, 0], color=PALE, linestyle="--", label="guessing")
+    axes.plot(
+        tradeoff.false_positive_rate,
+        tradeoff.false_negative_rate,
+        color=_ACCOUNTANT_COLOURS["gdp"],
+        label=f"best attack, μ = {loss.mu.max():.3f}",
+    )
+    axes.set(xlabel="attacker's false positive rate", ylabel="false negative rate")
+    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+
+
+def _draw_runs(axes: Axes, rows: Sequence[Row], step_sizes: Mapping[str, str], column: str) -> None:
+    """Draw mean and standard deviation over runs of one measure against the step."""
+    for name, step_size in step_sizes.items():
+        values: dict[int, list[float]] = {}
+        for row in rows:
+            if (row["contender"], row["step_size"]) == (name, step_size):
+                values.setdefault(int(row["step"]), []).append(float(row[column]))
+        steps = sorted(values)
+        means = np.array([np.mean(values[step]) for step in steps])
+        stds = np.array([np.std(values[step]) for step in steps])
+        colour = MECHANISM_COLOURS.get(name, INK)
+        style = "--" if name in ("none", "unclipped", "central") else "-"
+        axes.plot(steps, means, style, color=colour, label=MECHANISM_NAMES.get(name, name))
+        axes.fill_between(steps, means - stds, means + stds, color=colour, alpha=0.15, linewidth=0)
+    axes.set(xlabel="step", ylabel=_MEASURE_LABELS[column])
+    axes.legend(frameon=False, fontsize=8)

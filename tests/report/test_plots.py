@@ -1,0 +1,50 @@
+"""Plots of single results stay readable: no title is cut at the edge of its figure."""
+
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from corn.report import plot_comparison, plot_training
+
+LONG_TITLE = (
+    "graphs/a$b/er.edges, breast-cancer, mechanism corn, ε = 10 and δ = 1e-05 for each agent "
+    "after 5000 steps, unit: agent (the mini-batch gradient is clipped once to 0.1), against "
+    "one insider who knows a seed for each pair"
+)
+
+
+def assert_title_is_inside(figure: Figure) -> None:
+    figure.draw_without_rendering()
+    (title,) = (text.get_window_extent() for text in figure.texts)
+    page = figure.bbox
+    assert page.x0 <= title.x0 < title.x1 <= page.x1
+    assert title.y1 <= page.y1
+
+
+@pytest.mark.parametrize("scores", [(), ("test_loss",), ("test_loss", "test_accuracy")])
+def test_the_title_of_a_run_is_not_cut(scores: tuple[str, ...]) -> None:
+    rows = [
+        {"contender": "corn", "step_size": "0.1", "step": step, "consensus_distance": 1.0}
+        | dict.fromkeys(scores, 0.5)
+        for step in (1, 2)
+    ]
+    for samples in (None, [10, 20, 30]):
+        figure = plot_training(rows, {"corn": "0.1"}, samples, title=LONG_TITLE)
+        assert len(figure.axes) == len(scores) + 1
+        assert_title_is_inside(figure)
+
+
+@pytest.mark.parametrize("objectives", [["one step"], ["one step", "1000 steps"]])
+def test_the_title_of_a_comparison_is_not_cut(objectives: list[str]) -> None:
+    values = {
+        objective: {"ldp": 2.0, "corn": 0.5, "corn one-step": 1.0} for objective in objectives
+    }
+    figure = plot_comparison(values, objectives=objectives, title=LONG_TITLE)
+    assert_title_is_inside(figure)
+
+
+def test_bars_are_relative_to_ldp() -> None:
+    values = {"one step": {"ldp": 2.0, "corn": 0.5}}
+    (axes,) = plot_comparison(values, objectives=["one step"], title="").axes
+    widths = [bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)]
+    assert widths == [1.0, 0.25]
