@@ -1,16 +1,16 @@
-# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# `make demo` and `make test` are sufficient on a fresh machine: both create the environment first.
 
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types pytest bench clean
+.PHONY: help demo test lint format types pytest clean
 
-help:  ## list what make can do
+help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
-demo: $(VENV)/installed  ## install, then reproduce every figure of the paper in small, with embedded data, into out/reproduction
+demo: $(VENV)/installed  ## install, then reproduce every figure of the paper at reduced scale, with embedded data, into out/reproduction
 	$(BIN)/corn reproduce all --quick --out out/reproduction
 
 test: lint types pytest  ## install the development extras, lint, type-check and run every test
@@ -19,7 +19,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: $(VENV)/installed-dev  ## rewrite the sources in the house format
+format: $(VENV)/installed-dev  ## format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -32,7 +32,7 @@ pytest: $(VENV)/installed-dev
 clean:  ## remove the environment and everything generated
 	rm -rf $(VENV) out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 
-# A stamp is newer than pyproject.toml exactly when the environment matches it, so that a second run
+# A stamp that is newer than pyproject.toml shows that the environment matches it. A second run then
 # installs nothing.
 $(VENV)/created:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("corn needs Python 3.11 or newer, found " + sys.version.split()[0] + "; try make PYTHON=python3.11")'

@@ -1,8 +1,8 @@
-"""Six hospitals decide how to share noise before they train together.
+"""A choice of noise for six hospitals that train one model together.
 
-Run with ``.venv/bin/python examples/hospitals.py``. It prints what the privacy budget asks of each
-hospital alone, what drawing noise jointly saves, what one curious hospital changes, and then makes
-a plan and checks it the way every hospital would. Takes a few seconds.
+Run with ``.venv/bin/python examples/hospitals.py``. The script prints the noise that each hospital
+needs with independent noise, the savings of joint noise, and the effect of one curious hospital. It
+then makes a plan and verifies it as every hospital would. Takes a few seconds.
 """
 
 import tempfile
@@ -14,7 +14,7 @@ import corn
 
 
 def main() -> None:
-    """Decide, plan and verify."""
+    """Compare noise designs, make a plan and verify it."""
     links = [
         ("Oslo", "Bergen"),
         ("Bergen", "Trondheim"),
@@ -27,23 +27,23 @@ def main() -> None:
     network = corn.load_network(nx.Graph(links))
     budget = corn.PrivacyBudget(epsilon=5, delta=1e-5, num_steps=1000, clip=0.1)
     print(budget.describe())
-    print(f"alone, each hospital adds noise of std {budget.independent_noise_std:.3f}\n")
+    print(f"independent noise: std {budget.independent_noise_std:.3f} per hospital\n")
 
-    alone = corn.design(
+    independent = corn.design(
         network.mixing_matrix,
         budget.precision_cap,
         mechanism="ldp",
         objective=corn.Horizon(200),
     )
-    for insiders, seeds in ((0, "global"), (1, "global"), (1, "pairs")):
-        together = corn.design(
+    for num_insiders, seeds in ((0, "global"), (1, "global"), (1, "pairs")):
+        joint = corn.design(
             network.mixing_matrix,
             budget.precision_cap,
             objective=corn.Horizon(200),
-            threat=corn.ThreatModel(insiders, seeds),
+            threat=corn.ThreatModel(num_insiders, seeds),
         )
-        share = together.value / alone.value
-        print(f"{insiders} curious, {seeds} seeds: {share:.1%} of the noise energy remains")
+        share = joint.value / independent.value
+        print(f"insiders: {num_insiders}, seeds: {seeds:6s}: {share:.1%} of the LDP noise energy")
 
     plan = corn.make_plan(network, budget)
     with tempfile.TemporaryDirectory() as folder:
@@ -51,12 +51,12 @@ def main() -> None:
         corn.save_plan(plan, path)
         found = corn.verify_plan(corn.load_plan(path))
     print(f"\n{plan.describe()}")
-    print(f"verified: {found.passed}, at most {found.gap:.2%} above the best noise for these seeds")
+    print(f"verified: {found.passed}, at most {found.gap:.2%} above the optimum for these seeds")
+    names = [data["name"] for _, data in sorted(network.graph.nodes(data=True))]
     for guarantee in found.guarantees:
-        name = network.graph.nodes[guarantee.agent]["name"]
-        print(
-            f"  {name:10s} ε = {guarantee.epsilon:.4f}, worst against {guarantee.worst_coalition}"
-        )
+        insiders = ", ".join(names[agent] for agent in guarantee.worst_coalition)
+        hospital = names[guarantee.agent]
+        print(f"  {hospital:10s} ε = {guarantee.epsilon:.4f}, worst against {insiders}")
 
 
 if __name__ == "__main__":

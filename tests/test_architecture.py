@@ -1,0 +1,51 @@
+"""The pages that describe the source tree name modules that exist, and every package."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "corn"
+PACKAGES = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+PAGES = [ARCHITECTURE, ROOT / "CONTRIBUTING.md"]
+
+
+def named_paths(text: str) -> set[str]:
+    """Return the paths of Python files in backticks, such as ``learn/step.py``."""
+    return set(re.findall(r"`([\w/]+/\w+\.py)`", text))
+
+
+def named_modules(text: str) -> set[str]:
+    """Return the dotted modules in a text, such as ``corn.noise.normals``."""
+    return set(re.findall(r"\bcorn(?:\.[a-z_]+)+\b", text))
+
+
+def exists(path: str) -> bool:
+    """Return whether a path exists in the repository, in ``src`` or in ``src/corn``."""
+    return any((base / path).is_file() for base in (ROOT, SOURCE.parent, SOURCE))
+
+
+def is_module(dotted: str) -> bool:
+    """Return whether a dotted name is a module or a package, or a name in the top package."""
+    path = SOURCE.parent / dotted.replace(".", "/")
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_named_file_exists(page: Path) -> None:
+    paths = named_paths(page.read_text(encoding="utf-8"))
+    assert paths, f"{page.name} names no files"
+    assert sorted(path for path in paths if not exists(path)) == []
+
+
+@pytest.mark.parametrize("page", [ARCHITECTURE], ids=lambda page: page.name)
+def test_every_named_module_exists(page: Path) -> None:
+    modules = named_modules(page.read_text(encoding="utf-8"))
+    assert sorted(module for module in modules if not is_module(module)) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_is_named(package: str) -> None:
+    assert re.search(rf"^{package}\b", ARCHITECTURE.read_text(encoding="utf-8"), re.MULTILINE)
