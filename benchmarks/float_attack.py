@@ -65,7 +65,7 @@ from corn.distributed.workload import Workload, own_part
 from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
 from corn.noise import NoiseSource, SecureSource, draw_share, simulated_keys
-from corn.plan.record import FloatType
+from corn.plan import FloatType
 from corn.threads import limit_threads
 
 CLIP = 0.1

@@ -28,10 +28,10 @@ from corn.noise import (
     draw_all_shares,
     draw_share,
     factor_covariance,
+    find_compiled,
     simulated_keys,
     stream,
 )
-from corn.noise.fast import find_compiled
 from corn.noise.normals import VALUES_PER_BLOCK, WORDS_PER_BLOCK
 from corn.threads import limit_threads
 

@@ -7,8 +7,7 @@ import pytest
 from scipy.stats import binomtest, norm
 
 from corn.covariance import DEFAULT_THREAT, MechanismName, ThreatModel
-from corn.plan import Plan, make_plan
-from corn.plan.record import FloatType
+from corn.plan import FloatType, Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
 from tests.oracles.deployed_release import OwnReleases, Sent, stream_weights

@@ -9,8 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from corn import learn
-from corn.plan import load_plan
-from corn.plan.codec import fingerprint
+from corn.plan import fingerprint, load_plan
 
 from .commands import Runner
 

@@ -14,13 +14,13 @@ from corn.distributed.meeting import Meeting, RefusalError
 from corn.noise import (
     Delivery,
     Owner,
+    RefusedPackageError,
     Roster,
     Secret,
     generate_identity,
     open_seed,
     seal_seed,
 )
-from corn.noise.sealing import RefusedPackageError
 
 from ..mutations import find_complaint, is_clear, mutate
 

@@ -24,8 +24,7 @@ from corn.distributed.planning import (
 )
 from corn.errors import CornError, FileFormatError, PublicError
 from corn.learn.monitor import Interruption
-from corn.plan import make_plan, verify_plan
-from corn.plan.codec import fingerprint
+from corn.plan import fingerprint, make_plan, verify_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
 

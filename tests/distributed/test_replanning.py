@@ -14,9 +14,8 @@ from corn.distributed.replanning import (
 from corn.distributed.settings import RunSettings
 from corn.errors import InvalidArgumentError
 from corn.noise import Roster, generate_identity
-from corn.plan import make_plan, verify_plan
-from corn.plan.codec import fingerprint
-from corn.plan.record import coalition_precisions
+from corn.plan import fingerprint, make_plan, verify_plan
+from corn.plan.plan import coalition_precisions
 from corn.privacy import PrivacyBudget, account_precision, gaussian, precision_diagonal
 from corn.privacy.floats import set_aside
 from corn.topology import load_network

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.noise import BudgetSpentError, ReleaseLedger, agree_on_nonce, count_remaining
-from corn.noise.ledger_file import FILE_BYTES, PAGE_BYTES, STEPS_PER_BLOCK
+from corn.noise.ledger import FILE_BYTES, PAGE_BYTES, STEPS_PER_BLOCK
 
 PLAN = bytes(32)
 ENTRY = re.compile(

@@ -39,7 +39,7 @@ def transform(words: Any) -> FloatArray:
 def transform_compiled(words: Any) -> FloatArray:
     compiled = pytest.importorskip("corn.noise.compiled", exc_type=ImportError)
     out = np.full((len(words), 2, PAIRS_PER_BLOCK), np.nan)
-    compiled.sum_normals(words[np.newaxis], np.ones(1), out)
+    compiled.sum_blocks(words[np.newaxis], np.ones(1), out)
     return out
 
 
@@ -143,7 +143,7 @@ def test_compiled_sums_have_the_same_bits() -> None:
     words[:, 100:150, :512] |= 0xFFFF0000
     weights = np.array([0.3, -1.7, 1e-3])
     found, expected = np.empty((2, 200, 2, PAIRS_PER_BLOCK))
-    compiled.sum_normals(words, weights, found)
+    compiled.sum_blocks(words, weights, found)
     buffers = np.empty((NUM_BUFFERS, 200, PAIRS_PER_BLOCK))
     sum_normals(words, weights, expected, buffers=buffers)
     assert np.array_equal(found, expected)

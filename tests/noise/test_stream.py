@@ -23,10 +23,9 @@ from corn.noise import (
     SecureSource,
     SimulationSource,
     StreamAddress,
+    find_compiled,
 )
-from corn.noise.address import MAX_COORDINATE
-from corn.noise.encoding import decode_fields, encode_fields
-from corn.noise.fast import find_compiled
+from corn.noise.address import MAX_COORDINATE, decode_fields, encode_fields
 from tests.noise.test_normals import exact_block
 
 from ..leaks import shows
@@ -163,7 +162,7 @@ def test_other_vector_instructions_give_the_same_bits() -> None:
 @pytest.mark.slow
 def test_code_compiled_for_another_processor_gives_the_same_bits(tmp_path: Path) -> None:
     pytest.importorskip("numba")
-    code = "from corn.noise.fast import find_compiled; assert find_compiled()"
+    code = "from corn.noise import find_compiled; assert find_compiled()"
     settings = {"NUMBA_CPU_NAME": "generic", "NUMBA_CACHE_DIR": str(tmp_path)}
     assert digests_elsewhere(code, **settings) == [KNOWN_DIGEST]
     assert any(tmp_path.rglob("*.nbc")), "machine code was not kept"

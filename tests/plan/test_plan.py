@@ -20,10 +20,9 @@ from corn.covariance import DEFAULT_THREAT, Decomposition, FiniteRun, GivenObjec
 from corn.covariance.insiders_sdp import solve_insiders_sdp
 from corn.errors import CornError, FileFormatError, InfeasibleError, InvalidArgumentError
 from corn.noise import SecureSource, draw_all_shares, simulated_keys
-from corn.plan import Plan, load_plan, make_plan, save_plan, verify_plan
-from corn.plan.bound import prove_lower_bound
-from corn.plan.codec import fingerprint
-from corn.plan.verification import guarantees_against
+from corn.plan import Plan, fingerprint, load_plan, make_plan, save_plan, verify_plan
+from corn.plan.plan import prove_lower_bound
+from corn.plan.verify import guarantees_against
 
 from ..mutations import find_complaint, is_clear
 

@@ -161,7 +161,7 @@ def test_the_paper_warns_once_with_the_worst_agent() -> None:
         (lambda: account_precision(1.0, AGENT, num_steps=1), r"each agent, found shape \(\)"),
         (
             lambda: account(R1, AGENT, num_steps=1).epsilon(1e-5, accounting="zcdp"),  # type: ignore[arg-type]
-            "accounting must be one of 'gdp', 'rdp', 'paper', found 'zcdp'",
+            "accounting must be one of gdp, rdp, paper, found 'zcdp'",
         ),
     ],
 )

@@ -171,9 +171,9 @@ def test_describe_names_unit_clipping_adjacency_and_accounting(
         ({"clip": 0.0}, r"clip must be positive, from 1e-15 to 1e\+15, found 0.0: try 0.1"),
         ({"clip": math.inf}, r"clip must be positive, from 1e-15 to 1e\+15, found inf"),
         ({"clip": math.nan}, r"clip must be positive, from 1e-15 to 1e\+15, found nan"),
-        ({"unit": "user"}, "unit must be 'agent' or 'sample', found 'user'"),
-        ({"adjacency": "swap"}, "adjacency must be 'replace' or 'add-remove', found 'swap'"),
-        ({"accounting": "zcdp"}, "accounting must be one of 'gdp', 'rdp', 'paper', found 'zcdp'"),
+        ({"unit": "user"}, "unit must be one of agent, sample, found 'user'"),
+        ({"adjacency": "swap"}, "adjacency must be one of replace, add-remove, found 'swap'"),
+        ({"accounting": "zcdp"}, "accounting must be one of gdp, rdp, paper, found 'zcdp'"),
         (
             {"batch_size": 64},
             "batch_size must be None for unit='agent', found 64: .* unit='sample'",

@@ -61,7 +61,7 @@ def test_one_step_agrees_with_a_search_over_events(
 ) -> None:
     query = sample_query(rate, adjacency)
     precision = 1 / (query.contribution * noise) ** 2
-    found = subsampling.delta_from([precision], epsilon, num_steps=[1], query=query)
+    found = subsampling.bound_delta([precision], epsilon, num_steps=[1], query=query)
     exact = one_step_delta(noise, rate, epsilon, adjacency)
     assert exact * (1 - 1e-9) <= found <= exact * (1 + 1e-4)
 
@@ -71,7 +71,7 @@ def test_many_steps_and_a_small_delta_stay_on_the_safe_side() -> None:
     query, num_steps, delta = sample_query(1 - 1e-13, "add-remove"), 10_000, 1e-11
     mu = gaussian.mu_from(1, delta)
     precision = mu * mu / num_steps / query.sensitivity**2
-    assert subsampling.epsilon_from([precision], delta, num_steps=[num_steps], query=query) >= 1
+    assert subsampling.bound_epsilon([precision], delta, num_steps=[num_steps], query=query) >= 1
     with pytest.raises(InvalidArgumentError, match=r"delta must be in \[1e-09, "):
         subsampling.require_meaningful(1e-10, num_steps=10**6, query=query)
 
@@ -80,7 +80,7 @@ def test_many_steps_and_a_small_delta_stay_on_the_safe_side() -> None:
 def test_sampling_nearly_everyone_is_the_gaussian_mechanism(adjacency: Adjacency) -> None:
     query = sample_query(1 - 1e-9, adjacency)
     precision = 1.0 / (query.sensitivity**2 * 20)
-    found = subsampling.epsilon_from([precision], 1e-5, num_steps=[20], query=query)
+    found = subsampling.bound_epsilon([precision], 1e-5, num_steps=[20], query=query)
     exact = gaussian.epsilon_from(1.0, 1e-5)
     assert exact <= found <= exact * (1 + 1e-3)
 
@@ -92,7 +92,7 @@ def test_agrees_with_the_accountant_of_dp_accounting() -> None:
     event = accounting.PoissonSampledDpEvent(0.02, accounting.GaussianDpEvent(1.1))
     theirs = pld.PLDAccountant().compose(event, 2000).get_epsilon(1e-5)
     precision = 1 / (query.contribution * 1.1) ** 2
-    ours = subsampling.epsilon_from([precision], 1e-5, num_steps=[2000], query=query)
+    ours = subsampling.bound_epsilon([precision], 1e-5, num_steps=[2000], query=query)
     assert ours == pytest.approx(theirs, rel=1e-3)
 
 
@@ -125,7 +125,7 @@ def test_sampling_allows_much_less_noise_than_no_sampling() -> None:
 def test_a_coarser_grid_is_more_pessimistic_not_less() -> None:
     query = sample_query(0.05)
     spent = [
-        subsampling.epsilon_from(
+        subsampling.bound_epsilon(
             [1e5], 1e-5, num_steps=[500], query=query, discretisation=discretisation
         )
         for discretisation in (0.01, 0.1, 0.5)
@@ -135,7 +135,7 @@ def test_a_coarser_grid_is_more_pessimistic_not_less() -> None:
 
 def test_the_smallest_delta_is_within_reach() -> None:
     query = sample_query(0.05)
-    assert subsampling.epsilon_from([1e5], 1e-12, num_steps=[500], query=query) < math.inf
+    assert subsampling.bound_epsilon([1e5], 1e-12, num_steps=[500], query=query) < math.inf
 
 
 def test_a_search_without_an_answer_says_so() -> None:
@@ -178,10 +178,10 @@ def test_what_a_subsampled_loss_does_not_have() -> None:
     with pytest.raises(
         InvalidArgumentError, match="sampling_rate must be below 1 here, found None"
     ):
-        subsampling.precision_from(1.0, 1e-5, num_steps=10, query=query)
+        subsampling.calibrate_precision(1.0, 1e-5, num_steps=10, query=query)
 
 
 def test_without_dp_accounting_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting.pld.privacy_loss_distribution", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'corn-dsgd\[dp\]'"):
-        subsampling.epsilon_from([1.0], 1e-5, num_steps=[3], query=sample_query(0.123))
+        subsampling.bound_epsilon([1.0], 1e-5, num_steps=[3], query=sample_query(0.123))

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.errors import InvalidArgumentError
-from corn.topology import GENERATORS, GraphSpec
-from corn.topology.spec import describe_kind
+from corn.topology import GENERATORS, GraphSpec, describe_kind
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from corn.privacy import (
     PrivacyBudget,
     PrivacyLoss,
     gaussian,
-    paper,
+    is_proved,
 )
 from corn.privacy import account as measure
 from corn.privacy.floats import RESERVE
@@ -122,7 +122,7 @@ def _calibrations(budget: PrivacyBudget) -> dict[Accounting, dict[str, object]]:
             "independent_noise_std": budget.sensitivity * math.sqrt(budget.num_steps) / mu,
             "variance_ratio": ratio,
             "exact_epsilon": exact,
-            "proved": name != "paper" or paper.is_proved(budget.epsilon, budget.delta),
+            "proved": name != "paper" or is_proved(budget.epsilon, budget.delta),
             "verdict": _verdict(name, exact, ratio, budget),
         }
     return rows
@@ -134,7 +134,7 @@ def _verdict(name: Accounting, exact: float, ratio: float, budget: PrivacyBudget
     if exact > budget.epsilon:
         return f"VIOLATES ε = {budget.epsilon:g}"
     wasted = f"wastes {ratio - 1:.0%} noise variance"
-    proved = name != "paper" or paper.is_proved(budget.epsilon, budget.delta)
+    proved = name != "paper" or is_proved(budget.epsilon, budget.delta)
     return wasted if proved else f"{wasted}; not proved here"
 
 

@@ -24,8 +24,7 @@ from corn.cli.output import print_facts, print_json, print_note
 from corn.cli.records import read_configuration
 from corn.distributed.settings import DropoutPolicy
 from corn.errors import CornError, StoppedByUserError
-from corn.plan import load_plan
-from corn.plan.codec import fingerprint
+from corn.plan import fingerprint, load_plan
 
 EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/run"
 

@@ -17,9 +17,7 @@ from corn.cli.options import (
     SafeThreatOptions,
 )
 from corn.cli.output import print_facts, print_json, print_note, warn_of_insiders, working
-from corn.plan import Plan, make_plan, save_plan
-from corn.plan.codec import fingerprint
-from corn.plan.record import FloatType
+from corn.plan import FloatType, Plan, fingerprint, make_plan, save_plan
 
 EXAMPLE = "corn plan --graph er:n=20,p=0.2,seed=1 --epsilon 10 --out plan.corn"
 

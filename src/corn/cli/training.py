@@ -9,8 +9,7 @@ from corn import learn
 from corn.cli.learning import draw_run, write_run
 from corn.cli.output import print_note, print_table
 from corn.covariance import Objective, ThreatModel
-from corn.plan import Plan
-from corn.plan.codec import fingerprint
+from corn.plan import Plan, fingerprint
 from corn.privacy import PrivacyBudget
 from corn.topology import Network
 

@@ -20,7 +20,7 @@ from corn.cli.output import (
 from corn.cli.plan import describe_grid, plan_facts
 from corn.errors import InvalidArgumentError
 from corn.plan import AgentGuarantee, Plan, Verification, load_plan, verify_plan
-from corn.plan.verification import describe_coalition, guarantees_against
+from corn.plan.verify import describe_coalition, guarantees_against
 
 EXAMPLE = "corn verify plan.corn --agent 3"
 

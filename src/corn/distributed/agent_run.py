@@ -30,8 +30,7 @@ from corn.distributed.tables import read_rows
 from corn.learn.metrics import Row
 from corn.learn.monitor import Interruption, catch_interruption
 from corn.noise import Secret
-from corn.plan import Plan
-from corn.plan.codec import fingerprint
+from corn.plan import Plan, fingerprint
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import final
 
 from corn.distributed.half_step import Noise
-from corn.plan import Plan
-from corn.plan.codec import fingerprint
+from corn.plan import Plan, fingerprint
 
 PREFIX_BYTES = 8
 

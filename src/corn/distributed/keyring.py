@@ -23,6 +23,7 @@ from corn.noise import (
     Secret,
     SecureSource,
     agent_keys,
+    check_identity,
     generate_identity,
     load_identity,
     load_roster,
@@ -33,9 +34,7 @@ from corn.noise import (
     seal_seed,
     simulated_keys,
 )
-from corn.noise.keys import check_identity
-from corn.plan import Plan
-from corn.plan.codec import fingerprint
+from corn.plan import Plan, fingerprint
 
 
 def load_keys(folder: Path, agent: int, num_agents: int) -> tuple[Identity, Roster]:

@@ -28,8 +28,7 @@ from corn.errors import CornError, PublicError
 from corn.learn.monitor import Interruption
 from corn.learn.step import StepStatistics
 from corn.noise.grid import require_provable
-from corn.plan import Plan
-from corn.plan.codec import fingerprint
+from corn.plan import Plan, fingerprint
 
 LEDGER_SPENT = "the release ledgers allow no more steps"
 

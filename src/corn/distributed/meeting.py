@@ -25,7 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 from corn.distributed.links import find_address
 from corn.errors import CornError, InvalidArgumentError, PublicError, make_printable
 from corn.learn.monitor import Interruption
-from corn.noise.fast import find_compiled
+from corn.noise import find_compiled
 from corn.parsing import build, parse_json
 
 Connected = TypeVar("Connected")

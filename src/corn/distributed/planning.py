@@ -31,8 +31,7 @@ from corn.errors import (
     make_printable,
 )
 from corn.parsing import build, quote, read_json
-from corn.plan import Plan, make_plan
-from corn.plan.record import FloatType
+from corn.plan import FloatType, Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import one_thread
 from corn.topology import WEIGHTS, load_network

@@ -25,8 +25,7 @@ from corn.learn.settings import SweepSettings
 from corn.learn.tasks import HasFingerprint, Task
 from corn.noise import Identity, Roster
 from corn.noise.stream import STREAM_FORMAT
-from corn.plan import Plan
-from corn.plan.codec import fingerprint
+from corn.plan import Plan, fingerprint
 
 
 class CountingLedger(Protocol):

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from corn.noise.fast import find_compiled
+from corn.noise import find_compiled
 
 find_compiled()

@@ -31,7 +31,7 @@ from corn.experiments.methods import (
 )
 from corn.experiments.scale import Scale
 from corn.experiments.studies import Panel, Point
-from corn.privacy import gaussian, paper
+from corn.privacy import ACCOUNTANTS, gaussian
 
 Source: TypeAlias = Literal["paper", "expected", "corn"]
 Verdict: TypeAlias = Literal["holds", "does not hold", "undecided"]
@@ -95,13 +95,13 @@ def find_broken_promises(scale: Scale) -> list[float]:
 
 def _paper_epsilon(epsilon: float, scale: Scale) -> float:
     """The exact ε of the noise that eq. (13b) asks for."""
-    return gaussian.epsilon_from(paper.mu_from(epsilon, scale.delta), scale.delta)
+    return gaussian.epsilon_from(ACCOUNTANTS["paper"].mu_from(epsilon, scale.delta), scale.delta)
 
 
 def _check_constant(scale: Scale, epsilon: float) -> Claim:
     spent = _paper_epsilon(epsilon, scale)
     needed = gaussian.mu_from(epsilon, scale.delta)
-    waste = (needed / paper.mu_from(epsilon, scale.delta)) ** 2
+    waste = (needed / ACCOUNTANTS["paper"].mu_from(epsilon, scale.delta)) ** 2
     return Claim(
         "paper",
         "accounting",

@@ -16,7 +16,7 @@ from corn.errors import InvalidArgumentError
 from corn.learn.schedule import Schedule
 from corn.noise import factor_covariance
 from corn.noise.grid import bound_loss, choose_grid, require_provable
-from corn.plan.record import Plan, coalition_precisions, meet_cap, require_sound
+from corn.plan.plan import Plan, coalition_precisions, meet_cap, require_sound
 from corn.privacy import ClippedQuery, PrivacyBudget, account_precision
 from corn.privacy.floats import account_floats, set_aside
 

@@ -29,7 +29,7 @@ from corn.noise import (
     owners,
     simulated_keys,
 )
-from corn.noise.encoding import NONCE_BYTES
+from corn.noise.address import NONCE_BYTES
 
 
 class Noise(Protocol):

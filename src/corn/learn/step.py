@@ -17,7 +17,7 @@ from corn.errors import InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.clipping import clip_factors, drop_broken, gradient_norms
 from corn.learn.tasks import Task
-from corn.noise.fast import find_compiled
+from corn.noise import find_compiled
 
 _VALUES_AT_ONCE = 1 << 16
 
@@ -133,7 +133,7 @@ def take_half_step(
     compiled = find_compiled()
     if compiled is not None:
         arrays = (each.numpy() for each in (half, parameters, gradient, noise))
-        compiled.take_half_step(*arrays, float(factor), grid, step_size)
+        compiled.write_half_step(*arrays, float(factor), grid, step_size)
         return half
     grids = torch.full((1,), grid, dtype=noise.dtype)
     pieces = (torch.split(each, _VALUES_AT_ONCE) for each in (half, parameters, gradient, noise))

@@ -2,12 +2,27 @@
 
 from corn.noise.address import NoiseSource, Owner, StreamAddress, Terms
 from corn.noise.factor import choose_factors, factor_covariance, pool_groups
-from corn.noise.identity_file import load_identity, save_identity
-from corn.noise.keys import Identity, agent_keys, generate_identity, pair_key
+from corn.noise.keys import (
+    Identity,
+    Roster,
+    Secret,
+    generate_identity,
+    load_identity,
+    load_roster,
+    save_identity,
+    save_roster,
+)
 from corn.noise.ledger import BudgetSpentError, ReleaseLedger, agree_on_nonce, count_remaining
-from corn.noise.roster import Roster, load_roster, save_roster
-from corn.noise.sealing import Delivery, RefusedPackageError, open_seed, seal_seed
-from corn.noise.secret import Secret
+from corn.noise.normals import find_compiled
+from corn.noise.seeds import (
+    Delivery,
+    RefusedPackageError,
+    agent_keys,
+    check_identity,
+    open_seed,
+    pair_key,
+    seal_seed,
+)
 from corn.noise.shares import draw_all_shares, draw_share, owners
 from corn.noise.simulation import SimulationSource, simulated_keys
 from corn.noise.stream import SecureSource
@@ -28,11 +43,13 @@ __all__ = [
     "Terms",
     "agent_keys",
     "agree_on_nonce",
+    "check_identity",
     "choose_factors",
     "count_remaining",
     "draw_all_shares",
     "draw_share",
     "factor_covariance",
+    "find_compiled",
     "generate_identity",
     "load_identity",
     "load_roster",

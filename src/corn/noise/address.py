@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corn.errors import InvalidArgumentError
-from corn.noise.encoding import check_nonce, encode_fields
 
 NormalArray: TypeAlias = NDArray[np.floating[Any]]
 
@@ -28,6 +27,10 @@ MAX_COORDINATE = 1 << 62
 """Where streams end: no range goes past it, so that no counter of a keystream can wrap around."""
 
 _MAX_NUMBER = 1 << 63
+
+FINGERPRINT_BYTES = 32
+NONCE_BYTES = 32
+_LENGTH_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -133,3 +136,51 @@ def find_overlap(
     """
     low, high = max(first, start), min(first + len(values), start + len(out))
     return values[low - first : high - first], out[low - start : high - start]
+
+
+def encode_fields(*fields: bytes | str | int) -> bytes:
+    """Join fields, each after its length: the basis of all domain separation in this room.
+
+    Two calls whose fields differ in any place or number give different bytes, because the result
+    can be split again: see :func:`decode_fields`.
+
+    >>> encode_fields("ab", "c") == encode_fields("a", "bc")
+    False
+    """
+    parts = [field if isinstance(field, bytes) else str(field).encode() for field in fields]
+    return b"".join(len(part).to_bytes(_LENGTH_BYTES, "big") + part for part in parts)
+
+
+def decode_fields(data: bytes) -> list[bytes] | None:
+    """Split what :func:`encode_fields` joined; None if ``data`` is not such a string.
+
+    >>> decode_fields(encode_fields("group", 3))
+    [b'group', b'3']
+    >>> decode_fields(b"other") is None
+    True
+    """
+    fields, end = [], 0
+    while end < len(data):
+        start = end + _LENGTH_BYTES
+        end = start + int.from_bytes(data[end:start], "big")
+        if len(data) < end:
+            return None
+        fields.append(data[start:end])
+    return fields
+
+
+def check_fingerprint(plan_fingerprint: bytes) -> bytes:
+    """Return the plan's fingerprint if it is 32 bytes, or say what it is."""
+    return _check_length(plan_fingerprint, FINGERPRINT_BYTES, "plan_fingerprint")
+
+
+def check_nonce(nonce: bytes) -> bytes:
+    """Return the nonce of a run if it is 32 bytes, or say what it is."""
+    return _check_length(nonce, NONCE_BYTES, "nonce")
+
+
+def _check_length(value: bytes, length: int, name: str) -> bytes:
+    if not isinstance(value, bytes) or len(value) != length:
+        found = f"{len(value)} bytes" if isinstance(value, bytes) else type(value).__name__
+        raise InvalidArgumentError(f"{name} must be {length} bytes, found {found}")
+    return value

@@ -40,12 +40,12 @@ if numba.config.DISABLE_JIT:
     raise ImportError("Numba is told not to compile")
 
 
-def sum_normals(words: Words, weights: FloatArray, out: FloatArray) -> None:
+def sum_blocks(words: Words, weights: FloatArray, out: FloatArray) -> None:
     """As :func:`corn.noise.normals.sum_normals`, for contiguous arrays, without buffers."""
     _KERNEL(words, weights, out)
 
 
-def take_half_step(
+def write_half_step(
     out: Any,
     parameters: Any,
     gradient: Any,

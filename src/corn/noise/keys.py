@@ -1,24 +1,74 @@
-"""Who is who, and the keys agents agree on: identities, the public roster, and stream keys.
-
-An agent has one X25519 identity. Two agents' identities agree on a pair key, without a message;
-the keys of streams follow from those by HKDF-SHA256, bound to the plan's fingerprint and to what
-each is for. Only public keys ever leave an agent.
-"""
+"""Key material that does not leave by accident: not by print, log, pickle, copy or JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import final
+import hmac
+import json
+import os
+import re
+import secrets
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, final
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from corn.errors import InvalidArgumentError
-from corn.noise.address import Owner
-from corn.noise.encoding import check_fingerprint, encode_fields
-from corn.noise.roster import Roster
-from corn.noise.secret import SECRET_BYTES, Secret
+from corn.errors import FileFormatError, InvalidArgumentError
+from corn.parsing import build_fields, parse_hex, read_json
+
+SECRET_BYTES = 32
+_IDENTITY_PREFIX = b"corn-identity-1 "
+_IDENTITY_PATTERN = re.compile(
+    re.escape(_IDENTITY_PREFIX) + rb"([0-9a-f]{%d})\n" % (2 * SECRET_BYTES)
+)
+_MAX_BYTES = 4096
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_ROSTER_FORMAT = "corn roster 1"
+_KEY_BYTES = 32
+_FIELD_PRIME = 2**255 - 19
+_PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * _KEY_BYTES)
+
+
+@final
+class Secret:
+    """32 bytes that only :meth:`reveal` shows.
+
+    Its text forms say nothing, it cannot be pickled, copied or hashed, and comparing takes the same
+    time wherever two secrets differ. Python cannot wipe memory, so a secret stays in the process
+    until its memory is used again.
+
+    >>> secret = Secret.random()
+    >>> f"{secret} {secret!r}"
+    'Secret(hidden) Secret(hidden)'
+    """
+
+    __slots__ = ("_value",)
+    __hash__ = None  # type: ignore[assignment]  # a hash table would compare in variable time
+
+    def __init__(self, value: bytes) -> None:
+        if not isinstance(value, bytes) or len(value) != SECRET_BYTES:
+            raise InvalidArgumentError(f"a secret must be {SECRET_BYTES} bytes")
+        self._value = value
+
+    @classmethod
+    def random(cls) -> Secret:
+        """A new secret from the operating system."""
+        return cls(secrets.token_bytes(SECRET_BYTES))
+
+    def reveal(self) -> bytes:
+        """The 32 bytes themselves: for a cipher or a key derivation, never for output."""
+        return self._value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and hmac.compare_digest(self._value, other._value)
+
+    def __repr__(self) -> str:
+        return "Secret(hidden)"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a secret cannot be pickled or copied")
 
 
 @final
@@ -45,91 +95,123 @@ def generate_identity() -> Identity:
     return Identity(Secret.random())
 
 
-def pair_key(
-    identity: Identity, agent: int, peer: int, *, roster: Roster, plan_fingerprint: bytes
-) -> Secret:
-    """The key that two agents share under a plan: the same for both, and known to no one else.
+@dataclass(frozen=True)
+class Roster:
+    """The public keys of agents 0 … n−1: 32 bytes each, usable, all different."""
 
-    Bound to the plan, the agents' numbers and their public keys: with another plan, roster or
-    place in it the two derive different keys, and what one sealed the other cannot open.
-    """
-    check_identity(identity, agent, roster=roster)
-    if agent == peer:
-        raise InvalidArgumentError(f"a pair key needs two agents, found {agent} twice")
-    low, high = sorted((agent, peer))
-    shared = identity.agree(roster.public_key(peer))
-    return derive_key(
-        shared,
-        "pair",
-        low,
-        high,
-        roster.public_key(low),
-        roster.public_key(high),
-        plan_fingerprint=plan_fingerprint,
-    )
+    public_keys: tuple[bytes, ...]
 
+    def __post_init__(self) -> None:
+        for agent, key in enumerate(self.public_keys):
+            _check_public_key(key, agent)
+        owners: dict[bytes, int] = {}
+        for agent, key in enumerate(self.public_keys):
+            if owners.setdefault(key, agent) != agent:
+                raise InvalidArgumentError(
+                    f"agents {owners[key]} and {agent} have the same public key: each needs its own"
+                )
 
-def agent_keys(
-    identity: Identity,
-    agent: int,
-    *,
-    seed_groups: Sequence[tuple[int, ...]],
-    roster: Roster,
-    plan_fingerprint: bytes,
-    group_seeds: Mapping[int, Secret] | None = None,
-) -> dict[Owner, Secret]:
-    """The keys of every stream an agent can draw: what its secure source holds.
+    @property
+    def num_agents(self) -> int:
+        """The number of agents n."""
+        return len(self.public_keys)
 
-    Its private noise and groups of one follow from its identity, groups of two from the pair key.
-    The seed of a larger group is made by its lowest member and sealed to the others (see
-    :mod:`corn.noise.sealing`): ``group_seeds`` has those of all larger groups the agent is in.
-    """
-    check_identity(identity, agent, roster=roster)
-    private = derive_key(identity.secret, "private noise", agent, plan_fingerprint=plan_fingerprint)
-    keys = {Owner((agent,)): private}
-    for number, group in enumerate(seed_groups):
-        if agent not in group:
-            continue
-        owner = Owner(group, number)
-        if len(group) == 1:
-            root = private
-        elif len(group) == 2:
-            (peer,) = set(group) - {agent}
-            root = pair_key(identity, agent, peer, roster=roster, plan_fingerprint=plan_fingerprint)
-        else:
-            root = _find_seed(owner, number, group_seeds or {})
-        keys[owner] = derive_key(
-            root, "group noise", owner.encoded, plan_fingerprint=plan_fingerprint
-        )
-    return keys
+    def public_key(self, agent: int) -> bytes:
+        """An agent's public key."""
+        if not 0 <= agent < self.num_agents:
+            raise InvalidArgumentError(
+                f"the roster has agents 0 … {self.num_agents - 1}, found agent {agent}"
+            )
+        return self.public_keys[agent]
 
 
-def check_identity(identity: Identity, agent: int, *, roster: Roster) -> None:
-    """Refuse an identity that is not the one the roster has for this agent."""
-    if roster.public_key(agent) != identity.public_key:
-        raise InvalidArgumentError(
-            f"this identity is not agent {agent}'s: the roster has another public key for it"
-        )
+def save_roster(roster: Roster, path: Path) -> None:
+    """Write the roster as JSON: agent's number → public key in hexadecimal."""
+    agents = {str(agent): key.hex() for agent, key in enumerate(roster.public_keys)}
+    text = json.dumps({"format": _ROSTER_FORMAT, "agents": agents}, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
-def derive_key(root: Secret, purpose: str, *fields: bytes | int, plan_fingerprint: bytes) -> Secret:
-    """HKDF-SHA256 of a secret, for one purpose under one plan."""
-    hkdf = HKDF(
-        algorithm=SHA256(),
-        length=SECRET_BYTES,
-        salt=check_fingerprint(plan_fingerprint),
-        info=encode_fields("corn 1", purpose, *fields),
-    )
-    return Secret(hkdf.derive(root.reveal()))
+def load_roster(path: Path) -> Roster:
+    """Read and check a roster: agents 0 … n−1, each once, each with a public key of its own."""
+    document = read_json(path, kind="a roster")
+    try:
+        return _decode_roster(document)
+    except InvalidArgumentError as error:
+        raise FileFormatError(f"{path}: not a roster: {error}") from error
+
+
+def save_identity(identity: Identity, path: Path) -> None:
+    """Write an identity to a new file with mode 0600; one that exists is never written over."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise FileFormatError(
+            f"{path}: exists; a key that is written over is lost, so choose another name"
+        ) from None
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be written: {error.strerror}") from error
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(_IDENTITY_PREFIX + identity.secret.reveal().hex().encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load_identity(path: Path) -> Identity:
+    """Read an identity; a file that others than its owner can read or change is refused."""
+    identity = _parse_identity(_read_private(path))
+    if identity is None:
+        raise FileFormatError(f"{path}: not an identity of CorN, or a damaged one")
+    return identity
 
 
 def _private_key(secret: Secret) -> X25519PrivateKey:
     return X25519PrivateKey.from_private_bytes(secret.reveal())
 
 
-def _find_seed(owner: Owner, number: int, group_seeds: Mapping[int, Secret]) -> Secret:
-    if number not in group_seeds:
+def _read_private(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if mode & _OTHERS:
+                raise FileFormatError(
+                    f"{path}: a private key that others may use, mode {mode:04o}; make it yours "
+                    f"alone with: chmod 600 {path}"
+                )
+            return file.read(_MAX_BYTES)
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _parse_identity(content: bytes) -> Identity | None:
+    # A pattern rather than a parser, whose error would carry the content along.
+    match = _IDENTITY_PATTERN.fullmatch(content)
+    return Identity(Secret(bytes.fromhex(match[1].decode()))) if match else None
+
+
+def _decode_roster(document: object) -> Roster:
+    fields = build_fields({"format": str, "agents": Mapping[str, str]}, document, "the roster")
+    keys: dict[str, str] = fields["agents"]
+    numbers = [str(agent) for agent in range(len(keys))]
+    if fields["format"] != _ROSTER_FORMAT or set(keys) != set(numbers):
         raise InvalidArgumentError(
-            f"group_seeds must have the seed of {owner}, which agent {owner.members[0]} makes"
+            f"agents 0, 1, 2, … in the format {_ROSTER_FORMAT!r} were expected"
         )
-    return group_seeds[number]
+    return Roster(tuple(parse_hex(keys[number], "a public key") for number in numbers))
+
+
+def _check_public_key(key: bytes, agent: int) -> None:
+    if not isinstance(key, bytes) or len(key) != _KEY_BYTES:
+        raise InvalidArgumentError(f"agent {agent}'s public key must be {_KEY_BYTES} bytes")
+    # Other encodings of a point, and the few points that make every shared secret zero, are only
+    # ever sent by an attacker.
+    if int.from_bytes(key, "little") >= _FIELD_PRIME or not _can_agree(key):
+        raise InvalidArgumentError(f"agent {agent}'s public key is not a usable X25519 key")
+
+
+def _can_agree(key: bytes) -> bool:
+    try:
+        _PROBE.exchange(X25519PublicKey.from_public_bytes(key))
+    except ValueError:
+        return False
+    return True

@@ -15,10 +15,10 @@ from corn.noise.address import (
     Owner,
     Terms,
     check_range,
+    encode_fields,
     find_overlap,
 )
-from corn.noise.encoding import encode_fields
-from corn.noise.secret import Secret
+from corn.noise.keys import Secret
 from corn.noise.shares import owners
 
 _VALUES_PER_STATE = 1 << 14

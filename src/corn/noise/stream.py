@@ -21,16 +21,16 @@ from corn.noise.address import (
     check_range,
     find_overlap,
 )
-from corn.noise.fast import find_compiled
+from corn.noise.keys import Secret
 from corn.noise.normals import (
     NUM_BUFFERS,
     PAIRS_PER_BLOCK,
     VALUES_PER_BLOCK,
     WORDS_PER_BLOCK,
     Words,
+    find_compiled,
     sum_normals,
 )
-from corn.noise.secret import Secret
 
 # Enough for calls to cost little against the work, few enough for a core's cache.
 _BLOCKS_IN_CACHE = 256
@@ -143,7 +143,7 @@ class _Workspace(threading.local):
     def _write_blocks(self, words: Words, weights: FloatArray, out: FloatArray) -> None:
         compiled, blocks = find_compiled(), out.reshape(-1, 2, PAIRS_PER_BLOCK)
         if compiled:
-            compiled.sum_normals(words, weights, blocks)
+            compiled.sum_blocks(words, weights, blocks)
             return
         if self._buffers.shape[1] < len(blocks):
             self._buffers = np.empty((NUM_BUFFERS, len(blocks), PAIRS_PER_BLOCK))

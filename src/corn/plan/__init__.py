@@ -1,14 +1,17 @@
 """The plan: the public artefact that all agents of a run hold, verify and agree on."""
 
-from corn.plan.codec import load_plan, save_plan
-from corn.plan.record import Certificate, Plan, make_plan
-from corn.plan.verification import AgentGuarantee, Verification, verify_plan
+from corn.plan.file import fingerprint, load_plan, save_plan
+from corn.plan.plan import Certificate, FloatType, Plan, make_plan
+from corn.plan.verify import AgentGuarantee, Verification, guarantees_against, verify_plan
 
 __all__ = [
     "AgentGuarantee",
     "Certificate",
+    "FloatType",
     "Plan",
     "Verification",
+    "fingerprint",
+    "guarantees_against",
     "load_plan",
     "make_plan",
     "save_plan",

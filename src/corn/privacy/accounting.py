@@ -9,14 +9,16 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from corn.arrays import FloatArray
+from corn.checks import require_count, require_fraction
 from corn.errors import InvalidArgumentError
-from corn.privacy import gaussian, paper, subsampling
-from corn.privacy.accountants import Accounting, find_accountant
+from corn.privacy import gaussian, subsampling
+from corn.privacy.accountants import Accounting, find_accountant, is_proved, warn_if_unproved
+from corn.privacy.budget import PrivacyBudget
 from corn.privacy.precision import precision_diagonal
-from corn.privacy.query import ClippedQuery, require_count
+from corn.privacy.query import ClippedQuery
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,14 +77,14 @@ class PrivacyLoss:
         """Return ε at this δ for each agent, shape (n,); ∞ for an agent that is exposed."""
         epsilons = self._of_each_agent(lambda agent: self._epsilon_of(agent, delta, accounting))
         if accounting == "paper":
-            paper.warn_if_unproved(float(epsilons.max()), delta)
+            warn_if_unproved(float(epsilons.max()), delta)
         return epsilons
 
     def delta(self, epsilon: float, *, accounting: Accounting = "gdp") -> FloatArray:
         """Return δ at this ε for each agent, shape (n,); 1 for an agent that is exposed."""
         deltas = self._of_each_agent(lambda agent: self._delta_of(agent, epsilon, accounting))
         if accounting == "paper":
-            paper.warn_if_unproved(epsilon, float(deltas.max()))
+            warn_if_unproved(epsilon, float(deltas.max()))
         return deltas
 
     def worst_epsilon(self, delta: float, *, accounting: Accounting = "gdp") -> float:
@@ -112,9 +114,9 @@ class PrivacyLoss:
         deltas = [self._delta_of(agent, float(epsilon), accounting) for epsilon in grid]
         if accounting == "paper":
             points = zip(grid.tolist(), deltas, strict=True)
-            unproved = [point for point in points if not paper.is_proved(*point)]
+            unproved = [point for point in points if not is_proved(*point)]
             if unproved:
-                paper.warn_if_unproved(*max(unproved))
+                warn_if_unproved(*max(unproved))
         return PrivacyCurve(grid, np.array(deltas))
 
     def tradeoff(
@@ -151,7 +153,7 @@ class PrivacyLoss:
         if not self.query.is_subsampled:
             return accountant.epsilon_from(float(self.mu[agent]), delta)
         _require_exact(accounting)
-        return subsampling.epsilon_from(
+        return subsampling.bound_epsilon(
             self.precision[:, agent].tolist(), delta, num_steps=self.num_steps, query=self.query
         )
 
@@ -160,7 +162,7 @@ class PrivacyLoss:
         if not self.query.is_subsampled:
             return accountant.delta_from(float(self.mu[agent]), epsilon)
         _require_exact(accounting)
-        return subsampling.delta_from(
+        return subsampling.bound_delta(
             self.precision[:, agent].tolist(), epsilon, num_steps=self.num_steps, query=self.query
         )
 
@@ -199,6 +201,52 @@ def account_precision(
     """
     phases, steps = _split_phases(precision, num_steps)
     return _loss([_checked_diagonal(diagonal) for diagonal in phases], steps, query)
+
+
+@dataclass(frozen=True, eq=False)
+class BudgetCheck:
+    """Every agent's [R⁻¹]_ii, shape (n,), beside the cap, and who is within it, shape (n,)."""
+
+    precision: FloatArray
+    precision_cap: float
+    met: NDArray[np.bool_]
+
+    @property
+    def passed(self) -> bool:
+        """Whether the budget is met for all agents."""
+        return bool(self.met.all())
+
+    @property
+    def worst_agent(self) -> int:
+        """The least protected agent."""
+        return int(self.precision.argmax())
+
+    def describe(self) -> str:
+        """Say in one line how the least protected agent stands to the cap."""
+        worst = float(self.precision[self.worst_agent])
+        verdict = "met for all" if self.passed else f"broken for {np.count_nonzero(~self.met)} of"
+        return (
+            f"{verdict} {self.precision.size} agents: the largest [R⁻¹]_ii is {worst:.6g} (agent "
+            f"{self.worst_agent}), the cap {self.precision_cap:.6g}"
+        )
+
+
+def check_budget(
+    covariance: ArrayLike, budget: PrivacyBudget, *, relative_tolerance: float = 1e-9
+) -> BudgetCheck:
+    """Check that noise of this covariance, drawn afresh at each step, meets the budget.
+
+    The diagonal is rounded up and the cap down. A design that was scaled to the cap meets it to
+    within rounding, for which ``relative_tolerance`` makes room.
+
+    >>> budget = PrivacyBudget(10, 1e-5, num_steps=5000, clip=0.1)
+    >>> print(check_budget([[60.0, 0.0], [0.0, 40.0]], budget).describe())
+    broken for 1 of 2 agents: the largest [R⁻¹]_ii is 0.025 (agent 1), the cap 0.0200089
+    """
+    require_fraction("relative_tolerance", relative_tolerance)
+    precision = precision_diagonal(covariance)
+    cap = budget.precision_cap
+    return BudgetCheck(precision, cap, precision <= cap * (1 + relative_tolerance))
 
 
 def _split_phases(noise: Any, num_steps: Any) -> tuple[list[Any], tuple[int, ...]]:

@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from corn.checks import require_count
 from corn.errors import InvalidArgumentError
-from corn.privacy import paper, subsampling
-from corn.privacy.accountants import Accounting, find_accountant
-from corn.privacy.query import Adjacency, ClippedQuery, Unit, require_count
+from corn.privacy import subsampling
+from corn.privacy.accountants import Accounting, find_accountant, warn_if_unproved
+from corn.privacy.query import Adjacency, ClippedQuery, Unit
 
 LARGEST_EPSILON, _MOST_STEPS = 1e9, 10**15
 """Beyond these no promise means anything, and arithmetic would not be exact."""
@@ -66,7 +67,7 @@ class PrivacyBudget:
         if self.query.is_subsampled:
             self._check_subsampled()
         if self.accounting == "paper":
-            paper.warn_if_unproved(self.epsilon, self.delta, stacklevel=3)
+            warn_if_unproved(self.epsilon, self.delta, stacklevel=3)
 
     def _check_subsampled(self) -> None:
         if self.accounting != "gdp":
@@ -112,7 +113,7 @@ class PrivacyBudget:
         Rounded down: accounting for a run at the cap gives an ε of at most ``epsilon``.
         """
         if self.query.is_subsampled:
-            return subsampling.precision_from(
+            return subsampling.calibrate_precision(
                 self.epsilon, self.delta, num_steps=self.num_steps, query=self.query
             )
         ratio = self.mu / self.sensitivity

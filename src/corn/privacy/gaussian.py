@@ -8,14 +8,18 @@ same μ is achieved by the worst pair of data sets.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from scipy.special import erfcx, ndtr, ndtri
 
-from corn.privacy.rounding import bisect, require_in_range, round_down
+from corn.checks import require_in_range
 
 _SQRT2 = math.sqrt(2)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
+
+_MARGIN = 2.0**-48
+"""16 units in the last place: more than what a square, a square root and a few products lose."""
 
 
 def delta_from(mu: float, epsilon: float) -> float:
@@ -27,8 +31,8 @@ def delta_from(mu: float, epsilon: float) -> float:
     >>> round(delta_from(1.0, 0.0), 12)  # the total variation distance
     0.382924922548
     """
-    require_in_range("mu", mu, 0, math.inf)
-    require_in_range("epsilon", epsilon, 0, math.inf)
+    require_in_range("mu", mu, 0)
+    require_in_range("epsilon", epsilon, 0)
     if mu == 0 or math.isinf(epsilon):
         return 0.0
     if math.isinf(mu):
@@ -56,7 +60,7 @@ def epsilon_from(mu: float, delta: float) -> float:
     >>> round(epsilon_from(2.00044562, 1e-5), 6)
     10.0
     """
-    require_in_range("mu", mu, 0, math.inf)
+    require_in_range("mu", mu, 0)
     require_in_range("delta", delta, 0, 1)
     if mu == 0 or delta == 1:
         return 0.0
@@ -83,7 +87,7 @@ def mu_from(epsilon: float, delta: float) -> float:
     >>> round(mu_from(10, 1e-5), 8)
     2.00044562
     """
-    require_in_range("epsilon", epsilon, 0, math.inf)
+    require_in_range("epsilon", epsilon, 0)
     require_in_range("delta", delta, 0, 1)
     if delta == 0:
         return 0.0
@@ -105,11 +109,32 @@ def tradeoff(mu: float, false_positive_rate: float) -> float:
     >>> tradeoff(0.0, 0.25)
     0.75
     """
-    require_in_range("mu", mu, 0, math.inf)
+    require_in_range("mu", mu, 0)
     require_in_range("false_positive_rate", false_positive_rate, 0, 1)
     if false_positive_rate in (0, 1):
         return 1.0 - false_positive_rate
     return float(ndtr(-ndtri(false_positive_rate) - mu))
+
+
+def round_down(value: float) -> float:
+    """Return ``value`` lowered by 16 units in the last place: more than later rounding adds."""
+    return value * (1 - _MARGIN)
+
+
+def bisect(accepts: Callable[[float], bool], *, accepted: float, rejected: float) -> float:
+    """Return an accepted number with a rejected one right beside it in floating point.
+
+    What is returned has itself been tested, unless it is ``accepted``: for that the caller vouches.
+    So the search ends on the accepted side by construction, not by tolerance.
+    """
+    middle = accepted + (rejected - accepted) / 2
+    while middle not in (accepted, rejected):
+        if accepts(middle):
+            accepted = middle
+        else:
+            rejected = middle
+        middle = accepted + (rejected - accepted) / 2
+    return accepted
 
 
 def _delta_error(mu: float) -> float:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Literal, TypeAlias, get_args
 
+from corn.checks import require_choice, require_count
 from corn.errors import InvalidArgumentError
 
 Unit: TypeAlias = Literal["agent", "sample"]
@@ -58,8 +57,8 @@ class ClippedQuery:
                 f"clip must be positive, from {_SMALLEST_CLIP:g} to {_LARGEST_CLIP:g}, found "
                 f"{self.clip}: try 0.1"
             )
-        _require_choice("unit", self.unit, get_args(Unit))
-        _require_choice("adjacency", self.adjacency, get_args(Adjacency))
+        require_choice("unit", self.unit, get_args(Unit))
+        require_choice("adjacency", self.adjacency, get_args(Adjacency))
         if self.unit == "agent":
             self._check_agent()
         else:
@@ -146,20 +145,3 @@ class ClippedQuery:
                 f"sampling_rate must be in (0, 1], found {self.sampling_rate}: it is the expected "
                 "batch size over the agent's number of samples"
             )
-
-
-def require_count(name: str, value: object) -> None:
-    """Raise unless ``value`` is a whole number of at least one."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise InvalidArgumentError(f"{name} must be an integer of at least 1, found {value!r}")
-
-
-def _require_positive(name: str, value: float, advice: str) -> None:
-    if not 0 < value < math.inf:
-        raise InvalidArgumentError(f"{name} must be positive and finite, found {value}: {advice}")
-
-
-def _require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        listed = " or ".join(repr(choice) for choice in choices)
-        raise InvalidArgumentError(f"{name} must be {listed}, found {value!r}")

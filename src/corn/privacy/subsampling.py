@@ -43,7 +43,7 @@ at a sampling rate next to 1, the Gaussian mechanism. δ must be at least ten ti
 _SEARCH_TOLERANCE = 1e-4
 
 
-def epsilon_from(
+def bound_epsilon(
     precision: Sequence[float],
     delta: float,
     *,
@@ -61,7 +61,7 @@ def epsilon_from(
     return float(losses.get_epsilon_for_delta(left))
 
 
-def delta_from(
+def bound_delta(
     precision: Sequence[float],
     epsilon: float,
     *,
@@ -69,7 +69,7 @@ def delta_from(
     query: ClippedQuery,
     discretisation: float = DISCRETISATION,
 ) -> float:
-    """Return an upper bound on δ(ε), for steps as in ``epsilon_from``."""
+    """Return an upper bound on δ(ε), for steps as in ``bound_epsilon``."""
     if math.inf in precision:
         return 1.0
     losses = _compose(tuple(precision), tuple(num_steps), query, discretisation)
@@ -77,7 +77,7 @@ def delta_from(
     return min(1.0, float(losses.get_delta_for_epsilon(epsilon)) + lost)
 
 
-def precision_from(
+def calibrate_precision(
     epsilon: float,
     delta: float,
     *,
@@ -85,14 +85,14 @@ def precision_from(
     query: ClippedQuery,
     discretisation: float = DISCRETISATION,
 ) -> float:
-    """Return a [R⁻¹]_jj whose ``epsilon_from`` is at most ``epsilon``, and nearly the largest.
+    """Return a [R⁻¹]_jj whose ``bound_epsilon`` is at most ``epsilon``, and nearly the largest.
 
     That ε is checked. How near is not: in the settings tried it was within 2e-4 relative of it.
     """
     require_meaningful(delta, num_steps=num_steps, query=query)
 
     def spent(precision: float, grid: float) -> float:
-        return epsilon_from(
+        return bound_epsilon(
             [precision], delta, num_steps=[num_steps], query=query, discretisation=grid
         )
 

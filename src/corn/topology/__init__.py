@@ -1,12 +1,18 @@
 """Graphs, mixing weights, and how fast they mix."""
 
-from corn.topology.balancing import balance
-from corn.topology.generators import GENERATORS
-from corn.topology.gossip import chebyshev_gossip, repeat_gossip
+from corn.topology.generators import GENERATORS, GraphSpec, describe_kind
 from corn.topology.graphs import Graph, check_graph, is_connected, name_of
-from corn.topology.mixing import WEIGHTS, check_mixing_matrix, graph_of, mixing_matrix
+from corn.topology.mixing import (
+    WEIGHTS,
+    balance,
+    chebyshev_gossip,
+    check_mixing_matrix,
+    graph_of,
+    metropolis_weights,
+    mixing_matrix,
+    repeat_gossip,
+)
 from corn.topology.network import Network, load_network
-from corn.topology.spec import GraphSpec
 from corn.topology.spectrum import Spectrum, spectrum
 
 __all__ = [
@@ -20,9 +26,11 @@ __all__ = [
     "chebyshev_gossip",
     "check_graph",
     "check_mixing_matrix",
+    "describe_kind",
     "graph_of",
     "is_connected",
     "load_network",
+    "metropolis_weights",
     "mixing_matrix",
     "name_of",
     "repeat_gossip",

@@ -6,25 +6,28 @@ Agent i replaces its model by Σ_j w_ij x_j, so w_ij > 0 needs a link from j to 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import networkx as nx
 import numpy as np
+import scipy.linalg
+import scipy.sparse
+import scipy.sparse.csgraph
+from numpy.typing import ArrayLike
 
-from corn.arrays import FloatArray, as_square_matrix
-from corn.errors import InvalidArgumentError
-from corn.topology.balancing import balance
-from corn.topology.fastest import fastest_mixing_weights
+from corn.arrays import FloatArray, IntArray, as_square_matrix
+from corn.checks import require_count
+from corn.errors import InfeasibleError, InvalidArgumentError, MissingExtraError
 from corn.topology.graphs import Graph
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+from corn.topology.spectrum import disagreement, is_symmetric
 
 STOCHASTIC_TOLERANCE = 1e-8
 """How far the sums of rows and columns of a mixing matrix may be from one."""
 
 MAX_AGENTS = 20_000
 """The largest network held as dense matrices, of 3.2 GB each."""
+
+_SINKHORN_SWEEPS = 50
+_NEWTON_STEPS = 100
 
 
 def metropolis_weights(graph: Graph) -> FloatArray:
@@ -68,6 +71,24 @@ def sinkhorn_weights(graph: Graph) -> FloatArray:
     """
     heard = nx.to_numpy_array(graph, nodelist=range(len(graph)), weight="weight", dtype=float).T
     return balance(heard + np.eye(len(heard)))
+
+
+def fastest_mixing_weights(links: FloatArray) -> FloatArray:
+    """Minimise ‖W − 11ᵀ/n‖₂ over symmetric doubly stochastic W supported on ``links``.
+
+    ``links`` is a symmetric (n, n) matrix of 0 and 1. Boyd, Diaconis and Xiao's fastest mixing
+    Markov chain. Some links may get weight zero. Meant for up to about a hundred agents.
+    """
+    rows, columns = np.nonzero(np.triu(links, 1))
+    if len(rows) == 0:
+        return np.eye(len(links))
+    weights = _solve_fastest(len(links), rows, columns)
+    W = np.zeros_like(links)
+    W[rows, columns] = W[columns, rows] = weights
+    # The solver leaves the constraints by its tolerance; shrinking puts the weights inside again.
+    W /= max(1.0, float(W.sum(axis=1).max()))
+    np.fill_diagonal(W, 1 - W.sum(axis=1))
+    return W
 
 
 WEIGHTS: dict[str, Callable[[Graph], FloatArray]] = {
@@ -137,6 +158,55 @@ def graph_of(matrix: FloatArray) -> Graph:
     )
 
 
+def balance(matrix: FloatArray, *, tolerance: float = 1e-13) -> FloatArray:
+    """Return diag(r) · matrix · diag(c) whose rows and columns sum to one within ``tolerance``.
+
+    Such r, c > 0 exist exactly if every positive entry lies on a permutation of positive entries
+    (total support); otherwise :class:`InfeasibleError` names an entry that does not.
+
+    >>> balance(np.array([[1.0, 1.0], [1.0, 3.0]])).sum(axis=0).round(12).tolist()
+    [1.0, 1.0]
+    """
+    A = as_square_matrix(matrix, name="matrix")
+    if (A < 0).any():
+        raise InvalidArgumentError(f"matrix must not be negative, found {A.min():g}")
+    _require_total_support(A)
+    r, c = _sweep(A)
+    return _polish(r[:, None] * A * c, tolerance)
+
+
+def repeat_gossip(mixing_matrix: FloatArray, rounds: int) -> FloatArray:
+    """W^rounds: the effect of ``rounds`` plain mixing rounds."""
+    W = as_square_matrix(mixing_matrix, name="mixing_matrix")
+    require_count("rounds", rounds)
+    return np.linalg.matrix_power(W, rounds)
+
+
+def chebyshev_gossip(mixing_matrix: FloatArray, rounds: int) -> FloatArray:
+    """T_r(W/σ)/T_r(1/σ): the polynomial in W of degree ``rounds`` that contracts disagreement most.
+
+    σ = ‖W − 11ᵀ/n‖₂ must be below one and W symmetric. Agents run it with the three-term recurrence
+    x_{k+1} = 2 (c_k/(σ c_{k+1})) W x_k − (c_{k−1}/c_{k+1}) x_{k−1}, c_k = T_k(1/σ), and no more
+    messages than plain gossip. The result preserves averages but may have negative entries.
+    """
+    W = as_square_matrix(mixing_matrix, name="mixing_matrix")
+    require_count("rounds", rounds)
+    if not is_symmetric(W):
+        raise InvalidArgumentError(
+            "Chebyshev gossip needs a symmetric mixing matrix: try plain rounds"
+        )
+    sigma = disagreement(W)
+    if not sigma < 1:
+        raise InvalidArgumentError(f"Chebyshev gossip needs a W that mixes, found σ₂ = {sigma:g}")
+    # Ratios c_{k−1}/c_k instead of c_k itself: T_k(1/σ) overflows when σ is small. Written with
+    # a_k = c_{k−1}/(σ c_k), the recurrence also holds in the limit σ = 0, where a_1 = 1, a_k = 1/2.
+    previous, current, a = np.eye(len(W)), W, 1.0
+    for _ in range(rounds - 1):
+        a = 1 / (2 - sigma**2 * a)
+        previous, current = current, 2 * a * W @ current - (2 * a - 1) * previous
+    return current
+
+
 def _undirected_links(graph: Graph, rule: str) -> tuple[FloatArray, FloatArray]:
     if graph.is_directed():
         raise InvalidArgumentError(
@@ -171,3 +241,80 @@ def _check_support(W: FloatArray, graph: Graph) -> None:
             f"mixing weights must be zero where there is no link, found w[{i},{j}] = {W[i, j]:g} "
             f"and no link from {j} to {i}"
         )
+
+
+def _sweep(A: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Sinkhorn's alternating scaling: safe from any start, but slow near the end on long graphs."""
+    c = np.ones(len(A))
+    r = c
+    for _ in range(_SINKHORN_SWEEPS):
+        r = 1 / (A @ c)
+        c = 1 / (A.T @ r)
+    return r, c
+
+
+def _polish(P: FloatArray, tolerance: float) -> FloatArray:
+    """Damped Newton on the convex potential Σ p_ij e^{u_i+v_j} − Σu − Σv: a few quadratic steps."""
+    n = len(P)
+    for _ in range(_NEWTON_STEPS):
+        residual = np.concatenate([P.sum(axis=1), P.sum(axis=0)]) - 1
+        if np.abs(residual).max() <= tolerance:
+            return P
+        hessian = np.block([[np.diag(P.sum(axis=1)), P], [P.T, np.diag(P.sum(axis=0))]])
+        # (1, −1) changes nothing; filling that direction makes the system regular. One more such
+        # direction per connected part is removed by the small ridge.
+        gauge = np.concatenate([np.ones(n), -np.ones(n)])
+        hessian += np.outer(gauge, gauge) / n + 1e-14 * np.eye(2 * n)
+        step = -scipy.linalg.solve(hessian, residual, assume_a="pos")
+        # Limiting the step to a factor e per entry keeps the potential decreasing.
+        step /= max(1.0, float(np.abs(step).max()))
+        P = np.exp(step[:n])[:, None] * P * np.exp(step[n:])
+    raise InfeasibleError(
+        f"no doubly stochastic scaling within {tolerance:g} after {_NEWTON_STEPS} Newton steps: "
+        "are some edge weights many orders of magnitude apart?"
+    )
+
+
+def _require_total_support(A: FloatArray) -> None:
+    # An entry lies on a positive permutation iff its row and column are in one strong component
+    # after the columns are permuted by any perfect matching.
+    pattern = scipy.sparse.csr_matrix(A > 0)
+    match = scipy.sparse.csgraph.maximum_bipartite_matching(pattern, perm_type="column")
+    if (match < 0).any():
+        raise InfeasibleError(
+            f"no doubly stochastic weights exist: row {int(np.argmin(match))} cannot be matched "
+            "with a column of its own"
+        )
+    _, part = scipy.sparse.csgraph.connected_components(
+        pattern[:, match], directed=True, connection="strong"
+    )
+    i, k = np.nonzero(A[:, match])
+    stray = np.flatnonzero(part[i] != part[k])
+    if len(stray):
+        row, column = int(i[stray[0]]), int(match[k[stray[0]]])
+        raise InfeasibleError(
+            "no doubly stochastic weights exist that use every link: the one from agent "
+            f"{column} to agent {row} lies on no cycle; remove it or add a way back"
+        )
+
+
+def _solve_fastest(num_agents: int, rows: IntArray, columns: IntArray) -> FloatArray:
+    try:
+        import cvxpy as cp
+    except ImportError as error:
+        raise MissingExtraError("fastest-mixing weights", extra="sdp") from error
+    incidence = np.zeros((num_agents, len(rows)))
+    incidence[rows, np.arange(len(rows))] = 1
+    incidence[columns, np.arange(len(rows))] = -1
+    weights = cp.Variable(len(rows), nonneg=True)
+    W = np.eye(num_agents) - incidence @ cp.diag(weights) @ incidence.T
+    spread = cp.norm(W - 1 / num_agents, 2)
+    problem = cp.Problem(cp.Minimize(spread), [np.abs(incidence) @ weights <= 1])
+    problem.solve(solver=cp.CLARABEL)
+    if problem.status != cp.OPTIMAL:
+        raise InfeasibleError(
+            f"the solver for the fastest-mixing weights ended with status {problem.status!r}; "
+            "try metropolis weights"
+        )
+    # Weights below the solver's accuracy are zeros of the true solution.
+    return np.where(weights.value < 1e-7, 0.0, weights.value)

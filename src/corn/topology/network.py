@@ -11,9 +11,9 @@ import numpy as np
 from corn.arrays import FloatArray
 from corn.errors import CornError, FileFormatError, make_printable
 from corn.topology.files import MATRIX_SUFFIXES, SUFFIXES, read_graph, read_matrix
+from corn.topology.generators import GraphSpec
 from corn.topology.graphs import Graph, check_graph
 from corn.topology.mixing import check_mixing_matrix, graph_of, mixing_matrix
-from corn.topology.spec import GraphSpec
 
 _DIRECTED = "directed:"
 _MAX_REASON = 300

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.errors import CornWarning
-from corn.privacy import ACCOUNTANTS, Accounting, gaussian, paper, renyi
+from corn.privacy import ACCOUNTANTS, Accounting, gaussian
+from corn.privacy.accountants import is_proved, warn_if_unproved
 
+RENYI, PAPER = ACCOUNTANTS["rdp"], ACCOUNTANTS["paper"]
 epsilons = st.floats(-3, 3).map(lambda exponent: 10.0**exponent)
 deltas = st.floats(-15, -0.1).map(lambda exponent: 10.0**exponent)
 
@@ -19,7 +21,7 @@ deltas = st.floats(-15, -0.1).map(lambda exponent: 10.0**exponent)
 def test_theorem_2_as_printed() -> None:
     T, C, y, delta = 5000, 0.1, 0.013, 1e-5
     printed = 2 * C**2 * T * y + 2 * C * math.sqrt(2 * T * math.log(1 / delta) * y)
-    assert renyi.epsilon_from(2 * C * math.sqrt(T * y), delta) == pytest.approx(printed, rel=1e-14)
+    assert RENYI.epsilon_from(2 * C * math.sqrt(T * y), delta) == pytest.approx(printed, rel=1e-14)
 
 
 @pytest.mark.parametrize("mu", [0.01, 0.3, 2.0, 8.0])
@@ -28,18 +30,18 @@ def test_theorem_2_is_the_best_renyi_order(mu: float, delta: float) -> None:
     # α μ²/2 + L/(α − 1), minimised over a fine grid of α: an oracle without calculus.
     orders = (1 + 10 ** (-3 + 6 * k / 20000) for k in range(20001))
     best = min(order * mu**2 / 2 + math.log(1 / delta) / (order - 1) for order in orders)
-    assert renyi.epsilon_from(mu, delta) == pytest.approx(best, rel=1e-6)
+    assert RENYI.epsilon_from(mu, delta) == pytest.approx(best, rel=1e-6)
 
 
 def test_the_inverse_of_theorem_2_as_printed() -> None:
     L = math.log(1e5)
-    assert renyi.mu_from(10, 1e-5) ** 2 == pytest.approx(
+    assert RENYI.mu_from(10, 1e-5) ** 2 == pytest.approx(
         2 * (math.sqrt(L + 10) - math.sqrt(L)) ** 2, rel=1e-12
     )
 
 
 def test_a_small_epsilon_keeps_its_digits() -> None:
-    assert renyi.mu_from(1e-12, 1e-5) == pytest.approx(
+    assert RENYI.mu_from(1e-12, 1e-5) == pytest.approx(
         1e-12 / math.sqrt(2 * math.log(1e5)), rel=1e-12
     )
 
@@ -57,7 +59,7 @@ def test_round_trips_end_on_the_private_side(
 
 @given(mu=st.floats(0.001, 30), epsilon=epsilons)
 def test_theorem_2_never_understates_delta(mu: float, epsilon: float) -> None:
-    assert gaussian.delta_from(mu, epsilon) <= renyi.delta_from(mu, epsilon)
+    assert gaussian.delta_from(mu, epsilon) <= RENYI.delta_from(mu, epsilon)
 
 
 @pytest.mark.parametrize("accounting", ["gdp", "rdp", "paper"])
@@ -73,25 +75,25 @@ def test_limits_of_every_accountant(accounting: Accounting) -> None:
 
 
 def test_theorem_2_says_nothing_below_half_mu_squared() -> None:
-    assert renyi.delta_from(2.0, 1.9) == 1.0
-    assert renyi.delta_from(2.0, 2.1) < 1.0
+    assert RENYI.delta_from(2.0, 1.9) == 1.0
+    assert RENYI.delta_from(2.0, 2.1) < 1.0
 
 
 @given(delta=deltas, share=st.floats(0.01, 0.9999))
 def test_the_paper_is_proved_up_to_its_limit_and_not_beyond(delta: float, share: float) -> None:
     limit = 8 * (1 - 1 / math.sqrt(2)) * math.log(1 / delta)
     inside, outside = share * limit, limit / share
-    assert renyi.epsilon_from(paper.mu_from(inside, delta), delta) <= inside
-    assert renyi.epsilon_from(paper.mu_from(outside, delta), delta) > outside
-    assert paper.is_proved(inside, delta)
-    assert not paper.is_proved(outside, delta)
+    assert RENYI.epsilon_from(PAPER.mu_from(inside, delta), delta) <= inside
+    assert RENYI.epsilon_from(PAPER.mu_from(outside, delta), delta) > outside
+    assert is_proved(inside, delta)
+    assert not is_proved(outside, delta)
 
 
 @pytest.mark.parametrize(
     ("epsilon", "waste"), [(0.5, 3.73), (1, 3.31), (3, 2.65), (5, 2.32), (10, 1.84), (20, 1.37)]
 )
 def test_the_paper_wastes_noise_where_it_is_proved(epsilon: float, waste: float) -> None:
-    ratio = gaussian.mu_from(epsilon, 1e-5) / paper.mu_from(epsilon, 1e-5)
+    ratio = gaussian.mu_from(epsilon, 1e-5) / PAPER.mu_from(epsilon, 1e-5)
     assert ratio**2 == pytest.approx(waste, abs=0.005)
 
 
@@ -103,11 +105,11 @@ def test_beyond_the_limit_the_paper_warns_with_the_exact_epsilon(
     epsilon: float, exact: str, verdict: str
 ) -> None:
     with pytest.warns(CornWarning, match=f"= 26.98; the exact epsilon .* is {exact}, {verdict}"):
-        paper.warn_if_unproved(epsilon, 1e-5)
+        warn_if_unproved(epsilon, 1e-5)
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(26.9, 1e-5), (1.0, 0.5), (100, 1e-20), (5, 1.0)])
 def test_within_the_limit_the_paper_is_silent(epsilon: float, delta: float) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        paper.warn_if_unproved(epsilon, delta)
+        warn_if_unproved(epsilon, delta)

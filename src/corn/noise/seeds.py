@@ -1,29 +1,106 @@
-"""A group's seed, sealed by the member that made it to each of the others.
+"""Who is who, and the keys agents agree on: identities, the public roster, and stream keys.
 
-A package opens only with the receiver's identity, for the plan, run, group, sender and receiver it
-was sealed for; anything else is refused with what is wrong. Sealed with ChaCha20-Poly1305 under a
-key of its own, derived from the pair key and from all of these, and a random nonce: sealing twice
-is safe.
+An agent has one X25519 identity. Two agents' identities agree on a pair key, without a message;
+the keys of streams follow from those by HKDF-SHA256, bound to the plan's fingerprint and to what
+each is for. Only public keys ever leave an agent.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from corn.errors import CornError, InvalidArgumentError
-from corn.noise.address import Owner
-from corn.noise.encoding import check_fingerprint, check_nonce, decode_fields, encode_fields
-from corn.noise.keys import Identity, derive_key, pair_key
-from corn.noise.roster import Roster
-from corn.noise.secret import SECRET_BYTES, Secret
+from corn.noise.address import Owner, check_fingerprint, check_nonce, decode_fields, encode_fields
+from corn.noise.keys import SECRET_BYTES, Identity, Roster, Secret
 
 _FORMAT = b"corn seed package 1"
 _NONCE_BYTES = 12
 _TAG_BYTES = 16
+
+
+def pair_key(
+    identity: Identity, agent: int, peer: int, *, roster: Roster, plan_fingerprint: bytes
+) -> Secret:
+    """The key that two agents share under a plan: the same for both, and known to no one else.
+
+    Bound to the plan, the agents' numbers and their public keys: with another plan, roster or
+    place in it the two derive different keys, and what one sealed the other cannot open.
+    """
+    check_identity(identity, agent, roster=roster)
+    if agent == peer:
+        raise InvalidArgumentError(f"a pair key needs two agents, found {agent} twice")
+    low, high = sorted((agent, peer))
+    shared = identity.agree(roster.public_key(peer))
+    return derive_key(
+        shared,
+        "pair",
+        low,
+        high,
+        roster.public_key(low),
+        roster.public_key(high),
+        plan_fingerprint=plan_fingerprint,
+    )
+
+
+def agent_keys(
+    identity: Identity,
+    agent: int,
+    *,
+    seed_groups: Sequence[tuple[int, ...]],
+    roster: Roster,
+    plan_fingerprint: bytes,
+    group_seeds: Mapping[int, Secret] | None = None,
+) -> dict[Owner, Secret]:
+    """The keys of every stream an agent can draw: what its secure source holds.
+
+    Its private noise and groups of one follow from its identity, groups of two from the pair key.
+    The seed of a larger group is made by its lowest member and sealed to the others (see
+    :mod:`corn.noise.seeds`): ``group_seeds`` has those of all larger groups the agent is in.
+    """
+    check_identity(identity, agent, roster=roster)
+    private = derive_key(identity.secret, "private noise", agent, plan_fingerprint=plan_fingerprint)
+    keys = {Owner((agent,)): private}
+    for number, group in enumerate(seed_groups):
+        if agent not in group:
+            continue
+        owner = Owner(group, number)
+        if len(group) == 1:
+            root = private
+        elif len(group) == 2:
+            (peer,) = set(group) - {agent}
+            root = pair_key(identity, agent, peer, roster=roster, plan_fingerprint=plan_fingerprint)
+        else:
+            root = _find_seed(owner, number, group_seeds or {})
+        keys[owner] = derive_key(
+            root, "group noise", owner.encoded, plan_fingerprint=plan_fingerprint
+        )
+    return keys
+
+
+def check_identity(identity: Identity, agent: int, *, roster: Roster) -> None:
+    """Refuse an identity that is not the one the roster has for this agent."""
+    if roster.public_key(agent) != identity.public_key:
+        raise InvalidArgumentError(
+            f"this identity is not agent {agent}'s: the roster has another public key for it"
+        )
+
+
+def derive_key(root: Secret, purpose: str, *fields: bytes | int, plan_fingerprint: bytes) -> Secret:
+    """HKDF-SHA256 of a secret, for one purpose under one plan."""
+    hkdf = HKDF(
+        algorithm=SHA256(),
+        length=SECRET_BYTES,
+        salt=check_fingerprint(plan_fingerprint),
+        info=encode_fields("corn 1", purpose, *fields),
+    )
+    return Secret(hkdf.derive(root.reveal()))
 
 
 class RefusedPackageError(CornError):
@@ -97,6 +174,14 @@ def open_seed(package: bytes, delivery: Delivery, *, identity: Identity, roster:
             f"the seed package for {delivery.group} was changed on its way, or agent "
             f"{delivery.sender} sealed it with a key other than the roster's"
         ) from None
+
+
+def _find_seed(owner: Owner, number: int, group_seeds: Mapping[int, Secret]) -> Secret:
+    if number not in group_seeds:
+        raise InvalidArgumentError(
+            f"group_seeds must have the seed of {owner}, which agent {owner.members[0]} makes"
+        )
+    return group_seeds[number]
 
 
 def _package_key(

@@ -21,7 +21,12 @@ from corn.covariance import (
     default_objective,
 )
 from corn.covariance import design as design_noise
+from corn.covariance.assembly import Assembly
+from corn.covariance.certificate import certify
+from corn.covariance.coalitions import list_coalitions
+from corn.covariance.dual import solve_dual
 from corn.covariance.exposure import hidden_precision
+from corn.covariance.groups import SeedGroups
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.noise import choose_factors
 from corn.noise.grid import (
@@ -31,14 +36,15 @@ from corn.noise.grid import (
     count_parameters,
     require_provable,
 )
-from corn.plan.bound import allowed_groups, prove_lower_bound
 from corn.privacy import PrivacyBudget, gaussian
 from corn.privacy.floats import FloatLoss, set_aside
-from corn.topology import Network
+from corn.topology import Graph, Network
 from corn.version import __version__
 
 FloatType: TypeAlias = Literal["float32", "float64"]
 
+_BOUND_ITERATIONS = 100
+_BOUND_TOLERANCE = 1e-6
 _MAX_COALITIONS = 200_000
 _MAX_SCALINGS = 30
 _SCALING_MARGIN = 1e-14
@@ -268,8 +274,53 @@ def require_sound(budget: PrivacyBudget) -> None:
         )
 
 
+def allowed_groups(graph: Graph, threat: ThreatModel, mechanism: MechanismName) -> SeedGroups:
+    """The seed groups that a mechanism may use under a threat: DECOR's are always the links."""
+    if mechanism == "decor":
+        return tuple(sorted({tuple(sorted(edge)) for edge in graph.edges}))
+    return threat.seed_groups(graph)
+
+
+def prove_lower_bound(
+    A: FloatArray,
+    decomposition: Decomposition,
+    threat: ThreatModel,
+    seed_groups: SeedGroups,
+    multipliers: FloatArray | None,
+) -> float:
+    """The highest bound on Tr(A R), for b = 1, that can be proved; it trusts nothing it is given.
+
+    Against an eavesdropper by the dual, block by block where groups are disjoint; against insiders
+    by the multipliers, of which any are valid.
+    """
+    n = len(A)
+    bounds = [_eavesdropper_bound(A)]
+    members = [agent for group in seed_groups for agent in group]
+    if threat.max_colluders == 0 and len(members) == len(set(members)):
+        # Disjoint groups make the problem separate; whoever is in none draws alone.
+        blocks = sum(_eavesdropper_bound(A[np.ix_(group, group)]) for group in seed_groups)
+        bounds.append(blocks + float(np.delete(np.diag(A), members).sum()))
+    coalitions = list_coalitions(seed_groups, num_agents=n, max_colluders=threat.max_colluders)
+    if not coalitions.unknown.any():
+        # Every coalition knows every seed: independent noise is the best there is.
+        bounds.append(float(np.trace(A)))
+    elif multipliers is not None and multipliers.shape == coalitions.protected.shape:
+        # Only non-negative multipliers of those at stake prove anything.
+        proof = np.where(coalitions.protected, np.maximum(multipliers, 0), 0)
+        assembly = Assembly(seed_groups, coalitions, n)
+        common = threat.private_noise == "common"
+        bounds.append(certify(A, assembly, decomposition, proof, common=common))
+    return max(bounds)
+
+
 def _resolve_communities(threat: ThreatModel, network: Network) -> ThreatModel:
     """Write communities down as groups: another version of the search might find others."""
     if isinstance(threat.seeds, str) and threat.seeds.startswith("communities"):
         return replace(threat, seeds=threat.seed_groups(network.graph))
     return threat
+
+
+def _eavesdropper_bound(A: FloatArray) -> float:
+    if not np.trace(A) > 0:
+        return 0.0
+    return solve_dual(A, tolerance=_BOUND_TOLERANCE, max_iterations=_BOUND_ITERATIONS).lower_bound

@@ -24,7 +24,7 @@ from corn.covariance import (
 from corn.covariance.groups import SeedGroups
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, make_printable
 from corn.parsing import build, build_fields, quote, read_json
-from corn.plan.record import Certificate, FloatType, Plan
+from corn.plan.plan import Certificate, FloatType, Plan
 from corn.privacy import PrivacyBudget
 from corn.topology import Network, name_of
 

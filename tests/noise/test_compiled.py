@@ -1,5 +1,6 @@
 """Compiled drawing is used only where it gives NumPy's bits, and its absence breaks nothing."""
 
+import os
 import subprocess
 import sys
 import warnings
@@ -12,7 +13,7 @@ import pytest
 
 from corn.arrays import FloatArray
 from corn.errors import CornWarning
-from corn.noise import fast
+from corn.noise import normals
 from corn.noise.normals import Words
 
 pytest.importorskip("numba")
@@ -20,20 +21,20 @@ pytest.importorskip("numba")
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    fast.find_compiled.cache_clear()
+    normals.find_compiled.cache_clear()
     yield
-    fast.find_compiled.cache_clear()
+    normals.find_compiled.cache_clear()
 
 
 def test_it_is_found_without_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert isinstance(fast.find_compiled(), ModuleType)
+        assert isinstance(normals.find_compiled(), ModuleType)
 
 
 def test_without_numba_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    assert fast.find_compiled() is None
+    assert normals.find_compiled() is None
 
 
 def test_code_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,12 +42,12 @@ def test_code_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> No
         real(words, weights, out)
         out[-1, -1, -1] *= 1 + np.finfo(out.dtype).eps
 
-    real = fast.find_compiled().sum_normals  # type: ignore[union-attr]
-    fast.find_compiled.cache_clear()
-    stand_in = SimpleNamespace(sum_normals=miss_one)
+    real = normals.find_compiled().sum_blocks  # type: ignore[union-attr]
+    normals.find_compiled.cache_clear()
+    stand_in = SimpleNamespace(sum_blocks=miss_one)
     monkeypatch.setattr("importlib.import_module", lambda _name: stand_in)
     with pytest.warns(CornWarning, match="its normals differ from NumPy's"):
-        assert fast.find_compiled() is None
+        assert normals.find_compiled() is None
 
 
 def test_a_broken_installation_is_survived_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,14 +56,18 @@ def test_a_broken_installation_is_survived_and_told(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("importlib.import_module", fail)
     with pytest.warns(CornWarning, match="by NumPy, several times as slowly.*libllvmlite"):
-        assert fast.find_compiled() is None
+        assert normals.find_compiled() is None
 
 
 def find_elsewhere(tmp_path: Path, *, first: str = "", **environment: str) -> str:
-    code = first + "from corn.noise.fast import find_compiled; print(bool(find_compiled()))"
+    code = first + "from corn.noise import find_compiled; print(bool(find_compiled()))"
     result = subprocess.run(
         [sys.executable, "-c", code],
-        env={"NUMBA_CACHE_DIR": str(tmp_path), **environment},
+        env={
+            "NUMBA_CACHE_DIR": str(tmp_path),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            **environment,
+        },
         capture_output=True,
         text=True,
         check=True,

@@ -11,8 +11,7 @@ import numpy as np
 from corn.covariance.exposure import hidden_precision
 from corn.errors import InfeasibleError
 from corn.noise.grid import bound_loss, choose_grid, count_parameters
-from corn.plan.bound import allowed_groups
-from corn.plan.record import Plan, coalition_precisions
+from corn.plan.plan import Plan, allowed_groups, coalition_precisions
 from corn.privacy.floats import account_floats, find_promise
 
 _CLAIM_TOLERANCE = 1e-6
