@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from corn.covariance import MechanismName, ThreatModel
-from corn.distributed import Meeting, RunSettings, Workload, launch
+from corn.distributed import Meeting, RunSettings, launch
 from corn.distributed.epoch import Epoch
 from corn.distributed.exchange import LinkExchange
 from corn.distributed.half_step import HalfStep, Noise, NoiseShare, OneCell
@@ -42,6 +42,7 @@ from corn.learn.monitor import Interruption
 from corn.learn.schedule import Constant
 from corn.learn.step import StepStatistics
 from corn.learn.tasks import ModuleTask
+from corn.learn.workloads import Workload
 from corn.plan import Plan, load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads

@@ -61,9 +61,9 @@ from corn.distributed.keyring import make_keys
 from corn.distributed.meeting import host_store
 from corn.distributed.preparation import prepare_work
 from corn.distributed.settings import RunSettings
-from corn.distributed.workload import Workload, own_part
 from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
+from corn.learn.workloads import Workload, select_agent
 from corn.noise import NoiseSource, SecureSource, draw_share, simulated_keys
 from corn.plan import FloatType
 from corn.threads import limit_threads
@@ -392,7 +392,7 @@ def find_candidates(
     found = []
     for is_flipped in (False, True):
         problem = replace(workload, is_flipped=is_flipped).build(plan.num_agents)
-        work = prepare_work(plan, VICTIM, settings, own_part(problem, VICTIM), None)
+        work = prepare_work(plan, VICTIM, settings, select_agent(problem, VICTIM), None)
         # Without noise, on a grid so fine that nothing is lost: linear models start at 0.
         half, _ = work.half_step.take(
             work.start, torch.zeros(len(work.start)).double(), step=0, step_size=1.0, grid=2.0**-60

@@ -12,8 +12,8 @@ from corn.distributed.keyring import make_keys
 from corn.distributed.launcher import Crew, Outcome
 from corn.distributed.meeting import host_store
 from corn.distributed.settings import RunSettings
-from corn.distributed.workload import Workload
 from corn.learn.schedule import Constant
+from corn.learn.workloads import Workload
 from corn.plan import Plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network

@@ -13,9 +13,9 @@ from corn.distributed.folders import Folders
 from corn.distributed.half_step import OneCell
 from corn.distributed.merging import merge_runs
 from corn.distributed.settings import RunSettings
-from corn.distributed.workload import Workload
 from corn.learn import Constant, Method, SweepSettings, Trial, run_sweep
 from corn.learn.batches import BatchSampler
+from corn.learn.workloads import Workload
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from corn import distributed, learn
+from corn import learn
 from corn.cli.output import print_note, save_json
 from corn.learn.names import USUAL_BATCH_SIZE, ModelName, WorkloadName, usual_schedule
 from corn.learn.schedule import ScheduleName
@@ -73,9 +73,9 @@ class LearningOptions:
         """The schedule asked for, or the paper's."""
         return self.schedule or usual_schedule(self.task)
 
-    def make_workload(self) -> distributed.Workload:
+    def make_workload(self) -> learn.Workload:
         """The workload, yet to be built for a number of agents."""
-        return distributed.Workload(
+        return learn.Workload(
             self.task,
             self.model,
             self.partition,

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from corn.distributed.planning import PlanningRequest as PlanningRequest
     from corn.distributed.running import run_agent as run_agent
     from corn.distributed.settings import RunSettings as RunSettings
-    from corn.distributed.workload import Workload as Workload
 
 _HOMES = {
     "Launched": "corn.distributed.launching",
@@ -40,7 +39,6 @@ _HOMES = {
     "Reports": "corn.distributed.agent_run",
     "run_agent": "corn.distributed.running",
     "RunSettings": "corn.distributed.settings",
-    "Workload": "corn.distributed.workload",
 }
 
 __all__ = sorted(_HOMES)  # one list of names is enough

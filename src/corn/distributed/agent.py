@@ -24,10 +24,10 @@ from corn.distributed.planning import read_request
 from corn.distributed.running import preparing, run_problem
 from corn.distributed.settings import DropoutPolicy, RunSettings
 from corn.distributed.signals import listen_for_signals
-from corn.distributed.workload import Workload, own_part
 from corn.errors import CornError, make_printable
 from corn.learn.names import MODELS, USUAL_BATCH_SIZE, WORKLOADS, usual_schedule
 from corn.learn.schedule import ScheduleName, make_schedule
+from corn.learn.workloads import Workload, select_agent
 from corn.plan import Plan
 from corn.threads import limit_threads
 
@@ -66,7 +66,7 @@ def _run(options: argparse.Namespace) -> None:
         problem = workload.build(meeting.num_agents)
     result = run_problem(
         plan,
-        own_part(problem, meeting.agent),
+        select_agent(problem, meeting.agent),
         meeting=meeting,
         keys=options.keys,
         out=options.out,

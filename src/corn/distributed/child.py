@@ -23,9 +23,9 @@ from corn.distributed.meeting import Meeting, join_store
 from corn.distributed.planning import PlanningRequest, plan_together
 from corn.distributed.running import preparing, run_problem
 from corn.distributed.settings import RunSettings
-from corn.distributed.workload import Workload, own_part
 from corn.errors import CornError
 from corn.learn.monitor import Interruption
+from corn.learn.workloads import Workload, select_agent
 from corn.plan import Plan, load_plan, save_plan
 from corn.threads import limit_threads
 
@@ -105,7 +105,7 @@ def follow(order: Order, reports: Reports) -> AgentResult:
         problem = order.workload.build(order.num_agents)
     return run_problem(
         plan,
-        own_part(problem, order.agent),
+        select_agent(problem, order.agent),
         meeting=meeting,
         cohort=problem.data,
         keys=order.keys,

@@ -15,10 +15,10 @@ from corn.distributed.merging import merge_runs
 from corn.distributed.planning import PlanningRequest
 from corn.distributed.settings import RunSettings
 from corn.distributed.status import RunStatus, judge_status
-from corn.distributed.workload import Workload
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.problem import TrainingProblem
 from corn.learn.result import Result
+from corn.learn.workloads import Workload
 from corn.plan import Plan, load_plan
 from corn.topology import Network
 

@@ -11,7 +11,6 @@ from corn.plan import Plan
 
 DropoutPolicy: TypeAlias = Literal["continue", "replan", "stop"]
 
-_NUM_EVALUATIONS = 20
 _MAX_TIMEOUT = 1e6
 _REPLAN_LIMIT = 2
 
@@ -100,17 +99,10 @@ class RunSettings:
         return self.batch_size if counted is None else counted
 
     def evaluation_steps(self, plan: Plan) -> frozenset[int]:
-        """When to measure."""
-        steps = self.steps_of(plan)
-        if self.evaluate_at is None:
-            shares = range(_NUM_EVALUATIONS + 1)
-            return frozenset(round(steps * k / _NUM_EVALUATIONS) for k in shares)
-        outside = [step for step in self.evaluate_at if not 0 <= step <= steps]
-        if outside:
-            raise InvalidArgumentError(
-                f"evaluate_at must be steps from 0 to {steps}, found {outside}"
-            )
-        return frozenset(self.evaluate_at) | {steps}
+        """Return the steps to measure at."""
+        from corn.learn.metrics import choose_evaluation_steps
+
+        return choose_evaluation_steps(self.evaluate_at, self.steps_of(plan))
 
     def describe(self, plan: Plan) -> dict[str, str]:
         """What all agents must agree on, by name, as text."""

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from corn.learn.tuning import make_grid as make_grid
     from corn.learn.tuning import read_tuning as read_tuning
     from corn.learn.tuning import tune as tune
+    from corn.learn.workloads import Workload as Workload
     from corn.learn.workloads import make_workload as make_workload
     from corn.learn.writers import require_writers as require_writers
     from corn.learn.writers import write_table as write_table
@@ -89,6 +90,7 @@ _HOMES = {
     "make_grid": "corn.learn.tuning",
     "read_tuning": "corn.learn.tuning",
     "tune": "corn.learn.tuning",
+    "Workload": "corn.learn.workloads",
     "make_workload": "corn.learn.workloads",
     "require_writers": "corn.learn.writers",
     "write_table": "corn.learn.writers",

@@ -12,7 +12,7 @@ from torch import Tensor
 from corn.errors import InvalidArgumentError
 from corn.learn.checkpoint import Checkpoint, fingerprint_of
 from corn.learn.method import Trial
-from corn.learn.metrics import Row, is_exploding, measure
+from corn.learn.metrics import Row, choose_evaluation_steps, is_exploding, measure
 from corn.learn.problem import TrainingProblem
 from corn.learn.result import Result, blank_stopped
 from corn.learn.settings import SweepSettings
@@ -21,7 +21,6 @@ from corn.learn.step import StepStatistics
 from corn.topology import Network
 
 _EXPLOSION = 1e6
-_NUM_EVALUATIONS = 20
 
 
 @final
@@ -45,7 +44,7 @@ class SweepLoop:
         self._problem, self._network = problem, network
         self._trials, self._settings = tuple(trials), settings
         self._data, self._parts = problem.place(settings, max_train_samples=max_train_samples)
-        self._steps = _evaluation_steps(evaluate_at, settings.num_steps)
+        self._steps = choose_evaluation_steps(evaluate_at, settings.num_steps)
         self._simulation = Simulation(
             problem.task, self._data, network, self._trials, settings=settings
         )
@@ -173,14 +172,3 @@ def _check_names(trials: Sequence[Trial]) -> None:
         raise InvalidArgumentError(
             f"trials must differ in name or step size, found twice: {'; '.join(repeated)}"
         )
-
-
-def _evaluation_steps(evaluate_at: Sequence[int] | None, num_steps: int) -> set[int]:
-    if evaluate_at is None:
-        return {round(num_steps * k / _NUM_EVALUATIONS) for k in range(_NUM_EVALUATIONS + 1)}
-    outside = [step for step in evaluate_at if not 0 <= step <= num_steps]
-    if outside:
-        raise InvalidArgumentError(
-            f"evaluate_at must be steps from 0 to {num_steps}, found {outside}"
-        )
-    return {*evaluate_at, num_steps}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from corn.arrays import FloatArray
+from corn.errors import InvalidArgumentError
 from corn.learn.method import Method, Trial
 from corn.learn.step import StepStatistics
 from corn.learn.tasks import Task
@@ -19,6 +20,7 @@ from corn.learn.tasks import Task
 Row: TypeAlias = dict[str, str | int | float]
 Samples: TypeAlias = tuple[Tensor, Tensor]
 PARTS = ("train", "validation", "test")
+_NUM_EVALUATIONS = 20
 
 COLUMNS = (
     "contender",
@@ -156,3 +158,16 @@ def is_exploding(
         if not math.isfinite(found) or found > limit * start:
             return True
     return False
+
+
+def choose_evaluation_steps(evaluate_at: Sequence[int] | None, num_steps: int) -> frozenset[int]:
+    """Return the steps to measure at: those given and the last, or 0, the last and 19 between."""
+    if evaluate_at is None:
+        shares = range(_NUM_EVALUATIONS + 1)
+        return frozenset(round(num_steps * k / _NUM_EVALUATIONS) for k in shares)
+    outside = [step for step in evaluate_at if not 0 <= step <= num_steps]
+    if outside:
+        raise InvalidArgumentError(
+            f"evaluate_at must be steps from 0 to {num_steps}, found {outside}"
+        )
+    return frozenset({*evaluate_at, num_steps})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -89,3 +90,42 @@ def make_task(dataset: Dataset, model: ModelName, *, l2: float = 1e-4) -> Task:
 
 def _pick(dataset: Dataset, rows: IntArray) -> Samples:
     return torch.from_numpy(dataset.inputs[rows]), torch.from_numpy(dataset.targets[rows])
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Settings of :func:`make_workload`, from which every process makes the same problem."""
+
+    name: str
+    model: ModelName | None = None
+    partition: str = "dirichlet:10"
+    seed: int = 0
+    l2: float = 1e-4
+    directory: Path | None = None
+    stand_in: bool = True
+
+    def build(self, num_agents: int) -> TrainingProblem:
+        """Return the problem of all agents."""
+        return make_workload(
+            self.name,
+            num_agents,
+            model=self.model,
+            partition=self.partition,
+            seed=self.seed,
+            l2=self.l2,
+            directory=self.directory,
+            stand_in=self.stand_in,
+        )
+
+    def describe(self, problem: TrainingProblem) -> str:
+        """Describe the choice and partition of the data, for agents to compare."""
+        stand_in = "".join(f"; {note}" for note in problem.notes)
+        return f"{self.name}, {self.partition}, seed {self.seed}{stand_in}"
+
+
+def select_agent(problem: TrainingProblem, agent: int) -> TrainingProblem:
+    """Return the same problem with the training data of one agent alone."""
+    data = problem.data
+    rows = slice(data.offsets[agent], data.offsets[agent + 1])
+    own = AgentData.from_parts([(data.inputs[rows].clone(), data.targets[rows].clone())])
+    return replace(problem, data=own)
