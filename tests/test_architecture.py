@@ -1,4 +1,4 @@
-"""The pages that describe the source tree name modules that exist, and every package."""
+"""Documentation names files and modules that exist; the architecture page has every package."""
 
 import re
 from pathlib import Path
@@ -10,6 +10,11 @@ SOURCE = ROOT / "src" / "corn"
 PACKAGES = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 PAGES = [ARCHITECTURE, ROOT / "CONTRIBUTING.md"]
+MARKDOWN = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted(ROOT.glob("docs/**/*.md")),
+    ROOT / "benchmarks" / "README.md",
+]
 
 
 def named_paths(text: str) -> set[str]:
@@ -19,7 +24,7 @@ def named_paths(text: str) -> set[str]:
 
 def named_modules(text: str) -> set[str]:
     """Return the dotted modules in a text, such as ``corn.noise.normals``."""
-    return set(re.findall(r"\bcorn(?:\.[a-z_]+)+\b", text))
+    return set(re.findall(r"\bcorn(?:\.[a-z]\w*)+\b", text))
 
 
 def exists(path: str) -> bool:
@@ -28,7 +33,7 @@ def exists(path: str) -> bool:
 
 
 def is_module(dotted: str) -> bool:
-    """Return whether a dotted name is a module or a package, or a name in the top package."""
+    """Return whether a dotted name is a module or a package."""
     path = SOURCE.parent / dotted.replace(".", "/")
     return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 
@@ -40,7 +45,7 @@ def test_every_named_file_exists(page: Path) -> None:
     assert sorted(path for path in paths if not exists(path)) == []
 
 
-@pytest.mark.parametrize("page", [ARCHITECTURE], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_named_module_exists(page: Path) -> None:
     modules = named_modules(page.read_text(encoding="utf-8"))
     assert sorted(module for module in modules if not is_module(module)) == []
@@ -49,3 +54,10 @@ def test_every_named_module_exists(page: Path) -> None:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_package_is_named(package: str) -> None:
     assert re.search(rf"^{package}\b", ARCHITECTURE.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_resolve(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
+    targets = [link for link in links if "://" not in link]
+    assert [target for target in targets if not (page.parent / target).exists()] == []
