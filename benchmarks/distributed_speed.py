@@ -37,10 +37,9 @@ from corn.distributed.loop import AgentLoop, Conditions
 from corn.distributed.meeting import host_store, join_store
 from corn.distributed.preparation import NoLedger
 from corn.learn.batches import AgentData, BatchSampler
-from corn.learn.clipping import clip_factors, gradient_norms
 from corn.learn.monitor import Interruption
 from corn.learn.schedule import Constant
-from corn.learn.step import StepStatistics
+from corn.learn.step import StepStatistics, clip_factors, gradient_norms
 from corn.learn.tasks import ModuleTask
 from corn.learn.workloads import Workload
 from corn.plan import Plan, load_plan, make_plan, save_plan

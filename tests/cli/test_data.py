@@ -53,7 +53,7 @@ def test_get_without_a_connection_is_one_clear_line(
     ("arguments", "exit_code", "message"),
     [
         (["get", "cifar"], 1, "must be one of a9a, mnist"),
-        (["get", "digits"], 1, "digits is always there"),
+        (["get", "digits"], 1, "digits comes with CorN"),
         (["get"], 2, "say which"),
         (["import", "a9a"], 2, "which directory"),
         (["import", "a9a", "/nowhere"], 1, "must be a directory with a file a9a"),

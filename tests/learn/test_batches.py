@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, BatchSampler
-from corn.learn.clipping import clip_factors, gradient_norms
 from corn.learn.schedule import Constant, Cosine, InverseSqrt, make_schedule
+from corn.learn.step import clip_factors, gradient_norms
 
 
 def numbered(sizes: list[int]) -> AgentData:

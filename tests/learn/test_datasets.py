@@ -1,4 +1,4 @@
-"""Loaders, formats, cache, stand-ins and splits."""
+"""The catalogue, its cache, the file formats and the stand-ins."""
 
 import gzip
 import struct
@@ -18,9 +18,8 @@ from corn.learn.datasets import (
     import_dataset,
     is_cached,
     load_dataset,
-    split_samples,
 )
-from corn.learn.datasets.formats import read_idx, read_libsvm
+from corn.learn.datasets.loading import read_idx, read_libsvm
 
 from .places import SHARED_DATA, needs_a9a, needs_mnist
 
@@ -68,7 +67,7 @@ def test_an_embedded_set_asked_for_by_name_is_no_stand_in() -> None:
 def test_unknown_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="a9a, mnist, breast-cancer, digits"):
         load_dataset("cifar")
-    with pytest.raises(InvalidArgumentError, match="digits is always there"):
+    with pytest.raises(InvalidArgumentError, match="digits comes with CorN"):
         import_dataset("digits", tmp_path)
 
 
@@ -137,7 +136,7 @@ def test_idx_round_trip(
         (b"", "not an idx file"),
         (b"\0\0\x0d\1\0\0\0\1\0\0\0\0", "not an idx file"),
         (b"\0\0\x08\3\0\0", "cut off"),
-        (b"\0\0\x08\1\0\0\0\5abc", "promises"),
+        (b"\0\0\x08\1\0\0\0\5abc", "according to its header"),
     ],
 )
 def test_damaged_idx(tmp_path: Path, content: bytes, message: str) -> None:
@@ -146,26 +145,8 @@ def test_damaged_idx(tmp_path: Path, content: bytes, message: str) -> None:
         read_idx(tmp_path / "f")
 
 
-@given(
-    num_samples=st.integers(10, 500),
-    seed=st.integers(0, 99),
-    validation=st.floats(0, 0.5),
-)
-def test_splits_are_disjoint_and_complete(num_samples: int, seed: int, validation: float) -> None:
-    split = split_samples(num_samples, seed=seed, validation_fraction=validation)
-    rows = np.concatenate([split.train, split.validation, split.test])
-    assert sorted(rows.tolist()) == list(range(num_samples))
-    assert len(split.test) == round(num_samples * 0.2)
-    without = split_samples(num_samples, seed=seed, validation_fraction=0)
-    np.testing.assert_array_equal(split.test, without.test)
-
-
-def test_bad_splits_and_records() -> None:
-    with pytest.raises(InvalidArgumentError, match="test_fraction"):
-        split_samples(10, seed=0, test_fraction=1.0)
-    with pytest.raises(InvalidArgumentError, match="at least one training sample"):
-        split_samples(1, seed=0, test_fraction=0.9)
-    with pytest.raises(InvalidArgumentError, match="a row for each target"):
+def test_a_data_set_needs_one_class_per_row() -> None:
+    with pytest.raises(InvalidArgumentError, match="one row per target"):
         Dataset("x", np.zeros((2, 3), np.float32), np.zeros(3, np.int64), 2)
     with pytest.raises(InvalidArgumentError, match=r"0 … 1, found 0 to 2"):
         Dataset("x", np.zeros((3, 3), np.float32), np.arange(3), 2)

@@ -18,7 +18,7 @@ SERVED = {"plain": CONTENT["plain"], "packed.gz": gzip.compress(CONTENT["packed"
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves two files; may break off after some bytes, forget about ranges, or lie."""
+    """A server of two files that can break off, ignore ranges, or send wrong content."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -94,14 +94,14 @@ def test_fetches_checks_and_reports_progress(
     assert ("plain", 500_000, 500_000) in seen
 
 
-def test_what_is_there_is_not_fetched_again(server: Server, tmp_path: Path) -> None:
+def test_a_cached_file_is_not_downloaded_again(server: Server, tmp_path: Path) -> None:
     first = fetch_dataset("toy", directory=tmp_path, base_urls=[server.url])
     server.served.clear()  # from now on every request is answered by 404, and fails
     assert fetch_dataset("toy", directory=tmp_path, base_urls=[server.url]) == first
 
 
 @pytest.mark.parametrize("knows_ranges", [True, False])
-def test_an_interrupted_download_goes_on(
+def test_an_interrupted_download_resumes(
     server: Server, tmp_path: Path, knows_ranges: bool
 ) -> None:
     server.break_after, server.knows_ranges = 200_000, knows_ranges
@@ -131,20 +131,20 @@ def test_wrong_content_is_refused_and_not_resumed(server: Server, tmp_path: Path
         fetch_dataset("toy", directory=tmp_path, base_urls=[server.url])
 
 
-def test_the_next_place_is_tried_after_a_404(server: Server, tmp_path: Path) -> None:
+def test_the_next_server_is_tried_after_a_404(server: Server, tmp_path: Path) -> None:
     wrong = server.url.replace("files", "nothing")
     fetch_dataset("toy", directory=tmp_path, base_urls=[wrong, server.url])
     with pytest.raises(DownloadError, match=r"answered 404.*corn data import"):
         fetch_dataset("toy", directory=tmp_path / "other", base_urls=[wrong])
 
 
-def test_the_next_place_is_tried_after_wrong_content(server: Server, tmp_path: Path) -> None:
+def test_the_next_server_is_tried_after_wrong_content(server: Server, tmp_path: Path) -> None:
     server.served["wrong/plain"] = b"<html>please log in</html>"
     places = [server.url + "wrong/", server.url]
     fetch_dataset("toy", directory=tmp_path, base_urls=places)
     assert (tmp_path / "toy" / "plain").read_bytes() == CONTENT["plain"]
 
 
-def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_a_download_error(tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="refused"):
         fetch_dataset("toy", directory=tmp_path, base_urls=["http://127.0.0.1:1/"])

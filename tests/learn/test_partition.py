@@ -1,4 +1,4 @@
-"""Every partition is disjoint and complete and leaves nobody empty."""
+"""Splits and partitions are disjoint and complete, and every agent has a sample."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.errors import InvalidArgumentError
-from corn.learn.partition import PartitionSpec, partition_dirichlet, partition_shards
+from corn.learn.partition import (
+    PartitionSpec,
+    partition_dirichlet,
+    partition_shards,
+    split_samples,
+)
 
 SPECS = ["iid", "dirichlet", "dirichlet:0.01", "dirichlet:1e-6", "dirichlet:1000", "shards:1"]
 
@@ -17,11 +22,11 @@ SPECS = ["iid", "dirichlet", "dirichlet:0.01", "dirichlet:1e-6", "dirichlet:1000
     spec=st.sampled_from(SPECS),
     seed=st.integers(0, 2**32),
 )
-def test_disjoint_complete_nobody_empty(
+def test_partitions_are_disjoint_and_complete_with_a_sample_per_agent(
     labels: list[int], num_agents: int, spec: str, seed: int
 ) -> None:
     num_agents = min(num_agents, len(labels))
-    parts = PartitionSpec.parse(spec).deal(labels, num_agents, seed=seed)
+    parts = PartitionSpec.parse(spec).assign(labels, num_agents, seed=seed)
     assert len(parts) == num_agents
     assert min(map(len, parts)) >= 1
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
@@ -31,14 +36,14 @@ def test_disjoint_complete_nobody_empty(
 def test_same_seed_same_partition(spec: str) -> None:
     labels = np.arange(300) % 3
     first, again, other = (
-        PartitionSpec.parse(spec).deal(labels, 7, seed=seed) for seed in (1, 1, 2)
+        PartitionSpec.parse(spec).assign(labels, 7, seed=seed) for seed in (1, 1, 2)
     )
     assert all(map(np.array_equal, first, again))
     assert not all(map(np.array_equal, first, other))
 
 
 def test_iid_sizes_differ_by_at_most_one() -> None:
-    sizes = [len(part) for part in PartitionSpec.parse("iid").deal(np.zeros(103), 10, seed=0)]
+    sizes = [len(part) for part in PartitionSpec.parse("iid").assign(np.zeros(103), 10, seed=0)]
     assert sorted(set(sizes)) == [10, 11]
 
 
@@ -66,8 +71,8 @@ def test_two_shards_hold_few_labels() -> None:
         ("dirichlet:much", "partition must be iid"),
         ("dirichlet:0", "concentration must be positive"),
         ("dirichlet:-1", "concentration must be positive"),
-        ("shards:0", "shards_per_agent must be at least 1"),
-        ("shards:9", "found 9"),
+        ("shards:0", "shards_per_agent must be an integer of at least 1"),
+        ("shards:9", "at most 4, found 9"),
         ("shards:1.5", "found 'shards:1.5'"),
         ("shards:inf", "found 'shards:inf'"),
         ("iid:5", "found 'iid:5'"),
@@ -75,9 +80,30 @@ def test_two_shards_hold_few_labels() -> None:
 )
 def test_bad_spec(spec: str, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
-        PartitionSpec.parse(spec).deal(np.zeros(8), 2, seed=0)
+        PartitionSpec.parse(spec).assign(np.zeros(8), 2, seed=0)
 
 
-def test_more_agents_than_samples() -> None:
-    with pytest.raises(InvalidArgumentError, match="num_agents"):
-        PartitionSpec.parse("iid").deal([0, 1], 3, seed=0)
+def test_more_agents_than_samples_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"num_agents must be .* at most 2, found 3"):
+        PartitionSpec.parse("iid").assign([0, 1], 3, seed=0)
+
+
+@given(
+    num_samples=st.integers(10, 500),
+    seed=st.integers(0, 99),
+    validation=st.floats(0, 0.5),
+)
+def test_splits_are_disjoint_and_complete(num_samples: int, seed: int, validation: float) -> None:
+    split = split_samples(num_samples, seed=seed, validation_fraction=validation)
+    rows = np.concatenate([split.train, split.validation, split.test])
+    assert sorted(rows.tolist()) == list(range(num_samples))
+    assert len(split.test) == round(num_samples * 0.2)
+    without = split_samples(num_samples, seed=seed, validation_fraction=0)
+    np.testing.assert_array_equal(split.test, without.test)
+
+
+def test_splits_need_fractions_and_a_training_sample() -> None:
+    with pytest.raises(InvalidArgumentError, match="test_fraction"):
+        split_samples(10, seed=0, test_fraction=1.0)
+    with pytest.raises(InvalidArgumentError, match="at least one training sample"):
+        split_samples(1, seed=0, test_fraction=0.9)

@@ -11,7 +11,7 @@ from corn.errors import InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.step import compute_gradients, release, take_half_step
 from corn.learn.tasks import LinearClassifier, ModuleTask, Quadratic, ShallowNetwork, Task
-from corn.learn.tasks.looped import Looped
+from corn.learn.tasks.differentiation import Looped
 from corn.learn.tasks.protocol import Gradients
 
 CLIP = torch.tensor([0.1], dtype=torch.float64)
@@ -128,7 +128,7 @@ def test_a_task_that_clips_no_samples_is_refused_for_a_budget_of_samples() -> No
 
     task: Any = Ignorant()
     batch: Any = None
-    with pytest.raises(InvalidArgumentError, match="takes no notice of sample_clip"):
+    with pytest.raises(InvalidArgumentError, match="ignores sample_clip"):
         compute_gradients(task, torch.zeros(1, 1, 3), batch, CLIP, clips_samples=True)
 
 

@@ -36,7 +36,7 @@ from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import AgentData
 from corn.learn.problem import TrainingProblem
 from corn.learn.samples import DataSource, read_samples
-from corn.learn.tasks import Loss, Task
+from corn.learn.tasks import MeanLoss, Task
 from corn.learn.training import make_task
 from corn.noise import BudgetSpentError, Secret
 from corn.plan import AgentGuarantee, Plan
@@ -47,7 +47,7 @@ def run_agent(
     *,
     meeting: Meeting,
     model: nn.Module | Task,
-    loss: Loss | None = None,
+    loss: MeanLoss | None = None,
     dataset: DataSource,
     validation: DataSource | None = None,
     test: DataSource | None = None,

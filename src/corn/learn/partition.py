@@ -1,83 +1,122 @@
-"""Deal samples out to agents: alike, skewed by label (Dirichlet), or by shards of few labels."""
+"""Splits of samples into training, validation and test parts, and partitions over agents."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from corn.arrays import IntArray
+from corn.arrays import FloatArray, IntArray
+from corn.checks import require, require_count, require_fraction, require_positive
 from corn.errors import InvalidArgumentError
 
 _MAX_DRAWS = 100
+_RULE = "iid, dirichlet:ALPHA or shards:K"
 
-Parts: TypeAlias = list[IntArray]
+AgentRows: TypeAlias = list[IntArray]
+"""The row numbers of each agent's samples: disjoint, complete, at least one per agent."""
 
 
-def partition_iid(labels: ArrayLike, num_agents: int, *, seed: int) -> Parts:
-    """Deal samples out at random; sizes differ by at most one.
+@dataclass(frozen=True, eq=False)
+class Split:
+    """The samples of each part: three disjoint arrays of row numbers that cover all rows."""
 
-    Returns row numbers, one array per agent: disjoint, complete, nobody empty. So do the other
-    partitions of this module.
+    train: IntArray
+    validation: IntArray
+    test: IntArray
+
+
+def split_samples(
+    num_samples: int,
+    *,
+    seed: int,
+    test_fraction: float = 0.2,
+    validation_fraction: float = 0.1,
+) -> Split:
+    """Draw the test part (the paper's 80/20), then hold out a part of the rest for tuning.
+
+    ``validation_fraction`` is a fraction of the samples that are not in the test part. The test
+    part depends on the seed and ``test_fraction`` alone, so that runs with and without validation
+    are compared on the same samples.
+
+    >>> [len(part) for part in vars(split_samples(100, seed=0)).values()]
+    [72, 8, 20]
     """
-    labels = _check(labels, num_agents)
+    require_fraction("test_fraction", test_fraction)
+    require_fraction("validation_fraction", validation_fraction)
+    num_test = round(num_samples * test_fraction)
+    num_validation = round((num_samples - num_test) * validation_fraction)
+    if num_samples - num_test - num_validation < 1:
+        raise InvalidArgumentError(
+            f"the split must leave at least one training sample, found {num_samples} samples, "
+            f"{num_test} of them for testing and {num_validation} for validation"
+        )
+    order = np.random.default_rng(seed).permutation(num_samples)
+    test, rest = order[:num_test], order[num_test:]
+    return Split(train=rest[num_validation:], validation=rest[:num_validation], test=test)
+
+
+def partition_iid(labels: ArrayLike, num_agents: int, *, seed: int) -> AgentRows:
+    """Assign samples to agents at random; sizes differ by at most one."""
+    labels = _check_labels(labels, num_agents)
     order = np.random.default_rng(seed).permutation(len(labels))
     return [np.sort(part) for part in np.array_split(order, num_agents)]
 
 
 def partition_dirichlet(
     labels: ArrayLike, num_agents: int, *, concentration: float, seed: int
-) -> Parts:
-    """Deal each label's samples out in proportions drawn from a Dirichlet distribution.
+) -> AgentRows:
+    """Assign each label's samples to agents in proportions drawn from a Dirichlet distribution.
 
-    Small ``concentration`` α gives agents few labels and uneven sizes; large α is near IID. The
-    paper takes α = 10. An agent that would end up with nothing gets one sample of whoever has most.
+    A small ``concentration`` α gives agents few labels and uneven sizes; a large α is close to
+    IID. The paper uses α = 10. An agent without any sample gets one from the agent with the most.
 
     >>> parts = partition_dirichlet([0, 0, 0, 1, 1, 1], 2, concentration=1.0, seed=0)
     >>> sorted(np.concatenate(parts).tolist())
     [0, 1, 2, 3, 4, 5]
     """
-    labels = _check(labels, num_agents)
-    if not 0 < concentration < np.inf:
-        raise InvalidArgumentError(
-            f"concentration must be positive and finite, found {concentration}: the paper takes 10"
-        )
+    labels = _check_labels(labels, num_agents)
+    require_positive("concentration", concentration, advice="the paper uses 10")
     rng = np.random.default_rng(seed)
     parts: list[list[IntArray]] = [[] for _ in range(num_agents)]
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
-        shares = _draw_shares(rng, num_agents, concentration)
-        cuts = np.round(np.cumsum(shares)[:-1] * len(rows)).astype(np.int64)
+        proportions = _draw_proportions(rng, num_agents, concentration)
+        cuts = np.round(np.cumsum(proportions)[:-1] * len(rows)).astype(np.int64)
         for part, piece in zip(parts, np.split(rows, cuts), strict=True):
             part.append(piece)
-    return _leave_nobody_empty([np.sort(np.concatenate(part)) for part in parts])
+    joined = [np.sort(np.concatenate(part)) for part in parts]
+    for agent, own in enumerate(joined):
+        if not len(own):
+            largest = max(range(num_agents), key=lambda k: len(joined[k]))
+            joined[agent], joined[largest] = joined[largest][-1:], joined[largest][:-1]
+    return joined
 
 
 def partition_shards(
     labels: ArrayLike, num_agents: int, *, shards_per_agent: int = 2, seed: int
-) -> Parts:
-    """Sort samples by label, cut them into equal shards, and give each agent so many of them.
+) -> AgentRows:
+    """Sort samples by label, cut them into equal shards, and assign shards to agents at random.
 
-    With two shards an agent sees at most about two labels.
+    With two shards an agent has at most about two labels.
     """
-    labels = _check(labels, num_agents)
+    labels = _check_labels(labels, num_agents)
+    require_count(
+        "shards_per_agent",
+        shards_per_agent,
+        most=len(labels) // num_agents,
+        advice=f"{num_agents} agents share {len(labels)} samples, and no shard may be empty",
+    )
     num_shards = num_agents * shards_per_agent
-    if shards_per_agent < 1 or num_shards > len(labels):
-        raise InvalidArgumentError(
-            f"shards_per_agent must be at least 1 and leave no shard of {len(labels)} samples for "
-            f"{num_agents} agents empty, found {shards_per_agent}"
-        )
     rng = np.random.default_rng(seed)
     # Samples of one label come in random order, so that shards do not follow the file's order.
     shuffled = rng.permutation(len(labels))
     order = shuffled[np.argsort(labels[shuffled], kind="stable")]
     shards = np.array_split(order, num_shards)
-    dealt = rng.permutation(num_shards).reshape(num_agents, shards_per_agent)
-    return [np.sort(np.concatenate([shards[k] for k in own])) for own in dealt]
+    assigned = rng.permutation(num_shards).reshape(num_agents, shards_per_agent)
+    return [np.sort(np.concatenate([shards[k] for k in own])) for own in assigned]
 
 
 @dataclass(frozen=True)
@@ -92,14 +131,12 @@ class PartitionSpec:
     parameter: float | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in _DEFAULTS:
-            raise InvalidArgumentError(
-                f"partition must be iid, dirichlet:ALPHA or shards:K, found {self.kind!r}"
-            )
-        if self.kind == "iid" and self.parameter is not None:
-            raise InvalidArgumentError(f"iid takes no number, found {self.parameter:g}")
-        if self.kind == "shards" and not float(self.parameter or 0).is_integer():
-            raise InvalidArgumentError(f"shards must be a whole number, found {self.parameter}")
+        require(self.kind in _DEFAULTS, "partition", _RULE, repr(self.kind))
+        if self.kind == "iid":
+            require(self.parameter is None, "partition", "iid without a number", self.parameter)
+        if self.kind == "shards":
+            is_whole = float(self.parameter or 0).is_integer()
+            require(is_whole, "shards", "a whole number", self.parameter)
 
     @classmethod
     def parse(cls, text: str) -> PartitionSpec:
@@ -108,50 +145,42 @@ class PartitionSpec:
         try:
             return cls(kind, float(parameter) if parameter else _DEFAULTS.get(kind))
         except ValueError as error:
-            raise InvalidArgumentError(
-                f"partition must be iid, dirichlet:ALPHA or shards:K, found {text!r}"
-            ) from error
+            raise InvalidArgumentError(f"partition must be {_RULE}, found {text!r}") from error
 
-    def deal(self, labels: ArrayLike, num_agents: int, *, seed: int) -> Parts:
-        """Deal samples with these labels out to agents."""
-        return self._dealer()(labels, num_agents, seed=seed)
-
-    def _dealer(self) -> Callable[..., Parts]:
+    def assign(self, labels: ArrayLike, num_agents: int, *, seed: int) -> AgentRows:
+        """Assign samples with these labels to agents."""
+        parameter = self.parameter or 0.0
         if self.kind == "iid":
-            return partition_iid
+            return partition_iid(labels, num_agents, seed=seed)
         if self.kind == "shards":
-            return partial(partition_shards, shards_per_agent=int(self.parameter or 0))
-        return partial(partition_dirichlet, concentration=self.parameter or 0.0)
+            return partition_shards(labels, num_agents, shards_per_agent=int(parameter), seed=seed)
+        return partition_dirichlet(labels, num_agents, concentration=parameter, seed=seed)
 
 
 _DEFAULTS: dict[str, float | None] = {"iid": None, "dirichlet": 10.0, "shards": 2.0}
 
 
-def _check(labels: ArrayLike, num_agents: int) -> IntArray:
+def _check_labels(labels: ArrayLike, num_agents: int) -> IntArray:
     found = np.asarray(labels)
-    if found.ndim != 1 or not 1 <= num_agents <= len(found):
-        raise InvalidArgumentError(
-            f"num_agents must be from 1 to the number of samples {found.shape}, found {num_agents}"
-        )
+    require(found.ndim == 1, "labels", "one number per sample", f"shape {found.shape}")
+    require_count(
+        "num_agents",
+        num_agents,
+        most=len(found),
+        advice="each agent needs at least one sample",
+    )
     return found.astype(np.int64)
 
 
-def _draw_shares(
+def _draw_proportions(
     rng: np.random.Generator, num_agents: int, concentration: float
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    # For tiny α all gamma variates behind a draw can underflow to zero, which gives NaN.
+) -> FloatArray:
+    # For tiny α all gamma variates behind a draw can underflow to zero, which gives NaN. The limit
+    # α → 0 gives everything to one agent.
     for _ in range(_MAX_DRAWS):
-        shares = rng.dirichlet(np.full(num_agents, concentration))
-        if np.isfinite(shares).all():
-            return np.asarray(shares)
-    shares = np.zeros(num_agents)
-    shares[rng.integers(num_agents)] = 1.0
-    return shares
-
-
-def _leave_nobody_empty(parts: Parts) -> Parts:
-    for agent, part in enumerate(parts):
-        if not len(part):
-            richest = max(range(len(parts)), key=lambda k: len(parts[k]))
-            parts[agent], parts[richest] = parts[richest][-1:], parts[richest][:-1]
-    return parts
+        proportions = rng.dirichlet(np.full(num_agents, concentration))
+        if np.isfinite(proportions).all():
+            return np.asarray(proportions)
+    proportions = np.zeros(num_agents)
+    proportions[rng.integers(num_agents)] = 1.0
+    return proportions

@@ -1,36 +1,52 @@
 """One step of Algorithm 1 up to the message, for a simulation and for an agent alike.
 
-Clip the gradient, add the noise, round the sum to the public grid, and take the half step from the
-model. The order is what privacy rests on: everything after :func:`release` is computed from what is
-public already, so it may round as it likes.
+Clip the gradient, add the noise, round the sum to the public grid, take the half step from the
+model. Privacy rests on this order. Everything after :func:`release` is computed from the released
+sum and the public model, so it may round in any way.
+
+The unit of the budget decides whether the mini-batch's gradient is clipped once, or each sample's.
+Gradients to be released are clipped in float64, so that the true norm is at most C, as accounting
+assumes. Simulations may clip in float32, because their noise protects nobody.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import Batch
-from corn.learn.clipping import clip_factors, drop_broken, gradient_norms
-from corn.learn.tasks import Task
 from corn.noise import find_compiled
 
+if TYPE_CHECKING:  # tasks clip samples with the functions of this module
+    from corn.learn.tasks import Task
+
+# A norm in floating point is right to some ulps only, a sum of m numbers to m ulps. Gradients are
+# clipped by this much more, so that the true norm is at most C: in float64 for up to 10⁹ numbers.
+_MARGIN = {torch.float32: 1e-6, torch.float64: 1e-10}
+
+# Adding up many more squares than this one by one loses more than the margin.
+_BLOCK = 1 << 12
+
+# Pieces of this many values stay in a core's cache.
 _VALUES_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
 class StepStatistics:
-    """What a step did, averaged over agents; each of shape (seeds, trials).
+    """Statistics of one step, averaged over agents; each of shape (seeds, trials).
 
     Attributes:
-        gradient_norm: of what each agent computed: before clipping its mini-batch gradient, or
-            after clipping and averaging its samples'.
-        fraction_clipped: of mini-batch gradients, or of samples' gradients, that were clipped.
-        noise_norm: of each agent's noise.
+        gradient_norm: norm of each agent's mini-batch gradient before clipping, or of the average
+            of its clipped sample gradients.
+        fraction_clipped: fraction of mini-batch gradients, or of sample gradients, that were
+            clipped.
+        noise_norm: norm of each agent's noise.
     """
 
     gradient_norm: Tensor
@@ -40,15 +56,15 @@ class StepStatistics:
 
 @dataclass(frozen=True, eq=False)
 class ClippedGradients:
-    """Gradients as they may be released with noise; what else is here is for their owner alone.
+    """Clipped gradients, which may be released with noise, and statistics for their owner alone.
 
     Attributes:
-        values: shape (cells, trials, parameters), yet to be multiplied by ``factors``.
-        factors: shape (cells, trials): what clips each; 1 where samples were clipped.
-        norms: shape (cells, trials), before an agent's gradient is clipped.
+        values: shape (cells, trials, parameters), not yet multiplied by ``factors``.
+        factors: shape (cells, trials): clipping factors; 1 where each sample was clipped.
+        norms: shape (cells, trials): norms before an agent's gradient is clipped.
         fraction_clipped: shape (cells, trials).
-        num_broken: shape (cells, trials): gradients, of the batch or of samples, that were not
-            finite and count as zero.
+        num_broken: shape (cells, trials): number of gradients, of the batch or of samples, that
+            were not finite and count as zero.
     """
 
     values: Tensor
@@ -64,46 +80,139 @@ def compute_gradients(
     """Compute and clip one gradient for each model.
 
     Args:
-        task: what is trained.
+        task: the model and its loss.
         parameters: shape (cells, trials, parameters).
         batch: one mini-batch per cell.
         clip: C of each trial, shape (trials,), in the type to clip in: float64 for releases.
-        clips_samples: clip every sample's gradient rather than the mini-batch's.
+        clips_samples: clip each sample's gradient instead of the mini-batch's.
     """
     found = task.gradient(parameters, batch, sample_clip=clip if clips_samples else None)
     norms = gradient_norms(found.values, clip.dtype)
     if clips_samples:
         if found.fraction_clipped is None or found.num_broken is None:
             raise InvalidArgumentError(
-                f"a budget for samples needs a task that clips each of them, found "
-                f"{type(task).__name__}, whose gradient() takes no notice of sample_clip"
+                f"a budget with the sample unit needs a task that clips each sample, found "
+                f"{type(task).__name__}, whose gradient() ignores sample_clip"
             )
         if found.values.dtype != clip.dtype:
             raise InvalidArgumentError(
                 f"clipped samples must be summed in {clip.dtype}, found {found.values.dtype} of "
                 f"{type(task).__name__}"
             )
-        factors = torch.ones_like(norms)
         return ClippedGradients(
-            found.values, factors, norms, found.fraction_clipped, found.num_broken
+            values=found.values,
+            factors=torch.ones_like(norms),
+            norms=norms,
+            fraction_clipped=found.fraction_clipped,
+            num_broken=found.num_broken,
         )
     factors = clip_factors(norms, clip)
-    values = drop_broken(found.values, factors)
-    return ClippedGradients(values, factors, norms, (factors < 1).to(norms), (factors == 0).long())
+    return ClippedGradients(
+        values=drop_broken(found.values, factors),
+        factors=factors,
+        norms=norms,
+        fraction_clipped=(factors < 1).to(norms),
+        num_broken=(factors == 0).long(),
+    )
 
 
 def join_gradients(parts: Iterable[ClippedGradients]) -> ClippedGradients:
-    """Put the gradients of several cells together."""
+    """Concatenate the gradients of several cells."""
     columns = zip(*(vars(part).values() for part in parts), strict=True)
     return ClippedGradients(*(torch.cat(column) for column in columns))
+
+
+def gradient_norms(gradients: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return ‖g‖ along the last dimension, correct up to the margin of :func:`clip_factors`.
+
+    >>> gradient_norms(torch.ones(2, 9)).tolist()
+    [3.0, 3.0]
+    """
+    whole = gradients.shape[-1] // _BLOCK * _BLOCK
+    rest: Tensor = torch.linalg.vector_norm(gradients[..., whole:], dim=-1, dtype=dtype)
+    if not whole:
+        return rest
+    blocks = torch.unflatten(gradients[..., :whole], -1, (-1, _BLOCK))
+    norms = torch.linalg.vector_norm(blocks, dim=-1, dtype=dtype)
+    both: Tensor = torch.linalg.vector_norm(torch.cat([norms, rest.unsqueeze(-1)], -1), dim=-1)
+    return both
+
+
+def norms_at_least(values: Tensor) -> Tensor:
+    """Return ‖x‖ along the last dimension, or an upper bound where squares would underflow.
+
+    >>> norms_at_least(torch.tensor([[3.0, 4.0]])).tolist()
+    [5.0]
+    """
+    norms = gradient_norms(values)
+    tiny = norms < math.sqrt(torch.finfo(values.dtype).tiny) * 1e6
+    if not bool(tiny.any()):
+        return norms
+    largest = torch.linalg.vector_norm(values, torch.inf, dim=-1)
+    return torch.where(tiny, largest * math.sqrt(values.shape[-1]), norms)
+
+
+def clip_factors(norms: Tensor, clip: Tensor | float, *, rounding: Tensor | float = 1.0) -> Tensor:
+    """Return the factors min(1, C/‖g‖) that clip gradients of these norms.
+
+    ``clip`` broadcasts against ``norms``; an infinite one leaves gradients unchanged. A gradient
+    whose norm is not finite gets 0: it must count as a zero gradient, see :func:`drop_broken`.
+
+    Where clipped gradients are summed, the rounding of the sum can differ between neighbouring data
+    sets by up to ``rounding`` ulps of one sample's sensitivity: m² for m samples. The factors are
+    smaller by that much. The number must be public: if it depended on the data, one sample would
+    change the contributions of the others.
+
+    >>> clip_factors(torch.tensor([0.0, 1.0, 4.0, torch.inf]), 2.0).round(decimals=4).tolist()
+    [1.0, 1.0, 0.5, 0.0]
+    """
+    margin = torch.as_tensor(_MARGIN[norms.dtype], dtype=norms.dtype)
+    if norms.dtype == torch.float64:
+        # The rounding errors of both neighbouring data sets count.
+        margin = margin + 2 * torch.finfo(norms.dtype).eps * rounding
+    factors = (clip * (1 - margin).clamp(min=0.0) / norms).clamp(max=1.0)
+    return factors.masked_fill(~torch.isfinite(norms), 0.0)
+
+
+def drop_broken(values: Tensor, factors: Tensor) -> Tensor:
+    """Set gradients, or their parts, to zero where their factor is 0, in place.
+
+    Stopping at such a gradient, or reporting it to others, would reveal a property of the data that
+    no noise covers.
+    """
+    broken = factors == 0
+    return values.masked_fill_(broken.unsqueeze(-1), 0.0) if bool(broken.any()) else values
+
+
+def drop_broken_inputs(inputs: Tensor, factors: Tensor) -> Tensor:
+    """Return inputs with zeros for values that are not finite, if any gradient was dropped.
+
+    A residual of zero times an infinite input would be NaN, not zero.
+    """
+    return torch.nan_to_num(inputs, 0.0, 0.0, 0.0) if bool((factors == 0).any()) else inputs
+
+
+def fraction_clipped(factors: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the fraction of factors below 1 along dim 1, without samples of weight 0."""
+    shortened = (factors < 1).to(factors.dtype)
+    if weights is None:
+        return shortened.mean(dim=1)
+    present = (weights > 0).to(factors.dtype).unsqueeze(-1)
+    return (shortened * present).sum(dim=1) / present.sum(dim=1).clamp(min=1)
+
+
+def count_broken(factors: Tensor, weights: Tensor) -> Tensor:
+    """Return the number of samples along dim 1 whose gradient is not finite, without padding."""
+    return ((factors == 0) & (weights > 0).unsqueeze(-1)).sum(dim=1)
 
 
 def release(gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor) -> Tensor:
     """Return γ·rint((f g + v)/γ), in the type of factor and noise: float64 for releases.
 
-    Nothing of the gradient is left but in the sum, which the noise covers, and the low-order bits
-    of the sum are gone. To round the gradient, or the noise, by itself would not do. Where the grid
-    is 0, the sum is returned as it is, for comparisons that nobody is protected by.
+    The result depends on the gradient through the noisy sum alone, without the sum's low-order
+    bits, which would reveal the gradient's own rounding (Mironov 2012).
+    Rounding the gradient or the noise alone would not remove them. Where the grid is 0, the sum is
+    returned unrounded, for comparisons that protect nobody.
 
     >>> g, f, v, grid = torch.tensor([[0.6], [0.5], [1.1], [0.5]], dtype=torch.float64)
     >>> release(g, f, v, grid).tolist()
@@ -125,10 +234,11 @@ def take_half_step(
 ) -> Tensor:
     """Return one agent's message X − η·release, shape (d,), in the type of the model.
 
-    By compiled code where there is some, which releases the same bits; else in pieces that stay in
-    a core's cache. The gradient's memory is used again if it has the type of the model: new memory
-    would cost more than the step.
+    Compiled code does this where it is available and gives the same bits; otherwise torch does it
+    in pieces that stay in a core's cache.
     """
+    # The gradient's memory is reused if it has the type of the model: allocating new memory would
+    # take longer than the step.
     half = gradient if gradient.dtype == parameters.dtype else torch.empty_like(parameters)
     compiled = find_compiled()
     if compiled is not None:

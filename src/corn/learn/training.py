@@ -21,7 +21,7 @@ from corn.learn.samples import read_samples as read_samples
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
 from corn.learn.settings import SweepSettings
 from corn.learn.sweep import run_sweep
-from corn.learn.tasks import Loss, ModuleTask, Task
+from corn.learn.tasks import MeanLoss, ModuleTask, Task
 from corn.learn.tasks.flat_module import trained_parameters
 from corn.plan import Plan
 from corn.privacy import PrivacyBudget
@@ -35,7 +35,7 @@ def train(
     noise: Design | Decomposition | None = None,
     *,
     model: nn.Module | Task,
-    loss: Loss | None = None,
+    loss: MeanLoss | None = None,
     datasets: Sequence[DataSource],
     validation: DataSource | None = None,
     test: DataSource | None = None,
@@ -157,7 +157,7 @@ def _choose_steps(num_steps: int | None, budget: PrivacyBudget | None) -> int:
     return budget.num_steps
 
 
-def make_task(model: nn.Module | Task, loss: Loss | None) -> Task:
+def make_task(model: nn.Module | Task, loss: MeanLoss | None) -> Task:
     """A task as it is, or one made from a module and its loss."""
     if isinstance(model, nn.Module):
         if loss is None:

@@ -10,10 +10,10 @@ import torch
 from corn.arrays import IntArray
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData
-from corn.learn.datasets import Dataset, load_dataset, split_samples
+from corn.learn.datasets import Dataset, load_dataset
 from corn.learn.metrics import Samples
 from corn.learn.names import MODELS, WORKLOADS, ModelName
-from corn.learn.partition import PartitionSpec
+from corn.learn.partition import PartitionSpec, split_samples
 from corn.learn.problem import TrainingProblem
 from corn.learn.tasks import LinearClassifier, Quadratic, ShallowNetwork, Task, small_cnn_task
 
@@ -58,7 +58,7 @@ def make_workload(
     dataset = load_dataset(name, directory=directory, stand_in=stand_in)
     split = split_samples(len(dataset.targets), seed=seed, validation_fraction=validation_fraction)
     labels = dataset.targets[split.train]
-    rows = PartitionSpec.parse(partition).deal(labels, num_agents, seed=seed)
+    rows = PartitionSpec.parse(partition).assign(labels, num_agents, seed=seed)
     parts = [_pick(dataset, split.train[own]) for own in rows]
     return TrainingProblem(
         make_task(dataset, model or ("network" if name == "mnist" else "linear"), l2=l2),

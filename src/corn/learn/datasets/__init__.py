@@ -1,16 +1,16 @@
-"""Data sets by name: a cache, downloads, the two file formats, stand-ins, splits."""
+"""Data sets by name: a catalogue with a cache, downloads, loaders and stand-ins."""
 
-from corn.learn.datasets.cache import (
+from corn.learn.datasets.catalogue import (
     CACHE_VARIABLE,
+    DOWNLOADABLE,
+    EMBEDDED,
     cache_directory,
     cached_path,
     import_dataset,
     is_cached,
 )
-from corn.learn.datasets.catalogue import DOWNLOADABLE, EMBEDDED
 from corn.learn.datasets.download import DownloadError, fetch_dataset
 from corn.learn.datasets.loading import Dataset, load_dataset
-from corn.learn.datasets.splits import Split, split_samples
 
 __all__ = [
     "CACHE_VARIABLE",
@@ -18,12 +18,10 @@ __all__ = [
     "EMBEDDED",
     "Dataset",
     "DownloadError",
-    "Split",
     "cache_directory",
     "cached_path",
     "fetch_dataset",
     "import_dataset",
     "is_cached",
     "load_dataset",
-    "split_samples",
 ]

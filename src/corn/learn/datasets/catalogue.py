@@ -1,13 +1,27 @@
-"""Which data sets there are: their files, where to get them, and what they must contain."""
+"""The catalogue of data sets: their files, their pinned content, and their place in the cache."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import os
+import shutil
+import sys
+import zlib
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from pathlib import Path
+from typing import IO, Literal, TypeAlias, cast
 
-from corn.errors import InvalidArgumentError
+from corn.checks import require_choice
+from corn.errors import FileFormatError
 
 FileFormat: TypeAlias = Literal["libsvm", "idx"]
+
+CACHE_VARIABLE = "CORN_DATA"
+"""The environment variable that names another cache directory."""
+
+_CHUNK_BYTES = 1 << 20
+_GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -25,12 +39,12 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class DownloadableDataset:
-    """A data set that is fetched once and kept in the cache.
+    """A data set that is downloaded once and kept in the cache.
 
     Attributes:
-        files: the training file or files first, then those of the test set; CorN joins them and
+        files: the training file or files first, then those of the test set. CorN joins them and
             splits anew, as the paper does.
-        base_urls: where the files are, tried in this order.
+        base_urls: the servers that have the files, tried in this order.
         stand_in: the embedded data set that takes its place when it is absent.
     """
 
@@ -75,8 +89,8 @@ MNIST = DownloadableDataset(
             "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
         ),
     ),
-    # The authors' own server has refused downloads by programs for years; PyTorch's mirror is what
-    # everyone uses, and the checksums are the originals'.
+    # The authors' own server has refused downloads by programs for years. PyTorch's mirror is in
+    # common use, and the checksums are those of the originals.
     base_urls=(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "https://yann.lecun.com/exdb/mnist/",
@@ -86,20 +100,106 @@ MNIST = DownloadableDataset(
 )
 
 DOWNLOADABLE = {dataset.name: dataset for dataset in (A9A, MNIST)}
-"""What ``corn data get`` fetches."""
+"""The data sets that ``corn data get`` downloads."""
 
 EMBEDDED = {
     "breast-cancer": "is a tumour malignant? 569 rows of 30 measurements (scikit-learn)",
     "digits": "1,797 handwritten digits of 8×8 grey levels (scikit-learn)",
 }
-"""What comes with scikit-learn and is always there."""
+"""The data sets that come with scikit-learn and need no download."""
 
 
 def find_downloadable(name: str) -> DownloadableDataset:
-    """Return the entry of a data set that can be fetched, or say which can."""
-    if name not in DOWNLOADABLE:
-        hint = f"; {name} is always there" if name in EMBEDDED else ""
-        raise InvalidArgumentError(
-            f"data set must be one of {', '.join(DOWNLOADABLE)}, found {name!r}{hint}"
+    """Return the entry of a data set that can be downloaded."""
+    advice = f"{name} comes with CorN and needs no download" if name in EMBEDDED else ""
+    return DOWNLOADABLE[require_choice("data set", name, DOWNLOADABLE, advice=advice)]
+
+
+def cache_directory(directory: Path | str | None = None) -> Path:
+    """Return the directory given, else that of ``CORN_DATA``, else the user's cache directory.
+
+    It need not exist yet.
+
+    >>> cache_directory("/data").name
+    'data'
+    """
+    if directory is not None:
+        return Path(directory).expanduser()
+    if os.environ.get(CACHE_VARIABLE):
+        return Path(os.environ[CACHE_VARIABLE]).expanduser()
+    return _user_cache() / "corn"
+
+
+def _user_cache() -> Path:
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def cached_path(name: str, file: RemoteFile, *, directory: Path | str | None = None) -> Path:
+    """Return the path of a file of data set ``name`` in the cache, whether it exists or not."""
+    return cache_directory(directory) / name / file.name
+
+
+def is_cached(dataset: DownloadableDataset, *, directory: Path | str | None = None) -> bool:
+    """Return whether every file is in the cache. Its content was checked on arrival."""
+    paths = (cached_path(dataset.name, file, directory=directory) for file in dataset.files)
+    return all(path.is_file() for path in paths)
+
+
+def open_content(path: Path) -> IO[bytes]:
+    """Open a file for reading its decompressed content, whatever its name."""
+    with path.open("rb") as stream:
+        is_compressed = stream.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+    return cast("IO[bytes]", gzip.open(path)) if is_compressed else path.open("rb")
+
+
+def check_content(path: Path, file: RemoteFile) -> None:
+    """Raise ``FileFormatError`` unless the decompressed content is the one the catalogue pins."""
+    digest = hashlib.sha256()
+    try:
+        with open_content(path) as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise FileFormatError(f"{path}: not a complete gzip file ({error})") from error
+    found = digest.hexdigest()
+    if found != file.sha256:
+        raise FileFormatError(
+            f"{path}: the sha256 of {file.name} must be {file.sha256[:16]}…, found {found[:16]}…: "
+            "the file is damaged or another version; download it again"
         )
-    return DOWNLOADABLE[name]
+
+
+def import_dataset(name: str, path: Path | str, *, directory: Path | str | None = None) -> Path:
+    """Check a data set's files in a local directory, copy them to the cache, return their place.
+
+    A file may be compressed or not, whatever its name in the catalogue. No file is copied unless
+    all files are present and correct.
+    """
+    dataset = find_downloadable(name)
+    sources = {file: _find_file(Path(path), file) for file in dataset.files}
+    for file, source in sources.items():
+        check_content(source, file)
+    for file, source in sources.items():
+        target = cached_path(name, file, directory=directory)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Copied beside the target and renamed: an interrupted copy must not pass for a cached file.
+        partial = target.with_name(target.name + ".copy")
+        shutil.copyfile(source, partial)
+        partial.replace(target)
+    return cache_directory(directory) / name
+
+
+def _find_file(path: Path, file: RemoteFile) -> Path:
+    plain = file.name.removesuffix(".gz")
+    # torchvision keeps MNIST in a folder "raw"; some archives write ".idx" for "-idx".
+    names = (file.name, plain, f"{plain}.gz", plain.replace("-idx", ".idx"))
+    for candidate in (place / name for place in (path, path / "raw") for name in names):
+        if candidate.is_file():
+            return candidate
+    raise FileFormatError(
+        f"{path}: must be a directory with a file {file.name}, compressed or not; found none"
+    )

@@ -1,4 +1,4 @@
-"""Fetch a data set once: resumable, checked against its pinned content, with a progress bar."""
+"""Downloads of data sets: resumed after an interruption, and checked against pinned content."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from corn.errors import CornError, FileFormatError
-from corn.learn.datasets.cache import cache_directory, cached_path, check_content
-from corn.learn.datasets.catalogue import RemoteFile, find_downloadable
+from corn.learn.datasets.catalogue import (
+    RemoteFile,
+    cache_directory,
+    cached_path,
+    check_content,
+    find_downloadable,
+)
 
 _CHUNK_BYTES = 1 << 16
 _TIMEOUT_SECONDS = 30
@@ -20,11 +25,11 @@ _RANGE_NOT_SATISFIABLE = 416
 
 
 class DownloadError(CornError):
-    """A file could not be fetched; what has arrived so far is kept and resumed next time."""
+    """A download that failed. The bytes that arrived are kept, and the next attempt resumes."""
 
 
 ByteCounter: TypeAlias = Callable[[str, int, int | None], None]
-"""What shows how far a download is: (file, bytes arrived, total or None if not known)."""
+"""A callback for progress: (file, bytes arrived, total or None if unknown)."""
 
 
 def fetch_dataset(
@@ -37,12 +42,12 @@ def fetch_dataset(
     """Download the files of a data set that are not in the cache yet; return their directory.
 
     Each file is checked against the SHA-256 of its decompressed content before it gets its name, so
-    what is in the cache is right. An interrupted download goes on where it stopped.
+    every file in the cache is correct. An interrupted download resumes where it stopped.
 
     Args:
         name: ``a9a`` or ``mnist``.
-        directory: the cache; see :func:`corn.learn.datasets.cache.cache_directory`.
-        base_urls: other places to try, instead of the official ones.
+        directory: the cache; see :func:`corn.learn.datasets.catalogue.cache_directory`.
+        base_urls: servers to try instead of those of the catalogue.
         on_progress: called as bytes arrive.
     """
     dataset = find_downloadable(name)
@@ -63,41 +68,34 @@ def _fetch_file(
     for base_url in base_urls:
         try:
             _transfer(f"{base_url.rstrip('/')}/{file.name}", partial, on_progress)
-            _accept(partial, target, file)
+            check_content(partial, file)
         except DownloadError as error:
             failures.append(str(error))
         except FileFormatError as error:
-            # A login page instead of the file, say: another place may have the real one.
+            # The server sent something else, such as a login page. The next attempt must not
+            # resume it, and another server may have the right file.
+            partial.unlink()
             wrong = error
         else:
+            partial.replace(target)
             return
     if wrong is not None:
         raise wrong
     raise DownloadError(
-        "; ".join(failures) + ". What arrived is kept: run the same command again to resume, or "
-        "bring the files by other means with: corn data import"
+        "; ".join(failures) + ". The bytes that arrived are kept: run the same command again to "
+        "resume, or copy the files from elsewhere with: corn data import"
     )
 
 
-def _accept(partial: Path, target: Path, file: RemoteFile) -> None:
-    try:
-        check_content(partial, file)
-    except FileFormatError:
-        # A wrong file would be "resumed" for ever.
-        partial.unlink()
-        raise
-    partial.replace(target)
-
-
 def _transfer(url: str, partial: Path, on_progress: ByteCounter | None) -> None:
-    """Append what is missing to ``partial``, or start over where the server cannot resume."""
+    """Append the missing bytes to ``partial``, or start over where the server cannot resume."""
     have = partial.stat().st_size if partial.is_file() else 0
     try:
         with _open(url, have) as response:
             resumed = have > 0 and response.status == http.HTTPStatus.PARTIAL_CONTENT
             _receive(response, partial, have if resumed else 0, on_progress)
     except urllib.error.HTTPError as error:
-        # Nothing is missing; the checksum decides whether that is so.
+        # The server has no bytes beyond those that arrived; the checksum decides if they are right.
         if error.code == _RANGE_NOT_SATISFIABLE and have > 0:
             return
         raise DownloadError(f"{url}: the server answered {error.code} {error.reason}") from error

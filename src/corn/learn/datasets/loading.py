@@ -1,21 +1,36 @@
-"""Load a data set by name, with an embedded stand-in, loudly, where the real one is absent."""
+"""Loaders of data sets by name, with an embedded stand-in and a warning where one is absent."""
 
 from __future__ import annotations
 
+import struct
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from corn.arrays import IntArray
-from corn.errors import CornWarning, FileFormatError, InvalidArgumentError
-from corn.learn.datasets.cache import cache_directory, cached_path, is_cached
-from corn.learn.datasets.catalogue import A9A, DOWNLOADABLE, EMBEDDED, MNIST, DownloadableDataset
-from corn.learn.datasets.formats import Float32Array, read_idx, read_libsvm
+from corn.checks import require, require_choice
+from corn.errors import CornWarning, FileFormatError
+from corn.learn.datasets.catalogue import (
+    A9A,
+    DOWNLOADABLE,
+    EMBEDDED,
+    MNIST,
+    DownloadableDataset,
+    cache_directory,
+    cached_path,
+    is_cached,
+    open_content,
+)
 
-A9A_FEATURES = 123
+Float32Array: TypeAlias = NDArray[np.float32]
+
+_A9A_FEATURES = 123
+_IDX_UNSIGNED_BYTE = 0x08
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,11 +38,11 @@ class Dataset:
     """Labelled samples.
 
     Attributes:
-        name: what the samples really are.
+        name: the data set that the samples come from.
         inputs: shape (samples, features), float32; images are flattened.
         targets: shape (samples,), classes 0 … num_classes − 1.
         image_shape: (height, width) where the features are an image.
-        stand_in_for: the data set that was asked for and is absent; None where this is the one.
+        stand_in_for: the absent data set that was asked for; None where this is the one.
     """
 
     name: str
@@ -38,16 +53,12 @@ class Dataset:
     stand_in_for: str | None = None
 
     def __post_init__(self) -> None:
-        if self.inputs.ndim != 2 or len(self.inputs) != len(self.targets) or not len(self.inputs):
-            raise InvalidArgumentError(
-                "inputs must have a row for each target and at least one, found shapes "
-                f"{self.inputs.shape} and {self.targets.shape}"
-            )
-        if self.targets.min() < 0 or self.targets.max() >= self.num_classes:
-            raise InvalidArgumentError(
-                f"targets must be in 0 … {self.num_classes - 1}, found {self.targets.min()} to "
-                f"{self.targets.max()}"
-            )
+        is_table = self.inputs.ndim == 2 and len(self.inputs) == len(self.targets) > 0
+        shapes = f"shapes {self.inputs.shape} and {self.targets.shape}"
+        require(is_table, "inputs", "a table with one row per target and at least one", shapes)
+        least, most = int(self.targets.min()), int(self.targets.max())
+        is_class = least >= 0 and most < self.num_classes
+        require(is_class, "targets", f"in 0 … {self.num_classes - 1}", f"{least} to {most}")
 
     @property
     def num_features(self) -> int:
@@ -55,7 +66,7 @@ class Dataset:
         return int(self.inputs.shape[1])
 
     def describe(self) -> str:
-        """Say in one line what this is, and for what it stands in."""
+        """Return one line with the data set's name and size, and the data set it stands in for."""
         what = f"{self.name}: {len(self.inputs)} samples, {self.num_features} features"
         if self.stand_in_for is None:
             return what
@@ -67,19 +78,16 @@ def load_dataset(
 ) -> Dataset:
     """Load ``a9a``, ``mnist``, ``digits`` or ``breast-cancer``: training and test part as one.
 
-    The first two are read from the cache (``corn data get``). Where one is absent, its stand-in
-    among the other two is returned with a ``CornWarning`` and its ``stand_in_for`` set; with
-    ``stand_in=False`` that is an error.
+    The first two are read from the cache (``corn data get``). If one is absent, its stand-in among
+    the other two is returned, with a ``CornWarning`` and ``stand_in_for`` set. With
+    ``stand_in=False`` an absent data set is an error.
 
     >>> load_dataset("digits").describe()
     'digits: 1797 samples, 64 features'
     """
     if name in EMBEDDED:
         return _EMBEDDED_LOADERS[name](None)
-    if name not in DOWNLOADABLE:
-        raise InvalidArgumentError(
-            f"data set must be one of {', '.join([*DOWNLOADABLE, *EMBEDDED])}, found {name!r}"
-        )
+    require_choice("data set", name, [*DOWNLOADABLE, *EMBEDDED])
     dataset = DOWNLOADABLE[name]
     if is_cached(dataset, directory=directory):
         return _CACHED_LOADERS[name](directory)
@@ -88,12 +96,12 @@ def load_dataset(
 
 def _stand_in(dataset: DownloadableDataset, directory: Path | str | None, allowed: bool) -> Dataset:
     absent = f"{dataset.name} is not in {cache_directory(directory)}"
-    remedy = f"get it with: corn data get {dataset.name}"
+    remedy = f"download it with: corn data get {dataset.name}"
     if not allowed:
         raise FileFormatError(f"{absent}; {remedy}")
     warnings.warn(
-        f"{absent}; {dataset.stand_in} STANDS IN FOR IT, so results are not {dataset.name}'s; "
-        f"{remedy}",
+        f"{absent}; {dataset.stand_in} STANDS IN FOR IT, so results are not those of "
+        f"{dataset.name}; {remedy}",
         CornWarning,
         stacklevel=3,
     )
@@ -102,7 +110,7 @@ def _stand_in(dataset: DownloadableDataset, directory: Path | str | None, allowe
 
 def _load_a9a(directory: Path | str | None) -> Dataset:
     parts = [
-        read_libsvm(cached_path("a9a", file, directory=directory), num_features=A9A_FEATURES)
+        read_libsvm(cached_path("a9a", file, directory=directory), num_features=_A9A_FEATURES)
         for file in A9A.files
     ]
     inputs = np.concatenate([features for features, _ in parts])
@@ -130,10 +138,46 @@ def _load_breast_cancer(stand_in_for: str | None) -> Dataset:
     from sklearn.datasets import load_breast_cancer
 
     bunch = load_breast_cancer()
-    # Scales differ by a factor of 10⁵ between measurements, which one clipping norm cannot serve.
+    # Scales differ by a factor of 10⁵ between features: one clipping norm would then keep the
+    # gradients of a few features and lose all others.
     standardised = (bunch.data - bunch.data.mean(axis=0)) / bunch.data.std(axis=0)
     targets = bunch.target.astype(np.int64)
     return Dataset("breast-cancer", standardised.astype(np.float32), targets, 2, None, stand_in_for)
+
+
+def read_libsvm(path: Path, *, num_features: int) -> tuple[Float32Array, IntArray]:
+    """Read rows of ``label index:value …``: features (rows, num_features), labels (rows,).
+
+    The number of features is stated, never inferred: a9a's feature 123 does not occur in its test
+    file, which would come out a column short.
+    """
+    # Scikit-learn takes a second to import, which commands without data need not wait for.
+    from sklearn.datasets import load_svmlight_file
+
+    try:
+        with open_content(path) as stream:
+            features, labels = load_svmlight_file(stream, n_features=num_features, dtype=np.float32)
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"{path}: not a LIBSVM file: {error}") from error
+    return features.toarray(), labels.astype(np.int64)
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """Read an idx file of bytes, compressed or not, as an array of the shape in its header."""
+    with open_content(path) as stream:
+        content = stream.read()
+    if len(content) < 4 or content[:3] != bytes([0, 0, _IDX_UNSIGNED_BYTE]):
+        raise FileFormatError(f"{path}: not an idx file of bytes: it begins {content[:4].hex(' ')}")
+    header = 4 + 4 * content[3]
+    if len(content) < header:
+        raise FileFormatError(f"{path}: the idx header is cut off")
+    shape: tuple[Any, ...] = struct.unpack(f">{content[3]}I", content[4:header])
+    if len(content) - header != int(np.prod(shape)):
+        raise FileFormatError(
+            f"{path}: must have {shape} bytes according to its header, found "
+            f"{len(content) - header}"
+        )
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
 _CACHED_LOADERS: dict[str, Callable[[Path | str | None], Dataset]] = {

@@ -1,10 +1,8 @@
-"""What is trained: the paper's quadratic, linear models, networks, and any module of the user's."""
+"""Tasks to train: the paper's quadratic, classifiers, and any module of the user's."""
 
-from corn.learn.tasks.flat_module import Loss
-from corn.learn.tasks.linear import LinearClassifier
-from corn.learn.tasks.module import ModuleTask
-from corn.learn.tasks.networks import small_cnn, small_cnn_task
-from corn.learn.tasks.perceptron import ShallowNetwork
+from corn.learn.tasks.classifiers import LinearClassifier, ShallowNetwork
+from corn.learn.tasks.flat_module import MeanLoss
+from corn.learn.tasks.module import ModuleTask, small_cnn, small_cnn_task
 from corn.learn.tasks.protocol import Gradients, HasFingerprint, Scores, Task
 from corn.learn.tasks.quadratic import Quadratic, quadratic_objectives
 
@@ -12,7 +10,7 @@ __all__ = [
     "Gradients",
     "HasFingerprint",
     "LinearClassifier",
-    "Loss",
+    "MeanLoss",
     "ModuleTask",
     "Quadratic",
     "Scores",

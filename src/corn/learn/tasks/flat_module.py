@@ -1,4 +1,4 @@
-"""A module and its loss as functions of one flat vector, and a rehearsal that refuses misfits."""
+"""A module and its loss as functions of one flat vector, with checks that it can be trained."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from torch.func import functional_call
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.tasks.protocol import seeded
 
-Loss: TypeAlias = Callable[[Any, Tensor], Tensor]
+MeanLoss: TypeAlias = Callable[[Any, Tensor], Tensor]
+"""(outputs, targets) → the mean loss over a batch, as in ``torch.nn.functional``."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _REHEARSAL_ROWS = 2
@@ -23,13 +24,13 @@ _REHEARSAL_ROWS = 2
 
 @final
 class FlatModule:
-    """The loss of a module, given the parameters that are trained as one vector.
+    """The loss of a module as a function of its trained parameters, flattened to one vector.
 
     Frozen parameters (``requires_grad`` False) and buffers are constants, in the vector's type and
     on its device.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
+    def __init__(self, model: nn.Module, loss: MeanLoss) -> None:
         require_stateless(model)
         self._model, self._loss = copy.deepcopy(model), loss
         named = dict(self._model.named_parameters())
@@ -46,55 +47,55 @@ class FlatModule:
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers are trained."""
+        """The number of trained parameters."""
         return sum(self._sizes)
 
     def initialize(self, seed: int | None) -> Tensor:
-        """The model's own parameters, or drawn anew for a seed; float64."""
+        """Return the model's own parameters, or new ones for a seed, in float64."""
         model = self._model
         if seed is not None:
             model = copy.deepcopy(model)
-            # Layers draw from torch's global generator; it is put back as it was.
+            # Layers draw from torch's global generator, whose state is restored afterwards.
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seeded(seed).initial_seed())
                 model.apply(_reset_layer)
         return torch.cat([p.detach().flatten().double() for p in trained_parameters(model)])
 
     def outputs(self, vector: Tensor, inputs: Tensor) -> Any:
-        """What the model makes of a batch."""
+        """Return the model's outputs for a batch."""
         pieces = zip(self._shapes.items(), torch.split(vector, self._sizes), strict=True)
         weights = {name: piece.view(shape) for (name, shape), piece in pieces}
         return functional_call(self._model, {**self._constants(vector), **weights}, (inputs,))
 
     def loss(self, outputs: Any, targets: Tensor) -> Tensor:
-        """The user's loss."""
+        """Return the user's loss of outputs."""
         return self._loss(outputs, targets)
 
     def mean_loss(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of a batch."""
+        """Return the mean loss of a batch."""
         return self._loss(self.outputs(vector, inputs), targets)
 
     def sample_loss(self, vector: Tensor, sample: Tensor, target: Tensor) -> Tensor:
-        """The loss of one sample, alone in its batch."""
+        """Return the loss of one sample, alone in its batch."""
         return self.mean_loss(vector, sample.unsqueeze(0), target.unsqueeze(0))
 
     def describe(self) -> str:
-        """Everything but the values of parameters, in words: layers, loss, what is frozen."""
+        """Return layers, loss and trained parameters as text, without the parameters' values."""
         loss = getattr(self._loss, "__qualname__", repr(self._loss))
         shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in self._shapes.items())
         text = f"{self._model!r}; {loss}; training {shapes}"
-        return _ADDRESS.sub("", text)  # which is another one in every process
+        return _ADDRESS.sub("", text)  # memory addresses differ between processes
 
     def constants(self) -> Iterator[Tensor]:
-        """Frozen parameters and buffers, and what a loss that is a module has of them."""
+        """Yield frozen parameters and buffers, and those of a loss that is itself a module."""
         yield from self._fixed.values()
         if isinstance(self._loss, nn.Module):
             yield from self._loss.state_dict().values()
 
     def rehearse(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> int:
-        """Try a few samples, and refuse what cannot be trained; return what a sample takes.
+        """Try a few samples; raise if the module cannot be trained privately.
 
-        That is how many numbers autograd keeps for the backward pass of one sample.
+        Returns how many numbers autograd keeps for the backward pass of one sample.
         """
         X, y = inputs[:_REHEARSAL_ROWS], targets[:_REHEARSAL_ROWS]
         constants = self._constants(vector)
@@ -104,14 +105,14 @@ class FlatModule:
         if not torch.equal(before, torch.get_rng_state()):
             torch.set_rng_state(before)
             raise InvalidArgumentError(
-                "model must not draw random numbers, as dropout does: its draws cannot be "
-                "repeated from a seed; leave them out"
+                "model must not draw random numbers, as dropout does, found that it does: they "
+                "cannot be repeated from a seed; remove them"
             )
         changed = [name for name, tensor in constants.items() if tensor._version != versions[name]]
         if changed:
             raise InvalidArgumentError(
                 f"model must not change its buffers, found {changed[0]!r} changed: state that "
-                "depends on data is released without noise; leave it out"
+                "depends on data would be released without noise; remove it"
             )
         self._require_mean(vector, X, y, total)
         return -(-kept // len(X))
@@ -142,13 +143,13 @@ class FlatModule:
 
 
 def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that are not frozen, a shared one once, in the order of the flat vector."""
+    """Return the parameters that are not frozen, in the flat vector's order, shared ones once."""
     return [p for p in model.parameters() if p.requires_grad]
 
 
 @contextmanager
 def explained(inputs: Tensor, targets: Tensor) -> Iterator[None]:
-    """Say on which samples the user's model or loss failed, instead of from inside torch."""
+    """Raise ``InvalidArgumentError`` with the samples on which the user's model or loss failed."""
     try:
         yield
     except CornError:
@@ -172,7 +173,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _count_kept(loss_of: Callable[[Tensor], Tensor], vector: Tensor) -> tuple[Tensor, int]:
-    """A loss, and how many numbers its backward pass needs."""
+    """Return a loss, and how many numbers its backward pass keeps."""
     sizes: list[int] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -191,18 +192,19 @@ def _reset_layer(layer: nn.Module) -> None:
 
 
 def require_stateless(model: nn.Module) -> None:
-    """Refuse layers that mix samples, draw random numbers or have no shape yet."""
+    """Raise for layers that mix samples, draw random numbers or have no shape yet."""
     for name, layer in model.named_modules():
         where = name or "model"
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             raise InvalidArgumentError(
-                f"model must not use batch normalisation, found it in {where!r}: its "
-                "statistics mix samples, which no clipping bounds; use GroupNorm or LayerNorm"
+                f"model must not use batch normalisation, found it in {where!r}: its statistics "
+                "mix samples, so clipping does not bound one sample's influence; use GroupNorm or "
+                "LayerNorm"
             )
         if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
             raise InvalidArgumentError(
                 f"model must not use dropout, found it in {where!r}: its draws cannot "
-                "be repeated from a seed; set p = 0 or leave it out"
+                "be repeated from a seed; set p = 0 or remove it"
             )
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):

@@ -1,4 +1,4 @@
-"""Any ``torch.nn.Module`` with any loss as a task."""
+"""Tasks from any ``torch.nn.Module`` with any loss, and a small convolutional network."""
 
 from __future__ import annotations
 
@@ -8,38 +8,39 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from corn.checks import require
 from corn.errors import CornWarning
 from corn.learn.batches import Batch
-from corn.learn.tasks.flat_module import FlatModule, Loss, explained
-from corn.learn.tasks.looped import Looped
+from corn.learn.tasks.differentiation import Looped, Vectorised
+from corn.learn.tasks.flat_module import FlatModule, MeanLoss, explained
 from corn.learn.tasks.protocol import Gradients, Scores
-from corn.learn.tasks.vectorised import Vectorised
 
 
 @final
 class ModuleTask:
-    """The user's own model and loss.
+    """The user's own model and loss as a task.
 
-    Parameters with ``requires_grad`` False stay as they are: they get no gradient and no noise. All
+    Parameters with ``requires_grad`` False are constants: they get no gradient and no noise. All
     models, and all samples where each is clipped, are differentiated together by ``torch.func``. A
-    module that it cannot vectorise, such as one that decides by the values of its data, runs one
-    model (and one sample) at a time instead, with a ``CornWarning`` that says so.
+    module that ``torch.func`` cannot vectorise, such as one that branches on the values of its
+    data, runs one model (and one sample) at a time, with a ``CornWarning``.
 
     Args:
         model: any module without state beyond its parameters. Batch normalisation is refused: its
-            statistics mix samples, which no clipping bounds. So is dropout, whose randomness could
-            not be repeated from a seed.
+            statistics mix samples, so clipping a sample's gradient does not bound its influence.
+            Dropout is refused: its random draws could not be repeated from a seed.
         loss: (outputs, targets) → the **mean** loss over a batch, as in ``torch.nn.functional``.
-        input_shape: the shape of a sample as the model wants it; by default as the data has it.
+        input_shape: the shape of one sample for the model; by default its shape in the data.
         reset: draw new initial parameters for each seed, by each layer's ``reset_parameters``;
-            otherwise all start from the model's present parameters.
+            otherwise all runs start from the model's present parameters.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
+        loss: MeanLoss,
         *,
         input_shape: tuple[int, ...] | None = None,
         reset: bool = False,
@@ -54,11 +55,11 @@ class ModuleTask:
         return self._module.num_parameters
 
     def prepare(self, inputs: Tensor) -> Tensor:
-        """Give samples the shape that the model wants."""
+        """Return samples in the model's input shape."""
         return inputs if self._input_shape is None else inputs.view(-1, *self._input_shape)
 
     def initialize(self, seed: int) -> Tensor:
-        """The model's own parameters, or drawn anew for the seed."""
+        """Return the model's own parameters, or new ones for the seed."""
         return self._module.initialize(seed if self._reset else None)
 
     def gradient(
@@ -73,7 +74,7 @@ class ModuleTask:
             return runner.clipped_gradient(parameters, batch, sample_clip)
 
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
-        """See ``Task``; accuracy where outputs are scores of classes and targets are classes."""
+        """See ``Task``; with accuracy if outputs score classes and targets are classes."""
         with explained(inputs, targets), torch.no_grad():
             runner = self._choose_runner(parameters[0], inputs, targets)
             return runner.evaluate(parameters, inputs, targets)
@@ -83,7 +84,7 @@ class ModuleTask:
         return f"{self._name} with {self.num_parameters} parameters"
 
     def fingerprint(self) -> bytes:
-        """Of layers, loss and constants, so that a checkpoint of another model is not taken."""
+        """Return a hash of layers, loss and constants, so that checkpoints fit this model alone."""
         digest = hashlib.sha256(self._module.describe().encode())
         for tensor in self._module.constants():
             flat = tensor.detach().cpu().contiguous().flatten()
@@ -93,16 +94,16 @@ class ModuleTask:
     def _choose_runner(
         self, vector: Tensor, inputs: Tensor, targets: Tensor
     ) -> Vectorised | Looped:
-        """Settled once, on a few samples."""
+        """Return the runner, chosen once by trying a few samples."""
         if self._runner is None:
             kept = self._module.rehearse(vector, inputs, targets)
-            self._runner = Vectorised(self._module, elements_a_sample=kept)
+            self._runner = Vectorised(self._module, elements_per_sample=kept)
             reason = _find_obstacle(self._runner, vector, inputs, targets)
             if reason is not None:
                 self._runner = Looped(self._module)
                 warnings.warn(
-                    f"{self._name} runs one model and one sample at a time, many times slower: "
-                    f"torch.func cannot vectorise it ({reason})",
+                    f"{self._name} runs one model and one sample at a time, which is many times "
+                    f"slower: torch.func cannot vectorise it ({reason})",
                     CornWarning,
                     stacklevel=2,
                 )
@@ -112,7 +113,7 @@ class ModuleTask:
 def _find_obstacle(
     runner: Vectorised, vector: Tensor, inputs: Tensor, targets: Tensor
 ) -> str | None:
-    """Why a module that runs alone does not run vectorised; None if it does."""
+    """Return the error of a module that runs alone but not vectorised; None if it runs."""
     X, y = inputs[:2].unsqueeze(0), targets[:2].unsqueeze(0)
     models = vector.expand(1, 2, -1)
     batch = Batch(X, y, vector.new_full(y.shape[:2], 1 / len(X[0])), is_average=True)
@@ -123,3 +124,25 @@ def _find_obstacle(
     except RuntimeError as error:
         return str(error).strip().split("\n")[0][:120]
     return None
+
+
+def small_cnn(image_shape: tuple[int, int], num_classes: int) -> nn.Module:
+    """Return two convolutions with pooling and a linear layer: 9,098 parameters for 28×28."""
+    height, width = image_shape
+    require(min(image_shape) >= 4, "image_shape", "at least 4×4", f"{height}×{width}")
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * (height // 4) * (width // 4), num_classes),
+    )
+
+
+def small_cnn_task(image_shape: tuple[int, int], num_classes: int) -> ModuleTask:
+    """Return the small network with cross-entropy; each seed draws its own initial parameters."""
+    model = small_cnn(image_shape, num_classes)
+    return ModuleTask(model, functional.cross_entropy, input_shape=(1, *image_shape), reset=True)

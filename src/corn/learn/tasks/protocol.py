@@ -1,4 +1,4 @@
-"""What the engine asks of a task: initial parameters, gradients of many models at once, scores."""
+"""The interface of a task: initial parameters, gradients of many models at once, scores."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ class Gradients:
 
     Attributes:
         values: shape (cells, trials, parameters).
-        fraction_clipped: shape (cells, trials), of samples; None where samples were not clipped.
-        num_broken: shape (cells, trials): samples whose gradient was not finite and was taken as
-            zero; None where samples were not clipped.
+        fraction_clipped: shape (cells, trials): fraction of samples that were clipped; None where
+            samples are not clipped one by one.
+        num_broken: shape (cells, trials): number of samples whose gradient was not finite and
+            counts as zero; None where samples are not clipped one by one.
     """
 
     values: Tensor
@@ -29,7 +30,7 @@ class Gradients:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Mean loss of each model over some samples, shape (models,), and accuracy where it exists."""
+    """Mean loss of each model over some samples, shape (models,), and accuracy if it has one."""
 
     loss: Tensor
     accuracy: Tensor | None = None
@@ -47,47 +48,47 @@ class Task(Protocol):
         """The length d of the parameter vector."""
 
     def prepare(self, inputs: Tensor) -> Tensor:
-        """Inputs as the other methods want them; done once."""
+        """Return inputs in the form that the other methods expect; called once."""
 
     def initialize(self, seed: int) -> Tensor:
-        """Where all agents start, shape (d,), float64."""
+        """Return the initial parameters of all agents, shape (d,), float64."""
 
     def gradient(
         self, parameters: Tensor, batch: Batch, *, sample_clip: Tensor | None = None
     ) -> Gradients:
-        """The weighted sum of the samples' gradients for each model.
+        """Return the weighted sum of the samples' gradients for each model.
 
         Args:
             parameters: shape (cells, trials, d); not to be modified.
             batch: one mini-batch per cell.
-            sample_clip: shape (trials,): clip every sample's gradient to this norm first. Norms
-                and sums are then in its type, and so is the result. In float64 the rounding of the
-                sum is far below what one sample can move, which in float32 it is not.
+            sample_clip: shape (trials,): clip each sample's gradient to this norm first. Norms,
+                sums and the result are then in its type. In float64 the rounding of the sum is far
+                below one sample's sensitivity; in float32 it is not.
         """
 
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
         """Score models, shape (models, d), each on all the samples."""
 
     def describe(self) -> str:
-        """Say in one line what is trained."""
+        """Return one line that describes the model."""
 
 
 @runtime_checkable
 class ChecksTargets(Protocol):
-    """A task that can say, before it starts, which targets it cannot learn."""
+    """A task that checks targets before training starts."""
 
     def check_targets(self, targets: Tensor) -> None:
-        """Raise ``InvalidArgumentError`` for targets that are not what the task takes."""
+        """Raise ``InvalidArgumentError`` for targets that the task cannot learn."""
 
 
 @runtime_checkable
 class HasFingerprint(Protocol):
-    """A task of which ``describe`` and the initial parameters do not say everything."""
+    """A task with details that ``describe`` and the initial parameters do not show."""
 
     def fingerprint(self) -> bytes:
-        """A hash of the rest that a result depends on."""
+        """Return a hash of those details, as far as results depend on them."""
 
 
 def seeded(seed: int) -> torch.Generator:
-    """A generator of its own for a seed, so that nothing depends on global state."""
+    """Return a new generator for a seed, so that nothing depends on global state."""
     return torch.Generator().manual_seed(seed)

@@ -1,11 +1,11 @@
-"""The paper's quadratic task: two-dimensional bowls of different places and orientations.
+"""The paper's quadratic task: two-dimensional bowls with different centres and orientations.
 
 Agent i = 1 … n/2 has f_i(x) = 15 (x₁ + i)² + x₂², the others 15 (x₁ − i)² + x₂², rotated by 15°
-around their minimisers (i, 0). The paper's text leaves open where agents start, and states its step
-size in two ways. With C = 0.1 and gradients of some 600, clipped steps cannot reach the minimiser
-from afar: from x = 0 the gap stays near 600 for every mechanism. So agents start **at the global
-minimiser** and the gap measures what noise destroys, with η_t = 0.01/√t. The other reading
-(η_t = 1/√t from x = 0) puts the mechanisms in the same order.
+around their minimisers (i, 0). The paper's text does not state where agents start, and states its
+step size in two ways. With C = 0.1 and gradients of norm 600, clipped steps cannot reach the
+minimiser from a distance: from x = 0 the gap stays near 600 for every mechanism. So agents start
+**at the global minimiser** and the gap measures the effect of noise, with η_t = 0.01/√t. The other
+reading (η_t = 1/√t from x = 0) puts the mechanisms in the same order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from corn.arrays import FloatArray
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, Batch
-from corn.learn.clipping import (
+from corn.learn.step import (
     clip_factors,
     count_broken,
     drop_broken,
@@ -32,7 +32,7 @@ from corn.learn.tasks.protocol import Gradients, Scores
 def quadratic_objectives(
     num_agents: int, *, stiffness: float = 15.0, angle_degrees: float = 15.0
 ) -> tuple[FloatArray, FloatArray]:
-    """A, shape (n, 2, 2), and centres c, shape (n, 2), of f_i(x) = (x − c_i)ᵀA_i(x − c_i)."""
+    """Return A, shape (n, 2, 2), and c, shape (n, 2), of f_i(x) = (x − c_i)ᵀA_i(x − c_i)."""
     if num_agents < 2 or num_agents % 2:
         raise InvalidArgumentError(f"num_agents must be even and at least 2, found {num_agents}")
     half = num_agents // 2
@@ -68,7 +68,7 @@ class Quadratic:
 
     @classmethod
     def from_paper(cls, num_agents: int, *, start: FloatArray | None = None) -> Quadratic:
-        """The paper's objectives."""
+        """Make the paper's objectives."""
         return cls(*quadratic_objectives(num_agents), start=start)
 
     @property
@@ -89,7 +89,7 @@ class Quadratic:
         return int(self._centers.shape[1])
 
     def agent_data(self, dtype: torch.dtype = torch.float32) -> AgentData:
-        """One sample per agent: its A_i, row by row, then its c_i."""
+        """Return one sample per agent: its A_i, row by row, then its c_i."""
         n, d = self._centers.shape
         rows = np.concatenate([self._matrices.reshape(n, d * d), self._centers], axis=1)
         offsets = tuple(range(n + 1))
@@ -118,9 +118,9 @@ class Quadratic:
         factors = clip_factors(norms_at_least(slopes), sample_clip, rounding=rounding)
         slopes = drop_broken(slopes, factors)
         return Gradients(
-            ((weights.to(factors) * factors).unsqueeze(-1) * slopes).sum(dim=1),
-            fraction_clipped(factors, batch.weights),
-            count_broken(factors, batch.weights),
+            values=((weights.to(factors) * factors).unsqueeze(-1) * slopes).sum(dim=1),
+            fraction_clipped=fraction_clipped(factors, batch.weights),
+            num_broken=count_broken(factors, batch.weights),
         )
 
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""Many models and samples of a module at once, by ``torch.func``, in pieces that fit in memory."""
+"""Gradients and scores of many models of one module: vectorised by ``torch.func``, or in a loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from corn.learn.batches import Batch
-from corn.learn.clipping import (
+from corn.learn.step import (
     clip_factors,
     count_broken,
     drop_broken,
@@ -27,31 +27,31 @@ _ROWS_AT_ONCE = 512
 
 @final
 class Vectorised:
-    """Losses of many models differentiated together.
+    """Differentiation of many models together.
 
     Args:
         module: the module as a function of a flat vector.
-        elements_a_sample: what one sample of one model keeps for its backward pass.
-        elements_at_once: bounds what is in memory together, as far as one model can be split.
+        elements_per_sample: how many numbers the backward pass of one sample of one model keeps.
+        elements_at_once: bound on the numbers in memory at once, as far as one model can be split.
     """
 
     def __init__(
         self,
         module: FlatModule,
         *,
-        elements_a_sample: int,
+        elements_per_sample: int,
         elements_at_once: int = _ELEMENTS_AT_ONCE,
     ) -> None:
-        self._module, self._kept, self._limit = module, elements_a_sample, elements_at_once
+        self._module, self._kept, self._limit = module, elements_per_sample, elements_at_once
 
     def gradient(self, parameters: Tensor, batch: Batch) -> Gradients:
-        """Of each model's mini-batch, shape (cells, trials, d)."""
+        """Return the gradient of each model's mini-batch, shape (cells, trials, d)."""
         if batch.is_average:
             return Gradients(self._mean_gradient(parameters, batch.inputs, batch.targets))
         values = torch.zeros_like(parameters)
         counts = (batch.weights > 0).sum(dim=1)
-        # Cells with as many samples together, without their padding: a model that mixes samples
-        # must not see it, and a mean loss would count it.
+        # Cells with equally many samples are taken together, without their padding: a model that
+        # mixes samples must not see padding, and a mean loss would count it.
         for count in torch.unique(counts[counts > 0]).tolist():
             own = torch.nonzero(counts == count).flatten()
             data = batch.inputs[own, :count], batch.targets[own, :count]
@@ -60,7 +60,7 @@ class Vectorised:
         return Gradients(values)
 
     def clipped_gradient(self, parameters: Tensor, batch: Batch, sample_clip: Tensor) -> Gradients:
-        """With every sample's gradient clipped: over cells, trials and samples together."""
+        """Return the sum of clipped sample gradients, over cells, trials and samples at once."""
         slopes_of = vmap(grad(self._module.sample_loss), in_dims=(None, 0, 0))
         slopes_of = vmap(vmap(slopes_of, in_dims=(0, None, 0)))
         real, width = sample_clip.dtype, batch.inputs.shape[1]
@@ -78,9 +78,9 @@ class Vectorised:
             own = own * batch.weights[cells, rows].to(real).unsqueeze(1)
             values[cells, trials] += torch.matmul(own.unsqueeze(-2), slopes).squeeze(-2)
         return Gradients(
-            values,
-            fraction_clipped(factors.mT, batch.weights),
-            count_broken(factors.mT, batch.weights),
+            values=values,
+            fraction_clipped=fraction_clipped(factors.mT, batch.weights),
+            num_broken=count_broken(factors.mT, batch.weights),
         )
 
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
@@ -115,11 +115,11 @@ class Vectorised:
         return values
 
     def _pieces(
-        self, parameters: Tensor, inputs: Tensor, elements_a_sample: int, *, split_rows: bool
+        self, parameters: Tensor, inputs: Tensor, elements_per_sample: int, *, split_rows: bool
     ) -> Iterator[tuple[slice, slice, slice]]:
-        """Cells, trials and samples to take together, as many as memory allows."""
+        """Yield the cells, trials and samples of each piece, as many as memory allows."""
         cells, trials, width = *parameters.shape[:2], inputs.shape[1]
-        room = max(1, self._limit // max(1, elements_a_sample))
+        room = max(1, self._limit // max(1, elements_per_sample))
         rows = min(width, room) if split_rows else width
         some_trials = max(1, min(trials, room // rows))
         some_cells = max(1, min(cells, room // (rows * some_trials)))
@@ -129,8 +129,76 @@ class Vectorised:
                     yield slice(c, c + some_cells), slice(v, v + some_trials), slice(r, r + rows)
 
 
+@final
+class Looped:
+    """One backward pass per model and sample, for modules that branch on the values of data."""
+
+    def __init__(self, module: FlatModule) -> None:
+        self._module = module
+
+    def gradient(self, parameters: Tensor, batch: Batch) -> Gradients:
+        """Return the gradient of each model's mini-batch, shape (cells, trials, d)."""
+        values = torch.empty_like(parameters)
+        for cell, models in enumerate(parameters):
+            present = batch.weights[cell] > 0
+            X, y = batch.inputs[cell, present], batch.targets[cell, present]
+            # Weights that are not zero are equal. An empty Poisson batch has a zero gradient.
+            share = batch.weights[cell].sum()
+            for trial, vector in enumerate(models):
+                slope = self._slope(vector, X, y) if len(X) else torch.zeros_like(vector)
+                values[cell, trial] = share * slope
+        return Gradients(values)
+
+    def clipped_gradient(self, parameters: Tensor, batch: Batch, sample_clip: Tensor) -> Gradients:
+        """Return the sum of clipped sample gradients, with one backward pass per sample."""
+        real, width = sample_clip.dtype, batch.inputs.shape[1]
+        values = torch.zeros_like(parameters, dtype=real)
+        factors = values.new_ones(*parameters.shape[:2], width)
+        for cell, models in enumerate(parameters):
+            for row in torch.nonzero(batch.weights[cell]).flatten().tolist():
+                X, y = batch.inputs[cell, row : row + 1], batch.targets[cell, row : row + 1]
+                for trial, vector in enumerate(models):
+                    slope = self._slope(vector, X, y).to(real)
+                    norm, rounding = norms_at_least(slope), batch.most_samples**2
+                    factor = clip_factors(norm, sample_clip[trial], rounding=rounding)
+                    factors[cell, trial, row] = factor
+                    weight = batch.weights[cell, row] * factor
+                    values[cell, trial] += weight * drop_broken(slope, factor)
+        return Gradients(
+            values=values,
+            fraction_clipped=fraction_clipped(factors.mT, batch.weights),
+            num_broken=count_broken(factors.mT, batch.weights),
+        )
+
+    def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
+        """Score models, shape (models, d), each on all samples."""
+        parts = [self._score(vector, inputs, targets) for vector in parameters]
+        accuracies = [part.accuracy for part in parts if part.accuracy is not None]
+        loss = torch.stack([part.loss for part in parts])
+        return Scores(loss, torch.stack(accuracies) if accuracies else None)
+
+    def _score(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
+        loss, hits, counts = vector.new_zeros(()), vector.new_zeros(()), True
+        for X, y in zip(
+            torch.split(inputs, _ROWS_AT_ONCE), torch.split(targets, _ROWS_AT_ONCE), strict=True
+        ):
+            outputs = self._module.outputs(vector, X)
+            loss += self._module.loss(outputs, y) * len(X)
+            counts = counts and isinstance(outputs, Tensor) and are_class_scores(outputs[None], y)
+            if counts:
+                hits += (outputs.argmax(dim=-1) == y).sum()
+        return Scores(loss / len(inputs), hits / len(inputs) if counts else None)
+
+    def _slope(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        leaf = vector.detach().requires_grad_(True)
+        with torch.enable_grad():
+            loss = self._module.mean_loss(leaf, inputs, targets)
+            (slope,) = torch.autograd.grad(loss, leaf)
+        return slope
+
+
 def are_class_scores(outputs: Any, targets: Tensor) -> bool:
-    """Whether outputs (models, rows, classes) are scores of classes and targets classes."""
+    """Return whether outputs (models, rows, classes) score classes and targets are classes."""
     return (
         isinstance(outputs, Tensor)
         and outputs.dim() == 3
@@ -141,16 +209,18 @@ def are_class_scores(outputs: Any, targets: Tensor) -> bool:
 
 
 def _repeat(targets: Tensor, trials: int) -> Tensor:
-    """A view (cells, trials, …) of targets (cells, …) that all trials share.
+    """Return a view (cells, trials, …) of targets (cells, …) that all trials share.
 
-    Three levels deep torch's rules for some losses (mse_loss) fail where targets are shared by
-    ``in_dims=None``. Inputs are shared so: then trials share one product with them.
+    Under three levels of ``vmap``, torch's batching rules for some losses (mse_loss) fail for
+    targets with ``in_dims=None``. Inputs do use ``in_dims=None``, so that trials share one product
+    with them.
     """
     return targets.unsqueeze(1).expand(-1, trials, *targets.shape[1:])
 
 
 def _differentiate(losses_of: Callable[..., Tensor], parameters: Tensor, *data: Tensor) -> Tensor:
-    """One backward pass through the sum of all models' losses gives each its own gradient."""
+    """Return each model's gradient by one backward pass through the sum of all losses."""
+    # The models' parameters are disjoint, so the gradient of the sum is each model's own.
     leaf = parameters.detach().requires_grad_(True)
     with torch.enable_grad():
         (gradient,) = torch.autograd.grad(losses_of(leaf, *data).sum(), leaf)
