@@ -1,16 +1,16 @@
-"""Experiments: the figures of the paper, what goes past them, and a check of what is said of them.
+"""Experiments: the figures of the paper, further methods, and verdicts on claims about them.
 
-- ``reproduce``: compute the figures asked for; interrupted, it goes on where it stopped.
-- ``FULL`` and ``QUICK``: the paper's settings, and a few minutes' worth of them.
+- ``reproduce``: compute figures; after an interruption the same call resumes.
+- ``FULL`` and ``QUICK``: the paper's settings, and reduced ones that take a few minutes.
 - ``Claim``: a statement about the results, and whether it holds.
 """
 
+from corn.experiments.cells import CellStore
 from corn.experiments.claims import Claim, check_claims, check_panel
 from corn.experiments.figures import FIGURES, make_studies
 from corn.experiments.methods import METHODS, PAPER_METHODS, MethodSpec
 from corn.experiments.reproduction import Reproduction, list_cells, reproduce
 from corn.experiments.scale import FULL, QUICK, Scale, Training
-from corn.experiments.store import CellStore
 from corn.experiments.studies import Panel, Point
 
 __all__ = [

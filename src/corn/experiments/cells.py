@@ -1,9 +1,9 @@
-"""Cells: the smallest pieces of the matrix that are computed, and kept by their configuration.
+"""Cells, the units of computation of a reproduction, and the store that keeps their results.
 
-A ``DesignCell`` is a covariance for one graph at precision cap 1; every budget's covariance is that
-divided by its cap, so that one cell serves all ε. A ``TrainingCell`` is methods, step sizes and
-seeds of one task on one graph at one ε, run together on common random numbers: those of a seed are
-the same in every cell.
+A ``DesignCell`` is a covariance for one graph at precision cap 1. The covariance for a budget with
+cap b is that divided by b, so one cell serves every ε. A ``TrainingCell`` is a set of methods, step
+sizes and seeds of one task on one graph at one ε, trained together on common random numbers. The
+random numbers of a seed are the same in every cell.
 """
 
 from __future__ import annotations
@@ -19,21 +19,31 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from corn import learn
-from corn.covariance import Decomposition, Horizon, MechanismName, ThreatModel, design
+from corn.covariance import (
+    ONE_STEP,
+    Decomposition,
+    Horizon,
+    MechanismName,
+    ThreatModel,
+    default_objective,
+    design,
+)
 from corn.experiments.methods import MethodSpec
+from corn.files import writing_whole
 from corn.learn.names import ModelName
 from corn.learn.schedule import ScheduleName
 from corn.privacy import Unit
 from corn.topology import load_network
+from corn.version import __version__
 
 CellResult: TypeAlias = dict[str, Any]
-"""Plain values, as JSON has them."""
+"""A result made of the types of JSON."""
 
 _FORMAT = 2
-"""Raised when the same configuration would give another result, so that old ones are not read."""
+"""Raised when the same configuration gives other results, so that stored ones are not read."""
 
-_LARGEST_KEPT_NOISE = 100
-"""Who draws what is kept up to so many agents; beyond, only what figures show of it."""
+_LARGEST_STORED_NOISE = 100
+"""Agents up to which the decomposition is stored: n² numbers, needed for training only."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +51,12 @@ class DesignCell:
     """The covariance of one mechanism on one graph, at precision cap 1.
 
     Attributes:
-        graph: a spec.
-        mechanism: how noise is correlated.
-        horizon: what it is designed for; 1 is the paper's objective.
-        judged_over: the horizon over which its accumulated noise is counted.
-        max_colluders: insiders it is designed against.
-        seeds: who shares a seed.
+        graph: the spec of the graph.
+        mechanism: the rule that correlates noise.
+        horizon: the length of the objective that it minimises; 1 is the paper's objective.
+        judged_over: the length over which its accumulated noise is measured.
+        max_colluders: the largest coalition of insiders that it protects against.
+        seeds: the groups of agents that share a seed.
     """
 
     graph: str
@@ -58,11 +68,11 @@ class DesignCell:
 
     @property
     def cost(self) -> float:
-        """Roughly how many seconds it takes, to share out the progress bar."""
+        """A rough estimate of its seconds, for the progress bar and the order of work."""
         return 0.05 if self.max_colluders == 0 else 4.0 * self.max_colluders**2
 
     def compute(self) -> CellResult:
-        """Design, and judge by one step and by what accumulates."""
+        """Design the covariance; measure its noise after one step and accumulated."""
         W = load_network(self.graph).mixing_matrix
         made = design(
             W,
@@ -72,18 +82,18 @@ class DesignCell:
             threat=ThreatModel(self.max_colluders, self.seeds),
         )
         return {
-            "one_step": float((Horizon(1.0).matrix(W) * made.covariance).sum()),
+            "one_step": float((ONE_STEP.matrix(W) * made.covariance).sum()),
             "accumulated": float((Horizon(self.judged_over).matrix(W) * made.covariance).sum()),
             "status": made.status,
             "gap": made.gap,
             "largest_noise_std": float(made.noise_std.max()),
-            "noise": _write_noise(made.decomposition) if len(W) <= _LARGEST_KEPT_NOISE else None,
+            "noise": _write_noise(made.decomposition) if len(W) <= _LARGEST_STORED_NOISE else None,
         }
 
 
 @dataclass(frozen=True)
 class TrainingCell:
-    """Methods, each at every step size with every seed, of one task on one graph at one ε."""
+    """Methods trained at every step size with every seed, on one task, one graph and one ε."""
 
     task: str
     model: ModelName | None
@@ -103,22 +113,22 @@ class TrainingCell:
 
     @property
     def cost(self) -> float:
-        """Roughly how many seconds it takes, to share out the progress bar."""
+        """A rough estimate of its seconds, for the progress bar and the order of work."""
         seconds = {"quadratic": 1e-5, "mnist": 1e-2}.get(self.task, 1e-4)
         runs = len(self.methods) * len(self.step_sizes) * len(self.seeds)
         return seconds * runs * self.num_steps
 
     @property
     def designs(self) -> dict[str, DesignCell]:
-        """The covariance that each method needs, by its name."""
+        """The design cell of each method that needs one, by the method's name."""
         return {
-            method.name: design_cell(method, self.graph, self.num_steps)
+            method.name: make_design_cell(method, self.graph, self.num_steps)
             for method in self.methods
             if method.mechanism not in ("central", "none")
         }
 
     def compute(self, designs: Mapping[str, CellResult], directory: Path | None) -> CellResult:
-        """Train, and keep the last measurement of every run.
+        """Train, and return the last measurement of every run.
 
         Args:
             designs: the result of each cell in ``designs``, by method.
@@ -134,9 +144,7 @@ class TrainingCell:
             directory=directory,
             stand_in=False,
         )
-        methods = [
-            self._make_method(method, designs, network.num_agents) for method in self.methods
-        ]
+        methods = [self._make_method(spec, designs, network.num_agents) for spec in self.methods]
         result = learn.run_sweep(
             problem,
             network,
@@ -145,56 +153,59 @@ class TrainingCell:
                 self.num_steps,
                 self.batch_size,
                 self.seeds,
+                # Gaps of the quadratic are differences of nearly equal losses.
                 dtype="float64" if self.task == "quadratic" else "float32",
             ),
             evaluate_at=[self.num_steps],
             show_progress=False,
         )
+        # A sweep ends early at Ctrl-C and returns what it has. Half a cell must not be stored.
         if result.status == "interrupted":
             raise KeyboardInterrupt
-        minimum = getattr(problem.task, "minimum", math.nan)
+        minimum = getattr(problem.task, "minimum", None)
         return {
             "task": problem.task.describe(),
             "notes": list(problem.notes),
             "agent_samples": list(problem.data.sizes),
-            "runs": [_final_row(row, minimum) for row in _last_rows(result)],
+            "runs": _final_runs(result, minimum),
             "stopped": [f"{', '.join(map(str, r))}: {why}" for r, why in result.stopped.items()],
         }
 
     def _make_method(
-        self, method: MethodSpec, designs: Mapping[str, CellResult], num_agents: int
+        self, spec: MethodSpec, designs: Mapping[str, CellResult], num_agents: int
     ) -> learn.Method:
         batch_size = self.batch_size if self.unit == "sample" else None
-        budget = method.budget(
+        budget = spec.budget(
             self.epsilon, self.delta, self.num_steps, self.clip, self.unit, batch_size
         )
-        if method.mechanism == "none":
-            return learn.Method.non_private(budget.query, name=method.name)
-        if method.mechanism == "central":
-            return learn.Method.central(budget, num_agents, name=method.name)
-        shares = _read_noise(designs[method.name]["noise"], budget.precision_cap)
-        return learn.Method.private(method.name, shares, budget, threat=method.threat)
+        if spec.mechanism == "none":
+            return learn.Method.non_private(budget.query, name=spec.name)
+        if spec.mechanism == "central":
+            return learn.Method.central(budget, num_agents, name=spec.name)
+        shares = _read_noise(designs[spec.name]["noise"], budget.precision_cap)
+        return learn.Method.private(spec.name, shares, budget, threat=spec.threat)
 
 
 Cell: TypeAlias = DesignCell | TrainingCell
 Results: TypeAlias = Mapping[Cell, CellResult]
 
 
-def design_cell(method: MethodSpec, graph: str, num_steps: int) -> DesignCell:
-    """The cell of a method's covariance in a run of so many steps."""
+def make_design_cell(method: MethodSpec, graph: str, num_steps: int) -> DesignCell:
+    """Return the cell of a method's covariance for a run of ``num_steps`` steps."""
     return DesignCell(
-        graph,
-        method.mechanism,
-        method.objective(num_steps).length,
-        max(1.0, num_steps / 5),
-        method.max_colluders,
-        "pairs" if method.max_colluders else "global",
+        graph=graph,
+        mechanism=method.mechanism,
+        horizon=method.objective(num_steps).length,
+        judged_over=default_objective(num_steps).length,
+        max_colluders=method.max_colluders,
+        seeds="pairs" if method.max_colluders else "global",
     )
 
 
 def configuration_of(cell: Cell) -> dict[str, Any]:
-    """All that decides a cell's result, as JSON has it; what legends call a method does not."""
+    """Return everything that decides a cell's result, in the types of JSON."""
     facts = {"format": _FORMAT, "kind": type(cell).__name__, **asdict(cell)}
+    # Another word in a legend changes no result.
     for method in facts.get("methods", ()):
         del method["label"]
     plain: dict[str, Any] = json.loads(json.dumps(facts))
@@ -202,9 +213,59 @@ def configuration_of(cell: Cell) -> dict[str, Any]:
 
 
 def key_of(cell: Cell) -> str:
-    """A name for a cell that no other configuration has."""
+    """Return a file name for a cell, which differs from that of any other configuration."""
     facts = json.dumps(configuration_of(cell), sort_keys=True)
     return hashlib.sha256(facts.encode()).hexdigest()[:24]
+
+
+@dataclass(frozen=True)
+class CellStore:
+    """Results of cells in a directory, one JSON file each.
+
+    A file that is incomplete, of another configuration or of another version counts as absent.
+    """
+
+    directory: Path
+
+    def load(self, cell: Cell) -> CellResult | None:
+        """Return the result of a cell, or None if it is absent."""
+        record = self._read(cell)
+        return None if record is None else record["result"]
+
+    def seconds(self, cell: Cell) -> float:
+        """Return the time that a cell took to compute, or 0 if it is absent."""
+        record = self._read(cell)
+        return 0.0 if record is None else float(record["seconds"])
+
+    def save(self, cell: Cell, result: CellResult, *, seconds: float) -> None:
+        """Store a result; no other process ever reads half of it."""
+        record = {
+            "corn_version": __version__,
+            "configuration": configuration_of(cell),
+            "seconds": round(seconds, 3),
+            "result": result,
+        }
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with writing_whole(self._path(cell)) as partial:
+            partial.write_text(json.dumps(record), encoding="utf-8")
+
+    def _path(self, cell: Cell) -> Path:
+        return self.directory / f"{key_of(cell)}.json"
+
+    def _read(self, cell: Cell) -> dict[str, Any] | None:
+        try:
+            record = json.loads(self._path(cell).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+        # The configuration is compared too: a file may have been renamed or edited by hand.
+        is_valid = (
+            isinstance(record, dict)
+            and record.get("corn_version") == __version__
+            and record.get("configuration") == configuration_of(cell)
+            and isinstance(record.get("result"), dict)
+            and isinstance(record.get("seconds"), float | int)
+        )
+        return record if is_valid else None
 
 
 def _write_noise(noise: Decomposition) -> dict[str, Any]:
@@ -216,7 +277,7 @@ def _write_noise(noise: Decomposition) -> dict[str, Any]:
 
 
 def _read_noise(noise: Mapping[str, Any], precision_cap: float) -> Decomposition:
-    """The noise of a design at cap 1, for another cap."""
+    """Scale the stored noise, designed at cap 1, to another cap: R(b) = R(1) / b."""
     return Decomposition(
         np.array(noise["private_variance"]) / precision_cap,
         tuple(tuple(group) for group in noise["seed_groups"]),
@@ -224,22 +285,18 @@ def _read_noise(noise: Mapping[str, Any], precision_cap: float) -> Decomposition
     )
 
 
-def _last_rows(result: learn.Result) -> list[learn.Row]:
-    """The last row of each run that did not break down."""
-    return [
-        row
-        for row in result.last_rows
-        if (row["contender"], row["step_size"], row["seed"]) not in result.stopped
-    ]
-
-
-def _final_row(row: learn.Row, minimum: float) -> dict[str, Any]:
-    kept = {
-        name: row[name]
-        for name in ("step_size", "seed", "validation_loss", "test_loss", "test_accuracy")
-        if not (isinstance(row[name], float) and math.isnan(float(row[name])))
-    }
-    final: dict[str, Any] = {"method": row["contender"], **kept}
-    if not math.isnan(minimum):
-        final["optimality_gap"] = float(row["train_loss"]) - minimum
-    return final
+def _final_runs(result: learn.Result, minimum: float | None) -> list[dict[str, Any]]:
+    """Return the last measurement of each run that did not break down, without empty columns."""
+    runs = []
+    for row in result.last_rows:
+        if (row["contender"], row["step_size"], row["seed"]) in result.stopped:
+            continue
+        run: dict[str, Any] = {"method": row["contender"]}
+        for name in ("step_size", "seed", "validation_loss", "test_loss", "test_accuracy"):
+            value = row[name]
+            if not (isinstance(value, float) and math.isnan(value)):
+                run[name] = value
+        if minimum is not None:
+            run["optimality_gap"] = float(row["train_loss"]) - minimum
+        runs.append(run)
+    return runs

@@ -1,10 +1,10 @@
-"""What is said about the results, checked against them: holds, does not hold, or undecided.
+"""Claims about the results, each with a verdict: holds, does not hold, or undecided.
 
 A comparison at one place is the mean over seeds of the paired difference (runs of one seed share
 batches and noise) with its 95 % confidence interval, widened for the number of places compared
-(Bonferroni). A statement about every place **does not hold** if one interval lies wholly on the
-wrong side; it **holds** if every interval stays on the right side, or within 1 % of it; otherwise,
-and wherever a single seed is all there is, it is **undecided**. Designs are exact: no interval.
+(Bonferroni). A claim about every place **does not hold** if one interval lies entirely on the wrong
+side of zero. It **holds** if every interval is on the right side, or within 1 % of it. Otherwise,
+and if there is a single seed only, it is **undecided**. Designs are exact and have no interval.
 """
 
 from __future__ import annotations
@@ -37,22 +37,26 @@ Source: TypeAlias = Literal["paper", "expected", "corn"]
 Verdict: TypeAlias = Literal["holds", "does not hold", "undecided"]
 
 _NEAR = 0.05
+"""The relative difference up to which the paper's "nearly equal" is taken to hold."""
+
 _SPARSE = 0.4
+"""The connectivity up to which the paper's "sparse" is taken to hold."""
+
 _ALWAYS_CHECKED = (30.0, 40.0)
-"""Values of ε beyond what the paper's proof covers."""
+"""Values of ε beyond the range that the paper's proof covers."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement, where it was looked at, and what was found.
+    """A statement about one panel, and whether it holds.
 
     Attributes:
-        source: ``paper``; ``expected``, what a reader of its figures would expect though its text
-            does not say so; ``corn``, what this project adds.
+        source: ``paper`` for the paper's text; ``expected`` for what a reader of its figures would
+            expect, although the text does not state it; ``corn`` for this project's own claims.
         panel: the panel's name.
-        statement: what is claimed.
-        verdict: whether it holds there.
-        evidence: the numbers.
+        statement: the statement.
+        verdict: whether it holds in this panel.
+        evidence: the numbers behind the verdict.
     """
 
     source: Source
@@ -63,16 +67,16 @@ class Claim:
 
 
 def check_claims(panels: Sequence[tuple[Panel, Sequence[Point]]], scale: Scale) -> list[Claim]:
-    """Check every statement that the panels at hand can decide."""
+    """Return a verdict on every claim that these panels can decide."""
     claims = [claim for panel, points in panels for claim in check_panel(panel, points, scale)]
     return [*claims, *check_privacy(scale)]
 
 
 def check_panel(panel: Panel, points: Sequence[Point], scale: Scale) -> list[Claim]:
-    """What the paper says about this panel, then what this project adds to it."""
+    """Return the claims about one panel: those of the paper, then those of this project."""
     lines = Lines.of(panel, points)
     claims = [*_check_paper(lines), _check_exact_accounting(lines, scale)]
-    # One mixing step is not what the other designs are made for.
+    # Noise after one mixing step is not the objective of designs for accumulated noise.
     if panel.is_random or not panel.in_paper:
         claims += [
             _check_order(lines, CORN, CORN_ONE_STEP, "corn"),
@@ -84,22 +88,23 @@ def check_panel(panel: Panel, points: Sequence[Point], scale: Scale) -> list[Cla
 
 
 def check_privacy(scale: Scale) -> list[Claim]:
-    """Whether the paper's constant keeps the ε it promises, for every ε of the scale and beyond."""
+    """Return whether the noise of the paper's constant keeps ε, for every ε of the scale."""
     return [_check_constant(scale, eps) for eps in sorted({*scale.epsilons, *_ALWAYS_CHECKED})]
 
 
 def find_broken_promises(scale: Scale) -> list[float]:
-    """The ε of the scale that the paper's constant does not keep."""
+    """Return the ε of the scale that the noise of the paper's constant does not keep."""
     return [epsilon for epsilon in scale.epsilons if _paper_epsilon(epsilon, scale) > epsilon]
 
 
 def _paper_epsilon(epsilon: float, scale: Scale) -> float:
-    """The exact ε of the noise that eq. (13b) asks for."""
+    """Return the exact ε of the noise that eq. (13b) requires."""
     return gaussian.epsilon_from(ACCOUNTANTS["paper"].mu_from(epsilon, scale.delta), scale.delta)
 
 
 def _check_constant(scale: Scale, epsilon: float) -> Claim:
     spent = _paper_epsilon(epsilon, scale)
+    # Noise variance is proportional to 1 / μ².
     needed = gaussian.mu_from(epsilon, scale.delta)
     waste = (needed / ACCOUNTANTS["paper"].mu_from(epsilon, scale.delta)) ** 2
     return Claim(
@@ -126,7 +131,10 @@ def _check_paper(lines: Lines) -> list[Claim | None]:
 
 
 def _check_exact_accounting(lines: Lines, scale: Scale) -> Claim | None:
-    """Exact accounting adds less noise, wherever the paper's constant keeps its promise."""
+    """Return whether exact accounting is at least as good where the paper's constant keeps ε.
+
+    Where it does not keep ε, it adds less noise than its budget needs, and wins for that reason.
+    """
     broken = find_broken_promises(scale) if lines.panel.figure.endswith("a") else []
     kept = {key: point for key, point in lines.points.items() if point.x not in broken}
     where = "everywhere"
@@ -143,7 +151,7 @@ def _check_order(
     *,
     where: str = "everywhere",
 ) -> Claim | None:
-    """Whether one method is at least as good as the other at every place."""
+    """Return whether one method is at least as good as another at every place."""
     places = lines.places(better, worse)
     if not places:
         return None
@@ -159,7 +167,7 @@ def _check_order(
 
 
 def _judge(differences: Sequence[Difference]) -> Verdict:
-    """A verdict on "nowhere worse"."""
+    """Return the verdict on "nowhere worse"."""
     if any(difference.is_surely_worse for difference in differences):
         return "does not hold"
     if all(difference.is_surely_no_worse for difference in differences):
@@ -195,10 +203,8 @@ def _describe_order(
 
 
 def _check_trend(lines: Lines) -> list[Claim]:
-    """Whether every method of the paper gets better along the axis; n is not such an axis.
-
-    The text says so of the correlated ones only.
-    """
+    """Return whether each method of the paper improves along the axis ε or p."""
+    # No trend is claimed along the number of agents.
     if lines.panel.figure == "fig1c":
         return []
     axis = "ε" if lines.panel.figure.endswith("a") else "p"
@@ -210,7 +216,7 @@ def _check_trend(lines: Lines) -> list[Claim]:
 
 
 def _check_improvement(lines: Lines, method: MethodSpec, axis: str) -> Claim:
-    """Better at the end than at the beginning by over 1 %, and surely worse at no step."""
+    """Return whether a method is over 1 % better at the end, and at no step certainly worse."""
     places = lines.places(method)
     steps = [
         lines.excess((method, right), (method, left), comparisons=len(places))
@@ -225,6 +231,7 @@ def _check_improvement(lines: Lines, method: MethodSpec, axis: str) -> Claim:
     worse = [step.x for step in steps if step.is_surely_worse]
     path = " → ".join(f"{lines.mean(method, x):.3g}" for x in places)
     return Claim(
+        # The paper's text states it of the correlated mechanisms only.
         "expected" if method == LDP_PAPER else "paper",
         lines.panel.name,
         f"{method.label} improves with {axis}, by over {TOLERATED:.0%} in all",
@@ -236,7 +243,7 @@ def _check_improvement(lines: Lines, method: MethodSpec, axis: str) -> Claim:
 
 
 def _check_sparse(lines: Lines) -> list[Claim]:
-    """Near equality of CorN and DECOR at p = 1, and the largest margin where p ≤ 0.4."""
+    """Return whether CorN and DECOR are nearly equal at p = 1 and furthest apart at p ≤ 0.4."""
     if not lines.panel.figure.endswith("b"):
         return []
     places = [
@@ -268,7 +275,7 @@ def _check_equality(lines: Lines) -> Claim:
 
 
 def _check_margin(lines: Lines, places: Sequence[float]) -> Claim:
-    """The absolute margin; that relative to DECOR is stated beside it."""
+    """Return whether the absolute margin is largest on sparse graphs; evidence has the relative."""
     sign = 1 if lines.panel.lower_is_better else -1
     margins = {x: sign * (lines.mean(DECOR_PAPER, x) - lines.mean(CORN_PAPER, x)) for x in places}
     best = max((x for x in places if x <= _SPARSE), key=margins.__getitem__)
@@ -293,7 +300,7 @@ def _check_margin(lines: Lines, places: Sequence[float]) -> Claim:
 
 
 def _check_groups(lines: Lines) -> Claim | None:
-    """Figure 2: from one seed for all to a seed for each agent, which is LDP."""
+    """Return whether noise grows from one seed group to one per agent, which is LDP."""
     places = lines.places(CORN_PAPER, LDP_PAPER)
     if len(places) < 2:
         return None

@@ -1,4 +1,4 @@
-"""How much worse one line of a panel is than another, paired by seed, with an interval."""
+"""Comparisons of two lines of a panel, paired by seed, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from corn.experiments.methods import CORN_PAPER, DECOR_PAPER, MethodSpec
 from corn.experiments.studies import Panel, Point, confidence_half_width
 
 ROUNDING = 1e-6
-"""Designs are solved to this relative gap."""
+"""The relative gap to which designs are solved: a smaller difference means nothing."""
 
 TOLERATED = 0.01
-"""A difference within this part of the value counts as none."""
+"""The relative difference up to which two values count as equal."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much worse one is than the other, relative to the other, and the interval's half width.
+    """The excess of one value over another, positive if the first is worse.
 
-    Infinite where one has no value: it broke down, or a single seed says nothing of the interval.
+    Attributes:
+        x: the place of the comparison.
+        mean: the excess relative to the second value; infinite if one of them broke down.
+        half_width: half of its confidence interval; infinite if there is one seed only, or if
+            another step size might have changed the outcome.
     """
 
     x: float
@@ -31,12 +35,12 @@ class Difference:
 
     @property
     def is_surely_worse(self) -> bool:
-        """Whether the whole interval is on the wrong side."""
+        """Whether the whole interval is on the wrong side of zero."""
         return self.mean - self.half_width > ROUNDING
 
     @property
     def is_surely_no_worse(self) -> bool:
-        """Whether the whole interval is on the right side, or nearly."""
+        """Whether the whole interval is on the right side of zero, up to ``TOLERATED``."""
         return self.mean + self.half_width <= TOLERATED
 
 
@@ -49,16 +53,16 @@ class Lines:
 
     @classmethod
     def of(cls, panel: Panel, points: Iterable[Point]) -> Lines:
-        """Index points."""
+        """Return the points of a panel, indexed."""
         return cls(panel, {(point.method.name, point.x): point for point in points})
 
     def places(self, *methods: MethodSpec) -> list[float]:
-        """Where all of these methods were tried, in order."""
+        """Return the places that all of these methods have, in order."""
         found = [{x for name, x in self.points if name == method.name} for method in methods]
         return sorted(set.intersection(*found))
 
     def mean(self, method: MethodSpec, x: float) -> float:
-        """The mean of a method at a place; NaN where every run broke down."""
+        """Return the mean of a method at a place; NaN if every run broke down."""
         return self.points[method.name, x].mean
 
     def excess(
@@ -68,22 +72,24 @@ class Lines:
         *,
         comparisons: int = 1,
     ) -> Difference:
-        """How much worse the first is than the second, paired by seed, relative to the second.
+        """Return the excess of the first over the second, paired by seed.
 
-        A method that broke down is infinitely worse than one that did not, surely so if no step
-        size is left that might have done better.
+        ``comparisons`` widens the interval for the number of comparisons made (Bonferroni). A
+        method that broke down is infinitely worse than one that did not. That is certain unless
+        another step size, which did not run, might have done better.
         """
         a, b = (self._values(*place) for place in (first, second))
         if not a or not b:
             is_open = any(self.points[method.name, x].is_open for method, x in (first, second))
             half_width = math.inf if is_open else 0.0
             return Difference(first[1], math.inf if b or not a else -math.inf, half_width)
+        # Runs of one seed share batches and noise, so their difference varies less than either.
         unit = abs(float(np.mean(b))) or 1.0
         gaps = _subtract(a, b, unit if self.panel.lower_is_better else -unit)
         return Difference(first[1], float(np.mean(gaps)), self._half_width(gaps, comparisons))
 
     def margin_lead(self, better: float, other: float) -> Difference:
-        """How much larger CorN's margin over DECOR is at one place than at another, absolutely."""
+        """Return the excess of CorN's absolute margin over DECOR at one place over another."""
         sign = 1.0 if self.panel.lower_is_better else -1.0
         margins = [
             _subtract(self._values(DECOR_PAPER, x), self._values(CORN_PAPER, x), sign)
@@ -105,7 +111,7 @@ class Lines:
 def _subtract(
     first: tuple[float, ...], second: tuple[float, ...], unit: float
 ) -> tuple[float, ...]:
-    """Differences seed by seed, in a unit; of the means where seeds do not match."""
+    """Return differences seed by seed in multiples of ``unit``, or of means if counts differ."""
     if len(first) != len(second):
         return (float(np.mean(first) - np.mean(second)) / unit,)
     return tuple((a - b) / unit for a, b in zip(first, second, strict=True))

@@ -1,12 +1,18 @@
-"""The lines of a figure: a mechanism, how its privacy is counted, and what it is designed for."""
+"""The lines of a figure: a mechanism, its privacy accounting and the objective of its design."""
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
 
-from corn.covariance import Horizon, MechanismName, ThreatModel
-from corn.covariance.threat import EAVESDROPPER
+from corn.covariance import (
+    EAVESDROPPER,
+    ONE_STEP,
+    Horizon,
+    MechanismName,
+    ThreatModel,
+    default_objective,
+)
 from corn.errors import CornWarning
 from corn.privacy import Accounting, PrivacyBudget, Unit
 
@@ -16,15 +22,18 @@ class MethodSpec:
     """One line of a figure.
 
     Attributes:
-        name: what tables call it.
-        label: what legends call it.
-        mechanism: how noise is correlated across agents.
-        accounting: ``paper`` is eq. (13b), ``gdp`` exact.
-        accumulates: designed for the noise that accumulates over a fifth of the run; otherwise for
-            one step, as in the paper.
-        max_colluders: insiders it is designed against, with a seed for each pair of agents.
+        name: its name in tables.
+        label: its name in legends.
+        mechanism: the rule that correlates noise across agents.
+        accounting: ``paper`` for eq. (13b), ``gdp`` for the exact one.
+        accumulates: whether the design minimises the noise accumulated over a fifth of the run;
+            otherwise that of one step, as in the paper.
+        max_colluders: the largest coalition of insiders that the design protects against, with a
+            seed for every pair of agents; 0 for an eavesdropper only.
     """
 
+    # Stored cells are found by these fields, `label` excepted: a new or renamed field changes every
+    # key of a training cell, and all of them would be computed again.
     name: str
     label: str
     mechanism: MechanismName
@@ -39,17 +48,17 @@ class MethodSpec:
 
     @property
     def is_private(self) -> bool:
-        """Whether there is noise at all."""
+        """Whether there is any noise."""
         return self.mechanism != "none"
 
     @property
     def threat(self) -> ThreatModel:
-        """Who its guarantee holds against."""
+        """The adversary that its guarantee holds against."""
         return ThreatModel(self.max_colluders, "pairs") if self.max_colluders else EAVESDROPPER
 
     @property
     def against(self) -> str:
-        """Whom it protects against, in words."""
+        """The adversary that its guarantee holds against, in words."""
         if self.mechanism == "none":
             return "nobody"
         if self.mechanism == "central":
@@ -65,10 +74,10 @@ class MethodSpec:
         unit: Unit = "agent",
         batch_size: int | None = None,
     ) -> PrivacyBudget:
-        """What it promises: though beyond its range the paper's constant may break it.
+        """Return the budget that this line states.
 
-        That is a claim to be checked, so the warning it would otherwise cause at every point of
-        every figure is left out.
+        The paper's constant may spend more than the budget outside its proven range. The claims
+        check that, so the warning is suppressed here: it would appear for every point of a figure.
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CornWarning)
@@ -77,8 +86,8 @@ class MethodSpec:
             )
 
     def objective(self, num_steps: int) -> Horizon:
-        """What its covariance minimises in a run of so many steps."""
-        return Horizon(max(1.0, num_steps / 5) if self.accumulates else 1.0)
+        """Return the objective of its design for a run of ``num_steps`` steps."""
+        return default_objective(num_steps) if self.accumulates else ONE_STEP
 
 
 LDP_PAPER = MethodSpec("ldp-paper", "LDP (paper)", "ldp", "paper")
@@ -97,8 +106,11 @@ CORN_TWO_INSIDERS = MethodSpec(
 CENTRAL = MethodSpec("central", "central DP (trusted server)", "central")
 NONE = MethodSpec("none", "no noise", "none")
 
+PAIR_SEEDS = MethodSpec("corn-pairs", "CorN, a seed for each pair", "corn", accumulates=True)
+LINK_SEEDS = MethodSpec("corn-links", "CorN, a seed for each link", "corn", accumulates=True)
+
 PAPER_METHODS = (LDP_PAPER, DECOR_PAPER, CORN_PAPER)
-"""The paper's constant and its one-step objective."""
+"""The paper's constant, eq. (13b), and its one-step objective."""
 
 ADDED_METHODS = (
     LDP,
@@ -110,6 +122,7 @@ ADDED_METHODS = (
     CENTRAL,
     NONE,
 )
-"""Exact accounting, designs for accumulated noise, insiders, and the two limits."""
+"""Exact accounting, designs for accumulated noise, designs against insiders, and two limits."""
 
 METHODS = (*PAPER_METHODS, *ADDED_METHODS)
+"""All lines of the figures except those of seed groups in Figure 2."""

@@ -1,4 +1,4 @@
-"""Reproduce figures: compute what is missing, read off points and runs, check the claims."""
+"""Reproductions: compute missing cells, collect points and runs, check the claims."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ from pathlib import Path
 
 from corn.covariance import ThreatModel
 from corn.errors import CornWarning
-from corn.experiments.cells import Cell, CellResult, Results, TrainingCell
+from corn.experiments.cells import Cell, CellResult, CellStore, Results, TrainingCell
 from corn.experiments.claims import Claim, check_claims
 from corn.experiments.figures import make_studies
-from corn.experiments.matrix import compute_cells, split_cells
-from corn.experiments.places import Run
+from corn.experiments.parallel import compute_cells, split_cells
 from corn.experiments.scale import Scale
-from corn.experiments.store import CellStore
-from corn.experiments.studies import Panel, Point, Study, TrainingStudy
+from corn.experiments.studies import Panel, Point, Run, Study, TrainingStudy
 from corn.learn.datasets import load_dataset
 from corn.topology import load_network
 
 _GAP_TO_MENTION = 0.01
+"""The relative optimality gap of a design above which the report mentions it."""
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What came out.
+    """The results of a reproduction.
 
     Attributes:
         scale: the settings.
-        panels: every panel and its points.
-        runs: everything that was measured, one row each.
-        claims: what is said about it, and whether it holds.
-        compute_seconds: what all cells took, on one core, in this run or an earlier one.
-        notes: what a reader must know of tasks and designs.
+        panels: every panel with its points.
+        runs: everything that was measured, one row per run.
+        claims: statements about the results, with verdicts.
+        compute_seconds: the time of all cells on one core, in this run or an earlier one.
+        notes: facts about tasks and designs that a reader needs.
         breakdowns: runs that broke down.
     """
 
@@ -47,10 +46,10 @@ class Reproduction:
 
 
 def list_cells(names: Sequence[str], scale: Scale, *, store: CellStore | None = None) -> list[Cell]:
-    """All cells that figures need, including the designs that training needs.
+    """Return all cells that figures need, including the designs that training needs.
 
-    Which step sizes further seeds run at is known once the store has the pilots; until then, or
-    without a store, cells of the same cost stand for theirs.
+    The step sizes of seeds that are not pilots are known once the store has the pilots. Until then,
+    or without a store, cells of the same cost take their place.
     """
     studies = make_studies(names, scale)
     return _forecast(studies, {} if store is None else _load(_cells(studies, {}), store))
@@ -67,23 +66,24 @@ def reproduce(
     on_plan: Callable[[Sequence[Cell]], None] | None = None,
     on_done: Callable[[Cell], None] | None = None,
 ) -> Reproduction:
-    """Reproduce the figures named; cells that the store has are not computed again.
+    """Reproduce figures; cells that the store has are not computed again.
 
     Args:
-        names: ``fig1a`` … ``fig5b``, or ``all``.
+        names: ``fig1a`` … ``fig5b``, the name of a panel, or ``all``.
         scale: the settings.
-        store: where finished cells are kept.
-        jobs: processes of one compute thread each; −1 is one for each core.
-        cluster: ``dask`` or ``ray``, with ``:address`` for one that runs elsewhere.
+        store: the store of finished cells.
+        jobs: the number of processes, of one compute thread each; −1 is one per core.
+        cluster: ``dask`` or ``ray``, with ``:address`` for a running cluster.
         directory: the data cache.
-        on_plan: called before each stage with all cells, as ``list_cells`` has them; the pilots are
-            the first stage, and the seeds that run at the step sizes they chose the second.
-        on_done: called for each cell as it is there; for a design, in each stage that needs it.
+        on_plan: called before each stage with all cells, as ``list_cells`` returns them. The pilots
+            are the first stage; the seeds that run at the chosen step sizes are the second.
+        on_done: called for each finished cell; for a design, in each stage that needs it.
     """
     studies = make_studies(names, scale)
     _require_inputs(_cells(studies, {}), directory)
     asked: set[Cell] = set()
     results: dict[Cell, CellResult] = {}
+    # Each stage may reveal further cells: the pilots choose the step sizes of the other seeds.
     while cells := [cell for cell in _cells(studies, results) if cell not in asked]:
         if on_plan:
             on_plan(_forecast(studies, results))
@@ -98,7 +98,7 @@ def reproduce(
 def gather(
     studies: Sequence[Study], scale: Scale, results: Results, store: CellStore
 ) -> Reproduction:
-    """Read panels, runs and claims off the results of all cells; the store knows their time."""
+    """Collect panels, runs and claims from the results of all cells; the store has their times."""
     panels = tuple((study.panel, tuple(study.points(results))) for study in studies)
     designs, trainings = split_cells(results)
     needed: list[Cell] = [*designs, *trainings]
@@ -118,7 +118,7 @@ def gather(
 
 
 def _list_choices(studies: Iterable[Study]) -> Iterator[str]:
-    """Panels whose step sizes were chosen on some of the seeds only."""
+    """Yield a note for each panel whose step sizes were chosen on some of the seeds only."""
     for study in studies:
         if isinstance(study, TrainingStudy) and study.places[0].repeats:
             yield (
@@ -128,7 +128,7 @@ def _list_choices(studies: Iterable[Study]) -> Iterator[str]:
 
 
 def _list_notes(results: Results) -> Iterator[str]:
-    """What tasks say of themselves, and designs that are not proved optimal within 1 %."""
+    """Yield the notes of tasks, and one for each design not proved optimal within 1 %."""
     for cell, result in results.items():
         if isinstance(cell, TrainingCell):
             yield from (f"{cell.task}: {note}" for note in result["notes"])
@@ -141,7 +141,7 @@ def _list_notes(results: Results) -> Iterator[str]:
 
 
 def _require_inputs(cells: Sequence[Cell], directory: Path | None) -> None:
-    """Refuse now, rather than after an hour, if a data set is absent or a graph falls apart."""
+    """Raise if a data set is absent or a graph is not connected: now, not after an hour."""
     for task in {cell.task for cell in cells if isinstance(cell, TrainingCell)} - {"quadratic"}:
         load_dataset(task, directory=directory, stand_in=False)
     with warnings.catch_warnings():
@@ -151,17 +151,17 @@ def _require_inputs(cells: Sequence[Cell], directory: Path | None) -> None:
 
 
 def _cells(studies: Iterable[Study], results: Results) -> list[Cell]:
-    """What must be computed, as far as these results tell, each once."""
+    """Return the cells known to be needed, given these results, each once."""
     return list(dict.fromkeys(cell for study in studies for cell in study.cells(results)))
 
 
 def _forecast(studies: Iterable[Study], results: Results) -> list[Cell]:
-    """All cells, those not known yet as foreseen, with the designs that training needs."""
+    """Return all cells, forecasts included, with the designs that training needs."""
     designs, trainings = split_cells(cell for study in studies for cell in study.forecast(results))
     return [*designs, *trainings]
 
 
 def _load(cells: Iterable[Cell], store: CellStore) -> dict[Cell, CellResult]:
-    """The results of those cells that the store has."""
+    """Return the results of those cells that the store has."""
     found = {cell: store.load(cell) for cell in cells}
     return {cell: result for cell, result in found.items() if result is not None}

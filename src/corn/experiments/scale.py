@@ -1,11 +1,11 @@
-"""How much of the matrix is run: the paper's settings, or a few minutes' worth of them."""
+"""Scales of a reproduction: the paper's settings, and reduced ones that take a few minutes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from corn.errors import InvalidArgumentError
+from corn.checks import require, require_count
 from corn.learn.names import ModelName
 from corn.learn.schedule import ScheduleName
 from corn.privacy import Unit
@@ -15,19 +15,21 @@ PAPER_STEP_SIZES = (1e-1, 5e-2, 1e-2, 5e-3, 1e-3)
 
 @dataclass(frozen=True)
 class Training:
-    """One training task of the paper, as it is run.
+    """The settings of one training task.
 
     Attributes:
         task: a workload: ``quadratic`` or a data set.
-        unit: whose data is protected, and so what is clipped.
+        unit: the unit of privacy, which also decides what is clipped.
         num_steps: T.
-        step_sizes: each method gets the one with the least mean validation loss over the pilots.
-        num_seeds: runs of every method, with seeds 0, 1, …
-        seeds_per_cell: how many of them are computed, kept and lost together.
-        model: the default of the workload if None.
-        schedule: how step sizes go on.
-        num_pilots: how many of the seeds, the first, run at every step size and choose it for all;
-            the others run at the chosen one only. None: all of them.
+        step_sizes: the grid. Each method gets the step size with the least mean validation loss
+            over the pilot seeds.
+        num_seeds: the number of runs of every method, with seeds 0, 1, …
+        seeds_per_cell: the number of seeds that are computed and stored together.
+        model: the model, or None for the default of the workload.
+        schedule: the step-size schedule.
+        num_pilots: the number of pilot seeds. Pilots run at every step size and choose one for
+            each method; all other seeds run at the chosen step size only. None makes every seed a
+            pilot.
     """
 
     task: str
@@ -41,19 +43,17 @@ class Training:
     num_pilots: int | None = None
 
     def __post_init__(self) -> None:
-        if self.num_pilots is not None and self.num_pilots < 1:
-            raise InvalidArgumentError(
-                f"num_pilots must be at least 1, or None for all seeds, found {self.num_pilots}"
-            )
+        if self.num_pilots is not None:
+            require_count("num_pilots", self.num_pilots, advice="None makes every seed a pilot")
 
     @property
     def pilot_blocks(self) -> tuple[tuple[int, ...], ...]:
-        """The seeds that run at every step size, as they are computed together."""
+        """Pilot seeds, in blocks of one cell each."""
         return self._blocks(0, self._first_repeat)
 
     @property
     def repeat_blocks(self) -> tuple[tuple[int, ...], ...]:
-        """The seeds that run at the chosen step size only, as they are computed together."""
+        """Seeds that run at the chosen step size only, in blocks of one cell each."""
         return self._blocks(self._first_repeat, self.num_seeds)
 
     @property
@@ -67,15 +67,18 @@ class Training:
 
 @dataclass(frozen=True)
 class Scale:
-    """The settings of a reproduction; those of the paper's experiments unless said otherwise.
+    """The settings of a reproduction; defaults are those of the paper's experiments.
 
     Attributes:
         name: ``quick`` or ``full``.
-        epsilons: of the panels that vary ε, at connectivity ``connectivity``.
-        connectivities: of the panels that vary p, at ``epsilon``.
-        sizes: numbers of agents of Figure 1c.
-        insider_sizes: the largest of them with a design against 1 and 2 insiders.
-        quadratic, regression, network, softmax: the tasks of Figures 3, 4, and 5 twice.
+        epsilons: values of ε in panels that vary ε, at connectivity ``connectivity``.
+        connectivities: values of p in panels that vary p, at ``epsilon``.
+        sizes: numbers of agents in Figure 1c.
+        insider_sizes: the largest network with a design against 1 insider, and against 2.
+        quadratic: the task of Figure 3.
+        regression: the task of Figure 4. Figures 1 and 2 use its number of steps.
+        network: the task of Figure 5 with unit sample.
+        softmax: the task of Figure 5 with unit agent.
     """
 
     name: str
@@ -98,7 +101,7 @@ class Scale:
     data_seed: int = 1
 
     def graph(self, connectivity: float, num_agents: int | None = None) -> str:
-        """The Erdős–Rényi graph of a connectivity, as a spec."""
+        """Return the spec of the Erdős–Rényi graph with this connectivity."""
         return f"er:n={num_agents or self.num_agents},p={connectivity:g},seed={self.graph_seed}"
 
     def restrict(
@@ -108,11 +111,9 @@ class Scale:
         connectivities: Sequence[float] = (),
         num_seeds: int | None = None,
     ) -> Scale:
-        """The same with other values of ε and p, and other numbers of seeds, where given."""
-        if any(not 0 < p <= 1 for p in connectivities):
-            raise InvalidArgumentError(
-                f"connectivities must be in (0, 1], found {tuple(connectivities)}"
-            )
+        """Return this scale with other values of ε or p, or another number of seeds."""
+        is_valid = all(0 < p <= 1 for p in connectivities)
+        require(is_valid, "connectivities", "in (0, 1]", tuple(connectivities))
         tasks = {
             name: replace(getattr(self, name), num_seeds=num_seeds)
             for name in ("quadratic", "regression", "network", "softmax")
@@ -122,66 +123,100 @@ class Scale:
         return replace(
             self,
             name=f"{self.name}, in part" if changed else self.name,
-            epsilons=_in_order(epsilons) or self.epsilons,
-            connectivities=_in_order(connectivities) or self.connectivities,
+            epsilons=tuple(sorted(set(map(float, epsilons)))) or self.epsilons,
+            connectivities=tuple(sorted(set(map(float, connectivities)))) or self.connectivities,
             **tasks,
         )
 
 
-def _in_order(values: Sequence[float]) -> tuple[float, ...]:
-    return tuple(sorted({float(value) for value in values}))
-
-
 FULL = Scale(
-    "full",
+    name="full",
     epsilons=(3, 5, 7, 10, 15, 20, 25, 30, 40),
     connectivities=(0.2, 0.4, 0.6, 0.8, 1.0),
     sizes=(10, 20, 40, 60, 80, 100, 200, 500, 1000),
     insider_sizes=(40, 20),
-    # The gap varies between seeds as much as its mean, and a seed costs a second: so more of them.
+    # The standard deviation of the gap over seeds is as large as its mean, and one seed takes about
+    # a second: 100 seeds make the intervals narrow.
     quadratic=Training(
-        "quadratic", "agent", 5000, (1e-2,), 100, seeds_per_cell=100, schedule="inverse-sqrt"
+        task="quadratic",
+        unit="agent",
+        num_steps=5000,
+        step_sizes=(1e-2,),
+        num_seeds=100,
+        seeds_per_cell=100,
+        schedule="inverse-sqrt",
     ),
-    regression=Training("a9a", "agent", 5000, PAPER_STEP_SIZES, 10),
-    # Samples are clipped one by one and averaged, as published code for this experiment does. With
-    # gradients of at most C, the paper's step sizes would end far from any minimum. All step sizes
-    # of a seed of MNIST take a quarter of an hour: the first seed chooses them for the others.
+    regression=Training(
+        task="a9a", unit="agent", num_steps=5000, step_sizes=PAPER_STEP_SIZES, num_seeds=10
+    ),
+    # With unit sample each gradient is clipped and the mini-batch averaged, as published code for
+    # this experiment does. Gradients of norm at most C would leave the paper's step sizes far from
+    # any minimum, hence the larger ones. All step sizes of one seed of MNIST take a quarter of an
+    # hour, so the first seed chooses them for all.
     network=Training(
-        "mnist",
-        "sample",
-        1000,
-        (5, 2, 1, 0.5, 0.2),
-        10,
+        task="mnist",
+        unit="sample",
+        num_steps=1000,
+        step_sizes=(5, 2, 1, 0.5, 0.2),
+        num_seeds=10,
         seeds_per_cell=1,
         model="network",
         num_pilots=1,
     ),
     softmax=Training(
-        "mnist",
-        "agent",
-        5000,
-        PAPER_STEP_SIZES,
-        10,
+        task="mnist",
+        unit="agent",
+        num_steps=5000,
+        step_sizes=PAPER_STEP_SIZES,
+        num_seeds=10,
         seeds_per_cell=1,
         model="linear",
         num_pilots=1,
     ),
 )
-"""The paper's settings on the real data sets, but for the number of seeds of the quadratic, the
-choice of step sizes on one seed of MNIST and, at sample level, the number of steps and their sizes.
+"""The paper's settings on its data sets, with three exceptions: the number of seeds of the
+quadratic, step sizes chosen on one seed of MNIST and, for unit sample, the number of steps and the
+step sizes.
 """
 
 QUICK = Scale(
-    "quick",
+    name="quick",
     epsilons=(3, 10, 30),
     connectivities=(0.3, 0.6, 1.0),
     sizes=(10, 20, 50, 100),
     insider_sizes=(20, 12),
-    quadratic=Training("quadratic", "agent", 1000, (1e-2,), 20, schedule="inverse-sqrt"),
-    regression=Training("breast-cancer", "agent", 500, (1e-1, 1e-2, 1e-3), 10),
-    network=Training("digits", "sample", 200, (5, 2, 1, 0.5), 4, model="network"),
-    softmax=Training("digits", "agent", 500, (1e-1, 1e-2, 1e-3), 4, model="linear"),
+    quadratic=Training(
+        task="quadratic",
+        unit="agent",
+        num_steps=1000,
+        step_sizes=(1e-2,),
+        num_seeds=20,
+        schedule="inverse-sqrt",
+    ),
+    regression=Training(
+        task="breast-cancer",
+        unit="agent",
+        num_steps=500,
+        step_sizes=(1e-1, 1e-2, 1e-3),
+        num_seeds=10,
+    ),
+    network=Training(
+        task="digits",
+        unit="sample",
+        num_steps=200,
+        step_sizes=(5, 2, 1, 0.5),
+        num_seeds=4,
+        model="network",
+    ),
+    softmax=Training(
+        task="digits",
+        unit="agent",
+        num_steps=500,
+        step_sizes=(1e-1, 1e-2, 1e-3),
+        num_seeds=4,
+        model="linear",
+    ),
     num_agents=12,
     batch_size=32,
 )
-"""A few minutes, with data sets that are always there: the shape of every figure."""
+"""Every figure at reduced scale, in a few minutes, on data sets that need no download."""

@@ -1,35 +1,38 @@
-"""Studies: what one panel of a figure needs computed, and what it shows of the results."""
+"""Studies: the cells that one panel of a figure needs, and the points and rows made of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias, final
 
 import numpy as np
 from scipy import stats
 
 from corn.experiments.cells import Cell, DesignCell, Results, TrainingCell
 from corn.experiments.methods import MethodSpec
-from corn.experiments.places import Place, Run
+from corn.learn.schedule import make_schedule
 from corn.privacy import Unit
+
+Run: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """How a panel looks.
+    """The layout of a panel.
 
     Attributes:
-        name: of its files, such as ``fig5a-agent``.
-        figure: the figure of the paper it belongs to.
+        name: the stem of its files, such as ``fig5a-agent``.
+        figure: the figure of the paper that it belongs to.
         title: settings and, wherever there is an ε, the unit and the adversary.
-        x_label, y_label: of the axes, with units.
-        log_x, log_y: whether the range needs a logarithmic scale.
-        lower_is_better: which way is good.
-        in_paper: whether the paper has this panel at all.
+        x_label, y_label: labels of the axes, with units.
+        log_x, log_y: whether the axis is logarithmic. A linear horizontal axis is drawn
+            logarithmically all the same where its places would collide.
+        lower_is_better: whether a smaller value is the better one.
+        in_paper: whether the paper has this panel.
         is_random: whether values differ between seeds.
-        unit: whose data is protected.
+        unit: the unit of privacy.
     """
 
     name: str
@@ -47,15 +50,16 @@ class Panel:
 
 @dataclass(frozen=True)
 class Point:
-    """One method at one place of the horizontal axis: a value for each seed.
+    """One method at one place of the horizontal axis: one value per seed.
 
     Attributes:
-        method: which line.
-        x: where.
-        values: one for each seed, in their order; a single one where nothing is random; none
-            where every step size broke down, or the one chosen did at a further seed.
-        note: such as the step size chosen, on which seeds, and where it broke down.
-        is_open: without values, but another step size, which did not run, might have had some.
+        method: the line.
+        x: the place.
+        values: one per seed, in order of seeds; a single one where nothing is random. Empty if
+            every step size broke down, or if the chosen one did at a seed that is not a pilot.
+        note: the step size chosen, the seeds that chose it, and where it broke down.
+        is_open: whether values are missing although a step size that did not run at all seeds
+            might have given some.
     """
 
     method: MethodSpec
@@ -66,7 +70,7 @@ class Point:
 
     @property
     def mean(self) -> float:
-        """The mean over seeds; NaN if there is none."""
+        """The mean over seeds, or NaN without values."""
         return float(np.mean(self.values)) if self.values else math.nan
 
     @property
@@ -76,28 +80,32 @@ class Point:
 
 
 class Study(Protocol):
-    """A panel, its cells, and how they become points."""
+    """A panel, the cells that it needs, and the points that they give."""
 
     @property
     def panel(self) -> Panel:
-        """How it looks."""
+        """The layout."""
 
     def cells(self, results: Results) -> tuple[Cell, ...]:
-        """What must be computed, as far as these results tell; those of all tell no more."""
+        """Return the cells known to be needed, given the results so far.
+
+        Results of pilots decide which further cells are needed. Once all cells that this returns
+        have results, it returns no others.
+        """
 
     def forecast(self, results: Results) -> tuple[Cell, ...]:
-        """The same, with cells of about the same cost in place of those not known yet."""
+        """Return the same, with cells of about the same cost in place of those not known yet."""
 
     def points(self, results: Results) -> list[Point]:
-        """What is drawn."""
+        """Return the points of the panel."""
 
     def runs(self, results: Results) -> list[Run]:
-        """Everything that was measured, one row each."""
+        """Return everything that was measured, one row per run."""
 
 
 @dataclass(frozen=True)
-class NoiseSpot:
-    """A method at one place: its covariance, ε, and the cap that it sets."""
+class NoiseEntry:
+    """One method at one place: its design, ε, and the precision cap that ε implies."""
 
     method: MethodSpec
     x: float
@@ -109,15 +117,15 @@ class NoiseSpot:
 @final
 @dataclass(frozen=True)
 class NoiseStudy:
-    """Noise energy of designs: Tr(W R Wᵀ) for ``one_step``, Tr(A_h R) for ``accumulated``."""
+    """The noise energy of designs: Tr(W R Wᵀ) for ``one_step``, Tr(A R) for ``accumulated``."""
 
     panel: Panel
     column: str
-    spots: tuple[NoiseSpot, ...]
+    entries: tuple[NoiseEntry, ...]
 
     def cells(self, results: Results) -> tuple[Cell, ...]:  # noqa: ARG002
         """See ``Study``."""
-        return tuple(spot.cell for spot in self.spots)
+        return tuple(entry.cell for entry in self.entries)
 
     def forecast(self, results: Results) -> tuple[Cell, ...]:
         """See ``Study``."""
@@ -127,12 +135,12 @@ class NoiseStudy:
         """See ``Study``."""
         return [
             Point(
-                spot.method,
-                spot.x,
-                (results[spot.cell][self.column] / spot.precision_cap,),
-                results[spot.cell]["status"],
+                method=entry.method,
+                x=entry.x,
+                values=(self._energy(entry, results),),
+                note=results[entry.cell]["status"],
             )
-            for spot in self.spots
+            for entry in self.entries
         ]
 
     def runs(self, results: Results) -> list[Run]:
@@ -140,32 +148,134 @@ class NoiseStudy:
         return [
             {
                 "panel": self.panel.name,
-                "method": spot.method.name,
-                "x": spot.x,
-                "graph": spot.cell.graph,
-                "epsilon": spot.epsilon,
+                "method": entry.method.name,
+                "x": entry.x,
+                "graph": entry.cell.graph,
+                "epsilon": entry.epsilon,
                 "unit": self.panel.unit,
-                "accounting": spot.method.accounting,
-                "against": spot.method.against,
-                "value": results[spot.cell][self.column] / spot.precision_cap,
-                "gap_of_design": results[spot.cell]["gap"],
-                "status": results[spot.cell]["status"],
+                "accounting": entry.method.accounting,
+                "against": entry.method.against,
+                "value": self._energy(entry, results),
+                "gap_of_design": results[entry.cell]["gap"],
+                "status": results[entry.cell]["status"],
             }
-            for spot in self.spots
+            for entry in self.entries
         ]
+
+    def _energy(self, entry: NoiseEntry, results: Results) -> float:
+        # Cells are designed at cap 1, and energy is linear in the covariance R(b) = R(1) / b.
+        return float(results[entry.cell][self.column]) / entry.precision_cap
+
+
+@dataclass(frozen=True)
+class TrainingPlace:
+    """The cells of one place of the horizontal axis.
+
+    Attributes:
+        x: the place.
+        pilots: every method at every step size, one block of seeds each. They choose the step size
+            of each method.
+        repeats: further blocks of seeds. Each method runs at its chosen step size only, on the same
+            random numbers as it would at all of them.
+    """
+
+    x: float
+    pilots: tuple[TrainingCell, ...]
+    repeats: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def methods(self) -> tuple[MethodSpec, ...]:
+        """The lines that have this place."""
+        return self.pilots[0].methods
+
+    @property
+    def pilot_seeds(self) -> tuple[int, ...]:
+        """The seeds that choose step sizes, in order."""
+        return tuple(seed for cell in self.pilots for seed in cell.seeds)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """All seeds, in order."""
+        return (*self.pilot_seeds, *(seed for block in self.repeats for seed in block))
+
+    def cells(self, results: Results) -> tuple[TrainingCell, ...]:
+        """Return the cells known to be needed: repeats once every pilot has a result."""
+        if not self._has_pilots(results):
+            return self.pilots
+        return (*self.pilots, *self._repeat(self.choose(results)))
+
+    def forecast(self, results: Results) -> tuple[TrainingCell, ...]:
+        """Return the same; before the pilots, as if all methods chose the same step size.
+
+        Other choices cost the same, in more cells.
+        """
+        if self._has_pilots(results):
+            return self.cells(results)
+        guess = next(iter(self._step_sizes))
+        return (*self.pilots, *self._repeat({method.name: guess for method in self.methods}))
+
+    def choose(self, results: Results) -> dict[str, str]:
+        """Return the step size of each method that has one, by its name, from the pilots alone."""
+        runs, count = self._join_runs(self.pilots, results), len(self.pilot_seeds)
+        best = {method.name: choose_step_size(runs, method.name, count) for method in self.methods}
+        return {name: step_size for name, step_size in best.items() if step_size is not None}
+
+    def runs(self, results: Results) -> list[Run]:
+        """Return everything that was measured here, pilots first."""
+        return self._join_runs(self.cells(results), results)
+
+    def describe_pilots(self) -> str:
+        """Return which seeds chose step sizes, or an empty string if all of them did."""
+        if not self.repeats:
+            return ""
+        count = len(self.pilot_seeds)
+        return f"chosen on {count} pilot seed{'s' * (count > 1)} of {len(self.seeds)}"
+
+    def describe_choice(self, chosen: str | None, broken: Sequence[int]) -> str:
+        """Return a method's step size, how it was chosen, and at which seeds it broke down."""
+        if chosen is None:
+            return "every step size broke down" + (" on the pilot seeds" if self.repeats else "")
+        sizes = self._step_sizes
+        # A best value at the end of the grid suggests that a better one lies beyond it.
+        at_edge = len(sizes) > 1 and sizes[chosen] in (min(sizes.values()), max(sizes.values()))
+        parts = [f"step size {chosen}", "the end of the grid" if at_edge else ""]
+        seeds = " and ".join(map(str, broken))
+        parts += [self.describe_pilots(), f"broke down at seed {seeds}" if broken else ""]
+        return ", ".join(filter(None, parts))
+
+    @property
+    def _step_sizes(self) -> dict[str, float]:
+        """Initial step sizes by their names in runs."""
+        first = self.pilots[0]
+        return {make_schedule(eta, first.schedule).describe(): eta for eta in first.step_sizes}
+
+    def _has_pilots(self, results: Results) -> bool:
+        return all(cell in results for cell in self.pilots)
+
+    def _repeat(self, choices: Mapping[str, str]) -> Iterator[TrainingCell]:
+        """Yield the cells of the repeats: methods with the same step size run together."""
+        for seeds in self.repeats:
+            for name, eta in self._step_sizes.items():
+                methods = tuple(own for own in self.methods if choices.get(own.name) == name)
+                if methods:
+                    yield replace(self.pilots[0], methods=methods, step_sizes=(eta,), seeds=seeds)
+
+    @staticmethod
+    def _join_runs(cells: Sequence[TrainingCell], results: Results) -> list[Run]:
+        return [run for cell in cells for run in results[cell]["runs"]]
 
 
 @final
 @dataclass(frozen=True)
 class TrainingStudy:
-    """What models reach, each method at the step size that is best on validation samples."""
+    """What models reach, each method at its best step size on validation samples."""
 
     panel: Panel
     column: str
-    places: tuple[Place, ...]
+    places: tuple[TrainingPlace, ...]
 
     def cells(self, results: Results) -> tuple[Cell, ...]:
-        """See ``Study``; the pilots' results tell what further seeds run."""
+        """See ``Study``."""
         return tuple(cell for place in self.places for cell in place.cells(results))
 
     def forecast(self, results: Results) -> tuple[Cell, ...]:
@@ -179,12 +289,22 @@ class TrainingStudy:
             runs, choices = place.runs(results), place.choose(results)
             for method in place.methods:
                 chosen = choices.get(method.name)
-                found = self._find_values(runs, method.name, chosen)
+                found = {
+                    run["seed"]: run[self.column]
+                    for run in runs
+                    if (run["method"], run["step_size"]) == (method.name, chosen)
+                }
+                # A mean over the seeds that survived would flatter a method that breaks down.
                 broken = [seed for seed in place.seeds if seed not in found]
-                values = () if broken else tuple(found[seed] for seed in place.seeds)
-                note = place.describe_choice(chosen, broken)
-                is_open = bool(broken) and chosen is not None
-                points.append(Point(method, place.x, values, note, is_open))
+                points.append(
+                    Point(
+                        method=method,
+                        x=place.x,
+                        values=() if broken else tuple(found[seed] for seed in place.seeds),
+                        note=place.describe_choice(chosen, broken),
+                        is_open=bool(broken) and chosen is not None,
+                    )
+                )
         return points
 
     def runs(self, results: Results) -> list[Run]:
@@ -206,19 +326,36 @@ class TrainingStudy:
             ]
         return rows
 
-    def _find_values(
-        self, runs: Sequence[Run], method: str, step_size: str | None
-    ) -> dict[int, float]:
-        """What a method reached at a step size, by seed."""
-        return {
-            run["seed"]: run[self.column]
-            for run in runs
-            if (run["method"], run["step_size"]) == (method, step_size)
-        }
+
+def choose_step_size(runs: Sequence[Run], method: str, num_seeds: int) -> str | None:
+    """Return the step size with the least mean validation loss, or None if all broke down.
+
+    A step size that broke down at one seed is not eligible. A task without validation samples has a
+    single step size.
+    """
+    losses: dict[str, list[float]] = {}
+    for run in runs:
+        if run["method"] == method:
+            losses.setdefault(run["step_size"], []).append(run.get("validation_loss", 0.0))
+    whole = {size: float(np.mean(own)) for size, own in losses.items() if len(own) == num_seeds}
+    return min(whole, key=whole.__getitem__) if whole else None
+
+
+def confidence_half_width(values: tuple[float, ...], *, confidence: float = 0.95) -> float:
+    """Return half of the confidence interval of a mean (Student's t); 0 below two values.
+
+    >>> round(confidence_half_width((1.0, 2.0, 3.0)), 4)
+    2.4841
+    """
+    count = len(values)
+    if count < 2:
+        return 0.0
+    spread = float(np.std(values, ddof=1)) / math.sqrt(count)
+    return float(stats.t.ppf((1 + confidence) / 2, count - 1)) * spread
 
 
 def _settings_of(method: MethodSpec, cell: TrainingCell) -> Run:
-    """What a row needs to be understood by itself."""
+    """Return the columns that make a row readable by itself; no ε where there is no noise."""
     return {
         "task": cell.task,
         "graph": cell.graph,
@@ -229,16 +366,3 @@ def _settings_of(method: MethodSpec, cell: TrainingCell) -> Run:
         "against": method.against,
         "num_steps": cell.num_steps,
     }
-
-
-def confidence_half_width(values: tuple[float, ...], *, confidence: float = 0.95) -> float:
-    """Half of the confidence interval of a mean (Student's t); 0 for fewer than two values.
-
-    >>> round(confidence_half_width((1.0, 2.0, 3.0)), 4)
-    2.4841
-    """
-    count = len(values)
-    if count < 2:
-        return 0.0
-    spread = float(np.std(values, ddof=1)) / math.sqrt(count)
-    return float(stats.t.ppf((1 + confidence) / 2, count - 1)) * spread

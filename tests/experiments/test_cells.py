@@ -13,8 +13,8 @@ from corn.covariance import Horizon, ThreatModel, design
 from corn.errors import FileFormatError, InvalidArgumentError, MissingExtraError
 from corn.experiments import CellStore, list_cells, make_studies, reproduce
 from corn.experiments.cells import Cell, DesignCell, TrainingCell, key_of
-from corn.experiments.matrix import compute_cells
 from corn.experiments.methods import CORN_TWO_INSIDERS, METHODS
+from corn.experiments.parallel import compute_cells
 from corn.topology import load_network
 
 from .scales import TINY
