@@ -5,48 +5,75 @@
 >>> noise = design(network.mixing_matrix, budget.precision_cap, objective=Horizon(1000))
 >>> noise.status, round(noise.central_ratio, 2)
 ('optimal', 1.54)
+
+Names are imported when they are first used. SciPy takes a second to import and torch several, and
+the command line must be able to handle Ctrl-C meanwhile (see ``corn.__main__``).
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
-from corn.covariance import Decomposition, Design, Horizon, ThreatModel, design, expose
-from corn.errors import CornError, CornWarning
-from corn.plan import Plan, load_plan, make_plan, save_plan, verify_plan
-from corn.privacy import PrivacyBudget, account
-from corn.topology import Network, load_network, spectrum
 from corn.version import __version__
 
 if TYPE_CHECKING:
+    from corn.covariance import Decomposition as Decomposition
+    from corn.covariance import Design as Design
+    from corn.covariance import Horizon as Horizon
+    from corn.covariance import ThreatModel as ThreatModel
+    from corn.covariance import design as design
+    from corn.covariance import expose as expose
+    from corn.errors import CornError as CornError
+    from corn.errors import CornWarning as CornWarning
     from corn.learn import train as train
+    from corn.plan import Plan as Plan
+    from corn.plan import load_plan as load_plan
+    from corn.plan import make_plan as make_plan
+    from corn.plan import save_plan as save_plan
+    from corn.plan import verify_plan as verify_plan
+    from corn.privacy import PrivacyBudget as PrivacyBudget
+    from corn.privacy import account as account
+    from corn.topology import Network as Network
+    from corn.topology import load_network as load_network
+    from corn.topology import spectrum as spectrum
 
-__all__ = [
-    "CornError",
-    "CornWarning",
-    "Decomposition",
-    "Design",
-    "Horizon",
-    "Network",
-    "Plan",
-    "PrivacyBudget",
-    "ThreatModel",
-    "__version__",
-    "account",
-    "design",
-    "expose",
-    "load_network",
-    "load_plan",
-    "make_plan",
-    "save_plan",
-    "spectrum",
-    "train",
-    "verify_plan",
-]
+_MODULES = {
+    "CornError": "corn.errors",
+    "CornWarning": "corn.errors",
+    "Decomposition": "corn.covariance",
+    "Design": "corn.covariance",
+    "Horizon": "corn.covariance",
+    "Network": "corn.topology",
+    "Plan": "corn.plan",
+    "PrivacyBudget": "corn.privacy",
+    "ThreatModel": "corn.covariance",
+    "account": "corn.privacy",
+    "design": "corn.covariance",
+    "expose": "corn.covariance",
+    "load_network": "corn.topology",
+    "load_plan": "corn.plan",
+    "make_plan": "corn.plan",
+    "save_plan": "corn.plan",
+    "spectrum": "corn.topology",
+    "train": "corn.learn",
+    "verify_plan": "corn.plan",
+}
+_PACKAGES = ("topology", "privacy", "covariance", "noise", "plan", "learn")
+
+__all__ = [*_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> object:
-    """Import ``train`` when it is first used: torch takes seconds that a design need not wait."""
-    if name == "train":
-        from corn.learn import train
+    """Import a public name, or a package, when it is first used."""
+    value: object
+    if name in _MODULES:
+        value = getattr(importlib.import_module(_MODULES[name]), name)
+    elif name in _PACKAGES:
+        value = importlib.import_module(f"corn.{name}")
+    else:
+        raise AttributeError(f"module 'corn' has no attribute {name!r}")
+    globals()[name] = value
+    return value
 
-        return train
-    raise AttributeError(f"module 'corn' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})

@@ -112,8 +112,8 @@ def main() -> None:
 
     SIGTERM, which containers and schedulers send, is taken as Ctrl-C.
     """
-    show_warnings_as_notes()
     try:
+        show_warnings_as_notes()
         with _sigterm_as_ctrl_c():
             app(prog_name="corn")
     except StoppedByUserError as error:
