@@ -150,24 +150,21 @@ def test_forked_workers_end_at_sigterm_as_usual(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("module", ["numpy.version", "scipy", "networkx.utils", "typer"])
 def test_ctrl_c_during_imports_ends_with_one_line(module: str) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-X", "importtime", "-m", "corn", "graph", "ring:8"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    assert process.stdout is not None
-    # Python names each module on stderr as soon as it is imported.
-    while module not in (line := process.stderr.readline()):
-        assert line, f"{module} is not imported"
-    process.send_signal(signal.SIGINT)
-    rest = process.stderr.read().splitlines()
+    # With this option Python names each module on stderr as soon as it is imported.
+    command = [sys.executable, "-X", "importtime", "-m", "corn", "graph", "ring:8"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        while module not in (line := process.stderr.readline()):
+            assert line, f"{module} is not imported"
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read().splitlines()
+        assert process.stdout.read() == ""
+    assert process.returncode == 130
     assert [line for line in rest if not line.startswith("import time:")] == [
         "corn: interrupted; nothing was written"
     ]
-    assert process.stdout.read() == ""
-    assert process.wait(60) == 130
 
 
 def test_ctrl_c_ends_every_command_alike(
