@@ -249,8 +249,8 @@ def test_another_plans_or_agents_ledger_is_refused(tmp_path: Path, change: dict[
     ("change", "message"),
     [
         ({"plan_fingerprint": b"short"}, "plan_fingerprint must be 32 bytes, found 5 bytes"),
-        ({"agent": -1}, "agent must be at least 0, found -1"),
-        ({"max_releases": -1}, "max_releases must be at least 0, found -1"),
+        ({"agent": -1}, "agent must be an integer of at least 0, found -1"),
+        ({"max_releases": -1}, "max_releases must be an integer of at least 0, found -1"),
     ],
 )
 def test_bad_arguments_leave_no_file(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -280,7 +280,7 @@ def test_a_changed_byte_is_counted_conservatively_or_refused(
     path = tmp_path_factory.mktemp("changed") / "ledger"
     path.write_bytes(changed)
     if page == 0:
-        with pytest.raises(FileFormatError, match="nothing more may be: make a new plan"):
+        with pytest.raises(FileFormatError, match="no more may be made: make a new plan"):
             open_ledger(path)
         return
     with open_ledger(path) as ledger:
@@ -401,3 +401,15 @@ def test_agents_agree_on_a_nonce_that_is_new_if_any_is() -> None:
     assert len({agreed, *others}) == 5
     with pytest.raises(InvalidArgumentError, match="nonce must be 32 bytes"):
         agree_on_nonce({0: b"short"}, plan_fingerprint=PLAN)
+
+
+def test_a_crash_leaves_most_of_a_short_plan(tmp_path: Path) -> None:
+    path, crashed = tmp_path / "ledger", tmp_path / "crashed"
+    for limit, left in ((60, 59), (1000, 980)):
+        with open_ledger(path, limit) as ledger:
+            assert ledger.reserved_before == 0
+            ledger.reserve(0)
+            crashed.write_bytes(path.read_bytes())
+        with open_ledger(crashed, limit) as restarted:
+            assert (restarted.remaining, restarted.reserved_before) == (left, limit - left)
+        path.unlink()

@@ -148,7 +148,7 @@ def test_no_noise_needs_no_keys() -> None:
 def test_empty_ranges_and_bad_agents() -> None:
     at: dict[str, Any] = {"source": SECURE, "nonce": NONCE, "step": 0}
     assert draw_all_shares(SPLIT, stop=0, **at).shape == (5, 0)
-    with pytest.raises(InvalidArgumentError, match="agent must be in 0 … 4, found 5"):
+    with pytest.raises(InvalidArgumentError, match=r"agent must be in \[0, 4\], found 5"):
         draw_share(SPLIT, 5, stop=1, **at)
     with pytest.raises(InvalidArgumentError, match="stop must be at least start"):
         draw_share(SPLIT, 0, start=2, stop=1, **at)

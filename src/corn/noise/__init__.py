@@ -1,4 +1,4 @@
-"""Noise that each agent draws by itself: streams, shares, keys, and what was released."""
+"""Noise that each agent draws by itself: streams, shares, keys, and the ledger of releases."""
 
 from corn.noise.address import NoiseSource, Owner, StreamAddress, Terms
 from corn.noise.factor import choose_factors, factor_covariance, pool_groups

@@ -1,11 +1,11 @@
-"""Where a value of noise is: the owner of its stream, the run, step, stream and coordinate.
+"""Addresses of noise values: the owner of a stream, the run, the step, the stream, the coordinate.
 
-The same address gives the same value on any machine and however a range of coordinates is cut. So
+The same address gives the same value on any machine, whichever range of coordinates is drawn. So
 nothing is stored, memory does not grow with the number of steps, and the noise of any past step can
 be drawn again.
 
 **Never release two messages with the noise of one address**: their difference is free of noise. The
-release ledger (:mod:`corn.noise.ledger`) sees to that.
+release ledger (:mod:`corn.noise.ledger`) prevents that.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from corn.checks import require, require_count
 from corn.errors import InvalidArgumentError
 
 NormalArray: TypeAlias = NDArray[np.floating[Any]]
 
+# Streams end here, so that no counter of a keystream can wrap around and repeat its words.
 MAX_COORDINATE = 1 << 62
-"""Where streams end: no range goes past it, so that no counter of a keystream can wrap around."""
-
-_MAX_NUMBER = 1 << 63
-
 FINGERPRINT_BYTES = 32
 NONCE_BYTES = 32
+
+_MAX_NUMBER = (1 << 63) - 1
 _LENGTH_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Who can draw a stream: one agent its private noise, or the members of a seed group.
+    """The agents that can draw a stream: one agent for private noise, or a seed group.
 
     Attributes:
         members: the agents, in increasing order.
@@ -46,12 +46,11 @@ class Owner:
     group: int | None = None
 
     def __post_init__(self) -> None:
-        if list(self.members) != sorted(set(self.members)) or not self.members:
-            raise InvalidArgumentError(
-                f"an owner must list its members once, in increasing order, found {self.members}"
-            )
-        if self.group is None and len(self.members) != 1:
-            raise InvalidArgumentError(f"private noise has one owner, found {self.members}")
+        # One order only: the members are part of the address, so two orders would be two streams.
+        is_sorted = list(self.members) == sorted(set(self.members)) and bool(self.members)
+        require(is_sorted, "members", "distinct agents in increasing order", self.members)
+        is_owned = self.group is not None or len(self.members) == 1
+        require(is_owned, "members", "one agent for private noise", self.members)
 
     def __str__(self) -> str:
         if self.group is None:
@@ -60,17 +59,17 @@ class Owner:
 
     @cached_property
     def encoded(self) -> bytes:
-        """Bytes that no other owner has."""
+        """A byte string that no other owner has."""
         kind = ("private",) if self.group is None else ("group", self.group)
         return encode_fields(*kind, encode_fields(*self.members))
 
 
 @dataclass(frozen=True)
 class StreamAddress:
-    """Where a stream is: all of its address but the coordinate.
+    """The address of a stream: everything but the coordinate.
 
     Attributes:
-        owner: who can draw it.
+        owner: the agents that can draw it.
         nonce: 32 bytes that are new for every run.
         step: the step of the run, from 0.
         stream: the column of the group's factor; 0 for private noise.
@@ -83,11 +82,10 @@ class StreamAddress:
 
     def __post_init__(self) -> None:
         check_nonce(self.nonce)
-        for name in ("step", "stream"):
-            if not 0 <= getattr(self, name) < _MAX_NUMBER:
-                raise InvalidArgumentError(
-                    f"{name} must be in [0, 2⁶³), found {getattr(self, name)}"
-                )
+        for name, number in (("step", self.step), ("stream", self.stream)):
+            # An address is made for every stream of every step, so the usual case is kept cheap.
+            if type(number) is not int or not 0 <= number <= _MAX_NUMBER:
+                require_count(name, number, least=0, most=_MAX_NUMBER)
 
     def encode(self, kind: str) -> bytes:
         """Return bytes that no other address, and no other kind of source at this one, has."""
@@ -95,11 +93,11 @@ class StreamAddress:
 
 
 Terms: TypeAlias = Sequence[tuple[float, StreamAddress]]
-"""Weights and the streams they are for."""
+"""Streams and their weights in a sum."""
 
 
 class NoiseSource(ABC):
-    """What draws streams: secure, simulated, or a wrapper around one of them."""
+    """A source of streams: secure, simulated, or a wrapper around one of them."""
 
     def fill(self, out: NormalArray, address: StreamAddress, *, start: int = 0) -> None:
         """Fill ``out``, float64, with the stream's coordinates from ``start`` on."""
@@ -111,11 +109,9 @@ class NoiseSource(ABC):
 
 
 def check_range(out: NormalArray, start: int) -> int:
-    """Where a range of ``len(out)`` coordinates from ``start`` on stops, if a stream has it."""
-    if out.ndim != 1:
-        raise InvalidArgumentError(f"out must have one dimension, found shape {out.shape}")
-    if not out.flags.writeable:
-        raise InvalidArgumentError("out must be writable, found a read-only array")
+    """Return the end of a range of ``len(out)`` coordinates from ``start`` on, or raise."""
+    require(out.ndim == 1, "out", "an array of one dimension", f"shape {out.shape}")
+    require(out.flags.writeable, "out", "writable", "a read-only array")
     stop = start + len(out)
     if start < 0 or stop > MAX_COORDINATE:
         raise InvalidArgumentError(
@@ -127,7 +123,9 @@ def check_range(out: NormalArray, start: int) -> int:
 def find_overlap(
     values: NormalArray, first: int, out: NormalArray, start: int
 ) -> tuple[NormalArray, NormalArray]:
-    """Views of the coordinates in both: of ``values``, from ``first``, and ``out``, from ``start``.
+    """Return views of the coordinates that ``values``, from ``first``, and ``out`` have in common.
+
+    ``out`` begins at coordinate ``start``.
 
     >>> import numpy as np
     >>> found, wanted = find_overlap(np.arange(4.0), 10, np.zeros(3), 12)
@@ -139,9 +137,9 @@ def find_overlap(
 
 
 def encode_fields(*fields: bytes | str | int) -> bytes:
-    """Join fields, each after its length: the basis of all domain separation in this room.
+    """Join fields, each after its length: the basis of all domain separation in this package.
 
-    Two calls whose fields differ in any place or number give different bytes, because the result
+    Two calls whose fields differ in any place or in number give different bytes, because the result
     can be split again: see :func:`decode_fields`.
 
     >>> encode_fields("ab", "c") == encode_fields("a", "bc")
@@ -152,7 +150,7 @@ def encode_fields(*fields: bytes | str | int) -> bytes:
 
 
 def decode_fields(data: bytes) -> list[bytes] | None:
-    """Split what :func:`encode_fields` joined; None if ``data`` is not such a string.
+    """Split a byte string that :func:`encode_fields` made; return None for any other.
 
     >>> decode_fields(encode_fields("group", 3))
     [b'group', b'3']
@@ -170,17 +168,17 @@ def decode_fields(data: bytes) -> list[bytes] | None:
 
 
 def check_fingerprint(plan_fingerprint: bytes) -> bytes:
-    """Return the plan's fingerprint if it is 32 bytes, or say what it is."""
-    return _check_length(plan_fingerprint, FINGERPRINT_BYTES, "plan_fingerprint")
+    """Return a plan's fingerprint if it is 32 bytes, or raise."""
+    return _check_length("plan_fingerprint", plan_fingerprint, FINGERPRINT_BYTES)
 
 
 def check_nonce(nonce: bytes) -> bytes:
-    """Return the nonce of a run if it is 32 bytes, or say what it is."""
-    return _check_length(nonce, NONCE_BYTES, "nonce")
+    """Return the nonce of a run if it is 32 bytes, or raise."""
+    return _check_length("nonce", nonce, NONCE_BYTES)
 
 
-def _check_length(value: bytes, length: int, name: str) -> bytes:
-    if not isinstance(value, bytes) or len(value) != length:
-        found = f"{len(value)} bytes" if isinstance(value, bytes) else type(value).__name__
-        raise InvalidArgumentError(f"{name} must be {length} bytes, found {found}")
-    return value
+def _check_length(name: str, value: bytes, length: int) -> bytes:
+    if isinstance(value, bytes) and len(value) == length:
+        return value
+    found = f"{len(value)} bytes" if isinstance(value, bytes) else type(value).__name__
+    raise InvalidArgumentError(f"{name} must be {length} bytes, found {found}")

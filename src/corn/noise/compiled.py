@@ -1,11 +1,12 @@
 """The sums of :mod:`corn.noise.normals` as one compiled loop, in the same bits, for speed.
 
-NumPy walks through memory once for each of the fifty operations
-that a pair of normals takes; this does them all while the values are in registers. LLVM neither
-reorders nor fuses floating-point operations unless told to, and is not told to here.
+NumPy walks through memory once for each of the fifty operations that a pair of normals takes. The
+loop here does all of them while the values are in registers. LLVM neither reorders nor fuses
+floating-point operations unless it is allowed to (``fastmath``), which it is not.
 
-Importing this module compiles, a few seconds the first time; Numba keeps the machine code where
-Python keeps its byte code, until this file or the numbers it takes from others change.
+Importing this module compiles it, which takes a few seconds the first time; hence it is imported by
+:func:`corn.noise.normals.find_compiled` only. Numba keeps the machine code beside Python's byte
+code until this file, or a constant that the loop uses, changes.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from corn.noise.normals import (
 _SETTINGS: Any = {"error_model": "numpy", "nogil": True}
 
 if numba.config.DISABLE_JIT:
-    raise ImportError("Numba is told not to compile")
+    raise ImportError("Numba's compiler is disabled (NUMBA_DISABLE_JIT)")
 
 
 def sum_blocks(words: Words, weights: FloatArray, out: FloatArray) -> None:
-    """As :func:`corn.noise.normals.sum_normals`, for contiguous arrays, without buffers."""
+    """Do the same as :func:`corn.noise.normals.sum_normals`, for contiguous arrays."""
     _KERNEL(words, weights, out)
 
 
@@ -54,9 +55,9 @@ def write_half_step(
     grid: float,
     step_size: float,
 ) -> None:
-    """Write X − η·γ·rint((f g + v)/γ), shape (d,), as :mod:`corn.learn.step` has it, in one pass.
+    """Write X − η·γ·rint((f g + v)/γ), shape (d,), in one pass: the half step of ``corn.learn``.
 
-    All in float64 up to the grid, and then in the type of the model, float32 or float64.
+    Everything up to the grid is in float64, the rest in the type of the model.
     """
     _HALF_STEP(out, parameters, gradient, noise, factor, grid, out.dtype.type(step_size))
 
@@ -70,19 +71,19 @@ def _polynomial(coefficients: Any, x: Any) -> Any:  # pragma: no cover, runs as 
 
 
 def _make_kernel() -> Callable[[Any, Any, Any], None]:
-    """Return the loop. What it takes from here is known to the compiler, and to the cache."""
+    """Return the loop. Its constants are in its closure, and so in the key of Numba's cache."""
     log, sine, cosine, log_of_exponent = LOG, SINE, COSINE, LOG_OF_EXPONENT
     pairs, num_spares, spare_words = PAIRS_PER_BLOCK, SPARES_PER_BLOCK, WORDS_PER_SPARE
-    # Of the types in which the loop computes; others would make it convert.
+    # In the types in which the loop computes; others would make it convert.
     near_one, few_bits, ones = np.uint32(NEAR_ONE), np.uint32(FEW_BITS), np.uint32(0xFFFFFFFF)
     root_half, scaled_root_half = np.int64(ROOT_HALF_BITS), np.int64(SCALED_ROOT_HALF_BITS)
     mantissa_mask, exponent_mask = np.int64(MANTISSA_MASK), np.int64(~MANTISSA_MASK)
     sign_mask = np.int64(np.iinfo(np.int64).min)
     unit, half_unit, angle_unit, low_angle_unit = 2.0**-32, 2.0**-33, 2.0**-33, 2.0**-63
 
-    # Step by step what the array operations do. The loops have a fixed length, and no branches that
-    # depend on k but for spares, and none writes to both halves of ``out``: LLVM makes vector
-    # instructions of all the others.
+    # The same operations as in NumPy, in the same order. Inner loops have a fixed length, no branch
+    # that depends on k, and write to one half of ``out`` only, so that LLVM turns them into vector
+    # instructions. The exception is the rare one for spares.
     def kernel(words: Any, weights: Any, out: Any) -> None:  # pragma: no cover, as above
         first, second, minus_x = np.empty(pairs), np.empty(pairs), np.empty(pairs)
         bits, other_bits = first.view(np.int64), second.view(np.int64)
@@ -156,11 +157,11 @@ def _half_step_kernel(
 
 
 def _compile(kernel: Any, *examples: tuple[Any, ...]) -> Any:
-    """Compile for the types of the examples, and keep the machine code where that is possible."""
+    """Compile for the types of the examples, and cache the machine code where that is possible."""
     signatures = [numba.void(*map(numba.typeof, each)) for each in examples]
     try:
         return numba.njit(signatures, cache=True, **_SETTINGS)(kernel)
-    except Exception:  # noqa: BLE001, as kept code fails to load or save in many ways
+    except Exception:  # noqa: BLE001, as cached code fails to load or save in many ways
         return numba.njit(signatures, **_SETTINGS)(kernel)
 
 

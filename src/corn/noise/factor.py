@@ -1,4 +1,4 @@
-"""A covariance as a factor with few nonzeros: each nonzero is a stream that an agent must draw."""
+"""Sparse factors of a covariance: each nonzero is a stream that an agent must draw."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LEAST_PIVOT = 0.01
 def factor_covariance(covariance: ArrayLike, *, relative_tolerance: float = 1e-12) -> FloatArray:
     """Return F, shape (m, streams), with F Fᵀ equal to a positive semidefinite (m, m) matrix.
 
-    Two ways are tried, and the one with fewer nonzeros is returned: elimination (a Cholesky factor,
-    whose order keeps it sparse where the covariance is, with as many streams as the rank), and,
-    where the matrix is diagonally dominant, a stream for each nonzero pair as in DECOR.
+    Two methods are tried, and the factor with fewer nonzeros is returned: elimination (a Cholesky
+    factor in an order that keeps it sparse where the covariance is, with as many streams as the
+    rank), and, where the matrix is diagonally dominant, a stream per nonzero pair as in DECOR.
 
-    An entry of F Fᵀ differs from R_ij by at most m·``relative_tolerance``·√(R_ii R_jj); a matrix
-    that no factor matches so closely is not positive semidefinite, and is refused.
+    An entry of F Fᵀ differs from R_ij by at most m·``relative_tolerance``·√(R_ii R_jj). A matrix
+    without such a factor is not positive semidefinite and is refused.
 
     >>> factor_covariance([[4.0, -2.0], [-2.0, 1.0]]).tolist()  # rank 1: one stream
     [[2.0], [-1.0]]
@@ -35,11 +35,11 @@ def factor_covariance(covariance: ArrayLike, *, relative_tolerance: float = 1e-1
 
 
 def choose_factors(decomposition: Decomposition) -> Decomposition:
-    """The same private noise and seed groups, with factors of which agents draw fewest streams.
+    """Return the same private noise and seed groups, with factors that need fewer streams.
 
-    What is drawn has the same covariance, and so has what a coalition cannot reproduce, because
-    each group keeps its members and its covariance. To be done once, where the plan is made: the
-    members of a group must all draw with the same factor, to the last bit.
+    Each group keeps its members and its covariance. So the noise keeps its covariance, and so does
+    the part of it that a coalition cannot reproduce. Done once, where the plan is made: the members
+    of a group must all draw with the same factor, to the last bit.
     """
     covariances = (factor @ factor.T for factor in decomposition.factors)
     return Decomposition(
@@ -50,10 +50,10 @@ def choose_factors(decomposition: Decomposition) -> Decomposition:
 
 
 def pool_groups(decomposition: Decomposition) -> Decomposition:
-    """One seed group of all agents with the same covariance R: **for simulations only**.
+    """Return one seed group of all agents with the same covariance R: **for simulations only**.
 
     The noise has the same distribution with far fewer streams (n, where pairs of agents share
-    n(n−1)/2), but every agent would know everyone's noise.
+    n(n−1)/2), but every agent could compute everyone's noise.
     """
     factor = factor_covariance(decomposition.covariance)
     everyone = tuple(range(decomposition.num_agents))
@@ -61,12 +61,12 @@ def pool_groups(decomposition: Decomposition) -> Decomposition:
 
 
 def _eliminate(R: FloatArray, relative_tolerance: float) -> FloatArray:
-    """Cholesky, eliminating at each turn an agent linked to the fewest others that are left."""
+    """Return a Cholesky factor; each turn eliminates the agent with the fewest remaining links."""
     rest, variance = R.copy(), np.maximum(np.diag(R), np.finfo(float).tiny)
     negligible = relative_tolerance * np.outer(np.sqrt(variance), np.sqrt(variance))
     columns: list[FloatArray] = []
     while True:
-        # What is below the tolerance is rounding: a direction without noise, a link without weight.
+        # Entries below the tolerance are rounding errors: a direction without noise, or no link.
         linked = np.abs(rest) > negligible
         pivots = np.where(np.diag(linked), np.diag(rest) / variance, 0.0)
         if pivots.max() <= 0:
@@ -87,7 +87,7 @@ def _is_diagonally_dominant(R: FloatArray) -> bool:
 
 
 def _split_into_pairs(R: FloatArray) -> FloatArray:
-    """A stream √|R_ij|·(e_i ± e_j) for each nonzero pair, and one for the rest of each agent."""
+    """Return a stream √|R_ij|·(e_i ± e_j) per nonzero pair, and one for the rest of each agent."""
     rows, columns = np.nonzero(np.triu(R, 1))
     weights = np.sqrt(np.abs(R[rows, columns]))
     pairs = np.zeros((len(R), len(rows)))

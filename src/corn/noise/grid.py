@@ -1,9 +1,9 @@
-"""The public grid that releases are rounded to, and how far floats on it are from real numbers.
+"""The public grid of releases, and how far floats on it are from real numbers.
 
 An agent releases γ·rint((g + v)/γ): its clipped gradient g and its whole share v of the noise are
 added in float64, and only the sum is rounded. For a real v that is post-processing of g + v, so it
-is exactly as private. ``docs/floats.md`` bounds what the float64 sum changes; :func:`bound_loss` is
-that bound.
+is exactly as private. ``docs/floats.md`` bounds the effect of the float64 sum; :func:`bound_loss`
+is that bound.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ import math
 import numpy as np
 
 from corn.arrays import FloatArray
+from corn.checks import require
 from corn.covariance.decomposition import Decomposition
-from corn.errors import InfeasibleError, InvalidArgumentError
+from corn.errors import InfeasibleError
 from corn.noise.normals import ERROR, FAILURE, LARGEST
 from corn.privacy import ClippedQuery, PrivacyBudget
 from corn.privacy.floats import FloatLoss
 
 VARIANCE_SHARE = 2.0**-9
-"""How much rounding may add to the variance of the average noise, relative to it."""
+"""The most that rounding may add to the variance of the average noise, relative to it."""
 
 _UNIT_ROUNDOFF = 2.0**-53
-_LARGEST_PROVED = 50.0
+_LARGEST_PROVED_EPSILON = 50.0
+# A normal exceeds 23 standard deviations, one less than the proof allows, with a probability below
+# _FAR. These cases count as failures.
 _DEVIATIONS, _FAR = 24.0, 1e-115
-"""Cells so many standard deviations away, but for one, count as failures: so rare are they."""
 
 
 def choose_grid(decomposition: Decomposition, precision_cap: float) -> float:
@@ -33,9 +35,9 @@ def choose_grid(decomposition: Decomposition, precision_cap: float) -> float:
 
     The error of rounding is uniform, because the noise is far wider than γ, and independent between
     agents: it adds γ²/12 to the variance of each, and so γ²/(12n) to that of the average, which no
-    mixing removes. That may be up to ``VARIANCE_SHARE`` of the variance there. A coarse grid hides
-    more of the arithmetic, so the largest is taken, but at most an eighth of 1/√b, the noise of an
-    agent that draws alone.
+    mixing removes. The share of the average's variance may be up to ``VARIANCE_SHARE``. A coarser
+    grid hides more of the rounding errors, so the largest γ is taken, but at most an eighth of
+    1/√b, the standard deviation of an agent that draws alone.
 
     Args:
         decomposition: the noise.
@@ -50,24 +52,24 @@ def choose_grid(decomposition: Decomposition, precision_cap: float) -> float:
 
 def check_grid(grid: float) -> float:
     """Return the grid if it is a power of two, by which floats are divided exactly."""
-    if not (math.isfinite(grid) and grid > 0 and math.frexp(grid)[0] == 0.5):
-        raise InvalidArgumentError(f"grid must be a power of two, found {grid!r}")
+    is_power = math.isfinite(grid) and grid > 0 and math.frexp(grid)[0] == 0.5
+    require(is_power, "grid", "a power of two", repr(grid))
     return grid
 
 
 def bound_loss(
     decomposition: Decomposition, grid: float, *, precision_cap: float, query: ClippedQuery
 ) -> FloatLoss:
-    """Bound what float64 changes in one coordinate of a step, released by all agents on the grid.
+    """Bound the effect of float64 on one coordinate of a step, released by all agents on the grid.
 
-    Holds against an eavesdropper and against every coalition whose honest agents keep
-    [(R^(I))⁻¹]_ii ≤ b, as a coalition sees fewer agents of whom it knows a part of the noise.
+    The bound holds against an eavesdropper and against every coalition whose honest agents keep
+    [(R^(I))⁻¹]_ii ≤ b, because a coalition observes fewer honest agents and a part of their noise.
 
     Args:
-        decomposition: who draws what.
+        decomposition: the noise, and who draws it.
         grid: γ.
         precision_cap: b.
-        query: what is clipped, and so how large a gradient can be.
+        query: the clipped gradient, which bounds how large a release can be.
     """
     n, root_cap = decomposition.num_agents, math.sqrt(precision_cap)
     errors = _bound_errors(decomposition, query.largest_norm)
@@ -87,19 +89,19 @@ def bound_loss(
 
 
 def count_parameters(loss: FloatLoss, budget: PrivacyBudget) -> int:
-    """Return how long a model may be for the budget to cover all its steps in floating point."""
+    """Return the most parameters for which the budget covers all steps in floating point."""
     return int(min(loss.max_values(budget) / budget.num_steps, 2.0**62))
 
 
 def require_provable(loss: FloatLoss, budget: PrivacyBudget, num_parameters: int) -> None:
-    """Raise ``InfeasibleError`` for a model that is too long for the promise to be proved."""
+    """Raise ``InfeasibleError`` if a model has too many parameters for the promise to be proved."""
     most = count_parameters(loss, budget)
     if num_parameters <= most:
         return
-    if budget.epsilon > _LARGEST_PROVED:
+    if budget.epsilon > _LARGEST_PROVED_EPSILON:
         raise InfeasibleError(
             f"epsilon={budget.epsilon:g} cannot be promised in floating point: e^ε times the "
-            f"chance of a far tail exceeds delta; choose at most {_LARGEST_PROVED:g}"
+            f"chance of a far tail exceeds delta; choose at most {_LARGEST_PROVED_EPSILON:g}"
         )
     raise InfeasibleError(
         f"the promise is proved in floating point for models of up to {most:,} parameters over "
@@ -118,8 +120,8 @@ def _bound_errors(decomposition: Decomposition, largest_norm: float) -> FloatArr
         variance[list(group)] += (factor**2).sum(axis=1)
     # Each normal is off by ERROR, and its product with a weight is rounded once.
     products = weights * (ERROR + 2 * LARGEST * _UNIT_ROUNDOFF)
-    # Partial sums of the streams are normal with at most the variance of the whole, and each of
-    # them, and the sum with the gradient, is rounded once.
+    # Partial sums of the streams are normal with at most the variance of the whole. Each of them,
+    # and the sum with the gradient, is rounded once.
     counts = np.array(decomposition.count_streams(), dtype=np.float64)
     sums = counts * (LARGEST + 1) * np.sqrt(variance) * _UNIT_ROUNDOFF
     return (products + sums + largest_norm * _UNIT_ROUNDOFF) * 1.01

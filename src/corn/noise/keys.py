@@ -1,4 +1,8 @@
-"""Key material that does not leave by accident: not by print, log, pickle, copy or JSON."""
+"""Secrets, the identity of an agent, the public roster of all agents, and their files.
+
+An agent has one X25519 identity. Its private half is a :class:`Secret`, which does not leak by
+accident: not by print, log, pickle, copy or JSON. Only public keys ever leave an agent.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +23,27 @@ from corn.errors import FileFormatError, InvalidArgumentError
 from corn.parsing import build_fields, parse_hex, read_json
 
 SECRET_BYTES = 32
+
 _IDENTITY_PREFIX = b"corn-identity-1 "
 _IDENTITY_PATTERN = re.compile(
     re.escape(_IDENTITY_PREFIX) + rb"([0-9a-f]{%d})\n" % (2 * SECRET_BYTES)
 )
-_MAX_BYTES = 4096
+_MAX_IDENTITY_BYTES = 4096
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
 _ROSTER_FORMAT = "corn roster 1"
-_KEY_BYTES = 32
+_PUBLIC_KEY_BYTES = 32
 _FIELD_PRIME = 2**255 - 19
-_PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * _KEY_BYTES)
+_PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * _PUBLIC_KEY_BYTES)
 
 
 @final
 class Secret:
     """32 bytes that only :meth:`reveal` shows.
 
-    Its text forms say nothing, it cannot be pickled, copied or hashed, and comparing takes the same
-    time wherever two secrets differ. Python cannot wipe memory, so a secret stays in the process
-    until its memory is used again.
+    Its text forms are constant, it cannot be pickled, copied or hashed, and comparing takes the
+    same time wherever two secrets differ. Python cannot wipe memory, so a secret stays in the
+    process until its memory is used again.
 
     >>> secret = Secret.random()
     >>> f"{secret} {secret!r}"
@@ -48,17 +54,18 @@ class Secret:
     __hash__ = None  # type: ignore[assignment]  # a hash table would compare in variable time
 
     def __init__(self, value: bytes) -> None:
+        # The message must not quote the value: it may be a secret of the wrong length.
         if not isinstance(value, bytes) or len(value) != SECRET_BYTES:
             raise InvalidArgumentError(f"a secret must be {SECRET_BYTES} bytes")
         self._value = value
 
     @classmethod
     def random(cls) -> Secret:
-        """A new secret from the operating system."""
+        """Return a new secret from the operating system's randomness."""
         return cls(secrets.token_bytes(SECRET_BYTES))
 
     def reveal(self) -> bytes:
-        """The 32 bytes themselves: for a cipher or a key derivation, never for output."""
+        """Return the 32 bytes: for a cipher or a key derivation, never for output."""
         return self._value
 
     def __eq__(self, other: object) -> bool:
@@ -79,20 +86,18 @@ class Identity:
 
     def __init__(self, secret: Secret) -> None:
         self.secret = secret
-        self.public_key = _private_key(secret).public_key().public_bytes_raw()
+        self.public_key = self._private_key().public_key().public_bytes_raw()
 
     def __repr__(self) -> str:
         return f"Identity(public key {self.public_key.hex()})"
 
     def agree(self, public_key: bytes) -> Secret:
-        """The secret that this identity and the owner of ``public_key`` have in common."""
+        """Return the secret that this identity and the owner of ``public_key`` have in common."""
         peer = X25519PublicKey.from_public_bytes(public_key)
-        return Secret(_private_key(self.secret).exchange(peer))
+        return Secret(self._private_key().exchange(peer))
 
-
-def generate_identity() -> Identity:
-    """A new identity, from the operating system's randomness."""
-    return Identity(Secret.random())
+    def _private_key(self) -> X25519PrivateKey:
+        return X25519PrivateKey.from_private_bytes(self.secret.reveal())
 
 
 @dataclass(frozen=True)
@@ -102,10 +107,10 @@ class Roster:
     public_keys: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        for agent, key in enumerate(self.public_keys):
-            _check_public_key(key, agent)
         owners: dict[bytes, int] = {}
         for agent, key in enumerate(self.public_keys):
+            _check_public_key(key, agent)
+            # One key for two agents makes them one party, while a threat counts insiders by agents.
             if owners.setdefault(key, agent) != agent:
                 raise InvalidArgumentError(
                     f"agents {owners[key]} and {agent} have the same public key: each needs its own"
@@ -117,12 +122,55 @@ class Roster:
         return len(self.public_keys)
 
     def public_key(self, agent: int) -> bytes:
-        """An agent's public key."""
+        """Return an agent's public key."""
+        # Checked, because a negative number would be another agent's place from the end.
         if not 0 <= agent < self.num_agents:
             raise InvalidArgumentError(
                 f"the roster has agents 0 … {self.num_agents - 1}, found agent {agent}"
             )
         return self.public_keys[agent]
+
+
+def generate_identity() -> Identity:
+    """Return a new identity, from the operating system's randomness."""
+    return Identity(Secret.random())
+
+
+def save_identity(identity: Identity, path: Path) -> None:
+    """Write an identity to a new file with mode 0600; an existing file is never overwritten."""
+    try:
+        # Created with its final mode: a later chmod would leave it readable for a moment.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise FileFormatError(
+            f"{path}: exists; an overwritten key is lost, so choose another name"
+        ) from None
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be written: {error.strerror}") from error
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(_IDENTITY_PREFIX + identity.secret.reveal().hex().encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load_identity(path: Path) -> Identity:
+    """Read an identity; a file that others than its owner can read or change is refused."""
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if mode & _OTHERS:
+                raise FileFormatError(
+                    f"{path}: a private key that others may use, mode {mode:04o}; restrict it to "
+                    f"its owner with: chmod 600 {path}"
+                )
+            content = file.read(_MAX_IDENTITY_BYTES)
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
+    # A pattern rather than a parser, whose error message would quote the content.
+    match = _IDENTITY_PATTERN.fullmatch(content)
+    if match is None:
+        raise FileFormatError(f"{path}: not an identity of CorN, or a damaged one")
+    return Identity(Secret(bytes.fromhex(match[1].decode())))
 
 
 def save_roster(roster: Roster, path: Path) -> None:
@@ -141,54 +189,6 @@ def load_roster(path: Path) -> Roster:
         raise FileFormatError(f"{path}: not a roster: {error}") from error
 
 
-def save_identity(identity: Identity, path: Path) -> None:
-    """Write an identity to a new file with mode 0600; one that exists is never written over."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise FileFormatError(
-            f"{path}: exists; a key that is written over is lost, so choose another name"
-        ) from None
-    except OSError as error:
-        raise FileFormatError(f"{path}: cannot be written: {error.strerror}") from error
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(_IDENTITY_PREFIX + identity.secret.reveal().hex().encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def load_identity(path: Path) -> Identity:
-    """Read an identity; a file that others than its owner can read or change is refused."""
-    identity = _parse_identity(_read_private(path))
-    if identity is None:
-        raise FileFormatError(f"{path}: not an identity of CorN, or a damaged one")
-    return identity
-
-
-def _private_key(secret: Secret) -> X25519PrivateKey:
-    return X25519PrivateKey.from_private_bytes(secret.reveal())
-
-
-def _read_private(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & _OTHERS:
-                raise FileFormatError(
-                    f"{path}: a private key that others may use, mode {mode:04o}; make it yours "
-                    f"alone with: chmod 600 {path}"
-                )
-            return file.read(_MAX_BYTES)
-    except OSError as error:
-        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def _parse_identity(content: bytes) -> Identity | None:
-    # A pattern rather than a parser, whose error would carry the content along.
-    match = _IDENTITY_PATTERN.fullmatch(content)
-    return Identity(Secret(bytes.fromhex(match[1].decode()))) if match else None
-
-
 def _decode_roster(document: object) -> Roster:
     fields = build_fields({"format": str, "agents": Mapping[str, str]}, document, "the roster")
     keys: dict[str, str] = fields["agents"]
@@ -201,10 +201,10 @@ def _decode_roster(document: object) -> Roster:
 
 
 def _check_public_key(key: bytes, agent: int) -> None:
-    if not isinstance(key, bytes) or len(key) != _KEY_BYTES:
-        raise InvalidArgumentError(f"agent {agent}'s public key must be {_KEY_BYTES} bytes")
-    # Other encodings of a point, and the few points that make every shared secret zero, are only
-    # ever sent by an attacker.
+    if not isinstance(key, bytes) or len(key) != _PUBLIC_KEY_BYTES:
+        raise InvalidArgumentError(f"agent {agent}'s public key must be {_PUBLIC_KEY_BYTES} bytes")
+    # Second encodings of a point, and the few points of low order that make every shared secret
+    # zero, are only ever sent by an attacker.
     if int.from_bytes(key, "little") >= _FIELD_PRIME or not _can_agree(key):
         raise InvalidArgumentError(f"agent {agent}'s public key is not a usable X25519 key")
 

@@ -1,10 +1,22 @@
-"""The release ledger: no noise is released twice, and no more often than the plan allows.
+"""The release ledger: no noise is released twice, and no plan is released more than it allows.
 
 Two messages with the same noise and other data differ by a noise-free gradient, and the privacy of
-a plan holds for T releases and no more. So before a step's message leaves, the step is reserved in
-a file that survives a crash; a restart takes a new nonce, under which all noise is new, and counts
-every reserved step as released. (A ledger restored from a backup forgets releases: the nonce still
-keeps noise from being used twice, but the count is then wrong. Never copy a ledger.)
+a plan holds for T releases and no more. So before the message of a step leaves, the step is
+reserved in a file that survives a crash. A restart takes a new nonce, under which all noise is new,
+and counts every reserved step as released. (A ledger restored from a backup has no record of later
+releases: the nonce still keeps noise from being used twice, but the count is then wrong. Never copy
+a ledger.)
+
+The file has three pages of fixed size. The first page names the plan and the agent and never
+changes. Entry number k, the whole state of the ledger, is written to the second or the third page
+in turn, so that the entry before it is still there if that write is torn by a crash. Hence
+
+- one entry unreadable: the other is taken, plus a full block of releases, which is the most that
+  the lost one can have added;
+- both unreadable, the first page unreadable, or another size (a crash never changes it): refused.
+
+Every page is text with a checksum. Checksums detect accidents, not forgery: a person who may write
+the file can also write a valid one.
 """
 
 from __future__ import annotations
@@ -23,19 +35,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
+from corn.checks import require_count
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, make_printable
 from corn.noise.address import NONCE_BYTES, check_fingerprint, check_nonce, encode_fields
 
+# The most steps that one durable write reserves, and so the most releases that a crash can cost.
 STEPS_PER_BLOCK = 64
-"""How many steps one durable write reserves at most, and so the most that a crash can cost."""
+# A disk writes pages of this size: a torn write of one entry cannot damage the other.
+PAGE_BYTES = 4096
+FILE_BYTES = 3 * PAGE_BYTES
 
 _BLOCKS_PER_PLAN = 50
 _MAX_QUOTED = 120
-
-PAGE_BYTES = 4096
-"""A page of the disk: a write that is torn damages no other."""
-
-FILE_BYTES = 3 * PAGE_BYTES
 
 _PATTERN = re.compile(
     rb"entry (\d+) run ([0-9a-f]{64}) settled (\d+) released (\d+) reserved (\d+) to (\d+)\n"
@@ -43,7 +54,7 @@ _PATTERN = re.compile(
 
 
 class BudgetSpentError(CornError):
-    """Every release the plan allows has been made, or may have been: stop, and keep the model."""
+    """Every release that the plan allows was made, or may have been: stop, and keep the model."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +62,12 @@ class LedgerEntry:
     """The state of a ledger.
 
     Attributes:
-        number: counts entries, from 0.
-        nonce: of the latest run, in hexadecimal.
-        settled: releases of the runs before it.
-        released: releases of this run before its reserved block.
-        first_step: the reserved block is the steps from this one …
-        stop_step: … to before this one.
+        number: the number of this entry, from 0.
+        nonce: the nonce of the latest run, in hexadecimal.
+        settled: the releases of all runs before it.
+        released: the releases of this run before its reserved block.
+        first_step: the first step of the reserved block.
+        stop_step: the step after its last one.
     """
 
     number: int
@@ -68,11 +79,11 @@ class LedgerEntry:
 
     @property
     def spent(self) -> int:
-        """Releases that may have been made: all those before, and all that are reserved."""
+        """The releases that may have been made: all before the block, and all that it reserves."""
         return self.settled + self.released + self.stop_step - self.first_step
 
     def format(self) -> str:
-        """The entry as a line of text."""
+        """Return the entry as a line of text."""
         return (
             f"entry {self.number} run {self.nonce} settled {self.settled} "
             f"released {self.released} reserved {self.first_step} to {self.stop_step}\n"
@@ -81,10 +92,10 @@ class LedgerEntry:
 
 @final
 class ReleaseLedger:
-    """What one agent has released under one plan; open it with :meth:`open`, in one process.
+    """A count of one agent's releases under one plan; open it with :meth:`open`, in one process.
 
-    ``reserved_before`` is how many releases the run before had reserved when it crashed: all of
-    them count, though it may not have made them.
+    ``reserved_before`` is the number of releases that the previous run had reserved when it
+    crashed. All of them count, though it may not have made them.
 
     >>> from tempfile import TemporaryDirectory
     >>> plan = {"plan_fingerprint": bytes(32), "agent": 0, "max_releases": 100}
@@ -110,20 +121,22 @@ class ReleaseLedger:
     def open(
         cls, path: Path, *, plan_fingerprint: bytes, agent: int, max_releases: int
     ) -> ReleaseLedger:
-        """Open a ledger, or start it, and begin a run under a nonce never used before.
+        """Open a ledger, or create it, and begin a run under a nonce never used before.
 
         Raises:
             FileFormatError: the file is damaged, or is another plan's or agent's.
             CornError: another process has it open, or it cannot be written.
         """
-        header = _check_header(plan_fingerprint, agent, max_releases)
+        header = _make_header(plan_fingerprint, agent, max_releases)
         with _explain_failure(path, "cannot be opened"):
             if not path.exists():
-                _create(path, format_new(header))
+                _create(path, header)
             descriptor = os.open(path, os.O_RDWR)
         try:
+            # Locked before it is read: two processes that both read the same count would both
+            # release what remains.
             _lock(descriptor, path)
-            entry, lost = read_entry(
+            entry, lost = _read_entry(
                 os.pread(descriptor, FILE_BYTES + 1, 0), header=header, name=str(path)
             )
             ledger = cls(path, descriptor, header=header, entry=entry, max_releases=max_releases)
@@ -136,12 +149,12 @@ class ReleaseLedger:
 
     @property
     def nonce(self) -> bytes:
-        """This run's nonce, 32 bytes: what this agent brings to :func:`agree_on_nonce`."""
+        """This run's nonce, 32 bytes: this agent's contribution to :func:`agree_on_nonce`."""
         return bytes.fromhex(self._entry.nonce)
 
     @property
     def remaining(self) -> int:
-        """How many more releases the plan allows."""
+        """The number of releases that the plan still allows."""
         return self._max_releases - self._entry.settled - self._released
 
     def __repr__(self) -> str:
@@ -150,9 +163,9 @@ class ReleaseLedger:
     def reserve(self, step: int) -> None:
         """Reserve a step's release durably; the message may leave once this has returned.
 
-        Steps of a run increase, and may skip. One in 64 calls waits for the disk (more of
-        them under plans of fewer than 3200 releases; see ``steps_per_block``). The release counts
-        even if the message is not sent after all.
+        Steps of a run increase, and may skip. One in 64 calls waits for the disk (more of them
+        under plans of fewer than 3200 releases; see ``steps_per_block``). The release counts even
+        if the message is not sent after all.
 
         Raises:
             BudgetSpentError: nothing remains.
@@ -169,6 +182,8 @@ class ReleaseLedger:
                 raise BudgetSpentError(
                     f"{self._path}: all {self._max_releases} releases of the plan are spent"
                 )
+            # On the disk before the message leaves: after a crash a release that the file does not
+            # count could be made again.
             if step >= self._entry.stop_step:
                 stop = step + min(steps_per_block(self._max_releases), self.remaining)
                 self._write(released=self._released, first_step=step, stop_step=stop)
@@ -183,11 +198,13 @@ class ReleaseLedger:
             return self.nonce
 
     def close(self) -> None:
-        """End the run and give back what was reserved but not released; twice is once."""
+        """End the run and give back reserved steps that were not released; idempotent."""
         with self._lock:
             if self._descriptor < 0:
                 return
             try:
+                # Neither after a failed write, when the file's content is unknown, nor in a fork,
+                # while its parent goes on counting.
                 if not self._failure and self._process == os.getpid():
                     self._write(released=self._released, first_step=0, stop_step=0)
             finally:
@@ -212,11 +229,11 @@ class ReleaseLedger:
 
     def _write(self, **changes: Any) -> None:
         entry = replace(self._entry, number=self._entry.number + 1, **changes)
-        page = format_page(entry.format(), header=self._header)
+        page = _format_page(entry.format(), header=self._header)
         try:
-            _write_durably(self._descriptor, page, at=position_of(entry))
+            _write_durably(self._descriptor, page, at=PAGE_BYTES * (1 + entry.number % 2))
         except OSError as error:
-            # What the disk holds now is unknown: only opening the ledger anew can find out.
+            # The content of the disk is now unknown: only opening the ledger again can tell.
             self._failure = error.strerror or "unknown error"
             raise CornError(f"{self._path}: cannot be written: {self._failure}") from error
         self._entry = entry
@@ -225,30 +242,30 @@ class ReleaseLedger:
         if self._descriptor < 0:
             raise InvalidArgumentError(f"{self._path}: this ledger is closed")
         if self._failure:
-            raise CornError(f"{self._path}: a write failed ({self._failure}): open it anew")
+            raise CornError(f"{self._path}: a write failed ({self._failure}): open it again")
         if self._process != os.getpid():
             # A forked copy would count for itself and release the same steps.
             raise InvalidArgumentError(f"{self._path}: this ledger belongs to another process")
 
 
 def count_remaining(path: Path, *, plan_fingerprint: bytes, agent: int, max_releases: int) -> int:
-    """How many releases remain, without starting a run: all of them if there is no ledger yet.
+    """Return how many releases remain, without starting a run: all if there is no ledger yet.
 
-    While an agent runs this counts its whole last block as released.
+    While an agent runs, its whole last block counts as released.
     """
-    header = _check_header(plan_fingerprint, agent, max_releases)
+    header = _make_header(plan_fingerprint, agent, max_releases)
     if not path.exists():
         return max_releases
     with _explain_failure(path, "cannot be read"):
-        entry, lost = read_entry(path.read_bytes(), header=header, name=str(path))
+        entry, lost = _read_entry(path.read_bytes(), header=header, name=str(path))
     return max(max_releases - entry.spent - lost, 0)
 
 
 def agree_on_nonce(nonces: Mapping[int, bytes], *, plan_fingerprint: bytes) -> bytes:
-    """The nonce of a run, from the one each agent's ledger brings: equal for all who saw the same.
+    """Return the nonce of a run from those of all agents' ledgers: equal for equal contributions.
 
-    It is new if any one of them is, so an agent that brings its own needs to trust no other: bring
-    a new one (:meth:`ReleaseLedger.renew_nonce`) every time agents agree.
+    It is new if any one of them is, so an agent that contributes a new one needs to trust no other:
+    contribute a new one (:meth:`ReleaseLedger.renew_nonce`) every time agents agree.
     """
     parts = [part for agent in sorted(nonces) for part in (agent, check_nonce(nonces[agent]))]
     data = encode_fields("run nonce", check_fingerprint(plan_fingerprint), *parts)
@@ -256,7 +273,7 @@ def agree_on_nonce(nonces: Mapping[int, bytes], *, plan_fingerprint: bytes) -> b
 
 
 def steps_per_block(max_releases: int) -> int:
-    """How many steps one durable write reserves: a crash must leave most of a short plan.
+    """Return how many steps one durable write reserves: a crash must leave most of a short plan.
 
     >>> steps_per_block(60), steps_per_block(1000), steps_per_block(100_000)
     (1, 20, 64)
@@ -264,12 +281,15 @@ def steps_per_block(max_releases: int) -> int:
     return min(STEPS_PER_BLOCK, max(1, max_releases // _BLOCKS_PER_PLAN))
 
 
-def _check_header(plan_fingerprint: bytes, agent: int, max_releases: int) -> str:
+def _make_header(plan_fingerprint: bytes, agent: int, max_releases: int) -> str:
+    """Return the text of the first page, which binds the ledger to a plan and an agent."""
     check_fingerprint(plan_fingerprint)
-    for name, value in (("agent", agent), ("max_releases", max_releases)):
-        if value < 0:
-            raise InvalidArgumentError(f"{name} must be at least 0, found {value}")
-    return format_header(plan_fingerprint, agent, max_releases)
+    require_count("agent", agent, least=0)
+    require_count("max_releases", max_releases, least=0)
+    return (
+        f"CorN release ledger 1. Never copy or edit it.\n"
+        f"plan {plan_fingerprint.hex()} agent {agent} limit {max_releases}\n"
+    )
 
 
 @contextlib.contextmanager
@@ -280,8 +300,12 @@ def _explain_failure(path: Path, what: str) -> Iterator[None]:
         raise FileFormatError(f"{path}: {what}: {error.strerror}") from error
 
 
-def _create(path: Path, content: bytes) -> None:
-    # Written under another name first: under its own, a ledger is always whole.
+def _create(path: Path, header: str) -> None:
+    """Write a ledger without releases, whole or not at all, and never over another."""
+    entries = [LedgerEntry(number, "0" * 64).format() for number in (0, 1)]
+    content = b"".join(_format_page(text, header=header) for text in (header, *entries))
+    # Written under another name first: under its own, a ledger is always whole. A link, unlike a
+    # rename, fails if another process was faster and has perhaps released already.
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         _write_durably(descriptor, content, at=0)
@@ -290,15 +314,12 @@ def _create(path: Path, content: bytes) -> None:
     finally:
         os.close(descriptor)
         os.unlink(name)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    # The name is durable only once the folder is: else a crash could remove the ledger.
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        os.fsync(folder)
     finally:
-        os.close(descriptor)
+        os.close(folder)
 
 
 def _lock(descriptor: int, path: Path) -> None:
@@ -315,44 +336,26 @@ def _write_durably(descriptor: int, data: bytes, *, at: int) -> None:
     os.fsync(descriptor)
 
 
-def format_header(plan_fingerprint: bytes, agent: int, max_releases: int) -> str:
-    """The text of the first page, which binds the ledger to a plan and an agent."""
-    return (
-        f"CorN release ledger 1. Never copy or edit it.\n"
-        f"plan {plan_fingerprint.hex()} agent {agent} limit {max_releases}\n"
-    )
-
-
-def format_page(text: str, *, header: str) -> bytes:
-    """A page of the file; its checksum covers the header too, so it fits no other ledger."""
+def _format_page(text: str, *, header: str) -> bytes:
+    """Return a page of the file; its checksum covers the header, so it fits no other ledger."""
     checksum = hashlib.blake2b(encode_fields(header, text), digest_size=16).hexdigest()
     return f"{text}{checksum}\n".encode().ljust(PAGE_BYTES, b"\n")
 
 
-def format_new(header: str) -> bytes:
-    """A ledger in which nothing was released."""
-    entries = [LedgerEntry(number, "0" * 64).format() for number in (0, 1)]
-    return b"".join(format_page(text, header=header) for text in (header, *entries))
-
-
-def position_of(entry: LedgerEntry) -> int:
-    """Where in the file an entry goes."""
-    return PAGE_BYTES * (1 + entry.number % 2)
-
-
-def read_entry(data: bytes, *, header: str, name: str) -> tuple[LedgerEntry, int]:
-    """The latest entry that can be read, and how many releases one that cannot may have added.
+def _read_entry(data: bytes, *, header: str, name: str) -> tuple[LedgerEntry, int]:
+    """Return the latest readable entry, and how many releases an unreadable one may have added.
 
     Raises:
         FileFormatError: it is another plan's or agent's, or damaged beyond what a crash does.
     """
     pages = [data[at : at + PAGE_BYTES] for at in range(0, len(data), PAGE_BYTES)]
-    if len(data) != FILE_BYTES or pages[0] != format_page(header, header=header):
+    if len(data) != FILE_BYTES or pages[0] != _format_page(header, header=header):
         raise FileFormatError(_explain_refusal(data, header, name))
     found = [_parse_page(page, header) for page in pages[1:]]
     entries = [
         entry for at, entry in enumerate(found) if entry is not None and entry.number % 2 == at
     ]
+    # A crash leaves consecutive entries. Others were put together from two files.
     if not entries or (len(entries) == 2 and abs(entries[0].number - entries[1].number) != 1):
         raise FileFormatError(_explain_refusal(data, header, name))
     latest = max(entries, key=lambda entry: entry.number)
@@ -361,7 +364,7 @@ def read_entry(data: bytes, *, header: str, name: str) -> tuple[LedgerEntry, int
 
 def _parse_page(page: bytes, header: str) -> LedgerEntry | None:
     match = _PATTERN.match(page)
-    if match is None or page != format_page(match[0].decode(), header=header):
+    if match is None or page != _format_page(match[0].decode(), header=header):
         return None
     number, settled, released, first, stop = (int(match[group]) for group in (1, 3, 4, 5, 6))
     return LedgerEntry(number, match[2].decode(), settled, released, first, stop)
@@ -370,10 +373,10 @@ def _parse_page(page: bytes, header: str) -> LedgerEntry | None:
 def _explain_refusal(data: bytes, header: str, name: str) -> str:
     lines = data[:PAGE_BYTES].decode("latin-1").splitlines(keepends=True)
     found = "".join(lines[:2])
-    if data[:PAGE_BYTES] == format_page(found, header=found) and found != header:
+    if data[:PAGE_BYTES] == _format_page(found, header=found) and found != header:
         asked, other = header.splitlines()[1], make_printable(lines[1], limit=_MAX_QUOTED)
         return f"{name}: the release ledger of {other}, not of {asked}"
     return (
-        f"{name}: damaged, or not a release ledger. What was released under this plan cannot be "
-        "known, so nothing more may be: make a new plan"
+        f"{name}: damaged, or not a release ledger. The releases under this plan cannot be "
+        "counted, so no more may be made: make a new plan"
     )

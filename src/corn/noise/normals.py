@@ -16,6 +16,9 @@ and the smallest radii, with too few.
 
 Words. A block of 512 pairs is made of 512 upper words for u, 512 for φ, 512 lower words for u, 512
 for φ, and 16 spares of four words each. The pairs that need more bits take the spares in turn.
+
+The functions here are the reference. Where Numba works, :mod:`corn.noise.compiled` computes the
+same bits several times as fast; :func:`find_compiled` checks that it does.
 """
 
 from __future__ import annotations
@@ -36,9 +39,8 @@ from corn.errors import CornWarning
 
 Words: TypeAlias = NDArray[np.uint32]
 
+# A block's first 512 values are r·cos φ, the other 512 are r·sin φ.
 PAIRS_PER_BLOCK = 512
-"""A block is 512 pairs: its first 512 values are r·cos φ, the other 512 are r·sin φ."""
-
 VALUES_PER_BLOCK = 2 * PAIRS_PER_BLOCK
 SPARES_PER_BLOCK, WORDS_PER_SPARE = 16, 4
 WORDS_PER_BLOCK = 4 * PAIRS_PER_BLOCK + SPARES_PER_BLOCK * WORDS_PER_SPARE
@@ -51,20 +53,15 @@ LARGEST = 14.2
 """The largest |r|, failures aside: √(288 ln 2), where u = 2⁻¹⁴⁴."""
 
 FAILURE = 2.0**-143
-"""An upper bound on the probability that a pair is not as said.
+"""An upper bound on the probability that a pair exceeds one of the two bounds above.
 
 Either u is below 2⁻¹⁴⁴, or its block of 512 has over 16 pairs that need spares: the chance of that
 is below 2⁻¹⁴⁹, as each needs one with probability 2⁻¹⁵.
 """
 
-NEAR_ONE = 3 << 30
-"""Upper words from here on are of a u above ¾."""
-
-FEW_BITS = 1 << 16
-"""Upper words below it, of u or of 1 − u, call for a spare."""
-
-EXCHANGE = 1 << 30
-"""The bit of an angle's upper word that exchanges cosine and sine."""
+NEAR_ONE = 3 << 30  # upper words from here on belong to a u above ¾
+FEW_BITS = 1 << 16  # upper words below, of u or of 1 − u, need a spare
+EXCHANGE = 1 << 30  # the bit of an angle's upper word that exchanges cosine and sine
 
 LN_2 = 0.6931471805599453
 
@@ -113,11 +110,11 @@ _SIGN = np.int64(np.iinfo(np.int64).min)
 
 
 def sum_normals(words: Words, weights: FloatArray, out: FloatArray, *, buffers: FloatArray) -> None:
-    """Write sums of weighted blocks of normals: one of each stream, from its block of words.
+    """Write weighted sums of streams, block by block; each block of words gives one of normals.
 
     Shapes: words (streams, blocks, ``WORDS_PER_BLOCK``), weights (streams,), out (blocks, 2, 512),
     buffers (6, blocks, 512). Blocks do not depend on each other. Sums run from the first stream to
-    the last.
+    the last, because another order would round differently.
     """
     normals = buffers[4:].swapaxes(0, 1)
     _transform_words(words[0], normals, buffers=buffers[:4])
@@ -132,8 +129,8 @@ def sum_normals(words: Words, weights: FloatArray, out: FloatArray, *, buffers: 
 def find_compiled() -> ModuleType | None:
     """Return :mod:`corn.noise.compiled` if it gives NumPy's bits here, None without Numba.
 
-    Takes seconds the first time that Numba compiles for a machine: a process that others wait for
-    calls it before they do. Where Numba is installed and does not work, a warning says so, once.
+    The first call on a machine compiles for several seconds: a process for which others wait should
+    call it before they do. A warning is given, once, where Numba is installed but does not work.
     """
     if importlib.util.find_spec("numba") is None:
         return None
@@ -173,7 +170,7 @@ def _transform_words(words: Words, out: FloatArray, *, buffers: FloatArray) -> N
 
 
 def _part(words: Words, number: int) -> Words:
-    """One of the four parts of a block: upper words of u, of φ, lower ones of u, of φ."""
+    """Return one of the four parts of each block: upper words of u, of φ, lower ones of u, of φ."""
     return words[:, number * PAIRS_PER_BLOCK : (number + 1) * PAIRS_PER_BLOCK]
 
 
@@ -249,10 +246,14 @@ def _fill_polynomial(
 
 
 def _check_bits(compiled: Any) -> None:
-    """Compare with NumPy, whatever the processor, its compiler and kept machine code are."""
+    """Raise unless the compiled code gives NumPy's bits on this processor.
+
+    Machine code that Numba keeps on the disk may be of another version, or damaged.
+    """
     shape = (2, 2, WORDS_PER_BLOCK)
     words = np.random.Generator(np.random.SFC64(0)).integers(0, 1 << 32, shape, dtype=np.uint32)
-    # Some blocks in which all pairs need spares, and some in which a part does, at both ends of u.
+    # Random words need a spare once in 32,768 pairs. Here all pairs of one block need one, and some
+    # of another, at both ends of u.
     upper = words[0, :, :PAIRS_PER_BLOCK]
     upper >>= np.array([[16], [14]], np.uint32)
     upper[:, ::2] ^= np.uint32(0xFFFFFFFF)

@@ -1,8 +1,13 @@
-"""Who is who, and the keys agents agree on: identities, the public roster, and stream keys.
+"""Keys of streams: derived for one agent, agreed on by two, sealed to the members of larger groups.
 
-An agent has one X25519 identity. Two agents' identities agree on a pair key, without a message;
-the keys of streams follow from those by HKDF-SHA256, bound to the plan's fingerprint and to what
-each is for. Only public keys ever leave an agent.
+Two agents' identities agree on a pair key without a message. The keys of streams follow from those
+by HKDF-SHA256, bound to the plan's fingerprint and to the purpose of each.
+
+The seed of a group of three or more is made by its lowest member and sealed to each of the others.
+A package opens only with the receiver's identity, for the plan, run, group, sender and receiver
+that it was sealed for. Any other is refused, with the reason. It is sealed with ChaCha20-Poly1305
+under a key of its own, derived from the pair key and from all of these, and a random nonce: sealing
+twice is safe.
 """
 
 from __future__ import annotations
@@ -20,96 +25,18 @@ from corn.errors import CornError, InvalidArgumentError
 from corn.noise.address import Owner, check_fingerprint, check_nonce, decode_fields, encode_fields
 from corn.noise.keys import SECRET_BYTES, Identity, Roster, Secret
 
-_FORMAT = b"corn seed package 1"
-_NONCE_BYTES = 12
+_PACKAGE_FORMAT = b"corn seed package 1"
+_PACKAGE_NONCE_BYTES = 12
 _TAG_BYTES = 16
 
 
-def pair_key(
-    identity: Identity, agent: int, peer: int, *, roster: Roster, plan_fingerprint: bytes
-) -> Secret:
-    """The key that two agents share under a plan: the same for both, and known to no one else.
-
-    Bound to the plan, the agents' numbers and their public keys: with another plan, roster or
-    place in it the two derive different keys, and what one sealed the other cannot open.
-    """
-    check_identity(identity, agent, roster=roster)
-    if agent == peer:
-        raise InvalidArgumentError(f"a pair key needs two agents, found {agent} twice")
-    low, high = sorted((agent, peer))
-    shared = identity.agree(roster.public_key(peer))
-    return derive_key(
-        shared,
-        "pair",
-        low,
-        high,
-        roster.public_key(low),
-        roster.public_key(high),
-        plan_fingerprint=plan_fingerprint,
-    )
-
-
-def agent_keys(
-    identity: Identity,
-    agent: int,
-    *,
-    seed_groups: Sequence[tuple[int, ...]],
-    roster: Roster,
-    plan_fingerprint: bytes,
-    group_seeds: Mapping[int, Secret] | None = None,
-) -> dict[Owner, Secret]:
-    """The keys of every stream an agent can draw: what its secure source holds.
-
-    Its private noise and groups of one follow from its identity, groups of two from the pair key.
-    The seed of a larger group is made by its lowest member and sealed to the others (see
-    :mod:`corn.noise.seeds`): ``group_seeds`` has those of all larger groups the agent is in.
-    """
-    check_identity(identity, agent, roster=roster)
-    private = derive_key(identity.secret, "private noise", agent, plan_fingerprint=plan_fingerprint)
-    keys = {Owner((agent,)): private}
-    for number, group in enumerate(seed_groups):
-        if agent not in group:
-            continue
-        owner = Owner(group, number)
-        if len(group) == 1:
-            root = private
-        elif len(group) == 2:
-            (peer,) = set(group) - {agent}
-            root = pair_key(identity, agent, peer, roster=roster, plan_fingerprint=plan_fingerprint)
-        else:
-            root = _find_seed(owner, number, group_seeds or {})
-        keys[owner] = derive_key(
-            root, "group noise", owner.encoded, plan_fingerprint=plan_fingerprint
-        )
-    return keys
-
-
-def check_identity(identity: Identity, agent: int, *, roster: Roster) -> None:
-    """Refuse an identity that is not the one the roster has for this agent."""
-    if roster.public_key(agent) != identity.public_key:
-        raise InvalidArgumentError(
-            f"this identity is not agent {agent}'s: the roster has another public key for it"
-        )
-
-
-def derive_key(root: Secret, purpose: str, *fields: bytes | int, plan_fingerprint: bytes) -> Secret:
-    """HKDF-SHA256 of a secret, for one purpose under one plan."""
-    hkdf = HKDF(
-        algorithm=SHA256(),
-        length=SECRET_BYTES,
-        salt=check_fingerprint(plan_fingerprint),
-        info=encode_fields("corn 1", purpose, *fields),
-    )
-    return Secret(hkdf.derive(root.reveal()))
-
-
 class RefusedPackageError(CornError):
-    """A seed package is not what it should be: ask its sender for another, or stop."""
+    """A seed package is damaged or for another purpose: ask its sender for another, or stop."""
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """What a package is for. All of it is public, and all of it is authenticated.
+    """The purpose of a seed package. All of it is public, and all of it is authenticated.
 
     Attributes:
         plan_fingerprint: 32 bytes that identify the plan.
@@ -138,9 +65,9 @@ class Delivery:
         return self.group.members[0]
 
     def fields(self) -> dict[str, bytes]:
-        """The delivery as bytes, by what a person would call them."""
+        """Return the delivery as bytes, under the names that error messages use."""
         return {
-            "format": _FORMAT,
+            "format": _PACKAGE_FORMAT,
             "plan": self.plan_fingerprint,
             "run": self.run_nonce,
             "group": self.group.encoded,
@@ -149,23 +76,107 @@ class Delivery:
         }
 
 
+def pair_key(
+    identity: Identity, agent: int, peer: int, *, roster: Roster, plan_fingerprint: bytes
+) -> Secret:
+    """Return the key that two agents share under a plan: equal for both, secret to all others.
+
+    It is bound to the plan, the agents' numbers and their public keys. With another plan, roster or
+    place in it the two derive different keys, and neither can open a package of the other.
+    """
+    check_identity(identity, agent, roster=roster)
+    if agent == peer:
+        raise InvalidArgumentError(f"a pair key needs two agents, found {agent} twice")
+    low, high = sorted((agent, peer))
+    return derive_key(
+        identity.agree(roster.public_key(peer)),
+        "pair",
+        low,
+        high,
+        roster.public_key(low),
+        roster.public_key(high),
+        plan_fingerprint=plan_fingerprint,
+    )
+
+
+def agent_keys(
+    identity: Identity,
+    agent: int,
+    *,
+    seed_groups: Sequence[tuple[int, ...]],
+    roster: Roster,
+    plan_fingerprint: bytes,
+    group_seeds: Mapping[int, Secret] | None = None,
+) -> dict[Owner, Secret]:
+    """Return the keys of every stream that an agent can draw, for its secure source.
+
+    Keys of private noise and of groups of one follow from the agent's identity, keys of groups of
+    two from the pair key. ``group_seeds`` has the seeds of all larger groups that the agent is in.
+    """
+    check_identity(identity, agent, roster=roster)
+    private = derive_key(identity.secret, "private noise", agent, plan_fingerprint=plan_fingerprint)
+    keys = {Owner((agent,)): private}
+    for number, group in enumerate(seed_groups):
+        if agent not in group:
+            continue
+        owner = Owner(group, number)
+        if len(group) == 1:
+            root = private
+        elif len(group) == 2:
+            (peer,) = set(group) - {agent}
+            root = pair_key(identity, agent, peer, roster=roster, plan_fingerprint=plan_fingerprint)
+        elif number in (group_seeds or {}):
+            root = (group_seeds or {})[number]
+        else:
+            raise InvalidArgumentError(
+                f"group_seeds must have the seed of {owner}, which agent {owner.members[0]} makes"
+            )
+        # Derived once more, under the owner: two groups with the same root, such as two groups of
+        # the same pair, must not draw the same noise.
+        keys[owner] = derive_key(
+            root, "group noise", owner.encoded, plan_fingerprint=plan_fingerprint
+        )
+    return keys
+
+
+def check_identity(identity: Identity, agent: int, *, roster: Roster) -> None:
+    """Raise unless the identity is the one that the roster has for this agent."""
+    if roster.public_key(agent) != identity.public_key:
+        raise InvalidArgumentError(
+            f"this identity is not agent {agent}'s: the roster has another public key for it"
+        )
+
+
+def derive_key(root: Secret, purpose: str, *fields: bytes | int, plan_fingerprint: bytes) -> Secret:
+    """Return HKDF-SHA256 of a secret, for one purpose under one plan."""
+    hkdf = HKDF(
+        algorithm=SHA256(),
+        length=SECRET_BYTES,
+        salt=check_fingerprint(plan_fingerprint),
+        info=encode_fields("corn 1", purpose, *fields),
+    )
+    return Secret(hkdf.derive(root.reveal()))
+
+
 def seal_seed(seed: Secret, delivery: Delivery, *, identity: Identity, roster: Roster) -> bytes:
-    """Seal a group's seed to one receiver; ``identity`` is the sender's."""
+    """Return a group's seed, sealed to one receiver; ``identity`` is the sender's."""
     header = encode_fields(*delivery.fields().values())
     key = _package_key(delivery, delivery.sender, delivery.receiver, identity, roster)
-    nonce = secrets.token_bytes(_NONCE_BYTES)
+    nonce = secrets.token_bytes(_PACKAGE_NONCE_BYTES)
     sealed = ChaCha20Poly1305(key.reveal()).encrypt(nonce, seed.reveal(), header)
     return encode_fields(header, nonce, sealed)
 
 
 def open_seed(package: bytes, delivery: Delivery, *, identity: Identity, roster: Roster) -> Secret:
-    """The seed in a package sealed for exactly this delivery; ``identity`` is the receiver's.
+    """Return the seed of a package sealed for this very delivery; ``identity`` is the receiver's.
 
     Raises:
         RefusedPackageError: it is damaged, forged, or for another plan, run, group or agent.
     """
-    header, nonce, sealed = _split(package)
-    _check_header(header, delivery)
+    header, nonce, sealed = _split_package(package)
+    # The tag below covers the header, and would refuse it too. Comparing first names the field
+    # that differs, which tells a replay of an old run from damage.
+    _check_package_header(header, delivery)
     key = _package_key(delivery, delivery.receiver, delivery.sender, identity, roster)
     try:
         return Secret(ChaCha20Poly1305(key.reveal()).decrypt(nonce, sealed, header))
@@ -176,14 +187,6 @@ def open_seed(package: bytes, delivery: Delivery, *, identity: Identity, roster:
         ) from None
 
 
-def _find_seed(owner: Owner, number: int, group_seeds: Mapping[int, Secret]) -> Secret:
-    if number not in group_seeds:
-        raise InvalidArgumentError(
-            f"group_seeds must have the seed of {owner}, which agent {owner.members[0]} makes"
-        )
-    return group_seeds[number]
-
-
 def _package_key(
     delivery: Delivery, agent: int, peer: int, identity: Identity, roster: Roster
 ) -> Secret:
@@ -192,19 +195,16 @@ def _package_key(
     return derive_key(shared, "seed package", *delivery.fields().values(), plan_fingerprint=plan)
 
 
-def _split(package: bytes) -> tuple[bytes, bytes, bytes]:
+def _split_package(package: bytes) -> tuple[bytes, bytes, bytes]:
     fields = decode_fields(package)
-    if fields is None or [len(field) for field in fields[1:]] != [
-        _NONCE_BYTES,
-        SECRET_BYTES + _TAG_BYTES,
-    ]:
+    lengths = [_PACKAGE_NONCE_BYTES, SECRET_BYTES + _TAG_BYTES]
+    if fields is None or [len(field) for field in fields[1:]] != lengths:
         raise RefusedPackageError("not a seed package, or one cut short")
     return fields[0], fields[1], fields[2]
 
 
-def _check_header(header: bytes, delivery: Delivery) -> None:
-    expected = delivery.fields()
-    found = decode_fields(header)
+def _check_package_header(header: bytes, delivery: Delivery) -> None:
+    expected, found = delivery.fields(), decode_fields(header)
     if found is None or len(found) != len(expected):
         raise RefusedPackageError("not a seed package, or one of another version of CorN")
     for (name, value), part in zip(expected.items(), found, strict=True):

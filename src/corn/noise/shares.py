@@ -1,10 +1,10 @@
-"""Each agent's share of the noise, drawn by itself from the streams it has keys for.
+"""Each agent's share of the noise, drawn by the agent from the streams that it has keys for.
 
 Agent i adds √θ_i times its private stream and, for each of its seed groups, its row of the group's
 factor times the group's streams: line 6 of the paper's algorithm, v = R^{1/2} s, with a factor that
 lets each agent draw its own row and nothing else. Sums run in one fixed order (private noise, then
 groups and their streams as numbered), term by term in float64, so that one agent's draw and a
-simulation of all agents agree in every bit (but the sign of a zero).
+simulation of all agents agree in every bit (except the sign of a zero).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from corn.arrays import FloatArray
+from corn.checks import require_in_range
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.noise.address import NoiseSource, Owner, StreamAddress
@@ -25,7 +26,7 @@ _COORDINATES_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True)
 class _Term:
-    """A stream, and how much of it each agent adds: (position among the agents drawn, weight)."""
+    """A stream, and its weight for each agent: (position among the agents drawn, weight)."""
 
     owner: Owner
     stream: int
@@ -43,11 +44,11 @@ def draw_share(
     start: int = 0,
     out: FloatArray | None = None,
 ) -> FloatArray:
-    """Agent's noise v_i at a step, coordinates [start, stop): shape (stop − start,).
+    """Return agent's noise v_i at a step, coordinates [start, stop): shape (stop − start,).
 
-    Asks the source only for the agent's private stream and for streams of its own groups in which
-    its row of the factor is not zero. Needs no memory but the result, which is ``out`` if given,
-    and a buffer of a few MB that the thread keeps.
+    Only the agent's private stream and those streams of its own groups are drawn in which its row
+    of the factor is not zero. No memory is needed except the result, which is ``out`` if given, and
+    a buffer of a few MB that the thread keeps.
 
     >>> from corn.noise.simulation import SimulationSource
     >>> pair = Decomposition(np.zeros(2), ((0, 1),), (np.array([[1.0], [-1.0]]),))
@@ -75,7 +76,7 @@ def draw_all_shares(
     stop: int,
     start: int = 0,
 ) -> FloatArray:
-    """All agents' noise at a step, shape (n, stop − start), for simulations: v ~ N(0, R ⊗ I).
+    """Return all agents' noise at a step, shape (n, stop − start): v ~ N(0, R ⊗ I), to simulate.
 
     Row i equals agent i's :func:`draw_share` in every bit, but a stream is drawn once rather than
     once for each member.
@@ -88,7 +89,7 @@ def draw_all_shares(
 
 
 def owners(decomposition: Decomposition, agents: Iterable[int]) -> tuple[Owner, ...]:
-    """Whose streams these agents draw: the keys they need, no more."""
+    """Return the owners of the streams that these agents draw: the keys that they need, no more."""
     return tuple(dict.fromkeys(term.owner for term in _terms(decomposition, tuple(agents))))
 
 
@@ -127,7 +128,7 @@ def _add_to_many(
         part = shares[:, first : first + _COORDINATES_AT_ONCE]
         normals, product = np.empty((2, part.shape[1]))
         source.fill(normals, address, start=start + first)
-        # Two operations, not a matrix product: BLAS sums in an order of its own.
+        # Two operations, not a matrix product: BLAS sums in another order and may fuse the two.
         for position, weight in weights:
             np.multiply(normals, weight, product)
             np.add(part[position], product, part[position])
@@ -135,8 +136,9 @@ def _add_to_many(
 
 @lru_cache(maxsize=16)
 def _terms(decomposition: Decomposition, agents: tuple[int, ...]) -> tuple[_Term, ...]:
-    """The streams that some of ``agents`` draw, in the order in which they are summed."""
-    _check_agents(agents, decomposition.num_agents)
+    """Return the streams that some of ``agents`` draw, in the order in which they are summed."""
+    for agent in agents:
+        require_in_range("agent", agent, 0, decomposition.num_agents - 1)
     theta = decomposition.private_variance
     terms = [
         _Term(Owner((agent,)), 0, ((position, float(np.sqrt(theta[agent]))),))
@@ -158,9 +160,3 @@ def _check_coordinates(start: int, stop: int) -> range:
     if stop < start:
         raise InvalidArgumentError(f"stop must be at least start, found {stop} < {start}")
     return range(start, stop)
-
-
-def _check_agents(agents: Sequence[int], num_agents: int) -> None:
-    for agent in agents:
-        if not 0 <= agent < num_agents:
-            raise InvalidArgumentError(f"agent must be in 0 … {num_agents - 1}, found {agent}")

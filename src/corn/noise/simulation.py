@@ -1,4 +1,4 @@
-"""Streams for simulations, from a seed that anyone may know: fast where short, never secret."""
+"""Streams for simulations, from a public seed: fast for short vectors, never secret."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ _PERSON = b"corn/simulation"
 class SimulationSource(NoiseSource):
     """NumPy's SFC64 with a state from the address: **protects nothing, never deploy it**.
 
-    It takes the addresses of :class:`corn.noise.stream.SecureSource` and gives other values, in
-    float32 too. A
-    stream of a few coordinates costs it a fifth of the secure source's time, as no block has to be
-    filled; past some ten thousand the secure source is the faster one. Draw from it in one thread
-    at a time.
+    It takes the addresses of :class:`corn.noise.stream.SecureSource` and gives other values, also
+    in float32. A stream of a few coordinates takes a fifth of the secure source's time, because no
+    block has to be filled; from about ten thousand the secure source is faster. Draw from it in one
+    thread at a time.
 
     >>> from corn.noise.address import StreamAddress
     >>> source = SimulationSource(seed=1)
@@ -49,7 +48,7 @@ class SimulationSource(NoiseSource):
         self._generator = np.random.Generator(self._bits)
 
     def fill_sum(self, out: NormalArray, terms: Terms, *, start: int = 0) -> None:
-        """See :class:`corn.noise.address.NoiseSource`."""
+        """Fill ``out`` as :class:`NoiseSource` says."""
         stop = check_range(out, start)
         real: Any = out.dtype
         if real not in (np.float32, np.float64):
@@ -58,8 +57,8 @@ class SimulationSource(NoiseSource):
             out[:] = 0
         for number, (weight, address) in enumerate(terms):
             prefix = address.encode(f"simulation {self._seed} {real.name}")
-            # A ziggurat takes a varying number of bits a value, so a part is drawn from the last
-            # point at which the state is known.
+            # NumPy's ziggurat uses a varying number of bits per value, so drawing starts at the
+            # last coordinate before the range whose state is known.
             for first in range(start - start % _VALUES_PER_STATE, stop, _VALUES_PER_STATE):
                 self._set_state(prefix, first)
                 values = np.empty(min(_VALUES_PER_STATE, stop - first), real)
@@ -84,23 +83,21 @@ class SimulationSource(NoiseSource):
 
 
 def simulated_keys(decomposition: Decomposition, *, seed: int) -> dict[Owner, Secret]:
-    """Everyone's keys from a seed, for a secure source that simulates the whole network.
+    """Return all agents' keys from a seed, for a secure source that simulates the whole network.
 
     With the same keys a deployment draws the same bits. The seed is public, so these keys protect
     nothing.
     """
     _check_seed(seed)
-    everyone = owners(decomposition, range(decomposition.num_agents))
-    return {owner: _simulated_key(owner, seed) for owner in everyone}
-
-
-def _simulated_key(owner: Owner, seed: int) -> Secret:
-    data = encode_fields("simulated key", seed, owner.encoded)
-    return Secret(hashlib.blake2b(data, digest_size=32, person=_PERSON).digest())
+    keys = {}
+    for owner in owners(decomposition, range(decomposition.num_agents)):
+        data = encode_fields("simulated key", seed, owner.encoded)
+        keys[owner] = Secret(hashlib.blake2b(data, digest_size=32, person=_PERSON).digest())
+    return keys
 
 
 def _check_seed(seed: int) -> int:
-    # Bytes would be key material, which does not belong here.
+    # Bytes are refused in particular: they would be key material, which this source must not get.
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise InvalidArgumentError(f"seed must be an integer, found {type(seed).__name__}")
     return seed

@@ -1,4 +1,4 @@
-"""Normal streams from keys: what agents deploy, and what a simulation can draw bit for bit too."""
+"""Secure streams of normals from keys, for deployments and for simulations with the same bits."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ from corn.noise.normals import (
     sum_normals,
 )
 
-# Enough for calls to cost little against the work, few enough for a core's cache.
+# Blocks drawn per call: enough that calls cost little compared to the work, few enough that all
+# streams of a sum fit into a core's cache.
 _BLOCKS_IN_CACHE = 256
 _FEWEST_AT_ONCE, _MOST_AT_ONCE = 4, 128
 _WORD_BYTES = 4
 _CIPHER_BLOCK_BYTES = 16
+# Part of every key derivation. Any change of the values that a key and an address give must change
+# it, so that agents of different versions cannot add noise that does not cancel.
 STREAM_FORMAT = "corn/stream/3"
-"""Another one for every change of what a key and an address give."""
 
 
 @final
@@ -46,9 +48,9 @@ class SecureSource(NoiseSource):
     """Streams from keys: AES-128 in counter mode, under a key of its own for every address.
 
     Without the owner's key a stream cannot be told from independent normals. The key of a stream is
-    BLAKE2b of its address under the owner's key; the counter is the place within the stream. The
-    keys that pairs agree on by X25519 are no stronger than AES-128. Any number of threads may draw
-    from one source.
+    BLAKE2b of its address under the owner's key; the counter is the position in the stream. AES-128
+    is as strong as the X25519 keys that pairs agree on. Any number of threads may draw from one
+    source.
 
     >>> owner = Owner((0,))
     >>> source = SecureSource({owner: Secret(bytes(32))})
@@ -67,7 +69,7 @@ class SecureSource(NoiseSource):
         return f"SecureSource(keys of {len(self._keys)} owners)"
 
     def fill_sum(self, out: NormalArray, terms: Terms, *, start: int = 0) -> None:
-        """See :class:`corn.noise.address.NoiseSource`; needs the keys of all owners."""
+        """Fill ``out`` as :class:`NoiseSource` says; needs the keys of all owners."""
         stop = check_range(out, start)
         if out.dtype != np.float64:
             raise InvalidArgumentError(f"out must be float64, found {out.dtype}")
@@ -101,14 +103,14 @@ class SecureSource(NoiseSource):
 
 
 class _Workspace(threading.local):
-    """A thread's buffers, kept from draw to draw: new memory would cost as much as drawing."""
+    """Buffers of one thread, kept from draw to draw: new memory would cost as much as drawing."""
 
     def __init__(self) -> None:
         self._zeros, self._keystreams = b"", bytearray()
         self._buffers: FloatArray = np.empty((NUM_BUFFERS, 0, PAIRS_PER_BLOCK))
 
     def read_words(self, keystreams: Sequence[CipherContext], shape: tuple[int, int]) -> Words:
-        """The next words of keystreams, which are what zeros are encrypted to."""
+        """Return the next words of keystreams, which are the encryption of zeros."""
         num_words = shape[0] * shape[1]
         num_bytes = num_words * _WORD_BYTES
         self._reserve(num_bytes, len(keystreams))
@@ -121,7 +123,7 @@ class _Workspace(threading.local):
     def _reserve(self, num_bytes: int, num_streams: int) -> None:
         if len(self._zeros) < num_bytes:
             self._zeros = bytes(num_bytes)
-        # The extra bytes are what cryptography 42 asks for.
+        # Version 42 of cryptography asks for one cipher block more than it writes.
         needed = num_streams * num_bytes + _CIPHER_BLOCK_BYTES
         if len(self._keystreams) < needed:
             self._keystreams = bytearray(needed)
@@ -129,7 +131,7 @@ class _Workspace(threading.local):
     def write_sums(self, words: Words, weights: FloatArray, out: FloatArray, first: int) -> None:
         """Write the weighted sums of streams' normals to ``out`` from ``first``.
 
-        Those that lie outside of ``out``, before it where ``first`` is negative, are left out.
+        Values outside of ``out``, such as those before it where ``first`` is negative, are dropped.
         """
         size = words.shape[1] * VALUES_PER_BLOCK
         if 0 <= first <= len(out) - size and out.flags.c_contiguous:
@@ -154,7 +156,7 @@ _WORKSPACE = _Workspace()
 
 
 def _start_keystream(key: bytes, *, first_word: int) -> CipherContext:
-    # Blocks of normals are whole blocks of the cipher, so that a block can be started anywhere.
+    # A block of normals is a whole number of cipher blocks, so the counter can start at any one.
     counter = first_word * _WORD_BYTES // _CIPHER_BLOCK_BYTES
     mode = modes.CTR(counter.to_bytes(_CIPHER_BLOCK_BYTES, "big"))
     return Cipher(algorithms.AES(key), mode).encryptor()
