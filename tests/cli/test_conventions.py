@@ -15,8 +15,8 @@ import pytest
 
 from corn import __version__
 from corn.cli import COMMANDS, main
-from corn.learn.loop import SweepLoop
 from corn.learn.metrics import Row
+from corn.learn.sweep import SweepLoop
 
 from .commands import Runner
 

@@ -106,7 +106,7 @@ def test_networks_on_images(corn: Runner, model: str) -> None:
 @pytest.mark.parametrize(
     ("options", "exit_code", "message"),
     [
-        (["--mechanism", "magic"], 1, "mechanism must be one or more of corn"),
+        (["--mechanism", "magic"], 1, "mechanism must be one of corn"),
         (["--step-size", "big"], 1, "step-size must be numbers"),
         (["--partition", "even"], 1, "partition must be iid"),
         (["--model", "cnn"], 1, "needs images, found breast-cancer"),

@@ -1,4 +1,4 @@
-"""Noise in simulations: fresh at every step, of the right covariance, shared across mechanisms."""
+"""Noise in simulations: new at every step, of the right covariance, shared by mechanisms."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from corn.learn.perturbation import JointNoise, KeyedNoise, Noise, symmetric_root
+from corn.learn.perturbation import JointNoise, KeyedNoise, StepNoise, symmetric_root
 
 from .problems import make_method
 
@@ -32,7 +32,9 @@ def joint_float32(num_parameters: int, *seeds: int) -> JointNoise:
 
 
 @pytest.mark.parametrize("make", [joint, joint_float32, keyed, secret])
-def test_covariance_across_agents_and_none_across_coordinates(make: Callable[..., Noise]) -> None:
+def test_noise_has_its_covariance_across_agents_and_none_across_coordinates(
+    make: Callable[..., StepNoise],
+) -> None:
     noise = make(20_000, 3).draw(0)
     dtype = torch.float32 if make is joint_float32 else torch.float64
     assert (noise.shape, noise.dtype) == ((1, 6, 2, 20_000), dtype)
@@ -44,7 +46,7 @@ def test_covariance_across_agents_and_none_across_coordinates(make: Callable[...
 
 
 @pytest.mark.parametrize("make", [joint, keyed, secret])
-def test_no_step_and_no_seed_repeats_another_s_noise(make: Callable[..., Noise]) -> None:
+def test_no_step_and_no_seed_repeats_another_s_noise(make: Callable[..., StepNoise]) -> None:
     noise = make(50, 1, 2)
     draws = torch.stack([noise.draw(step).clone() for step in range(20)]).transpose(0, 1)
     vectors = draws.flatten(0, 1).flatten(1)

@@ -18,7 +18,7 @@ from corn.learn import (
     write_table,
     write_tensorboard,
 )
-from corn.learn.monitor import summarize
+from corn.learn.monitor import summarize_rows
 
 from .sweeps import sweep
 
@@ -106,6 +106,6 @@ def test_the_progress_bar_is_drawn_on_a_terminal_only(
 
 def test_the_progress_line_names_loss_and_epsilon() -> None:
     rows = sweep("corn", "none").last_rows
-    assert summarize(rows).startswith("best test loss 0.")
-    assert re.search(", simulated ε [23]\\.", summarize(rows))
-    assert summarize([]) == ""
+    assert summarize_rows(rows).startswith("best test loss 0.")
+    assert re.search(", simulated ε [23]\\.", summarize_rows(rows))
+    assert summarize_rows([]) == ""

@@ -22,11 +22,10 @@ from corn.distributed.folders import Folders, append_private_note
 from corn.errors import CornError
 from corn.files import writing_whole
 from corn.learn.method import Method, Trial
-from corn.learn.metrics import COLUMNS, SHARED_COLUMNS, Row, Samples, measure
+from corn.learn.metrics import COLUMNS, SHARED_COLUMNS, Row, Samples, measure, write_table
 from corn.learn.schedule import Schedule
 from corn.learn.step import StepStatistics
 from corn.learn.tasks import Task
-from corn.learn.writers import write_table
 from corn.plan import Plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.floats import account_floats, set_aside

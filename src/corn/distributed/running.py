@@ -34,8 +34,7 @@ from corn.distributed.recording import Account
 from corn.distributed.settings import RunSettings
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import AgentData
-from corn.learn.problem import TrainingProblem
-from corn.learn.samples import DataSource, read_samples
+from corn.learn.problem import DataSource, TrainingProblem, read_samples
 from corn.learn.tasks import MeanLoss, Task
 from corn.learn.training import make_task
 from corn.noise import BudgetSpentError, Secret

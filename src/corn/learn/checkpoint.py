@@ -1,8 +1,8 @@
-"""Save a sweep between steps and go on later, with the same result to the last bit.
+"""Checkpoints of a sweep: a resumed sweep has the same result to the last bit.
 
-Batches and noise are functions of seed and step, so models and measurements are all there is to
-save. That draws the noise of no step twice for different data: a simulation that resumes repeats
-nothing. (A deployment must not resume this way: see :mod:`corn.noise.ledger`.)
+Batches and noise are functions of seed and step, so a checkpoint needs models and measurements
+only. Resuming is for simulations. A deployment must not resume this way, because it would release
+steps twice: see :mod:`corn.noise.ledger`.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from corn.files import writing_whole
 from corn.learn.batches import AgentData
 from corn.learn.method import Trial
 from corn.learn.metrics import Row, Samples
+from corn.learn.result import BreakdownCause
 from corn.learn.settings import SweepSettings
-from corn.learn.tasks import Task
-from corn.learn.tasks.protocol import HasFingerprint
+from corn.learn.tasks import HasFingerprint, Task
 from corn.topology import Network
 
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Checkpoint:
+class SweepCheckpoint:
     """The state of a sweep after ``step`` steps.
 
     Attributes:
-        fingerprint: of everything the result depends on; a checkpoint fits no other sweep.
+        fingerprint: a hash of everything the result depends on; it fits no other sweep.
         parameters: shape (seeds, agents, trials, parameters).
-        alive: which runs go on, shape (seeds, trials).
+        alive: the runs that continue, shape (seeds, trials).
         rows: the measurements so far.
-        stopped: why the others do not, by the indices of seed and trial.
+        stopped: step and cause of each breakdown, by the indices of seed and trial.
     """
 
     fingerprint: str
@@ -49,39 +49,39 @@ class Checkpoint:
     parameters: Tensor
     alive: Tensor
     rows: list[Row]
-    stopped: dict[tuple[int, int], str]
+    stopped: dict[tuple[int, int], tuple[int, BreakdownCause]]
 
 
-def save_checkpoint(checkpoint: Checkpoint, path: Path | str) -> None:
-    """Write a checkpoint; a crash while writing leaves the one before it."""
+def save_sweep(checkpoint: SweepCheckpoint, path: Path | str) -> None:
+    """Write a checkpoint; a crash while writing leaves the previous one intact."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # It holds losses on training data, which no noise covers.
+    # The measurements include losses on training data, which no noise covers.
     private = writing_whole(target, durable=True, is_private=True)
     with private as partial, partial.open("wb") as stream:
         torch.save({"version": _VERSION, **vars(checkpoint)}, stream)
 
 
-def load_checkpoint(path: Path | str, *, fingerprint: str) -> Checkpoint:
-    """Read the checkpoint of the sweep with this fingerprint; any other is refused."""
+def load_sweep(path: Path | str, *, fingerprint: str) -> SweepCheckpoint:
+    """Read the checkpoint of the sweep with this fingerprint; raise for any other file."""
     try:
-        # Plain data only: a checkpoint from elsewhere cannot run code.
+        # Plain data only: a checkpoint from an untrusted source cannot run code.
         saved: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
         version = saved.pop("version")
-        checkpoint = Checkpoint(**saved)
+        checkpoint = SweepCheckpoint(**saved)
     except FileNotFoundError as error:
         raise FileFormatError(f"{path}: no such checkpoint") from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
         raise FileFormatError(f"{path}: not a checkpoint of a sweep, or damaged") from error
     if version != _VERSION or checkpoint.fingerprint != fingerprint:
         raise FileFormatError(
-            f"{path}: made by a sweep with other data, network, methods or settings; give it "
-            "those, or another file"
+            f"{path}: must be a checkpoint of this sweep, found one with other data, network, "
+            "methods or settings: repeat those, or choose another file"
         )
     return checkpoint
 
 
-def fingerprint_of(
+def fingerprint_sweep(
     task: Task,
     data: AgentData,
     network: Network,
@@ -90,17 +90,17 @@ def fingerprint_of(
     settings: SweepSettings,
     parts: Mapping[str, Samples],
 ) -> str:
-    """A hash of all that the result depends on, in hexadecimal."""
+    """Return a hash, in hexadecimal, of everything that the result of a sweep depends on."""
     digest = hashlib.sha256()
     plain = {
         "task": task.describe(),
         "settings": asdict(settings),
         "offsets": data.offsets,
-        "trials": [(v.describe(), repr(v.schedule), repr(v.method)) for v in trials],
+        "trials": [(t.describe(), repr(t.schedule), repr(t.method)) for t in trials],
     }
     digest.update(json.dumps(plain).encode())
     arrays = [network.mixing_matrix, data.inputs.cpu().numpy(), data.targets.cpu().numpy()]
-    arrays += [v.method.noise.covariance for v in trials if v.method.noise is not None]
+    arrays += [t.method.noise.covariance for t in trials if t.method.noise is not None]
     arrays += [task.initialize(seed).numpy() for seed in settings.seeds]
     # Measurements before and after an interruption must be of the same samples.
     for name in sorted(parts):

@@ -1,45 +1,54 @@
-"""The methods of a comparison: which noise is added to what, and what privacy that gives."""
+"""Methods of training: a mechanism's noise under a budget, and the privacy that it gives."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from corn.arrays import FloatArray, as_symmetric_matrix
-from corn.covariance import Decomposition, Design, ThreatModel
+from corn.checks import require_choice
+from corn.covariance import Decomposition, Design, MechanismName, Objective, ThreatModel, design
 from corn.covariance.threat import EAVESDROPPER
 from corn.errors import InvalidArgumentError
+from corn.learn.names import METHOD_NAMES
 from corn.learn.schedule import Schedule
 from corn.noise import factor_covariance
 from corn.noise.grid import bound_loss, choose_grid, require_provable
 from corn.plan.plan import Plan, coalition_precisions, meet_cap, require_sound
 from corn.privacy import ClippedQuery, PrivacyBudget, account_precision
 from corn.privacy.floats import account_floats, set_aside
+from corn.topology import Network
 
-_TOLERANCE, _DESIGN_TOLERANCE = 1e-9, 1e-6
+# Simulations allow for rounding of [R⁻¹]_ii. Where noise protects somebody, nothing is allowed.
+_TOLERANCE = 1e-9
+# A design that exceeds its cap by rounding, by at most this much, is scaled to meet the cap.
+_DESIGN_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """One way to train: made by ``private``, ``central`` or ``non_private``.
+    """A way to train: noise, clipping and the promise that they keep.
 
-    What is clipped follows from the query, which the budget made: a budget for an agent's whole
-    data cannot be run with samples clipped one by one, nor the other way round.
+    Made by ``private``, ``central``, ``non_private`` or ``from_plan``. The budget's query decides
+    what is clipped: a budget for an agent's whole data cannot be run with samples clipped one by
+    one, nor the reverse.
 
     Attributes:
-        name: what tables call it.
-        noise: who draws what at each step; None for no noise.
-        query: what is clipped, and how; None for no clipping.
-        budget: the promise; None where there is none.
-        threat: who the promise holds against.
-        is_central: a trusted server averages, and its models are all that anyone sees.
-        grid: γ, which releases are multiples of; 0 where nothing is released by agents.
+        name: the name in tables.
+        noise: the noise that each agent draws at each step; None for no noise.
+        query: the clipping; None for no clipping.
+        budget: the promise; None without one.
+        threat: the adversary against whom the promise holds.
+        is_central: whether a trusted server averages, and everybody sees its models alone.
+        grid: γ: released values are multiples of it; 0 where agents release nothing.
         counts_floats: whether the promise holds in floating point, so that a run with secret keys
-            keeps it; otherwise it is one of real numbers, for simulations.
+            keeps it; otherwise it holds for real numbers, which suffices for simulations.
     """
 
     name: str
@@ -83,10 +92,10 @@ class Method:
         threat: ThreatModel | None = None,
         counts_floats: bool = False,
     ) -> Method:
-        """Decentralised training with this noise; refused unless it keeps the budget.
+        """Make a method of decentralised training; raise unless the noise keeps the budget.
 
-        The promise holds against the threat that a design was made for, or the one given, or else
-        someone outside who sees every message.
+        The promise holds against ``threat``; by default against the threat that a design was made
+        for, and for other noise against an eavesdropper.
         """
         if threat is None:
             threat = noise.threat if isinstance(noise, Design) else EAVESDROPPER
@@ -94,7 +103,8 @@ class Method:
         if isinstance(noise, Design):
             worst = max(float(p.max()) for *_, p in coalition_precisions(shares, max_colluders))
             cap = (set_aside(budget) if counts_floats else budget).precision_cap
-            # A design for this cap may miss it by rounding; one for another cap is refused.
+            # A design for this cap may miss it by rounding, and is scaled to meet it. A design for
+            # another cap is refused.
             if cap < worst <= cap * (1 + _DESIGN_TOLERANCE):
                 shares = meet_cap(shares, cap, max_colluders)
         grid = choose_grid(shares, budget.precision_cap)
@@ -104,7 +114,7 @@ class Method:
 
     @classmethod
     def from_plan(cls, plan: Plan, *, name: str | None = None) -> Method:
-        """Training as a plan says: its noise, grid and budget, against whom it was made."""
+        """Make a method with a plan's noise, grid, budget and threat."""
         return cls(
             name or plan.mechanism,
             plan.decomposition,
@@ -117,7 +127,7 @@ class Method:
 
     @classmethod
     def central(cls, budget: PrivacyBudget, num_agents: int, *, name: str = "central") -> Method:
-        """A trusted server adds N(0, 1/(n² b)) to the average of the agents' clipped gradients.
+        """Make a method whose trusted server adds N(0, 1/(n² b)) to the average clipped gradient.
 
         The promise holds against those who see the server's models, not the agents' messages.
         """
@@ -127,7 +137,7 @@ class Method:
 
     @classmethod
     def non_private(cls, query: ClippedQuery | None = None, *, name: str = "none") -> Method:
-        """No noise and so no promise; clipped as others are where ``query`` is theirs."""
+        """Make a method without noise or promise; it clips if ``query`` is given."""
         return cls(name, None, query)
 
     @property
@@ -137,7 +147,7 @@ class Method:
 
     @property
     def against(self) -> str:
-        """Who the promise holds against, in words."""
+        """The adversary against whom the promise holds, in words."""
         if self.budget is None:
             return "nobody"
         if self.is_central:
@@ -146,7 +156,7 @@ class Method:
 
     @cached_property
     def precision_cap(self) -> float:
-        """The largest [R⁻¹]_ii that keeps the budget; infinite without one."""
+        """The largest [R⁻¹]_ii that keeps the budget; infinite without a budget."""
         if self.budget is None:
             return math.inf
         budget = set_aside(self.budget) if self.counts_floats else self.budget
@@ -154,15 +164,16 @@ class Method:
 
     @cached_property
     def precision(self) -> FloatArray:
-        """[R⁻¹]_ii of each agent, by which privacy is counted, shape (n,); ∞ without noise.
+        """[R⁻¹]_ii of each agent, which determines its ε, shape (n,); ∞ without noise.
 
-        Against insiders: of the noise that the worst coalition without the agent does not know.
+        Against insiders R is the covariance of the noise that the coalition does not know, for the
+        worst coalition without the agent.
         """
         if self.budget is None or self.noise is None:
             return np.array([math.inf])
         if self.is_central:
-            # The average moves by Δ/n under the average noise: as one agent's gradient by Δ under n
-            # times that noise.
+            # One agent moves the average by Δ/n. That under the server's noise is as a move by Δ
+            # under n times that noise, whose variance is the sum of all entries.
             total = float(self.noise.covariance.sum())
             return np.full(self.noise.num_agents, 1 / total if total else math.inf)
         worst = np.zeros(self.noise.num_agents)
@@ -172,7 +183,7 @@ class Method:
         return worst
 
     def check_parameters(self, num_parameters: int) -> None:
-        """Raise ``InfeasibleError`` where floats would take more than is set aside for them."""
+        """Raise ``InfeasibleError`` if rounding would cost more ε than is set aside for it."""
         if self.budget is not None and self.noise is not None:
             loss = bound_loss(
                 self.noise, self.grid, precision_cap=self.precision_cap, query=self.budget.query
@@ -180,10 +191,10 @@ class Method:
             require_provable(loss, self.budget, num_parameters)
 
     def epsilon_spent(self, num_steps: int) -> FloatArray | None:
-        """ε of each agent after so many steps at the budget's δ, shape (n,); None if not private.
+        """Return ε of each agent after ``num_steps`` at the budget's δ, shape (n,); None without.
 
-        Exact, whatever accounting the budget was designed with. Under Poisson sampling, where each
-        takes seconds to compute, all agents get the ε of the least protected.
+        It is exact, whatever accounting the budget was designed with. Under Poisson sampling, where
+        each ε takes seconds to compute, all agents get the ε of the least protected.
         """
         if self.noise is None or self.budget is None or self.query is None:
             return None
@@ -200,13 +211,13 @@ class Method:
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A method with a step size: what a sweep runs once for each seed."""
+    """A method with a step-size schedule, which a sweep runs once for each seed."""
 
     method: Method
     schedule: Schedule
 
     def describe(self) -> str:
-        """Name and step size."""
+        """Return name and step size."""
         return f"{self.method.name}, step size {self.schedule.describe()}"
 
 
@@ -222,3 +233,40 @@ def _shares_of(noise: Design | Decomposition | ArrayLike) -> Decomposition:
         return noise.decomposition
     R = as_symmetric_matrix(noise, name="noise")
     return Decomposition(np.zeros(len(R)), (tuple(range(len(R))),), (factor_covariance(R),))
+
+
+def make_methods(
+    names: Sequence[str],
+    network: Network,
+    budget: PrivacyBudget,
+    *,
+    objective: Objective,
+    threat: ThreatModel = EAVESDROPPER,
+) -> list[Method]:
+    """Make methods for the mechanisms named, each designed for the budget under one objective.
+
+    ``none`` clips but has no noise; ``unclipped`` has neither; ``central`` trusts a server.
+    ``threat`` is the adversary that ``corn`` is designed against; :attr:`Method.against` states the
+    adversary of each.
+    """
+    return [_make_method(name, network, budget, objective, threat) for name in names]
+
+
+def _make_method(
+    name: str, network: Network, budget: PrivacyBudget, objective: Objective, threat: ThreatModel
+) -> Method:
+    require_choice("mechanism", name, METHOD_NAMES)
+    if name == "unclipped":
+        return Method.non_private(name=name)
+    if name == "none":
+        return Method.non_private(budget.query)
+    if name == "central":
+        return Method.central(budget, network.num_agents)
+    made = design(
+        network.mixing_matrix,
+        budget.precision_cap,
+        mechanism=cast("MechanismName", name),
+        objective=objective,
+        threat=threat if name == "corn" else EAVESDROPPER,
+    )
+    return Method.private(name, made, budget)

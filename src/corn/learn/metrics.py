@@ -1,10 +1,13 @@
-"""What is measured at chosen steps: one row for each run."""
+"""Measurements at chosen steps, one row per run, and the files they are written to."""
 
 from __future__ import annotations
 
+import csv
+import importlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,15 +15,20 @@ import torch
 from torch import Tensor
 
 from corn.arrays import FloatArray
-from corn.errors import InvalidArgumentError
+from corn.errors import FileFormatError, InvalidArgumentError, MissingExtraError
+from corn.files import writing_whole
 from corn.learn.method import Method, Trial
 from corn.learn.step import StepStatistics
 from corn.learn.tasks import Task
 
 Row: TypeAlias = dict[str, str | int | float]
 Samples: TypeAlias = tuple[Tensor, Tensor]
+_LABELS = ("contender", "step_size", "seed", "step", "unit", "delta")
 PARTS = ("train", "validation", "test")
+
 _NUM_EVALUATIONS = 20
+# A loss that grew by this factor will not come back; one that only fluctuates stays far below.
+_DIVERGENCE = 1e6
 
 COLUMNS = (
     "contender",
@@ -46,12 +54,13 @@ COLUMNS = (
 )
 """The columns of a table of results.
 
-``test_loss`` is the loss of each agent's own model, averaged over agents; ``test_loss_of_average``
-that of the average of all models. ``consensus_distance`` is the root mean square distance of the
-agents' models from their average. ``epsilon`` is what the least protected agent has spent so far,
-``epsilon_least`` the best protected; empty without a promise. Where noise was drawn from a public
-seed nobody is protected, and both are called ``simulated_``: what a run with secret keys would
-spend. Where something was not measured the value is NaN.
+``contender`` is the method's name. ``test_loss`` is the loss of each agent's own model, averaged
+over agents; ``test_loss_of_average`` is the loss of the average of all models.
+``consensus_distance`` is the root mean square distance of the agents' models from their average.
+``epsilon`` is the ε spent so far by the least protected agent, ``epsilon_least`` by the best
+protected; both are empty without a promise. With noise from a public seed nobody is protected, and
+both columns have the prefix ``simulated_``: the ε that a run with secret keys would spend. A value
+that was not measured is NaN.
 """
 
 PRIVATE_COLUMNS = (
@@ -60,14 +69,14 @@ PRIVATE_COLUMNS = (
     "fraction_clipped",
     "noise_norm",
 )
-"""What no noise protects, and only the owner of the training data may see.
+"""The columns that no noise protects: only the owner of the training data may see them.
 
-The norm of the noise is among it: messages show the sum of gradient and noise, and with the exact
-norm of one part they show more of the other than ε counts.
+The norm of the noise is one of them: messages show the sum of gradient and noise, and together with
+the exact norm of the noise they would reveal more of the gradient than ε counts.
 """
 
 SHARED_COLUMNS = tuple(name for name in COLUMNS if name not in PRIVATE_COLUMNS)
-"""The rest: they follow from public models, public data and the plan."""
+"""The other columns, which follow from public models, public data and the plan."""
 
 
 def measure(
@@ -97,7 +106,7 @@ def measure(
 
 
 def _score(task: Task, parameters: Tensor, parts: Mapping[str, Samples]) -> dict[str, FloatArray]:
-    """Losses and accuracies, each of shape (seeds, trials)."""
+    """Return losses and accuracies, each of shape (seeds, trials)."""
     shape = parameters.shape
     average = parameters.mean(dim=1)
     scores: dict[str, FloatArray] = {}
@@ -143,12 +152,12 @@ def _array(values: Tensor) -> FloatArray:
     return values.to(device="cpu", dtype=torch.float64).numpy()
 
 
-def is_exploding(
-    row: Row, first: Row | None, *, limit: float, measured: Iterable[str] = ("train",)
+def has_diverged(
+    row: Row, first: Row | None, *, measured: Iterable[str] = ("train",), limit: float = _DIVERGENCE
 ) -> bool:
-    """Whether a run's models are not finite, or a loss is ``limit`` times what it began with.
+    """Return whether a run's models are not finite, or a loss is ``limit`` times its first value.
 
-    ``measured`` are the parts whose loss was measured, so that NaN is a loss and not its absence.
+    ``measured`` names the parts whose loss was measured, for which NaN means divergence.
     """
     if not math.isfinite(float(row["consensus_distance"])):
         return True
@@ -171,3 +180,78 @@ def choose_evaluation_steps(evaluate_at: Sequence[int] | None, num_steps: int) -
             f"evaluate_at must be steps from 0 to {num_steps}, found {outside}"
         )
     return frozenset({*evaluate_at, num_steps})
+
+
+def write_table(
+    rows: Sequence[Row],
+    path: Path | str,
+    *,
+    columns: Sequence[str] = COLUMNS,
+    is_private: bool = False,
+) -> None:
+    """Write these columns of rows to a ``.csv`` or ``.parquet`` file; NaN is an empty CSV field.
+
+    A private file is readable by its owner only. Parquet needs pyarrow.
+    """
+    target = Path(path)
+    writers = {".csv": _write_csv, ".parquet": _write_parquet}
+    if target.suffix not in writers:
+        raise FileFormatError(f"{target}: a table's name must end in .csv or .parquet")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with writing_whole(target, is_private=is_private) as partial:
+        writers[target.suffix](rows, partial, columns)
+
+
+def write_tensorboard(rows: Sequence[Row], directory: Path | str) -> None:
+    """Write each run to an event file of its own below ``directory``; needs tensorboard."""
+    board = _import("torch.utils.tensorboard", "writing for TensorBoard", extra="tensorboard")
+    runs: dict[str, list[Row]] = {}
+    for row in rows:
+        name = f"{row['contender']}/{row['step_size']}/seed {row['seed']}".replace("/√", " over √")
+        runs.setdefault(name, []).append(row)
+    for name, own in runs.items():
+        with board.SummaryWriter(str(Path(directory) / name)) as writer:
+            _write_scalars(writer, own)
+
+
+def require_writers(*, parquet: bool = False, tensorboard: bool = False) -> None:
+    """Raise ``MissingExtraError`` before training, not hours later when the table is written."""
+    if parquet:
+        _import("pyarrow.parquet", "writing Parquet", extra="parquet")
+    if tensorboard:
+        _import("torch.utils.tensorboard", "writing for TensorBoard", extra="tensorboard")
+
+
+def _import(module: str, feature: str, *, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(feature, extra=extra) from error
+
+
+def _write_scalars(writer: Any, rows: Sequence[Row]) -> None:
+    for row in rows:
+        for column in COLUMNS:
+            value = row[column]
+            if column not in _LABELS and not math.isnan(float(value)):
+                writer.add_scalar(column, float(value), int(row["step"]))
+
+
+def _write_csv(rows: Sequence[Row], path: Path, columns: Sequence[str]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, columns)
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({name: "" if is_missing(row[name]) else row[name] for name in columns})
+
+
+def _write_parquet(rows: Sequence[Row], path: Path, columns: Sequence[str]) -> None:
+    parquet = _import("pyarrow.parquet", "writing Parquet", extra="parquet")
+    arrow = importlib.import_module("pyarrow")
+    table = arrow.table({name: [row[name] for row in rows] for name in columns})
+    parquet.write_table(table, path)
+
+
+def is_missing(value: str | int | float) -> bool:
+    """Return whether a value was not measured."""
+    return isinstance(value, float) and math.isnan(value)

@@ -50,11 +50,11 @@ class ProgressBar:
         if self._progress.disable:
             return
         if rows:
-            self._progress.update(self._task, news=summarize(rows))
+            self._progress.update(self._task, news=summarize_rows(rows))
         self._progress.advance(self._task)
 
 
-def summarize(rows: Sequence[Row]) -> str:
+def summarize_rows(rows: Sequence[Row]) -> str:
     """The least loss and the largest ε among rows, in a few words."""
     name = "test_loss" if any(not math.isnan(float(r["test_loss"])) for r in rows) else "train_loss"
     losses = [float(row[name]) for row in rows if not math.isnan(float(row[name]))]

@@ -32,7 +32,7 @@ from corn.noise import (
 from corn.noise.address import NONCE_BYTES
 
 
-class Noise(Protocol):
+class StepNoise(Protocol):
     """What the simulation asks for noise."""
 
     def draw(self, step: int) -> Tensor:
@@ -70,7 +70,7 @@ class JointNoise:
         self._sources = [(SimulationSource(seed), simulation_nonce(seed)) for seed in seeds]
 
     def draw(self, step: int) -> Tensor:
-        """See ``Noise``."""
+        """See ``StepNoise``."""
         s = torch.from_numpy(self.draw_normals(step)).to(self._roots.device)
         return torch.matmul(self._roots, s).view(self._shape)
 
@@ -120,7 +120,7 @@ class KeyedNoise:
         ]
 
     def draw(self, step: int) -> Tensor:
-        """See ``Noise``."""
+        """See ``StepNoise``."""
         noise = [
             np.stack([self._draw_one(*draw, nonce, step) for draw in draws], axis=1)
             for draws, nonce in zip(self._draws, self._nonces, strict=True)

@@ -1,12 +1,25 @@
-"""What is learnt from what: a task, every agent's samples, and samples to measure on."""
+"""Training problems: a task, the samples of every agent, and samples to measure on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import NoneType
+from typing import Any, TypeAlias, cast
 
+import numpy as np
+import torch
 from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+from torch.utils.data import Dataset as TorchDataset
 
+from corn.checks import require_count
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData
 from corn.learn.metrics import PARTS, Samples
@@ -14,18 +27,27 @@ from corn.learn.settings import SweepSettings
 from corn.learn.tasks import Task
 from corn.learn.tasks.protocol import ChecksTargets
 
+DataSource: TypeAlias = "TorchDataset[Any] | DataLoader[Any] | tuple[Any, Any]"
+"""A map-style torch data set of pairs, or a loader of one; or inputs and targets as tensors or
+arrays."""
+
+_ADVICE = (
+    "if a model needs no targets, give its inputs twice; if it takes several inputs, stack them in "
+    "one tensor and split it in forward"
+)
+
 
 @dataclass(frozen=True, eq=False)
 class TrainingProblem:
-    """What is learnt from what.
+    """A task and the data it is trained and measured on.
 
     Attributes:
         task: model and loss.
-        data: the training samples of every agent, as they come; they are prepared for the task.
+        data: the training samples of every agent, not yet prepared for the task.
         parts: more samples to measure on, by ``validation`` and ``test``.
-        notes: what a reader of results must know.
+        notes: facts that a reader of results must know.
         has_public_parts: whether those samples are public: known to all agents, and no agent's own.
-            What is measured on private ones is private.
+            Measurements on private samples are private.
     """
 
     task: Task
@@ -38,22 +60,22 @@ class TrainingProblem:
         unknown = set(self.parts) - set(PARTS[1:])
         if unknown:
             raise InvalidArgumentError(f"parts must be validation and test, found {unknown}")
+        for name, (inputs, targets) in self.parts.items():
+            _require_targets(inputs, targets, of=f"the {name} data")
 
     def place(
         self, settings: SweepSettings, *, max_train_samples: int | None = None
     ) -> tuple[AgentData, dict[str, Samples]]:
-        """Training data and samples to measure on, prepared, of the settings' type and device.
+        """Return training data and samples to measure on, in the settings' type and device.
 
-        ``train`` among the latter is the data of all agents, or so many evenly spaced samples.
+        ``train`` among the latter is the data of all agents, or ``max_train_samples`` evenly spaced
+        samples of it.
         """
         inputs, targets = self._place_samples((self.data.inputs, self.data.targets), settings)
         data = AgentData(inputs, targets, self.data.offsets)
         stride = 1
         if max_train_samples is not None:
-            if max_train_samples < 1:
-                raise InvalidArgumentError(
-                    f"max_train_samples must be at least 1 or None, found {max_train_samples}"
-                )
+            require_count("max_train_samples", max_train_samples, advice="None takes all")
             stride = -(-len(inputs) // max_train_samples)
         parts = {"train": (inputs[::stride], targets[::stride])}
         return data, parts | {
@@ -71,3 +93,110 @@ def _cast(values: Tensor, settings: SweepSettings) -> Tensor:
     # Whole numbers, such as classes or tokens, stay whole.
     dtype = settings.torch_dtype if values.is_floating_point() else values.dtype
     return values.to(device=settings.device, dtype=dtype)
+
+
+def read_samples(source: DataSource, *, of: str = "the data set") -> Samples:
+    """Return inputs and targets of a data source as two tensors of finite numbers.
+
+    ``of`` is the owner of the data for error messages, such as "agent 3" or "the test data".
+    """
+    if isinstance(source, DataLoader):
+        _require_plain_loader(source)
+        return read_samples(source.dataset, of=of)
+    if isinstance(source, tuple | list):
+        pair = cast("Any", source)
+        _require_pair(pair, f"the data of {of}" if of.startswith("agent") else of)
+        inputs, targets = _as_tensor(pair[0]), _as_tensor(pair[1])
+    else:
+        inputs, targets = _read_items(source, of)
+    for name, values in (("inputs", inputs), ("targets", targets)):
+        if values.dim() < 1 or not len(values):
+            raise InvalidArgumentError(
+                f"{name} of {of} must have at least one sample, found shape {tuple(values.shape)}"
+            )
+        _require_finite(name, values, of)
+    _require_targets(inputs, targets, of=of)
+    return inputs, targets
+
+
+def _require_finite(name: str, values: Tensor, of: str) -> None:
+    is_broken = ~torch.isfinite(values)
+    if bool(is_broken.any()):
+        row, *entry = torch.nonzero(is_broken)[0].tolist()
+        column = f", column {entry[0]}" if len(entry) == 1 else f", entry {entry}" if entry else ""
+        raise InvalidArgumentError(
+            f"{name} of {of} must be finite, found {values[(row, *entry)].item()} in row {row}"
+            f"{column}, counted from 0: remove or replace such samples"
+        )
+
+
+def _require_targets(inputs: Tensor, targets: Tensor, *, of: str) -> None:
+    if len(inputs) != len(targets):
+        raise InvalidArgumentError(
+            f"targets of {of} must be {len(inputs)}, one for each sample, found {len(targets)}"
+        )
+
+
+def _read_items(source: TorchDataset[Any], of: str) -> Samples:
+    is_stream = isinstance(source, IterableDataset)
+    if is_stream or not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+        raise InvalidArgumentError(
+            "a data set must have a length and items by number, as batches are drawn from it at "
+            f"random, found {type(source).__name__}: read a stream into a list of pairs first"
+        )
+    items = [source[index] for index in range(len(cast("Any", source)))]
+    for item in items:
+        _require_pair(item, "each item of a data set")
+    if not items:
+        raise InvalidArgumentError(f"inputs of {of} must have at least one sample, found none")
+    inputs, targets = zip(*items, strict=True)
+    return _stack("inputs", inputs), _stack("targets", targets)
+
+
+def _require_plain_loader(loader: DataLoader[Any]) -> None:
+    # CorN draws mini-batches itself, from all samples. A sampler of the loader's own would be
+    # ignored, and with it the user's choice of samples.
+    usual = (SequentialSampler, RandomSampler, BatchSampler, NoneType)
+    if isinstance(loader.dataset, IterableDataset):
+        return  # refused by _read_items, with the name of its class
+    for sampler in (loader.sampler, loader.batch_sampler):
+        if type(sampler) not in usual:
+            raise InvalidArgumentError(
+                f"a data loader must have no sampler of its own, found {type(sampler).__name__}: "
+                "give torch.utils.data.Subset(dataset, indices) instead"
+            )
+
+
+def _require_pair(item: Any, what: str) -> None:
+    # A tensor with two entries could be unpacked too, but is not a pair of inputs and targets.
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        found = f"{len(item)} parts" if isinstance(item, tuple | list) else type(item).__name__
+        raise InvalidArgumentError(
+            f"{what} must be a pair of inputs and targets, found {found}: {_ADVICE}"
+        )
+
+
+def _stack(name: str, values: tuple[Any, ...]) -> Tensor:
+    tensors = [_as_tensor(value) for value in values]
+    shapes = {tuple(tensor.shape) for tensor in tensors}
+    if len(shapes) > 1:
+        raise InvalidArgumentError(
+            f"{name} of all samples must have one shape, found {sorted(shapes)[:3]}: pad them"
+        )
+    return torch.stack(tensors)
+
+
+def _as_tensor(values: Any) -> Tensor:
+    if isinstance(values, tuple | dict):
+        raise InvalidArgumentError(
+            f"inputs and targets must be tensors or arrays, found a {type(values).__name__}: "
+            f"{_ADVICE}"
+        )
+    # An array is copied: it may be read-only, and a caller's array must never be modified.
+    try:
+        return torch.as_tensor(np.array(values) if isinstance(values, np.ndarray) else values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        found = getattr(values, "dtype", type(values).__name__)
+        raise InvalidArgumentError(
+            f"inputs and targets must be numbers, found {found}: number the classes from 0"
+        ) from error

@@ -1,37 +1,55 @@
-"""What a sweep returns: the models, the table of measurements, and how it ended."""
+"""The result of a sweep: the models, the table of measurements, and the runs that broke down."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from torch import Tensor
 
-from corn.errors import InvalidArgumentError
+from corn.checks import require_choice
 from corn.learn.method import Trial
 from corn.learn.metrics import COLUMNS, Row
 
 SweepStatus: TypeAlias = Literal["complete", "interrupted"]
+BreakdownCause: TypeAlias = Literal["gradients-not-finite", "loss-diverged"]
+
+_CAUSES: dict[BreakdownCause, str] = {
+    "gradients-not-finite": "its gradients are not finite",
+    "loss-diverged": "its loss diverged",
+}
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """The step at which a run broke down, and the cause."""
+
+    step: int
+    cause: BreakdownCause
+
+    def __str__(self) -> str:
+        """Return a sentence for tables and warnings."""
+        return f"stopped at step {self.step}: {_CAUSES[self.cause]}; try a smaller step size"
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """The outcome of all runs; one that was interrupted is as usable, up to its last step.
+    """The outcome of all runs of a sweep. An interrupted one is valid up to its last step.
 
     Attributes:
-        trials: methods and step sizes.
-        seeds: each trial was run once for each.
+        trials: methods with step-size schedules.
+        seeds: each trial was run once per seed.
         parameters: the final models, shape (runs, agents, parameters): run s·len(trials) + v is
-            seed s with trial v. NaN for runs that were stopped.
+            seed s with trial v. NaN for runs that broke down.
         rows: the measurements, in order of steps.
-        num_steps: how many steps were done.
+        num_steps: the number of completed steps.
         status: ``complete``, or ``interrupted`` by the user.
-        stopped: messages on runs that broke down, by (method, step size, seed).
-        notes: what a reader must know, such as a data set that stands in for another.
+        stopped: runs that broke down, by (method, step size, seed).
+        notes: facts that a reader must know, such as a data set that stands in for another.
         is_simulated: whether noise came from public seeds, so that the models protect nobody.
-        private_notes: what depends on the data without noise, for its owner alone.
+        private_notes: facts that depend on the data without noise, for its owner alone.
     """
 
     trials: tuple[Trial, ...]
@@ -40,14 +58,14 @@ class Result:
     rows: tuple[Row, ...] = field(repr=False)
     num_steps: int
     status: SweepStatus
-    stopped: Mapping[tuple[str, str, int], str] = field(default_factory=dict)
+    stopped: Mapping[tuple[str, str, int], Breakdown] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     is_simulated: bool = True
     private_notes: tuple[str, ...] = ()
 
     @property
     def privacy(self) -> str:
-        """Say whether the models protect anyone: what is promised, against whom, or nothing."""
+        """A sentence on the models' privacy: the promise and its adversary, or its absence."""
         promises = [
             f"{own.budget.describe()}, against {own.against}"
             for own in dict.fromkeys(trial.method for trial in self.trials)
@@ -74,16 +92,11 @@ class Result:
         return tuple(latest.values())
 
     def average(self, column: str) -> dict[tuple[str, str], float]:
-        """The mean over seeds of a column at the end, by (method, step size).
+        """Return the mean over seeds of a column's last value, by (method, step size).
 
-        A run that was stopped makes it infinite for a loss, and NaN for anything else.
-
-        Raises ``InvalidArgumentError`` for a column that is not measured.
+        If a run broke down, the mean is infinite for a loss and NaN for any other column.
         """
-        if column not in COLUMNS:
-            raise InvalidArgumentError(
-                f"column must be one of {', '.join(COLUMNS)}, found {column!r}"
-            )
+        require_choice("column", column, COLUMNS)
         failed = math.inf if "loss" in column else math.nan
         last = {(r["contender"], r["step_size"], r["seed"]): r for r in self.last_rows}
         averages: dict[tuple[str, str], float] = {}
@@ -95,7 +108,7 @@ class Result:
         return averages
 
     def best_step_sizes(self, column: str = "validation_loss") -> dict[str, str]:
-        """The step size with the least value of a column, for each method."""
+        """Return the step size with the least value of a column, for each method."""
         chosen: dict[str, tuple[float, str]] = {}
         for (method, step_size), value in self.average(column).items():
             if value < chosen.get(method, (math.inf, ""))[0]:
@@ -103,17 +116,9 @@ class Result:
         return {method: step_size for method, (_, step_size) in chosen.items()}
 
     def select(self, method: str, step_size: str | None = None) -> list[Row]:
-        """The rows of a method, with one step size or all."""
+        """Return the rows of a method, with one step size or all."""
         return [
             row
             for row in self.rows
             if row["contender"] == method and step_size in (None, row["step_size"])
         ]
-
-
-def blank_stopped(parameters: Tensor, stopped: Sequence[tuple[int, int]]) -> Tensor:
-    """Models as (runs, agents, parameters), with NaN for the (seed, trial) that were stopped."""
-    blanked = parameters.clone()
-    for s, v in stopped:
-        blanked[s, :, v] = math.nan
-    return blanked.transpose(1, 2).flatten(0, 1)

@@ -19,7 +19,7 @@ from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, BatchSampler, require_few_samples
 from corn.learn.method import Method, Trial
-from corn.learn.perturbation import JointNoise, KeyedNoise, Noise
+from corn.learn.perturbation import JointNoise, KeyedNoise, StepNoise
 from corn.learn.settings import SweepSettings
 from corn.learn.step import (
     ClippedGradients,
@@ -186,7 +186,7 @@ class Simulation:
         norms: Tensor = torch.linalg.vector_norm(noise, dim=-1).mean(1)
         return norms.index_select(1, self._noise_of).to(like.dtype)
 
-    def _make_noise(self) -> tuple[Noise | None, Tensor]:
+    def _make_noise(self) -> tuple[StepNoise | None, Tensor]:
         """Noise for each method, and which one's each trial takes."""
         settings = self._settings
         methods = list(dict.fromkeys(trial.method for trial in self._trials))

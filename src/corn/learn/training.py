@@ -1,4 +1,4 @@
-"""The front door: train a model of your own, privately, on data that agents of a network hold."""
+"""Private training of the user's own model on data that the agents of a network hold."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from corn.covariance import Decomposition, Design, Horizon, design
+from corn.checks import require_length
+from corn.covariance import DEFAULT_THREAT, Decomposition, Design, default_objective, design
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
 from corn.learn.batches import AgentData
 from corn.learn.method import Method, Trial
-from corn.learn.problem import TrainingProblem
+from corn.learn.problem import DataSource, TrainingProblem, read_samples
 from corn.learn.result import Result
-from corn.learn.samples import DataSource as DataSource
-from corn.learn.samples import read_samples as read_samples
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
 from corn.learn.settings import SweepSettings
 from corn.learn.sweep import run_sweep
@@ -54,30 +53,31 @@ def train(
     """Train one model per agent by differentially private DSGD: the paper's Algorithm 1.
 
     Args:
-        source: a plan; or who mixes with whom: a network, a spec such as ``"ring:8"``, or a file.
+        source: a plan; or the network, as a ``Network``, a spec such as ``"ring:8"``, or a file.
         budget: the promise; its unit decides what is clipped. None trains without privacy, or with
-            the plan's.
-        noise: a design or decomposition for this budget; by default the plan's, or CorN's, designed
-            for noise that accumulates over a fifth of the run.
+            the plan's budget.
+        noise: a design or decomposition for this budget; by default the plan's, or a design of
+            mechanism ``corn`` against ``DEFAULT_THREAT`` (one insider) with the default objective.
         model: any ``torch.nn.Module`` without batch normalisation and dropout, or a ``Task``.
         loss: for a module: (outputs, targets) → mean loss.
-        datasets: one for each agent; of data loaders their data sets are taken.
+        datasets: one per agent; a data loader stands for its data set.
         validation: samples to measure on.
         test: samples to measure on.
         step_size: η₁, or a schedule.
-        schedule: ``constant``, ``inverse-sqrt`` or ``cosine``, where ``step_size`` is a number.
+        schedule: ``constant``, ``inverse-sqrt`` or ``cosine``, if ``step_size`` is a number.
         num_steps: T; by default the budget's.
-        batch_size: samples a mini-batch; by default the budget's, else each agent's whole data.
+        batch_size: samples per mini-batch; by default the budget's, else each agent's whole data.
         seeds: one run for each.
-        gossip_rounds: mixing rounds a step; by default what the plan was designed for, or 1.
+        gossip_rounds: mixing rounds per step; by default those the plan was designed for, or 1.
         cooldown_rounds: mixing rounds after the last step; by default the plan's, or none.
         dtype: ``float32`` or ``float64``; by default the plan's, or float32.
-        device: where to compute.
-        secure: draw noise from new secret keys, so that the models keep the promise; only then is
-            the result's ``epsilon`` one. Otherwise noise follows from the seeds, and nobody is
-            protected. The promise covers models, and one run: another one on the same data spends
-            ε again.
-        options: more of :func:`corn.learn.sweep.run_sweep`: when to measure, checkpoints, progress.
+        device: the torch device to compute on.
+        secure: draw noise from new secret keys, so that the models keep the promise and the result
+            has a column ``epsilon``. Otherwise noise follows from the seeds, and nobody is
+            protected. The promise covers the models of one run: another run on the same data
+            spends ε again.
+        options: further options of :func:`corn.learn.sweep.run_sweep`: evaluation steps,
+            checkpoints, progress.
 
     Raises:
         InfeasibleError: every run broke down. If only some did, a warning names them.
@@ -95,41 +95,45 @@ def train(
     >>> result.status, result.parameters.shape, round(result.last_rows[0]["simulated_epsilon"], 6)
     ('complete', torch.Size([1, 4, 8]), 5.0)
     """
-    task, rounds = make_task(model, loss), _choose_rounds(source, gossip_rounds, cooldown_rounds)
+    task = make_task(model, loss)
+    rounds = _choose_rounds(source, gossip_rounds, cooldown_rounds)
     network, method = _make_method(source, budget, noise, rounds, secure=secure)
     query = method.query
     settings = SweepSettings(
-        _choose_steps(num_steps, method.budget),
-        batch_size if batch_size is not None or query is None else query.batch_size,
-        tuple(seeds),
-        *rounds,
-        dtype or (source.dtype if isinstance(source, Plan) else "float32"),
-        device,
-        "secret" if secure else "none",
+        num_steps=_choose_steps(num_steps, method.budget),
+        batch_size=batch_size if batch_size is not None or query is None else query.batch_size,
+        seeds=tuple(seeds),
+        gossip_rounds=rounds[0],
+        cooldown_rounds=rounds[1],
+        dtype=dtype or (source.dtype if isinstance(source, Plan) else "float32"),
+        device=device,
+        noise_keys="secret" if secure else "none",
     )
-    measured = {"validation": validation, "test": test}
+    require_length("datasets", len(datasets), network.num_agents, per="agent")
+    own = [read_samples(each, of=f"agent {agent}") for agent, each in enumerate(datasets)]
+    given = {"validation": validation, "test": test}
     problem = TrainingProblem(
-        task,
-        AgentData.from_parts([read_samples(own) for own in datasets]),
-        {name: read_samples(own) for name, own in measured.items() if own is not None},
+        task=task,
+        data=AgentData.from_parts(own),
+        parts={
+            part: read_samples(each, of=f"the {part} data")
+            for part, each in given.items()
+            if each is not None
+        },
     )
     trials = [Trial(method, make_schedule(step_size, schedule))]
     result = run_sweep(problem, network, trials, settings=settings, **options)
-    _tell_of_stopped(result)
+    for (_, _, seed), breakdown in result.stopped.items():
+        if len(result.stopped) == len(result.seeds):
+            raise InfeasibleError(f"every run broke down; seed {seed} {breakdown}")
+        warnings.warn(f"seed {seed} {breakdown}", CornWarning, stacklevel=2)
     return result
 
 
-def _tell_of_stopped(result: Result) -> None:
-    for (_, _, seed), message in result.stopped.items():
-        if len(result.stopped) == len(result.seeds):
-            raise InfeasibleError(f"every run broke down; seed {seed} {message}")
-        warnings.warn(f"seed {seed} {message}", CornWarning, stacklevel=3)
-
-
 def load_parameters(model: nn.Module, vector: Tensor) -> nn.Module:
-    """A copy of the model with parameters from a result, such as ``parameters[run, agent]``.
+    """Return a copy of the model with parameters from a result, such as ``parameters[run, agent]``.
 
-    Frozen parameters are not in the vector, and stay.
+    Frozen parameters are not in the vector and keep their values.
     """
     filled = copy.deepcopy(model)
     trained = trained_parameters(filled)
@@ -144,7 +148,7 @@ def load_parameters(model: nn.Module, vector: Tensor) -> nn.Module:
 
 
 def planned_rounds(plan: Plan) -> tuple[int, int]:
-    """Mixing rounds a step and at the end that a plan's noise was designed for."""
+    """Return the mixing rounds per step and after the last step that a plan was designed for."""
     objective = plan.objective
     return getattr(objective, "gossip_rounds", 1), getattr(objective, "cooldown_rounds", 0)
 
@@ -153,12 +157,12 @@ def _choose_steps(num_steps: int | None, budget: PrivacyBudget | None) -> int:
     if num_steps is not None:
         return num_steps
     if budget is None:
-        raise InvalidArgumentError("num_steps must be given without a budget, found None")
+        raise InvalidArgumentError("num_steps must be given if there is no budget, found None")
     return budget.num_steps
 
 
 def make_task(model: nn.Module | Task, loss: MeanLoss | None) -> Task:
-    """A task as it is, or one made from a module and its loss."""
+    """Return a task unchanged, or a task made from a module and its loss."""
     if isinstance(model, nn.Module):
         if loss is None:
             raise InvalidArgumentError(
@@ -168,7 +172,8 @@ def make_task(model: nn.Module | Task, loss: MeanLoss | None) -> Task:
         return ModuleTask(model, loss)
     if loss is not None:
         raise InvalidArgumentError(
-            f"loss goes with a torch.nn.Module, found a {type(model).__name__}: a task has its own"
+            f"loss must be None for a {type(model).__name__}, which has its own: give a loss with "
+            "a torch.nn.Module only"
         )
     return model
 
@@ -176,7 +181,7 @@ def make_task(model: nn.Module | Task, loss: MeanLoss | None) -> Task:
 def _choose_rounds(
     source: object, gossip_rounds: int | None, cooldown_rounds: int | None
 ) -> tuple[int, int]:
-    """Mixing rounds a step and at the end: as asked for, or as the plan's noise was designed."""
+    """Return the mixing rounds given, or else those that the plan's noise was designed for."""
     gossip, cooldown = planned_rounds(source) if isinstance(source, Plan) else (1, 0)
     return (
         gossip if gossip_rounds is None else gossip_rounds,
@@ -202,8 +207,10 @@ def _make_method(
             raise InvalidArgumentError("noise and secure need a budget, found None")
         return network, Method.non_private()
     if noise is None:
-        objective = Horizon(max(1.0, budget.num_steps / 5), *rounds)
+        # Noise that protects somebody must also cover the rounding of floating point, for which a
+        # part of the budget is set aside.
         cap = (set_aside(budget) if secure else budget).precision_cap
-        noise = design(network.mixing_matrix, cap, objective=objective)
+        objective = default_objective(budget.num_steps, *rounds)
+        noise = design(network.mixing_matrix, cap, objective=objective, threat=DEFAULT_THREAT)
     name = noise.mechanism if isinstance(noise, Design) else "given noise"
     return network, Method.private(name, noise, budget, counts_floats=secure)

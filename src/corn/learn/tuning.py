@@ -1,37 +1,43 @@
-"""Choose step sizes on validation loss, for each method by itself, as the paper does."""
+"""Step sizes chosen on validation loss, for each method by itself, and the scores they give."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.learn.method import Method, Trial
+from corn.learn.metrics import COLUMNS, PARTS, Row, is_missing
 from corn.learn.problem import TrainingProblem
 from corn.learn.result import Result
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
 from corn.learn.settings import SweepSettings
 from corn.learn.sweep import run_sweep
+from corn.learn.tasks import Quadratic
 from corn.topology import Network
 
 STEP_SIZES = (1e-1, 5e-2, 1e-2, 5e-3, 1e-3)
 """The paper's grid."""
 
+_SCORES = ("loss", "accuracy", "loss_of_average", "accuracy_of_average")
+
 
 @dataclass(frozen=True, eq=False)
 class Tuning:
-    """The best step size of each method that has one, and the sweep it was read off.
+    """The best step size of each method that has one, and the sweep that it was chosen from.
 
-    Looking at the validation loss of several runs on one data set costs privacy that no ε here
-    counts; like the paper, CorN reports each run's own ε. Tune on public data where that matters.
+    Choosing by the validation loss of several runs on one data set costs privacy that no ε here
+    counts. Like the paper, CorN reports the ε of each run alone. Tune on public data where that
+    matters.
     """
 
     schedules: dict[str, Schedule]
     result: Result
 
     def score(self, column: str) -> dict[str, float]:
-        """A column at the end, averaged over seeds, of each method at its best step size."""
+        """Return a column's last value at the best step size, averaged over seeds, by method."""
         averages = self.result.average(column)
         return {
             name: averages[name, schedule.describe()] for name, schedule in self.schedules.items()
@@ -44,7 +50,7 @@ def make_grid(
     step_sizes: Sequence[float] = STEP_SIZES,
     schedule: ScheduleName = "constant",
 ) -> list[Trial]:
-    """Every method with every step size."""
+    """Return a trial for every method with every step size."""
     schedules = [make_schedule(step_size, schedule) for step_size in step_sizes]
     return [Trial(method, own) for method in methods for own in schedules]
 
@@ -59,7 +65,7 @@ def tune(
     schedule: ScheduleName = "constant",
     **options: Any,
 ) -> Tuning:
-    """Run all methods with all step sizes together; keep each one's best on validation.
+    """Run all methods with all step sizes together; keep the best of each on validation loss.
 
     ``options`` are those of :func:`corn.learn.sweep.run_sweep`.
     """
@@ -68,14 +74,13 @@ def tune(
             "tuning needs validation samples, found none: give the problem a validation part"
         )
     trials = make_grid(methods, step_sizes=step_sizes, schedule=schedule)
-    result = run_sweep(problem, network, trials, settings=settings, **options)
-    return read_tuning(result)
+    return read_tuning(run_sweep(problem, network, trials, settings=settings, **options))
 
 
 def read_tuning(result: Result, column: str = "validation_loss") -> Tuning:
-    """The best step size of each method in a sweep, by a column at the end.
+    """Return the best step size of each method in a sweep, by the last value of a column.
 
-    A method whose every run broke down has none; if that is so for all of them, it is an
+    A method whose every run broke down has none. If that holds for all methods, raise
     ``InfeasibleError``.
     """
     best = result.best_step_sizes(column)
@@ -87,3 +92,45 @@ def read_tuning(result: Result, column: str = "validation_loss") -> Tuning:
         if best.get(trial.method.name) == trial.schedule.describe()
     }
     return Tuning(schedules, result)
+
+
+def summarize_methods(problem: TrainingProblem, tuning: Tuning) -> dict[str, dict[str, object]]:
+    """Return the scores of each method at its best step size, averaged over seeds, and its ε.
+
+    Scores that were not measured are left out, and all scores of a method whose every run broke
+    down (its step size is None). For the quadratic task the optimality gap is added.
+    """
+    methods = dict.fromkeys(trial.method for trial in tuning.result.trials)
+    return {method.name: _summarize(method, problem, tuning) for method in methods}
+
+
+def select_measured(problem: TrainingProblem, rows: Sequence[Row]) -> list[Row]:
+    """Return rows without unmeasured columns, the quadratic's loss as its optimality gap."""
+    columns = [name for name in COLUMNS if not all(is_missing(row[name]) for row in rows)]
+    chosen: list[Row] = [{name: row[name] for name in columns} for row in rows]
+    if isinstance(problem.task, Quadratic):
+        for row in chosen:
+            row["optimality_gap"] = float(row.pop("train_loss")) - problem.task.minimum
+    return chosen
+
+
+def _summarize(method: Method, problem: TrainingProblem, tuning: Tuning) -> dict[str, object]:
+    schedule = tuning.schedules.get(method.name)
+    prefix = "simulated_" if tuning.result.is_simulated else ""
+    spent = method.epsilon_spent(tuning.result.num_steps)
+    return {
+        "step_size": None if schedule is None else schedule.describe(),
+        **({} if schedule is None else _scores(method.name, problem, tuning)),
+        f"{prefix}epsilon": None if spent is None else float(spent.max()),
+        f"{prefix}epsilon_of_each_agent": spent,
+        "unit": None if method.budget is None else method.budget.unit,
+        "against": method.against,
+    }
+
+
+def _scores(name: str, problem: TrainingProblem, tuning: Tuning) -> dict[str, float]:
+    columns = (*(f"{part}_{score}" for part in PARTS for score in _SCORES), "consensus_distance")
+    scores = {column: tuning.score(column)[name] for column in columns}
+    if isinstance(problem.task, Quadratic):
+        scores["optimality_gap"] = scores["train_loss"] - problem.task.minimum
+    return {column: value for column, value in scores.items() if not math.isnan(value)}

@@ -61,7 +61,7 @@ def make_workload(
     rows = PartitionSpec.parse(partition).assign(labels, num_agents, seed=seed)
     parts = [_pick(dataset, split.train[own]) for own in rows]
     return TrainingProblem(
-        make_task(dataset, model or ("network" if name == "mnist" else "linear"), l2=l2),
+        _make_classifier(dataset, model or ("network" if name == "mnist" else "linear"), l2=l2),
         AgentData.from_parts(parts),
         {
             part: _pick(dataset, chosen)
@@ -73,7 +73,7 @@ def make_workload(
     )
 
 
-def make_task(dataset: Dataset, model: ModelName, *, l2: float = 1e-4) -> Task:
+def _make_classifier(dataset: Dataset, model: ModelName, *, l2: float = 1e-4) -> Task:
     """A model of the given kind for a data set."""
     if model == "linear":
         return LinearClassifier(dataset.num_features, dataset.num_classes, l2=l2)

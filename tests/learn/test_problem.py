@@ -17,7 +17,7 @@ from torch.utils.data import (
 
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData
-from corn.learn.samples import read_samples
+from corn.learn.problem import read_samples
 
 
 class Items(Dataset[Any]):
@@ -58,11 +58,19 @@ def test_items_are_stacked() -> None:
     ("source", "message"),
     [
         (Items(torch.zeros(2)), "must be a pair of inputs and targets, found Tensor"),
-        (TensorDataset(torch.zeros(3, 2)), "found 1 parts: where a model needs no targets"),
+        (TensorDataset(torch.zeros(3, 2)), "found 1 parts: if a model needs no targets"),
         (Items(((torch.zeros(2), torch.zeros(2)), 1)), r"found a tuple: .*several inputs, stack"),
         ((torch.zeros(3), torch.zeros(3), torch.zeros(3)), "found 3 parts"),
-        ((torch.tensor([[1.0], [torch.nan]]), torch.zeros(2)), "inputs must be finite"),
-        ((torch.zeros(0, 2), torch.zeros(0)), "an empty one"),
+        (
+            (torch.tensor([[1.0], [torch.nan]]), torch.zeros(2)),
+            "inputs of the data set must be finite, found nan in row 1, column 0",
+        ),
+        (
+            (torch.zeros(2, 1), torch.tensor([0.0, torch.inf])),
+            "targets of the data set must be finite, found inf in row 1, counted",
+        ),
+        ((torch.zeros(3, 1), torch.zeros(2)), "targets of the data set must be 3, one for each"),
+        ((torch.zeros(0, 2), torch.zeros(0)), "at least one sample"),
         ((torch.zeros(2, 2), np.array(["ill", "well"])), "must be numbers, found <U4: number the"),
         (Items((torch.zeros(2), "ill")), "must be numbers, found str"),
         (
