@@ -65,6 +65,7 @@ FILES: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:the graph has edge weights")
 @pytest.mark.parametrize("name", FILES)
 def test_no_damage_to_a_file_is_a_crash(name: str, tmp_path: Path) -> None:
     write, read = FILES[name]

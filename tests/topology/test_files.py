@@ -7,8 +7,9 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from corn.errors import CornError, FileFormatError, InvalidArgumentError
+from corn.errors import CornError, CornWarning, FileFormatError, InvalidArgumentError
 from corn.topology import Network, load_network, name_of
+from corn.topology.files import read_matrix
 
 PETERSEN = nx.petersen_graph()
 
@@ -83,11 +84,37 @@ def test_matrices_must_be_real_and_not_empty(tmp_path: Path) -> None:
         load_network(tmp_path / "folder.csv")
 
 
-def test_edge_weights_shape_sinkhorn_only(tmp_path: Path) -> None:
+def test_only_sinkhorn_weights_use_edge_weights(tmp_path: Path) -> None:
     path = write(tmp_path / "w.edges", "0 1 5\n1 2 1\n2 0 1\n")
-    assert load_network(path).mixing_matrix[0, 1] == pytest.approx(1 / 3)
     heavy = load_network(path, weights="sinkhorn").mixing_matrix
     assert heavy[0, 1] > 2 * heavy[0, 2]
+    for rule in (None, "lazy"):
+        with pytest.warns(CornWarning, match="'sinkhorn' does") as caught:
+            matrix = load_network(path, weights=rule).mixing_matrix
+        assert matrix[0, 1] == pytest.approx(matrix[0, 2])
+        assert len(caught) == 1
+
+
+def test_edge_weights_of_one_are_no_reason_to_warn(tmp_path: Path) -> None:
+    path = write(tmp_path / "w.edges", "0 1 1\n1 2 1.0\n2 0\n")
+    np.testing.assert_allclose(load_network(path).mixing_matrix, 1 / 3)
+
+
+@pytest.mark.parametrize("name", ["c.csv", "c.npy"])
+def test_advice_on_edge_lists_is_given_for_networks_only(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    np.save(path, np.ones((2, 3))) if name == "c.npy" else path.write_text("1,1,1\n1,1,1\n")
+    with pytest.raises(FileFormatError, match=r"shape \(2, 3\); an edge list belongs in"):
+        load_network(path)
+    with pytest.raises(FileFormatError, match=r"a covariance must be square .*\(2, 3\)$"):
+        read_matrix(path, name="a covariance")
+
+
+def test_a_matrix_is_not_read_from_an_edge_list(tmp_path: Path) -> None:
+    path = tmp_path / "R.txt"
+    path.write_text("1 0\n0 1\n")
+    with pytest.raises(FileFormatError, match=r"matrix file; accepted are \.csv, \.npy$"):
+        read_matrix(path, name="a covariance")
 
 
 def test_a_rule_replaces_the_weights_of_a_given_matrix() -> None:

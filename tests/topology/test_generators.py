@@ -1,10 +1,12 @@
-"""Every generator gives the graph it names, connected, with agents 0 … n−1."""
+"""Generators return the graph that they name; specs accept several spellings and reject others."""
 
 import networkx as nx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
-from corn.topology import GENERATORS, GraphSpec, check_graph, is_connected
+from corn.topology import GENERATORS, GraphSpec, check_graph, describe_kind, is_connected
 
 EXAMPLES = [
     "er:n=20,p=0.3,seed=1",
@@ -66,7 +68,7 @@ def test_hypercube_is_networkx_hypercube() -> None:
     assert nx.is_isomorphic(GraphSpec.parse("hypercube:8").build(), nx.hypercube_graph(3))
 
 
-def test_first_connected_draw_is_networkx_own_for_the_seed() -> None:
+def test_first_draw_equals_that_of_networkx_for_the_seed() -> None:
     ours = GraphSpec.parse("er:n=20,p=0.5,seed=4").build()
     assert set(ours.edges) == set(nx.gnp_random_graph(20, 0.5, seed=4).edges)
 
@@ -77,7 +79,7 @@ def test_sparse_erdos_renyi_warns_and_still_connects() -> None:
     assert nx.is_connected(graph)
 
 
-def test_hopeless_erdos_renyi_gives_up_with_advice() -> None:
+def test_erdos_renyi_that_is_never_connected_fails_with_advice() -> None:
     with (
         pytest.warns(CornWarning),
         pytest.raises(InfeasibleError, match=r"disconnected in 1000 draws: raise p above"),
@@ -88,19 +90,94 @@ def test_hopeless_erdos_renyi_gives_up_with_advice() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ring:2", "n must be at least 3, found 2"),
-        ("complete:0", "n must be at least 1"),
-        ("torus:2x5", "rows must be at least 3"),
+        ("ring:2", "n must be an integer of at least 3, found 2"),
+        ("complete:0", "n must be an integer of at least 1"),
+        ("torus:2x5", "rows must be an integer of at least 3"),
         ("hypercube:12", "power of two"),
         ("er:n=5,p=1.5", r"p must be in \[0, 1\], found 1.5"),
         ("er:n=5,p=nan", r"p must be in \[0, 1\], found nan"),
         ("regular:n=5,degree=3", "even"),
         ("regular:n=4,degree=4", "degree must be in"),
-        ("small-world:n=3,degree=4,p=0.1", "n must be at least 5"),
+        ("small-world:n=3,degree=4,p=0.1", "n must be an integer of at least 5"),
         ("geometric:n=5,radius=0", "radius must be positive"),
-        ("barbell:1", "clique must be at least 2"),
+        ("barbell:1", "clique must be an integer of at least 2"),
     ],
 )
-def test_impossible_sizes_are_named(text: str, message: str) -> None:
+def test_errors_name_the_bad_parameter(text: str, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
+        GraphSpec.parse(text).build()
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("er:n=20,p=0.2,seed=1", "er:n=20,p=0.2,seed=1"),
+        ("er:20,0.2", "er:n=20,p=0.2,seed=0"),
+        ("er:p=0.2,n=20", "er:n=20,p=0.2,seed=0"),
+        (" ring:20 ", "ring:n=20"),
+        ("grid:4x5", "grid:rows=4,columns=5"),
+        ("grid:columns=5,rows=4", "grid:rows=4,columns=5"),
+        ("karate", "karate"),
+        ("barbell:5", "barbell:clique=5,bridge=0"),
+    ],
+)
+def test_specs_have_one_canonical_form(text: str, canonical: str) -> None:
+    spec = GraphSpec.parse(text)
+    assert str(spec) == canonical
+    assert GraphSpec.parse(str(spec)) == spec
+
+
+@given(
+    n=st.integers(1, 10**6),
+    p=st.floats(allow_nan=False, allow_infinity=False),
+    seed=st.integers(0, 2**63),
+)
+def test_specs_round_trip(n: int, p: float, seed: int) -> None:
+    spec = GraphSpec("er", (("n", n), ("p", p), ("seed", seed)))
+    assert GraphSpec.parse(str(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "unknown graph ''"),
+        ("rign:20", "unknown graph 'rign:20': accepted are er, ring"),
+        ("er", "n, p missing; accepted is er:n=…,p=…,seed=0"),
+        ("er:n=20", "p missing"),
+        ("er:n=20,q=1", "cannot place 'q=1'; accepted is er:n=…,p=…,seed=0"),
+        ("er:n=20,n=30,p=1", "cannot place 'n=30'"),
+        ("ring:20,30", "cannot place '30'"),
+        ("ring:many", "n must be a whole number, found 'many'"),
+        ("ring:20.5", "n must be a whole number, found '20.5'"),
+        ("er:n=20,p=often", "p must be a number, found 'often'"),
+        ("karate:3", "cannot place '3'; accepted is karate"),
+    ],
+)
+def test_errors_for_bad_specs_list_accepted_values(text: str, message: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        GraphSpec.parse(text)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_kind_has_a_description() -> None:
+    assert all(describe_kind(kind).startswith(kind) for kind in GENERATORS)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("ring:99999999", "at most 20,000 agents, found 99,999,999"),
+        ("torus:10000x10000", "at most 20,000 agents, found 100,000,000"),
+        ("barbell:9999999", "at most 20,000 agents"),
+        ("er:n=20000,p=0.5", "at most 10,000,000 links, found about 1e\\+08"),
+        ("complete:10000", "at most 10,000,000 links"),
+        ("regular:n=20000,degree=19998", "at most 10,000,000 links"),
+        ("geometric:n=20000,radius=1", "at most 10,000,000 links"),
+    ],
+)
+def test_graphs_that_are_too_large_are_refused_before_they_are_built(
+    text: str, reason: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=reason):
         GraphSpec.parse(text).build()

@@ -18,6 +18,7 @@ from corn.topology import (
     repeat_gossip,
     spectrum,
 )
+from corn.topology.generators import karate
 
 from .test_mixing import connected_graphs, strong_digraphs
 
@@ -98,7 +99,7 @@ def test_repeated_gossip_is_repeated() -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 7, 40])
-@pytest.mark.parametrize("graph", [nx.path_graph(8), nx.complete_graph(5), nx.karate_club_graph()])
+@pytest.mark.parametrize("graph", [nx.path_graph(8), nx.complete_graph(5), karate()])
 def test_chebyshev_gossip_is_the_chebyshev_polynomial(graph: Graph, rounds: int) -> None:
     W = mixing_matrix(graph)
     values, vectors = np.linalg.eigh(W)

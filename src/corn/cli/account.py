@@ -51,7 +51,7 @@ def account(
         sampling_rate=budget.sampling_rate,
     )
     if covariance is not None:
-        loss = measure(read_matrix(covariance), query, num_steps=budget.steps)
+        loss = measure(read_matrix(covariance, name="a covariance"), query, num_steps=budget.steps)
         _report_loss(
             loss, budget.delta, budget.epsilon, budget.accounting, covariance, plot, json=json
         )

@@ -81,7 +81,7 @@ def design(
     against = threat.make()
     target: Objective = mixing.choose_objective(budget.steps)
     if objective:
-        target = GivenObjective(read_matrix(objective))
+        target = GivenObjective(read_matrix(objective, name="an objective"))
     with working("designing the noise"):
         result = solve(
             network.mixing_matrix,

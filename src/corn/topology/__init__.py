@@ -1,4 +1,4 @@
-"""Graphs, mixing weights, and how fast they mix."""
+"""Graphs, mixing weights, and the speed at which they mix."""
 
 from corn.topology.generators import GENERATORS, GraphSpec, describe_kind
 from corn.topology.graphs import Graph, check_graph, is_connected, name_of

@@ -1,4 +1,4 @@
-"""Graphs and mixing matrices from files: edge list, GraphML, node-link JSON, CSV and ``.npy``."""
+"""Graphs and matrices from files: edge list, GraphML, node-link JSON, CSV and ``.npy``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from corn.errors import FileFormatError, make_printable
 from corn.parsing import MAX_DIGITS, quote, read_json
 
 FileGraph: TypeAlias = nx.Graph
-"""A graph as its file has it: any labels, not yet checked."""
+"""A graph as in its file: any labels, not yet checked."""
 
 EDGE_LIST_SUFFIXES = (".edges", ".edgelist", ".txt")
 GRAPH_SUFFIXES = (*EDGE_LIST_SUFFIXES, ".graphml", ".json")
@@ -25,36 +25,41 @@ MATRIX_SUFFIXES = (".csv", ".npy")
 SUFFIXES = GRAPH_SUFFIXES + MATRIX_SUFFIXES
 
 _MAX_REASON = 200
+# Exceptions that networkx and NumPy raise for files that are not in the expected format.
 _GRAPH_ERRORS = (ParseError, nx.NetworkXError, LookupError, ValueError, TypeError, AttributeError)
 _MATRIX_ERRORS = (ValueError, TypeError, EOFError, OverflowError, SyntaxError, TokenError)
 
 
 def read_graph(path: Path, *, directed: bool = False) -> FileGraph:
-    """Read a graph file by its suffix; ``directed`` matters for edge lists, which cannot say it.
+    """Read a graph file by its suffix; ``directed`` applies to edge lists, which cannot state it.
 
-    - ``.edges``, ``.edgelist``, ``.txt``: two labels a line (and a weight, if there is one),
-      separated by blanks or commas; ``#`` starts a comment, and so does ``%`` at the start of a
-      line. What networkx writes for edges without data (``0 1 {}``) is read too;
+    - ``.edges``, ``.edgelist``, ``.txt``: two labels per line and an optional weight, separated by
+      blanks or commas. ``#`` starts a comment, and so does ``%`` at the start of a line. The empty
+      data that networkx writes (``0 1 {}``) is skipped;
     - ``.graphml``; ``.json`` in networkx's node-link form.
     """
-    _require_file(path)
+    _require_file(path, SUFFIXES, kind="graph")
     if path.suffix in EDGE_LIST_SUFFIXES:
         return _read_edge_list(path, directed=directed)
     return _read_graphml(path) if path.suffix == ".graphml" else _read_node_link(path)
 
 
-def read_matrix(path: Path) -> FloatArray:
-    """Read a square matrix of numbers from ``.csv`` (comma-separated, no header) or ``.npy``."""
-    _require_file(path)
+def read_matrix(path: Path, *, name: str = "a matrix", advice: str = "") -> FloatArray:
+    """Read a square matrix of numbers from ``.csv`` (comma-separated, no header) or ``.npy``.
+
+    ``name`` is used in errors, for example ``a covariance``; ``advice`` follows if the shape is
+    wrong.
+    """
+    _require_file(path, MATRIX_SUFFIXES, kind="matrix")
     try:
         matrix = _read_npy(path) if path.suffix == ".npy" else _read_csv(path)
         matrix = matrix.astype(np.float64, casting="same_kind")  # no complex numbers
     except _MATRIX_ERRORS as error:
         raise FileFormatError(f"{path}: not a matrix of numbers: {_explain(error)}") from error
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
+        hint = f"; {advice}" if advice else ""
         raise FileFormatError(
-            f"{path}: a matrix must be square and not empty, found shape {matrix.shape}; "
-            f"a list of edges belongs in a file that ends in {' or '.join(EDGE_LIST_SUFFIXES)}"
+            f"{path}: {name} must be square and not empty, found shape {matrix.shape}{hint}"
         )
     return matrix
 
@@ -62,9 +67,10 @@ def read_matrix(path: Path) -> FloatArray:
 def _read_npy(path: Path) -> NDArray[Any]:
     with path.open("rb") as file:
         magic = file.read(len(np.lib.format.MAGIC_PREFIX))
-    if magic != np.lib.format.MAGIC_PREFIX:  # NumPy would also open archives
+    # np.load would also open zip archives, which can decompress to any size.
+    if magic != np.lib.format.MAGIC_PREFIX:
         raise ValueError("not in NumPy's format")
-    # Mapped, because NumPy would otherwise make room for the size that a header claims.
+    # Mapped, because NumPy would otherwise allocate the size that a header claims.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
@@ -75,10 +81,10 @@ def _read_csv(path: Path) -> NDArray[Any]:
     return np.loadtxt(lines, delimiter=",", ndmin=2) if lines else np.empty((0, 0))
 
 
-def _require_file(path: Path) -> None:
-    if path.suffix not in SUFFIXES:
+def _require_file(path: Path, suffixes: tuple[str, ...], *, kind: str) -> None:
+    if path.suffix not in suffixes:
         raise FileFormatError(
-            f"{path}: unknown kind of graph file; accepted are {', '.join(SUFFIXES)}"
+            f"{path}: unknown kind of {kind} file; accepted are {', '.join(suffixes)}"
         )
     if not path.is_file():
         raise FileFormatError(f"{path}: {'a folder' if path.is_dir() else 'no such file'}")
@@ -122,7 +128,7 @@ def _read_graphml(path: Path) -> FileGraph:
 
 
 def _number_labels(graph: FileGraph) -> FileGraph:
-    """Take labels for numbers if all are; long digits are names."""
+    """Turn labels into numbers if all are numbers; those of too many digits count as names."""
     labels = [str(label) for label in graph]
     if all(label.isdecimal() and len(label) <= MAX_DIGITS for label in labels):
         return nx.relabel_nodes(graph, {label: int(str(label)) for label in graph})
@@ -137,7 +143,7 @@ def _read_node_link(path: Path) -> FileGraph:
     try:
         edges = "links" if "links" in data else "edges"
         named = {node["id"] for node in data["nodes"]}
-        # Attributes of the graph as a whole are not used, and may be anything.
+        # Attributes of the graph as a whole are not used, so they are not checked.
         graph: FileGraph = nx.node_link_graph({**data, "graph": {}}, edges=edges)
     except _GRAPH_ERRORS as error:
         raise FileFormatError(f"{path}: not {kind}: {_explain(error)}") from error

@@ -1,4 +1,7 @@
-"""Graphs by name: every generator takes numbers and returns agents 0 … n−1 and their links."""
+"""Graphs by name: generators, and specs such as ``er:n=20,p=0.2,seed=1`` or ``grid:4x5``.
+
+Every generator takes numbers and returns agents 0 … n−1 and their links.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from dataclasses import dataclass
 
 import networkx as nx
 
+from corn.checks import require_count, require_in_range, require_positive
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
 from corn.topology.files import SUFFIXES
 from corn.topology.graphs import Graph
@@ -21,18 +25,17 @@ _MOST_LINKS = 10**7
 
 
 def erdos_renyi(n: int, p: float, seed: int = 0) -> Graph:
-    """Each link is there with probability p; drawn again until connected.
+    """Return a graph in which each link exists with probability p; drawn again until connected.
 
-    Below p = ln(n)/n a draw is more likely disconnected than not, and a warning says so.
+    A ``CornWarning`` is given below p = ln(n)/n, where most draws are disconnected.
     """
-    _require_at_least("n", n, 1)
-    if not 0 <= p <= 1:
-        raise InvalidArgumentError(f"p must be in [0, 1], found {p}")
+    require_count("n", n)
+    require_in_range("p", p, 0, 1)
     threshold = math.log(n) / n
     if p < threshold:
         warnings.warn(
             f"p={p:g} is below ln(n)/n = {threshold:.3g}, where a random graph of {n} agents is "
-            "rarely connected; what is drawn is not typical of this p",
+            "rarely connected; the graph drawn is not typical of this p",
             CornWarning,
             stacklevel=2,
         )
@@ -45,45 +48,45 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> Graph:
 
 
 def ring(n: int) -> Graph:
-    """A cycle of n ≥ 3 agents."""
-    _require_at_least("n", n, 3)
+    """Return a cycle of n ≥ 3 agents."""
+    require_count("n", n, least=3)
     return nx.cycle_graph(n)
 
 
 def path(n: int) -> Graph:
-    """Agents in a line."""
-    _require_at_least("n", n, 1)
+    """Return n agents in a line."""
+    require_count("n", n)
     return nx.path_graph(n)
 
 
 def star(n: int) -> Graph:
-    """Agent 0 in the middle of n−1 others."""
-    _require_at_least("n", n, 1)
+    """Return a star: agent 0 linked with n−1 others."""
+    require_count("n", n)
     return nx.star_graph(n - 1)
 
 
 def complete(n: int) -> Graph:
-    """Every pair linked."""
-    _require_at_least("n", n, 1)
+    """Return a graph in which every pair is linked."""
+    require_count("n", n)
     return nx.complete_graph(n)
 
 
 def grid(rows: int, columns: int) -> Graph:
-    """A rectangle of rows × columns agents, each linked to those beside, above and below it."""
-    _require_at_least("rows", rows, 1)
-    _require_at_least("columns", columns, 1)
+    """Return a rectangle of rows × columns agents, each linked to those beside, above and below."""
+    require_count("rows", rows)
+    require_count("columns", columns)
     return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, columns))
 
 
 def torus(rows: int, columns: int) -> Graph:
-    """A grid whose opposite sides are joined; at least 3 × 3, so that no link is doubled."""
-    _require_at_least("rows", rows, 3)
-    _require_at_least("columns", columns, 3)
+    """Return a grid whose opposite sides are joined; at least 3 × 3, so that no link is doubled."""
+    require_count("rows", rows, least=3)
+    require_count("columns", columns, least=3)
     return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, columns, periodic=True))
 
 
 def hypercube(n: int) -> Graph:
-    """A cube in k dimensions: n = 2^k agents, linked where their numbers differ in one bit."""
+    """Return a cube in k dimensions: n = 2^k agents, linked if their numbers differ in one bit."""
     if n < 1 or n & (n - 1):
         raise InvalidArgumentError(f"n must be a power of two for a hypercube, found {n}")
     graph: Graph = nx.empty_graph(n)
@@ -92,13 +95,13 @@ def hypercube(n: int) -> Graph:
 
 
 def exponential(n: int) -> Graph:
-    """Agent i linked with i ± 1, i ± 2, i ± 4, … (mod n)."""
+    """Return a graph with agent i linked to i ± 1, i ± 2, i ± 4, … (mod n)."""
     return nx.Graph(directed_exponential(n))
 
 
 def regular(n: int, degree: int, seed: int = 0) -> Graph:
-    """A random graph in which every agent has the same degree; drawn again until connected."""
-    _require_at_least("n", n, 1)
+    """Return a random graph in which all agents have one degree; drawn again until connected."""
+    require_count("n", n)
     if not 0 <= degree < n or n * degree % 2:
         raise InvalidArgumentError(
             f"degree must be in [0, n) with n·degree even, found n={n}, degree={degree}"
@@ -112,11 +115,10 @@ def regular(n: int, degree: int, seed: int = 0) -> Graph:
 
 
 def small_world(n: int, degree: int, p: float, seed: int = 0) -> Graph:
-    """Watts–Strogatz: a ring lattice of the given degree, each link rewired with probability p."""
-    _require_at_least("degree", degree, 2)
-    _require_at_least("n", n, degree + 1)
-    if not 0 <= p <= 1:
-        raise InvalidArgumentError(f"p must be in [0, 1], found {p}")
+    """Return a Watts–Strogatz graph: a ring lattice, each link rewired with probability p."""
+    require_count("degree", degree, least=2)
+    require_count("n", n, least=degree + 1)
+    require_in_range("p", p, 0, 1)
     return _draw_until_connected(
         lambda source: nx.watts_strogatz_graph(n, degree, p, seed=source),
         seed,
@@ -126,10 +128,9 @@ def small_world(n: int, degree: int, p: float, seed: int = 0) -> Graph:
 
 
 def geometric(n: int, radius: float, seed: int = 0) -> Graph:
-    """Agents at random places of the unit square, linked where closer than radius."""
-    _require_at_least("n", n, 1)
-    if not radius > 0:
-        raise InvalidArgumentError(f"radius must be positive, found {radius}")
+    """Return agents at random points of the unit square, linked if closer than ``radius``."""
+    require_count("n", n)
+    require_positive("radius", radius)
     return _draw_until_connected(
         lambda source: nx.random_geometric_graph(n, radius, seed=source),
         seed,
@@ -139,14 +140,14 @@ def geometric(n: int, radius: float, seed: int = 0) -> Graph:
 
 
 def barbell(clique: int, bridge: int = 0) -> Graph:
-    """Two complete graphs of ``clique`` ≥ 2 agents, joined by a path of ``bridge`` others."""
-    _require_at_least("clique", clique, 2)
-    _require_at_least("bridge", bridge, 0)
+    """Return two complete graphs of ``clique`` agents, joined by a path of ``bridge`` others."""
+    require_count("clique", clique, least=2)
+    require_count("bridge", bridge, least=0)
     return nx.barbell_graph(clique, bridge)
 
 
 def karate() -> Graph:
-    """Zachary's karate club: 34 people and who met outside the club, without weights."""
+    """Return Zachary's karate club: 34 people linked if they met outside it, without weights."""
     club = nx.karate_club_graph()
     graph: Graph = nx.empty_graph(club.number_of_nodes())
     graph.add_edges_from(club.edges())
@@ -154,14 +155,14 @@ def karate() -> Graph:
 
 
 def directed_ring(n: int) -> Graph:
-    """Agent i sends to i+1 (mod n)."""
-    _require_at_least("n", n, 2)
+    """Return a directed cycle: agent i sends to i+1 (mod n)."""
+    require_count("n", n, least=2)
     return nx.cycle_graph(n, create_using=nx.DiGraph)
 
 
 def directed_exponential(n: int) -> Graph:
-    """Agent i sends to i+1, i+2, i+4, … (mod n)."""
-    _require_at_least("n", n, 2)
+    """Return a directed graph in which agent i sends to i+1, i+2, i+4, … (mod n)."""
+    require_count("n", n, least=2)
     graph: Graph = nx.empty_graph(n, create_using=nx.DiGraph)
     hops = [1 << k for k in range((n - 1).bit_length())]
     graph.add_edges_from((i, (i + hop) % n) for i in range(n) for hop in hops)
@@ -186,12 +187,12 @@ GENERATORS: dict[str, Callable[..., Graph]] = {
     "directed-ring": directed_ring,
     "directed-exponential": directed_exponential,
 }
-"""The name of each generator in a graph spec; its parameters are those of the function."""
+"""The generators by their names in a graph spec, whose parameters are those of the function."""
 
 
 @dataclass(frozen=True)
 class GraphSpec:
-    """The name of a generator and all its parameters; ``str`` gives the spec that reads the same.
+    """The name of a generator and all its parameters; ``str`` returns an equivalent spec.
 
     >>> str(GraphSpec.parse("er:20,0.2"))
     'er:n=20,p=0.2,seed=0'
@@ -217,7 +218,7 @@ class GraphSpec:
         return cls(kind, _read_parameters(kind, rest))
 
     def build(self) -> Graph:
-        """Generate the graph; one that would take hours, or all memory, is refused beforehand."""
+        """Return the graph; one that would take hours, or all memory, is refused beforehand."""
         num_agents, num_links = self._estimate_size()
         if num_agents > MAX_AGENTS:
             raise InvalidArgumentError(
@@ -227,12 +228,12 @@ class GraphSpec:
         if num_links > _MOST_LINKS:
             raise InvalidArgumentError(
                 f"{self}: a graph can have at most {_MOST_LINKS:,} links, found about "
-                f"{num_links:.3g}: choose fewer agents or fewer links for each"
+                f"{num_links:.3g}: choose fewer agents or fewer links per agent"
             )
         return GENERATORS[self.kind](**dict(self.parameters))
 
     def _estimate_size(self) -> tuple[float, float]:
-        """Return the numbers of agents and links, roughly, from the parameters alone."""
+        """Return approximate numbers of agents and links, from the parameters alone."""
         given = dict(self.parameters)
         n = float(given.get("n", given.get("rows", 1) * given.get("columns", 1)))
         if "clique" in given:
@@ -249,16 +250,11 @@ class GraphSpec:
 
 
 def describe_kind(kind: str) -> str:
-    """The parameters of a kind of graph, as a spec would have them: ``er:n=…,p=…,seed=0``."""
+    """Return the parameters of a kind of graph in the form of a spec: ``er:n=…,p=…,seed=0``."""
     parts = [
         f"{p.name}={'…' if p.default is p.empty else p.default}" for p in _parameters(kind).values()
     ]
     return f"{kind}:{','.join(parts)}" if parts else kind
-
-
-def _require_at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise InvalidArgumentError(f"{name} must be at least {least}, found {value}")
 
 
 def _draw_until_connected(

@@ -1,4 +1,4 @@
-"""What a graph is here: agents 0 … n−1, links without self-loops, everyone reachable."""
+"""The graphs of this package: agents 0 … n−1, no self-loops, every agent reachable."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
 Graph: TypeAlias = nx.Graph
-"""Agents 0 … n−1 and links; an ``nx.DiGraph`` where links are one-way (i → j: i sends to j)."""
+"""Agents 0 … n−1 and links; an ``nx.DiGraph`` if links are directed (i → j: i sends to j)."""
 
 
 def check_graph(graph: nx.Graph) -> Graph:
-    """Return a copy of ``graph`` with agents 0 … n−1, or say why agents cannot learn on it.
+    """Return a copy of ``graph`` with agents 0 … n−1, or raise if agents cannot learn on it.
 
     Integer labels must be 0 … n−1 already. Other labels are numbered in the order of the graph and
     kept as the node attribute ``name``. Edge weights, if there are any, must be positive numbers.
@@ -38,13 +38,13 @@ def check_graph(graph: nx.Graph) -> Graph:
 
 
 def is_connected(graph: Graph) -> bool:
-    """Whether every agent can reach every other (strongly, where links are directed)."""
+    """Return whether every agent can reach every other (strongly, if links are directed)."""
     connected = nx.is_strongly_connected if graph.is_directed() else nx.is_connected
     return bool(connected(graph))
 
 
 def name_of(graph: Graph, agent: int) -> str:
-    """The name an agent had in the file it came from, or its number."""
+    """Return the name that an agent has in the graph's file, or its number."""
     return str(graph.nodes[agent].get("name", agent))
 
 
@@ -86,12 +86,12 @@ def _require_connected(graph: Graph) -> None:
     how = "strongly connected (everyone can reach everyone)" if directed else "connected"
     raise InfeasibleError(
         f"the graph must be {how}, found a part cut off from the rest: {cut_off}; "
-        "add links, or train each part on its own"
+        "add links, or train each part separately"
     )
 
 
 def _some(items: Iterable[str], limit: int = 5) -> str:
-    """The first few items, and how many more there are."""
+    """Return the first few items, and how many more there are."""
     listed = list(items)
     more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
     return ", ".join(listed[:limit]) + more

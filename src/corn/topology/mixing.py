@@ -1,10 +1,13 @@
-"""Mixing weights: doubly stochastic matrices whose support is the graph.
+"""Mixing weights: doubly stochastic matrices whose support is the graph, and their powers.
 
-Agent i replaces its model by Σ_j w_ij x_j, so w_ij > 0 needs a link from j to i (or i = j).
+Agent i replaces its model by Σ_j w_ij x_j, so w_ij > 0 needs a link from j to i (or i = j). Several
+mixing rounds per step, plain (W^r) or Chebyshev-accelerated, only post-process messages that the
+adversary has already observed: they cost communication but no privacy.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import networkx as nx
@@ -15,13 +18,13 @@ import scipy.sparse.csgraph
 from numpy.typing import ArrayLike
 
 from corn.arrays import FloatArray, IntArray, as_square_matrix
-from corn.checks import require_count
-from corn.errors import InfeasibleError, InvalidArgumentError, MissingExtraError
+from corn.checks import require_choice, require_count
+from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError, MissingExtraError
 from corn.topology.graphs import Graph
 from corn.topology.spectrum import disagreement, is_symmetric
 
 STOCHASTIC_TOLERANCE = 1e-8
-"""How far the sums of rows and columns of a mixing matrix may be from one."""
+"""The largest distance from one of the sum of a row or column of a mixing matrix."""
 
 MAX_AGENTS = 20_000
 """The largest network held as dense matrices, of 3.2 GB each."""
@@ -31,7 +34,7 @@ _NEWTON_STEPS = 100
 
 
 def metropolis_weights(graph: Graph) -> FloatArray:
-    """w_ij = 1/(1 + max(d_i, d_j)) on links: symmetric and doubly stochastic on any graph.
+    """Return w_ij = 1/(1 + max(d_i, d_j)) on links: symmetric and doubly stochastic on any graph.
 
     The paper prints w_ij = 1/(d_i + 1), which is doubly stochastic only where all degrees agree.
     """
@@ -40,37 +43,41 @@ def metropolis_weights(graph: Graph) -> FloatArray:
 
 
 def lazy_metropolis_weights(graph: Graph) -> FloatArray:
-    """w_ij = 1/(2 max(d_i, d_j)): every agent keeps at least half, so no eigenvalue is negative."""
+    """Return w_ij = 1/(2 max(d_i, d_j)) on links.
+
+    Every agent keeps at least half of its own model, so no eigenvalue is negative.
+    """
     links, degrees = _undirected_links(graph, "lazy")
     return _fill_diagonal(links / (2 * np.maximum(np.maximum.outer(degrees, degrees), 1)))
 
 
 def max_degree_weights(graph: Graph) -> FloatArray:
-    """w_ij = 1/(1 + max degree): one weight for every link."""
+    """Return w_ij = 1/(1 + max degree): one weight for every link."""
     links, degrees = _undirected_links(graph, "max-degree")
     return _fill_diagonal(links / (1 + degrees.max()))
 
 
 def uniform_weights(graph: Graph) -> FloatArray:
-    """w_ij = 1/(1 + d) for the agent itself and all it hears from; needs equal degrees d."""
-    heard = _hears(graph)
-    degrees = np.concatenate([heard.sum(axis=0), heard.sum(axis=1)])
+    """Return w_ij = 1/(1 + d) for the agent and its in-neighbours; needs equal degrees d."""
+    links = _adjacency(graph)
+    degrees = np.concatenate([links.sum(axis=0), links.sum(axis=1)])
     if degrees.min() != degrees.max():
         raise InvalidArgumentError(
             "uniform weights need a graph whose agents all have the same number of links, found "
             f"{degrees.min():.0f} to {degrees.max():.0f}: try metropolis, or sinkhorn if directed"
         )
-    return (heard + np.eye(len(heard))) / (1 + float(degrees[0]))
+    return (links + np.eye(len(links))) / (1 + float(degrees[0]))
 
 
 def sinkhorn_weights(graph: Graph) -> FloatArray:
-    """Scale rows and columns of (links + self-links) until both sum to one; digraphs welcome.
+    """Scale rows and columns of (links + self-links) until both sum to one; also for digraphs.
 
-    Edge weights, where the graph has any, are what is scaled. With self-links such a scaling exists
-    exactly if every link lies on a cycle, which a strongly connected digraph guarantees.
+    Edge weights, where the graph has any, are the entries that are scaled. With self-links such a
+    scaling exists exactly if every link lies on a cycle, which a strongly connected digraph
+    guarantees.
     """
-    heard = nx.to_numpy_array(graph, nodelist=range(len(graph)), weight="weight", dtype=float).T
-    return balance(heard + np.eye(len(heard)))
+    links = nx.to_numpy_array(graph, nodelist=range(len(graph)), weight="weight", dtype=float).T
+    return balance(links + np.eye(len(links)))
 
 
 def fastest_mixing_weights(links: FloatArray) -> FloatArray:
@@ -99,32 +106,42 @@ WEIGHTS: dict[str, Callable[[Graph], FloatArray]] = {
     "sinkhorn": sinkhorn_weights,
     "fastest": lambda graph: fastest_mixing_weights(_undirected_links(graph, "fastest")[0]),
 }
-"""The name of each rule that turns a graph into a mixing matrix."""
+"""The rules that turn a graph into a mixing matrix, by name. Only Sinkhorn's uses edge weights."""
 
 
 def mixing_matrix(graph: Graph, weights: str | None = None) -> FloatArray:
-    """The mixing matrix of a graph by a rule of :data:`WEIGHTS`.
+    """Return the mixing matrix of a graph by a rule of :data:`WEIGHTS`.
 
-    Without a rule: Metropolis weights, or Sinkhorn's where links are directed.
+    The default rule is Metropolis, or Sinkhorn where links are directed. A ``CornWarning`` is given
+    for a graph with edge weights and a rule that does not use them.
 
     >>> mixing_matrix(nx.path_graph(3)).round(3).tolist()
     [[0.667, 0.333, 0.0], [0.333, 0.333, 0.333], [0.0, 0.333, 0.667]]
     """
-    rule = weights or ("sinkhorn" if graph.is_directed() else "metropolis")
+    rule = require_choice("weights", weights or default_rule(graph), WEIGHTS)
     if len(graph) > MAX_AGENTS:
         raise InvalidArgumentError(
             f"a dense mixing matrix is for at most {MAX_AGENTS} agents, found {len(graph)} "
             f"({8e-9 * len(graph) ** 2:,.0f} GB): design communities of bounded size instead"
         )
-    if rule not in WEIGHTS:
-        raise InvalidArgumentError(f"weights must be one of {', '.join(WEIGHTS)}, found {rule!r}")
+    if rule != "sinkhorn" and any(w != 1 for _, _, w in graph.edges(data="weight", default=1)):
+        warnings.warn(
+            f"the graph has edge weights, which the rule {rule!r} does not use; 'sinkhorn' does",
+            CornWarning,
+            stacklevel=2,
+        )
     return WEIGHTS[rule](graph)
+
+
+def default_rule(graph: Graph) -> str:
+    """Return the rule of :data:`WEIGHTS` that is used unless another is named."""
+    return "sinkhorn" if graph.is_directed() else "metropolis"
 
 
 def check_mixing_matrix(
     matrix: ArrayLike, *, graph: Graph | None = None, tolerance: float = STOCHASTIC_TOLERANCE
 ) -> FloatArray:
-    """Return ``matrix`` as a float64 copy if agents can mix with it, or say what is wrong.
+    """Return ``matrix`` as a float64 copy if agents can mix with it, or raise.
 
     It must be square, finite, without negative weights, with rows and columns that sum to one
     within ``tolerance``, and, if ``graph`` is given, zero wherever there is no link.
@@ -149,7 +166,7 @@ def check_mixing_matrix(
 
 
 def graph_of(matrix: FloatArray) -> Graph:
-    """The links a mixing matrix uses: j → i where w_ij ≠ 0, undirected if that is mutual."""
+    """Return the links that a mixing matrix uses: j → i where w_ij ≠ 0, undirected if mutual."""
     used = matrix != 0
     np.fill_diagonal(used, False)
     symmetric = bool((used == used.T).all())
@@ -176,14 +193,14 @@ def balance(matrix: FloatArray, *, tolerance: float = 1e-13) -> FloatArray:
 
 
 def repeat_gossip(mixing_matrix: FloatArray, rounds: int) -> FloatArray:
-    """W^rounds: the effect of ``rounds`` plain mixing rounds."""
+    """Return W^rounds: the effect of ``rounds`` plain mixing rounds."""
     W = as_square_matrix(mixing_matrix, name="mixing_matrix")
     require_count("rounds", rounds)
     return np.linalg.matrix_power(W, rounds)
 
 
 def chebyshev_gossip(mixing_matrix: FloatArray, rounds: int) -> FloatArray:
-    """T_r(W/σ)/T_r(1/σ): the polynomial in W of degree ``rounds`` that contracts disagreement most.
+    """Return T_r(W/σ)/T_r(1/σ): of all polynomials in W of degree r, the one that mixes fastest.
 
     σ = ‖W − 11ᵀ/n‖₂ must be below one and W symmetric. Agents run it with the three-term recurrence
     x_{k+1} = 2 (c_k/(σ c_{k+1})) W x_k − (c_{k−1}/c_{k+1}) x_{k−1}, c_k = T_k(1/σ), and no more
@@ -212,16 +229,16 @@ def _undirected_links(graph: Graph, rule: str) -> tuple[FloatArray, FloatArray]:
         raise InvalidArgumentError(
             f"{rule} weights need undirected links, found a directed graph: try sinkhorn"
         )
-    links = _hears(graph)
+    links = _adjacency(graph)
     return links, links.sum(axis=1)
 
 
-def _hears(graph: Graph) -> FloatArray:
-    """(n, n) of 0 and 1: whether agent i hears from agent j."""
-    heard: FloatArray = nx.to_numpy_array(
+def _adjacency(graph: Graph) -> FloatArray:
+    """Return an (n, n) matrix of 0 and 1: whether agent j sends to agent i."""
+    sends: FloatArray = nx.to_numpy_array(
         graph, nodelist=range(len(graph)), weight=None, dtype=float
     )
-    return heard.T.copy()
+    return sends.T.copy()
 
 
 def _fill_diagonal(W: FloatArray) -> FloatArray:
@@ -234,7 +251,7 @@ def _check_support(W: FloatArray, graph: Graph) -> None:
         raise InvalidArgumentError(
             f"mixing_matrix is for {len(W)} agents, but the graph has {len(graph)}"
         )
-    stray = np.argwhere((W != 0) & (_hears(graph) + np.eye(len(W)) == 0))
+    stray = np.argwhere((W != 0) & (_adjacency(graph) + np.eye(len(W)) == 0))
     if len(stray):
         i, j = stray[0]
         raise InvalidArgumentError(
@@ -244,7 +261,7 @@ def _check_support(W: FloatArray, graph: Graph) -> None:
 
 
 def _sweep(A: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Sinkhorn's alternating scaling: safe from any start, but slow near the end on long graphs."""
+    """Return r and c of Sinkhorn's alternating scaling: safe, but slow to end on long graphs."""
     c = np.ones(len(A))
     r = c
     for _ in range(_SINKHORN_SWEEPS):
@@ -254,15 +271,15 @@ def _sweep(A: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _polish(P: FloatArray, tolerance: float) -> FloatArray:
-    """Damped Newton on the convex potential Σ p_ij e^{u_i+v_j} − Σu − Σv: a few quadratic steps."""
+    """Balance P by damped Newton steps on the convex potential Σ p_ij e^{u_i+v_j} − Σu − Σv."""
     n = len(P)
     for _ in range(_NEWTON_STEPS):
         residual = np.concatenate([P.sum(axis=1), P.sum(axis=0)]) - 1
         if np.abs(residual).max() <= tolerance:
             return P
         hessian = np.block([[np.diag(P.sum(axis=1)), P], [P.T, np.diag(P.sum(axis=0))]])
-        # (1, −1) changes nothing; filling that direction makes the system regular. One more such
-        # direction per connected part is removed by the small ridge.
+        # The direction (1, −1) does not change P; filling it in makes the system regular. There is
+        # one more such direction per connected part, for which the small ridge suffices.
         gauge = np.concatenate([np.ones(n), -np.ones(n)])
         hessian += np.outer(gauge, gauge) / n + 1e-14 * np.eye(2 * n)
         step = -scipy.linalg.solve(hessian, residual, assume_a="pos")

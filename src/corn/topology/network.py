@@ -1,4 +1,4 @@
-"""A network: who is linked with whom and with which weights they mix, from any kind of source."""
+"""Networks: a graph with mixing weights, loaded from a spec, a file, a graph or a matrix."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ import numpy as np
 
 from corn.arrays import FloatArray
 from corn.errors import CornError, FileFormatError, make_printable
-from corn.topology.files import MATRIX_SUFFIXES, SUFFIXES, read_graph, read_matrix
+from corn.topology.files import (
+    EDGE_LIST_SUFFIXES,
+    MATRIX_SUFFIXES,
+    SUFFIXES,
+    read_graph,
+    read_matrix,
+)
 from corn.topology.generators import GraphSpec
 from corn.topology.graphs import Graph, check_graph
-from corn.topology.mixing import check_mixing_matrix, graph_of, mixing_matrix
+from corn.topology.mixing import check_mixing_matrix, default_rule, graph_of, mixing_matrix
 
 _DIRECTED = "directed:"
 _MAX_REASON = 300
@@ -25,8 +31,8 @@ class Network:
 
     Attributes:
         graph: the links; an ``nx.DiGraph`` where they have a direction.
-        mixing_matrix: shape (n, n); agent i takes w_ij of what it hears from j.
-        source: the spec or file it came from, for people to read.
+        mixing_matrix: shape (n, n); w_ij is the weight of agent j's model at agent i.
+        source: the spec or file that it came from, for people to read.
         weights: the rule of :data:`~corn.topology.mixing.WEIGHTS`, or ``"given"``.
     """
 
@@ -50,8 +56,8 @@ class Network:
 def load_network(source: str | Path | Graph | FloatArray, *, weights: str | None = None) -> Network:
     """Turn a spec, a file, a networkx graph or a mixing matrix into a checked network.
 
-    ``weights`` names the rule for the mixing matrix (default: Metropolis, Sinkhorn if directed).
-    With a mixing matrix as source the default is that matrix; naming a rule keeps only its links.
+    ``weights`` names the rule for the mixing matrix (default: Metropolis, Sinkhorn if directed). If
+    the source is a mixing matrix, the default is that matrix; a named rule keeps only its links.
 
     >>> load_network("ring:4").mixing_matrix[0].round(3).tolist()
     [0.333, 0.333, 0.0, 0.333]
@@ -78,16 +84,17 @@ def _weigh(what: Graph | FloatArray, source: str, weights: str | None) -> Networ
         if weights is None:
             return Network(graph_of(what), what, source)
         what = graph_of(what)
-    rule = weights or ("sinkhorn" if what.is_directed() else "metropolis")
+    rule = weights or default_rule(what)
     return Network(what, mixing_matrix(what, rule), source, rule)
 
 
 def _read(path: Path, *, directed: bool) -> Graph | FloatArray:
     if path.suffix not in MATRIX_SUFFIXES:
         return check_graph(read_graph(path, directed=directed))
-    matrix = read_matrix(path)
+    edge_lists = " or ".join(EDGE_LIST_SUFFIXES)
+    matrix = read_matrix(path, advice=f"an edge list belongs in a file that ends in {edge_lists}")
     # Zeros and ones with an empty diagonal are links (row i sends to column j); anything else must
-    # be a mixing matrix. A permutation without fixed points is read as links.
+    # be a mixing matrix. A permutation without fixed points, which is both, is read as links.
     if np.isin(matrix, (0, 1)).all() and not np.diag(matrix).any():
         return check_graph(_graph_of_adjacency(matrix))
     return check_mixing_matrix(matrix)

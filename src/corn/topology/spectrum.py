@@ -1,4 +1,4 @@
-"""How fast a mixing matrix mixes: singular values, eigenvalues and mixing time."""
+"""The speed of a mixing matrix: singular values, eigenvalues and mixing time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 import scipy.linalg
 
 from corn.arrays import FloatArray, as_square_matrix
-from corn.errors import InvalidArgumentError
+from corn.checks import require
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """What decides how fast disagreement between agents dies out.
+    """The quantities that determine how fast disagreement between agents decays.
 
     Attributes:
         singular_values: of W, largest first, shape (n,).
@@ -23,9 +23,9 @@ class Spectrum:
         second_eigenvalue: |λ₂|, the contraction per step in the long run; equals σ₂ if W = Wᵀ.
         spectral_gap: 1 − |λ₂|; zero if the agents never agree.
         rank: the number of singular values above n · 2⁻⁵² · σ₁.
-        smallest_singular_value: zero where some noise can be hidden completely by mixing.
+        smallest_singular_value: zero if mixing cancels some noise completely.
         mixing_time: steps until at most ``accuracy`` of any disagreement is left; inf if never.
-        accuracy: what ``mixing_time`` refers to.
+        accuracy: the remaining disagreement to which ``mixing_time`` refers.
     """
 
     singular_values: FloatArray
@@ -39,14 +39,13 @@ class Spectrum:
 
 
 def spectrum(mixing_matrix: FloatArray, *, accuracy: float = 0.01) -> Spectrum:
-    """Measure a doubly stochastic mixing matrix.
+    """Return the spectrum of a doubly stochastic mixing matrix.
 
     >>> complete = np.full((4, 4), 0.25)
     >>> spectrum(complete).mixing_time, spectrum(complete).rank
     (1, 1)
     """
-    if not 0 < accuracy < 1:
-        raise InvalidArgumentError(f"accuracy must be in (0, 1), found {accuracy}")
+    require(0 < accuracy < 1, "accuracy", "in (0, 1)", accuracy)
     W = as_square_matrix(mixing_matrix, name="mixing_matrix")
     singular_values: FloatArray = scipy.linalg.svdvals(W)
     floor = len(W) * np.finfo(float).eps * singular_values[0]
@@ -64,12 +63,12 @@ def spectrum(mixing_matrix: FloatArray, *, accuracy: float = 0.01) -> Spectrum:
 
 
 def disagreement(W: FloatArray) -> float:
-    """‖W − 11ᵀ/n‖₂: the most that is left of a unit of disagreement after mixing with W."""
+    """Return ‖W − 11ᵀ/n‖₂: the most that mixing with W leaves of a unit of disagreement."""
     return _clean(float(np.linalg.norm(W - 1 / len(W), 2)), len(W))
 
 
 def is_symmetric(W: FloatArray) -> bool:
-    """Whether W equals its transpose up to rounding."""
+    """Return whether W equals its transpose up to rounding."""
     return bool(np.allclose(W, W.T, rtol=0, atol=1e-12))
 
 
@@ -81,17 +80,15 @@ def _second_eigenvalue(W: FloatArray) -> float:
 
 
 def _clean(value: float, n: int) -> float:
-    """Round what is one or zero up to rounding, so that 'never mixes' is recognised as such."""
+    """Return exactly one or zero for values that are so up to rounding: 1 means no mixing."""
     tolerance = 8 * n * np.finfo(float).eps
     nearest = float(round(value))
     return nearest if abs(value - nearest) <= tolerance else value
 
 
 def _mixing_time(W: FloatArray, second_eigenvalue: float, accuracy: float) -> float:
-    """The smallest t with ‖Wᵗ − 11ᵀ/n‖₂ ≤ accuracy, by doubling and then bisection on bits of t.
-
-    What is equal up to rounding counts as equal.
-    """
+    """Return the smallest t with ‖Wᵗ − 11ᵀ/n‖₂ ≤ accuracy, by doubling, then bit by bit."""
+    # A norm that equals the accuracy up to rounding counts as reached.
     accuracy *= 1 + 1e-12
     if second_eigenvalue >= 1:
         return math.inf
