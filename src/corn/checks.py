@@ -14,6 +14,7 @@ from typing import TypeVar
 from corn.errors import InvalidArgumentError
 
 _Choice = TypeVar("_Choice", bound=str)
+_LONGEST_SHOWN = 10**20
 
 
 def require(condition: bool, name: str, rule: str, found: object, *, advice: str = "") -> None:
@@ -58,9 +59,13 @@ def require_count(
     """Return ``value`` as an ``int`` if it is a whole number from ``least`` to ``most``."""
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     number = int(value) if isinstance(value, Integral) else least
-    is_valid = is_whole and number >= least and (most is None or number <= most)
-    limit = "" if most is None else f" and at most {most:,}"
-    require(is_valid, name, f"an integer of at least {least}{limit}", repr(value), advice=advice)
+    # Python does not print integers of more than 4300 digits.
+    found = repr(value) if number < _LONGEST_SHOWN else "a larger number"
+    require(
+        is_whole and number >= least, name, f"an integer of at least {least}", found, advice=advice
+    )
+    if most is not None:
+        require(number <= most, name, f"at most {most:,}", found, advice=advice)
     return number
 
 

@@ -168,9 +168,9 @@ def test_describe_names_unit_clipping_adjacency_and_accounting(
         ({"num_steps": 0}, "num_steps must be an integer of at least 1, found 0"),
         ({"num_steps": 2.5}, "num_steps must be an integer of at least 1, found 2.5"),
         ({"num_steps": True}, "num_steps must be an integer of at least 1, found True"),
-        ({"clip": 0.0}, r"clip must be positive, from 1e-15 to 1e\+15, found 0.0: try 0.1"),
-        ({"clip": math.inf}, r"clip must be positive, from 1e-15 to 1e\+15, found inf"),
-        ({"clip": math.nan}, r"clip must be positive, from 1e-15 to 1e\+15, found nan"),
+        ({"clip": 0.0}, r"clip must be in \[1e-15, 1e\+15\], found 0.0: try 0.1"),
+        ({"clip": math.inf}, r"clip must be in \[1e-15, 1e\+15\], found inf"),
+        ({"clip": math.nan}, r"clip must be in \[1e-15, 1e\+15\], found nan"),
         ({"unit": "user"}, "unit must be one of agent, sample, found 'user'"),
         ({"adjacency": "swap"}, "adjacency must be one of replace, add-remove, found 'swap'"),
         ({"accounting": "zcdp"}, "accounting must be one of gdp, rdp, paper, found 'zcdp'"),
@@ -190,11 +190,11 @@ def test_describe_names_unit_clipping_adjacency_and_accounting(
         ({**SAMPLE, "sampling_rate": math.nan}, r"sampling_rate must be in \(0, 1\], found nan"),
         (
             {**SAMPLE, "sampling_rate": 0.1, "accounting": "rdp"},
-            "accounting must be 'gdp' with sampling_rate=0.1, found 'rdp'",
+            "accounting must be 'gdp' under Poisson sampling, found 'rdp'",
         ),
         (
             {**SAMPLE, "sampling_rate": 0.1, "accounting": "paper"},
-            "accounting must be 'gdp' with sampling_rate=0.1, found 'paper'",
+            "accounting must be 'gdp' under Poisson sampling, found 'paper'",
         ),
         (
             {**SAMPLE, "sampling_rate": 0.1, "delta": 1e-13},
@@ -202,7 +202,7 @@ def test_describe_names_unit_clipping_adjacency_and_accounting(
         ),
         (
             {**SAMPLE, "sampling_rate": 1e-6, "num_steps": 5},
-            r"delta must be in \[1e-12, 5e-06\) .* releases without noise would do",
+            r"delta must be in \[1e-12, 5e-06\) .* releases need no noise",
         ),
     ],
 )

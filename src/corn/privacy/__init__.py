@@ -1,11 +1,11 @@
-"""Privacy accounting: what a budget allows, and what noise protects.
+"""Privacy accounting: from a budget to the noise it needs, and from noise to its privacy.
 
 - ``PrivacyBudget``: (ε, δ) for a run, its unit, and the largest [R⁻¹]_ii that keeps it.
 - ``account``, ``account_precision``: from noise to ε(δ), δ(ε) and curves, agent by agent.
-- ``check_budget``: whether a covariance keeps a budget; ``precision_diagonal`` is what it reads.
+- ``check_budget``: whether a covariance keeps a budget, by its ``precision_diagonal``.
 - ``ACCOUNTANTS``: exact, Theorem 2 and eq. (13b), each turning two of μ, ε and δ into the third.
-- ``gaussian``: the exact one, and the trade-off between errors of a test.
-- ``subsampling``: one sample of a Poisson-sampled batch; needs the extra ``dp``.
+- ``gaussian``: exact Gaussian DP, and the trade-off between the two errors of a test.
+- ``subsampling``: privacy of one sample under Poisson sampling; needs the extra ``dp``.
 """
 
 from corn.privacy import gaussian, subsampling

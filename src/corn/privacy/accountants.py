@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from corn.checks import require_choice, require_in_range
+from corn.checks import require, require_choice, require_in_range
 from corn.errors import CornWarning
 from corn.privacy import gaussian
 from corn.privacy.gaussian import round_down
@@ -47,6 +47,17 @@ class Accountant:
 def find_accountant(accounting: Accounting) -> Accountant:
     """Return the accountant of that name."""
     return ACCOUNTANTS[require_choice("accounting", accounting, ACCOUNTANTS)]
+
+
+def require_exact(accounting: Accounting) -> None:
+    """Raise unless accounting is exact, as it must be under Poisson sampling."""
+    require(
+        accounting == "gdp",
+        "accounting",
+        "'gdp' under Poisson sampling",
+        repr(accounting),
+        advice="the paper's bounds do not cover sampling",
+    )
 
 
 def is_proved(epsilon: float, delta: float) -> bool:

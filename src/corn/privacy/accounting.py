@@ -1,4 +1,4 @@
-"""What given noise protects: ε(δ), δ(ε) and whole curves, for each agent and for the worst."""
+"""Privacy of given noise: ε(δ), δ(ε) and whole curves, for each agent and for the worst."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from corn.arrays import FloatArray
 from corn.checks import require_count, require_fraction
 from corn.errors import InvalidArgumentError
 from corn.privacy import gaussian, subsampling
-from corn.privacy.accountants import Accounting, find_accountant, is_proved, warn_if_unproved
+from corn.privacy.accountants import (
+    Accounting,
+    find_accountant,
+    is_proved,
+    require_exact,
+    warn_if_unproved,
+)
 from corn.privacy.budget import PrivacyBudget
 from corn.privacy.precision import precision_diagonal
 from corn.privacy.query import ClippedQuery
@@ -23,7 +29,7 @@ from corn.privacy.query import ClippedQuery
 
 @dataclass(frozen=True, eq=False)
 class PrivacyCurve:
-    """Pairs (ε, δ) by one accountant, as two arrays of one length: δ falls where ε rises."""
+    """Pairs (ε, δ) of one accountant, as two arrays of one length: δ falls as ε rises."""
 
     epsilon: FloatArray
     delta: FloatArray
@@ -31,7 +37,7 @@ class PrivacyCurve:
 
 @dataclass(frozen=True, eq=False)
 class TradeoffCurve:
-    """The least false negative rate of any test for someone's data, at each false positive rate."""
+    """The least false negative rate of any test for an agent's data, per false positive rate."""
 
     false_positive_rate: FloatArray
     false_negative_rate: FloatArray
@@ -39,7 +45,7 @@ class TradeoffCurve:
 
 @dataclass(frozen=True, eq=False)
 class PrivacyLoss:
-    """What a run reveals of each agent to someone who sees every message.
+    """The privacy loss of each agent's data in a run, to an adversary who observes every message.
 
     The run has phases k: ``num_steps[k]`` steps, each with **fresh** noise of precision diagonal
     ``precision[k]``; ``precision`` has shape (phases, n). Changing agent j's data moves only row
@@ -53,14 +59,14 @@ class PrivacyLoss:
 
     @cached_property
     def mu(self) -> FloatArray:
-        """μ of each agent, shape (n,); ∞ for one that the noise does not hide.
+        """μ of each agent, shape (n,); ∞ for an agent that the noise does not hide.
 
         Raises ``InvalidArgumentError`` under Poisson sampling, which no single μ describes.
         """
         if self.query.is_subsampled:
             raise InvalidArgumentError(
                 f"mu is not defined with sampling_rate={self.query.sampling_rate}: no single μ "
-                "describes a subsampled run; ask for epsilon or delta"
+                "describes a subsampled run; use epsilon or delta"
             )
         return self.query.sensitivity * np.sqrt(self._total_precision)
 
@@ -104,7 +110,7 @@ class PrivacyLoss:
     ) -> PrivacyCurve:
         """Return δ at every ε, for one agent (the worst if not given).
 
-        Without ``epsilons``: 200 of them, from 0 to where δ has fallen to 1e-10.
+        The default is 200 values of ε, from 0 to where δ has fallen to 1e-10.
         """
         agent = self.worst_agent if agent is None else agent
         if epsilons is None:
@@ -124,7 +130,7 @@ class PrivacyLoss:
     ) -> TradeoffCurve:
         """Return f(α) = Φ(Φ⁻¹(1 − α) − μ) for one agent (the worst if not given).
 
-        Without ``false_positive_rates``: 201 of them, from 0 to 1.
+        The default is 201 rates, from 0 to 1.
         """
         mu = float(self.mu[self.worst_agent if agent is None else agent])
         if false_positive_rates is None:
@@ -144,7 +150,7 @@ class PrivacyLoss:
         return replace(self, precision=self.precision[:, [self.worst_agent]])
 
     def _of_each_agent(self, loss_of: Callable[[int], float]) -> FloatArray:
-        # Agents whose noise is alike are counted once: on symmetric graphs that is all of them.
+        # Agents with the same noise are computed once: on symmetric graphs that is all of them.
         _, first, group = np.unique(self.precision, axis=1, return_index=True, return_inverse=True)
         return np.array([loss_of(int(agent)) for agent in first])[group.ravel()]
 
@@ -152,7 +158,7 @@ class PrivacyLoss:
         accountant = find_accountant(accounting)
         if not self.query.is_subsampled:
             return accountant.epsilon_from(float(self.mu[agent]), delta)
-        _require_exact(accounting)
+        require_exact(accounting)
         return subsampling.bound_epsilon(
             self.precision[:, agent].tolist(), delta, num_steps=self.num_steps, query=self.query
         )
@@ -161,7 +167,7 @@ class PrivacyLoss:
         accountant = find_accountant(accounting)
         if not self.query.is_subsampled:
             return accountant.delta_from(float(self.mu[agent]), epsilon)
-        _require_exact(accounting)
+        require_exact(accounting)
         return subsampling.bound_delta(
             self.precision[:, agent].tolist(), epsilon, num_steps=self.num_steps, query=self.query
         )
@@ -173,13 +179,13 @@ def account(
     *,
     num_steps: int | Sequence[int],
 ) -> PrivacyLoss:
-    """Return what a run with this noise reveals.
+    """Return the privacy loss of a run with this noise.
 
     Args:
         covariance: R of the noise **really added** at each step, shape (n, n); or, if it changes
             during the run, one for each phase. For singular R see ``precision_diagonal``.
-        query: what the noise is added to.
-        num_steps: how many steps, each with noise drawn afresh; or as many numbers as phases.
+        query: the clipped gradient that the noise is added to.
+        num_steps: the number of steps, each with noise drawn afresh; or one number per phase.
 
     >>> loss = account([[50.0, 0.0], [0.0, 100.0]], ClippedQuery(0.1), num_steps=5000)
     >>> loss.mu.round(6), loss.epsilon(1e-5).round(3), loss.worst_agent
@@ -195,9 +201,9 @@ def account_precision(
     *,
     num_steps: int | Sequence[int],
 ) -> PrivacyLoss:
-    """Return what a run reveals, given the diagonal of R⁻¹, shape (n,), or one for each phase.
+    """Return the privacy loss of a run, given the diagonal of R⁻¹, shape (n,), or one per phase.
 
-    An infinite entry is an agent without protection; zero, one whose data is never touched.
+    An infinite entry is an agent without protection, zero an agent whose data is never used.
     """
     phases, steps = _split_phases(precision, num_steps)
     return _loss([_checked_diagonal(diagonal) for diagonal in phases], steps, query)
@@ -205,7 +211,7 @@ def account_precision(
 
 @dataclass(frozen=True, eq=False)
 class BudgetCheck:
-    """Every agent's [R⁻¹]_ii, shape (n,), beside the cap, and who is within it, shape (n,)."""
+    """Every agent's [R⁻¹]_ii, shape (n,), the cap, and whether each agent is within it, (n,)."""
 
     precision: FloatArray
     precision_cap: float
@@ -222,7 +228,7 @@ class BudgetCheck:
         return int(self.precision.argmax())
 
     def describe(self) -> str:
-        """Say in one line how the least protected agent stands to the cap."""
+        """Return one line that compares the least protected agent with the cap."""
         worst = float(self.precision[self.worst_agent])
         verdict = "met for all" if self.passed else f"broken for {np.count_nonzero(~self.met)} of"
         return (
@@ -236,8 +242,8 @@ def check_budget(
 ) -> BudgetCheck:
     """Check that noise of this covariance, drawn afresh at each step, meets the budget.
 
-    The diagonal is rounded up and the cap down. A design that was scaled to the cap meets it to
-    within rounding, for which ``relative_tolerance`` makes room.
+    The diagonal is rounded up and the cap down. A design that was scaled to the cap meets it up to
+    rounding, which ``relative_tolerance`` allows for.
 
     >>> budget = PrivacyBudget(10, 1e-5, num_steps=5000, clip=0.1)
     >>> print(check_budget([[60.0, 0.0], [0.0, 40.0]], budget).describe())
@@ -251,17 +257,14 @@ def check_budget(
 
 def _split_phases(noise: Any, num_steps: Any) -> tuple[list[Any], tuple[int, ...]]:
     if np.ndim(num_steps) == 0:
-        require_count("num_steps", num_steps)
-        return [noise], (int(num_steps),)
+        return [noise], (require_count("num_steps", num_steps),)
     phases = list(noise)
-    for steps in num_steps:
-        require_count("num_steps", steps)
     if not phases or len(phases) != len(num_steps):
         raise InvalidArgumentError(
             f"num_steps must have one number for each phase, found {len(num_steps)} for "
             f"{len(phases)} phases"
         )
-    return phases, tuple(int(steps) for steps in num_steps)
+    return phases, tuple(require_count("num_steps", steps) for steps in num_steps)
 
 
 def _checked_diagonal(value: ArrayLike) -> FloatArray:
@@ -285,11 +288,3 @@ def _loss(
     if len(sizes) > 1:
         raise InvalidArgumentError(f"all phases must have the same agents, found {sizes} of them")
     return PrivacyLoss(np.stack(diagonals), num_steps, query)
-
-
-def _require_exact(accounting: Accounting) -> None:
-    if accounting != "gdp":
-        raise InvalidArgumentError(
-            f"accounting must be 'gdp' under Poisson sampling, found {accounting!r}: the paper's "
-            "bounds do not cover sampling"
-        )

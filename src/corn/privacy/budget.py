@@ -1,4 +1,4 @@
-"""The privacy promise of a run, and the largest [R⁻¹]_ii that keeps it."""
+"""The privacy budget of a run, and the largest [R⁻¹]_ii that keeps it."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from corn.checks import require_count
+from corn.checks import require, require_count
 from corn.errors import InvalidArgumentError
 from corn.privacy import subsampling
-from corn.privacy.accountants import Accounting, find_accountant, warn_if_unproved
+from corn.privacy.accountants import Accounting, find_accountant, require_exact, warn_if_unproved
 from corn.privacy.query import Adjacency, ClippedQuery, Unit
 
-LARGEST_EPSILON, _MOST_STEPS = 1e9, 10**15
-"""Beyond these no promise means anything, and arithmetic would not be exact."""
+# Beyond these no promise has a meaning, and arithmetic would not be exact.
+LARGEST_EPSILON = 1e9
+_MOST_STEPS = 10**15
 
 
 @dataclass(frozen=True)
 class PrivacyBudget:
-    """(ε, δ) for a whole run of ``num_steps`` steps and a named unit of data: see ``ClippedQuery``.
+    """A promise of (ε, δ) for a run of ``num_steps`` steps and a unit of data (``ClippedQuery``).
 
-    Against an adversary who sees every message, a run with noise of covariance R, drawn afresh at
-    each step, keeps the promise for agent i if [R⁻¹]_ii ≤ ``precision_cap``; with exact accounting,
-    only if.
+    Against an adversary who observes every message, a run with noise of covariance R, drawn afresh
+    at each step, keeps the promise for agent i if [R⁻¹]_ii ≤ ``precision_cap``. With exact
+    accounting this is also necessary.
 
     ``accounting``: ``"gdp"`` is exact; ``"rdp"`` inverts the paper's Theorem 2; ``"paper"`` is its
     eq. (13b), which wastes noise for small ε and warns where it is not proved. With a
-    ``sampling_rate`` below 1 only ``"gdp"`` is accepted: the composition is then counted
-    numerically, by privacy loss distributions, since the paper has no bound for it.
+    ``sampling_rate`` below 1 only ``"gdp"`` is accepted: the composition is then computed
+    numerically, by privacy loss distributions, because the paper has no bound for it.
 
     >>> budget = PrivacyBudget(epsilon=10, delta=1e-5, num_steps=5000, clip=0.1)
     >>> budget.sensitivity, round(budget.mu, 6), round(budget.precision_cap, 7)
@@ -48,38 +49,31 @@ class PrivacyBudget:
     sampling_rate: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.epsilon <= LARGEST_EPSILON:
-            raise InvalidArgumentError(
-                f"epsilon must be positive, at most {LARGEST_EPSILON:g}, found {self.epsilon}: "
-                "try 1 to 10"
-            )
-        if not 0 < self.delta < 1:
-            raise InvalidArgumentError(
-                f"delta must be in (0, 1), found {self.delta}: try 1e-5, or less than one over the "
-                "number of people"
-            )
-        require_count("num_steps", self.num_steps)
-        if self.num_steps > _MOST_STEPS:
-            raise InvalidArgumentError(
-                f"num_steps must be at most {_MOST_STEPS:g}, found {self.num_steps:.4g}"
-            )
+        require(
+            0 < self.epsilon <= LARGEST_EPSILON,
+            "epsilon",
+            f"positive, at most {LARGEST_EPSILON:g}",
+            self.epsilon,
+            advice="try 1 to 10",
+        )
+        require(
+            0 < self.delta < 1,
+            "delta",
+            "in (0, 1)",
+            self.delta,
+            advice="try 1e-5, or less than one over the number of people",
+        )
+        require_count("num_steps", self.num_steps, most=_MOST_STEPS)
         find_accountant(self.accounting)
         if self.query.is_subsampled:
-            self._check_subsampled()
+            require_exact(self.accounting)
+            subsampling.require_meaningful(self.delta, num_steps=self.num_steps, query=self.query)
         if self.accounting == "paper":
             warn_if_unproved(self.epsilon, self.delta, stacklevel=3)
 
-    def _check_subsampled(self) -> None:
-        if self.accounting != "gdp":
-            raise InvalidArgumentError(
-                f"accounting must be 'gdp' with sampling_rate={self.sampling_rate:g}, found "
-                f"{self.accounting!r}: the paper's bounds do not cover sampling"
-            )
-        subsampling.require_meaningful(self.delta, num_steps=self.num_steps, query=self.query)
-
     @cached_property
     def query(self) -> ClippedQuery:
-        """What each agent releases at each step."""
+        """The clipped gradient that each agent releases at each step."""
         return ClippedQuery(
             self.clip,
             unit=self.unit,
@@ -90,7 +84,7 @@ class PrivacyBudget:
 
     @property
     def sensitivity(self) -> float:
-        """Δ: how far one step's release moves between neighbouring data sets."""
+        """Δ: the largest distance between the releases of neighbouring data sets at one step."""
         return self.query.sensitivity
 
     @cached_property
@@ -108,7 +102,7 @@ class PrivacyBudget:
 
     @cached_property
     def precision_cap(self) -> float:
-        """b: the largest [R⁻¹]_ii the budget allows, μ²/(Δ²T) without subsampling.
+        """b: the largest [R⁻¹]_ii that the budget allows, μ²/(Δ²T) without subsampling.
 
         Rounded down: accounting for a run at the cap gives an ε of at most ``epsilon``.
         """
@@ -121,11 +115,11 @@ class PrivacyBudget:
 
     @property
     def independent_noise_std(self) -> float:
-        """What every agent would add if it drew its noise alone (LDP): 1/√b."""
+        """The standard deviation of an agent that draws its noise alone (LDP): 1/√b."""
         return 1 / math.sqrt(self.precision_cap)
 
     def describe(self) -> str:
-        """Say in one line what is promised, for whose data, and how it is counted."""
+        """Return one line with the promise, the protected data and the accounting."""
         steps = f"{self.num_steps} step" + ("s" if self.num_steps > 1 else "")
         counted = find_accountant(self.accounting).description
         if self.query.is_subsampled:

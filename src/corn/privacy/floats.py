@@ -1,16 +1,16 @@
-"""What floating point adds to ε and δ: a part of the budget that is set aside for it.
+"""The part of ε and δ that is set aside for floating point.
 
-Privacy is proved for real numbers, and a program releases floats. Releases are rounded to a public
-grid, and ``docs/floats.md`` proves how close the law of what is computed is to that of the ideal
-release: the probabilities of one coordinate of a step differ by a factor within e^±ξ, up to a total
-variation β. Over N coordinates of all steps that is (ε₁, δ₁)-close with
+Privacy is proved for real numbers, but a program releases floats. Releases are rounded to a public
+grid, and ``docs/floats.md`` proves how close the distribution of a computed release is to that of
+the ideal one: the probabilities of one coordinate of a step differ by a factor within e^±ξ, up to a
+total variation β. Over N coordinates of all steps that is (ε₁, δ₁)-close with
 
     ε₁ = ρ + 2 √(ρ ln(1/δ₁)),    ρ = N ξ²,
 
-once for each of the two neighbouring data sets. So if the ideal releases are (ε₀, δ₀)-private, what
-is computed is (ε₀ + 2ε₁, e^ε₁ δ₀ + e^ε₁ (δ₁ + Nβ)(1 + e^(ε₀ + ε₁)))-private. A budget (ε, δ) sets
-``RESERVE`` aside: noise is designed for the ε₀ and δ₀ of :func:`set_aside`, and a run is allowed
-only if its N is within :meth:`FloatLoss.max_values`.
+once for each of the two neighbouring data sets. So if the ideal releases are (ε₀, δ₀)-private, the
+computed ones are (ε₀ + 2ε₁, e^ε₁ δ₀ + e^ε₁ (δ₁ + Nβ)(1 + e^(ε₀ + ε₁)))-private. A budget (ε, δ)
+sets ``RESERVE`` aside: noise is designed for the ε₀ and δ₀ of :func:`set_aside`, and a run is
+allowed only if its N is within :meth:`FloatLoss.max_values`.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ _MAX_ROUNDS = 10
 
 @dataclass(frozen=True)
 class FloatLoss:
-    """How far one coordinate of one step, over all agents, is from the release of real numbers.
+    """The distance of one coordinate of a step, over all agents, from a release of real numbers.
 
     Attributes:
         log_ratio: ξ, a bound on the logarithm of the ratio of probabilities.
-        failure: β, the total variation that comes on top of it.
+        failure: β, the total variation in addition to it.
     """
 
     log_ratio: float
     failure: float
 
     def max_values(self, budget: PrivacyBudget) -> float:
-        """Return how many coordinates, steps × parameters, the reserve of a budget pays for.
+        """Return how many coordinates, steps × parameters, the reserve of a budget covers.
 
         >>> budget = PrivacyBudget(1, 1e-5, num_steps=1000, clip=0.1)
         >>> FloatLoss(log_ratio=1e-9, failure=1e-40).max_values(budget) > 1e9
         True
         """
         each = RESERVE * budget.epsilon / 2  # ε₁, of which there are two
-        # ln(1/δ₁) where δ₁ and Nβ are a quarter of the reserve of δ each, so that with the factor
-        # e^ε₁ < 2 both are within it. As a logarithm, because e^ε overflows.
+        # ln(1/δ₁), where δ₁ and Nβ are a quarter of the reserve of δ each, so that with the factor
+        # e^ε₁ < 2 both are within it. Computed as a logarithm, because e^ε overflows.
         log_inverse = math.log(4 / (RESERVE * budget.delta)) + float(
             np.logaddexp(0, budget.epsilon)
         )
@@ -81,27 +81,27 @@ def account_floats(precision: ArrayLike, budget: PrivacyBudget, *, num_steps: in
 
     Args:
         precision: [R⁻¹]_ii of each agent, shape (n,).
-        budget: what the run promises; a run of more values than it allows is not covered.
-        num_steps: how many steps were released; without any, nothing is spent.
+        budget: the promise of the run; a run of more values than it allows is not covered.
+        num_steps: the number of steps released; without any, nothing is spent.
 
-    Infinite for an agent that gets less than ``budget`` promises: what is set aside is then not
-    proved to be enough; see :func:`find_promise`.
+    It is infinite for an agent with less privacy than ``budget`` promises: the reserve is then not
+    proved to be sufficient; see :func:`find_promise`.
     """
     if num_steps == 0:
         return np.zeros(np.shape(precision))
     loss = account_precision(precision, budget.query, num_steps=num_steps)
     ideal = set_aside(budget)
     real = loss.epsilon(ideal.delta)
-    # Not RESERVE·ε, but what is left of ε: at the cap the sum is then ε itself, to the last digit.
+    # Not RESERVE·ε, but the rest of ε: at the cap the sum is then ε itself, to the last digit.
     is_kept = real <= ideal.epsilon * (1 + _ROUNDING)
     return np.where(is_kept, real + (budget.epsilon - ideal.epsilon), math.inf)
 
 
 def find_promise(precision: float, budget: PrivacyBudget, *, num_steps: int) -> PrivacyBudget:
-    """Return the budget at the same δ that so many steps at this [R⁻¹]_ii just keep, or more."""
+    """Return the smallest budget at the same δ that this many steps at this [R⁻¹]_ii keep."""
     loss = account_precision([precision], budget.query, num_steps=num_steps)
     promise = replace(budget, num_steps=num_steps, accounting="gdp")
-    # What is set aside of δ depends on ε, if only a little. Each round comes closer from below.
+    # The reserve of δ depends on ε, if only a little. Each round comes closer from below.
     for _ in range(_MAX_ROUNDS):
         needed = float(loss.epsilon(set_aside(promise).delta)[0]) / (1 - RESERVE)
         if not 0 < needed <= LARGEST_EPSILON:

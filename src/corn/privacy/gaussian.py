@@ -1,8 +1,10 @@
-"""Gaussian differential privacy, exactly: μ, (ε, δ) and the trade-off of N(0, 1) with N(μ, 1).
+"""Exact Gaussian differential privacy: μ, (ε, δ) and the trade-off of N(0, 1) with N(μ, 1).
 
-Every mechanism of this package is, for each agent, as hard to see through as one draw from N(0, 1)
-or N(μ, 1) (Dong, Roth and Su, "Gaussian differential privacy", 2022). Nothing here is a bound: the
-same μ is achieved by the worst pair of data sets.
+Under every mechanism of this package an agent's data are as hard to distinguish as one draw from
+N(0, 1) and one from N(μ, 1) (Dong, Roth and Su, "Gaussian differential privacy", 2022). Nothing
+here is a bound: the worst pair of data sets attains this μ.
+
+Results are rounded to the side that promises less privacy (:func:`round_down`, :func:`bisect`).
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from corn.checks import require_in_range
 _SQRT2 = math.sqrt(2)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
+# 16 units in the last place: more than a square, a square root and a few products lose.
 _MARGIN = 2.0**-48
-"""16 units in the last place: more than what a square, a square root and a few products lose."""
 
 
 def delta_from(mu: float, epsilon: float) -> float:
@@ -124,8 +126,8 @@ def round_down(value: float) -> float:
 def bisect(accepts: Callable[[float], bool], *, accepted: float, rejected: float) -> float:
     """Return an accepted number with a rejected one right beside it in floating point.
 
-    What is returned has itself been tested, unless it is ``accepted``: for that the caller vouches.
-    So the search ends on the accepted side by construction, not by tolerance.
+    The result was itself tested, unless it is ``accepted``, for which the caller is responsible. So
+    the search ends on the accepted side by construction, not by tolerance.
     """
     middle = accepted + (rejected - accepted) / 2
     while middle not in (accepted, rejected):
@@ -138,7 +140,7 @@ def bisect(accepts: Callable[[float], bool], *, accepted: float, rejected: float
 
 
 def _delta_error(mu: float) -> float:
-    # What delta_from may be off by, relatively. It grows with μ because μ/2 and ε/μ cancel.
+    # The relative error of delta_from. It grows with μ because μ/2 and ε/μ cancel.
     return min(1e-12 * (1 + mu), 0.125)
 
 

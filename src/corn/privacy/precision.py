@@ -1,4 +1,4 @@
-"""The diagonal of R⁻¹, which privacy is read off: never understated, infinite without cover."""
+"""The diagonal of R⁻¹, which determines privacy: never understated, infinite if exposed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def precision_diagonal(
     """Return an upper bound on [R⁻¹]_jj for each agent j, shape (n,), tight to rounding.
 
     Where R is singular, an agent j whose direction e_j lies in the range of R gets [R⁺]_jj. Any
-    other is exposed, because some combination of messages shows its gradient without noise, and
-    gets ∞. So do all agents under pure zero-sum noise.
+    other agent is exposed, because some combination of messages shows its gradient without noise,
+    and gets ∞. So do all agents under pure zero-sum noise.
 
     The bound is above the true value by about 4·n·1e-16·κ relative, with κ the condition number of
     the correlation matrix; where that nears 1 the matrix counts as singular.
@@ -26,10 +26,10 @@ def precision_diagonal(
     Args:
         covariance: R, shape (n, n), of the noise **really added**: mixing weights, clipping or
             rounding applied to the noise belong in it.
-        relative_tolerance: how asymmetric R may be, and how negative an eigenvalue, relative to the
-            largest, may be before R is refused rather than taken as singular.
-        num_terms: of how many products each entry of R was summed up, if it was: their rounding is
-            no noise. 0 takes R as it is.
+        relative_tolerance: the asymmetry of R, and the size of a negative eigenvalue, relative to
+            the largest, up to which R is taken as singular rather than refused.
+        num_terms: the number of products that were summed for each entry of R, whose rounding
+            errors must not count as noise; 0 if R is exact.
 
     >>> precision_diagonal([[2.0, 1.0], [1.0, 2.0]]).round(6)
     array([0.666667, 0.666667])
@@ -44,7 +44,7 @@ def precision_diagonal(
             f"covariance must have no negative variance, found {variance[agent]:.3g} for agent "
             f"{agent}"
         )
-    # Scaling to unit variances makes the error independent of how different the agents' noises are.
+    # Scaling to unit variances makes the error independent of the ratios between agents' variances.
     scale = np.where(variance > 0, np.sqrt(variance), 1.0)
     eigenvalues, vectors = np.linalg.eigh(R / scale / scale[:, None])
     _require_semidefinite(eigenvalues, relative_tolerance)
@@ -74,8 +74,9 @@ def _upper_diagonal(eigenvalues: FloatArray, vectors: FloatArray, num_terms: int
 
 
 def _is_exposed(null_weights: FloatArray, kept: FloatArray, error: float) -> NDArray[np.bool_]:
-    # An agent is hidden if it has no part in the null space, up to what rounding rotates into it
-    # where the rest is well away from it; closer to it, all that have a part count as exposed.
+    # An agent is hidden if it has no part in the null space. Where the other eigenvalues are well
+    # above zero, rounding rotates the null space by a known angle, and smaller parts are ignored.
+    # Where they are close to zero, every agent with a part counts as exposed.
     rotation = 8 * error / max(kept[0], 0.1) if kept.size else 0.0
     exposed: NDArray[np.bool_] = np.sqrt(null_weights.sum(axis=1)) > rotation
     return exposed

@@ -1,32 +1,30 @@
-"""What an agent releases at each step, whose data that is, and how far one change can move it."""
+"""The clipped gradient that an agent releases at each step: its unit and its sensitivity."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from corn.checks import require_choice, require_count
+from corn.checks import require, require_choice, require_count, require_in_range
 from corn.errors import InvalidArgumentError
 
 Unit: TypeAlias = Literal["agent", "sample"]
 Adjacency: TypeAlias = Literal["replace", "add-remove"]
 
 
-_SMALLEST_CLIP, _LARGEST_CLIP = 1e-15, 1e15
-"""Beyond these, squares of gradients leave single precision: norms would come out as 0 or ∞."""
-
-
-_LARGEST_BATCH = 10**12
-
 MOST_SAMPLES = 16.0
-"""How many times more samples than its sampling rate says an agent may have."""
+"""The most samples an agent may have, as a multiple of batch_size/sampling_rate."""
+
+# Beyond these, squares of gradients leave single precision: norms would come out as 0 or ∞.
+_SMALLEST_CLIP, _LARGEST_CLIP = 1e-15, 1e15
+_LARGEST_BATCH = 10**12
 
 
 @dataclass(frozen=True)
 class ClippedQuery:
     """A clipped gradient, as one agent releases it (with noise) at every step.
 
-    ``unit`` says whose data is protected, and so what must be clipped:
+    ``unit`` states whose data is protected, and so what must be clipped:
 
     - ``"agent"``: one agent's whole data set. Its mini-batch gradient is clipped **once** to norm
       ``clip``. Clipping each sample does not give this unit, however the samples are averaged.
@@ -35,11 +33,11 @@ class ClippedQuery:
       probability p, independently (Poisson sampling); ``batch_size`` is then the fixed divisor, the
       *expected* size, never the size that was drawn.
 
-    ``adjacency`` says what neighbouring data sets are: ``"replace"`` (the unit's data becomes any
-    other) or ``"add-remove"`` (it is there, or its gradient is zero). For samples taken at random,
-    each by itself, that is adding or removing one. In batches of a fixed size another sample would
-    come in its place, and without an agent the graph would be another one: there the relation is
-    known as zero-out, and is called so.
+    ``adjacency`` defines neighbouring data sets: ``"replace"`` (the unit's data becomes any other)
+    or ``"add-remove"`` (its gradient is present, or is zero). Under Poisson sampling the latter is
+    adding or removing one sample. In a batch of fixed size another sample would take its place, and
+    without an agent the graph would be another one: there the relation is known as zero-out, and is
+    called so.
 
     >>> ClippedQuery(0.1).sensitivity
     0.2
@@ -52,11 +50,7 @@ class ClippedQuery:
     sampling_rate: float | None = None
 
     def __post_init__(self) -> None:
-        if not _SMALLEST_CLIP <= self.clip <= _LARGEST_CLIP:
-            raise InvalidArgumentError(
-                f"clip must be positive, from {_SMALLEST_CLIP:g} to {_LARGEST_CLIP:g}, found "
-                f"{self.clip}: try 0.1"
-            )
+        require_in_range("clip", self.clip, _SMALLEST_CLIP, _LARGEST_CLIP, advice="try 0.1")
         require_choice("unit", self.unit, get_args(Unit))
         require_choice("adjacency", self.adjacency, get_args(Adjacency))
         if self.unit == "agent":
@@ -66,19 +60,19 @@ class ClippedQuery:
 
     @property
     def contribution(self) -> float:
-        """The largest norm that the unit's data can have in the release: C, or C/B for a sample."""
+        """The largest norm of the unit's part of the release: C, or C/B for a sample."""
         return self.clip if self.batch_size is None else self.clip / self.batch_size
 
     @property
     def sensitivity(self) -> float:
-        """Δ: how far the release moves between neighbours: twice the contribution if replaced."""
+        """Δ: the largest distance between the releases of neighbouring data sets."""
         return 2 * self.contribution if self.adjacency == "replace" else self.contribution
 
     @property
     def largest_norm(self) -> float:
         """The largest norm of one agent's gradient before noise.
 
-        Under Poisson sampling a batch may be all of an agent's samples, which should be
+        Under Poisson sampling a batch may be all of an agent's samples. There should be
         batch_size/sampling_rate of them, and may be up to ``MOST_SAMPLES`` times as many.
         """
         if self.sampling_rate is None:
@@ -87,17 +81,17 @@ class ClippedQuery:
 
     @property
     def is_subsampled(self) -> bool:
-        """Whether Poisson sampling amplifies privacy: not at a rate of 1, which uses all data."""
+        """Whether Poisson sampling amplifies privacy; a rate of 1 uses all data and does not."""
         return self.sampling_rate is not None and self.sampling_rate < 1
 
     @property
     def protects(self) -> str:
-        """Whose data the noise hides, in words."""
+        """The data that the noise protects, in words."""
         return "one agent's whole data set" if self.unit == "agent" else "one sample of one agent"
 
     @property
     def recipe(self) -> str:
-        """What is clipped, how it is averaged and what neighbours are, in words."""
+        """The clipping, the averaging and the adjacency, in words."""
         relation = "replace-one"
         if self.adjacency == "add-remove":
             relation = "zero-out" if self.sampling_rate is None else "add-or-remove-one"
@@ -135,13 +129,11 @@ class ClippedQuery:
                 "batch_size must be given for unit='sample', found None: a sample's sensitivity is "
                 "the clip over the batch size"
             )
-        require_count("batch_size", self.batch_size)
-        if self.batch_size > _LARGEST_BATCH:
-            raise InvalidArgumentError(
-                f"batch_size must be at most {_LARGEST_BATCH:,}, found a larger number"
-            )
-        if self.sampling_rate is not None and not 0 < self.sampling_rate <= 1:
-            raise InvalidArgumentError(
-                f"sampling_rate must be in (0, 1], found {self.sampling_rate}: it is the expected "
-                "batch size over the agent's number of samples"
-            )
+        require_count("batch_size", self.batch_size, most=_LARGEST_BATCH)
+        require(
+            self.sampling_rate is None or 0 < self.sampling_rate <= 1,
+            "sampling_rate",
+            "in (0, 1]",
+            self.sampling_rate,
+            advice="it is the expected batch size over the agent's number of samples",
+        )

@@ -4,16 +4,16 @@ Each step includes the sample with probability p and hides it in Gaussian noise.
 of all agents leaves a shift of norm c·√y, with c the sample's contribution and y = [R⁻¹]_jj: the
 subsampled Gaussian mechanism with noise multiplier 1/(c√y).
 
-If neighbours replace the sample, of all shifts u and u′ of norm at most s = c√y opposite ones are
-the worst: for any event S of probability α without the sample, N(u)(S) ≤ Φ(Φ⁻¹(α) + s) and
+If neighbours replace the sample, opposite shifts are the worst of all shifts u and u′ of norm at
+most s = c√y: for any event S of probability α without the sample, N(u)(S) ≤ Φ(Φ⁻¹(α) + s) and
 N(u′)(S) ≥ Φ(Φ⁻¹(α) − s) by Neyman and Pearson, and one half-space attains both. So the noise
 multiplier is that of the contribution c = C/B under both adjacencies, not of the sensitivity 2C/B.
 
-Losses are rounded up to a grid, and δ by what composition in floating point may lose, so that all
-results are upper bounds. The interval of the grid is
-``discretisation`` standard deviations of one step's loss, or wider where losses spread far. Against
-finer grids, in the few settings tried, ε was overstated by less than 1e-4 relative for p ≥ 0.01
-and by about 2e-3 for p = 1e-4.
+Losses are rounded up to a grid, and δ is raised by the most that composition in floating point may
+lose, so that all results are upper bounds. The interval of the grid is ``discretisation`` standard
+deviations of one step's loss, or wider where losses spread far. Compared to finer grids, in the few
+settings tried, ε was overstated by less than 1e-4 relative for p ≥ 0.01 and by about 2e-3 for
+p = 1e-4.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from corn.privacy.query import ClippedQuery
 DISCRETISATION = 0.02
 """The grid of losses, relative to the standard deviation of one step's loss."""
 
+# Composition truncates tails of about 1e-15 and counts them as lost, so no smaller δ is possible.
 SMALLEST_DELTA = 1e-12
-"""Composition cuts tails of about 1e-15 and counts them as lost, so a smaller δ is out of reach."""
 
-_LOST_A_STEP = 1e-16
-"""What rounding in the composition of one more step may take from δ: some 3e-17 where it is known,
-at a sampling rate next to 1, the Gaussian mechanism. δ must be at least ten times as much."""
+# The most that rounding in the composition of one more step may take from δ. It was measured as
+# 3e-17 at a sampling rate next to 1, where the result is known: the Gaussian mechanism. δ must be
+# at least ten times the sum over all steps.
+_LOST_PER_STEP = 1e-16
 
 _SEARCH_TOLERANCE = 1e-4
 
@@ -54,7 +55,7 @@ def bound_epsilon(
     """Return an upper bound on ε(δ) after ``num_steps[k]`` steps at [R⁻¹]_jj = ``precision[k]``."""
     if math.inf in precision:
         return math.inf
-    left = delta - _LOST_A_STEP * sum(num_steps)
+    left = delta - _LOST_PER_STEP * sum(num_steps)
     if left <= 0:
         return math.inf
     losses = _compose(tuple(precision), tuple(num_steps), query, discretisation)
@@ -73,7 +74,7 @@ def bound_delta(
     if math.inf in precision:
         return 1.0
     losses = _compose(tuple(precision), tuple(num_steps), query, discretisation)
-    lost = _LOST_A_STEP * sum(num_steps)
+    lost = _LOST_PER_STEP * sum(num_steps)
     return min(1.0, float(losses.get_delta_for_epsilon(epsilon)) + lost)
 
 
@@ -87,7 +88,8 @@ def calibrate_precision(
 ) -> float:
     """Return a [R⁻¹]_jj whose ``bound_epsilon`` is at most ``epsilon``, and nearly the largest.
 
-    That ε is checked. How near is not: in the settings tried it was within 2e-4 relative of it.
+    That ε is checked. Its distance from the largest is not: in the settings tried it was below 2e-4
+    relative.
     """
     require_meaningful(delta, num_steps=num_steps, query=query)
 
@@ -99,8 +101,9 @@ def calibrate_precision(
     def search(target: float, start: float) -> float:
         return _largest_private(lambda y: spent(y, 5 * discretisation), target, start=start)
 
-    # What is private when all data are used is private when a part is: a place to start. A coarse
-    # grid is fast, and overstates nearly the same ε all around: one fine evaluation corrects it.
+    # Noise that is private without subsampling is private with it, which gives a starting point. A
+    # coarse grid is fast, and overstates ε by nearly the same amount in the neighbourhood, so one
+    # evaluation on the fine grid corrects it.
     mu = gaussian.mu_from(epsilon, delta)
     rough = search(epsilon, mu * mu / (query.sensitivity * query.sensitivity * num_steps))
     precision = search(max(2 * epsilon - spent(rough, discretisation), epsilon), rough)
@@ -110,17 +113,17 @@ def calibrate_precision(
 
 
 def require_meaningful(delta: float, *, num_steps: int, query: ClippedQuery) -> None:
-    """Raise where δ is too small to resolve, or so large that it calls for no noise at all."""
+    """Raise if δ is too small to resolve, or so large that no noise is needed at all."""
     rate = query.sampling_rate
     if rate is None or rate == 1:
         raise InvalidArgumentError(f"sampling_rate must be below 1 here, found {rate}")
     drawn = -math.expm1(num_steps * math.log1p(-rate))
-    least = max(SMALLEST_DELTA, 10 * _LOST_A_STEP * num_steps)
+    least = max(SMALLEST_DELTA, 10 * _LOST_PER_STEP * num_steps)
     if not least <= delta < drawn:
         raise InvalidArgumentError(
             f"delta must be in [{least:g}, {drawn:.3g}) with sampling_rate={rate:g} and "
             f"{num_steps} steps, found {delta:g}: below, numerical accounting cannot resolve it; "
-            "above, releases without noise would do, because a sample is rarely drawn"
+            "above, releases need no noise, because a sample is rarely drawn"
         )
 
 
@@ -168,7 +171,7 @@ def _compose(
     total = distributions.identity(value_discretization_interval=interval)
     for shift, count in zip(shifts, num_steps, strict=True):
         if shift == 0:
-            continue  # nothing is released: no noise multiplier stands for that
+            continue  # nothing is released, which no noise multiplier expresses
         step = distributions.from_gaussian_mechanism(
             standard_deviation=1 / shift,
             sampling_prob=rate,
