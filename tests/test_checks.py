@@ -52,7 +52,9 @@ def test_count_refuses_everything_else(value: object) -> None:
         require_count("steps", value, most=10)
 
 
-@pytest.mark.parametrize(("value", "found"), [(11, "11"), (10**5000, "a larger number")])
+@pytest.mark.parametrize(
+    ("value", "found"), [(11, "11"), (10**5000, "a larger number")], ids=["11", "long"]
+)
 def test_count_refuses_numbers_above_the_limit(value: int, found: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"steps must be at most 10, found {found}"):
         require_count("steps", value, most=10)
