@@ -23,7 +23,7 @@ import networkx as nx
 import numpy as np
 
 from corn.arrays import FloatArray
-from corn.covariance import Design, Horizon, design
+from corn.covariance import EAVESDROPPER, Corn, Design, Dual, Horizon, design
 from corn.threads import limit_threads
 
 _MAX_STEPS = 20_000
@@ -67,7 +67,11 @@ def time_design(W: FloatArray, horizon: float, tolerance: float) -> tuple[float,
     for _ in range(5):
         start = time.perf_counter()
         result = design(
-            W, 1.0, objective=Horizon(horizon), tolerance=tolerance, max_noise_std=math.inf
+            W,
+            1.0,
+            mechanism=Corn(Dual(tolerance), max_noise_std=math.inf),
+            objective=Horizon(horizon),
+            threat=EAVESDROPPER,
         )
         seconds.append(time.perf_counter() - start)
     return sorted(seconds)[2], result

@@ -14,30 +14,28 @@ import time
 
 import numpy as np
 
-from corn.covariance import Design, Horizon, ThreatModel, design
+from corn.covariance import Corn, Design, FirstOrder, Horizon, Sdp, ThreatModel, design
 from corn.threads import limit_threads
 from corn.topology import load_network
 
-SMALL = [
-    ("er:n=7,p=0.5,seed=1", 1, "sdp", 1e-3),
-    ("er:n=7,p=0.5,seed=1", 1, "auto", 1e-3),
-    ("er:n=20,p=0.2,seed=1", 1, "auto", 1e-3),
-    ("er:n=20,p=0.2,seed=1", 2, "auto", 1e-3),
+SMALL: list[tuple[str, int, Sdp | FirstOrder]] = [
+    ("er:n=7,p=0.5,seed=1", 1, Sdp(tolerance=1e-3)),
+    ("er:n=7,p=0.5,seed=1", 1, FirstOrder(1e-3)),
+    ("er:n=20,p=0.2,seed=1", 1, FirstOrder(1e-3)),
+    ("er:n=20,p=0.2,seed=1", 2, FirstOrder(1e-3)),
 ]
-LARGE = [("er:n=100,p=0.06,seed=1", 1, "auto", 1e-2)]
+LARGE: list[tuple[str, int, Sdp | FirstOrder]] = [("er:n=100,p=0.06,seed=1", 1, FirstOrder(1e-2))]
 
 
-def timed_design(graph: str, colluders: int, solver: str, tolerance: float) -> tuple[Design, float]:
-    W = load_network(graph).mixing_matrix
-    threat = ThreatModel(colluders, "pairs")
+def timed_design(graph: str, colluders: int, solver: Sdp | FirstOrder) -> tuple[Design, float]:
+    network = load_network(graph)
     start = time.perf_counter()
     result = design(
-        W,
+        network,
         1.0,
+        mechanism=Corn(solver),
         objective=Horizon(1000),
-        threat=threat,
-        solver=solver,  # type: ignore[arg-type]
-        tolerance=tolerance,
+        threat=ThreatModel(colluders, "pairs"),
     )
     return result, time.perf_counter() - start
 
@@ -62,8 +60,8 @@ def main() -> None:
         "| graph | insiders | solver | coalitions | seconds | gap | evaluations | per evaluation |"
     )
     print("|---|---|---|---|---|---|---|---|")
-    for graph, colluders, solver, tolerance in SMALL + (LARGE if large else []):
-        result, seconds = timed_design(graph, colluders, solver, tolerance)
+    for graph, colluders, solver in SMALL + (LARGE if large else []):
+        result, seconds = timed_design(graph, colluders, solver)
         count = result.num_coalitions or 1
         unit = inversion_seconds(count, result.num_agents)
         ratio = seconds / result.iterations / unit

@@ -30,15 +30,15 @@ def main() -> None:
     print(f"independent noise: std {budget.independent_noise_std:.3f} per hospital\n")
 
     independent = corn.design(
-        network.mixing_matrix,
-        budget.precision_cap,
+        network,
+        budget,
         mechanism="ldp",
         objective=corn.Horizon(200),
     )
     for num_insiders, seeds in ((0, "global"), (1, "global"), (1, "pairs")):
         joint = corn.design(
-            network.mixing_matrix,
-            budget.precision_cap,
+            network,
+            budget,
             objective=corn.Horizon(200),
             threat=corn.ThreatModel(num_insiders, seeds),
         )

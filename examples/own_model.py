@@ -45,7 +45,7 @@ def main() -> None:
         "batch_size": BATCH,
     }
     private = corn.train(plan, **common).last_rows[0]
-    alone = corn.design(network.mixing_matrix, budget.precision_cap, mechanism="ldp")
+    alone = corn.design(network, budget, mechanism="ldp")
     local = corn.train(network, budget, alone, **common).last_rows[0]
     open_ = corn.train(network, **common).last_rows[0]
     for name, row in (("planned", private), ("noise drawn alone", local), ("no noise", open_)):

@@ -1,6 +1,7 @@
 """The names a user may rely on."""
 
 import corn
+from corn.covariance import DEFAULT_THREAT
 
 PUBLIC = [
     "CornError",
@@ -37,7 +38,8 @@ def test_public_names_exist() -> None:
 def test_the_readme_example_works() -> None:
     network = corn.load_network("er:n=20,p=0.2,seed=1")
     budget = corn.PrivacyBudget(epsilon=10, delta=1e-5, num_steps=5000, clip=0.1)
-    result = corn.design(network.mixing_matrix, budget.precision_cap, objective=corn.Horizon(1000))
+    result = corn.design(network, budget)
     loss = corn.account(result.covariance, budget.query, num_steps=budget.num_steps)
     assert loss.worst_epsilon(1e-5) <= 10 * (1 + 1e-9)
-    assert result.gap < 1e-6
+    assert result.gap < 1e-3
+    assert result.threat == DEFAULT_THREAT

@@ -2,9 +2,9 @@
 
 >>> network = load_network("ring:20")
 >>> budget = PrivacyBudget(epsilon=10, delta=1e-5, num_steps=5000, clip=0.1)
->>> noise = design(network.mixing_matrix, budget.precision_cap, objective=Horizon(1000))
+>>> noise = design(network, budget)
 >>> noise.status, round(noise.central_ratio, 2)
-('optimal', 1.54)
+('optimal', 1.73)
 
 Names are imported when they are first used. SciPy takes a second to import and torch several, and
 the command line must be able to handle Ctrl-C meanwhile (see ``corn.__main__``).

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import networkx as nx
 import numpy as np
 import pytest
 
@@ -19,7 +20,8 @@ def read(text: str) -> dict:  # type: ignore[type-arg]
 
 
 def test_design_for_one_step_is_the_papers_value(corn: Runner) -> None:
-    facts = read(corn("design", "--graph", "ring:20", "--horizon", 1, "--json").stdout)
+    options = ["--horizon", 1, "--colluders", 0, "--json"]
+    facts = read(corn("design", "--graph", "ring:20", *options).stdout)
     assert facts["normalized_value"] == pytest.approx(4.6025201, rel=1e-6)
     assert facts["normalized_lower_bound"] <= facts["normalized_value"]
     assert facts["gap"] <= 1e-6
@@ -33,9 +35,22 @@ def test_the_default_horizon_is_a_fifth_of_the_run(corn: Runner) -> None:
     assert again["value"] == facts["value"]
 
 
-def test_table_names_promise_and_adversary(corn: Runner) -> None:
-    text = " ".join(corn(*DESIGN).stdout.split())
-    for words in ("one agent's whole data set", "knows no seed", "optimal", "σ_mix²"):
+def test_the_default_adversary_is_one_insider_with_pair_seeds(corn: Runner) -> None:
+    facts = read(corn(*DESIGN, "--json").stdout)
+    assert (facts["max_colluders"], facts["seeds"]) == (1, "pairs")
+    eavesdropper = read(corn(*DESIGN, "--colluders", 0, "--json").stdout)
+    assert (eavesdropper["max_colluders"], eavesdropper["seeds"]) == (0, "global")
+    assert eavesdropper["value"] < facts["value"]
+
+
+@pytest.mark.parametrize(
+    ("options", "adversary"), [([], "one insider"), (["--colluders", 0], "knows no seed")]
+)
+def test_table_names_promise_and_adversary(
+    corn: Runner, options: list[object], adversary: str
+) -> None:
+    text = " ".join(corn(*DESIGN, *options).stdout.split())
+    for words in ("one agent's whole data set", adversary, "σ_mix²"):
         assert words in text
 
 
@@ -53,14 +68,15 @@ def test_design_against_insiders(corn: Runner) -> None:
 
 
 def test_saved_designs_can_be_accounted_for(corn: Runner, tmp_path: Path) -> None:
-    corn(*DESIGN, "--out", tmp_path / "R.npy", "--plot", tmp_path / "R.png")
+    design = [*DESIGN, "--colluders", 0]
+    corn(*design, "--out", tmp_path / "R.npy", "--plot", tmp_path / "R.png")
     assert (tmp_path / "R.png").stat().st_size > 10_000
     facts = read(
         corn("account", "--covariance", tmp_path / "R.npy", "--steps", 500, "--json").stdout
     )
     assert facts["worst_epsilon"] == pytest.approx(10, rel=1e-6)
     assert facts["worst_epsilon"] <= 10 * (1 + 1e-9)
-    corn(*DESIGN, "--out", tmp_path / "design.json")
+    corn(*design, "--out", tmp_path / "design.json")
     saved = read((tmp_path / "design.json").read_text())
     np.testing.assert_allclose(saved["covariance"], np.load(tmp_path / "R.npy"))
     assert saved["budget"]["epsilon"] == 10
@@ -78,6 +94,7 @@ def test_every_mechanism_has_a_design(corn: Runner, mechanism: str) -> None:
     facts = read(corn(*DESIGN, "--mechanism", mechanism, "--json").stdout)
     assert facts["mechanism"] == mechanism
     assert ("nobody" in facts["adversary"]) == (mechanism in ("central", "none"))
+    assert ("one insider" in facts["adversary"]) == (mechanism == "ldp")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +102,13 @@ def test_every_mechanism_has_a_design(corn: Runner, mechanism: str) -> None:
     [
         (["--out", "design.txt"], 1, "must end in .json or .npy"),
         (["--max-noise-std", "0.001"], 1, "max_noise_std must be at least"),
-        (["--colluders", "9", "--seeds", "pairs"], 1, "leave somebody honest"),
+        (["--colluders", "9", "--seeds", "pairs"], 1, "max_colluders must be at most 7 of 8"),
+        (["--mechanism", "decor", "--colluders", "1"], 1, "against an eavesdropper only"),
+        (["--mechanism", "ldp", "--drop-share", "0.1"], 1, "apply to mechanism 'corn' only"),
+        (["--mechanism", "ldp", "--solver", "dual"], 1, "apply to mechanism 'corn' only"),
+        (["--mechanism", "ldp", "--max-noise-std", "9"], 1, "--max-noise-std limits correlated"),
+        (["--solver", "dual"], 1, "--colluders 0"),
+        (["--solver", "closed-form", "--tolerance", "0.1"], 1, "--tolerance does not apply"),
         (["--seeds", "friends"], 1, "seeds must be one of"),
         (["--mechanism", "magic"], 2, "--mechanism"),
         (["--horizon", "0.5"], 2, "--horizon"),
@@ -97,10 +120,43 @@ def test_bad_options(corn: Runner, options: list[str], exit_code: int, message: 
     assert message in " ".join(outcome.stderr.split())
 
 
+@pytest.mark.parametrize("solver", ["dual", "closed-form", "first-order", "sdp"])
+def test_every_solver_finds_the_same_design(corn: Runner, solver: str) -> None:
+    options = ["--graph", "ring:5", "--colluders", 0, "--horizon", 10, "--json"]
+    facts = read(corn("design", *options, "--solver", solver).stdout)
+    assert facts["solver"] == solver
+    assert facts["value"] == pytest.approx(read(corn("design", *options).stdout)["value"], rel=1e-3)
+
+
+def test_common_private_noise_converges_on_a_ladder(corn: Runner, tmp_path: Path) -> None:
+    links = tmp_path / "ladder.edges"
+    links.write_text("\n".join(f"{i} {j}" for i, j in nx.ladder_graph(5).edges))
+    threat = ["--colluders", 1, "--seeds", "edges", "--private-noise", "common"]
+    facts = read(corn("design", "--graph", links, *threat, "--horizon", 50, "--json").stdout)
+    assert facts["status"] == "optimal"
+    assert facts["gap"] <= 1e-3
+    assert facts["normalized_value"] == pytest.approx(22.3123, rel=1e-3)
+
+
+def test_seeds_without_use_are_pointed_out(corn: Runner) -> None:
+    outcome = corn(*DESIGN, "--seeds", "global", "--colluders", 1)
+    assert "try --seeds pairs" in outcome.stderr
+
+
+def test_compare_names_the_adversary_of_each_row(corn: Runner) -> None:
+    facts = read(corn("compare", "--graph", "ring:5", "--horizon", 1, "--json").stdout)
+    (row,) = facts["objectives"].values()
+    insiders = {name: "one insider" in cells["adversary"] for name, cells in row.items()}
+    assert {name for name, holds in insiders.items() if holds} == {"corn", "ldp"}
+    assert "one insider" in facts["adversary"]
+    table = corn("compare", "--graph", "ring:5", "--horizon", 1).stdout
+    for words in ("holds against", "one insider", "any insiders", "eavesdropper", "nobody"):
+        assert words in table
+
+
 def test_compare_orders_the_mechanisms(corn: Runner, tmp_path: Path) -> None:
-    facts = read(
-        corn("compare", "--graph", "grid:4x5", "--json", "--plot", tmp_path / "c.png").stdout
-    )
+    options = ["--colluders", 0, "--json", "--plot", tmp_path / "c.png"]
+    facts = read(corn("compare", "--graph", "grid:4x5", *options).stdout)
     assert (tmp_path / "c.png").stat().st_size > 10_000
     for row in facts["objectives"].values():
         assert row["corn"]["value"] <= row["decor"]["value"] <= row["ldp"]["value"] * (1 + 1e-9)

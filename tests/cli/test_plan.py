@@ -53,7 +53,7 @@ def test_one_seed_for_all_must_be_asked_for_and_is_always_pointed_out(
     warning = "any participant can remove everyone's shared noise"
     assert warning in corn(*PLAN, *options).stderr
     assert warning in corn("verify", tmp_path / "g.corn").stderr
-    assert warning in corn("design", "--graph", "ring:6").stderr
+    assert warning in corn("design", "--graph", "ring:6", "--colluders", 0).stderr
     decor = ["--mechanism", "decor", "--colluders", 0, "--out", tmp_path / "d.corn"]
     said = corn(*PLAN, *decor).stderr
     assert warning not in said

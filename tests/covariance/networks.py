@@ -1,4 +1,4 @@
-"""Mixing matrices for the tests of this room, built without the topology room."""
+"""Mixing matrices built without the topology package, and designs with the paper's defaults."""
 
 import networkx as nx
 import numpy as np
@@ -6,6 +6,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from corn.arrays import FloatArray
+from corn.covariance import (
+    EAVESDROPPER,
+    ONE_STEP,
+    Design,
+    Mechanism,
+    MechanismName,
+    Objective,
+    ThreatModel,
+    design,
+)
 
 
 def metropolis(graph: nx.Graph) -> FloatArray:
@@ -27,6 +37,18 @@ def directed(num_agents: int, seed: int, parts: int = 3) -> FloatArray:
 
 def random_network(num_agents: int, p: float, seed: int) -> FloatArray:
     return metropolis(nx.gnp_random_graph(num_agents, p, seed=seed))
+
+
+def paper_design(
+    W: FloatArray,
+    cap: float = 1.0,
+    mechanism: Mechanism | MechanismName = "corn",
+    *,
+    objective: Objective = ONE_STEP,
+    threat: ThreatModel = EAVESDROPPER,
+) -> Design:
+    """Design as the paper does unless told otherwise: for one step, against an eavesdropper."""
+    return design(W, cap, mechanism=mechanism, objective=objective, threat=threat)
 
 
 PROPERTY = settings(max_examples=60)

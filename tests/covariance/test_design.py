@@ -1,4 +1,4 @@
-"""The front door: oracles, feasibility of every mechanism, invariances, edge cases."""
+"""The entry point: oracles, feasibility of every mechanism, defaults, invariances, misuse."""
 
 import math
 from typing import Any, get_args
@@ -11,29 +11,43 @@ from hypothesis import strategies as st
 
 from corn.arrays import FloatArray
 from corn.covariance import (
+    DEFAULT_THREAT,
+    EAVESDROPPER,
     MECHANISMS,
+    Auto,
+    ClosedForm,
+    Corn,
+    Decor,
     Design,
+    Dual,
+    FirstOrder,
     GivenObjective,
     Horizon,
+    Ldp,
+    Mechanism,
     MechanismName,
+    Sdp,
     ThreatModel,
+    ZeroSum,
+    default_objective,
     design,
-    invert_covariance,
     is_private,
 )
-from corn.covariance.baselines import support_laplacian
 from corn.errors import InfeasibleError, InvalidArgumentError
+from corn.privacy import PrivacyBudget
+from corn.topology import Network, load_network
 from tests.covariance.networks import (
     EDGE_CASES,
     NETWORKS,
     PROPERTY,
-    directed,
     metropolis,
+    paper_design,
     random_network,
 )
 from tests.oracles.eavesdropper import ORACLES, Oracle
 
 PRIVATE: tuple[MechanismName, ...] = ("corn", "decor", "ldp", "zero-sum")
+BUDGET = PrivacyBudget(epsilon=3, delta=1e-5, num_steps=100, clip=1.0)
 
 
 def assert_private(result: Design) -> None:
@@ -52,13 +66,12 @@ def assert_private(result: Design) -> None:
 def test_values_match_the_oracles(oracle: Oracle) -> None:
     W, objective = metropolis(oracle.graph), Horizon(oracle.horizon)
     # The printed oracles are rounded, so that the default tolerance alone would use up the 1e-6.
-    corn = design(W, 1.0, objective=objective, tolerance=1e-8)
+    corn = paper_design(W, 1.0, Corn(Dual(tolerance=1e-8)), objective=objective)
     assert corn.status == "optimal"
     assert corn.value == pytest.approx(oracle.corn, rel=1e-6)
-    assert design(W, 1.0, mechanism="ldp", objective=objective).value == pytest.approx(
-        oracle.ldp, rel=1e-6
-    )
-    decor = design(W, 1.0, mechanism="decor", objective=objective)
+    ldp = paper_design(W, 1.0, "ldp", objective=objective)
+    assert ldp.value == pytest.approx(oracle.ldp, rel=1e-6)
+    decor = paper_design(W, 1.0, "decor", objective=objective)
     assert decor.value == pytest.approx(oracle.decor, rel=1e-6)
     assert decor.lower_bound == pytest.approx(oracle.corn, rel=2e-6)
 
@@ -69,7 +82,7 @@ def test_values_match_the_oracles(oracle: Oracle) -> None:
 def test_every_mechanism_is_private_on_every_network(
     W: FloatArray, horizon: float, mechanism: MechanismName
 ) -> None:
-    result = design(W, 0.3, mechanism=mechanism, objective=Horizon(horizon))
+    result = paper_design(W, 0.3, mechanism, objective=Horizon(horizon))
     assert_private(result)
     assert result.gap >= 0
     assert result.central_ratio >= 1 - 1e-9
@@ -83,10 +96,10 @@ def test_every_mechanism_is_private_on_every_network(
 @given(NETWORKS, st.floats(1, 100))
 def test_corn_is_at_least_as_good_as_every_other_mechanism(W: FloatArray, horizon: float) -> None:
     objective = Horizon(horizon)
-    corn = design(W, 1.0, objective=objective)
+    corn = paper_design(W, objective=objective)
     assert corn.gap >= 0
     for mechanism in PRIVATE[1:]:
-        other = design(W, 1.0, mechanism=mechanism, objective=objective)
+        other = paper_design(W, 1.0, mechanism, objective=objective)
         assert corn.lower_bound <= other.value * (1 + 1e-9)
         assert corn.value <= other.value * (1 + corn.gap) * (1 + 1e-9)
         assert other.lower_bound == pytest.approx(corn.lower_bound, rel=1e-9)
@@ -95,8 +108,8 @@ def test_corn_is_at_least_as_good_as_every_other_mechanism(W: FloatArray, horizo
 @PROPERTY
 @given(NETWORKS, st.floats(1e-6, 1e6), st.sampled_from(PRIVATE))
 def test_the_cap_only_sets_the_scale(W: FloatArray, cap: float, mechanism: MechanismName) -> None:
-    one = design(W, 1.0, mechanism=mechanism)
-    scaled = design(W, cap, mechanism=mechanism)
+    one = paper_design(W, 1.0, mechanism)
+    scaled = paper_design(W, cap, mechanism)
     assert scaled.normalized_value == pytest.approx(one.value, rel=1e-8)
     assert scaled.normalized_lower_bound == pytest.approx(one.lower_bound, rel=1e-8)
     np.testing.assert_allclose(scaled.noise_std * math.sqrt(cap), one.noise_std, rtol=1e-6)
@@ -107,49 +120,109 @@ def test_the_cap_only_sets_the_scale(W: FloatArray, cap: float, mechanism: Mecha
 def test_renumbering_the_agents_renumbers_the_noise(W: FloatArray, random: object) -> None:
     order = np.arange(len(W))
     random.shuffle(order)  # type: ignore[attr-defined]
-    plain = design(W, 1.0, objective=Horizon(10))
-    renumbered = design(W[np.ix_(order, order)], 1.0, objective=Horizon(10))
+    plain = paper_design(W, objective=Horizon(10))
+    renumbered = paper_design(W[np.ix_(order, order)], objective=Horizon(10))
     assert renumbered.value == pytest.approx(plain.value, rel=2e-6)
     assert renumbered.lower_bound == pytest.approx(plain.lower_bound, rel=2e-6)
 
 
+def test_the_defaults_are_one_insider_with_pair_seeds_and_a_fifth_of_the_run() -> None:
+    network = load_network("ring:6")
+    result = design(network, BUDGET)
+    assert (result.threat, result.mechanism, result.solver) == (
+        DEFAULT_THREAT,
+        "corn",
+        "first-order",
+    )
+    assert result.precision_cap == BUDGET.precision_cap
+    spelled_out = design(
+        network.mixing_matrix,
+        BUDGET.precision_cap,
+        mechanism=Corn(FirstOrder()),
+        objective=default_objective(BUDGET.num_steps),
+        threat=ThreatModel(1, "pairs"),
+    )
+    assert spelled_out.value == result.value == design("ring:6", BUDGET).value
+    assert design(nx.cycle_graph(6), BUDGET).value == result.value
+
+
+def test_seeds_follow_the_links_of_the_network_even_where_weights_are_zero() -> None:
+    unused_middle = np.kron(np.eye(2), np.full((2, 2), 0.5))
+    threat = ThreatModel(0, "edges", "common")
+    linked = design(Network(nx.path_graph(4), unused_middle), BUDGET, threat=threat)
+    assert linked.decomposition.seed_groups == ((0, 1), (1, 2), (2, 3))
+    given = design(unused_middle, BUDGET, threat=threat)
+    assert given.decomposition.seed_groups == ((0, 1), (2, 3))
+
+
+@pytest.mark.parametrize("mechanism", ["decor", "zero-sum"])
+def test_mechanisms_for_an_eavesdropper_name_their_threat_and_refuse_insiders(
+    mechanism: MechanismName,
+) -> None:
+    assert design("ring:6", BUDGET, mechanism=mechanism).threat == EAVESDROPPER
+    for threat in (DEFAULT_THREAT, ThreatModel(2, "global")):
+        with pytest.raises(InvalidArgumentError, match="against an eavesdropper only"):
+            design("ring:6", BUDGET, mechanism=mechanism, threat=threat)
+    with pytest.raises(InvalidArgumentError, match="seeds apply to mechanism 'corn'"):
+        design("ring:6", BUDGET, mechanism=mechanism, threat=ThreatModel(0, "edges"))
+
+
+def test_ldp_holds_against_any_number_of_insiders() -> None:
+    assert design("ring:6", BUDGET, mechanism="ldp").threat.max_colluders == 1
+    for colluders in range(6):
+        result = design("ring:6", BUDGET, mechanism=Ldp(), threat=ThreatModel(colluders, "pairs"))
+        assert result.threat.max_colluders == colluders
+        np.testing.assert_allclose(result.noise_std, BUDGET.independent_noise_std)
+    with pytest.raises(InvalidArgumentError, match="max_colluders"):
+        design("ring:6", BUDGET, mechanism=Ldp(), threat=ThreatModel(6))
+
+
+def test_references_hold_against_nobody() -> None:
+    W = metropolis(nx.cycle_graph(6))
+    central = paper_design(W, 2.0, "central")
+    assert central.central_ratio == pytest.approx(1)
+    assert central.value == pytest.approx(1 / (6 * 2.0))
+    assert not is_private(central.covariance, 2.0)
+    none = paper_design(W, 2.0, "none")
+    assert none.value == 0
+    for result in (central, none):
+        assert (result.status, result.gap, result.precision) == ("reference", 0.0, None)
+        assert result.independent_variance == 0
+        assert result.adversary.startswith("nobody")
+
+
 def test_the_complete_graph_costs_what_central_noise_costs() -> None:
     W = EDGE_CASES["complete"]
-    limited = design(W, 1.0)
+    limited = paper_design(W)
     assert limited.status == "noise limited"
     assert limited.noise_std.max() == pytest.approx(32, rel=1e-6)
     assert limited.gap == pytest.approx(1 / 1024, rel=0.1)
-    free = design(W, 1.0, max_noise_std=math.inf)
+    free = paper_design(W, 1.0, Corn(max_noise_std=math.inf))
     assert free.status == "optimal"
     assert free.value == pytest.approx(1 / 20, rel=1e-6)
     assert free.central_ratio == pytest.approx(1, rel=1e-6)
 
 
-def test_blocks_that_never_meet_are_designed_apart() -> None:
+def test_parts_of_a_network_without_a_link_between_them_are_designed_apart() -> None:
     first, second = metropolis(nx.path_graph(4)), metropolis(nx.star_graph(5))
     together = np.block([[first, np.zeros((4, 6))], [np.zeros((6, 4)), second]])
-    joint = design(together, 1.0)
-    apart = [design(first, 1.0), design(second, 1.0)]
+    joint = paper_design(together)
+    apart = [paper_design(first), paper_design(second)]
     assert joint.value == pytest.approx(sum(part.value for part in apart), rel=2e-6)
     assert np.abs(joint.covariance[:4, 4:]).max() < 1e-9
 
 
-def test_agents_whose_noise_nobody_sees_get_ldp_noise() -> None:
+def test_agents_whose_noise_nobody_receives_get_ldp_noise() -> None:
     A = np.zeros((5, 5))
     A[:3, :3] = np.eye(3) + 1
-    result = design(np.eye(5), 4.0, objective=GivenObjective(A))
+    result = paper_design(np.eye(5), 4.0, objective=GivenObjective(A))
     assert result.status == "optimal"
     np.testing.assert_allclose(result.noise_std[3:], 0.5, rtol=1e-9)
     assert_private(result)
 
 
-def test_an_objective_that_is_zero_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="zero for every agent"):
-        design(np.zeros((3, 3)), 1.0)
-
-
 def test_running_out_of_iterations_is_not_success() -> None:
-    result = design(metropolis(nx.path_graph(30)), 1.0, max_iterations=2)
+    result = paper_design(metropolis(nx.path_graph(30)), 1.0, Corn(Dual(max_iterations=2)))
     assert result.status == "iteration limit"
     assert result.iterations == 2
     assert result.gap > 1e-6
@@ -158,7 +231,8 @@ def test_running_out_of_iterations_is_not_success() -> None:
 
 @pytest.mark.parametrize("tolerance", [1e-1, 1e-3, 1e-9])
 def test_the_gap_is_within_the_tolerance(tolerance: float) -> None:
-    result = design(random_network(25, 0.2, 4), 1.0, objective=Horizon(100), tolerance=tolerance)
+    W, mechanism = random_network(25, 0.2, 4), Corn(Auto(tolerance))
+    result = paper_design(W, 1.0, mechanism, objective=Horizon(100))
     assert result.status == "optimal"
     assert result.gap <= tolerance
 
@@ -166,20 +240,20 @@ def test_the_gap_is_within_the_tolerance(tolerance: float) -> None:
 @pytest.mark.parametrize("limit", [1.0, 1.2, 2.0, 5.0])
 @pytest.mark.parametrize("name", ["complete", "long path", "disconnected", "directed"])
 def test_noise_limits_hold(name: str, limit: float) -> None:
-    W = EDGE_CASES[name]
-    for mechanism in PRIVATE:
-        result = design(
-            W, 4.0, mechanism=mechanism, objective=Horizon(100), max_noise_std=limit / 2
-        )
-        assert result.noise_std.max() <= limit / 2 * (1 + 1e-9)
+    W, std = EDGE_CASES[name], limit / 2
+    limited: list[Mechanism] = [Corn(max_noise_std=std), Decor(max_noise_std=std)]
+    for mechanism in [*limited, ZeroSum(max_noise_std=std)]:
+        result = paper_design(W, 4.0, mechanism, objective=Horizon(100))
+        assert result.noise_std.max() <= std * (1 + 1e-9)
         assert_private(result)
-    assert design(W, 4.0, max_noise_std=limit / 2).status in ("optimal", "noise limited")
+    one_step = paper_design(W, 4.0, Corn(max_noise_std=std))
+    assert one_step.status in ("optimal", "noise limited")
 
 
 def test_a_looser_noise_limit_costs_less() -> None:
     W = random_network(15, 0.5, 1)
     values = [
-        design(W, 1.0, objective=Horizon(200), max_noise_std=limit).value
+        paper_design(W, 1.0, Corn(max_noise_std=limit), objective=Horizon(200)).value
         for limit in (1.0, 1.3, 2.0, 4.0, 8.0, math.inf)
     ]
     assert values == sorted(values, reverse=True)
@@ -187,13 +261,13 @@ def test_a_looser_noise_limit_costs_less() -> None:
 
 def test_noise_below_ldp_is_infeasible() -> None:
     with pytest.raises(InfeasibleError, match="max_noise_std must be at least"):
-        design(np.eye(3), 4.0, max_noise_std=0.49)
+        paper_design(np.eye(3), 4.0, Corn(max_noise_std=0.49))
 
 
 def test_a_ridge_trades_value_for_noise() -> None:
     W = random_network(15, 0.4, 3)
-    plain = design(W, 1.0, objective=Horizon(300))
-    ridged = design(W, 1.0, objective=Horizon(300), ridge=1e-2)
+    plain = paper_design(W, objective=Horizon(300))
+    ridged = paper_design(W, 1.0, Corn(ridge=1e-2), objective=Horizon(300))
     assert ridged.status == "noise limited"
     assert ridged.noise_std.max() < plain.noise_std.max()
     assert ridged.value > plain.value
@@ -201,98 +275,132 @@ def test_a_ridge_trades_value_for_noise() -> None:
 
 
 def test_the_split_leaves_a_semidefinite_rest() -> None:
-    result = design(metropolis(nx.grid_2d_graph(3, 4)), 1.0)
+    result = paper_design(metropolis(nx.grid_2d_graph(3, 4)))
     assert result.independent_variance == pytest.approx(np.linalg.eigvalsh(result.covariance)[0])
     assert np.linalg.eigvalsh(result.correlated_covariance)[0] >= -1e-12
     ones = np.ones(12)
     assert result.average_noise_variance == pytest.approx(ones @ result.covariance @ ones / 144)
 
 
-def test_references_are_marked_as_such() -> None:
-    W = metropolis(nx.cycle_graph(6))
-    central = design(W, 2.0, mechanism="central")
-    assert central.central_ratio == pytest.approx(1)
-    assert central.value == pytest.approx(1 / (6 * 2.0))
-    assert not is_private(central.covariance, 2.0)
-    none = design(W, 2.0, mechanism="none")
-    assert none.value == 0
-    for result in (central, none):
-        assert (result.status, result.gap, result.precision) == ("reference", 0.0, None)
-        assert result.independent_variance == 0
-
-
-@pytest.mark.parametrize("mechanism", ["zero-sum", "decor"])
-def test_noise_that_cancels_exactly_has_no_guarantee(mechanism: MechanismName) -> None:
-    with pytest.raises(InfeasibleError, match="no privacy guarantee"):
-        design(metropolis(nx.cycle_graph(5)), 1.0, mechanism=mechanism, local_share=0)
-
-
-def test_a_singular_covariance_is_refused() -> None:
-    laplacian = support_laplacian(metropolis(nx.karate_club_graph()))
-    for singular in (laplacian, np.eye(4) - 1 / 4, np.ones((3, 3)), np.zeros((2, 2))):
-        with pytest.raises(InfeasibleError, match="singular"):
-            invert_covariance(singular)
-        assert not is_private(singular, 1e9)
-
-
-def test_a_local_share_fixes_the_ratio() -> None:
-    W = metropolis(nx.cycle_graph(8))
-    alone = design(W, 1.0, mechanism="zero-sum", local_share=1)
-    np.testing.assert_allclose(alone.covariance, np.eye(8), atol=1e-12)
-    half = design(W, 1.0, mechanism="zero-sum", local_share=0.5)
-    searched = design(W, 1.0, mechanism="zero-sum")
-    assert searched.value <= half.value
-    with pytest.raises(InvalidArgumentError, match="local_share"):
-        design(W, 1.0, mechanism="decor", local_share=1.5)
-    with pytest.raises(InfeasibleError, match="max_noise_std"):
-        design(W, 1.0, mechanism="decor", local_share=1e-9)
-
-
-def test_decor_on_a_directed_graph_shares_noise_both_ways() -> None:
-    W = directed(7, seed=5)
-    links = ((W != 0) | (W.T != 0)) & ~np.eye(7, dtype=bool)
-    expected = nx.laplacian_matrix(nx.from_numpy_array(links)).toarray()
-    np.testing.assert_array_equal(support_laplacian(W), expected)
-    given_laplacian = design(W, 1.0, mechanism="decor", laplacian=expected)
-    assert design(W, 1.0, mechanism="decor").value == pytest.approx(given_laplacian.value)
-    with pytest.raises(InvalidArgumentError, match="laplacian"):
-        design(W, 1.0, mechanism="decor", laplacian=np.eye(3))
-
-
 def test_arguments_are_left_alone() -> None:
     W = metropolis(nx.path_graph(6))
     before = W.copy()
     for mechanism in MECHANISMS:
-        design(W, 1.0, mechanism=mechanism, objective=Horizon(10))
+        paper_design(W, 1.0, mechanism, objective=Horizon(10))
     np.testing.assert_array_equal(W, before)
 
 
+def test_every_mechanism_has_a_name() -> None:
+    assert sorted(get_args(MechanismName)) == sorted(MECHANISMS)
+
+
+@pytest.mark.parametrize("solver", [Dual(), ClosedForm()])
+def test_solvers_for_an_eavesdropper_are_refused_with_insiders(solver: Dual | ClosedForm) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"use FirstOrder, Sdp or Auto"):
+        design("ring:5", BUDGET, mechanism=Corn(solver))
+    assert design("ring:5", BUDGET, mechanism=Corn(solver), threat=EAVESDROPPER).gap < 1e-6
+
+
+def test_the_first_order_solver_takes_disjoint_groups_too() -> None:
+    exact = design("ring:6", BUDGET, threat=EAVESDROPPER)
+    found = design("ring:6", BUDGET, mechanism=Corn(FirstOrder()), threat=EAVESDROPPER)
+    assert found.value == pytest.approx(exact.value, rel=1.01e-3)
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("make", "named"),
     [
-        ({"precision_cap": 0.0}, "precision_cap"),
-        ({"precision_cap": math.nan}, "precision_cap"),
-        ({"mechanism": "magic"}, "mechanism"),
-        ({"solver": "magic"}, "solver"),
-        ({"tolerance": 0.0}, "tolerance"),
-        ({"max_iterations": 0}, "max_iterations"),
-        ({"ridge": -1.0}, "ridge"),
-        ({"mechanism": "ldp", "solver": "dual"}, "'corn' only"),
-        ({"mechanism": "ldp", "threat": ThreatModel(seeds="edges")}, "'corn' only"),
-        ({"mixing_matrix": np.ones((2, 3))}, "mixing_matrix"),
+        (lambda: Corn(drop_share=2.0), "drop_share"),
+        (lambda: Corn(num_workers=0), "num_workers"),
+        (lambda: Dual(tolerance=0.0), "tolerance"),
+        (lambda: Dual(max_iterations=0), "max_iterations"),
+        (lambda: FirstOrder(tolerance=-1.0), "tolerance"),
+        (lambda: FirstOrder(max_evaluations=0), "max_evaluations"),
+        (lambda: Sdp("double"), "formulation"),  # type: ignore[arg-type]
+        (lambda: Sdp(tolerance=0.0), "tolerance"),
+        (lambda: paper_design(np.eye(3), 1.0, Corn(ridge=-1.0)), "ridge"),
+        (lambda: paper_design(np.eye(3), 1.0, "magic"), "mechanism"),  # type: ignore[arg-type]
+        (lambda: paper_design(np.ones((2, 3))), "network"),
+        (lambda: paper_design(np.zeros((3, 3))), "objective"),
+        (lambda: paper_design(np.eye(3), 0.0), "precision_cap"),
+        (lambda: paper_design(np.eye(3), math.nan), "precision_cap"),
+        (lambda: design("ring:6", 1.0), "objective must be given with a precision cap"),
     ],
 )
-def test_misuse_is_named(change: dict[str, object], message: str) -> None:
-    arguments = {"mixing_matrix": np.eye(3), "precision_cap": 1.0} | change
-    with pytest.raises(InvalidArgumentError, match=message):
-        design(**arguments)  # type: ignore[arg-type]
+def test_misuse_is_named(make: Any, named: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=named):
+        make()
 
 
-def test_every_mechanism_is_listed() -> None:
-    assert get_args(MechanismName) == MECHANISMS
+@pytest.mark.parametrize("cap", [np.ones(5), "1", [1.0], None])
+def test_a_budget_that_is_no_number_is_named(cap: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="budget must be a PrivacyBudget"):
+        design(np.full((5, 5), 0.2), cap, objective=Horizon())
 
 
-@pytest.mark.parametrize("cap", [np.ones(5), "1", [1.0]])
-def test_a_cap_that_is_no_number_is_named(cap: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="precision_cap must be one number"):
-        design(np.full((5, 5), 0.2), cap)
+GROUPED = random_network(12, 0.4, seed=2)
+
+
+def test_one_group_is_the_whole_problem_and_singletons_are_ldp() -> None:
+    everyone = paper_design(GROUPED, threat=ThreatModel(seeds="groups:1"))
+    assert everyone.value == pytest.approx(paper_design(GROUPED).value, rel=1e-12)
+    alone = paper_design(GROUPED, threat=ThreatModel(seeds="groups:12"))
+    assert alone.value == pytest.approx(paper_design(GROUPED, 1.0, "ldp").value, rel=1e-9)
+
+
+def test_merging_groups_never_costs() -> None:
+    values = [
+        paper_design(GROUPED, threat=ThreatModel(seeds=f"groups:{k}"), objective=Horizon(50)).value
+        for k in (1, 2, 4, 12)
+    ]
+    assert values == sorted(values)
+
+
+def test_groups_in_any_order_land_on_their_agents() -> None:
+    threat = ThreatModel(seeds=((7, 1, 5, 11), (0, 2, 10), (3, 4, 6, 8, 9)))
+    result = paper_design(GROUPED, 0.5, threat=threat, objective=Horizon(20))
+    groups = result.decomposition.seed_groups
+    assert groups == ((1, 5, 7, 11), (0, 2, 10), (3, 4, 6, 8, 9))
+    A = Horizon(20).matrix(GROUPED)
+    assert result.value == pytest.approx(np.sum(A * result.covariance), rel=1e-9)
+    assert is_private(result.covariance, 0.5)
+    np.testing.assert_allclose(result.factor @ result.factor.T, result.covariance, atol=1e-12)
+    np.testing.assert_allclose(result.decomposition.covariance, result.covariance, atol=1e-12)
+    for group in groups:
+        inside = np.ix_(np.array(group), np.array(group))
+        block = paper_design(np.eye(len(group)), 0.5, objective=GivenObjective(A[inside]))
+        np.testing.assert_allclose(result.covariance[inside], block.covariance, rtol=1e-6)
+        others = np.setdiff1d(np.arange(12), group)
+        assert not result.covariance[np.ix_(np.array(group), others)].any()
+
+
+def test_workers_give_the_same_design() -> None:
+    one = paper_design(GROUPED, threat=ThreatModel(seeds="groups:3"))
+    two = paper_design(GROUPED, 1.0, Corn(num_workers=2), threat=ThreatModel(seeds="groups:3"))
+    np.testing.assert_allclose(two.covariance, one.covariance, rtol=1e-12)
+
+
+def test_the_worst_block_sets_the_status() -> None:
+    threat = ThreatModel(seeds="groups:2")
+    result = paper_design(GROUPED, 1.0, Corn(Dual(max_iterations=1)), threat=threat)
+    assert result.status == "iteration limit"
+
+
+def test_groups_whose_noise_nobody_receives_get_ldp_noise() -> None:
+    A = np.diag([1.0, 2.0, 0.0, 0.0])
+    result = paper_design(
+        np.eye(4), 4.0, objective=GivenObjective(A), threat=ThreatModel(seeds="groups:2")
+    )
+    np.testing.assert_allclose(result.noise_std, 0.5)
+    assert result.value == pytest.approx(0.75)
+
+
+def test_agents_in_no_group_draw_alone() -> None:
+    result = paper_design(GROUPED, threat=ThreatModel(seeds=((0, 1, 2),)))
+    np.testing.assert_allclose(result.noise_std[3:], 1.0)
+    assert not result.covariance[0, 3:].any()
+
+
+def test_dropping_needs_overlapping_seeds() -> None:
+    with pytest.raises(InvalidArgumentError, match="drop_share applies where seed groups overlap"):
+        paper_design(GROUPED, 1.0, Corn(drop_share=0.1))

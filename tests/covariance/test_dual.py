@@ -1,16 +1,19 @@
-"""The dual: its bound, its curvature, and how few iterations it takes."""
+"""The dual: its bound, its curvature, its number of iterations, and the closed form."""
+
+import math
 
 import networkx as nx
 import numpy as np
 import pytest
+import scipy.linalg
 from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.arrays import FloatArray
-from corn.covariance import Horizon
-from corn.covariance.curvature import dual_curvature
-from corn.covariance.dual import attained_value, evaluate, solve_dual
-from tests.covariance.networks import NETWORKS, PROPERTY, metropolis, random_network
+from corn.covariance import ClosedForm, Corn, Dual, Horizon
+from corn.covariance.dual import attained_value, dual_curvature, evaluate, solve_dual
+from corn.errors import InvalidArgumentError
+from tests.covariance.networks import NETWORKS, PROPERTY, metropolis, paper_design, random_network
 
 
 @PROPERTY
@@ -110,3 +113,33 @@ def test_the_unit_of_the_objective_does_not_matter(unit: float) -> None:
     plain = solve_dual(A, tolerance=1e-6, max_iterations=50)
     scaled = solve_dual(unit * A, tolerance=1e-6, max_iterations=50)
     assert scaled.lower_bound == pytest.approx(unit * plain.lower_bound, rel=1e-6)
+
+
+ALIKE = {
+    "ring": nx.cycle_graph(11),
+    "torus": nx.grid_2d_graph(4, 5, periodic=True),
+    "hypercube": nx.hypercube_graph(4),
+    "circulant": nx.circulant_graph(13, [1, 3, 4]),
+    "petersen": nx.petersen_graph(),
+}
+
+
+@pytest.mark.parametrize("horizon", [1, 200])
+@pytest.mark.parametrize("graph", ALIKE.values(), ids=ALIKE.keys())
+def test_the_closed_form_is_the_optimum(graph: nx.Graph, horizon: float) -> None:
+    W, objective = metropolis(graph), Horizon(horizon)
+    closed = paper_design(W, 0.7, Corn(ClosedForm(), math.inf), objective=objective)
+    dual = paper_design(W, 0.7, Corn(Dual(), math.inf), objective=objective)
+    root = scipy.linalg.sqrtm(objective.matrix(W)).real
+    n = len(W)
+    assert closed.status == "optimal"
+    assert closed.value == pytest.approx(np.trace(root) ** 2 / (n * 0.7), rel=1e-7)
+    assert dual.value == pytest.approx(closed.value, rel=1e-9)
+    if np.linalg.cond(root) < 1e6:
+        expected = np.trace(root) / (n * 0.7) * np.linalg.inv(root)
+        np.testing.assert_allclose(closed.covariance, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_agents_that_differ_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="all alike"):
+        paper_design(metropolis(nx.path_graph(5)), 1.0, Corn(ClosedForm()))

@@ -1,17 +1,22 @@
-"""Threat models name who shares a seed; coalitions are pruned without losing a constraint."""
+"""Threat models: seed groups on a graph, defaults, words, splits and communities."""
 
 from itertools import combinations
 
 import networkx as nx
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corn.covariance.coalitions import list_coalitions
-from corn.covariance.groups import SeedGroups
-from corn.covariance.threat import ThreatModel
+from corn.covariance.threat import (
+    DEFAULT_THREAT,
+    EAVESDROPPER,
+    SeedGroups,
+    ThreatModel,
+    find_communities,
+    split_agents,
+)
 from corn.errors import InvalidArgumentError
+from tests.covariance.networks import PROPERTY
 
 
 @pytest.mark.parametrize(
@@ -42,18 +47,18 @@ def test_direction_of_links_does_not_matter() -> None:
 @pytest.mark.parametrize(
     ("colluders", "seeds", "message"),
     [
-        (-1, "pairs", "max_colluders must be a whole number ≥ 0"),
-        (1.0, "pairs", "whole number"),
+        (-1, "pairs", "max_colluders must be an integer of at least 0"),
+        (1.0, "pairs", "max_colluders must be an integer"),
         (4, "pairs", "at most 3 of 4 agents, found 4"),
         (
             1,
             "everyone",
-            "seeds must be one of global, edges, pairs, leave-one-out, balls:N",
+            "seeds must be one of auto, global, edges, pairs, leave-one-out, balls:N",
         ),
         (1, "balls", "balls:NUMBER"),
         (1, "balls:0", "found 'balls:0'"),
         (1, "pairs:2", "found 'pairs:2'"),
-        (1, "groups:9", r"must be in \[1, 4\], found 9"),
+        (1, "groups:9", "at most 4, found 9"),
         (1, ((0, 7),), "agents 0 … 3"),
         (1, ((),), "none of them empty"),
         (1, ((True, 2),), "agents' numbers, found True"),
@@ -65,47 +70,46 @@ def test_bad_threats(colluders: int, seeds: str | SeedGroups, message: str) -> N
 
 
 def test_bad_private_noise() -> None:
-    with pytest.raises(InvalidArgumentError, match="'per-agent' or 'common'"):
+    with pytest.raises(InvalidArgumentError, match="private_noise must be one of per-agent"):
         ThreatModel(1, "pairs", "none")  # type: ignore[arg-type]
 
 
-def test_the_adversary_is_said_in_words() -> None:
+def test_seeds_are_pairs_with_insiders_and_global_without() -> None:
+    assert ThreatModel().seeds == "global"
+    assert ThreatModel() == ThreatModel(0, "auto") == EAVESDROPPER
+    assert ThreatModel(1) == DEFAULT_THREAT
+    assert ThreatModel(2).seeds == "pairs"
+
+
+def test_the_adversary_is_described_in_words() -> None:
     assert "knows no seed" in ThreatModel().describe()
     assert "one insider" in ThreatModel(1, "pairs").describe()
     assert "3 insiders" in ThreatModel(3, "pairs").describe()
 
 
-GROUPS = st.lists(
-    st.sets(st.integers(0, 5), min_size=2, max_size=4).map(lambda s: tuple(sorted(s))),
-    min_size=1,
-    max_size=6,
-    unique=True,
+@PROPERTY
+@given(st.integers(1, 40), st.data())
+def test_splits_are_even(num_agents: int, data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, num_agents))
+    groups = split_agents(num_agents, count)
+    assert [agent for group in groups for agent in group] == list(range(num_agents))
+    assert len(groups) == count
+    assert max(map(len, groups)) - min(map(len, groups)) <= 1
+
+
+@pytest.mark.parametrize("max_size", [1, 3, 7, 100])
+@pytest.mark.parametrize(
+    "graph", [nx.karate_club_graph(), nx.complete_graph(9), nx.empty_graph(4), nx.path_graph(20)]
 )
+def test_communities_are_bounded_and_cover_everyone(graph: nx.Graph, max_size: int) -> None:
+    groups = find_communities(graph, max_size=max_size)
+    assert sorted(agent for group in groups for agent in group) == list(range(len(graph)))
+    assert max(map(len, groups)) <= max_size
 
 
-@given(groups=GROUPS, colluders=st.integers(0, 5))
-def test_pruning_keeps_every_constraint(groups: list[tuple[int, ...]], colluders: int) -> None:
-    kept = list_coalitions(tuple(groups), num_agents=6, max_colluders=colluders)
-    table = {
-        tuple(unknown): set(np.flatnonzero(protected))
-        for unknown, protected in zip(kept.unknown, kept.protected, strict=True)
-    }
-    expected: dict[tuple[bool, ...], set[int]] = {}
-    for coalition in combinations(range(6), colluders):
-        unknown = tuple(set(coalition).isdisjoint(group) for group in groups)
-        expected.setdefault(unknown, set()).update(set(range(6)) - set(coalition))
-    assert table == expected
-    assert len(kept) <= kept.num_before_pruning
-
-
-def test_disjoint_groups_need_one_constraint_set_each() -> None:
-    groups = ThreatModel(1, "groups:3").seed_groups(nx.path_graph(12))
-    kept = list_coalitions(groups, num_agents=12, max_colluders=1)
-    assert (len(kept), kept.num_before_pruning) == (3, 12)
-    assert kept.protected.all()
-
-
-def test_too_many_coalitions_are_counted_and_refused() -> None:
-    pairs = tuple(combinations(range(60), 2))
-    with pytest.raises(InvalidArgumentError, match="5,461,512 coalitions of 5 among 60 agents"):
-        list_coalitions(pairs, num_agents=60, max_colluders=5)
+def test_communities_follow_the_cliques() -> None:
+    cliques = nx.ring_of_cliques(4, 6)
+    groups = find_communities(cliques, max_size=6)
+    assert groups == tuple(tuple(range(6 * k, 6 * k + 6)) for k in range(4))
+    with pytest.raises(InvalidArgumentError, match="max_size"):
+        find_communities(cliques, max_size=0)

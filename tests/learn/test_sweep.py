@@ -233,7 +233,7 @@ def test_clipping_that_the_budget_does_not_count_on_is_impossible() -> None:
     with pytest.raises(InvalidArgumentError, match="both noise and the budget"):
         Method("wrong", shares, BUDGET.query)
     with pytest.raises(InvalidArgumentError, match="a reference without a guarantee"):
-        Method.private("none", design(NETWORK.mixing_matrix, 1.0, mechanism="none"), BUDGET)
+        Method.private("none", design(NETWORK, BUDGET, mechanism="none"), BUDGET)
 
 
 def test_wrong_number_of_agents() -> None:

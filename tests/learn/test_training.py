@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from corn import learn
-from corn.covariance import Horizon, ThreatModel, design
+from corn.covariance import EAVESDROPPER, Horizon, ThreatModel, design
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
 from corn.learn import Method, load_parameters, make_methods, make_workload, train
 from corn.learn.tasks import LinearClassifier
@@ -73,7 +73,7 @@ def test_regression_with_torch_data_sets() -> None:
 
 def test_every_agent_learns_what_a_private_budget_allows() -> None:
     network = load_network("ring:4")
-    made = design(network.mixing_matrix, BUDGET.precision_cap, objective=Horizon(5))
+    made = design(network, BUDGET, objective=Horizon(5), threat=EAVESDROPPER)
     for noise in (made, made.decomposition, None):
         result = train(
             network,
@@ -106,7 +106,7 @@ def test_a_plan_has_network_budget_and_noise() -> None:
 
 def test_noise_for_an_eavesdropper_is_refused_against_insiders() -> None:
     network = load_network("ring:4")
-    made = design(network.mixing_matrix, BUDGET.precision_cap, objective=Horizon(5))
+    made = design(network, BUDGET, objective=Horizon(5), threat=EAVESDROPPER)
     with pytest.raises(InvalidArgumentError, match="does not keep its budget against"):
         Method.private("corn", made, BUDGET, threat=ThreatModel(1))
 

@@ -16,8 +16,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from corn import Horizon, PrivacyBudget, ThreatModel, load_network
-from corn.covariance import DEFAULT_THREAT, Decomposition, FiniteRun, GivenObjective, Objective
-from corn.covariance.insiders_sdp import solve_insiders_sdp
+from corn.covariance import (
+    DEFAULT_THREAT,
+    Auto,
+    Corn,
+    Decomposition,
+    DesignProblem,
+    FiniteRun,
+    GivenObjective,
+    Objective,
+    Sdp,
+)
 from corn.errors import CornError, FileFormatError, InfeasibleError, InvalidArgumentError
 from corn.noise import SecureSource, draw_all_shares, simulated_keys
 from corn.plan import Plan, fingerprint, load_plan, make_plan, save_plan, verify_plan
@@ -66,7 +75,9 @@ def test_a_plan_is_safe_by_default(plan: Plan) -> None:
     [ThreatModel(0, "global"), ThreatModel(0, ((0, 1, 2),)), ThreatModel(2, "pairs", "common")],
 )
 def test_plans_survive_the_file(tmp_path: Path, objective: Objective, threat: ThreatModel) -> None:
-    made = make_plan(NETWORK, BUDGET, threat=threat, objective=objective, tolerance=0.05)
+    made = make_plan(
+        NETWORK, BUDGET, threat=threat, objective=objective, mechanism=Corn(Auto(0.05))
+    )
     save_plan(made, tmp_path / "a.corn")
     loaded = load_plan(tmp_path / "a.corn")
     save_plan(loaded, tmp_path / "b.corn")
@@ -212,7 +223,8 @@ def test_no_multipliers_prove_more_than_the_optimum(plan: Plan, size: float, noi
     """The proof is compared with the optimum itself, before it is capped by the plan's value."""
     A = plan.objective.matrix(NETWORK.mixing_matrix)
     groups = DEFAULT_THREAT.seed_groups(NETWORK.graph)
-    optimum = solve_insiders_sdp(A, 1.0, seed_groups=groups, max_colluders=1).value
+    problem = DesignProblem(A, 1.0, threat=DEFAULT_THREAT)
+    optimum = Sdp().solve_split(problem, groups).value
     parts = plan.decomposition
     if noise == "poor":
         rng = np.random.default_rng(1)
@@ -231,7 +243,7 @@ def test_no_multipliers_prove_more_than_the_optimum(plan: Plan, size: float, noi
 
 def test_the_bound_is_for_all_seeds_allowed_not_only_those_used() -> None:
     network = load_network("ring:8")
-    lean = make_plan(network, BUDGET, drop_share=0.6)
+    lean = make_plan(network, BUDGET, mechanism=Corn(drop_share=0.6))
     full = make_plan(network, BUDGET)
     found = verify_plan(lean)
     assert found.passed
@@ -251,14 +263,16 @@ def test_labels_must_fit_the_noise(plan: Plan) -> None:
     for mechanism, message in (("none", "reference"), ("ldp", "draws alone")):
         with pytest.raises(InvalidArgumentError, match=message):
             dataclasses.replace(plan, mechanism=mechanism)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="leave somebody honest"):
+    with pytest.raises(InvalidArgumentError, match="max_colluders must be at most 5 of 6"):
         dataclasses.replace(plan, threat=ThreatModel(6, "pairs"))
     common = dataclasses.replace(plan, threat=ThreatModel(1, "pairs", "common"))
     assert any("said to be common" in problem for problem in verify_plan(common).problems)
 
 
 def test_too_many_coalitions_are_refused_before_work_begins() -> None:
-    made = make_plan(load_network("ring:30"), BUDGET, threat=ThreatModel(0, "edges"), tolerance=0.1)
+    made = make_plan(
+        load_network("ring:30"), BUDGET, threat=ThreatModel(0, "edges"), mechanism=Corn(Auto(0.1))
+    )
     forged = dataclasses.replace(made, threat=ThreatModel(10, "edges"))
     with pytest.raises(InvalidArgumentError, match="30,045,015 coalitions of 10"):
         verify_plan(forged)

@@ -1,4 +1,4 @@
-"""``corn compare``: every mechanism on one network, for one step and for what accumulates."""
+"""``corn compare``: all mechanisms on one network, for one step and for accumulated noise."""
 
 from __future__ import annotations
 
@@ -13,8 +13,16 @@ from corn.cli.options import (
     JsonOption,
     MixingOptions,
     PlotOption,
+    ThreatOptions,
 )
-from corn.cli.output import print_facts, print_json, print_note, print_table, warn_of_insiders
+from corn.cli.output import (
+    print_facts,
+    print_json,
+    print_note,
+    print_table,
+    warn_of_insiders,
+    working,
+)
 from corn.covariance import Design, Horizon, MechanismName, ThreatModel, design
 from corn.privacy import PrivacyBudget
 from corn.topology import Network
@@ -22,7 +30,7 @@ from corn.topology import Network
 EXAMPLE = "corn compare --graph er:n=20,p=0.2,seed=1 --plot noise.png"
 COMPARED: tuple[MechanismName, ...] = ("ldp", "zero-sum", "decor", "corn", "central", "none")
 ONE_STEP_DESIGN = "corn one-step"
-"""CorN designed for one step but judged by what accumulates: what the paper's design costs."""
+"""CorN designed for one step but judged by accumulated noise: the cost of the paper's design."""
 
 
 def compare(
@@ -31,34 +39,52 @@ def compare(
     budget: BudgetOptions,
     batch_size: BatchSizeOption = None,
     mixing: MixingOptions,
+    threat: ThreatOptions,
     plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Compare all mechanisms at the same privacy, for one step and over a horizon."""
+    """Compare all mechanisms at the same privacy, for one step and over a horizon.
+
+    Each row names the adversary that it holds against. DECOR and zero-sum noise hold against no
+    insider; --colluders 0 compares all mechanisms against an eavesdropper.
+    """
     network, promise = mixing.load_network(graph), budget.make(batch_size)
+    against = threat.make()
     objectives = [
         own.choose_objective(budget.steps) for own in (replace(mixing, horizon=1.0), mixing)
     ]
-    designs: dict[str, dict[str, Design]] = {
-        objective.describe(): {
-            name: design(
-                network.mixing_matrix, promise.precision_cap, mechanism=name, objective=objective
-            )
-            for name in COMPARED
+    with working("designing the noise"):
+        designs = {
+            objective.describe(): _design_all(network, promise, objective, against)
+            for objective in objectives
         }
-        for objective in objectives
-    }
     values = _values(network, objectives, designs)
-    shared = designs[objectives[-1].describe()]["corn"].decomposition
-    warn_of_insiders(shared, promise, ThreatModel())
+    best = designs[objectives[-1].describe()]["corn"]
+    warn_of_insiders(best.decomposition, promise, best.threat)
     if plot:
-        _draw(network, promise, values, plot)
+        _draw(network, promise, against, values, plot)
     if json:
-        print_json(_facts(network, promise, designs, values))
+        print_json(_facts(network, promise, against, designs, values))
         return
     _print(network, promise, designs, values)
     if plot:
         print_note(f"wrote {plot}")
+
+
+def _design_all(
+    network: Network, budget: PrivacyBudget, objective: Horizon, threat: ThreatModel
+) -> dict[str, Design]:
+    """Return each mechanism's design, against the threat or the weaker one it can hold against."""
+    return {
+        name: design(
+            network,
+            budget,
+            mechanism=name,
+            objective=objective,
+            threat=threat if name in ("corn", "ldp") else None,
+        )
+        for name in COMPARED
+    }
 
 
 def _values(
@@ -81,6 +107,7 @@ def _values(
 def _facts(
     network: Network,
     budget: PrivacyBudget,
+    threat: ThreatModel,
     designs: Mapping[str, dict[str, Design]],
     values: Mapping[str, Mapping[str, float]],
 ) -> dict[str, object]:
@@ -89,7 +116,7 @@ def _facts(
         "num_agents": network.num_agents,
         "weights": network.weights,
         "promise": budget.describe(),
-        "adversary": ThreatModel().describe(),
+        "adversary": threat.describe(),
         "precision_cap": budget.precision_cap,
         "objectives": {
             objective: {
@@ -98,6 +125,7 @@ def _facts(
                     "normalized_value": value * budget.precision_cap,
                     "ratio_to_ldp": value / row["ldp"],
                     "ratio_to_central": value / row["central"],
+                    "adversary": _find_design(designs[objective], name).adversary,
                     **_design_facts(designs[objective].get(name)),
                 }
                 for name, value in row.items()
@@ -105,6 +133,11 @@ def _facts(
             for objective, row in values.items()
         },
     }
+
+
+def _find_design(designs: Mapping[str, Design], name: str) -> Design:
+    """Return a row's design; the design for one step has the adversary of the one for the row."""
+    return designs["corn" if name == ONE_STEP_DESIGN else name]
 
 
 def _design_facts(result: Design | None) -> dict[str, object]:
@@ -131,13 +164,21 @@ def _print(
         f"{network.source}, {network.num_agents} agents, {network.weights} weights",
         [
             ("promise", budget.describe()),
-            ("against", f"{ThreatModel().describe()} (central DP: trusts a server instead)"),
+            ("against", "an eavesdropper who sees every message, and insiders as listed"),
         ],
     )
     for objective, row in values.items():
         print_table(
             f"Noise energy Tr(A R): {objective}",
-            ["mechanism", "value", "× LDP", "× central DP", "above the best possible", "status"],
+            [
+                "mechanism",
+                "value",
+                "× LDP",
+                "× central DP",
+                "above the best",
+                "status",
+                "holds against",
+            ],
             [
                 [
                     MECHANISM_NAMES[name],
@@ -145,6 +186,7 @@ def _print(
                     f"{value / row['ldp']:.4f}",
                     f"{value / row['central']:.3f}",
                     *_table_cells(designs[objective].get(name)),
+                    _name_adversary(_find_design(designs[objective], name)),
                 ]
                 for name, value in row.items()
             ],
@@ -157,15 +199,27 @@ def _table_cells(result: Design | None) -> tuple[str, str]:
     return f"{result.gap:.1e}" if result.gap < 1e-3 else f"{result.gap:.1%}", result.status
 
 
+def _name_adversary(result: Design) -> str:
+    """Return the adversary of a row in two words; LDP shares no seed that insiders could know."""
+    if result.status == "reference":
+        return "nobody"
+    if result.mechanism == "ldp":
+        return "any insiders"
+    return result.threat.describe_colluders() if result.threat.max_colluders else "eavesdropper"
+
+
 def _draw(
     network: Network,
     budget: PrivacyBudget,
+    threat: ThreatModel,
     values: Mapping[str, Mapping[str, float]],
     path: Path,
 ) -> None:
     from corn.report import plot_comparison, save_figure
 
-    title = f"{network.source}: {budget.describe()}, against {ThreatModel().describe()}"
+    title = f"{network.source}: {budget.describe()}, against {threat.describe()}"
+    if threat.max_colluders:
+        title += " (DECOR and zero-sum: an eavesdropper alone)"
     drawn = {
         objective: {name: value for name, value in row.items() if name != "none"}
         for objective, row in values.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 import typer
@@ -17,6 +17,7 @@ from corn.cli.options import (
     MixingOptions,
     PlotOption,
     ThreatOptions,
+    choose_mechanism,
 )
 from corn.cli.output import (
     print_facts,
@@ -26,13 +27,25 @@ from corn.cli.output import (
     warn_of_insiders,
     working,
 )
-from corn.covariance import Design, GivenObjective, Objective, ThreatModel
+from corn.covariance import (
+    Auto,
+    ClosedForm,
+    Corn,
+    Design,
+    Dual,
+    FirstOrder,
+    GivenObjective,
+    Objective,
+    Sdp,
+    Solver,
+)
 from corn.covariance import design as solve
-from corn.covariance.design import SolverChoice
-from corn.errors import FileFormatError
+from corn.errors import FileFormatError, InvalidArgumentError
 from corn.privacy import PrivacyBudget
 from corn.topology import Network
 from corn.topology.files import read_matrix
+
+SolverChoice: TypeAlias = Literal["auto", "dual", "closed-form", "first-order", "sdp"]
 
 EXAMPLE = "corn design --graph er:n=20,p=0.2,seed=1 --epsilon 10 --steps 5000 --clip 0.1"
 
@@ -53,13 +66,15 @@ def design(
         typer.Option(
             min=0,
             max=1,
-            help="Drop the weakest seeds, with this part of the noise power together; solve again.",
+            help="Drop the weakest seeds, which have this part of the noise power; solve again.",
         ),
     ] = 0.0,
     solver: Annotated[SolverChoice, typer.Option(help="Solver for corn.")] = "auto",
     tolerance: Annotated[
         float | None,
-        typer.Option(help="Relative gap to stop at. (Default: 1e-6, with insiders 1e-3.)"),
+        typer.Option(
+            help="Relative gap to stop at. (Default: 1e-6; with insiders or shared seeds 1e-3.)"
+        ),
     ] = None,
     max_noise_std: Annotated[
         float | None,
@@ -74,53 +89,76 @@ def design(
     plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Choose the noise that agents draw jointly, and say how far from the best it can be."""
+    """Choose the noise that agents draw jointly, and bound its distance from the optimum."""
     if out and out.suffix not in (".json", ".npy"):
         raise FileFormatError(f"{out}: a design's file must end in .json or .npy")
     network, promise = mixing.load_network(graph), budget.make(batch_size)
-    against = threat.make()
     target: Objective = mixing.choose_objective(budget.steps)
     if objective:
         target = GivenObjective(read_matrix(objective, name="an objective"))
+    options = Corn(
+        solver=_choose_solver(solver, tolerance),
+        max_noise_std=max_noise_std,
+        ridge=ridge,
+        drop_share=drop_share,
+        num_workers=jobs,
+    )
     with working("designing the noise"):
         result = solve(
-            network.mixing_matrix,
-            promise.precision_cap,
-            mechanism=mechanism,
+            network,
+            promise,
+            mechanism=choose_mechanism(mechanism, options),
             objective=target,
-            threat=against,
-            solver=solver,
-            tolerance=tolerance,
-            max_noise_std=max_noise_std,
-            ridge=ridge,
-            drop_share=drop_share,
-            num_workers=jobs,
-            graph=network.graph,
+            threat=threat.make_if_given(),
         )
-    facts = design_facts(network, promise, target, against, result)
+    facts = design_facts(network, promise, target, result)
     if plot:
         _draw(network, result, target, plot)
     if out:
         _save(facts, result, out)
     if result.precision is not None:
-        warn_of_insiders(result.decomposition, promise, against)
+        warn_of_insiders(result.decomposition, promise, result.threat)
+    if (
+        result.mechanism == "corn"
+        and network.num_agents > 1
+        and not result.decomposition.seed_groups
+    ):
+        print_note(
+            f"{result.threat.describe_seeds()} with {result.threat.describe_colluders()}: shared "
+            "noise does not help, so every agent draws its own (LDP); try --seeds pairs"
+        )
     if json:
         print_json(facts)
     else:
-        _print(promise, network, target, against, result)
+        _print(promise, network, target, result)
         for path in (plot, out):
             if path:
                 print_note(f"wrote {path}")
+
+
+def _choose_solver(name: SolverChoice, tolerance: float | None) -> Solver:
+    if name == "closed-form":
+        if tolerance is not None:
+            raise InvalidArgumentError(
+                "--tolerance does not apply to --solver closed-form, which is exact: leave it out"
+            )
+        return ClosedForm()
+    if name == "auto":
+        return Auto(tolerance)
+    if name == "sdp":
+        return Sdp(tolerance=tolerance)
+    solver = Dual if name == "dual" else FirstOrder
+    return solver() if tolerance is None else solver(tolerance)
 
 
 def design_facts(
     network: Network,
     budget: PrivacyBudget,
     objective: Objective,
-    threat: ThreatModel,
     result: Design,
 ) -> dict[str, object]:
-    """Everything there is to know about a design, for JSON."""
+    """Return all facts about a design, for JSON."""
+    threat = result.threat
     streams = result.decomposition.count_streams()
     return {
         "graph": network.source,
@@ -138,7 +176,7 @@ def design_facts(
             "sampling_rate": budget.sampling_rate,
             "promise": budget.describe(),
         },
-        "adversary": adversary(result, threat),
+        "adversary": result.adversary,
         "objective": objective.describe(),
         "mechanism": result.mechanism,
         "seeds": threat.seeds,
@@ -167,25 +205,17 @@ def design_facts(
     }
 
 
-def adversary(result: Design, threat: ThreatModel) -> str:
-    """Who the guarantee holds against, in words; references hold against nobody."""
-    if result.status == "reference":
-        return "nobody who sees messages (a reference, not a decentralised mechanism)"
-    return threat.describe()
-
-
 def _print(
     budget: PrivacyBudget,
     network: Network,
     objective: Objective,
-    threat: ThreatModel,
     result: Design,
 ) -> None:
     ldp_std = budget.independent_noise_std
     streams = result.decomposition.count_streams()
     facts = [
         ("promise", budget.describe()),
-        ("against", adversary(result, threat)),
+        ("against", result.adversary),
         ("minimises", f"Tr(A R), {objective.describe()}"),
         ("status", f"{result.status} ({result.solver}, {result.iterations} iterations)"),
         ("value", f"{result.value:.6g}   (× precision cap: {result.normalized_value:.6g})"),
@@ -202,7 +232,7 @@ def _print(
         (
             "seeds",
             f"{len(result.decomposition.seed_groups)} shared, {min(streams)} to {max(streams)} "
-            "streams an agent",
+            "streams per agent",
         ),
     ]
     if result.num_coalitions is not None:

@@ -18,7 +18,7 @@ from corn.cli.options import (
     MechanismOption,
     MixingOptions,
     PlotOption,
-    SafeThreatOptions,
+    ThreatOptions,
 )
 from corn.cli.output import print_facts, print_json, print_note
 from corn.cli.records import read_configuration
@@ -119,7 +119,7 @@ def launch(
     budget: BudgetOptions,
     mechanism: MechanismOption = "corn",
     mixing: MixingOptions,
-    threat: SafeThreatOptions,
+    threat: ThreatOptions,
     out: Annotated[
         Path,
         typer.Option(help="A directory: shared in it may be handed out, private in it may not."),
@@ -154,7 +154,7 @@ def launch(
         source = distributed.PlanningRequest(
             budget.make_for_batches(batch_size),
             mixing.choose_objective(budget.steps),
-            threat.make_for(mechanism),
+            threat.make(),
             mechanism,
             mixing.weights,
         )

@@ -14,12 +14,17 @@ import typer
 
 from corn.covariance import (
     DEFAULT_THREAT,
+    Corn,
+    Decor,
     Horizon,
+    Mechanism,
     MechanismName,
     ThreatModel,
+    ZeroSum,
     default_objective,
 )
 from corn.covariance.threat import PrivateNoise
+from corn.errors import InvalidArgumentError
 from corn.privacy import Accounting, Adjacency, PrivacyBudget, Unit
 from corn.topology import Network, load_network
 from corn.topology.mixing import WEIGHTS
@@ -82,14 +87,19 @@ HorizonOption: TypeAlias = Annotated[
     ),
 ]
 _ColludersOption: TypeAlias = Annotated[
-    int,
-    typer.Option(min=0, help="Curious insiders who pool what they know.", rich_help_panel=_THREAT),
+    int | None,
+    typer.Option(
+        min=0,
+        help="Curious insiders who pool what they know; 0 is an eavesdropper alone. (Default: "
+        f"{DEFAULT_THREAT.max_colluders}.)",
+        rich_help_panel=_THREAT,
+    ),
 ]
 _SeedsOption: TypeAlias = Annotated[
     str,
     typer.Option(
-        help="Who shares a seed: global, edges, pairs, balls:R, groups:M, communities:SIZE or "
-        "leave-one-out.",
+        help="Sets of agents that share a seed: global, edges, pairs, balls:R, groups:M, "
+        "communities:SIZE or leave-one-out; auto is pairs, or global without insiders.",
         rich_help_panel=_THREAT,
     ),
 ]
@@ -208,25 +218,40 @@ class MixingOptions:
 
 @dataclass(frozen=True)
 class ThreatOptions:
-    """Whom noise is designed against: by default outsiders only, as in the paper."""
+    """The adversary that noise is designed against: by default one insider, with pair seeds."""
 
-    colluders: _ColludersOption = 0
-    seeds: _SeedsOption = "global"
+    colluders: _ColludersOption = None
+    seeds: _SeedsOption = "auto"
     private_noise: PrivateNoiseOption = "per-agent"
 
     def make(self) -> ThreatModel:
-        """The threat model."""
-        return ThreatModel(self.colluders, self.seeds, self.private_noise)
+        """Return the threat model."""
+        colluders = DEFAULT_THREAT.max_colluders if self.colluders is None else self.colluders
+        return ThreatModel(colluders, self.seeds, self.private_noise)
+
+    def make_if_given(self) -> ThreatModel | None:
+        """Return the threat model asked for, or None, which leaves it to the mechanism."""
+        return None if self == ThreatOptions() else self.make()
 
 
-@dataclass(frozen=True)
-class SafeThreatOptions(ThreatOptions):
-    """Whom a plan to run is designed against: by default one curious insider, with pair seeds."""
+def choose_mechanism(name: MechanismName, options: Corn) -> Mechanism | MechanismName:
+    """Return the mechanism of this name with the options that it shares with ``Corn``.
 
-    colluders: _ColludersOption = DEFAULT_THREAT.max_colluders
-    seeds: _SeedsOption = str(DEFAULT_THREAT.seeds)
-
-    def make_for(self, mechanism: MechanismName) -> ThreatModel:
-        """The threat model; mechanisms but corn have seeds of their own, so pairs is no request."""
-        seeds = "global" if mechanism != "corn" and self.seeds == "pairs" else self.seeds
-        return ThreatModel(self.colluders, seeds, self.private_noise)
+    Options of CorN alone are refused with another mechanism rather than ignored.
+    """
+    if name == "corn":
+        return options
+    if options != Corn(max_noise_std=options.max_noise_std):
+        raise InvalidArgumentError(
+            "--solver, --tolerance, --ridge, --drop-share and --jobs apply to mechanism 'corn' "
+            f"only, found {name!r}: leave them out"
+        )
+    if name == "decor":
+        return Decor(max_noise_std=options.max_noise_std)
+    if name == "zero-sum":
+        return ZeroSum(max_noise_std=options.max_noise_std)
+    if options.max_noise_std is not None:
+        raise InvalidArgumentError(
+            f"--max-noise-std limits correlated noise, found mechanism {name!r}: leave it out"
+        )
+    return name

@@ -14,9 +14,11 @@ from corn.cli.options import (
     JsonOption,
     MechanismOption,
     MixingOptions,
-    SafeThreatOptions,
+    ThreatOptions,
+    choose_mechanism,
 )
 from corn.cli.output import print_facts, print_json, print_note, warn_of_insiders, working
+from corn.covariance import Corn
 from corn.plan import FloatType, Plan, fingerprint, make_plan, save_plan
 
 EXAMPLE = "corn plan --graph er:n=20,p=0.2,seed=1 --epsilon 10 --out plan.corn"
@@ -30,7 +32,7 @@ def plan(
     batch_size: BatchSizeOption = None,
     mechanism: MechanismOption = "corn",
     mixing: MixingOptions,
-    threat: SafeThreatOptions,
+    threat: ThreatOptions,
     drop_share: Annotated[
         float, typer.Option(min=0, max=1, help="Drop the weakest seeds, by noise power.")
     ] = 0.0,
@@ -43,11 +45,10 @@ def plan(
         made = make_plan(
             mixing.load_network(graph),
             promise,
-            threat=threat.make_for(mechanism),
+            threat=threat.make(),
             objective=mixing.choose_objective(budget.steps),
-            mechanism=mechanism,
+            mechanism=choose_mechanism(mechanism, Corn(drop_share=drop_share)),
             dtype=dtype,
-            drop_share=drop_share,
         )
     save_plan(made, out)
     if json:

@@ -1,4 +1,4 @@
-"""``corn threat``: what it costs to hold against insiders, for each way to share seeds."""
+"""``corn threat``: the cost of protection from insiders, for each way to share seeds."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from corn.cli.options import (
     WeightsOption,
 )
 from corn.cli.output import print_facts, print_json, print_table, progress
-from corn.covariance import Design, Horizon, ThreatModel, design
+from corn.covariance import Auto, Corn, Design, Horizon, ThreatModel, design
 from corn.errors import InvalidArgumentError
 from corn.privacy import PrivacyBudget
 from corn.topology import Network
 
 EXAMPLE = "corn threat --graph er:n=12,p=0.4,seed=1 --seeds global,edges,pairs --colluders 0,1,2"
 WORTHLESS = 0.99
-"""A design that keeps this much of LDP's noise is not worth sharing seeds for."""
+"""Share of LDP's noise energy above which a design is not worth its shared seeds."""
 
 
 def threat(
@@ -53,19 +53,12 @@ def threat(
         for kind in _read_list(seeds)
         for q in map(_read_number, _read_list(colluders))
     ]
-    ldp = design(network.mixing_matrix, promise.precision_cap, mechanism="ldp", objective=objective)
-    central = design(
-        network.mixing_matrix, promise.precision_cap, mechanism="central", objective=objective
-    )
+    mechanism = Corn(solver=Auto(tolerance))
+    ldp = design(network, promise, mechanism="ldp", objective=objective)
+    central = design(network, promise, mechanism="central", objective=objective)
     rows = []
     for model in progress(threats, "designing"):
-        result = design(
-            network.mixing_matrix,
-            promise.precision_cap,
-            objective=objective,
-            threat=model,
-            tolerance=tolerance,
-        )
+        result = design(network, promise, mechanism=mechanism, objective=objective, threat=model)
         rows.append(_row(model, result, ldp.value, central.value))
     if json:
         print_json(_facts(network, promise, objective, rows))
@@ -97,7 +90,7 @@ def _remark(model: ThreatModel, result: Design, *, worthless: bool) -> str:
     if worthless:
         return f"{model.describe_seeds()} with {model.describe_colluders()}: no better than LDP"
     if result.status == "loose bound":
-        return f"nothing better than {result.gap:.0%} above the best is proved"
+        return f"proved only to be within {result.gap:.0%} of the best"
     if result.status != "optimal":
         return f"{result.status}: up to {result.gap:.0%} above the best"
     return ""
@@ -127,7 +120,7 @@ def _print(
         ],
     )
     print_table(
-        "What each way to share seeds leaves of the noise",
+        "Noise energy for each way to share seeds",
         ["seeds", "insiders", "value", "× LDP", "× central DP", "gap", "streams", "remark"],
         [
             [

@@ -1,11 +1,12 @@
-"""Covariance design: which joint noise the agents draw, and how far from the best it can be."""
+"""Covariance design: the joint noise of all agents, and a bound on how much better it could be."""
 
-from corn.covariance.closed_form import CirculantDesign, design_circulant
-from corn.covariance.decomposition import Decomposition
-from corn.covariance.design import MECHANISMS, design
-from corn.covariance.exposure import Exposure, expose
+from corn.covariance.baselines import Central, Decor, Ldp, NoNoise, ZeroSum
+from corn.covariance.circulant import CirculantDesign, design_circulant
+from corn.covariance.decomposition import Decomposition, Exposure, expose
+from corn.covariance.design import MECHANISMS, Auto, Corn, Mechanism, Solver, design
+from corn.covariance.dual import ClosedForm, Dual
 from corn.covariance.feasibility import invert_covariance, is_private
-from corn.covariance.groups import find_communities, split_agents
+from corn.covariance.first_order import FirstOrder
 from corn.covariance.objective import (
     ONE_STEP,
     FiniteRun,
@@ -14,27 +15,48 @@ from corn.covariance.objective import (
     Objective,
     default_objective,
 )
-from corn.covariance.sdp import SdpSettings
-from corn.covariance.solution import Design, MechanismName, Status
-from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
+from corn.covariance.problem import Design, DesignProblem, MechanismName, Status
+from corn.covariance.sdp import Sdp
+from corn.covariance.threat import (
+    DEFAULT_THREAT,
+    EAVESDROPPER,
+    SeedGroups,
+    ThreatModel,
+    find_communities,
+    split_agents,
+)
 
 __all__ = [
     "DEFAULT_THREAT",
     "EAVESDROPPER",
     "MECHANISMS",
     "ONE_STEP",
+    "Auto",
+    "Central",
     "CirculantDesign",
+    "ClosedForm",
+    "Corn",
     "Decomposition",
+    "Decor",
     "Design",
+    "DesignProblem",
+    "Dual",
     "Exposure",
     "FiniteRun",
+    "FirstOrder",
     "GivenObjective",
     "Horizon",
+    "Ldp",
+    "Mechanism",
     "MechanismName",
+    "NoNoise",
     "Objective",
-    "SdpSettings",
+    "Sdp",
+    "SeedGroups",
+    "Solver",
     "Status",
     "ThreatModel",
+    "ZeroSum",
     "default_objective",
     "design",
     "design_circulant",

@@ -1,60 +1,205 @@
-"""The mechanisms that CorN is measured against, each as good as its family allows.
-
-Covariances are for the cap b = 1; dividing by b gives any other.
-"""
+"""The mechanisms that CorN is compared with, each as good as its family allows."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar, final
 
+import networkx as nx
 import numpy as np
 import scipy.linalg
+from numpy.typing import ArrayLike
 
-from corn.arrays import FloatArray
-from corn.covariance.problem import DesignProblem
+from corn.arrays import FloatArray, as_symmetric_matrix
+from corn.checks import require, require_in_range
+from corn.covariance.dual import Dual, solve_dual
+from corn.covariance.problem import Design, DesignProblem, MechanismName, SolverName, conclude
+from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
 from corn.errors import InfeasibleError, InvalidArgumentError
+from corn.topology.graphs import Graph
 
 _LOG_RATIOS = (-18.0, 18.0)
 _GRID, _ZOOM_GRID, _ZOOMS = 145, 21, 8
 _TOLERANCE = 1e-12
 
 
-def ldp_covariance(num_agents: int) -> FloatArray:
-    """Return I: every agent on its own."""
-    return np.eye(num_agents)
+@final
+@dataclass(frozen=True)
+class Ldp:
+    """Local differential privacy, R = I/b: every agent draws its noise alone.
 
-
-def support_laplacian(mixing_matrix: FloatArray) -> FloatArray:
-    """Return the Laplacian of the links in a mixing matrix, either direction counting as a link.
-
-    A weight off the diagonal that is not zero is a link. DECOR's pairs share noise both ways, so a
-    directed graph is taken as undirected.
+    It shares no seed, so it holds against any number of insiders.
     """
-    adjacency = (mixing_matrix != 0) | (mixing_matrix.T != 0)
+
+    name: ClassVar[MechanismName] = "ldp"
+    default_threat: ClassVar[ThreatModel] = DEFAULT_THREAT
+
+    def solve(self, problem: DesignProblem) -> Design:
+        """Return I/b."""
+        # Seeds that nobody uses would only cost tables of coalitions to whoever checks the design.
+        threat = replace(problem.threat, seeds="global")
+        threat.seed_groups(problem.graph)  # raises if there are more insiders than agents
+        R = np.eye(problem.num_agents) / problem.precision_cap
+        return _conclude(replace(problem, threat=threat), R, self.name, "formula", evaluations=1)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Decor:
+    """DECOR: R = σ² I + τ² L, pairwise cancelling noise along the links, best ratio σ² : τ².
+
+    Attributes:
+        laplacian: L, shape (n, n); by default that of the network's links, either direction
+            counting as a link.
+        local_share: σ²/(σ² + τ²), fixed instead of searched.
+        max_noise_std: a bound on √R_ii; None is 32/√b, ``math.inf`` no limit.
+    """
+
+    laplacian: ArrayLike | None = None
+    local_share: float | None = None
+    max_noise_std: float | None = None
+    name: ClassVar[MechanismName] = "decor"
+    default_threat: ClassVar[ThreatModel] = EAVESDROPPER
+
+    def solve(self, problem: DesignProblem) -> Design:
+        """Return the best covariance of the family."""
+        _require_eavesdropper(self.name, problem.threat)
+        problem = replace(problem, max_noise_std=self.max_noise_std)
+        if self.laplacian is None:
+            L = graph_laplacian(problem.graph)
+        else:
+            L = as_symmetric_matrix(self.laplacian, name="laplacian")
+            shape = problem.objective_matrix.shape
+            require(L.shape == shape, "laplacian", f"of shape {shape}, as the network", L.shape)
+        R, evaluations = _search_ratio(problem, L, self.local_share)
+        return _conclude(problem, R, self.name, "search", evaluations)
+
+
+@final
+@dataclass(frozen=True)
+class ZeroSum:
+    """Zero-sum noise with a local share: R = σ² I + τ² (I − 11ᵀ/n), best ratio σ² : τ².
+
+    ``local_share`` and ``max_noise_std`` as for `Decor`.
+    """
+
+    local_share: float | None = None
+    max_noise_std: float | None = None
+    name: ClassVar[MechanismName] = "zero-sum"
+    default_threat: ClassVar[ThreatModel] = EAVESDROPPER
+
+    def solve(self, problem: DesignProblem) -> Design:
+        """Return the best covariance of the family."""
+        _require_eavesdropper(self.name, problem.threat)
+        problem = replace(problem, max_noise_std=self.max_noise_std)
+        n = problem.num_agents
+        R, evaluations = _search_ratio(problem, np.eye(n) - 1 / n, self.local_share)
+        return _conclude(problem, R, self.name, "search", evaluations)
+
+
+@final
+@dataclass(frozen=True)
+class Central:
+    """A trusted server's noise on the average, 11ᵀ/(n²b): a reference without messages."""
+
+    name: ClassVar[MechanismName] = "central"
+    default_threat: ClassVar[ThreatModel] = EAVESDROPPER
+
+    def solve(self, problem: DesignProblem) -> Design:
+        """Return 11ᵀ/(n²b)."""
+        return _refer(problem, self.name, 1 / (problem.num_agents * problem.precision_cap**0.5))
+
+
+@final
+@dataclass(frozen=True)
+class NoNoise:
+    """No noise: a reference without privacy."""
+
+    name: ClassVar[MechanismName] = "none"
+    default_threat: ClassVar[ThreatModel] = EAVESDROPPER
+
+    def solve(self, problem: DesignProblem) -> Design:
+        """Return a covariance of zero."""
+        return _refer(problem, self.name, 0.0)
+
+
+def graph_laplacian(graph: Graph) -> FloatArray:
+    """Return the Laplacian of the links, either direction counting as a link.
+
+    DECOR's pairs share noise both ways, so a directed graph is taken as undirected.
+    """
+    adjacency = nx.to_numpy_array(graph, nodelist=range(len(graph)), weight=None) != 0
+    adjacency |= adjacency.T
     np.fill_diagonal(adjacency, False)
     return np.asarray(np.diag(adjacency.sum(axis=1)) - adjacency, dtype=np.float64)
 
 
-def zero_sum_laplacian(num_agents: int) -> FloatArray:
-    """Return I − 11ᵀ/n: what is drawn at random but sums to zero over all agents."""
-    return np.eye(num_agents) - 1 / num_agents
+def _require_eavesdropper(mechanism: MechanismName, threat: ThreatModel) -> None:
+    """Raise for a threat that the mechanism does not hold against, or seeds it does not use.
+
+    An insider subtracts every cancelling pair that it shares, so a covariance of these families
+    says nothing about insiders.
+    """
+    if threat.max_colluders:
+        raise InvalidArgumentError(
+            f"mechanism {mechanism!r} is designed against an eavesdropper only, found "
+            f"max_colluders={threat.max_colluders}: use 'corn' or 'ldp', or ask for a threat "
+            "without insiders (--colluders 0)"
+        )
+    if threat.seeds != EAVESDROPPER.seeds:
+        raise InvalidArgumentError(
+            f"seeds apply to mechanism 'corn', while {mechanism!r} has seeds of its own, found "
+            f"{threat.seeds!r}: leave seeds to the mechanism"
+        )
 
 
-@dataclass(frozen=True, eq=False)
-class RatioSearch:
-    """The best covariance of a family c·(I + r L), and how many ratios r were tried."""
+def _conclude(
+    problem: DesignProblem,
+    covariance: FloatArray,
+    mechanism: MechanismName,
+    solver: SolverName,
+    evaluations: int,
+) -> Design:
+    """Return the design, with the bound of the dual: the best of *all* covariances."""
+    dual, A = Dual(), problem.objective_matrix
+    best = solve_dual(A, tolerance=dual.tolerance, max_iterations=dual.max_iterations)
+    return conclude(
+        problem,
+        covariance,
+        mechanism=mechanism,
+        solver=solver,
+        lower_bound=best.lower_bound / problem.precision_cap,
+        iterations=evaluations,
+        status="family optimum",
+    )
 
-    covariance: FloatArray
-    evaluations: int
+
+def _refer(problem: DesignProblem, mechanism: MechanismName, noise_std: float) -> Design:
+    """Return noise that is the same for all agents: no protection from an eavesdropper."""
+    F = np.full((problem.num_agents, 1), noise_std)
+    R = F @ F.T
+    value = problem.value(R)
+    return Design(
+        mechanism=mechanism,
+        solver="formula",
+        status="reference",
+        covariance=R,
+        precision=None,
+        factor=F,
+        precision_cap=problem.precision_cap,
+        value=value,
+        lower_bound=value,
+        iterations=0,
+    )
 
 
-def search_ratio(
-    problem: DesignProblem, laplacian: FloatArray, *, local_share: float | None = None
-) -> RatioSearch:
-    """Return the best c·(I + r L) with [R⁻¹]_ii ≤ 1; c follows from r.
+def _search_ratio(
+    problem: DesignProblem, laplacian: FloatArray, local_share: float | None
+) -> tuple[FloatArray, int]:
+    """Return the best c·(I + r L) with [R⁻¹]_ii ≤ 1, and the number of ratios r tried.
 
-    ``local_share`` fixes r instead: the share of σ² in σ² + τ² for R = σ² I + τ² L. A share of zero
-    leaves a singular R, which has no guarantee, and is refused.
+    The scale c follows from r. ``local_share`` fixes r instead: the share of σ² in σ² + τ² for
+    R = σ² I + τ² L.
     """
     family = _Family(problem, laplacian)
     if local_share is not None:
@@ -64,8 +209,8 @@ def search_ratio(
                 f"local_share = {local_share:g} needs more noise than max_noise_std allows: raise "
                 "either, or leave local_share to the search"
             )
-        return RatioSearch(family.covariance(ratio), 1)
-    # The value need not have one minimum only: look everywhere first, then zoom in on the best.
+        return family.covariance(ratio), 1
+    # The value can have several minima: look everywhere first, then zoom in on the best.
     grid = np.linspace(*_LOG_RATIOS, _GRID)
     evaluations = len(grid)
     for _ in range(_ZOOMS):
@@ -76,7 +221,18 @@ def search_ratio(
     # r = 0 is LDP, which is always within the family and within any noise limit.
     ratios = np.append(np.exp(grid), 0.0)
     ratio = ratios[int(np.argmin(family.values(ratios)))]
-    return RatioSearch(family.covariance(ratio), evaluations)
+    return family.covariance(ratio), evaluations
+
+
+def _ratio_of_share(local_share: float) -> float:
+    require_in_range("local_share", local_share, 0, 1)
+    if local_share == 0:
+        raise InfeasibleError(
+            "local_share is 0: noise that cancels exactly is singular, and an eavesdropper who "
+            "adds all messages sees the sum of the gradients without noise; there is no privacy "
+            "guarantee. Give every agent a share of its own"
+        )
+    return (1 - local_share) / local_share
 
 
 class _Family:
@@ -105,15 +261,3 @@ class _Family:
     def _scales(self, ratios: FloatArray) -> FloatArray:
         spectra = 1 / (1 + np.outer(np.maximum(self._eigenvalues, 0.0), ratios))
         return np.asarray((self._squared_vectors @ spectra).max(axis=0))
-
-
-def _ratio_of_share(local_share: float) -> float:
-    if not 0 <= local_share <= 1:
-        raise InvalidArgumentError(f"local_share must be in [0, 1], found {local_share}")
-    if local_share == 0:
-        raise InfeasibleError(
-            "local_share is 0: noise that cancels exactly is singular, and an eavesdropper who "
-            "adds all messages sees the sum of the gradients without noise; there is no privacy "
-            "guarantee. Give every agent a share of its own"
-        )
-    return (1 - local_share) / local_share

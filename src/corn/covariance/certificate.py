@@ -1,4 +1,4 @@
-"""What is proved about a split: every coalition meets the cap, and no split does much better.
+"""Certificates of splits: every coalition meets the cap, and no split is much better.
 
 The proof needs no solver: for any matrices Y_I with Σ_{I: k unknown} [Y_I Y_Iᵀ]_{H_k} ⪯ A_{H_k} for
 every seed group and every agent's private noise,
@@ -11,38 +11,92 @@ the second step by Cauchy and Schwarz.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from corn.arrays import FloatArray
-from corn.covariance.assembly import Assembly
+from corn.covariance.coalitions import Assembly, Coalitions
 from corn.covariance.decomposition import Decomposition
+from corn.covariance.feasibility import scale_to_cap
+from corn.covariance.problem import DesignProblem
 
 
-def relative_pressure(
-    A: FloatArray,
-    assembly: Assembly,
-    *,
-    private: FloatArray,
-    blocks: Sequence[FloatArray],
-    common: bool,
-) -> float:
-    """The least t with Σ_I Y_I Y_Iᵀ ⪯ t A on every seed group and every agent's private noise.
+@dataclass(frozen=True, eq=False)
+class SplitSolution:
+    """A split that keeps the cap against every coalition, and a bound on any other.
 
-    ``private`` and ``blocks`` are the diagonal and the group blocks of that sum, each over the
-    coalitions that do not know the noise in question. Σ (Y_I)_ii² / (t b) is then a lower bound.
-    Near the optimum Y_I = (R^(I))⁻¹ Λ_I^{1/2} makes it tight. Infinite where A is singular on a
-    group.
+    ``lower_bound`` holds for every split over the same seed groups and the same coalitions.
+    ``multipliers``, shape (coalitions, n), let anyone compute it again: see ``certify``.
+    ``tolerance`` is the relative gap that the solver was asked for.
     """
-    diagonal = np.diag(A)
-    if common:
-        pressures = [float(private.sum() / diagonal.sum())]
-    else:
-        with np.errstate(divide="ignore"):
-            pressures = [float((private / diagonal).max())]
-    for bucket, block in zip(assembly.buckets, blocks, strict=True):
-        pressures.append(_largest_relative_eigenvalue(block, bucket.take(A)))
-    return float(np.max(pressures))
+
+    decomposition: Decomposition
+    value: float
+    lower_bound: float
+    tolerance: float
+    evaluations: int
+    coalitions: Coalitions
+    multipliers: FloatArray
+
+    @property
+    def converged(self) -> bool:
+        """Whether the gap is within the tolerance."""
+        return self.value <= (1 + self.tolerance) * self.lower_bound
+
+
+def conclude_split(
+    problem: DesignProblem,
+    decomposition: Decomposition,
+    *,
+    lower_bound: float,
+    tolerance: float,
+    evaluations: int,
+    coalitions: Coalitions,
+    multipliers: FloatArray,
+) -> SplitSolution:
+    """Return the solution that a feasible split is; independent noise replaces a worse split."""
+    value = problem.value(decomposition.covariance)
+    # LDP shares no seed, so it holds against every coalition.
+    independent = float(np.trace(problem.objective_matrix)) / problem.precision_cap
+    if value >= independent:
+        value = independent
+        decomposition = Decomposition(np.full(problem.num_agents, 1 / problem.precision_cap))
+    return SplitSolution(
+        decomposition=decomposition,
+        value=value,
+        lower_bound=min(lower_bound, value),
+        tolerance=tolerance,
+        evaluations=evaluations,
+        coalitions=coalitions,
+        multipliers=multipliers,
+    )
+
+
+def scale_split(
+    theta: FloatArray, factors: Sequence[FloatArray], assembly: Assembly, precision_cap: float
+) -> Decomposition:
+    """Return the split, scaled so that the worst coalition just meets the cap, on the safe side.
+
+    ``factors`` are stacked as the buckets of the assembly.
+    """
+
+    def worst_precision(scale: float) -> float:
+        """Return the largest [(R^(I))⁻¹]_ii at stake, from Cholesky factors: Σ_j (L⁻¹)_ji²."""
+        blocks = [scale * F @ F.transpose(0, 2, 1) for F in factors]
+        worst = 0.0
+        for number, chunk in enumerate(assembly.chunks):
+            L = np.linalg.cholesky(assembly.hidden(scale * theta, blocks, number))
+            x = np.square(np.linalg.inv(L)).sum(axis=1)
+            worst = max(worst, float(x[assembly.coalitions.protected[chunk]].max()))
+        return worst
+
+    scale = scale_to_cap(worst_precision, precision_cap)
+    placed: dict[int, FloatArray] = {}
+    for bucket, stacked in zip(assembly.buckets, factors, strict=True):
+        placed |= {int(k): np.sqrt(scale) * F for k, F in zip(bucket.groups, stacked, strict=True)}
+    groups = assembly.seed_groups
+    return Decomposition(scale * theta, groups, tuple(placed[k] for k in range(len(groups))))
 
 
 def certify(
@@ -53,12 +107,12 @@ def certify(
     *,
     common: bool,
 ) -> float:
-    """The lower bound for b = 1 that a split and multipliers λ ≥ 0, shape (coalitions, n), prove.
+    """Return the lower bound for b = 1 that a split and multipliers λ ≥ 0 prove.
 
-    It is that of ``relative_pressure`` with Y_I = (R^(I))⁻¹ Λ_I^{1/2}, over all splits on the seed
-    groups of the assembly, of which the given one may leave out some. Any λ is valid, so a
-    certificate can be checked without trusting whoever made it; what cannot be computed in floating
-    point, or a singular split, proves nothing.
+    ``multipliers`` has shape (coalitions, n). The bound is that of ``relative_pressure`` with
+    Y_I = (R^(I))⁻¹ Λ_I^{1/2}. It is over all splits on the seed groups of the assembly, of which
+    the given one may leave out some. Any λ is valid, so a certificate can be checked without
+    trusting its maker; overflow, or a singular split, proves nothing: the bound is then 0.
     """
     largest = float(multipliers.max(initial=0.0))
     if not 0 < largest < np.inf:
@@ -87,37 +141,37 @@ def certify(
     return squares / t if 0 < t < np.inf and squares < np.inf else 0.0
 
 
+def relative_pressure(
+    A: FloatArray,
+    assembly: Assembly,
+    *,
+    private: FloatArray,
+    blocks: Sequence[FloatArray],
+    common: bool,
+) -> float:
+    """Return the least t with Σ_I Y_I Y_Iᵀ ⪯ t A on every seed group and all private noise.
+
+    ``private`` and ``blocks`` are the diagonal and the group blocks of that sum, each over the
+    coalitions that do not know the noise in question. Σ (Y_I)_ii² / (t b) is then a lower bound.
+    Near the optimum Y_I = (R^(I))⁻¹ Λ_I^{1/2} makes it tight. Infinite where A is singular on a
+    group.
+    """
+    diagonal = np.diag(A)
+    if common:
+        # One θ for all has one constraint, the sum of those of the agents.
+        pressures = [float(private.sum() / diagonal.sum())]
+    else:
+        with np.errstate(divide="ignore"):
+            pressures = [float((private / diagonal).max())]
+    for bucket, block in zip(assembly.buckets, blocks, strict=True):
+        pressures.append(_largest_relative_eigenvalue(block, bucket.take(A)))
+    return float(np.max(pressures))
+
+
 def _largest_relative_eigenvalue(S: FloatArray, A: FloatArray) -> float:
-    """The largest eigenvalue of any block of S relative to its block of A; inf if A is singular."""
+    """Return the largest eigenvalue of S relative to A over all blocks; inf if A is singular."""
     try:
         inverse = np.linalg.inv(np.linalg.cholesky(A))
     except np.linalg.LinAlgError:
         return np.inf
     return float(np.linalg.eigvalsh(inverse @ S @ inverse.transpose(0, 2, 1)).max())
-
-
-def scale_to_cap(
-    theta: FloatArray, factors: Sequence[FloatArray], assembly: Assembly, precision_cap: float
-) -> Decomposition:
-    """Scale noise so that the worst coalition just meets the cap, by Cholesky, on the safe side."""
-    scale = _worst_precision(1.0, theta, factors, assembly) / precision_cap
-    while (excess := _worst_precision(scale, theta, factors, assembly) / precision_cap) > 1:
-        scale *= excess * (1 + 1e-14)
-    placed: dict[int, FloatArray] = {}
-    for bucket, stacked in zip(assembly.buckets, factors, strict=True):
-        placed |= {int(k): np.sqrt(scale) * F for k, F in zip(bucket.groups, stacked, strict=True)}
-    groups = assembly.seed_groups
-    return Decomposition(scale * theta, groups, tuple(placed[k] for k in range(len(groups))))
-
-
-def _worst_precision(
-    scale: float, theta: FloatArray, factors: Sequence[FloatArray], assembly: Assembly
-) -> float:
-    """The largest [(R^(I))⁻¹]_ii at stake, from Cholesky factors: Σ_j (L⁻¹)_ji²."""
-    blocks = [scale * F @ F.transpose(0, 2, 1) for F in factors]
-    worst = 0.0
-    for number, chunk in enumerate(assembly.chunks):
-        L = np.linalg.cholesky(assembly.hidden(scale * theta, blocks, number))
-        x = np.square(np.linalg.inv(L)).sum(axis=1)
-        worst = max(worst, float(x[assembly.coalitions.protected[chunk]].max()))
-    return worst

@@ -1,21 +1,22 @@
-"""Who draws what: a covariance split into each agent's private noise and the noise of seed groups.
+"""Decompositions: a covariance split into agents' private noise and the noise of seed groups.
 
 R = diag(θ) + Σ_k E_k F_k F_kᵀ E_kᵀ, where the members of group k share a seed and E_k places their
-rows among all agents. This is what lets an agent draw exactly its own share, and what decides what
-a coalition of insiders can subtract (the paper's honest-but-curious setting, Problem 16).
+rows among all agents. The split lets an agent draw exactly its own share, and it decides which
+noise a coalition of insiders can subtract (the paper's honest-but-curious setting, Problem 16).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from corn.arrays import FloatArray
-from corn.covariance.groups import SeedGroups
+from corn.covariance.threat import SeedGroups
 from corn.errors import InvalidArgumentError
+from corn.privacy import ClippedQuery, PrivacyLoss, account_precision, precision_diagonal
 
 _LARGEST = 1e100
 """Beyond this, squares and sums of noise would overflow."""
@@ -66,10 +67,10 @@ class Decomposition:
         return self.hidden_from(())
 
     def hidden_from(self, coalition: Iterable[int]) -> FloatArray:
-        """R^(I), shape (n, n): the covariance of the noise that a coalition cannot reproduce.
+        """Return R^(I), shape (n, n): the covariance of noise that a coalition cannot reproduce.
 
-        A coalition knows the seed of every group it touches. Only the rows of honest agents mean
-        anything: a member also knows its own private noise, which stays on the diagonal here.
+        A coalition knows the seed of every group it touches. Only the rows of honest agents have a
+        meaning: a member also knows its own private noise, which stays on the diagonal here.
 
         >>> pair = np.array([[1.0], [-1.0]])
         >>> shares = Decomposition(np.ones(3), ((0, 1), (1, 2)), (pair, pair))
@@ -88,7 +89,7 @@ class Decomposition:
         return hidden
 
     def count_streams(self) -> tuple[int, ...]:
-        """How many normal streams each agent has to draw a step: its noise cost."""
+        """Return the number of normal streams that each agent draws per step: its noise cost."""
         counts = (self.private_variance > 0).astype(int)
         for group, factor in zip(self.seed_groups, self.factors, strict=True):
             counts[list(group)] += (factor != 0).sum(axis=1)
@@ -96,7 +97,7 @@ class Decomposition:
 
     @cached_property
     def most_streams(self) -> int:
-        """How many streams the agent that draws most draws: the terms of which R is a sum."""
+        """The largest number of streams that an agent draws: the terms of which R is a sum."""
         return max(self.count_streams())
 
     def _check_factor(self, group: tuple[int, ...], factor: FloatArray) -> FloatArray:
@@ -125,10 +126,10 @@ def _is_agent_number(value: object) -> bool:
 
 
 def split_blocks(covariance: FloatArray, seed_groups: SeedGroups) -> Decomposition:
-    """The paper's split R = σ_mix² I + R_cor on each disjoint group, with the largest σ_mix².
+    """Return the paper's split R = σ_mix² I + R_cor on each group, with the largest σ_mix².
 
-    What an agent can draw by itself, it does: that part of the noise no insider can subtract. So
-    an agent alone in its group shares no seed.
+    As much noise as possible is private, since no insider can subtract it. So an agent alone in its
+    group shares no seed.
     """
     shared = tuple(group for group in seed_groups if len(group) > 1)
     private = np.diag(covariance).copy()
@@ -142,7 +143,7 @@ def split_blocks(covariance: FloatArray, seed_groups: SeedGroups) -> Decompositi
 
 
 def split_pairs(covariance: FloatArray) -> Decomposition:
-    """Pairwise cancelling noise, as DECOR draws it: one stream for each negative covariance.
+    """Return pairwise cancelling noise, as DECOR draws it: a stream for each negative covariance.
 
     The covariance must be a diagonal plus a Laplacian: no positive entry off the diagonal, and no
     row with a negative sum.
@@ -155,3 +156,60 @@ def split_pairs(covariance: FloatArray) -> Decomposition:
     factors = [strength * opposite for strength in np.sqrt(-covariance[i, j])]
     pairs = tuple(zip(i.tolist(), j.tolist(), strict=True))
     return Decomposition(np.maximum(covariance.sum(axis=1), 0), pairs, tuple(factors))
+
+
+@dataclass(frozen=True, eq=False)
+class Exposure:
+    """The privacy that honest agents keep against a coalition.
+
+    ``loss`` counts the honest agents only, in the order of ``honest``.
+    """
+
+    coalition: tuple[int, ...]
+    honest: tuple[int, ...]
+    loss: PrivacyLoss
+
+    def epsilon(self, delta: float) -> dict[int, float]:
+        """Return each honest agent's exact ε at this δ; ∞ where no noise hides it."""
+        values = self.loss.epsilon(delta).tolist()
+        return dict(zip(self.honest, values, strict=True))
+
+
+def expose(
+    decomposition: Decomposition,
+    coalition: Iterable[int],
+    query: ClippedQuery,
+    *,
+    num_steps: int,
+) -> Exposure:
+    """Return the privacy that each honest agent keeps against a coalition over ``num_steps`` steps.
+
+    It is computed from the split itself: the noise the coalition cannot reproduce, and the exact
+    accounting of :mod:`corn.privacy`. It shares no code with the solvers, so it can judge them.
+
+    >>> pair = np.array([[1.0], [-1.0]])
+    >>> shares = Decomposition(np.ones(2), ((0, 1),), (pair,))
+    >>> query = ClippedQuery(0.01)
+    >>> outside = expose(shares, [], query, num_steps=100).epsilon(1e-5)[0]
+    >>> inside = expose(shares, [1], query, num_steps=100).epsilon(1e-5)[0]
+    >>> outside < inside
+    True
+    """
+    members = tuple(sorted(set(coalition)))
+    honest, precision = hidden_precision(decomposition, members)
+    return Exposure(members, honest, account_precision(precision, query, num_steps=num_steps))
+
+
+def hidden_precision(
+    decomposition: Decomposition, coalition: Collection[int]
+) -> tuple[tuple[int, ...], FloatArray]:
+    """Return the honest agents, and an upper bound on [(R^(I))⁻¹]_ii of each against coalition I.
+
+    >>> hidden_precision(Decomposition(np.array([4.0, 1.0])), [1])
+    ((0,), array([0.25]))
+    """
+    honest = tuple(i for i in range(decomposition.num_agents) if i not in coalition)
+    if not honest:
+        raise InvalidArgumentError("a coalition of all agents leaves nobody to protect")
+    hidden = decomposition.hidden_from(coalition)[np.ix_(honest, honest)]
+    return honest, precision_diagonal(hidden, num_terms=1 + decomposition.most_streams)

@@ -1,276 +1,284 @@
-"""The front door: one mixing matrix, one precision cap, one mechanism, one certified design."""
+"""The entry point: a network, a budget and a mechanism make one certified design."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
-from typing import Literal, TypeAlias, get_args
+from dataclasses import dataclass, replace
+from numbers import Real
+from pathlib import Path
+from typing import ClassVar, Protocol, TypeAlias, final
 
+import networkx as nx
 import numpy as np
+import scipy.linalg
 from numpy.typing import ArrayLike
 
-from corn.arrays import FloatArray, as_square_matrix, as_symmetric_matrix
-from corn.covariance.baselines import (
-    ldp_covariance,
-    search_ratio,
-    support_laplacian,
-    zero_sum_laplacian,
-)
-from corn.covariance.blocks import design_blocks
-from corn.covariance.closed_form import solve_closed_form
-from corn.covariance.dual import DualSolution, solve_dual
-from corn.covariance.groups import SeedGroups
-from corn.covariance.insider_design import design_against_insiders
-from corn.covariance.noise_power import recover_covariance
-from corn.covariance.objective import ONE_STEP, Objective
-from corn.covariance.problem import DesignProblem
-from corn.covariance.sdp import DEFAULT_SETTINGS, SdpSettings, solve_sdp
-from corn.covariance.solution import Design, MechanismName, conclude
-from corn.covariance.threat import EAVESDROPPER, ThreatModel
+from corn.arrays import FloatArray, as_square_matrix
+from corn.checks import require_choice, require_count, require_in_range
+from corn.covariance.baselines import Central, Decor, Ldp, NoNoise, ZeroSum
+from corn.covariance.decomposition import split_blocks
+from corn.covariance.dual import ClosedForm, Dual
+from corn.covariance.first_order import FirstOrder
+from corn.covariance.insiders import design_against_insiders
+from corn.covariance.objective import Objective, default_objective
+from corn.covariance.problem import Design, DesignProblem, MechanismName, Status
+from corn.covariance.sdp import Sdp
+from corn.covariance.threat import DEFAULT_THREAT, SeedGroups, ThreatModel
 from corn.errors import InvalidArgumentError
+from corn.privacy import PrivacyBudget
+from corn.threads import map_in_workers
+from corn.topology import Network, load_network
 from corn.topology.graphs import Graph
 from corn.topology.mixing import graph_of
 
-SolverChoice: TypeAlias = Literal["auto", "dual", "closed-form", "sdp"]
+# From best to worst: a design is as good as its worst block.
+_STATUS_ORDER: tuple[Status, ...] = (
+    "optimal",
+    "accuracy limit",
+    "noise limited",
+    "constrained",
+    "iteration limit",
+)
 
-MECHANISMS: tuple[MechanismName, ...] = get_args(MechanismName)
-SOLVERS: tuple[SolverChoice, ...] = get_args(SolverChoice)
+
+class Mechanism(Protocol):
+    """A rule that correlates noise across agents, with the options of that rule.
+
+    ``default_threat`` is the strongest of `DEFAULT_THREAT` and `EAVESDROPPER` that the mechanism
+    holds against.
+    """
+
+    @property
+    def name(self) -> MechanismName:
+        """The mechanism's name in results and on the command line."""
+        ...
+
+    @property
+    def default_threat(self) -> ThreatModel:
+        """The threat that a design holds against unless another one is asked for."""
+        ...
+
+    def solve(self, problem: DesignProblem) -> Design:
+        """Return the best noise of this mechanism, or raise if the threat is too much for it."""
+        ...
 
 
-def design(
-    mixing_matrix: ArrayLike,
-    precision_cap: float,
-    *,
-    mechanism: MechanismName = "corn",
-    objective: Objective = ONE_STEP,
-    solver: SolverChoice = "auto",
-    threat: ThreatModel = EAVESDROPPER,
-    tolerance: float | None = None,
-    max_iterations: int = 100,
-    max_noise_std: float | None = None,
-    ridge: float = 0.0,
-    drop_share: float = 0.0,
-    num_workers: int = 1,
-    graph: Graph | None = None,
-    laplacian: ArrayLike | None = None,
-    local_share: float | None = None,
-    sdp_settings: SdpSettings = DEFAULT_SETTINGS,
-) -> Design:
-    """Choose the covariance R of the noise across agents: Problem (13) of the paper.
+@final
+@dataclass(frozen=True)
+class Auto:
+    """The default solver: `Dual` where the problem separates into blocks, `FirstOrder` elsewhere.
 
-    The result minimises Tr(A R) within its mechanism, with [R⁻¹]_ii ≤ ``precision_cap`` for every
-    agent, checked by an independent Cholesky inverse. For every private mechanism ``lower_bound``
-    bounds the best of *all* covariances under the cap, so that DECOR's gap, say, is its distance
-    from the best possible.
+    ``tolerance`` is the relative gap to stop at; None is the default of the solver chosen.
+    """
 
-    Args:
-        mixing_matrix: W, shape (n, n); need not be symmetric.
-        precision_cap: b, from the privacy budget (`corn.privacy`).
-        mechanism: ``corn`` any covariance; ``decor`` σ²I + τ²L; ``ldp`` I/b; ``zero-sum``
-            σ²I + τ²(I − 11ᵀ/n); ``central`` 11ᵀ/(n²b), what a trusted server would add to the
-            average, with no guarantee against an eavesdropper; ``none`` no noise.
-        objective: what to minimise; the default is the paper's Tr(W R Wᵀ).
-        threat: who shares which seed, and how many insiders may collude; by default one seed for
-            all, against an eavesdropper.
-        solver: for ``corn`` only. ``auto`` is ``dual``, whose first evaluation is the closed form;
-            where seed groups overlap or insiders collude, it is the first-order method.
-        tolerance: the relative gap at which ``corn`` stops: by default 1e-6, and 1e-3 for the
-            first-order method.
-        max_iterations: of the dual solver; running out is its own status.
+    tolerance: float | None = None
+
+    def choose(self, *, separates: bool) -> Dual | FirstOrder:
+        """Return the solver for a problem that separates into blocks, or does not."""
+        if self.tolerance is None:
+            return Dual() if separates else FirstOrder()
+        return Dual(self.tolerance) if separates else FirstOrder(self.tolerance)
+
+
+Solver: TypeAlias = Auto | Dual | ClosedForm | FirstOrder | Sdp
+
+
+@final
+@dataclass(frozen=True)
+class Corn:
+    """CorN: any covariance that the threat's seeds allow, with a certificate of optimality.
+
+    Attributes:
+        solver: `Dual` or `ClosedForm` where seed groups are disjoint and nobody colludes,
+            `FirstOrder` anywhere, `Sdp` for small networks.
         max_noise_std: a bound on √R_ii; None is 32/√b, which keeps float32 cancellation harmless;
-            ``math.inf`` is no limit. What the limit costs shows in the gap.
-        ridge: γ ≥ 0 adds γ·(Tr A/n)·I to what ``corn`` minimises: less noise, a larger gap.
+            ``math.inf`` is no limit. The gap includes the cost of the limit.
+        ridge: γ ≥ 0 adds γ·(Tr A/n)·I to the matrix that is minimised: less noise, a larger gap.
         drop_share: leaves out the weakest seed groups, which together have this part of the noise
             power, and solves again: fewer streams to draw. Where seed groups overlap.
         num_workers: processes for the blocks of disjoint seed groups.
-        graph: whose links the seeds follow; by default the links in the mixing matrix, which are
-            fewer where some weights are zero.
-        laplacian: L for ``decor``; by default of the links in the mixing matrix, either direction
-            counting.
-        local_share: for ``decor`` and ``zero-sum``: fixes σ²/(σ²+τ²) instead of searching it.
-        sdp_settings: for ``solver="sdp"``: formulation, backend, custom constraints.
+    """
 
-    >>> result = design(np.full((4, 4), 0.25), 2.0, mechanism="ldp")
+    solver: Solver = Auto()
+    max_noise_std: float | None = None
+    ridge: float = 0.0
+    drop_share: float = 0.0
+    num_workers: int = 1
+    name: ClassVar[MechanismName] = "corn"
+    default_threat: ClassVar[ThreatModel] = DEFAULT_THREAT
+
+    def __post_init__(self) -> None:
+        require_in_range("drop_share", self.drop_share, 0, 1)
+        require_count("num_workers", self.num_workers)
+
+    def solve(self, problem: DesignProblem) -> Design:
+        """Return the best noise on the seeds of the threat."""
+        problem = replace(problem, max_noise_std=self.max_noise_std, ridge=self.ridge)
+        threat, solver = problem.threat, self.solver
+        groups = threat.seed_groups(problem.graph)
+        separates = _separates(groups, threat, problem.num_agents)
+        if isinstance(solver, Auto):
+            solver = solver.choose(separates=separates)
+        if separates and not isinstance(solver, FirstOrder):
+            return self._solve_blocks(problem, groups, solver)
+        if isinstance(solver, Dual | ClosedForm):
+            raise InvalidArgumentError(
+                f"solver {type(solver).__name__} ({solver.name}) is for disjoint seed groups "
+                f"against an eavesdropper, found seeds={threat.seeds!r:.60} and "
+                f"max_colluders={threat.max_colluders}: use FirstOrder, Sdp or Auto "
+                "(--solver auto), or a threat without insiders (--colluders 0)"
+            )
+        return design_against_insiders(problem, groups, solver=solver, drop_share=self.drop_share)
+
+    def _solve_blocks(
+        self, problem: DesignProblem, groups: SeedGroups, solver: Dual | ClosedForm | Sdp
+    ) -> Design:
+        """Return one block per group, and one for each agent that shares no seed."""
+        if self.drop_share:
+            raise InvalidArgumentError(
+                "drop_share applies where seed groups overlap or insiders collude, found disjoint "
+                "groups against an eavesdropper"
+            )
+        n = problem.num_agents
+        if groups == (tuple(range(n)),) or n == 1:
+            return solver.solve(problem)
+        grouped = {agent for group in groups for agent in group}
+        alone = tuple((agent,) for agent in range(n) if agent not in grouped)
+        return design_blocks(problem, groups + alone, solver.solve, num_workers=self.num_workers)
+
+
+_BY_NAME: dict[MechanismName, Mechanism] = {
+    mechanism.name: mechanism
+    for mechanism in (Corn(), Decor(), Ldp(), ZeroSum(), Central(), NoNoise())
+}
+MECHANISMS: tuple[MechanismName, ...] = tuple(_BY_NAME)
+
+
+def design(
+    network: Network | str | Path | nx.Graph | ArrayLike,
+    budget: PrivacyBudget | float,
+    *,
+    mechanism: Mechanism | MechanismName = "corn",
+    objective: Objective | None = None,
+    threat: ThreatModel | None = None,
+) -> Design:
+    """Choose the covariance R of the noise across agents: Problems (13) and (16) of the paper.
+
+    The result minimises Tr(A R) within its mechanism, with [R⁻¹]_ii ≤ b for every agent, checked by
+    an independent Cholesky inverse. For every private mechanism ``lower_bound`` bounds the best of
+    *all* covariances under the cap, so that DECOR's gap, say, is its distance from the optimum.
+
+    Args:
+        network: a network, a spec or file, a graph, or a mixing matrix W, shape (n, n), which need
+            not be symmetric. Seeds follow its links.
+        budget: the promise, or the precision cap b that a promise leads to.
+        mechanism: `Corn`, `Decor`, `Ldp`, `ZeroSum`, `Central` or `NoNoise` with its options, or
+            its name for the default options.
+        objective: the matrix A to minimise; by default `default_objective` of the budget's steps. A
+            precision cap has no number of steps, so an objective must be given with it.
+        threat: the adversary and the seeds; by default one insider and a seed for every pair, and
+            an eavesdropper for DECOR and zero-sum noise, which hold against no insider. The
+            design's ``threat`` has the answer; an explicit threat is never weakened but refused.
+
+    >>> from corn.covariance import ONE_STEP
+    >>> result = design("complete:4", 2.0, mechanism="ldp", objective=ONE_STEP)
     >>> round(result.value, 6), result.status, result.noise_std.round(3)
     (0.5, 'family optimum', array([0.707, 0.707, 0.707, 0.707]))
     """
-    W = as_square_matrix(mixing_matrix, name="mixing_matrix")
-    _check_choice("mechanism", mechanism, MECHANISMS)
-    _check_choice("solver", solver, SOLVERS)
-    if not 0 <= drop_share <= 1:
-        raise InvalidArgumentError(f"drop_share must be in [0, 1], found {drop_share}")
-    groups = threat.seed_groups(graph_of(W) if graph is None else graph)
-    by_parts = _needs_parts(groups, threat, len(W))
-    if drop_share and not by_parts:
-        raise InvalidArgumentError(
-            "drop_share applies where seed groups overlap or insiders collude, found disjoint "
-            "groups against an eavesdropper"
-        )
-    if tolerance is None:
-        tolerance = 1e-3 if by_parts and mechanism == "corn" else 1e-6
+    if isinstance(mechanism, str):
+        mechanism = _BY_NAME[require_choice("mechanism", mechanism, MECHANISMS)]
+    W, graph = _read_network(network)
+    if objective is None:
+        if not isinstance(budget, PrivacyBudget):
+            raise InvalidArgumentError(
+                "objective must be given with a precision cap, which has no number of steps, found "
+                "None: give objective=Horizon(length), or a PrivacyBudget instead of the cap"
+            )
+        objective = default_objective(budget.num_steps)
     problem = DesignProblem(
-        objective.matrix(W),
-        precision_cap,
-        max_noise_std,
-        ridge,
-        tolerance,
-        max_iterations,
+        objective_matrix=objective.matrix(W),
+        precision_cap=_read_cap(budget),
+        graph=graph,
+        threat=mechanism.default_threat if threat is None else threat,
     )
-    if mechanism == "corn":
-        if by_parts:
-            return _solve_by_parts(problem, threat, groups, solver, drop_share)
-        solve = _SOLVE.get(solver) or partial(solve_sdp, settings=sdp_settings)
-        return replace(_solve_disjoint(problem, groups, solve, num_workers), threat=threat)
-    _reject_corn_options(mechanism, solver=solver, threat=threat, drop_share=drop_share)
-    if mechanism in ("central", "none"):
-        return _refer(problem, mechanism)
-    return replace(_design_baseline(problem, mechanism, W, laplacian, local_share), threat=threat)
+    return mechanism.solve(problem)
 
 
-def _needs_parts(groups: SeedGroups, threat: ThreatModel, num_agents: int) -> bool:
-    """Whether private noise and group noise must be chosen together, rather than block by block."""
-    members = [agent for group in groups for agent in group]
-    overlap = len(members) > len(set(members))
-    one_variance = threat.private_noise == "common" and groups != (tuple(range(num_agents)),)
-    return threat.max_colluders > 0 or overlap or one_variance
-
-
-def _solve_disjoint(
+def design_blocks(
     problem: DesignProblem,
     groups: SeedGroups,
     solve: Callable[[DesignProblem], Design],
-    num_workers: int,
+    *,
+    num_workers: int = 1,
 ) -> Design:
-    """One block per group, and one for each agent that shares no seed."""
-    n = problem.num_agents
-    if groups == (tuple(range(n)),) or n == 1:
-        return solve(problem)
-    grouped = {agent for group in groups for agent in group}
-    alone = tuple((agent,) for agent in range(n) if agent not in grouped)
-    return design_blocks(problem, groups + alone, solve, num_workers=num_workers)
+    """Design each disjoint group's block by itself, in parallel, and join the blocks.
 
+    With no seed shared across groups R is block-diagonal, so R⁻¹ is too: the cap binds in each
+    block on its own, and the problem separates into the same problem on the diagonal blocks of A.
+    Values and lower bounds add up exactly. Very large networks are designed that way.
 
-def _solve_by_parts(
-    problem: DesignProblem,
-    threat: ThreatModel,
-    groups: SeedGroups,
-    solver: SolverChoice,
-    drop_share: float,
-) -> Design:
-    if solver not in ("auto", "sdp"):
-        raise InvalidArgumentError(
-            f"solver must be 'auto' or 'sdp' against insiders or with overlapping seed groups, "
-            f"found {solver!r}"
-        )
-    return design_against_insiders(
-        problem,
-        threat,
-        groups,
-        solver="sdp" if solver == "sdp" else "first-order",
-        drop_share=drop_share,
+    Agents whose noise nobody receives (a block of A that is zero) keep LDP noise. The gap is
+    against the best block-diagonal covariance for these groups.
+    """
+    cap = problem.precision_cap
+    blocks = [problem.objective_matrix[np.ix_(group, group)] for group in groups]
+    seen = [k for k, block in enumerate(blocks) if np.trace(block) > 0]
+    problems = [replace(problem, objective_matrix=blocks[k]) for k in seen]
+    designs = map_in_workers(solve, problems, num_workers=num_workers)
+    solved = dict(zip(seen, designs, strict=True))
+    order = np.argsort(np.concatenate(groups))
+
+    def join(unseen: float, part: Callable[[Design], FloatArray | None]) -> FloatArray:
+        parts = [
+            part(solved[k]) if k in solved else unseen * np.eye(len(group))
+            for k, group in enumerate(groups)
+        ]
+        return np.asarray(scipy.linalg.block_diag(*parts)[np.ix_(order, order)])
+
+    covariance = join(1 / cap, lambda block: block.covariance)
+    return replace(
+        designs[0],
+        status=max((block.status for block in designs), key=_STATUS_ORDER.index),
+        covariance=covariance,
+        precision=join(cap, lambda block: block.precision),
+        factor=join(1 / math.sqrt(cap), lambda block: block.factor),
+        value=sum(block.value for block in designs),
+        lower_bound=sum(block.lower_bound for block in designs),
+        iterations=max(block.iterations for block in designs),
+        shares=split_blocks(covariance, groups),
     )
 
 
-def _solve_by_dual(problem: DesignProblem) -> Design:
-    dual = _solve_dual(problem)
-    return _conclude_dual(problem, dual, "dual")
+def _separates(groups: SeedGroups, threat: ThreatModel, num_agents: int) -> bool:
+    """Return whether the problem separates into one block per seed group.
+
+    It does not where groups overlap or insiders collude, nor where one private variance for all
+    ties several blocks together.
+    """
+    members = [agent for group in groups for agent in group]
+    is_tied = threat.private_noise == "common" and groups != (tuple(range(num_agents)),)
+    return threat.max_colluders == 0 and len(members) == len(set(members)) and not is_tied
 
 
-def _solve_by_closed_form(problem: DesignProblem) -> Design:
-    return _conclude_dual(problem, solve_closed_form(problem), "closed-form")
+def _read_network(
+    network: Network | str | Path | nx.Graph | ArrayLike,
+) -> tuple[FloatArray, Graph]:
+    """Return the mixing matrix and the links; a matrix links agents where weights are not zero."""
+    if isinstance(network, str | Path | nx.Graph):
+        network = load_network(network)
+    if isinstance(network, Network):
+        return network.mixing_matrix, network.graph
+    W = as_square_matrix(network, name="network")
+    return W, graph_of(W)
 
 
-_SOLVE: dict[SolverChoice, Callable[[DesignProblem], Design]] = {
-    "auto": _solve_by_dual,
-    "dual": _solve_by_dual,
-    "closed-form": _solve_by_closed_form,
-}
-
-
-def _solve_dual(problem: DesignProblem) -> DualSolution:
-    return solve_dual(
-        problem.objective_matrix,
-        tolerance=problem.tolerance,
-        max_iterations=problem.max_iterations,
-    )
-
-
-def _conclude_dual(
-    problem: DesignProblem, dual: DualSolution, solver: Literal["dual", "closed-form"]
-) -> Design:
-    recovered = recover_covariance(problem, dual)
-    return conclude(
-        problem,
-        recovered.covariance,
-        mechanism="corn",
-        solver=solver,
-        lower_bound=dual.lower_bound / problem.precision_cap,
-        iterations=dual.iterations,
-        status=None if dual.converged else "iteration limit",
-        shortfall=recovered.shortfall,
-    )
-
-
-def _design_baseline(
-    problem: DesignProblem,
-    mechanism: MechanismName,
-    W: FloatArray,
-    laplacian: ArrayLike | None,
-    local_share: float | None,
-) -> Design:
-    n = problem.num_agents
-    if mechanism == "ldp":
-        R, evaluations = ldp_covariance(n), 1
-    else:
-        L = zero_sum_laplacian(n) if mechanism == "zero-sum" else _laplacian(W, laplacian)
-        found = search_ratio(problem, L, local_share=local_share)
-        R, evaluations = found.covariance, found.evaluations
-    return conclude(
-        problem,
-        R,
-        mechanism=mechanism,
-        solver="formula" if mechanism == "ldp" else "search",
-        lower_bound=_solve_dual(problem).lower_bound / problem.precision_cap,
-        iterations=evaluations,
-        status="family optimum",
-    )
-
-
-def _laplacian(W: FloatArray, laplacian: ArrayLike | None) -> FloatArray:
-    if laplacian is None:
-        return support_laplacian(W)
-    L = as_symmetric_matrix(laplacian, name="laplacian")
-    if L.shape != W.shape:
+def _read_cap(budget: object) -> float:
+    if isinstance(budget, PrivacyBudget):
+        return budget.precision_cap
+    if not isinstance(budget, Real):
         raise InvalidArgumentError(
-            f"laplacian has shape {L.shape}, mixing_matrix {W.shape}: they must agree"
+            "budget must be a PrivacyBudget, or one precision cap for all agents as a number, "
+            f"found {type(budget).__name__}"
         )
-    return L
-
-
-def _refer(problem: DesignProblem, mechanism: MechanismName) -> Design:
-    """Central noise, the same for all agents, or no noise: no protection from an eavesdropper."""
-    n, b = problem.num_agents, problem.precision_cap
-    F = np.full((n, 1), 1 / (n * b**0.5) if mechanism == "central" else 0.0)
-    R = F @ F.T
-    value = float(np.sum(problem.objective_matrix * R))
-    return Design(mechanism, "formula", "reference", R, None, F, b, value, value, 0)
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InvalidArgumentError(f"{name} must be one of {', '.join(choices)}, found {value!r}")
-
-
-def _reject_corn_options(
-    mechanism: str, *, solver: str, threat: ThreatModel, drop_share: float
-) -> None:
-    if solver != "auto" or drop_share or threat.seeds != EAVESDROPPER.seeds:
-        raise InvalidArgumentError(
-            f"solver, drop_share and seeds apply to mechanism 'corn' only, found {mechanism!r}"
-        )
-    if threat.max_colluders and mechanism in ("decor", "zero-sum"):
-        raise InvalidArgumentError(
-            f"mechanism {mechanism!r} is designed against an eavesdropper only, found "
-            f"max_colluders={threat.max_colluders}: use 'corn' with seeds='edges' or 'pairs'"
-        )
+    return float(budget)

@@ -10,26 +10,96 @@ with [R⁻¹]_ii = S_ii/λ_i. Hence, for *any* λ,
 and both follow from one eigendecomposition. The right-hand side is reached by scaling R, or
 approached where A is singular. It is first order in the distance from the optimum: scaling leaves
 slack in every constraint but one. Raising the diagonal of R⁻¹ to the cap takes the slack back, and
-with it exactly the first order, so that the covariance of a point is better by far than its scaled
+with it exactly the first order, so that the covariance of a point is far better than its scaled
 value says (`attained_value`). Everything here is in units of b = 1.
+
+Where the diagonal of A^{1/2} is constant, equal multipliers are optimal, and the first evaluation
+is the closed form R = (Tr A^{1/2}/(n b)) · A^{-1/2}. That holds on vertex-transitive graphs whose
+weights respect the symmetry: ring, torus, hypercube, complete, circulant.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import ClassVar, final
 
 import numpy as np
 import scipy.linalg
 
 from corn.arrays import FloatArray
-from corn.covariance.curvature import dual_curvature
-from corn.covariance.feasibility import invert_definite
+from corn.checks import require_count, require_positive
+from corn.covariance.feasibility import invert_definite, limit_noise
+from corn.covariance.problem import Design, DesignProblem, SolverName, Status, conclude
+from corn.errors import InvalidArgumentError
 
-_SHRINK, _GROW = 0.02, 20.0  # what one step may do to a multiplier
+_SHRINK, _GROW = 0.02, 20.0  # limits on the change of a multiplier in one step
 _NEGLIGIBLE_SHARE = 0.1  # of the tolerance: the price of keeping every multiplier positive
 _DAMPINGS = (1e-6, 1e-3, 1.0)
 _SECOND_ORDER = 3.0  # a scaled gap below this times √tolerance may attain the tolerance
 _LARGEST_VARIANCE = 1e8  # beyond it an inverse says little about the value
+_ALIKE_TOLERANCE = 1e-9
+
+_WORTH_A_RIDGE = 1e-3
+_RIDGE_TOLERANCE = 1e-4
+_RIDGE_BISECTIONS = 10
+_LOG10_RIDGES = (-8.0, 3.0)
+
+_LOG_STEP = 1.8  # of the grid of t; the quadrature error of 1/x is then about 2 %
+_FIRST_NODE = 0.15  # times the smallest time scale, 1/s_max
+_LAST_NODE = 1.5  # times the largest, 1/s_min
+_SMALLEST_ROOT = 1e-9  # a share of the largest; roots below it cannot steer anything
+_NEGLIGIBLE = 1e-2  # of a node's largest column; B ∘ B has its fourth power
+
+
+@final
+@dataclass(frozen=True)
+class Dual:
+    """The solver against an eavesdropper where agents share one seed at most: Newton on the dual.
+
+    ``tolerance`` is the relative gap to stop at. Out of ``max_iterations``, the design is private
+    all the same, and its status says so.
+    """
+
+    tolerance: float = 1e-6
+    max_iterations: int = 100
+    name: ClassVar[SolverName] = "dual"
+
+    def __post_init__(self) -> None:
+        require_positive("tolerance", self.tolerance)
+        require_count("max_iterations", self.max_iterations)
+
+    def solve(self, problem: DesignProblem) -> Design:
+        """Return the certified optimum of Problem (13), within the problem's noise limit."""
+        solution = solve_dual(
+            problem.objective_matrix,
+            tolerance=self.tolerance,
+            max_iterations=self.max_iterations,
+        )
+        return _conclude(problem, solution, self)
+
+
+@final
+@dataclass(frozen=True)
+class ClosedForm:
+    """The formula for networks whose agents are all alike; the condition is checked."""
+
+    tolerance: ClassVar[float] = 1e-6
+    max_iterations: ClassVar[int] = 1
+    name: ClassVar[SolverName] = "closed-form"
+
+    def solve(self, problem: DesignProblem) -> Design:
+        """Return the optimum at equal multipliers, or raise if the agents are not all alike."""
+        A = problem.objective_matrix
+        solution = solve_dual(A, tolerance=_ALIKE_TOLERANCE, max_iterations=1)
+        if not solution.converged:
+            diagonal = solution.point.diagonal
+            raise InvalidArgumentError(
+                "solver ClosedForm (closed-form) needs agents that are all alike (ring, torus, "
+                "hypercube, complete, circulant): the diagonal of A^(1/2) must be constant, found "
+                f"from {diagonal.min():.6g} to {diagonal.max():.6g}; use Dual (dual)"
+            )
+        return _conclude(problem, solution, self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +125,7 @@ class DualPoint:
         """Return R⁻¹ = D⁻¹ S D⁻¹ under the cap: unit diagonal, perhaps singular, shape (n, n).
 
         Where a constraint has slack, its diagonal entry is raised to the cap: R⁻¹ grows, R shrinks,
-        and with it the value. An agent whose noise no one sees gets LDP noise that way.
+        and with it the value. An agent whose noise nobody receives gets LDP noise that way.
         """
         scaled = self.vectors * np.sqrt(self.roots)
         scaled /= np.sqrt(self.multipliers)[:, None]
@@ -84,9 +154,9 @@ def solve_dual(
 ) -> DualSolution:
     """Maximise the lower bound over λ by Newton's method; each iteration is one ``eigh``.
 
-    The search starts from equal multipliers unless told otherwise, so that a graph whose agents are
-    all alike is solved by the first evaluation. The bound is concave in λ and the Newton direction
-    points uphill: a step after which bound and gap are both worse is cut to a quarter.
+    The search starts from equal multipliers unless ``start`` is given, so that a graph whose agents
+    are all alike is solved by the first evaluation. The bound is concave in λ and the Newton
+    direction points uphill: a step after which bound and gap are both worse is cut to a quarter.
     """
     trial = np.ones(len(objective_matrix)) if start is None else start
     base, base_bound, base_gap, step = trial, 0.0, np.inf, np.zeros_like(trial)
@@ -170,3 +240,104 @@ def _move(multipliers: FloatArray, step: FloatArray, *, smallest_share: float) -
     # A multiplier this small is worth less than the tolerance, and larger than needed it only makes
     # its constraint slack.
     return np.asarray(np.maximum(moved, smallest_share * moved.mean()))
+
+
+def dual_curvature(vectors: FloatArray, roots: FloatArray) -> FloatArray:
+    """Return the scaled Hessian P of the dual, by a short sum of exponentials instead of n⁴ work.
+
+    With S = Q diag(s) Qᵀ, the dual function ψ(λ) = Tr S − bΣλ/2 is concave, and
+
+        −2 λ_i λ_j ∂²ψ/∂λ_i∂λ_j = P_ij = Σ_kl Q_ik Q_il Q_jk Q_jl · s_k s_l / (s_k + s_l).
+
+    Written out, P costs n⁴. But 1/(s_k + s_l) = ∫ exp(−t s_k) exp(−t s_l) dt separates, so that
+
+        P = ∫ B_t ∘ B_t dt,    B_t = Q diag(s e^{−ts}) Qᵀ,
+
+    and on a logarithmic grid of t a handful of products gives P to a few per cent: enough for a
+    Newton step, which only steers. The certificate never depends on P.
+
+    ``vectors`` Q has shape (n, n), ``roots`` s shape (n,), ascending and not all zero. P is
+    positive semidefinite, and only its upper triangle is filled. Single precision halves the time
+    and is far more accurate than the quadrature.
+    """
+    n, largest = len(roots), float(roots[-1])
+    s = roots / largest
+    nodes, weights = _quadrature(s)
+    Q = np.asfortranarray(vectors, dtype=np.float32)
+    P = np.zeros((n, n), dtype=np.float32, order="F")
+    B = np.zeros_like(P)
+    for t, weight in zip(nodes, weights, strict=True):
+        column = weight**0.25 * np.sqrt(s * np.exp(-t * s))
+        # It rises and falls with s once, and s ascends: one slice of columns has all that counts.
+        kept = np.flatnonzero(column > _NEGLIGIBLE * column.max())
+        window = slice(kept[0], kept[-1] + 1)
+        scaled = Q[:, window] * column[window].astype(np.float32)
+        B = scipy.linalg.blas.ssyrk(1.0, scaled, beta=0.0, c=B, overwrite_c=1)
+        B *= B
+        P += B
+    result: FloatArray = P.astype(np.float64)
+    result *= largest
+    return result
+
+
+def _quadrature(roots: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return nodes t and weights w with Σ w e^{−tx} ≈ 1/x for x any sum of two roots, largest 1."""
+    smallest = float(roots[roots > _SMALLEST_ROOT][0])
+    count = 2 + math.floor(math.log(_LAST_NODE / (_FIRST_NODE * smallest)) / _LOG_STEP)
+    nodes = _FIRST_NODE * np.exp(_LOG_STEP * np.arange(count))
+    weights = _LOG_STEP * nodes
+    # The nodes left out below the first form a geometric series in which e^{−tx} is about the same.
+    weights[0] /= 1 - math.exp(-_LOG_STEP)
+    return nodes, weights
+
+
+def _conclude(problem: DesignProblem, solution: DualSolution, solver: Dual | ClosedForm) -> Design:
+    R, limited = _recover_covariance(problem, solution, solver.max_iterations, solver.tolerance)
+    status: Status = "noise limited" if limited else "accuracy limit"
+    return conclude(
+        problem,
+        R,
+        mechanism="corn",
+        solver=solver.name,
+        lower_bound=solution.lower_bound / problem.precision_cap,
+        iterations=solution.iterations,
+        status=status if solution.converged else "iteration limit",
+        tolerance=solver.tolerance,
+    )
+
+
+def _recover_covariance(
+    problem: DesignProblem, solution: DualSolution, max_iterations: int, tolerance: float
+) -> tuple[FloatArray, bool]:
+    """Return the covariance of a dual solution within the noise limit, and if that limited it.
+
+    Where A is singular, or nearly so, the optimum lets noise grow without bound along directions
+    that mix away, and float32 could not cancel it. Blending with LDP (`limit_noise`) is a remedy at
+    no cost. A ridge, Tr((A + γI)R), takes further solves and gives a better value where the limit
+    is tight, so it is tried when blending alone loses more than `_WORTH_A_RIDGE`.
+    """
+    A, limit = problem.objective_matrix, problem.variance_ratio_limit
+    if problem.ridge > 0:
+        solution = _solve_with_ridge(A, problem.ridge, solution, tolerance, max_iterations)
+    best, limited = limit_noise(solution.point.precision(), limit)
+    if not limited or problem.value(best) <= (1 + _WORTH_A_RIDGE) * solution.lower_bound:
+        return best, limited or problem.ridge > 0
+    # Bisect for the ridge at which the noise just meets the limit. A ridge that is too small is
+    # blended the rest of the way, so every candidate is within the limit and the best one counts.
+    low, high = _LOG10_RIDGES
+    for _ in range(_RIDGE_BISECTIONS):
+        middle = (low + high) / 2
+        solution = _solve_with_ridge(A, 10**middle, solution, _RIDGE_TOLERANCE, max_iterations)
+        candidate, limited = limit_noise(solution.point.precision(), limit)
+        low, high = (middle, high) if limited else (low, middle)
+        best = min(best, candidate, key=problem.value)
+    return best, True
+
+
+def _solve_with_ridge(
+    A: FloatArray, ridge: float, warm: DualSolution, tolerance: float, max_iterations: int
+) -> DualSolution:
+    ridged = A.copy()
+    ridged[np.diag_indices_from(ridged)] += ridge * np.trace(A) / len(A)
+    start = warm.point.multipliers
+    return solve_dual(ridged, tolerance=tolerance, max_iterations=max_iterations, start=start)

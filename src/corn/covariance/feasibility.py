@@ -1,6 +1,11 @@
-"""The last word on privacy: a covariance counts only as far as its Cholesky inverse says."""
+"""Privacy as floating point can certify it: inverses by Cholesky, scaling to the cap, noise limits.
+
+A covariance is private only as far as its computed inverse says so; every design ends here.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import scipy.linalg
@@ -9,32 +14,41 @@ from corn.arrays import FloatArray
 from corn.errors import InfeasibleError
 
 _MAX_RESCALINGS = 40
-_SLACK = 1e-12
+_BLEND_BISECTIONS = 60
+_SMALLEST_BLEND = 1e-12
+_MARGIN = 1e-10  # below the noise limit, for the rounding of later steps
+_EPS = float(np.finfo(np.float64).eps)
 
 
 def invert_covariance(covariance: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return (R⁻¹, F) with R = F Fᵀ and F lower triangular; refuse a singular R.
+    """Return (R⁻¹, F) with R = F Fᵀ and F lower triangular; raise for a singular R.
 
     An eavesdropper who sees singular noise sees some combination of gradients without any noise at
     all, so no finite ε holds: guideline (G1) of the paper. Zero-sum noise without a local share,
-    and a bare graph Laplacian, are the usual ways to get there.
+    and a bare graph Laplacian, are the usual causes.
 
     >>> invert_covariance(np.array([[2.0, 0.0], [0.0, 4.0]]))[0].diagonal()
     array([0.5 , 0.25])
     """
     F = _try_cholesky(covariance)
     # Rounding lets Cholesky pass on a singular matrix with pivots of the size of the error.
-    floor = 4 * len(covariance) * np.finfo(np.float64).eps * covariance.diagonal().max()
+    floor = 4 * len(covariance) * _EPS * covariance.diagonal().max()
     if F is None or F.diagonal().min() ** 2 <= floor:
         raise InfeasibleError(
             "the covariance is singular: some combination of agents carries no noise, so there is "
             "no privacy guarantee against an eavesdropper; add independent noise for every agent"
         )
-    return invert_from_factor(F), F
+    return _invert_from_factor(F), F
+
+
+def invert_definite(matrix: FloatArray) -> FloatArray | None:
+    """Return the inverse of a positive definite matrix, or None where Cholesky fails."""
+    F = _try_cholesky(matrix)
+    return None if F is None else _invert_from_factor(F)
 
 
 def is_private(covariance: FloatArray, precision_cap: float) -> bool:
-    """Whether R ≻ 0 and [R⁻¹]_ii ≤ b for every agent."""
+    """Return whether R ≻ 0 and [R⁻¹]_ii ≤ b for every agent."""
     try:
         precision, _ = invert_covariance(covariance)
     except InfeasibleError:
@@ -42,47 +56,78 @@ def is_private(covariance: FloatArray, precision_cap: float) -> bool:
     return bool(precision.diagonal().max() <= precision_cap)
 
 
-def scale_to_cap(
-    covariance: FloatArray, precision_cap: float, *, shrink: bool = True
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return (R, R⁻¹, F), R scaled so that the largest computed [R⁻¹]_ii is just below b.
+def scale_to_cap(worst_precision: Callable[[float], float], precision_cap: float) -> float:
+    """Return the factor on all noise variances at which the worst [R⁻¹]_ii is just below b.
 
-    What it stays below b by is the rounding of such an inverse, n·ε·max(b R_ii), so that an inverse
-    computed any other way is below b as well. With ``shrink`` False a covariance that is private
-    already stays as it is. Scaling changes the rounding, hence the repeated check.
+    ``worst_precision`` maps a factor to the largest precision *as computed* for noise scaled by it.
+    In exact arithmetic one evaluation would do. Scaling changes the rounding, so the result is
+    computed again until it is on the private side, with a margin that doubles.
     """
-    R, eps = covariance, float(np.finfo(np.float64).eps)
+    scale = worst_precision(1.0) / precision_cap
     for attempt in range(_MAX_RESCALINGS):
-        Y, F = invert_covariance(R)
-        largest = float(Y.diagonal().max())
-        ratio = largest / precision_cap + len(R) * eps * float(R.diagonal().max()) * largest
-        settled = ratio >= 1 - _SLACK or attempt > 1 or not shrink
-        if ratio <= 1 and settled:
-            return R, Y, F
-        del Y, F  # before there is a second pair of them
-        R = R * (ratio * (1 + 2**attempt * eps))
+        excess = worst_precision(scale) / precision_cap
+        if excess <= 1:
+            return scale
+        scale *= excess * (1 + 2**attempt * _EPS)
     raise InfeasibleError(
         "the covariance is too ill-conditioned to certify its privacy in float64; lower "
         "max_noise_std or raise ridge"
     )
 
 
-def invert_definite(matrix: FloatArray) -> FloatArray | None:
-    """Return the inverse of a positive definite matrix, or None where Cholesky fails."""
-    F = _try_cholesky(matrix)
-    return None if F is None else invert_from_factor(F)
+def scale_covariance(
+    covariance: FloatArray, precision_cap: float
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return (R, R⁻¹, F), R scaled so that the largest computed [R⁻¹]_ii is just below b.
+
+    The distance from b is the rounding of such an inverse, n·ε·max(b R_ii), so that an inverse
+    computed any other way is below b as well.
+    """
+
+    def worst_precision(scale: float) -> float:
+        R = covariance * scale
+        largest = float(invert_covariance(R)[0].diagonal().max())
+        return largest * (1 + len(R) * _EPS * float(R.diagonal().max()) * largest)
+
+    R = covariance * scale_to_cap(worst_precision, precision_cap)
+    return R, *invert_covariance(R)
 
 
-def invert_from_factor(factor: FloatArray) -> FloatArray:
-    """Return (F Fᵀ)⁻¹, exactly symmetric, for F lower triangular."""
-    # A positive diagonal, which Cholesky gives, is all that dpotri needs to succeed.
-    inverse: FloatArray = scipy.linalg.lapack.dpotri(factor, lower=True)[0]
-    # Row by row: a large network has no room for another n×n array.
-    for i in range(len(inverse) - 1):
-        inverse[i, i + 1 :] = inverse[i + 1 :, i]
-    return inverse
+def limit_noise(precision: FloatArray, variance_limit: float) -> tuple[FloatArray, bool]:
+    """Return the inverse of a precision Y of unit diagonal with every R_ii ≤ the limit ≥ 1.
+
+    ``precision`` has shape (n, n) and may be singular. The second result is whether the limit
+    changed anything. Y is blended with I: (1−t) Y + t I keeps the diagonal at the cap, so privacy
+    is untouched, and every R_ii falls as t grows (each is convex in t with slope 0 at t = 1), down
+    to LDP at t = 1. Hence one number is bisected.
+    """
+    R = invert_definite(precision)
+    if R is not None and R.diagonal().max() <= variance_limit:
+        return R, False
+    theta, U = scipy.linalg.eigh(precision, driver="evd", check_finite=False)
+    theta, squares = np.maximum(theta, 0.0), np.square(U)
+    low, high = np.log(_SMALLEST_BLEND), 0.0
+    for _ in range(_BLEND_BISECTIONS):
+        middle = (low + high) / 2
+        t = np.exp(middle)
+        variances = squares @ (1 / ((1 - t) * theta + t))
+        fits = variances.max() <= (1 - _MARGIN) * variance_limit
+        low, high = (low, middle) if fits else (middle, high)
+    t = np.exp(high)
+    R = (U / ((1 - t) * theta + t)) @ U.T
+    return (R + R.T) / 2, True
 
 
 def _try_cholesky(matrix: FloatArray) -> FloatArray | None:
     factor, info = scipy.linalg.lapack.dpotrf(matrix, lower=True, clean=True)
     return factor if info == 0 else None
+
+
+def _invert_from_factor(factor: FloatArray) -> FloatArray:
+    """Return (F Fᵀ)⁻¹, exactly symmetric, for F lower triangular."""
+    # A positive diagonal, which Cholesky gives, is all that dpotri needs to succeed.
+    inverse: FloatArray = scipy.linalg.lapack.dpotri(factor, lower=True)[0]
+    # Row by row: a large network has no memory for another n×n array.
+    for i in range(len(inverse) - 1):
+        inverse[i, i + 1 :] = inverse[i + 1 :, i]
+    return inverse

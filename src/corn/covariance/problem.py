@@ -1,15 +1,36 @@
-"""The design problem as a record: what to minimise, the cap that privacy sets, and the knobs."""
+"""The design problem and its solution as records: what is asked, what was found, how good it is."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from numbers import Real
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, TypeAlias
 
+import networkx as nx
 import numpy as np
+import scipy.linalg
 
 from corn.arrays import FloatArray
-from corn.errors import InfeasibleError, InvalidArgumentError
+from corn.checks import require, require_in_range, require_positive
+from corn.covariance.decomposition import Decomposition, split_blocks, split_pairs
+from corn.covariance.feasibility import scale_covariance
+from corn.covariance.threat import EAVESDROPPER, ThreatModel
+from corn.errors import InfeasibleError
+from corn.topology.graphs import Graph
+
+MechanismName: TypeAlias = Literal["corn", "decor", "ldp", "zero-sum", "central", "none"]
+SolverName: TypeAlias = Literal["dual", "closed-form", "sdp", "first-order", "search", "formula"]
+Status: TypeAlias = Literal[
+    "optimal",
+    "noise limited",
+    "constrained",
+    "iteration limit",
+    "accuracy limit",
+    "loose bound",
+    "family optimum",
+    "reference",
+]
 
 DEFAULT_NOISE_RATIO = 32.0
 """Default limit on an agent's noise, in units of the LDP standard deviation 1/√b.
@@ -27,40 +48,37 @@ LARGEST_NOISE_RATIO = 3e3
 class DesignProblem:
     """Minimise Tr(A R) over R ≻ 0 with [R⁻¹]_ii ≤ b: Problem (13) of the paper, for any A ⪰ 0.
 
-    ``max_noise_std`` bounds √R_ii: ``None`` is 32/√b, ``math.inf`` no limit but float64's own
-    (3000/√b). ``ridge`` γ adds γ·(Tr A/n)·I to the matrix that is minimised, never to the matrix
-    that value and bound are stated for.
+    Attributes:
+        objective_matrix: A, shape (n, n).
+        precision_cap: b.
+        graph: the links that seeds follow.
+        threat: the adversary, and the seeds that agents share: Problem (16) if there are insiders.
+        max_noise_std: a bound on √R_ii: None is 32/√b, ``math.inf`` no limit but float64's own
+            (3000/√b).
+        ridge: γ adds γ·(Tr A/n)·I to the matrix that is minimised, never to the matrix that value
+            and bound are stated for.
     """
 
     objective_matrix: FloatArray
     precision_cap: float
+    graph: Graph = field(default_factory=nx.Graph)
+    threat: ThreatModel = EAVESDROPPER
     max_noise_std: float | None = None
     ridge: float = 0.0
-    tolerance: float = 1e-6
-    max_iterations: int = 100
 
     def __post_init__(self) -> None:
-        _require_positive("precision_cap", self.precision_cap)
-        _require_positive("tolerance", self.tolerance)
-        if not (math.isfinite(self.ridge) and self.ridge >= 0):
-            raise InvalidArgumentError(f"ridge must be finite and at least 0, found {self.ridge}")
-        if self.max_iterations < 1:
-            raise InvalidArgumentError(
-                f"max_iterations must be at least 1, found {self.max_iterations}"
-            )
-        if not np.trace(self.objective_matrix) > 0:
-            raise InvalidArgumentError(
-                "the objective is zero for every agent, so that any noise is best: check "
-                "mixing_matrix and objective"
-            )
-        self._check_noise_limit()
-
-    def _check_noise_limit(self) -> None:
+        require_positive("precision_cap", self.precision_cap)
+        require_in_range("ridge", self.ridge, 0, 1e100)
+        require(
+            bool(np.trace(self.objective_matrix) > 0),
+            "the objective",
+            "positive for some agent's noise",
+            "zero for every agent",
+            advice="check mixing_matrix and objective",
+        )
         limit, ldp_std = self.max_noise_std, 1 / math.sqrt(self.precision_cap)
-        if limit is None:
-            return
-        if math.isnan(limit) or limit < ldp_std * (1 - 1e-12):
-            # R_ii ≥ 1/[R⁻¹]_ii ≥ 1/b for every positive definite R.
+        # R_ii ≥ 1/[R⁻¹]_ii ≥ 1/b for every positive definite R, so a smaller limit has no solution.
+        if limit is not None and not limit >= ldp_std * (1 - 1e-12):
             raise InfeasibleError(
                 f"max_noise_std must be at least 1/√precision_cap = {ldp_std:.6g}, the noise that "
                 f"any agent needs under this cap, found {limit}; raise it, or the privacy budget"
@@ -79,11 +97,166 @@ class DesignProblem:
         ratio = min(self.max_noise_std, LARGEST_NOISE_RATIO / math.sqrt(self.precision_cap))
         return max(1.0, ratio**2 * self.precision_cap)
 
+    def value(self, covariance: FloatArray) -> float:
+        """Return Tr(A R)."""
+        return float(np.sum(self.objective_matrix * covariance))
 
-def _require_positive(name: str, value: object) -> None:
-    if not isinstance(value, Real):
-        raise InvalidArgumentError(
-            f"{name} must be one number, the same for all agents, found {type(value).__name__}"
-        )
-    if not 0 < float(value) < math.inf:
-        raise InvalidArgumentError(f"{name} must be finite and positive, found {value}")
+
+@dataclass(frozen=True, eq=False)
+class Design:
+    """A noise covariance R under a precision cap b, its value Tr(A R), and a bound on any other's.
+
+    Attributes:
+        mechanism: the rule that correlates the noise.
+        solver: the method that chose the covariance.
+        status: ``optimal``: the gap is within the tolerance. ``noise limited``: ``max_noise_std``
+            or ``ridge`` holds the value above the optimum, by the gap. ``constrained``: dropped
+            seed groups do. ``iteration limit``: out of iterations; private, but not as good as
+            asked. ``accuracy limit``: float64 or the backend gets no closer. ``loose bound``: it
+            may be optimal, but A is singular on a seed group, so that nothing but the bound against
+            an eavesdropper is proved. ``family optimum``: best of its family (LDP, DECOR,
+            zero-sum), which need not contain the optimum. ``reference``: no guarantee against an
+            eavesdropper (central, none).
+        covariance: R, shape (n, n).
+        precision: R⁻¹, shape (n, n), from the Cholesky factor of R; its diagonal is at most b,
+            exactly. None for references, whose R is singular.
+        factor: F with R = F Fᵀ, shape (n, k); noise is F times k standard normals.
+        precision_cap: b.
+        value: Tr(A R).
+        lower_bound: a certified lower bound on Tr(A R) over every covariance under the cap, with no
+            limit on its noise; for the seed groups and coalitions of the threat, if it has any.
+            Equal to the value for references.
+        iterations: eigendecompositions or evaluations that the solver took.
+        threat: the adversary that the cap holds against; see ``adversary`` for references.
+        shares: the split of the noise, where the design chose it; see ``decomposition``.
+        num_coalitions: number of sets of constraints for insiders, after pruning.
+        multipliers: the proof of the lower bound against insiders, shape (coalitions, n); see
+            `corn.covariance.certificate.certify`. None where the dual proves it from scratch.
+        num_dropped_groups: seed groups left out because their noise was weak.
+        value_before_dropping: the value with them.
+    """
+
+    mechanism: MechanismName
+    solver: SolverName
+    status: Status
+    covariance: FloatArray
+    precision: FloatArray | None
+    factor: FloatArray
+    precision_cap: float
+    value: float
+    lower_bound: float
+    iterations: int
+    threat: ThreatModel = EAVESDROPPER
+    shares: Decomposition | None = None
+    num_coalitions: int | None = None
+    multipliers: FloatArray | None = None
+    num_dropped_groups: int = 0
+    value_before_dropping: float | None = None
+
+    @property
+    def adversary(self) -> str:
+        """The adversary that the guarantee holds against, in words."""
+        if self.status == "reference":
+            return "nobody who sees messages (a reference, not a decentralised mechanism)"
+        return self.threat.describe()
+
+    @cached_property
+    def decomposition(self) -> Decomposition:
+        """The split into private noise and the noise of each seed group, which add up to R."""
+        if self.shares is not None:
+            return self.shares
+        if self.mechanism in ("ldp", "none"):
+            return Decomposition(self.covariance.diagonal())
+        if self.mechanism == "decor":
+            return split_pairs(self.covariance)
+        return split_blocks(self.covariance, (tuple(range(self.num_agents)),))
+
+    @property
+    def num_agents(self) -> int:
+        """The number of agents n."""
+        return len(self.covariance)
+
+    @property
+    def gap(self) -> float:
+        """The largest relative distance from the optimum, value/lower_bound − 1."""
+        return self.value / self.lower_bound - 1 if self.lower_bound > 0 else 0.0
+
+    @property
+    def normalized_value(self) -> float:
+        """Value × b: the same for every budget."""
+        return self.value * self.precision_cap
+
+    @property
+    def normalized_lower_bound(self) -> float:
+        """Lower bound × b."""
+        return self.lower_bound * self.precision_cap
+
+    @property
+    def noise_std(self) -> FloatArray:
+        """√R_ii: the standard deviation of each agent's noise, shape (n,)."""
+        return np.sqrt(self.covariance.diagonal())
+
+    @property
+    def average_noise_variance(self) -> float:
+        """1ᵀR1/n²: the noise left in the average of all models."""
+        return float(np.square(self.factor.sum(axis=0)).sum()) / self.num_agents**2
+
+    @property
+    def central_ratio(self) -> float:
+        """The variance above, over the floor 1/(n² b) that a trusted server would add."""
+        return self.average_noise_variance * self.num_agents**2 * self.precision_cap
+
+    @cached_property
+    def independent_variance(self) -> float:
+        """σ_mix², the most independent noise with R = σ_mix² I + R_cor, R_cor ⪰ 0: eq. (12).
+
+        It is the smallest eigenvalue of R, or the inverse of the largest of R⁻¹, which is accurate.
+        """
+        if self.precision is None:
+            return 0.0
+        last = self.num_agents - 1
+        largest = scipy.linalg.eigvalsh(self.precision, subset_by_index=[last, last])[0]
+        return 1 / float(largest)
+
+    @property
+    def correlated_covariance(self) -> FloatArray:
+        """R_cor of the same split, shape (n, n)."""
+        return self.covariance - self.independent_variance * np.eye(self.num_agents)
+
+
+def conclude(
+    problem: DesignProblem,
+    covariance: FloatArray,
+    *,
+    mechanism: MechanismName,
+    solver: SolverName,
+    lower_bound: float,
+    iterations: int,
+    status: Status,
+    tolerance: float | None = None,
+) -> Design:
+    """Scale a covariance to the problem's cap, check it independently, and return the design.
+
+    A gap within ``tolerance`` is ``optimal`` whatever explains a larger one; ``status`` is that
+    explanation. Without a tolerance ``status`` stands.
+    """
+    R, Y, F = scale_covariance(covariance, problem.precision_cap)
+    value = problem.value(R)
+    # At convergence rounding can leave the value a little below the bound; the smaller of two
+    # lower bounds is one too.
+    bound = min(lower_bound, value)
+    if tolerance is not None and value <= (1 + tolerance) * bound:
+        status = "optimal"
+    return Design(
+        mechanism=mechanism,
+        solver=solver,
+        status=status,
+        covariance=R,
+        precision=Y,
+        factor=F,
+        precision_cap=problem.precision_cap,
+        value=value,
+        lower_bound=bound,
+        iterations=iterations,
+        threat=problem.threat,
+    )

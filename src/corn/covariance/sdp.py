@@ -1,101 +1,119 @@
-"""The design problem as a semidefinite program: an oracle, and a place for more constraints.
+"""Both design problems as semidefinite programs: oracles for small networks, by cvxpy and Clarabel.
 
-Two formulations of the same problem:
+Against an eavesdropper there are two formulations of the same problem:
 
 - ``single``: one linear matrix inequality [[R, I], [I, X]] ⪰ 0 with X_ii ≤ b, of size 2n;
 - ``paper``: n inequalities [[R, e_i], [e_iᵀ, b]] ⪰ 0 of size n+1, the Schur complements of (13b).
+
+Against insiders, each coalition has one inequality [[R^(I), I], [I, X_I]] ⪰ 0 with [X_I]_ii ≤ b for
+the agents at stake. Neither result trusts the backend: covariances are rescaled to be exactly
+feasible, and lower bounds are computed from the multipliers, of which any are valid.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
 
 import numpy as np
 
 from corn.arrays import FloatArray
+from corn.checks import require, require_choice, require_positive
+from corn.covariance.certificate import SplitSolution, certify, conclude_split, scale_split
+from corn.covariance.coalitions import Assembly, list_coalitions
 from corn.covariance.dual import evaluate
-from corn.covariance.feasibility import invert_covariance
-from corn.covariance.noise_power import LimitedCovariance, limit_noise
-from corn.covariance.problem import DesignProblem
-from corn.covariance.solution import Design, conclude
-from corn.errors import InfeasibleError, InvalidArgumentError, MissingExtraError
+from corn.covariance.feasibility import invert_covariance, limit_noise
+from corn.covariance.problem import Design, DesignProblem, SolverName, Status, conclude
+from corn.covariance.threat import SeedGroups
+from corn.errors import InfeasibleError, MissingExtraError
 
 Formulation: TypeAlias = Literal["single", "paper"]
-Backend: TypeAlias = Literal["clarabel", "scs", "mosek"]
 
+_TOLERANCE, _SPLIT_TOLERANCE = 1e-6, 1e-3
 _SMALLEST_MULTIPLIER = 1e-9
+_SMALLEST_VARIANCE = 1e-12
 _LIMIT_ACCURACY = 0.05
-_ACCURACY: dict[str, Callable[[float], dict[str, object]]] = {
-    "clarabel": lambda tolerance: {"tol_gap_rel": tolerance, "tol_feas": min(tolerance, 1e-8)},
-    "scs": lambda tolerance: {"eps_rel": tolerance, "eps_abs": tolerance, "max_iters": 100_000},
-    "mosek": lambda _: {},
-}
 
 
+@final
 @dataclass(frozen=True)
-class SdpSettings:
-    """How to pose and solve the program.
+class Sdp:
+    """The solver by semidefinite programming, for up to about forty agents, or ten with insiders.
 
-    ``constraints`` takes R as a cvxpy expression of shape (n, n) and returns more cvxpy constraints
-    on it. They can only raise the optimum, so the lower bound stays valid. The noise limit joins
-    the program as R_ii ≤ max_noise_std².
-
-    R is scaled up afterwards, by a factor within the backend's accuracy of 1, until the privacy cap
-    holds exactly: a constraint that scaling can break holds to that accuracy only.
+    ``formulation`` applies against an eavesdropper. ``tolerance`` is the relative gap at which the
+    result counts as optimal: by default 1e-6, and 1e-3 against insiders. The noise limit is part of
+    the first program; ``ridge`` has no meaning there and is ignored.
     """
 
     formulation: Formulation = "single"
-    backend: Backend = "clarabel"
-    constraints: Callable[[Any], Sequence[Any]] | None = None
+    tolerance: float | None = None
+    name: ClassVar[SolverName] = "sdp"
+    shortfall: ClassVar[Status] = "accuracy limit"
 
     def __post_init__(self) -> None:
-        if self.formulation not in ("single", "paper"):
-            raise InvalidArgumentError(
-                f"formulation must be 'single' or 'paper', found {self.formulation!r}"
-            )
-        if self.backend not in _ACCURACY:
-            raise InvalidArgumentError(
-                f"backend must be 'clarabel', 'scs' or 'mosek', found {self.backend!r}"
-            )
+        require_choice("formulation", self.formulation, get_args(Formulation))
+        if self.tolerance is not None:
+            require_positive("tolerance", self.tolerance)
 
+    def solve(self, problem: DesignProblem) -> Design:
+        """Return the optimum of Problem (13)."""
+        cp = _import_cvxpy()
+        n, b, A = problem.num_agents, problem.precision_cap, problem.objective_matrix
+        tolerance = self.tolerance or _TOLERANCE
+        # In units of b = 1 and Tr A = n: the backend stops at absolute tolerances too.
+        unit = float(np.trace(A)) / n
+        R = cp.Variable((n, n), symmetric=True)
+        private, multipliers = _POSE[self.formulation](cp, R)
+        limits = [cp.diag(R) <= problem.variance_ratio_limit]
+        program = cp.Problem(cp.Minimize(cp.sum(cp.multiply(A / unit, R))), [*private, *limits])
+        accuracy = tolerance / 10
+        ran_out = _run(cp, program, tol_gap_rel=accuracy, tol_feas=min(accuracy, 1e-8))
+        lam = np.maximum(multipliers(), 0.0)
+        lam = np.maximum(lam, _SMALLEST_MULTIPLIER * lam.max()) if lam.max() > 0 else np.ones(n)
+        # Feasible only to the backend's accuracy: bring R within the noise limit exactly.
+        near_limit = R.value.diagonal().max() > (1 - _LIMIT_ACCURACY) * problem.variance_ratio_limit
+        Y, _ = invert_covariance((R.value + R.value.T) / 2)
+        repaired, limited = limit_noise(Y / Y.diagonal().max(), problem.variance_ratio_limit)
+        status: Status = "noise limited" if limited or near_limit else "accuracy limit"
+        return conclude(
+            problem,
+            repaired / b,
+            mechanism="corn",
+            solver=self.name,
+            lower_bound=evaluate(A, lam).lower_bound / b,
+            iterations=int(program.solver_stats.num_iters or 0),
+            status="iteration limit" if ran_out else status,
+            tolerance=tolerance,
+        )
 
-DEFAULT_SETTINGS = SdpSettings()
-
-
-def solve_sdp(problem: DesignProblem, settings: SdpSettings = DEFAULT_SETTINGS) -> Design:
-    """Design by cvxpy; the lower bound comes from the multipliers through the closed formula.
-
-    Any positive multipliers give a valid bound, so the certificate does not rest on the backend.
-    ``ridge`` has no meaning here and is ignored.
-    """
-    cp = _import_cvxpy()
-    n, b = problem.num_agents, problem.precision_cap
-    # In units of b = 1 and Tr A = n: backends stop at absolute tolerances too.
-    unit = float(np.trace(problem.objective_matrix)) / n
-    R = cp.Variable((n, n), symmetric=True)
-    private, multipliers = _POSE[settings.formulation](cp, R)
-    limits = [cp.diag(R) <= problem.variance_ratio_limit]
-    custom = [] if settings.constraints is None else list(settings.constraints(R / b))
-    cost = cp.Minimize(cp.sum(cp.multiply(problem.objective_matrix / unit, R)))
-    program = cp.Problem(cost, [*private, *limits, *custom])
-    ran_out = _run(cp, program, settings, problem)
-    lam = np.maximum(multipliers(), 0.0)
-    lam = np.maximum(lam, _SMALLEST_MULTIPLIER * lam.max()) if lam.max() > 0 else np.ones(n)
-    found = _repair((R.value + R.value.T) / 2, problem, custom=bool(custom))
-    return conclude(
-        problem,
-        found.covariance / b,
-        mechanism="corn",
-        solver="sdp",
-        lower_bound=evaluate(problem.objective_matrix, lam).lower_bound / b,
-        iterations=int(program.solver_stats.num_iters or 0),
-        status="iteration limit" if ran_out else None,
-        shortfall="constrained" if custom else found.shortfall,
-        shrink=not custom,
-    )
+    def solve_split(self, problem: DesignProblem, seed_groups: SeedGroups) -> SplitSolution:
+        """Return the optimum of Problem (16)."""
+        require(
+            self.formulation == "single",
+            "formulation",
+            "'single' against insiders or with overlapping seed groups",
+            repr(self.formulation),
+        )
+        A, n, threat = problem.objective_matrix, problem.num_agents, problem.threat
+        coalitions = list_coalitions(seed_groups, num_agents=n, max_colluders=threat.max_colluders)
+        assembly = Assembly(seed_groups, coalitions, n)
+        common = threat.private_noise == "common"
+        ridged = A + problem.ridge * float(np.trace(A)) / n * np.eye(n)
+        theta, blocks, multipliers, iterations = _solve_split(ridged, assembly, common=common)
+        factors = [_factor(block) for block in blocks]
+        decomposition = scale_split(theta, factors, assembly, problem.precision_cap)
+        bound = certify(A, assembly, decomposition, multipliers, common=common)
+        return conclude_split(
+            problem,
+            decomposition,
+            lower_bound=bound / problem.precision_cap,
+            tolerance=self.tolerance or _SPLIT_TOLERANCE,
+            evaluations=iterations,
+            coalitions=coalitions,
+            multipliers=multipliers,
+        )
 
 
 def _pose_single(cp: Any, R: Any) -> tuple[list[Any], Callable[[], FloatArray]]:
@@ -120,40 +138,59 @@ def _pose_paper(cp: Any, R: Any) -> tuple[list[Any], Callable[[], FloatArray]]:
 _POSE = {"single": _pose_single, "paper": _pose_paper}
 
 
-def _run(cp: Any, program: Any, settings: SdpSettings, problem: DesignProblem) -> bool:
+def _solve_split(
+    A: FloatArray, assembly: Assembly, *, common: bool
+) -> tuple[FloatArray, list[FloatArray], FloatArray, int]:
+    """Return θ, stacked group covariances, multipliers (coalitions, n), iterations, for b = 1."""
+    cp = _import_cvxpy()
+    n, groups = assembly.num_agents, assembly.seed_groups
+    theta = cp.Variable(1 if common else n, nonneg=True)
+    private = cp.diag(theta[0] * np.ones(n) if common else theta)
+    group_covariances = [cp.Variable((len(group), len(group)), PSD=True) for group in groups]
+    places = [np.eye(n)[:, list(group)] for group in groups]
+    placed = [P @ C @ P.T for P, C in zip(places, group_covariances, strict=True)]
+    caps, constraints = [], []
+    for unknown, protected in zip(
+        assembly.coalitions.unknown, assembly.coalitions.protected, strict=True
+    ):
+        hidden = private + sum(placed[k] for k in np.flatnonzero(unknown))
+        X = cp.Variable((n, n), symmetric=True)
+        caps.append(cp.diag(X)[np.flatnonzero(protected)] <= 1)
+        constraints += [cp.bmat([[hidden, np.eye(n)], [np.eye(n), X]]) >> 0, caps[-1]]
+    program = cp.Problem(cp.Minimize(cp.trace(A @ (private + sum(placed)))), constraints)
+    _run(cp, program)
+    multipliers = np.zeros(assembly.coalitions.protected.shape)
+    for row, cap in enumerate(caps):
+        multipliers[row, assembly.coalitions.protected[row]] = np.maximum(cap.dual_value, 0)
+    return (
+        np.maximum(np.broadcast_to(theta.value, (n,)), _SMALLEST_VARIANCE),
+        assembly.stack([np.asarray(C.value + C.value.T) / 2 for C in group_covariances]),
+        multipliers,
+        int(program.solver_stats.num_iters),
+    )
+
+
+def _factor(blocks: FloatArray) -> FloatArray:
+    """Return F with F Fᵀ the nearest positive semidefinite matrix, for each block of a stack."""
+    values, vectors = np.linalg.eigh(blocks)
+    factors: FloatArray = vectors * np.sqrt(np.maximum(values, 0))[:, None, :]
+    return factors
+
+
+def _run(cp: Any, program: Any, **accuracy: float) -> bool:
     """Solve, and return whether the backend ran out of iterations."""
-    name = settings.backend.upper()
-    if name not in cp.installed_solvers():
-        raise InvalidArgumentError(
-            f"backend {settings.backend!r} is not installed; cvxpy finds {cp.installed_solvers()}"
-        )
-    options = _ACCURACY[settings.backend](problem.tolerance / 10)
     try:
-        # Inaccurate solutions are told by the gap, which is computed here and not taken on trust.
+        # An inaccurate solution is no harm: it is repaired, and its gap is computed, not assumed.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program.solve(solver=name, **options)
+            program.solve(solver=cp.CLARABEL, **accuracy)
     except cp.error.SolverError as error:
         raise InfeasibleError(
-            f"{settings.backend} could not solve the program: {error}; for MOSEK check the "
-            "licence, else raise tolerance or try another backend"
+            f"Clarabel could not solve the program: {error}; raise tolerance or use another solver"
         ) from error
-    if program.status in ("infeasible", "infeasible_inaccurate"):
-        raise InfeasibleError("no covariance satisfies the privacy cap and the given constraints")
     if program.status not in ("optimal", "optimal_inaccurate", "user_limit"):
-        raise InfeasibleError(f"{settings.backend} stopped with status {program.status!r}")
+        raise InfeasibleError(f"Clarabel stopped with status {program.status!r}")
     return bool(program.status == "user_limit")
-
-
-def _repair(R: FloatArray, problem: DesignProblem, *, custom: bool) -> LimitedCovariance:
-    """Bring R within the noise limit exactly, unless that could break custom constraints."""
-    limit = problem.variance_ratio_limit
-    limited = bool(R.diagonal().max() > (1 - _LIMIT_ACCURACY) * limit)
-    if custom:
-        return LimitedCovariance(R, limited)
-    Y, _ = invert_covariance(R)
-    repaired = limit_noise(Y / Y.diagonal().max(), limit)
-    return LimitedCovariance(repaired.covariance, limited or repaired.limited)
 
 
 def _import_cvxpy() -> Any:

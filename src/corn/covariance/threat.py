@@ -1,4 +1,4 @@
-"""Who the noise must hold against: how many insiders may collude, and who shares which seed."""
+"""The threat that noise must hold against: how many insiders may collude, and who shares a seed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Literal, TypeAlias, get_args
 import networkx as nx
 import numpy as np
 
-from corn.covariance.groups import SeedGroups, find_communities, split_agents
+from corn.checks import require, require_choice, require_count
 from corn.errors import InvalidArgumentError
 from corn.parsing import MAX_DIGITS
 from corn.topology.graphs import Graph
 
 PrivateNoise: TypeAlias = Literal["per-agent", "common"]
+SeedGroups: TypeAlias = tuple[tuple[int, ...], ...]
+"""Sets of agents that share a seed, each in increasing order."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,12 @@ class ThreatModel:
 
     Attributes:
         max_colluders: q, the size of the largest coalition.
-        seeds: who shares a seed: ``global`` (all, one seed), ``edges`` (each link), ``pairs``
-            (every two agents), ``balls:r`` (each agent and those within r hops), ``groups:m``
-            (m disjoint groups, as equal as can be), ``communities:s`` (disjoint groups of well
-            linked agents, at most s each), ``leave-one-out`` (all but one, for each), or the groups
-            themselves.
+        seeds: the sets of agents that share a seed: ``global`` (all, one seed), ``edges`` (each
+            link), ``pairs`` (every two agents), ``balls:r`` (each agent and those within r hops),
+            ``groups:m`` (m disjoint groups, as equal as can be), ``communities:s`` (disjoint groups
+            of well linked agents, at most s each), ``leave-one-out`` (all but one, for each), or
+            the groups themselves. ``auto`` becomes ``pairs`` where insiders may collude, who could
+            subtract all noise of a global seed, and ``global`` against an eavesdropper.
         private_noise: ``per-agent`` lets each agent have its own variance θ_i of noise that nobody
             else knows; ``common`` is the paper's form, one θ for all.
 
@@ -40,47 +43,45 @@ class ThreatModel:
     """
 
     max_colluders: int = 0
-    seeds: str | SeedGroups = "global"
+    seeds: str | SeedGroups = "auto"
     private_noise: PrivateNoise = "per-agent"
 
     def __post_init__(self) -> None:
-        if type(self.max_colluders) is not int or self.max_colluders < 0:
-            raise InvalidArgumentError(
-                f"max_colluders must be a whole number ≥ 0, found {self.max_colluders!r}"
-            )
-        if self.private_noise not in get_args(PrivateNoise):
-            raise InvalidArgumentError(
-                f"private_noise must be 'per-agent' or 'common', found {self.private_noise!r}"
-            )
-        if isinstance(self.seeds, str):
-            _parse_seeds(self.seeds)
+        count = require_count("max_colluders", self.max_colluders, least=0)
+        object.__setattr__(self, "max_colluders", count)
+        require_choice("private_noise", self.private_noise, get_args(PrivateNoise))
+        if not isinstance(self.seeds, str):
+            object.__setattr__(self, "seeds", _check_groups(self.seeds))
+        elif self.seeds == "auto":
+            object.__setattr__(self, "seeds", "pairs" if self.max_colluders else "global")
         else:
-            object.__setattr__(self, "seeds", _checked_groups(self.seeds))
+            _parse_seeds(self.seeds)
 
     def seed_groups(self, graph: Graph) -> SeedGroups:
-        """The groups that share a seed on this graph; links count in either direction.
+        """Return the groups that share a seed on this graph; links count in either direction.
 
         A group of one is private noise, so it is listed only where that is common to all.
         """
         n = len(graph)
-        if self.max_colluders > max(n - 1, 0):
-            raise InvalidArgumentError(
-                f"max_colluders must leave somebody honest: at most {n - 1} of {n} agents, found "
-                f"{self.max_colluders}"
-            )
+        require(
+            self.max_colluders < n,
+            "max_colluders",
+            f"at most {n - 1} of {n} agents",
+            self.max_colluders,
+            advice="at least one agent must be honest",
+        )
         if isinstance(self.seeds, str):
             kind, number = _parse_seeds(self.seeds)
-            groups = _sorted_groups(kind.build(nx.Graph(graph), number))
+            groups = _sort_groups(kind.build(nx.Graph(graph), number))
         else:
             groups = self.seeds
         stray = [group for group in groups if group and (group[0] < 0 or group[-1] >= n)]
-        if stray:
-            raise InvalidArgumentError(f"seeds must be of agents 0 … {n - 1}, found {stray[0]}")
+        require(not stray, "seeds", f"groups of agents 0 … {n - 1}", stray[:1])
         least = 1 if self.private_noise == "common" else 2
         return tuple(group for group in groups if len(group) >= least)
 
     def describe(self) -> str:
-        """The adversary in words, to stand next to every ε."""
+        """Return the adversary in words, to stand next to every ε."""
         if self.max_colluders == 0:
             return "an eavesdropper who sees every message but knows no seed"
         return (
@@ -89,22 +90,62 @@ class ThreatModel:
         )
 
     def describe_colluders(self) -> str:
-        """How many insiders, in words."""
+        """Return the number of insiders in words."""
         if self.max_colluders == 0:
             return "no insider"
         return "one insider" if self.max_colluders == 1 else f"{self.max_colluders} insiders"
 
     def describe_seeds(self) -> str:
-        """Who shares seeds, in words."""
+        """Return the arrangement of seeds in words."""
         if not isinstance(self.seeds, str):
             return f"{len(self.seeds)} given groups"
         kind, _, number = self.seeds.partition(":")
         return _SEEDS[kind].words.format(number)
 
 
+def split_agents(num_agents: int, num_groups: int) -> SeedGroups:
+    """Split agents 0 … n−1 into runs of neighbouring numbers whose sizes differ by at most one.
+
+    >>> split_agents(5, 2)
+    ((0, 1, 2), (3, 4))
+    """
+    require_count("the number of seed groups", num_groups, most=num_agents)
+    parts = np.array_split(np.arange(num_agents), num_groups)
+    return tuple(tuple(part.tolist()) for part in parts)
+
+
+def find_communities(graph: Graph, *, max_size: int, seed: int = 0) -> SeedGroups:
+    """Group agents that are well connected with each other, at most ``max_size`` together.
+
+    Louvain's method on the links, weights and directions ignored; a community that is too large is
+    searched again on its own, and cut along a breadth-first order where that finds no parts.
+    """
+    require_count("max_size", max_size)
+    links: Graph = nx.Graph()
+    links.add_nodes_from(graph)
+    links.add_edges_from(graph.edges)
+    waiting, groups = [set(links)], []
+    while waiting:
+        members = waiting.pop()
+        if len(members) <= max_size:
+            groups.append(tuple(sorted(members)))
+        else:
+            waiting.extend(_split_once(links.subgraph(members), max_size, seed))
+    return tuple(sorted(groups))
+
+
+def _split_once(graph: Graph, max_size: int, seed: int) -> list[set[int]]:
+    communities = [set(c) for c in nx.community.louvain_communities(graph, seed=seed)]
+    if len(communities) > 1:
+        return communities
+    first = min(graph)
+    order = [first, *(child for _, child in nx.bfs_edges(graph, first))]
+    return [set(order[i : i + max_size]) for i in range(0, len(order), max_size)]
+
+
 @dataclass(frozen=True)
 class _SeedKind:
-    """A way to share seeds: how to build its groups, and how to say it."""
+    """A rule that shares seeds, and its words."""
 
     build: Callable[[Graph, int], Iterable[Iterable[int]]]
     words: str
@@ -142,12 +183,12 @@ def _parse_seeds(text: str) -> tuple[_SeedKind, int]:
             return _SEEDS[kind], int(argument)
     accepted = ", ".join(f"{k}:NUMBER" if k in _WITH_NUMBER else k for k in _SEEDS)
     raise InvalidArgumentError(
-        f"seeds must be one of {accepted}, or a list of sets, found {text!r}"
+        f"seeds must be one of auto, {accepted}, or a list of sets, found {text!r}"
     )
 
 
-def _checked_groups(groups: object) -> SeedGroups:
-    """Groups that a caller gave: non-empty sets of agents' numbers, or say what is wrong."""
+def _check_groups(groups: object) -> SeedGroups:
+    """Return a caller's groups in order, or raise unless they are non-empty sets of numbers."""
     if not isinstance(groups, list | tuple) or not all(
         isinstance(group, list | tuple | set | frozenset) and group for group in groups
     ):
@@ -155,13 +196,13 @@ def _checked_groups(groups: object) -> SeedGroups:
             f"seeds must be sets of agents, none of them empty, found {groups!r:.60}"
         )
     for agent in (agent for group in groups for agent in group):
-        if isinstance(agent, bool) or not isinstance(agent, int | np.integer):
-            raise InvalidArgumentError(f"seeds must be of agents' numbers, found {agent!r:.60}")
-    return _sorted_groups([map(int, group) for group in groups])
+        is_number = isinstance(agent, int | np.integer) and not isinstance(agent, bool)
+        require(is_number, "seeds", "sets of agents' numbers", f"{agent!r:.60}")
+    return _sort_groups([map(int, group) for group in groups])
 
 
-def _sorted_groups(groups: Iterable[Iterable[int]]) -> SeedGroups:
-    """Members in order, each group once: equal groups are one seed more, but no more freedom."""
+def _sort_groups(groups: Iterable[Iterable[int]]) -> SeedGroups:
+    """Return each group once, members in order: an equal group adds a seed but no freedom."""
     return tuple(dict.fromkeys(tuple(sorted(set(group))) for group in groups))
 
 

@@ -263,8 +263,8 @@ def _make_method(
     if name == "central":
         return Method.central(budget, network.num_agents)
     made = design(
-        network.mixing_matrix,
-        budget.precision_cap,
+        network,
+        budget,
         mechanism=cast("MechanismName", name),
         objective=objective,
         threat=threat if name == "corn" else EAVESDROPPER,

@@ -211,6 +211,6 @@ def _make_method(
         # part of the budget is set aside.
         cap = (set_aside(budget) if secure else budget).precision_cap
         objective = default_objective(budget.num_steps, *rounds)
-        noise = design(network.mixing_matrix, cap, objective=objective, threat=DEFAULT_THREAT)
+        noise = design(network, cap, objective=objective, threat=DEFAULT_THREAT)
     name = noise.mechanism if isinstance(noise, Design) else "given noise"
     return network, Method.private(name, noise, budget, counts_floats=secure)

@@ -21,7 +21,7 @@ from corn.covariance import (
     Objective,
     ThreatModel,
 )
-from corn.covariance.groups import SeedGroups
+from corn.covariance.threat import SeedGroups
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, make_printable
 from corn.parsing import build, build_fields, quote, read_json
 from corn.plan.plan import Certificate, FloatType, Plan

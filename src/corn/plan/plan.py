@@ -15,18 +15,18 @@ from corn.arrays import FloatArray
 from corn.covariance import (
     DEFAULT_THREAT,
     Decomposition,
+    Mechanism,
     MechanismName,
     Objective,
     ThreatModel,
     default_objective,
 )
 from corn.covariance import design as design_noise
-from corn.covariance.assembly import Assembly
 from corn.covariance.certificate import certify
-from corn.covariance.coalitions import list_coalitions
+from corn.covariance.coalitions import Assembly, list_coalitions
+from corn.covariance.decomposition import hidden_precision
 from corn.covariance.dual import solve_dual
-from corn.covariance.exposure import hidden_precision
-from corn.covariance.groups import SeedGroups
+from corn.covariance.threat import SeedGroups
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.noise import choose_factors
 from corn.noise.grid import (
@@ -163,10 +163,8 @@ def make_plan(
     *,
     threat: ThreatModel = DEFAULT_THREAT,
     objective: Objective | None = None,
-    mechanism: MechanismName = "corn",
+    mechanism: Mechanism | MechanismName = "corn",
     dtype: FloatType = "float32",
-    tolerance: float | None = None,
-    drop_share: float = 0.0,
 ) -> Plan:
     """Design the noise for a run that is meant to happen, and write down all that is public.
 
@@ -175,34 +173,26 @@ def make_plan(
     and noise weights are scaled up until the check of every coalition passes, so the promise holds
     for the bits that are released.
     """
-    if mechanism in ("central", "none"):
+    name = mechanism if isinstance(mechanism, str) else mechanism.name
+    if name in ("central", "none"):
         raise InvalidArgumentError(
-            f"mechanism {mechanism!r} is a reference without privacy against an eavesdropper; a "
+            f"mechanism {name!r} is a reference without privacy against an eavesdropper; a "
             "plan to run needs corn, decor, zero-sum or ldp"
         )
     require_sound(budget)
     threat = _resolve_communities(threat, network)
     target = objective or default_objective(budget.num_steps)
     cap = set_aside(budget).precision_cap
-    result = design_noise(
-        network.mixing_matrix,
-        cap,
-        mechanism=mechanism,
-        objective=target,
-        threat=threat,
-        tolerance=tolerance,
-        drop_share=drop_share,
-        graph=network.graph,
-    )
+    result = design_noise(network, cap, mechanism=mechanism, objective=target, threat=threat)
     shares = meet_cap(choose_factors(result.decomposition), cap, threat.max_colluders)
     A = target.matrix(network.mixing_matrix)
     value = float((A * shares.covariance).sum())
     plan = Plan(
         network=network,
         budget=budget,
-        threat=threat,
+        threat=result.threat,
         objective=target,
-        mechanism=mechanism,
+        mechanism=name,
         decomposition=shares,
         certificate=Certificate(result.status, result.solver, value, 0.0, result.multipliers),
         grid=choose_grid(shares, cap),

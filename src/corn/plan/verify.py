@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from corn.covariance.exposure import hidden_precision
+from corn.covariance.decomposition import hidden_precision
 from corn.errors import InfeasibleError
 from corn.noise.grid import bound_loss, choose_grid, count_parameters
 from corn.plan.plan import Plan, allowed_groups, coalition_precisions

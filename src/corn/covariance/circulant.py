@@ -1,11 +1,7 @@
-"""Networks whose agents are all alike: the optimum is a formula, and for circulants an FFT.
+"""Circulant networks: the optimum by FFT, for a million agents.
 
-Where the diagonal of A^{1/2} is constant, equal multipliers are optimal (see the dual), so
-
-    R = (Tr A^{1/2} / (n b)) · A^{-1/2},    value (Tr A^{1/2})² / (n b).
-
-That holds on vertex-transitive graphs with weights that respect the symmetry: ring, torus,
-hypercube, complete, circulant. The condition is checked, never trusted.
+All agents of a circulant are alike, so R = (Tr A^{1/2}/(n b)) · A^{-1/2} is optimal, with value
+(Tr A^{1/2})²/(n b), and every matrix involved is diagonal in the Fourier basis.
 """
 
 from __future__ import annotations
@@ -17,27 +13,11 @@ import scipy.fft
 from numpy.typing import ArrayLike
 
 from corn.arrays import FloatArray
-from corn.covariance.dual import DualSolution, solve_dual
+from corn.checks import require
 from corn.covariance.objective import ONE_STEP, Horizon
 from corn.covariance.problem import DesignProblem
-from corn.errors import InvalidArgumentError
 
-_ALIKE_TOLERANCE = 1e-9
 _BISECTIONS = 100
-
-
-def solve_closed_form(problem: DesignProblem) -> DualSolution:
-    """Return the dual solution at equal multipliers, or say that the agents are not all alike."""
-    A = problem.objective_matrix
-    solution = solve_dual(A, tolerance=_ALIKE_TOLERANCE, max_iterations=1)
-    if not solution.converged:
-        diagonal = solution.point.diagonal
-        raise InvalidArgumentError(
-            "solver 'closed-form' needs agents that are all alike (ring, torus, hypercube, "
-            "complete, circulant): the diagonal of A^(1/2) must be constant, found from "
-            f"{diagonal.min():.6g} to {diagonal.max():.6g}; use solver='dual'"
-        )
-    return solution
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +42,7 @@ class CirculantDesign:
 
     @property
     def gap(self) -> float:
-        """How far the value is from the best possible."""
+        """The largest relative distance from the optimum."""
         return self.value / self.lower_bound - 1
 
     @property
@@ -83,7 +63,7 @@ def design_circulant(
     objective: Horizon = ONE_STEP,
     max_noise_std: float | None = None,
 ) -> CirculantDesign:
-    """Design for the circulant mixing matrix W_ij = first_row[(j − i) mod n] in O(n log n).
+    """Return the design for W_ij = first_row[(j − i) mod n], in O(n log n).
 
     A directed circulant is as good as any: A is symmetric either way. Privacy holds exactly as for
     `design`: the mean of the eigenvalues of R⁻¹ is its diagonal, and is at most b.
@@ -92,42 +72,44 @@ def design_circulant(
     >>> round(design_circulant(ring, 1.0).value, 6)
     4.60252
     """
-    w = np.abs(scipy.fft.fft(_as_row(first_row)))
-    a = _horizon_spectrum(w, objective)
+    row = np.array(first_row, dtype=np.float64)
+    is_row = row.ndim == 1 and row.size > 0 and bool(np.isfinite(row).all())
+    require(is_row, "first_row", "one or more finite numbers", f"shape {row.shape}")
+    a = _horizon_spectrum(np.abs(scipy.fft.fft(row)), objective)
     problem = DesignProblem(np.array([[a.sum()]]), precision_cap, max_noise_std=max_noise_std)
     root = np.sqrt(a)
     theta = _blend(root / root.mean(), problem.variance_ratio_limit)
     r = _scale_to_mean(1 / theta, precision_cap)
-    row = scipy.fft.ifft(r).real
-    bound = float(root.sum()) ** 2 / (len(a) * precision_cap)
     value = float((a * r).sum())
-    noise_std = float(np.sqrt(r.mean()))
-    return CirculantDesign(row, r, precision_cap, value, min(bound, value), noise_std)
-
-
-def _as_row(first_row: ArrayLike) -> FloatArray:
-    row = np.array(first_row, dtype=np.float64)
-    if row.ndim != 1 or row.size == 0 or not np.isfinite(row).all():
-        raise InvalidArgumentError(
-            f"first_row must be one or more finite numbers, found shape {row.shape}"
-        )
-    return row
+    return CirculantDesign(
+        first_row=scipy.fft.ifft(r).real,
+        eigenvalues=r,
+        precision_cap=precision_cap,
+        value=value,
+        lower_bound=min(float(root.sum()) ** 2 / (len(a) * precision_cap), value),
+        noise_std=float(np.sqrt(r.mean())),
+    )
 
 
 def _horizon_spectrum(moduli: FloatArray, objective: Horizon) -> FloatArray:
     """Return the eigenvalues of A from the moduli |w| of those of W, which is a normal matrix."""
     contraction = 1 - 1 / objective.length
     q = moduli ** (2 * objective.gossip_rounds)
-    if contraction * q.max() >= 1:
-        raise InvalidArgumentError(
-            f"first_row must not amplify: its largest eigenvalue is {moduli.max():.6g} in modulus, "
-            "which this horizon does not discount; use weights that sum to 1"
-        )
+    require(
+        bool(contraction * q.max() < 1),
+        "first_row",
+        "without an eigenvalue that this horizon does not discount",
+        f"one of modulus {moduli.max():.6g}",
+        advice="use weights that sum to 1",
+    )
     return np.asarray(q / (1 - contraction * q) * moduli ** (2 * objective.cooldown_rounds))
 
 
 def _blend(theta: FloatArray, variance_limit: float) -> FloatArray:
-    """Blend the eigenvalues of R⁻¹, of mean 1, with 1 until R_ii, the mean of 1/θ, is allowed."""
+    """Blend the eigenvalues of R⁻¹, of mean 1, with 1 until R_ii, the mean of 1/θ, is allowed.
+
+    As in `limit_noise`: the mean of the eigenvalues, and with it the privacy, stays as it is.
+    """
     if theta.min() > 0 and (1 / theta).mean() <= variance_limit:
         return theta
     low, high = np.log(1e-12), 0.0
