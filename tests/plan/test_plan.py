@@ -210,7 +210,7 @@ def test_forged_promises_are_found(plan: Plan, tmp_path: Path) -> None:
         (promise_more, "instead of 2"),
         (claim_better, "noise energy"),
         (claim_more_insiders, "against insiders"),
-        (hide_global_seed, "rules out"),
+        (hide_global_seed, "excludes"),
     ):
         found = verify_plan(load_plan(rewrite(plan, tmp_path / "forged.corn", change)))
         assert not found.passed
@@ -260,7 +260,7 @@ def test_claims_are_checked_against_what_is_proved(plan: Plan) -> None:
 
 
 def test_labels_must_fit_the_noise(plan: Plan) -> None:
-    for mechanism, message in (("none", "reference"), ("ldp", "draws alone")):
+    for mechanism, message in (("none", "reference"), ("ldp", "share a seed")):
         with pytest.raises(InvalidArgumentError, match=message):
             dataclasses.replace(plan, mechanism=mechanism)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="max_colluders must be at most 5 of 6"):

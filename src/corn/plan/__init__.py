@@ -1,4 +1,4 @@
-"""The plan: the public artefact that all agents of a run hold, verify and agree on."""
+"""The plan of a run: a public file that all agents hold, verify and agree on."""
 
 from corn.plan.file import fingerprint, load_plan, save_plan
 from corn.plan.plan import Certificate, FloatType, Plan, make_plan

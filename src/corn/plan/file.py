@@ -1,4 +1,4 @@
-"""Plans as files: canonical JSON with a fingerprint; loading checks everything and runs nothing."""
+"""Plan files: canonical JSON with a fingerprint; loading checks everything and executes nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _OBJECTIVES: dict[str, type[Horizon] | type[FiniteRun]] = {
 
 
 def fingerprint(plan: Plan) -> bytes:
-    """32 bytes that stand for the whole plan: SHA-256 of its canonical content."""
+    """Return 32 bytes that identify the whole plan: SHA-256 of its canonical content."""
     return hashlib.sha256(_canonical(_encode(plan))).digest()
 
 
@@ -59,8 +59,8 @@ def load_plan(path: Path) -> Plan:
     """Read a plan and check its form; :func:`~corn.plan.verify_plan` checks what it promises.
 
     Raises:
-        FileFormatError: the file is missing, damaged, changed, of another version, or says
-            something impossible; one line says which.
+        FileFormatError: the file is missing, damaged, changed, of another version, or has an
+            impossible content.
     """
     document = read_json(path, kind="a plan")
     version = document.get("corn_plan") if isinstance(document, dict) else None
@@ -84,6 +84,8 @@ def _check_document(document: Json) -> Plan:
     if hashlib.sha256(content).hexdigest() != fields["fingerprint"]:
         raise InvalidArgumentError("damaged or changed, its content has another fingerprint")
     plan = _decode(fields["content"])
+    # One plan has one content: else agents with the same plan could have different fingerprints,
+    # and with them different keys.
     if _canonical(_encode(plan)) != content:
         raise InvalidArgumentError("its content is not in canonical form")
     return plan

@@ -1,4 +1,8 @@
-"""A plan couples graph, weights, budget, threat and noise; everything in it is public."""
+"""The plan: graph, mixing weights, budget, threat and noise of a run; everything in it is public.
+
+:func:`make_plan` designs the noise, splits it into streams, scales it until the independent check
+of every coalition passes, and certifies its value with a lower bound that anybody can prove again.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from corn.arrays import FloatArray
+from corn.checks import require_choice
 from corn.covariance import (
     DEFAULT_THREAT,
     Decomposition,
@@ -52,9 +57,9 @@ _SCALING_MARGIN = 1e-14
 
 @dataclass(frozen=True)
 class Certificate:
-    """What whoever made the plan found, and what lets others prove the lower bound again.
+    """The claims of the plan's maker, and the multipliers that let others prove them again.
 
-    ``multipliers`` has shape (coalitions, n); None where the dual proves the bound from scratch.
+    ``multipliers`` has shape (coalitions, n); None if the dual proves the bound from scratch.
     """
 
     status: str
@@ -66,16 +71,16 @@ class Certificate:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Everything agents must agree on before they train; nothing in it is secret.
+    """Everything that agents must agree on before they train; nothing in it is secret.
 
     Attributes:
         network: the links and mixing weights.
         budget: the privacy promised to every agent.
-        threat: who it holds against.
-        objective: what the noise was designed to minimise.
-        mechanism: how the noise is correlated.
-        decomposition: who draws what, in float64.
-        certificate: how good the noise is, with a proof.
+        threat: the adversary against whom it holds.
+        objective: the quantity that the noise was designed to minimise.
+        mechanism: the rule that correlates the noise.
+        decomposition: the noise weights of each agent, in float64.
+        certificate: the value of the noise, with a proof of its lower bound.
         grid: γ, a power of two: every release is a multiple of it.
         dtype: the type of models and messages, which are computed from releases.
         corn_version: the version that made the plan.
@@ -98,18 +103,13 @@ class Plan:
                 f"the noise is for {self.decomposition.num_agents} agents, but the network has "
                 f"{self.network.num_agents}"
             )
-        if self.mechanism in ("central", "none"):
-            raise InvalidArgumentError(
-                f"mechanism {self.mechanism!r} is a reference without privacy against an "
-                "eavesdropper; a plan to run needs corn, decor, zero-sum or ldp"
-            )
+        _require_private(self.mechanism)
         if self.mechanism == "ldp" and self.decomposition.seed_groups:
-            raise InvalidArgumentError("mechanism 'ldp' draws alone, but agents share a seed")
-        self.threat.seed_groups(self.network.graph)  # says so where too many may collude
-        if self.dtype not in get_args(FloatType):
             raise InvalidArgumentError(
-                f"dtype must be 'float32' or 'float64', found {self.dtype!r}"
+                "mechanism 'ldp' has independent noise, but some agents share a seed"
             )
+        self.threat.seed_groups(self.network.graph)  # raises if more may collude than there are
+        require_choice("dtype", self.dtype, get_args(FloatType))
         check_grid(self.grid)
 
     @property
@@ -119,12 +119,12 @@ class Plan:
 
     @cached_property
     def precision_cap(self) -> float:
-        """b: the largest [R⁻¹]_ii that keeps the budget, less what is set aside for floats."""
+        """b: the largest [R⁻¹]_ii that keeps the budget after the reserve for floating point."""
         return set_aside(self.budget).precision_cap
 
     @cached_property
     def float_loss(self) -> FloatLoss:
-        """What floating point adds to a coordinate of a step."""
+        """The privacy loss that floating point adds to a coordinate of a step."""
         return bound_loss(
             self.decomposition,
             self.grid,
@@ -134,15 +134,15 @@ class Plan:
 
     @property
     def max_parameters(self) -> int:
-        """The longest model for which the promise is proved to hold in floating point."""
+        """The most parameters for which the promise is proved to hold in floating point."""
         return count_parameters(self.float_loss, self.budget)
 
     def check_parameters(self, num_parameters: int) -> None:
-        """Raise ``InfeasibleError`` for a model that is too long for the promise to be proved."""
+        """Raise ``InfeasibleError`` if a model has more parameters than the proof covers."""
         require_provable(self.float_loss, self.budget, num_parameters)
 
     def prove_lower_bound(self) -> float:
-        """A noise energy that no split on the seeds allowed goes below, proved from scratch."""
+        """Return a bound below the noise energy of all splits on the allowed seeds, proved anew."""
         bound = prove_lower_bound(
             self.objective.matrix(self.network.mixing_matrix),
             self.decomposition,
@@ -153,7 +153,7 @@ class Plan:
         return bound / self.precision_cap
 
     def describe(self) -> str:
-        """The promise and the adversary, in one line."""
+        """Return the promise and the adversary in one line."""
         return f"{self.budget.describe()}, against {self.threat.describe()}"
 
 
@@ -166,19 +166,15 @@ def make_plan(
     mechanism: Mechanism | MechanismName = "corn",
     dtype: FloatType = "float32",
 ) -> Plan:
-    """Design the noise for a run that is meant to happen, and write down all that is public.
+    """Design the noise of a run and return the plan that its agents agree on.
 
-    Safe by default: one curious insider and pair seeds. The objective defaults to a horizon of a
-    fifth of the run. A part of ε and δ is set aside for floating point (``corn.privacy.floats``),
-    and noise weights are scaled up until the check of every coalition passes, so the promise holds
-    for the bits that are released.
+    The default threat is one curious insider, with a seed for every pair. The default objective is
+    a horizon of a fifth of the run. A part of ε and δ is set aside for floating point
+    (``corn.privacy.floats``), and noise weights are scaled up until the check of every coalition
+    passes, so the promise holds for the bits that are released.
     """
     name = mechanism if isinstance(mechanism, str) else mechanism.name
-    if name in ("central", "none"):
-        raise InvalidArgumentError(
-            f"mechanism {name!r} is a reference without privacy against an eavesdropper; a "
-            "plan to run needs corn, decor, zero-sum or ldp"
-        )
+    _require_private(name)
     require_sound(budget)
     threat = _resolve_communities(threat, network)
     target = objective or default_objective(budget.num_steps)
@@ -194,13 +190,20 @@ def make_plan(
         objective=target,
         mechanism=name,
         decomposition=shares,
-        certificate=Certificate(result.status, result.solver, value, 0.0, result.multipliers),
+        certificate=Certificate(
+            status=result.status,
+            solver=result.solver,
+            value=value,
+            lower_bound=0.0,
+            multipliers=result.multipliers,
+        ),
         grid=choose_grid(shares, cap),
         dtype=dtype,
         corn_version=__version__,
     )
     plan.check_parameters(1)
-    # What is claimed is what this very plan proves, not what the solver found on the way.
+    # The claim is the bound that this plan proves, not the one of the solver, whose noise was then
+    # scaled and split.
     proved = min(plan.prove_lower_bound(), value)
     return replace(plan, certificate=replace(plan.certificate, lower_bound=proved))
 
@@ -208,10 +211,10 @@ def make_plan(
 def coalition_precisions(
     decomposition: Decomposition, max_colluders: int
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], FloatArray]]:
-    """Each coalition of this size, the honest agents, and their [(R^(I))⁻¹]_ii.
+    """Yield each coalition of this size, the honest agents, and their [(R^(I))⁻¹]_ii.
 
-    One coalition after the other, from the split itself: slower than the solvers, and independent
-    of them.
+    Computed for one coalition after the other from the noise weights themselves: slower than the
+    solvers, and independent of them.
     """
     everyone = range(decomposition.num_agents)
     count = math.comb(len(everyone), max_colluders)
@@ -227,10 +230,10 @@ def coalition_precisions(
 def meet_cap(
     decomposition: Decomposition, precision_cap: float, max_colluders: int
 ) -> Decomposition:
-    """Scale noise up by the little that it misses the cap by, as the check of a plan counts it.
+    """Scale noise up until the check of every coalition accepts it under the cap.
 
-    Solvers scale to the cap by their own count. The check rounds [R⁻¹]_ii up, by more the larger
-    the network is.
+    Solvers scale to the cap by their own value of [R⁻¹]_ii. The check rounds that up, by more the
+    larger the network is.
     """
     shares = decomposition
     for attempt in range(_MAX_SCALINGS):
@@ -240,6 +243,7 @@ def meet_cap(
         )
         if worst <= precision_cap:
             return shares
+        # The margin grows, because scaling rounds too and could miss the cap again and again.
         scale = worst / precision_cap * (1 + _SCALING_MARGIN * 4**attempt)
         shares = Decomposition(
             scale * shares.private_variance,
@@ -253,7 +257,7 @@ def meet_cap(
 
 
 def require_sound(budget: PrivacyBudget) -> None:
-    """Refuse a budget whose accounting lets through more than it promises."""
+    """Raise if the exact ε of a budget's noise exceeds the promised one, as eq. (13b) allows."""
     if budget.query.is_subsampled:
         return
     exact = gaussian.epsilon_from(budget.mu, budget.delta)
@@ -265,7 +269,7 @@ def require_sound(budget: PrivacyBudget) -> None:
 
 
 def allowed_groups(graph: Graph, threat: ThreatModel, mechanism: MechanismName) -> SeedGroups:
-    """The seed groups that a mechanism may use under a threat: DECOR's are always the links."""
+    """Return the seed groups that a mechanism may use under a threat; DECOR uses the links."""
     if mechanism == "decor":
         return tuple(sorted({tuple(sorted(edge)) for edge in graph.edges}))
     return threat.seed_groups(graph)
@@ -278,24 +282,24 @@ def prove_lower_bound(
     seed_groups: SeedGroups,
     multipliers: FloatArray | None,
 ) -> float:
-    """The highest bound on Tr(A R), for b = 1, that can be proved; it trusts nothing it is given.
+    """Return the highest lower bound on Tr(A R), for b = 1, that can be proved.
 
-    Against an eavesdropper by the dual, block by block where groups are disjoint; against insiders
-    by the multipliers, of which any are valid.
+    Against an eavesdropper it follows from the dual, block by block if groups are disjoint; against
+    insiders from the multipliers. Any multipliers prove a bound, so those of an untrusted plan do.
     """
     n = len(A)
-    bounds = [_eavesdropper_bound(A)]
+    bounds = [_prove_eavesdropper_bound(A)]
     members = [agent for group in seed_groups for agent in group]
     if threat.max_colluders == 0 and len(members) == len(set(members)):
-        # Disjoint groups make the problem separate; whoever is in none draws alone.
-        blocks = sum(_eavesdropper_bound(A[np.ix_(group, group)]) for group in seed_groups)
+        # With disjoint groups the problem separates; an agent in no group draws alone.
+        blocks = sum(_prove_eavesdropper_bound(A[np.ix_(group, group)]) for group in seed_groups)
         bounds.append(blocks + float(np.delete(np.diag(A), members).sum()))
     coalitions = list_coalitions(seed_groups, num_agents=n, max_colluders=threat.max_colluders)
     if not coalitions.unknown.any():
-        # Every coalition knows every seed: independent noise is the best there is.
+        # Every coalition has every seed: then no noise is better than independent noise.
         bounds.append(float(np.trace(A)))
     elif multipliers is not None and multipliers.shape == coalitions.protected.shape:
-        # Only non-negative multipliers of those at stake prove anything.
+        # Weak duality holds for non-negative multipliers of protected agents only.
         proof = np.where(coalitions.protected, np.maximum(multipliers, 0), 0)
         assembly = Assembly(seed_groups, coalitions, n)
         common = threat.private_noise == "common"
@@ -304,13 +308,21 @@ def prove_lower_bound(
 
 
 def _resolve_communities(threat: ThreatModel, network: Network) -> ThreatModel:
-    """Write communities down as groups: another version of the search might find others."""
+    """Replace communities by their groups: another version might find other communities."""
     if isinstance(threat.seeds, str) and threat.seeds.startswith("communities"):
         return replace(threat, seeds=threat.seed_groups(network.graph))
     return threat
 
 
-def _eavesdropper_bound(A: FloatArray) -> float:
+def _require_private(mechanism: MechanismName) -> None:
+    if mechanism in ("central", "none"):
+        raise InvalidArgumentError(
+            f"mechanism {mechanism!r} is a reference without privacy against an eavesdropper; a "
+            "plan needs corn, decor, zero-sum or ldp"
+        )
+
+
+def _prove_eavesdropper_bound(A: FloatArray) -> float:
     if not np.trace(A) > 0:
         return 0.0
     return solve_dual(A, tolerance=_BOUND_TOLERANCE, max_iterations=_BOUND_ITERATIONS).lower_bound

@@ -1,4 +1,4 @@
-"""Check a plan from scratch: any agent can, without trusting whoever made it."""
+"""Verification of a plan from its public content, without trust in its maker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EPSILON_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class AgentGuarantee:
-    """What one agent is promised: its exact ε at the plan's δ against the worst coalition."""
+    """The exact ε of one agent at the plan's δ, against the worst coalition."""
 
     agent: int
     epsilon: float
@@ -30,7 +30,7 @@ class AgentGuarantee:
 
 @dataclass(frozen=True)
 class Verification:
-    """The outcome of checking a plan: each agent's guarantee, the noise, and what is wrong."""
+    """The result of verifying a plan: each agent's guarantee, the noise, and all problems."""
 
     guarantees: tuple[AgentGuarantee, ...]
     value: float
@@ -39,41 +39,51 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Whether the plan keeps all it promises."""
+        """Whether the plan keeps all its promises."""
         return not self.problems
 
     @property
     def gap(self) -> float:
-        """How far the noise may be from the best for the seeds allowed, value/lower_bound − 1."""
+        """The most by which the noise may exceed the optimum: value/lower_bound − 1."""
         return self.value / self.lower_bound - 1 if self.lower_bound > 0 else np.inf
 
 
 def verify_plan(plan: Plan) -> Verification:
     """Recompute privacy, value and lower bound of a plan from its public content alone.
 
-    Privacy is counted for every coalition of the threat, one by one, from the noise weights as they
-    are drawn. The lower bound is proved again, over all seeds that the threat allows.
+    Privacy is computed for every coalition of the threat, one by one, from the noise weights as
+    they are drawn. The lower bound is proved again, over all seeds that the threat allows.
     """
     guarantees = _guarantees(plan)
     A = plan.objective.matrix(plan.network.mixing_matrix)
     value = float((A * plan.decomposition.covariance).sum())
     proved = plan.prove_lower_bound()
     problems = [*_privacy_problems(plan, guarantees), *_claim_problems(plan, value, proved)]
-    return Verification(guarantees, value, min(proved, value), tuple(problems))
+    return Verification(
+        guarantees=guarantees,
+        value=value,
+        lower_bound=min(proved, value),
+        problems=tuple(problems),
+    )
 
 
 def guarantees_against(plan: Plan, coalition: Iterable[int]) -> tuple[AgentGuarantee, ...]:
-    """What each honest agent keeps against one coalition, of any size."""
+    """Return the guarantee of each honest agent against one coalition, of any size."""
     members = tuple(sorted(set(coalition)))
     honest, precision = hidden_precision(plan.decomposition, members)
     return tuple(
-        AgentGuarantee(agent, _epsilon_at(plan, float(own)), float(own), members)
+        AgentGuarantee(
+            agent=agent,
+            epsilon=_epsilon_at(plan, float(own)),
+            precision=float(own),
+            worst_coalition=members,
+        )
         for agent, own in zip(honest, precision, strict=True)
     )
 
 
 def _epsilon_at(plan: Plan, precision: float) -> float:
-    """Return ε of an agent with this [R⁻¹]_ii, be it above the cap, for models the plan allows."""
+    """Return ε of an agent with this [R⁻¹]_ii, even above the cap, for models the plan allows."""
     budget, steps = plan.budget, plan.budget.num_steps
     if plan.max_parameters < 1:
         return math.inf
@@ -92,23 +102,26 @@ def _epsilon_at(plan: Plan, precision: float) -> float:
 
 def _guarantees(plan: Plan) -> tuple[AgentGuarantee, ...]:
     worst = np.full(plan.num_agents, -np.inf)
-    by: list[tuple[int, ...]] = [()] * plan.num_agents
+    worst_coalition: list[tuple[int, ...]] = [()] * plan.num_agents
     for coalition, honest, precision in coalition_precisions(
         plan.decomposition, plan.threat.max_colluders
     ):
         for agent, value in zip(honest, precision, strict=True):
             if value > worst[agent]:
-                worst[agent], by[agent] = value, coalition
+                worst[agent], worst_coalition[agent] = value, coalition
     return tuple(
         AgentGuarantee(
-            agent, _epsilon_at(plan, float(worst[agent])), float(worst[agent]), by[agent]
+            agent=agent,
+            epsilon=_epsilon_at(plan, float(worst[agent])),
+            precision=float(worst[agent]),
+            worst_coalition=worst_coalition[agent],
         )
         for agent in range(plan.num_agents)
     )
 
 
 def _privacy_problems(plan: Plan, guarantees: tuple[AgentGuarantee, ...]) -> list[str]:
-    """Who gets less than promised: by the cap, and by the exact ε, which a cap can miss."""
+    """List the agents with less privacy than promised, by the cap and by their exact ε."""
     cap, epsilon = plan.precision_cap, plan.budget.epsilon
     problems = [
         f"agent {g.agent} gets ε = {g.epsilon:.6g} instead of {epsilon:g} against "
@@ -118,18 +131,20 @@ def _privacy_problems(plan: Plan, guarantees: tuple[AgentGuarantee, ...]) -> lis
     ]
     if plan.max_parameters < 1:
         problems.append(
-            f"its grid of {plan.grid:g} is too fine, or its ε too large, for its privacy to be "
-            "proved in floating point"
+            f"its grid of {plan.grid:g} is too fine, or its ε too large, to prove its privacy in "
+            "floating point"
         )
     largest = choose_grid(plan.decomposition, plan.precision_cap)
     if plan.grid > largest:
         problems.append(
-            f"its grid of {plan.grid:g} is coarser than {largest:g}, so that releases are noisier "
-            "than the plan says"
+            f"its grid of {plan.grid:g} is coarser than {largest:g}, so releases are noisier than "
+            "the plan states"
         )
     theta = plan.decomposition.private_variance
     if plan.threat.private_noise == "common" and theta.min() != theta.max():
-        problems.append("private noise differs between agents, though it is said to be common")
+        problems.append(
+            "private noise differs between agents, although the threat requires it to be common"
+        )
     return problems
 
 
@@ -147,12 +162,12 @@ def _claim_problems(plan: Plan, value: float, proved: float) -> list[str]:
     allowed = allowed_groups(plan.network.graph, plan.threat, plan.mechanism)
     stray = [group for group in plan.decomposition.seed_groups if group not in allowed]
     if stray:
-        problems.append(f"agents {stray[0]} share a seed that seeds={plan.threat.seeds} rules out")
+        problems.append(f"agents {stray[0]} share a seed, which seeds={plan.threat.seeds} excludes")
     return problems
 
 
 def describe_coalition(coalition: tuple[int, ...]) -> str:
-    """A coalition in words."""
+    """Return a coalition in words."""
     if not coalition:
         return "an eavesdropper"
     who = "insider" if len(coalition) == 1 else "insiders"
