@@ -46,7 +46,7 @@ def plan() -> Plan:
 
 
 def rewrite(plan: Plan, path: Path, change: Change) -> Path:
-    """Save a plan with changed content and a fingerprint that fits, as a forger would."""
+    """Save a plan with changed content and a fingerprint that fits, as a forger would do."""
     save_plan(plan, path)
     document = json.loads(path.read_text())
     change(document["content"])
@@ -56,7 +56,7 @@ def rewrite(plan: Plan, path: Path, change: Change) -> Path:
     return path
 
 
-def test_a_plan_is_safe_by_default(plan: Plan) -> None:
+def test_the_default_threat_is_one_insider_with_pair_seeds(plan: Plan) -> None:
     assert plan.threat == DEFAULT_THREAT == ThreatModel(1, "pairs")
     assert plan.objective == Horizon(10)
     found = verify_plan(plan)
@@ -74,7 +74,9 @@ def test_a_plan_is_safe_by_default(plan: Plan) -> None:
     "threat",
     [ThreatModel(0, "global"), ThreatModel(0, ((0, 1, 2),)), ThreatModel(2, "pairs", "common")],
 )
-def test_plans_survive_the_file(tmp_path: Path, objective: Objective, threat: ThreatModel) -> None:
+def test_plans_round_trip_through_their_file(
+    tmp_path: Path, objective: Objective, threat: ThreatModel
+) -> None:
     made = make_plan(
         NETWORK, BUDGET, threat=threat, objective=objective, mechanism=Corn(Auto(0.05))
     )
@@ -101,25 +103,25 @@ def test_every_mechanism_can_be_planned(tmp_path: Path, mechanism: Any, dtype: A
     assert verify_plan(load_plan(tmp_path / "plan.corn")).passed
 
 
-def test_names_of_agents_are_kept(tmp_path: Path) -> None:
+def test_names_of_agents_round_trip(tmp_path: Path) -> None:
     (tmp_path / "g.edges").write_text("oslo bergen\nbergen turku\nturku oslo\n")
     made = make_plan(load_network(tmp_path / "g.edges"), BUDGET)
     save_plan(made, tmp_path / "plan.corn")
     assert load_plan(tmp_path / "plan.corn").network.graph.nodes[2]["name"] == "turku"
 
 
-def test_where_shared_noise_is_worthless_independent_noise_is_certified() -> None:
+def test_independent_noise_is_certified_where_sharing_cannot_help() -> None:
     found = verify_plan(make_plan(load_network("path:2"), BUDGET))
     assert found.passed
     assert found.gap <= 1e-6
 
 
-def test_references_cannot_be_planned() -> None:
+def test_mechanisms_without_privacy_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="reference without privacy"):
         make_plan(NETWORK, BUDGET, mechanism="central")
 
 
-def test_what_is_drawn_is_what_was_verified(plan: Plan) -> None:
+def test_drawn_noise_has_the_verified_covariance(plan: Plan) -> None:
     keys = simulated_keys(plan.decomposition, seed=1)
     shares = draw_all_shares(
         plan.decomposition, source=SecureSource(keys), nonce=bytes(32), step=0, stop=40_000
@@ -131,7 +133,7 @@ def test_what_is_drawn_is_what_was_verified(plan: Plan) -> None:
     )
 
 
-def test_verification_equals_a_count_of_every_coalition(plan: Plan) -> None:
+def test_verification_equals_brute_force_over_coalitions(plan: Plan) -> None:
     found = verify_plan(plan)
     for guarantee in found.guarantees:
         by_coalition = {
@@ -188,7 +190,7 @@ def test_impossible_content_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_forged_promises_are_found(plan: Plan, tmp_path: Path) -> None:
+def test_forged_promises_are_detected(plan: Plan, tmp_path: Path) -> None:
     def halve_noise(content: dict[str, Any]) -> None:
         theta = content["decomposition"]["private_variance"]
         theta[2] = float(np.float32(np.sqrt(theta[2] / 4))) ** 2
@@ -241,7 +243,7 @@ def test_no_multipliers_prove_more_than_the_optimum(plan: Plan, size: float, noi
     assert honest == pytest.approx(optimum, rel=2e-3)
 
 
-def test_the_bound_is_for_all_seeds_allowed_not_only_those_used() -> None:
+def test_the_bound_covers_all_allowed_seeds_not_only_those_used() -> None:
     network = load_network("ring:8")
     lean = make_plan(network, BUDGET, mechanism=Corn(drop_share=0.6))
     full = make_plan(network, BUDGET)
@@ -253,23 +255,23 @@ def test_the_bound_is_for_all_seeds_allowed_not_only_those_used() -> None:
     assert verify_plan(relabelled).gap > 1
 
 
-def test_claims_are_checked_against_what_is_proved(plan: Plan) -> None:
+def test_claims_above_the_proved_bound_are_detected(plan: Plan) -> None:
     claim = dataclasses.replace(plan.certificate, lower_bound=1.01 * plan.certificate.value)
     found = verify_plan(dataclasses.replace(plan, certificate=claim))
     assert any("is proved" in problem for problem in found.problems)
 
 
-def test_labels_must_fit_the_noise(plan: Plan) -> None:
+def test_mechanism_and_threat_must_match_the_noise(plan: Plan) -> None:
     for mechanism, message in (("none", "reference"), ("ldp", "share a seed")):
         with pytest.raises(InvalidArgumentError, match=message):
             dataclasses.replace(plan, mechanism=mechanism)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="max_colluders must be at most 5 of 6"):
         dataclasses.replace(plan, threat=ThreatModel(6, "pairs"))
     common = dataclasses.replace(plan, threat=ThreatModel(1, "pairs", "common"))
-    assert any("said to be common" in problem for problem in verify_plan(common).problems)
+    assert any("private noise differs" in problem for problem in verify_plan(common).problems)
 
 
-def test_too_many_coalitions_are_refused_before_work_begins() -> None:
+def test_too_many_coalitions_are_refused_at_once() -> None:
     made = make_plan(
         load_network("ring:30"), BUDGET, threat=ThreatModel(0, "edges"), mechanism=Corn(Auto(0.1))
     )
@@ -288,7 +290,9 @@ def test_damaged_files_are_refused(tmp_path: Path, text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_missing_changed_truncated_and_infinite(plan: Plan, tmp_path: Path) -> None:
+def test_missing_changed_truncated_and_infinite_files_are_refused(
+    plan: Plan, tmp_path: Path
+) -> None:
     with pytest.raises(FileFormatError, match="no such file"):
         load_plan(tmp_path / "none.corn")
     path = tmp_path / "plan.corn"
@@ -309,8 +313,8 @@ def test_missing_changed_truncated_and_infinite(plan: Plan, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("has_copies", [True, False])
-def test_rounding_is_not_taken_for_noise(has_copies: bool) -> None:
-    """Streams that add a last place to one variance each, and nothing to what two agents share."""
+def test_rounding_errors_do_not_count_as_noise(has_copies: bool) -> None:
+    """Each stream adds one unit in the last place to one variance and nothing to a covariance."""
     plan = make_plan(load_network("ring:3"), PrivacyBudget(1, 1e-5, num_steps=1, clip=0.1))
     limit, step, num_tiny = 2.0**-53, np.float32(1), 300
     x = np.float32(2**-26.5)
@@ -335,10 +339,10 @@ def test_rounding_is_not_taken_for_noise(has_copies: bool) -> None:
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_no_change_crashes_or_passes_unseen(
+def test_any_changed_value_is_refused_or_detected(
     plan: Plan, tmp_path: Path, data: st.DataObject
 ) -> None:
-    """Replace any one value anywhere: refused, or a sound plan, or found out; never a crash."""
+    """A changed value is refused, gives a sound plan or fails verification; it never crashes."""
 
     def mutate(content: dict[str, Any]) -> None:
         node: Any = content
@@ -374,8 +378,8 @@ def test_plans_are_records(plan: Plan) -> None:
     assert copy.copy(plan).num_agents == 6
 
 
-def test_a_coarser_grid_than_the_noise_is_for_is_found_out(plan: Plan) -> None:
-    """Releases would be noisier than the certificate says."""
+def test_a_grid_too_coarse_for_the_noise_is_detected(plan: Plan) -> None:
+    """Releases would be noisier than the certificate states."""
     found = verify_plan(dataclasses.replace(plan, grid=4 * plan.grid))
     assert any("is coarser than" in problem for problem in found.problems)
 
@@ -386,13 +390,13 @@ def test_a_grid_too_fine_for_floats_proves_no_epsilon(plan: Plan) -> None:
     assert all(guarantee.epsilon == np.inf for guarantee in found.guarantees)
 
 
-def test_an_epsilon_that_floats_cannot_promise_is_refused() -> None:
+def test_an_epsilon_that_floats_cannot_keep_is_refused() -> None:
     budget = PrivacyBudget(100, 1e-5, num_steps=30, clip=0.1)
     with pytest.raises(InfeasibleError, match="cannot be promised in floating point"):
         make_plan(NETWORK, budget)
 
 
-def test_more_insiders_than_planned_for_get_an_epsilon_that_is_proved(plan: Plan) -> None:
+def test_epsilon_against_more_insiders_than_planned_is_proved(plan: Plan) -> None:
     beyond = guarantees_against(plan, [0, 1, 2])
     assert all(own.epsilon > plan.budget.epsilon for own in beyond)
     assert any(own.epsilon < np.inf for own in beyond)
