@@ -26,16 +26,13 @@ import torch
 from torch import Tensor, nn
 
 from corn.covariance import MechanismName, ThreatModel
-from corn.distributed import Meeting, RunSettings, launch
-from corn.distributed.epoch import Epoch
-from corn.distributed.exchange import LinkExchange
-from corn.distributed.half_step import HalfStep, Noise, NoiseShare, OneCell
-from corn.distributed.header import SEAL_BYTES, header_bytes
-from corn.distributed.keyring import make_rehearsal_source
+from corn.distributed import Rendezvous, RunSettings, launch
+from corn.distributed.exchange import LinkExchange, message_bytes
+from corn.distributed.keyring import NoiseShare, RehearsalLedger, make_rehearsal_source
 from corn.distributed.links import open_links
-from corn.distributed.loop import AgentLoop, Conditions
-from corn.distributed.meeting import host_store, join_store
-from corn.distributed.preparation import NoLedger
+from corn.distributed.rendezvous import host_store, join_store
+from corn.distributed.rounds import CellBatches, HalfStep, TrainingRounds
+from corn.distributed.survivors import ActivePlan, AgentNoise
 from corn.learn.batches import AgentData, BatchSampler
 from corn.learn.monitor import Interruption
 from corn.learn.schedule import Constant
@@ -86,7 +83,7 @@ class PlainHalfStep:
 
     num_broken = 0
 
-    def __init__(self, task: ModuleTask, batches: OneCell, clip: float) -> None:
+    def __init__(self, task: ModuleTask, batches: CellBatches, clip: float) -> None:
         self._task, self._batches, self._clip = task, batches, clip
 
     @torch.no_grad()
@@ -103,12 +100,12 @@ class PlainHalfStep:
 
 
 class Nobody:
-    """Watches nothing."""
+    """Observer that records nothing."""
 
-    def see_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
+    def record_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
         """Nothing is written."""
 
-    def see_divergence(self) -> None:
+    def record_divergence(self) -> None:
         """Models may be of no use."""
 
     def note(self, text: str) -> None:
@@ -133,8 +130,8 @@ def make_task(num_parameters: int) -> ModuleTask:
 def run_agent(agent: int, job: Job, results: Any) -> None:
     limit_threads()
     where = ("127.0.0.1", job.port)
-    store = join_store(*where, agent=agent, timeout=120)
-    meeting = Meeting(store, agent, NUM_AGENTS, timeout=120, address="127.0.0.1")
+    store = join_store(*where, timeout=120)
+    rendezvous = Rendezvous(store, agent, NUM_AGENTS, timeout=120, address="127.0.0.1")
     task, plans = make_task(job.num_parameters), {k: load_plan(job.folder / k) for k in job.kinds}
     plan = plans[job.kinds[0]]
     generator = torch.Generator().manual_seed(agent)
@@ -143,11 +140,11 @@ def run_agent(agent: int, job: Job, results: Any) -> None:
         torch.randint(CLASSES, (2048,), generator=generator),
         (0, 2048),
     )
-    batches = OneCell(BatchSampler(data, batch_size=job.batch, seeds=(agent,)), 0)
+    batches = CellBatches(BatchSampler(data, batch_size=job.batch, seeds=(agent,)), 0)
     half_step = HalfStep(task, batches, plan.budget.query)
     plain: Any = PlainHalfStep(task, batches, plan.budget.clip)
     start = task.initialize(0).float()
-    exchange = connect(meeting, plan, start)
+    exchange = connect(rendezvous, plan, start)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("none", *job.kinds)}
     order = deque(found)
     for _ in range(job.turns):
@@ -160,21 +157,20 @@ def run_agent(agent: int, job: Job, results: Any) -> None:
             wall, work = time.perf_counter() - began, time.process_time() - worked
             found[name].append((wall / job.steps, work / job.steps))
     sent = sum(own.bytes_sent for own in exchange.traffic.values())
-    meeting.say("over", b"")
-    meeting.hear_all("over")
+    rendezvous.barrier("over")
     exchange.close()
     num_steps = job.steps * job.turns * len(found)
     results.put((found, sent / num_steps, len(start)))
 
 
-def connect(meeting: Meeting, plan: Plan, start: Tensor) -> LinkExchange:
-    size = header_bytes(NUM_AGENTS) + start.nbytes + SEAL_BYTES
-    neighbours = sorted(plan.network.graph.neighbors(meeting.agent))
-    where = {"timeout": 120.0, "address": meeting.address}
-    links = open_links(meeting.store, meeting.agent, neighbours, message_bytes=size, **where)  # type: ignore[arg-type]
+def connect(rendezvous: Rendezvous, plan: Plan, start: Tensor) -> LinkExchange:
+    size = message_bytes(NUM_AGENTS, start.nbytes)
+    neighbours = sorted(plan.network.graph.neighbors(rendezvous.agent))
+    where = {"timeout": 120.0, "address": rendezvous.address}
+    links = open_links(rendezvous.store, rendezvous.agent, neighbours, message_bytes=size, **where)  # type: ignore[arg-type]
     return LinkExchange(
         links,
-        agent=meeting.agent,
+        agent=rendezvous.agent,
         num_agents=NUM_AGENTS,
         num_parameters=len(start),
         dtype=start.dtype,
@@ -190,26 +186,26 @@ def make_loop(
     exchange: LinkExchange,
     start: Tensor,
     job: Job,
-) -> AgentLoop:
-    def make_epoch(plan: Plan, members: tuple[int, ...]) -> Epoch:
-        noise: Noise = Silence()
+) -> TrainingRounds:
+    def activate(plan: Plan, members: tuple[int, ...]) -> ActivePlan:
+        noise: AgentNoise = Silence()
         if name != "none":
             source = make_rehearsal_source(plan.decomposition, agent, seed=0)
             noise = NoiseShare(plan, agent, source, nonce=bytes(32), num_parameters=len(start))
-        return Epoch(plan, members, noise)
+        return ActivePlan(plan, members, noise)
 
-    settings = RunSettings(Constant(0.01), timeout=120)
-    conditions = Conditions(
-        agent, settings, NUM_AGENTS, job.steps, job.steps, (1, 0), frozenset(), make_epoch
-    )
-    return AgentLoop(
-        conditions,
+    settings = RunSettings(Constant(0.01), num_steps=job.steps, timeout=120, evaluate_at=())
+    return TrainingRounds(
         plan,
+        settings,
+        agent=agent,
+        activate=activate,
         half_step=half_step,
         exchange=exchange,
-        ledger=NoLedger(job.steps, bytes(32)),
-        watcher=Nobody(),
+        ledger=RehearsalLedger(job.steps, bytes(32)),
+        observer=Nobody(),
         first_step=0,
+        last_step=job.steps,
         parameters=start.clone(),
     )
 
@@ -265,7 +261,7 @@ def measure_start() -> dict[str, float]:
         launched = launch(
             folder / "plan.corn", Workload("breast-cancer"), out=folder, settings=settings
         )
-    return {"seconds": launched.outcome.seconds_to_start}
+    return {"seconds": launched.seconds_to_start}
 
 
 def main() -> None:

@@ -54,13 +54,11 @@ from tests.oracles.deployed_release import (
 from tests.oracles.float_attack import Array, FloatAttacker, Pair, p_value
 
 from corn import Decomposition, Plan, PrivacyBudget, ThreatModel, load_network, make_plan, save_plan
-from corn.distributed.agent_run import Reports
-from corn.distributed.child import Order, follow
+from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
+from corn.distributed.agent import prepare_work
 from corn.distributed.exchange import LinkExchange
 from corn.distributed.keyring import make_keys
-from corn.distributed.meeting import host_store
-from corn.distributed.preparation import prepare_work
-from corn.distributed.settings import RunSettings
+from corn.distributed.rendezvous import host_store
 from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
 from corn.learn.workloads import Workload, select_agent
@@ -329,7 +327,7 @@ def serve_orders(connection: Connection) -> None:
     LinkExchange.start = record  # type: ignore[method-assign]
     while (order := connection.recv()) is not None:
         messages.clear()
-        follow(order, Reports())
+        run_workload(order, Reports())
         connection.send(messages[0])
 
 
@@ -392,7 +390,7 @@ def find_candidates(
     found = []
     for is_flipped in (False, True):
         problem = replace(workload, is_flipped=is_flipped).build(plan.num_agents)
-        work = prepare_work(plan, VICTIM, settings, select_agent(problem, VICTIM), None)
+        work = prepare_work(plan, VICTIM, settings, select_agent(problem, VICTIM))
         # Without noise, on a grid so fine that nothing is lost: linear models start at 0.
         half, _ = work.half_step.take(
             work.start, torch.zeros(len(work.start)).double(), step=0, step_size=1.0, grid=2.0**-60
@@ -410,17 +408,16 @@ def run_agents(
     make_keys(out / "keys", plan.num_agents)
     store = host_store("127.0.0.1", 0, timeout=60)
     for agent, connection in enumerate(agents):
-        order = Order(
-            agent,
-            plan.num_agents,
-            out / "plan.corn",
-            None,
-            (),
-            workload,
-            settings,
-            out / "keys",
-            out,
-            ("127.0.0.1", store.port),
+        order = AgentConfig(
+            workload=workload,
+            settings=settings,
+            out=out,
+            plan=out / "plan.corn",
+            keys=out / "keys",
+            agent=agent,
+            num_agents=plan.num_agents,
+            store=("127.0.0.1", store.port),
+            opens_store=False,
         )
         connection.send(order)
     return [np.asarray(connection.recv()) for connection in agents][VICTIM]

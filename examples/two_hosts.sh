@@ -43,7 +43,7 @@ run_host() {  # host's letter, host's number
   if [ "$WAY" = torchrun ]; then
     ip netns exec "corn-$1" "$BIN/torchrun" --nnodes 2 --nproc-per-node 2 --node-rank "$2" \
       --master-addr $STORE --master-port 29500 \
-      -m corn.distributed.agent --plan plan.corn --keys "keys-$1" --task breast-cancer \
+      -m corn agent --plan plan.corn --keys "keys-$1" --task breast-cancer \
       --step-size 0.2 --batch-size 32 --timeout 30 --out "out-$1"
   else
     ip netns exec "corn-$1" "$CORN" launch plan.corn --task breast-cancer --keys "keys-$1" \

@@ -4,15 +4,11 @@ import csv
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
-from corn.cli.learning import LearningOptions
-from corn.distributed import agent
 from corn.learn import COLUMNS, PRIVATE_COLUMNS, SHARED_COLUMNS
-from corn.learn.schedule import make_schedule
 from corn.plan import save_plan
 from tests.distributed.harness import WORKLOAD, require_private, small_plan
 
@@ -48,7 +44,7 @@ def test_a_plan_is_run_and_its_results_written(corn: Runner, tmp_path: Path) -> 
     assert not any(secret in path.read_text("latin-1") for path in out.rglob("*.c*"))
     over = corn(*arguments)
     assert over.exit_code == 1
-    assert "has a run that came to step 30: go on with --resume" in over.stderr
+    assert "has a run that came to step 30: continue it with --resume" in over.stderr
     arguments[3] = tmp_path / "another folder for results"
     again = corn(*arguments)
     assert again.exit_code == 1
@@ -88,7 +84,8 @@ def test_nothing_private_is_shared_or_printed(
     facts = json.loads((out / "shared/run.json").read_text(encoding="utf-8"))
     assert set(facts["measured"]) <= set(SHARED_COLUMNS)
     # Whoever adds to a summary must decide whether it may be handed out.
-    known = {"agent", "first_step", "num_steps", "status", "stop", "lost", "notes", "traffic"}
+    known = {"agent", "first_step", "num_steps", "status", "stop", "stop_reason", "lost", "notes"}
+    known |= {"traffic"}
     assert all(set(own) == known for own in facts["agents"].values())
     require_private(out / "private")
     assert f"{out / 'shared'} may be handed out" in outcome.stderr
@@ -275,12 +272,3 @@ def test_expected_failures_exit_with_1_and_one_line(
     assert outcome.exit_code == 1
     assert outcome.stderr.count("\n") == 1
     assert message in outcome.stderr
-
-
-@pytest.mark.parametrize("task", ["breast-cancer", "quadratic"])
-def test_an_agent_by_itself_has_the_defaults_of_launch(task: Any) -> None:
-    """Otherwise one on another host would be refused by those that a launcher started."""
-    options = agent._parser().parse_args(["--plan", "p", "--keys", "k", "--task", task])
-    ours = LearningOptions(task)
-    assert agent._make_workload(options) == ours.make_workload()
-    assert agent._make_settings(options).schedule == make_schedule(0.1, ours.choose_schedule())

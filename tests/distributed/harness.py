@@ -1,4 +1,4 @@
-"""Run small networks of real agent processes, and do things to them on the way."""
+"""Small networks of real agent processes, with faults injected on the way."""
 
 import signal
 import time
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corn.covariance import DEFAULT_THREAT, MechanismName, ThreatModel
-from corn.distributed.child import Order
 from corn.distributed.keyring import make_keys
-from corn.distributed.launcher import Crew, Outcome
-from corn.distributed.meeting import host_store
-from corn.distributed.settings import RunSettings
+from corn.distributed.processes import AgentProcesses
+from corn.distributed.rendezvous import host_store
+from corn.distributed.results import AgentResult, FailureKind
+from corn.distributed.settings import AgentConfig, RunSettings
 from corn.learn.schedule import Constant
 from corn.learn.workloads import Workload
 from corn.plan import Plan, make_plan, save_plan
@@ -33,8 +33,8 @@ def small_plan(
 
 
 @dataclass(frozen=True)
-class Deed:
-    """Something done to an agent as soon as it has come to a step."""
+class Fault:
+    """A signal sent to an agent as soon as it has come to a step."""
 
     agent: int
     step: int
@@ -46,62 +46,52 @@ def run_processes(
     out: Path,
     settings: RunSettings | Mapping[int, RunSettings] | None = None,
     *,
-    deeds: Sequence[Deed] = (),
+    faults: Sequence[Fault] = (),
     workload: Workload | Mapping[int, Workload] = WORKLOAD,
     plans: Mapping[int, Path] | None = None,
     keys: Path | None = None,
     agents: Sequence[int] | None = None,
-    on_look: Callable[[Crew], None] | None = None,
+    on_poll: Callable[[AgentProcesses], None] | None = None,
     seconds: float = 120,
-) -> Outcome:
+) -> dict[int, AgentResult]:
     """Run a plan to its end in processes; fail if that takes longer than so many seconds."""
     out.mkdir(parents=True, exist_ok=True)
     save_plan(plan, out / "plan.corn")
     folder = keys or out / "keys"
     make_keys(folder, plan.num_agents)
     store = host_store("127.0.0.1", 0, timeout=20)
-    crew = Crew(
-        [
-            Order(
-                agent,
-                plan.num_agents,
-                (plans or {}).get(agent, out / "plan.corn"),
-                None,
-                (),
-                workload if isinstance(workload, Workload) else workload[agent],
-                choose(settings, agent),
-                folder,
-                out,
-                ("127.0.0.1", store.port),
+    processes = AgentProcesses(
+        {
+            agent: AgentConfig(
+                workload=workload if isinstance(workload, Workload) else workload[agent],
+                settings=choose(settings, agent),
+                out=out,
+                plan=(plans or {}).get(agent, out / "plan.corn"),
+                keys=folder,
+                agent=agent,
+                num_agents=plan.num_agents,
+                store=("127.0.0.1", store.port),
+                opens_store=False,
             )
             for agent in (range(plan.num_agents) if agents is None else agents)
-        ]
+        }
     )
-    return watch(crew, deeds, on_look, seconds)
-
-
-def watch(
-    crew: Crew,
-    deeds: Sequence[Deed] = (),
-    on_look: Callable[[Crew], None] | None = None,
-    seconds: float = 120,
-) -> Outcome:
-    left, deadline = list(deeds), time.monotonic() + seconds
+    left, deadline = list(faults), time.monotonic() + seconds
     try:
-        crew.start()
-        while crew.is_running:
-            assert time.monotonic() < deadline, f"hangs: {crew.progress}, {crew.describe_ends()}"
-            crew.look(0.02)
-            for deed in list(left):
-                progress = crew.progress.get(deed.agent)
-                if progress is not None and progress.step >= deed.step:
-                    crew.send_signal(deed.agent, deed.signal)
-                    left.remove(deed)
-            if on_look:
-                on_look(crew)
-        return crew.outcome(was_interrupted=False)
+        processes.start()
+        while processes.is_running:
+            assert time.monotonic() < deadline, f"hangs: {processes.progress}, {processes.results}"
+            processes.poll(0.02)
+            for fault in list(left):
+                progress = processes.progress.get(fault.agent)
+                if progress is not None and progress.step >= fault.step:
+                    processes.send_signal(fault.agent, fault.signal)
+                    left.remove(fault)
+            if on_poll:
+                on_poll(processes)
+        return dict(sorted(processes.results.items()))
     finally:
-        crew.end()
+        processes.close()
 
 
 def choose(settings: RunSettings | Mapping[int, RunSettings] | None, agent: int) -> RunSettings:
@@ -110,12 +100,18 @@ def choose(settings: RunSettings | Mapping[int, RunSettings] | None, agent: int)
     return settings if isinstance(settings, RunSettings) else settings[agent]
 
 
-def notes_of(outcome: Outcome, agent: int) -> str:
-    return "\n".join(outcome.finished[agent]["notes"])
+def finished(results: Mapping[int, AgentResult]) -> dict[int, AgentResult]:
+    """Return the results of agents that did not fail."""
+    return {agent: own for agent, own in results.items() if own.failure is None}
+
+
+def failures(results: Mapping[int, AgentResult]) -> dict[int, FailureKind]:
+    """Return the kinds of failure of agents that failed."""
+    return {agent: own.failure.kind for agent, own in results.items() if own.failure is not None}
 
 
 def require_private(folder: Path) -> None:
-    """Fail unless a folder and all in it are for their owner's eyes only."""
+    """Fail unless only the owner of a folder can read it and everything in it."""
     found = [folder, *folder.rglob("*")]
     assert len(found) > 1
     for path in found:
@@ -123,7 +119,7 @@ def require_private(folder: Path) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that ended and that nobody has asked about does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:

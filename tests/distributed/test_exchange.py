@@ -1,4 +1,4 @@
-"""Exchanges over real links: overlapped, counted, and never waiting for the dead."""
+"""Messages over real links: checked, overlapped, counted, and never waiting for a lost agent."""
 
 import threading
 import time
@@ -7,42 +7,104 @@ from typing import Any
 
 import pytest
 import torch
-from torch._C._distributed_c10d import HashStore
+from hypothesis import given
+from hypothesis import strategies as st
 
-from corn.distributed.exchange import Dropout, LinkExchange, Received
-from corn.distributed.header import SEAL_BYTES, Header, ProtocolError, header_bytes
-from corn.distributed.links import (
-    Link,
-    choose_backend,
-    find_address,
-    open_links,
+from corn.distributed.exchange import (
+    NEVER,
+    Dropout,
+    Header,
+    LinkExchange,
+    ProtocolError,
+    Received,
+    StopNotice,
+    StopReason,
+    check_header,
+    decode_header,
+    header_bytes,
+    message_bytes,
 )
-from corn.distributed.meeting import Meeting
-from corn.distributed.membership import NEVER
-from corn.errors import CornError, InvalidArgumentError
+from corn.distributed.links import Link, LinkError, open_links
+from corn.distributed.rendezvous import Rendezvous
 
 from .threads import run_in_threads
 
 D = 1000
+HEADER = Header(b"p" * 8, bytes(8), 1, 7, 0, 2, 400, (NEVER, 5, NEVER))
+
+
+@given(
+    step=st.integers(0, 2**32 - 2),
+    noticed=st.lists(st.integers(0, NEVER), min_size=3, max_size=3),
+    stop=st.builds(
+        StopNotice, st.integers(0, NEVER), st.integers(0, 2), st.sampled_from(StopReason)
+    ),
+    is_heartbeat=st.booleans(),
+)
+def test_a_header_survives_the_way(
+    step: int, noticed: list[int], stop: StopNotice, is_heartbeat: bool
+) -> None:
+    sent = replace(HEADER, step=step, noticed=tuple(noticed), stop=stop, is_heartbeat=is_heartbeat)
+    data = sent.encode()
+    assert len(data) == header_bytes(3)
+    assert decode_header(data, num_agents=3, sender=1) == sent
+
+
+def test_headers_are_small_and_keep_parameters_aligned() -> None:
+    assert header_bytes(20) <= 200
+    assert all(header_bytes(n) % 64 == 0 for n in range(1, 200))
+
+
+def test_something_else_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="agent 1 sent bytes that are not a message"):
+        decode_header(bytes(header_bytes(3)), num_agents=3, sender=1)
+    with pytest.raises(ProtocolError, match="agent 2's link carries a message of agent 1"):
+        decode_header(HEADER.encode(), num_agents=3, sender=2)
+    stranger = replace(HEADER, stop=StopNotice(9, 3, StopReason.LOSS))
+    with pytest.raises(ProtocolError, match="agent 1 sent bytes that are not a message"):
+        decode_header(stranger.encode(), num_agents=3, sender=1)
+
+
+@pytest.mark.parametrize(
+    ("found", "seal", "message"),
+    [
+        (replace(HEADER, plan=b"q" * 8), HEADER.seal, "agent 1 runs another plan"),
+        (replace(HEADER, step=8), HEADER.seal, "agent 1 is at step 8, round 0, not at step 7"),
+        (replace(HEADER, mixing_round=1), HEADER.seal, "at step 7, round 1, not at step 7"),
+        (replace(HEADER, payload_bytes=404), HEADER.seal, "agent 1 sent 404 bytes of parameters"),
+        (HEADER, bytes(8), "agent 1 sent a message that was cut short"),
+    ],
+)
+def test_a_message_of_another_step_or_size_is_refused(
+    found: Header, seal: bytes, message: str
+) -> None:
+    with pytest.raises(ProtocolError, match=message):
+        check_header(found, replace(HEADER, sender=0), seal)
+
+
+def test_the_seal_is_never_what_an_empty_buffer_holds() -> None:
+    assert replace(HEADER, step=0, mixing_round=0).seal != bytes(8)
 
 
 def header(agent: int, num_agents: int, step: int = 0) -> Header:
     return Header(bytes(8), bytes(8), agent, step, 0, 1, 4 * D, tuple([NEVER] * num_agents))
 
 
-def connect(meeting: Meeting, neighbours: list[int], *, timeout: float = 20.0) -> LinkExchange:
-    n = meeting.num_agents
+def connect(
+    rendezvous: Rendezvous, neighbours: list[int], *, timeout: float = 20.0
+) -> LinkExchange:
+    n = rendezvous.num_agents
     links = open_links(
-        meeting.store,
-        meeting.agent,
+        rendezvous.store,
+        rendezvous.agent,
         neighbours,
-        message_bytes=header_bytes(n) + 4 * D + SEAL_BYTES,
+        message_bytes=message_bytes(n, 4 * D),
         timeout=timeout,
-        address=meeting.address,
+        address=rendezvous.address,
     )
     return LinkExchange(
         links,
-        agent=meeting.agent,
+        agent=rendezvous.agent,
         num_agents=n,
         num_parameters=D,
         dtype=torch.float32,
@@ -53,11 +115,15 @@ def connect(meeting: Meeting, neighbours: list[int], *, timeout: float = 20.0) -
 def test_everyone_hears_its_neighbours_and_nobody_else() -> None:
     graph = {0: [1], 1: [0, 2], 2: [1]}
 
-    def run(meeting: Meeting) -> tuple[list[dict[int, float]], dict[int, tuple[int, int, int]]]:
-        exchange = connect(meeting, graph[meeting.agent])
+    def run(
+        rendezvous: Rendezvous,
+    ) -> tuple[list[dict[int, float]], dict[int, tuple[int, int, int]]]:
+        exchange = connect(rendezvous, graph[rendezvous.agent])
         heard = []
         for step in range(5):
-            exchange.start(header(meeting.agent, 3, step), torch.full((D,), meeting.agent + step))
+            exchange.start(
+                header(rendezvous.agent, 3, step), torch.full((D,), rendezvous.agent + step)
+            )
             found = exchange.finish()
             heard.append(
                 {peer: float(one.parameters[-1]) for peer, one in found.items()}  # type: ignore[union-attr]
@@ -69,7 +135,7 @@ def test_everyone_hears_its_neighbours_and_nobody_else() -> None:
         exchange.close()
         return heard, traffic
 
-    size = header_bytes(3) + 4 * D + SEAL_BYTES
+    size = message_bytes(3, 4 * D)
     for agent, result in enumerate(run_in_threads(3, run)):
         assert isinstance(result, tuple), result
         heard, traffic = result
@@ -78,11 +144,11 @@ def test_everyone_hears_its_neighbours_and_nobody_else() -> None:
 
 
 def test_a_neighbour_that_leaves_is_noticed_at_once() -> None:
-    def run(meeting: Meeting) -> object:
-        exchange = connect(meeting, [1 - meeting.agent])
-        exchange.start(header(meeting.agent, 2), torch.zeros(D))
+    def run(rendezvous: Rendezvous) -> object:
+        exchange = connect(rendezvous, [1 - rendezvous.agent])
+        exchange.start(header(rendezvous.agent, 2), torch.zeros(D))
         exchange.finish()
-        if meeting.agent == 1:
+        if rendezvous.agent == 1:
             exchange.close()
             return None
         began = time.monotonic()
@@ -95,7 +161,7 @@ def test_a_neighbour_that_leaves_is_noticed_at_once() -> None:
     result, other = run_in_threads(2, run)
     assert other is None
     assert isinstance(result, tuple), result
-    assert result[0] == {1: Dropout("agent 1 closed its connection")}
+    assert result[0] == {1: Dropout.CLOSED}
     assert result[1] < 10
 
 
@@ -104,27 +170,27 @@ def test_silence_times_out_and_does_not_spread() -> None:
     is_over = threading.Event()
     graph = {0: [1], 1: [0, 2], 2: [1]}
 
-    def run(meeting: Meeting) -> object:
-        agent = meeting.agent
-        exchange = connect(meeting, graph[agent], timeout=2.0)
+    def run(rendezvous: Rendezvous) -> object:
+        agent = rendezvous.agent
+        exchange = connect(rendezvous, graph[agent], timeout=2.0)
         heard = []
         for step in range(3):
             if agent == 0 and step == 1:
-                exchange.stop_beating()
+                exchange.stop_heartbeats()
                 is_over.wait(20)
                 break
             exchange.start(header(agent, 3, step), torch.zeros(D))
             heard.append(exchange.finish())
-        waits = sum(own.waits for own in exchange.traffic.values())
+        heartbeats = sum(own.heartbeats for own in exchange.traffic.values())
         if agent == 2:
             is_over.set()
         exchange.close()
-        return heard, waits
+        return heard, heartbeats
 
     results = run_in_threads(3, run)
     assert all(isinstance(result, tuple) for result in results), results
     heard: Any = results[1][0]  # type: ignore[index]
-    assert heard[1][0] == Dropout("agent 0 sent nothing for 2 s (time-out)")
+    assert heard[1][0] is Dropout.SILENT
     assert isinstance(heard[2][2], Received)
     last: Any = results[2]
     assert all(isinstance(one[1], Received) for one in last[0])
@@ -134,13 +200,13 @@ def test_silence_times_out_and_does_not_spread() -> None:
 def test_a_pause_is_forgotten_once_neighbours_have_answered() -> None:
     """Two of their messages may be older than the pause; a third is not."""
 
-    def run(meeting: Meeting) -> list[bool]:
-        exchange = connect(meeting, [1 - meeting.agent], timeout=3.0)
+    def run(rendezvous: Rendezvous) -> list[bool]:
+        exchange = connect(rendezvous, [1 - rendezvous.agent], timeout=3.0)
         with exchange._lock:  # keeps the beat waiting, as a stopped process would
             time.sleep(2.0)
             found = [exchange.was_suspended]
         for step in range(3):
-            exchange.start(header(meeting.agent, 2, step), torch.zeros(D))
+            exchange.start(header(rendezvous.agent, 2, step), torch.zeros(D))
             exchange.finish()
             found.append(exchange.was_suspended)
         exchange.close()
@@ -160,10 +226,10 @@ def test_a_pause_is_forgotten_once_neighbours_have_answered() -> None:
 def test_a_message_of_the_wrong_size_or_step_is_one_clear_line(
     size: int, step: int, message: str
 ) -> None:
-    def run(meeting: Meeting) -> object:
-        exchange = connect(meeting, [1 - meeting.agent])
+    def run(rendezvous: Rendezvous) -> object:
+        exchange = connect(rendezvous, [1 - rendezvous.agent])
         try:
-            if meeting.agent == 0:
+            if rendezvous.agent == 0:
                 exchange.start(header(0, 2), torch.zeros(D))
                 return exchange.finish()
             said = replace(header(1, 2, step), payload_bytes=4 * size)
@@ -182,22 +248,9 @@ def test_a_message_of_the_wrong_size_or_step_is_one_clear_line(
 
 
 def test_a_neighbour_that_does_not_come_is_named() -> None:
-    def run(meeting: Meeting) -> object:
-        return None if meeting.agent == 1 else connect(meeting, [1], timeout=0.5)
+    def run(rendezvous: Rendezvous) -> object:
+        return None if rendezvous.agent == 1 else connect(rendezvous, [1], timeout=0.5)
 
     result, _ = run_in_threads(2, run)
-    assert isinstance(result, CornError)
-    assert "agent 0: no connection to its neighbour agent 1 within 0.5 s" in str(result)
-
-
-def test_the_backend_follows_the_device() -> None:
-    assert (choose_backend("cpu"), choose_backend("cuda:1")) == ("gloo", "nccl")
-    where = {"message_bytes": 8, "timeout": 1.0, "address": "", "backend": "nccl"}
-    with pytest.raises(InvalidArgumentError, match="backend must be gloo"):
-        open_links(HashStore(), 0, [1], **where)  # type: ignore[arg-type]
-
-
-def test_the_address_is_the_one_on_the_way() -> None:
-    assert find_address("127.0.0.1", 80) == "127.0.0.1"
-    with pytest.raises(CornError, match="no way to this host"):
-        find_address("no.such.host.invalid", 80)
+    assert isinstance(result, LinkError)
+    assert "no connection to its neighbour agent 1 within 0.5 s" in str(result)

@@ -1,4 +1,4 @@
-"""What the launcher says about agents, and where it puts them."""
+"""The launcher reports on agents in one line each, and places them on hosts."""
 
 import io
 import math
@@ -9,17 +9,34 @@ import time
 import pytest
 from rich.console import Console
 
-from corn.distributed.launcher import (
-    Ending,
-    Outcome,
+from corn.distributed.exchange import StopNotice, StopReason
+from corn.distributed.journal import Progress
+from corn.distributed.launcher import Placement, ProgressTable, draw_table
+from corn.distributed.processes import is_suspended
+from corn.distributed.results import (
+    AgentResult,
+    Failure,
+    FailureKind,
+    RunStatus,
     describe_exit,
-    is_stopped,
+    describe_lost,
+    describe_notes,
     raise_common_failure,
+    require_done,
 )
-from corn.distributed.launching import Placement, describe_notes, parse_address
-from corn.distributed.progress_table import ProgressTable, draw_table
-from corn.distributed.recording import Progress
-from corn.errors import CornError, InvalidArgumentError
+from corn.errors import CornError, InvalidArgumentError, StoppedByUserError
+
+KILLED = Failure(FailureKind.ENDED, exit_code=-signal.SIGKILL)
+
+
+def done(
+    agent: int, notes: tuple[str, ...] = (), lost: dict[int, int] | None = None
+) -> AgentResult:
+    return AgentResult(agent, RunStatus.COMPLETE, notes=notes, lost=lost or {})
+
+
+def failed(agent: int, failure: Failure, notes: tuple[str, ...] = ()) -> AgentResult:
+    return AgentResult(agent, RunStatus.FAILED, failure=failure, notes=notes)
 
 
 def test_the_table_shows_every_agent() -> None:
@@ -27,11 +44,11 @@ def test_the_table_shows_every_agent() -> None:
         0: Progress(40, 0.25, 3.21, 2, 1_500_000, 0.77, 0.5),
         1: Progress(41, math.nan, 3.3, 2, 0, 0.78, 1),
     }
-    ends = {1: "lost", 2: "done"}
+    results = {1: failed(1, KILLED), 2: done(2)}
     public, private = ("40/500", "0.25", "3.21", "1.5", "lost", "done"), ("0.77", "50%", "clipped")
     for show_private in (False, True):
         written = io.StringIO()
-        table = draw_table(progress, ends, 500, show_private=show_private)
+        table = draw_table(progress, results, 500, show_private=show_private)
         Console(width=100, file=written).print(table)
         text = written.getvalue()
         assert "nan" not in text
@@ -41,83 +58,114 @@ def test_the_table_shows_every_agent() -> None:
         live.update(progress, {})
 
 
-def test_the_reason_comes_from_the_agent_that_has_one() -> None:
-    because = "agent 0: does not start, because agent 2 refused: agent 2: no key"
-    outcome = Outcome({0: Ending(failure=because), 2: Ending(failure="agent 2: no key")}, 0, False)
-    with pytest.raises(CornError, match=r"^agent 2: no key$"):
-        raise_common_failure(outcome)
-    raise_common_failure(Outcome({0: Ending({"notes": []}), 1: Ending(failure="x")}, 0, False))
+@pytest.mark.parametrize("cause", [Failure(FailureKind.ERROR, "agent 2: no key"), KILLED])
+def test_the_reason_comes_from_an_agent_that_has_one_of_its_own(cause: Failure) -> None:
+    because = Failure(FailureKind.FOLLOWED, "agent 0: does not start, because agent 2 refused")
+    results = {0: failed(0, because), 2: failed(2, cause)}
+    with pytest.raises(CornError, match=f"^{cause.describe(2)}$"):
+        raise_common_failure(results)
+    with pytest.raises(CornError, match="agent 2 refused"):
+        raise_common_failure({0: failed(0, because)})
+    raise_common_failure({0: done(0), 2: failed(2, cause)})
 
 
-def test_equal_notes_are_said_once() -> None:
-    both = {"notes": ["went on without agent 2"]}
-    endings = {0: Ending(both), 1: Ending(both), 2: Ending(failure="agent 2: ended by SIGKILL")}
-    assert describe_notes(Outcome(endings, 0, False), 3) == [
+def test_a_person_who_stops_agents_before_the_first_step_is_the_reason() -> None:
+    stopped = Failure(FailureKind.INTERRUPTED, "agent 1: interrupted before the first step")
+    followed = Failure(FailureKind.FOLLOWED, "agent 0: does not start")
+    with pytest.raises(StoppedByUserError, match=r"^agent 1: interrupted"):
+        raise_common_failure({0: failed(0, followed), 1: failed(1, stopped)})
+
+
+@pytest.mark.parametrize(
+    ("reason", "error"),
+    [
+        (StopReason.NONE, None),
+        (StopReason.BUDGET_SPENT, None),
+        (StopReason.LOSS, CornError),
+        (StopReason.DIVERGED, CornError),
+        (StopReason.INTERRUPTED, StoppedByUserError),
+    ],
+)
+def test_a_run_is_done_unless_a_person_or_its_agents_stopped_it(
+    reason: StopReason, error: type[CornError] | None
+) -> None:
+    stop = StopNotice(8, 1, reason)
+    results = [AgentResult(agent, RunStatus.INTERRUPTED, stop=stop) for agent in range(2)]
+    if error is None:
+        require_done(results, 8)
+        return
+    with pytest.raises(error, match="after 8 steps") as caught:
+        require_done(results, 8)
+    assert type(caught.value) is error
+
+
+def test_equal_notes_are_listed_once() -> None:
+    note = ("went on without agent 2",)
+    results = {0: done(0, note), 1: done(1, note), 2: failed(2, KILLED)}
+    assert describe_notes(results, 3) == [
         "only 2 of 3 agents finished: agents 0, 1",
         "agent 2: ended by SIGKILL",
         "agents 0, 1: went on without agent 2",
     ]
 
 
-def test_who_is_lost_is_named_with_the_step_at_which_that_was_first_noticed() -> None:
-    endings = {
-        0: Ending({"notes": [], "lost": {"1": 40, "3": 35}}),
-        1: Ending(failure="agent 1: ended by SIGKILL"),
-        2: Ending({"notes": [], "lost": {"1": 39, "3": 36}}),
+def test_a_lost_agent_is_named_with_the_step_at_which_the_loss_was_first_noticed() -> None:
+    results = {
+        0: done(0, lost={1: 40, 3: 35}),
+        1: failed(1, KILLED),
+        2: done(2, lost={1: 39, 3: 36}),
     }
-    outcome = Outcome(endings, 0, False)
-    assert outcome.lost == {
+    lost = {
         1: "agent 1: ended by SIGKILL, missed by the others from step 39 on",
         3: "agent 3: lost on another host, missed by the others from step 35 on",
     }
-    assert describe_notes(outcome, 4) == [
+    assert describe_lost(results) == lost
+    assert describe_notes(results, 4) == [
         "only 2 of 3 agents on this host finished: agents 0, 2",
-        *outcome.lost.values(),
+        *lost.values(),
     ]
 
 
-def test_nothing_is_said_of_losses_where_all_finish() -> None:
-    outcome = Outcome({agent: Ending({"notes": [], "lost": {}}) for agent in range(2)}, 0, False)
-    assert describe_notes(outcome, 2) == []
-    assert outcome.lost == {}
+def test_there_are_no_notes_on_losses_where_all_finish() -> None:
+    results = {agent: done(agent) for agent in range(2)}
+    assert describe_notes(results, 2) == []
+    assert describe_lost(results) == {}
 
 
-def test_what_a_lost_agent_had_noted_is_kept() -> None:
-    lost = Ending(failure="agent 2: ended by SIGKILL", notes=("saw it coming",))
-    notes = describe_notes(Outcome({0: Ending({"notes": []}), 2: lost}, 0, False), 3)
-    assert notes[1:] == ["agent 2: ended by SIGKILL", "agent 2: saw it coming"]
+def test_notes_of_a_lost_agent_are_kept() -> None:
+    results = {0: done(0), 2: failed(2, KILLED, ("was slow",))}
+    assert describe_notes(results, 3)[1:] == ["agent 2: ended by SIGKILL", "agent 2: was slow"]
 
 
-def test_others_do_not_read_a_failure_that_may_tell_of_data() -> None:
+def test_only_the_owner_reads_a_failure_that_may_depend_on_data() -> None:
     secret = "agent 1: targets must be classes, found 37.25"
-    failed = Ending(failure=secret, is_private=True)
-    outcome = Outcome({0: Ending({"notes": [], "lost": {"1": 8}}), 1: failed}, 0, False)
-    told = "agent 1: failed, and told its owner why, missed by the others from step 8 on"
-    assert outcome.lost == {1: told}
-    assert describe_notes(outcome, 2) == ["only 1 of 2 agents finished: agent 0", told]
+    private = failed(1, Failure(FailureKind.ERROR, secret, is_private=True))
+    results = {0: done(0, lost={1: 8}), 1: private}
+    for text in (*describe_lost(results).values(), *describe_notes(results, 2)):
+        assert "37.25" not in text
     with pytest.raises(CornError, match="found 37"):  # on the owner's own console
-        raise_common_failure(Outcome({1: failed}, 0, False))
+        raise_common_failure({1: private})
 
 
-def test_how_a_process_ended_is_explained() -> None:
+def test_the_end_of_a_process_is_explained() -> None:
     assert describe_exit(-signal.SIGKILL) == "ended by SIGKILL"
     assert "a message is far larger than agreed on" in describe_exit(-signal.SIGABRT)
-    assert describe_exit(3) == "ended without a word (exit code 3)"
+    assert describe_exit(3) == "ended without a report (exit code 3)"
 
 
-def test_a_stopped_process_is_recognised() -> None:
+def test_a_suspended_process_is_recognised() -> None:
     with subprocess.Popen(["sleep", "30"]) as process:
-        assert not is_stopped(process.pid)
+        assert not is_suspended(process.pid)
         process.send_signal(signal.SIGSTOP)
         deadline = time.monotonic() + 5
-        while not is_stopped(process.pid) and time.monotonic() < deadline:
+        while not is_suspended(process.pid) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert is_stopped(process.pid)
+        assert is_suspended(process.pid)
         process.kill()
-    assert not is_stopped(process.pid)
+    assert not is_suspended(process.pid)
 
 
-def test_agents_are_dealt_out_to_hosts() -> None:
+def test_agents_are_assigned_to_hosts() -> None:
     store = ("10.0.0.1", 29500)
     assert [list(Placement(3, host, store).agents(7)) for host in range(3)] == [
         [0, 1, 2],
@@ -129,9 +177,3 @@ def test_agents_are_dealt_out_to_hosts() -> None:
         Placement(3, 3, store).agents(7)
     with pytest.raises(InvalidArgumentError, match="store must be given"):
         Placement(3)
-
-
-@pytest.mark.parametrize("text", ["10.0.0.1", "10.0.0.1:", "10.0.0.1:x", "10.0.0.1:70000"])
-def test_an_address_needs_a_port(text: str) -> None:
-    with pytest.raises(CornError, match="an address must be HOST:PORT"):
-        parse_address(text)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from corn.covariance import Horizon
-from corn.distributed.handshake import refusing_aloud
-from corn.distributed.meeting import Meeting
+from corn.distributed.handshake import announcing_failure
 from corn.distributed.planning import (
     CheatingError,
     Flood,
@@ -22,6 +21,7 @@ from corn.distributed.planning import (
     plan_together,
     read_request,
 )
+from corn.distributed.rendezvous import RefusalError, Rendezvous, StoppedBeforeStartError
 from corn.errors import CornError, FileFormatError, PublicError
 from corn.learn.monitor import Interruption
 from corn.plan import fingerprint, make_plan, verify_plan
@@ -36,7 +36,7 @@ GRAPH = load_network("er:n=5,p=0.5,seed=2").graph
 
 def test_everyone_makes_the_plan_a_planner_would_make() -> None:
     results = run_in_threads(
-        5, lambda meeting: plan_together(meeting, REQUEST, GRAPH.neighbors(meeting.agent))
+        5, lambda rendezvous: plan_together(rendezvous, REQUEST, GRAPH.neighbors(rendezvous.agent))
     )
     assert all(isinstance(result, tuple) for result in results), results
     plans = [result[0] for result in results]  # type: ignore[index]
@@ -52,37 +52,37 @@ def test_everyone_makes_the_plan_a_planner_would_make() -> None:
 
 
 def test_waiting_for_others_to_plan_with_can_be_interrupted() -> None:
-    def plan(meeting: Meeting) -> object:
-        if meeting.agent == 1:
+    def plan(rendezvous: Rendezvous) -> object:
+        if rendezvous.agent == 1:
             return None
-        meeting.interruption = Interruption()
-        threading.Timer(0.2, setattr, (meeting.interruption, "requested", True)).start()
-        return plan_together(meeting, REQUEST, [1])
+        rendezvous.interruption = Interruption()
+        threading.Timer(0.2, setattr, (rendezvous.interruption, "requested", True)).start()
+        return plan_together(rendezvous, REQUEST, [1])
 
     began = time.monotonic()
     result, _ = run_in_threads(2, plan, timeout=20)
-    assert str(result) == "agent 0: interrupted before the first step"
+    assert isinstance(result, StoppedBeforeStartError), result
     assert time.monotonic() - began < 10
 
 
 def test_a_refusal_is_heard_while_planning() -> None:
-    def plan(meeting: Meeting) -> object:
-        with refusing_aloud(meeting):
-            if meeting.agent == 1:
-                raise PublicError("agent 1: interrupted")
-            return plan_together(meeting, REQUEST, [1])
+    def plan(rendezvous: Rendezvous) -> object:
+        with announcing_failure(rendezvous):
+            if rendezvous.agent == 1:
+                raise PublicError("no key")
+            return plan_together(rendezvous, REQUEST, [1])
 
     began = time.monotonic()
     result, _ = run_in_threads(2, plan, timeout=20)
-    assert str(result).endswith("because agent 1 refused: agent 1: interrupted")
+    assert isinstance(result, RefusalError), result
     assert time.monotonic() - began < 10
 
 
 def test_the_seed_is_new_each_time() -> None:
-    def draw(meeting: Meeting) -> int:
-        flood = Flood(meeting, sorted(GRAPH.neighbors(meeting.agent)))
+    def draw(rendezvous: Rendezvous) -> int:
+        flood = Flood(rendezvous, sorted(GRAPH.neighbors(rendezvous.agent)))
         try:
-            return draw_together(flood, bytes([meeting.agent]) * 32)
+            return draw_together(flood, bytes([rendezvous.agent]) * 32)
         finally:
             flood.close()
 
@@ -95,15 +95,15 @@ def test_the_seed_is_new_each_time() -> None:
     ("neighbours", "message"),
     [
         ({0: [1], 1: [0], 2: [3], 3: [2]}, "the links do not reach agents"),
-        ({0: [1], 1: [0, 2], 2: [1, 3], 3: [2]}, "agent 3 wants to plan something else"),
+        ({0: [1], 1: [0, 2], 2: [1, 3], 3: [2]}, "agent 3 has another request for a plan"),
     ],
 )
 def test_what_cannot_be_planned_is_said(neighbours: dict[int, list[int]], message: str) -> None:
-    def run(meeting: Meeting) -> object:
+    def run(rendezvous: Rendezvous) -> object:
         own = REQUEST
-        if meeting.agent == 3 and "else" in message:
+        if rendezvous.agent == 3 and "request" in message:
             own = replace(REQUEST, mechanism="ldp")
-        flood = Flood(meeting, neighbours[meeting.agent])
+        flood = Flood(rendezvous, neighbours[rendezvous.agent])
         try:
             return discover_graph(flood, own)
         finally:
@@ -117,7 +117,7 @@ def test_what_cannot_be_planned_is_said(neighbours: dict[int, list[int]], messag
 def test_a_choice_cannot_be_changed_after_the_others_are_known() -> None:
     promise = commit(2, b"first" * 6)
     check_reveal(2, promise, b"first" * 6)
-    with pytest.raises(CheatingError, match="agent 2 revealed something else"):
+    with pytest.raises(CheatingError, match="agent 2 revealed another secret"):
         check_reveal(2, promise, b"other" * 6)
     assert commit(3, b"first" * 6) != promise  # nor can it be copied
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from corn.covariance import Horizon, MechanismName, ThreatModel
-from corn.distributed.folders import Folders
-from corn.distributed.half_step import OneCell
-from corn.distributed.merging import merge_runs
+from corn.distributed.results import merge_measurements
+from corn.distributed.rounds import CellBatches
 from corn.distributed.settings import RunSettings
+from corn.distributed.storage import Folders
 from corn.learn import Constant, Method, SweepSettings, Trial, run_sweep
 from corn.learn.batches import BatchSampler
 from corn.learn.workloads import Workload
@@ -20,7 +20,7 @@ from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
 
-from .harness import run_processes, small_plan
+from .harness import failures, run_processes, small_plan
 
 SEED = 3
 WORKLOAD = Workload("breast-cancer")
@@ -32,12 +32,11 @@ SETTINGS = RunSettings(
 def compare(plan: Plan, out: Path, *, settings: RunSettings | None = None) -> None:
     """Run a plan both ways with the same keys, and compare models and measurements."""
     chosen, n = settings or SETTINGS, plan.num_agents
-    outcome = run_processes(plan, out, chosen, workload=WORKLOAD)
-    assert not outcome.failures
+    assert not failures(run_processes(plan, out, chosen, workload=WORKLOAD))
     problem = WORKLOAD.build(n)
     folders = Folders.of_run(out, is_rehearsal=True)
     own = {agent: folders.of_agent(agent) for agent in range(n)}
-    found = merge_runs(plan, problem, own, settings=chosen, show_private=True)
+    found = merge_measurements(plan, problem, own, settings=chosen, show_private=True)
     method = Method.private(plan.mechanism, plan.decomposition, plan.budget, threat=plan.threat)
     gossip, cooldown = chosen.rounds_of(plan)
     expected = run_sweep(
@@ -103,7 +102,7 @@ def test_poisson_batches_are_those_of_the_simulation() -> None:
     sampler = BatchSampler(data, batch_size=8, seeds=(SEED,), sampling_rate=0.1)
     whole = sampler.draw(5)
     for agent in range(4):
-        own = OneCell(sampler, agent).draw(5)
+        own = CellBatches(sampler, agent).draw(5)
         assert own.inputs.shape[0] == 1
         torch.testing.assert_close(own.inputs[0], whole.inputs[agent])
         torch.testing.assert_close(own.weights[0], whole.weights[agent])

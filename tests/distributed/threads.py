@@ -1,4 +1,4 @@
-"""Several agents in threads of one process: enough for everything but faults of processes."""
+"""Several agents in threads of one process, for tests without faults of processes."""
 
 import threading
 from collections.abc import Callable
@@ -6,22 +6,22 @@ from typing import Any, TypeVar
 
 from torch._C._distributed_c10d import HashStore
 
-from corn.distributed.meeting import Meeting
+from corn.distributed.rendezvous import Rendezvous
 
 Result = TypeVar("Result")
 
 
 def run_in_threads(
-    num_agents: int, function: Callable[[Meeting], Result], *, timeout: float = 20.0
+    num_agents: int, function: Callable[[Rendezvous], Result], *, timeout: float = 20.0
 ) -> list[Result | BaseException]:
-    """What ``function`` gives each agent, or what it raises."""
+    """Return what ``function`` returns or raises for each agent."""
     store = HashStore()
     results: list[Any] = [None] * num_agents
 
     def run(agent: int) -> None:
         try:
             results[agent] = function(
-                Meeting(store, agent, num_agents, timeout=timeout, address="127.0.0.1")
+                Rendezvous(store, agent, num_agents, timeout=timeout, address="127.0.0.1")
             )
         except BaseException as error:  # noqa: BLE001
             results[agent] = error

@@ -19,6 +19,7 @@ import typer
 import corn
 from corn.cli import (
     account,
+    agent,
     compare,
     data,
     design,
@@ -44,6 +45,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "train": (train.train, train.EXAMPLE),
     "reproduce": (reproduce.reproduce, reproduce.EXAMPLE),
     "launch": (launch.launch, launch.EXAMPLE),
+    "agent": (agent.agent, agent.EXAMPLE),
     "data": (data.data, data.EXAMPLE),
     "plan": (plan.plan, plan.EXAMPLE),
     "verify": (verify.verify, verify.EXAMPLE),

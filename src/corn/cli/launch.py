@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from corn import distributed, learn
+from corn.cli.agent import AGENTS, RunOptions
 from corn.cli.contradictions import let_plan_decide
-from corn.cli.learning import LEARNING, LearningOptions, draw_run, write_run
+from corn.cli.learning import LearningOptions, draw_run, write_run
 from corn.cli.options import (
     BudgetOptions,
     JsonOption,
@@ -22,13 +23,11 @@ from corn.cli.options import (
 )
 from corn.cli.output import print_facts, print_json, print_note
 from corn.cli.records import read_configuration
-from corn.distributed.settings import DropoutPolicy
-from corn.errors import CornError, StoppedByUserError
+from corn.errors import StoppedByUserError
 from corn.plan import fingerprint, load_plan
 
 EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/run"
 
-_RUN = "Agents"
 _TOGETHER = "Planning together (with --decentralized-planning)"
 _WARNING = (
     "private numbers are computed from private data without noise: no ε covers them, and they must "
@@ -43,56 +42,29 @@ def launch(
     plan: Annotated[
         Path | None, typer.Argument(help="The plan; none with --decentralized-planning.")
     ] = None,
-    step_size: Annotated[
-        float, typer.Option(help="First step size.", rich_help_panel=LEARNING)
-    ] = 0.1,
-    on_dropout: Annotated[
-        DropoutPolicy,
-        typer.Option(
-            help="When an agent is lost the rest continue on the surviving graph, replan their "
-            "noise for it, or stop.",
-            rich_help_panel=_RUN,
-        ),
-    ] = "continue",
-    timeout: Annotated[
-        float,
-        typer.Option(
-            min=0.1, help="Seconds of silence that give an agent up.", rich_help_panel=_RUN
-        ),
-    ] = 60.0,
-    checkpoint_every: Annotated[
-        int, typer.Option(min=1, help="Steps between checkpoints.", rich_help_panel=_RUN)
-    ] = 100,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Go on from the newest step of which every agent has a checkpoint.",
-            rich_help_panel=_RUN,
-        ),
-    ] = False,
+    run: RunOptions,
     keys: Annotated[
         Path | None,
         typer.Option(
             help="Folder of keys, ledgers and roster.json, not to be handed out with results; made "
             "if it has none. (Default: beside the plan, PLAN.keys; without one, corn.keys here.)",
-            rich_help_panel=_RUN,
+            rich_help_panel=AGENTS,
         ),
     ] = None,
     agents_per_host: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Run so many here, the rest on other hosts.", rich_help_panel=_RUN
+            min=1, help="Run so many here, the rest on other hosts.", rich_help_panel=AGENTS
         ),
     ] = None,
     host: Annotated[
-        int, typer.Option(min=0, help="This host's number, from 0.", rich_help_panel=_RUN)
+        int, typer.Option(min=0, help="This host's number, from 0.", rich_help_panel=AGENTS)
     ] = 0,
     store: Annotated[
         str | None,
         typer.Option(
             help="HOST:PORT where agents of several hosts meet; host 0 opens it.",
-            rich_help_panel=_RUN,
+            rich_help_panel=AGENTS,
         ),
     ] = None,
     rehearse: Annotated[
@@ -101,7 +73,7 @@ def launch(
             metavar="SEED",
             help="Draw what corn train --rehearse draws with this seed, to compare with it. "
             "Protects nothing.",
-            rich_help_panel=_RUN,
+            rich_help_panel=AGENTS,
         ),
     ] = None,
     decentralized_planning: Annotated[
@@ -158,14 +130,10 @@ def launch(
             mechanism,
             mixing.weights,
         )
-    settings = distributed.RunSettings(
-        learn.make_schedule(step_size, learning.choose_schedule()),
-        num_steps=None if plan is not None else budget.steps,
+    settings = run.make_settings(
+        learning,
         batch_size=batch_size,
-        on_dropout=on_dropout,
-        timeout=timeout,
-        checkpoint_every=checkpoint_every,
-        resume=resume,
+        num_steps=None if plan is not None else budget.steps,
         rehearsal_seed=rehearse,
     )
     launched = distributed.launch(
@@ -188,7 +156,7 @@ def launch(
         )
     facts = _facts(read_configuration(context), launched)
     write_run(
-        launched.result.rows,
+        launched.measured.rows,
         facts,
         launched.folders.shared,
         columns=learn.SHARED_COLUMNS,
@@ -196,7 +164,7 @@ def launch(
     )
     private = _private_facts(launched) if show_private else {}
     if show_private:
-        write_run(launched.result.rows, private, launched.folders.private, is_private=True)
+        write_run(launched.measured.rows, private, launched.folders.private, is_private=True)
     if plot:
         _draw(launched, plot)
     if json:
@@ -208,12 +176,21 @@ def launch(
     for note in launched.private_notes:
         print_note(f"private, do not hand out: {note}")
     print_note(_describe_sharing(launched))
-    _exit(launched)
+    num_steps = launched.measured.num_steps
+    if launched.was_interrupted:
+        raise StoppedByUserError(
+            f"interrupted after {num_steps} steps; results so far are written; --resume continues "
+            "from the newest checkpoint"
+        )
+    if launched.measured.status == "interrupted":
+        distributed.require_done(launched.finished.values(), num_steps)
 
 
-def _facts(configuration: dict[str, object], launched: distributed.Launched) -> dict[str, object]:
+def _facts(
+    configuration: dict[str, object], launched: distributed.LaunchResult
+) -> dict[str, object]:
     """What may be handed out: nothing computed from private data without noise."""
-    result, plan = launched.result, launched.plan
+    result, plan = launched.measured, launched.plan
     return {
         # Where things are on this machine is nobody else's business.
         "configuration": {
@@ -226,43 +203,39 @@ def _facts(configuration: dict[str, object], launched: distributed.Launched) -> 
         "num_agents": plan.num_agents,
         "promise": _promise(launched),
         "adversary": plan.threat.describe(),
-        "status": launched.status,
+        "status": launched.status.value,
         "num_steps": result.num_steps,
         "measured": _measured(launched, learn.SHARED_COLUMNS),
         "lost": {str(agent): why for agent, why in launched.lost.items()},
         "notes": list(result.notes),
-        "agents": {
-            str(agent): {name: value for name, value in own.items() if name != "seconds_waited"}
-            for agent, own in launched.outcome.finished.items()
-        },
+        "agents": {str(agent): own.to_json() for agent, own in launched.finished.items()},
     }
 
 
-def _private_facts(launched: distributed.Launched) -> dict[str, object]:
+def _private_facts(launched: distributed.LaunchResult) -> dict[str, object]:
     """What the owner of all data asked for; times tell how much data agents have."""
-    outcome = launched.outcome
     return {
         "warning": _WARNING,
         "agent_samples": launched.problem.data.sizes,
         "measured": _measured(launched, learn.PRIVATE_COLUMNS),
         "notes": launched.private_notes,
-        "seconds_to_start": outcome.seconds_to_start,
+        "seconds_to_start": launched.seconds_to_start,
         "seconds_waited": {
-            str(agent): own["seconds_waited"] for agent, own in outcome.finished.items()
+            str(agent): own.seconds_waited for agent, own in launched.finished.items()
         },
     }
 
 
-def _measured(launched: distributed.Launched, columns: Sequence[str]) -> dict[str, object]:
+def _measured(launched: distributed.LaunchResult, columns: Sequence[str]) -> dict[str, object]:
     """The last measurement, as far as there is one."""
-    last = launched.result.rows[-1]
+    last = launched.measured.rows[-1]
     return {name: last[name] for name in columns if last[name] == last[name]}
 
 
-def _draw(launched: distributed.Launched, path: Path) -> None:
+def _draw(launched: distributed.LaunchResult, path: Path) -> None:
     """Draw what may be handed out."""
-    (trial,) = launched.result.trials
-    rows = launched.result.rows
+    (trial,) = launched.measured.trials
+    rows = launched.measured.rows
     measured = [
         name for name in learn.SHARED_COLUMNS if any(row[name] == row[name] for row in rows)
     ]
@@ -274,14 +247,14 @@ def _draw(launched: distributed.Launched, path: Path) -> None:
     )
 
 
-def _promise(launched: distributed.Launched) -> str:
+def _promise(launched: distributed.LaunchResult) -> str:
     if launched.is_rehearsal:
         return "rehearsal: protects nothing"
     return launched.plan.budget.describe()
 
 
-def _print(launched: distributed.Launched) -> None:
-    result, plan, last = launched.result, launched.plan, launched.result.rows[-1]
+def _print(launched: distributed.LaunchResult) -> None:
+    result, plan, last = launched.measured, launched.plan, launched.measured.rows[-1]
     measured = {"test loss": "test_loss", "test accuracy": "test_accuracy"}
     print_facts(
         f"{launched.problem.task.describe()}, {plan.num_agents} agents on {plan.network.source}",
@@ -303,7 +276,7 @@ def _print(launched: distributed.Launched) -> None:
         print_note(note)
 
 
-def _print_private(launched: distributed.Launched, *, show_facts: bool) -> None:
+def _print_private(launched: distributed.LaunchResult, *, show_facts: bool) -> None:
     """Show what the owner of all data asked for, and say what it is."""
     if show_facts:
         measured = _measured(launched, learn.PRIVATE_COLUMNS)
@@ -317,24 +290,8 @@ def _print_private(launched: distributed.Launched, *, show_facts: bool) -> None:
     print_note(_WARNING)
 
 
-def _describe_sharing(launched: distributed.Launched) -> str:
+def _describe_sharing(launched: distributed.LaunchResult) -> str:
     if launched.is_rehearsal:
         return f"a rehearsal protects nothing: hand out nothing of {launched.folders.private}"
     shared, private = launched.folders.shared, launched.folders.private
     return f"{shared} may be handed out; {private} and {launched.keys} may not"
-
-
-def _exit(launched: distributed.Launched) -> None:
-    """A run that the budget ended is done; one that a person or agents stopped is not."""
-    if launched.outcome.was_interrupted:
-        raise StoppedByUserError(
-            f"interrupted after {launched.result.num_steps} steps; what was reached is written; "
-            "--resume goes on from the newest checkpoint"
-        )
-    stops = {str(own["stop"]) for own in launched.outcome.finished.values()}
-    stops -= {"", "interrupted", distributed.LEDGER_SPENT}
-    if launched.result.status == "interrupted" and stops:
-        raise CornError(
-            f"stopped after {launched.result.num_steps} steps: {'; '.join(sorted(stops))}; what "
-            "was reached is written; --resume goes on from the newest checkpoint"
-        )

@@ -1,8 +1,12 @@
-"""Agents as processes: each with its own data and keys, linked to its neighbours, nothing central.
+"""Agents as processes, each with its own data and keys, linked to its neighbours, nothing central.
 
 - ``run_agent``: one agent in this process, with your own model, loss and data.
 - ``launch``: all agents of a plan on this machine.
-- ``python -m corn.distributed.agent``: one agent of a workload, for torchrun.
+- ``corn agent``: one agent of a workload, for torchrun.
+
+The modules, in the order in which things happen: ``settings``, ``launcher``, ``processes``;
+``agent`` with ``rendezvous``, ``planning``, ``keyring``, ``handshake``, ``links``, ``exchange``;
+``rounds`` with ``survivors``; ``journal``, ``storage``, ``results``.
 
 Names are imported when first used, as torch takes seconds.
 """
@@ -13,42 +17,54 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from corn.distributed.agent_run import AgentResult as AgentResult
-    from corn.distributed.agent_run import Reports as Reports
-    from corn.distributed.launching import Launched as Launched
-    from corn.distributed.launching import Placement as Placement
-    from corn.distributed.launching import launch as launch
-    from corn.distributed.launching import parse_address as parse_address
-    from corn.distributed.loop import LEDGER_SPENT as LEDGER_SPENT
-    from corn.distributed.meeting import Meeting as Meeting
-    from corn.distributed.meeting import join as join
+    from corn.distributed.agent import run_agent as run_agent
+    from corn.distributed.agent import run_workload as run_workload
+    from corn.distributed.exchange import StopReason as StopReason
+    from corn.distributed.journal import Reports as Reports
+    from corn.distributed.launcher import LaunchResult as LaunchResult
+    from corn.distributed.launcher import Placement as Placement
+    from corn.distributed.launcher import launch as launch
     from corn.distributed.planning import PlanningRequest as PlanningRequest
-    from corn.distributed.running import run_agent as run_agent
+    from corn.distributed.processes import listen_for_signals as listen_for_signals
+    from corn.distributed.rendezvous import Rendezvous as Rendezvous
+    from corn.distributed.rendezvous import join as join
+    from corn.distributed.results import AgentResult as AgentResult
+    from corn.distributed.results import RunStatus as RunStatus
+    from corn.distributed.results import describe_stop as describe_stop
+    from corn.distributed.results import require_done as require_done
+    from corn.distributed.settings import AgentConfig as AgentConfig
     from corn.distributed.settings import RunSettings as RunSettings
+    from corn.distributed.settings import parse_address as parse_address
 
-_HOMES = {
-    "Launched": "corn.distributed.launching",
-    "Placement": "corn.distributed.launching",
-    "launch": "corn.distributed.launching",
-    "parse_address": "corn.distributed.launching",
-    "LEDGER_SPENT": "corn.distributed.loop",
-    "Meeting": "corn.distributed.meeting",
-    "join": "corn.distributed.meeting",
-    "PlanningRequest": "corn.distributed.planning",
-    "AgentResult": "corn.distributed.agent_run",
-    "Reports": "corn.distributed.agent_run",
-    "run_agent": "corn.distributed.running",
-    "RunSettings": "corn.distributed.settings",
+_MODULES = {
+    "AgentConfig": "settings",
+    "AgentResult": "results",
+    "LaunchResult": "launcher",
+    "Placement": "launcher",
+    "PlanningRequest": "planning",
+    "Rendezvous": "rendezvous",
+    "Reports": "journal",
+    "RunSettings": "settings",
+    "RunStatus": "results",
+    "StopReason": "exchange",
+    "describe_stop": "results",
+    "join": "rendezvous",
+    "launch": "launcher",
+    "listen_for_signals": "processes",
+    "parse_address": "settings",
+    "require_done": "results",
+    "run_agent": "agent",
+    "run_workload": "agent",
 }
 
-__all__ = sorted(_HOMES)  # one list of names is enough
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(f"corn.distributed.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_MODULES])

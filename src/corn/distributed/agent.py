@@ -1,171 +1,423 @@
-"""``python -m corn.distributed.agent``: one agent of a workload in this process, for torchrun.
+"""One agent of a plan, from its keys and data to a trained model.
 
-Example: ``torchrun --nnodes 2 --nproc-per-node 2 … -m corn.distributed.agent --plan plan.corn
---keys keys --task breast-cancer``. The agent's number is the rank. Without torchrun, ``--agent 3
---agents 4 --store 10.0.0.1:29500`` says the same, and agent 0 opens the store.
+An agent checks the plan, agrees with the others, connects to its neighbours, and trains.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-from dataclasses import replace
+import hashlib
+import secrets
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are told in one line
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from corn.distributed.agent_run import AgentResult, Reports
-from corn.distributed.child import find_plan
-from corn.distributed.launching import parse_address
-from corn.distributed.meeting import join
-from corn.distributed.planning import read_request
-from corn.distributed.running import preparing, run_problem
-from corn.distributed.settings import DropoutPolicy, RunSettings
-from corn.distributed.signals import listen_for_signals
-from corn.errors import CornError, make_printable
-from corn.learn.names import MODELS, USUAL_BATCH_SIZE, WORKLOADS, usual_schedule
-from corn.learn.schedule import ScheduleName, make_schedule
-from corn.learn.workloads import Workload, select_agent
-from corn.plan import Plan
-from corn.threads import limit_threads
+from corn.distributed.exchange import LinkExchange, message_bytes
+from corn.distributed.handshake import (
+    Agreement,
+    Hello,
+    announcing_failure,
+    check_plan,
+    confirm,
+    naming_absent_agents,
+    require_budget,
+    shake_hands,
+)
+from corn.distributed.journal import EvaluationData, Journal, ReleaseAccount, Reports, open_account
+from corn.distributed.keyring import Keyring, NoiseShare, open_keyring, share_group_seeds
+from corn.distributed.links import open_links
+from corn.distributed.planning import plan_together, read_request
+from corn.distributed.rendezvous import Rendezvous, join, naming_agent
+from corn.distributed.results import AgentResult, judge_status
+from corn.distributed.rounds import CellBatches, HalfStep, TrainingRounds
+from corn.distributed.settings import AgentConfig, RunSettings
+from corn.distributed.storage import (
+    CheckpointFolder,
+    Folders,
+    find_checkpoints,
+    find_paid,
+    forget_after,
+    make_folders,
+    read_rows,
+)
+from corn.distributed.survivors import ActivePlan
+from corn.errors import CornError
+from corn.learn.batches import AgentData, BatchSampler, require_few_samples
+from corn.learn.metrics import Row
+from corn.learn.monitor import catch_interruption
+from corn.learn.problem import DataSource, TrainingProblem, read_samples
+from corn.learn.settings import SweepSettings
+from corn.learn.tasks import HasFingerprint, MeanLoss, Task
+from corn.learn.training import make_task
+from corn.learn.workloads import select_agent
+from corn.noise.stream import STREAM_FORMAT
+from corn.plan import Plan, fingerprint, load_plan, save_plan
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the agent; expected failures are one line on stderr and exit code 1."""
-    options = _parser().parse_args(arguments)
-    limit_threads()
-    try:
-        _run(options)
-    except CornError as error:
-        sys.stderr.write(f"corn: {error}\n")
-        return 1
-    except KeyboardInterrupt:  # before it listens
-        return 130
-    return 0
+def run_agent(
+    plan: Plan,
+    *,
+    rendezvous: Rendezvous,
+    model: nn.Module | Task,
+    loss: MeanLoss | None = None,
+    dataset: DataSource,
+    validation: DataSource | None = None,
+    test: DataSource | None = None,
+    keys: Path | None = None,
+    out: Path | None = None,
+    settings: RunSettings | None = None,
+    reports: Reports | None = None,
+) -> AgentResult:
+    """Run one agent of a plan in this process, with its own data and keys, to the end.
 
+    Args:
+        plan: the same for all agents.
+        rendezvous: :func:`corn.distributed.join` makes it from torchrun's environment.
+        model: any module without batch normalisation and dropout, or a ``Task``; all agents must
+            start from the same parameters.
+        loss: for a module: (outputs, targets) → mean loss.
+        dataset: this agent's own samples. Of a data loader its data set is taken; batches are drawn
+            as the plan's accounting assumes, of the settings' size or else the loader's.
+        validation: samples to measure on. They are taken to be this agent's own: measurements on
+            them are for its owner, as on ``dataset``, and are not written to the shared folder.
+        test: the same.
+        keys: the folder with ``agent-I.key``, ``roster.json`` and the ledger.
+        out: the folder of the run, which agents may have in common. ``shared/agent-I`` in it gets
+            models and ε and may be handed out. ``private/agent-I`` gets measurements, private notes
+            and checkpoints, and only its owner can open it.
+        settings: of the run.
+        reports: callbacks for news of the run.
 
-def _run(options: argparse.Namespace) -> None:
-    settings, workload = _make_settings(options), _make_workload(options)
-    interruption = listen_for_signals()
-    meeting = join(
-        timeout=settings.timeout,
-        store=None if options.store is None else parse_address(options.store),
-        agent=options.agent,
-        num_agents=options.agents,
-        interruption=interruption,
-    )
-    with preparing(meeting):
-        request = None if options.request is None else read_request(options.request)
-        plan, settings = find_plan(
-            meeting, options.plan, request, options.neighbours, settings, options.out
+    Raises:
+        CornError: in one line that begins with the agent's number.
+    """
+    chosen = settings or RunSettings()
+    with announcing_failure(rendezvous), naming_agent(rendezvous.agent):
+        if isinstance(dataset, DataLoader) and chosen.batch_of(plan) is None:
+            chosen = replace(chosen, batch_size=dataset.batch_size)
+        parts = {"validation": validation, "test": test}
+        own = TrainingProblem(
+            make_task(model, loss),
+            AgentData.from_parts([read_samples(dataset)]),
+            {name: read_samples(part) for name, part in parts.items() if part is not None},
         )
+    return run_problem(
+        plan, own, rendezvous=rendezvous, keys=keys, out=out, settings=chosen, reports=reports
+    )
+
+
+def run_workload(config: AgentConfig, reports: Reports) -> AgentResult:
+    """Run one agent of a workload in this process: join the others, find the plan, and run it."""
+    settings = config.settings
+    rendezvous = join(
+        timeout=settings.timeout,
+        store=config.store,
+        agent=config.agent,
+        num_agents=config.num_agents,
+        interruption=reports.interruption,
+        opens_store=config.opens_store,
+    )
+    with announcing_failure(rendezvous), naming_agent(rendezvous.agent):
+        plan, settings = _find_plan(config, rendezvous)
         if settings.batch_size is None:
-            settings = replace(settings, batch_size=plan.budget.batch_size or USUAL_BATCH_SIZE)
-        problem = workload.build(meeting.num_agents)
-    result = run_problem(
+            size = plan.budget.batch_size or config.default_batch_size
+            settings = replace(settings, batch_size=size)
+        problem = config.workload.build(rendezvous.num_agents)
+    return run_problem(
         plan,
-        select_agent(problem, meeting.agent),
-        meeting=meeting,
-        keys=options.keys,
-        out=options.out,
+        select_agent(problem, rendezvous.agent),
+        rendezvous=rendezvous,
+        cohort=problem.data,
+        keys=config.keys,
+        out=config.out,
         settings=settings,
-        reports=Reports(
-            on_note=lambda text: _say(meeting.agent, text),
-            interruption=interruption,
-            on_private_note=lambda text: _say(meeting.agent, f"private, do not hand out: {text}"),
-        ),
-        data=workload.describe(problem),
-    )
-    _say(result.agent, _describe(result, plan))
-
-
-def _describe(result: AgentResult, plan: Plan) -> str:
-    """How the run ended, and what it promised to whom, in one line."""
-    last, why = result.rows[-1], f" ({result.stop})" if result.stop else ""
-    lost = "".join(f", without agent {who} from step {s} on" for who, s in result.lost.items())
-    return (
-        f"{result.status} after {result.num_steps} steps{why}{lost}, "
-        f"test loss {last['test_loss']:.4g}, {result.seconds_waited:.1f} s waited; ε spent "
-        f"{last['epsilon']:.4g} of {plan.budget.describe()}, against {plan.threat.describe()}"
+        reports=reports,
+        data=config.workload.describe(problem),
     )
 
 
-def _make_settings(options: argparse.Namespace) -> RunSettings:
-    return RunSettings(
-        make_schedule(options.step_size, options.schedule or usual_schedule(options.task)),
-        num_steps=options.steps,
-        batch_size=options.batch_size,
-        seed=options.seed,
-        on_dropout=options.on_dropout,
-        timeout=options.timeout,
-        checkpoint_every=options.checkpoint_every,
-        resume=options.resume,
+def run_problem(
+    plan: Plan,
+    problem: TrainingProblem,
+    *,
+    rendezvous: Rendezvous,
+    cohort: AgentData | None = None,
+    keys: Path | None = None,
+    out: Path | None = None,
+    settings: RunSettings,
+    reports: Reports | None = None,
+    data: str = "",
+) -> AgentResult:
+    """Run one agent of a plan on a problem with its own data.
+
+    ``cohort`` has the data of all agents, for a rehearsal. ``data`` describes how the data was
+    partitioned, on which all must agree. The other arguments are those of :func:`run_agent`.
+    """
+    agent, reports = rendezvous.agent, reports or Reports()
+    with ExitStack() as stack:
+        with announcing_failure(rendezvous), naming_agent(agent):
+            # Check. The agent verifies the plan itself before it publishes or writes anything.
+            guarantee = check_plan(plan, settings, rendezvous)
+            folders = None
+            if out is not None:
+                folders = make_folders(out, agent, is_rehearsal=settings.is_rehearsal)
+            keyring = open_keyring(plan, agent, settings, keys, stack)
+            releases_left = keyring.ledger.remaining
+            work = prepare_work(plan, agent, settings, problem, cohort)
+            steps: set[int] = set()
+            if folders is not None:
+                steps = find_checkpoints(
+                    _checkpoints(folders, plan, agent, settings),
+                    settings,
+                    num_parameters=len(work.start),
+                    num_releases=plan.budget.num_steps - releases_left,
+                )
+            # Agree. From here on all agents have the same plan, model, settings and nonce.
+            hello = make_hello(plan, settings, work, keyring, steps, data)
+            agreement = shake_hands(rendezvous, hello)
+            require_budget(agreement)
+            group_seeds = share_group_seeds(rendezvous, plan, keyring, run_nonce=agreement.nonce)
+            keyring = replace(keyring, group_seeds=group_seeds)
+            # Connect. Opening a link notices no signal, so it waits until both ends are there.
+            confirm(rendezvous, agreement, "linking")
+            with naming_absent_agents(rendezvous, "ready"):
+                exchange = connect(plan, settings, rendezvous, work.start)
+                stack.callback(exchange.close)
+            confirm(rendezvous, agreement, "ready")
+        with naming_agent(agent):
+            account = open_account(plan, guarantee, settings, releases_left=releases_left)
+            run = AgreedRun(plan, settings, agent, agreement, keyring, work, account, folders)
+            return train(run, exchange, reports)
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What is trained: the half step, the data to measure on, and the initial model."""
+
+    half_step: HalfStep
+    data: EvaluationData
+    start: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class AgreedRun:
+    """Everything that one agent's training needs, once all agents agreed."""
+
+    plan: Plan
+    settings: RunSettings
+    agent: int
+    agreement: Agreement
+    keyring: Keyring
+    work: Work
+    account: ReleaseAccount
+    folders: Folders | None
+
+    @property
+    def first_step(self) -> int:
+        """Steps done before this run."""
+        return self.agreement.first_step
+
+    @property
+    def last_step(self) -> int:
+        """Where the run ends: T, or earlier where a ledger allows fewer steps."""
+        return min(self.settings.steps_of(self.plan), self.first_step + self.agreement.max_steps)
+
+    def activate(self, plan: Plan, members: tuple[int, ...]) -> ActivePlan:
+        """Return a plan for some members with this agent's noise under it."""
+        source = self.keyring.make_source(plan, self.agent, members)
+        # A rehearsal draws a simulation's noise, whose nonce follows from the seed.
+        nonce = self.agreement.nonce
+        if self.settings.is_rehearsal:
+            nonce = self.keyring.ledger.nonce
+        noise = NoiseShare(
+            plan,
+            members.index(self.agent),
+            source,
+            nonce=nonce,
+            num_parameters=len(self.work.start),
+        )
+        return ActivePlan(plan, members, noise)
+
+
+def prepare_work(
+    plan: Plan,
+    agent: int,
+    settings: RunSettings,
+    problem: TrainingProblem,
+    cohort: AgentData | None = None,
+) -> Work:
+    """Prepare an agent's data and initial model.
+
+    ``cohort`` has the data of all agents, for a rehearsal that draws a simulation's batches.
+    """
+    plan.check_parameters(problem.task.num_parameters)
+    require_few_samples(plan.budget.query, problem.data.sizes)
+    sweep = SweepSettings(settings.steps_of(plan), settings.batch_of(plan), dtype=plan.dtype)
+    data, parts = problem.place(sweep)
+    cell = 0
+    if settings.rehearsal_seed is not None and cohort is not None:
+        (data, _), cell = replace(problem, data=cohort).place(sweep), agent
+    query, seed = plan.budget.query, settings.rehearsal_seed
+    sampler = BatchSampler(
+        data,
+        batch_size=settings.batch_of(plan),
+        # Amplification by sampling assumes that no other agent knows which samples are in a batch:
+        # the order is the agent's own secret, and new in every run.
+        seeds=(secrets.randbits(63) if seed is None else seed,),
+        sampling_rate=query.sampling_rate,
+        divide_by_batch_size=query.unit == "sample",
+    )
+    return Work(
+        half_step=HalfStep(problem.task, CellBatches(sampler, cell), query),
+        data=EvaluationData(problem.task, parts, problem.has_public_parts),
+        start=problem.task.initialize(settings.seed).to(sweep.torch_dtype),
     )
 
 
-def _make_workload(options: argparse.Namespace) -> Workload:
-    return Workload(
-        options.task,
-        options.model,
-        options.partition,
-        options.data_seed,
-        options.l2,
-        options.cache,
-        options.stand_in,
+def make_hello(
+    plan: Plan, settings: RunSettings, work: Work, keyring: Keyring, steps: set[int], data: str
+) -> Hello:
+    """Return the terms that the agent publishes at the handshake; nothing secret."""
+    task = work.data.task
+    model = f"{task.describe()}; {task.num_parameters} parameters"
+    if isinstance(task, HasFingerprint):  # of layers, loss and frozen parameters
+        model += f" ({task.fingerprint().hex()[:16]})"
+    return Hello(
+        plan=fingerprint(plan).hex(),
+        model=model,
+        start=hashlib.sha256(work.start.numpy().tobytes()).hexdigest()[:16],
+        roster=keyring.digest_roster(),
+        settings=settings.describe(plan) | {"partition of data": data, "streams": STREAM_FORMAT},
+        nonce=keyring.ledger.nonce.hex(),
+        remaining=keyring.ledger.remaining,
+        checkpoints=tuple(sorted(steps | {0})),
+        reserved=keyring.ledger.reserved_before,
     )
 
 
-def _say(agent: int, text: str) -> None:
-    sys.stderr.write(f"agent {agent}: {make_printable(text)}\n")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m corn.distributed.agent", description=__doc__.splitlines()[0]
+def connect(
+    plan: Plan, settings: RunSettings, rendezvous: Rendezvous, start: Tensor
+) -> LinkExchange:
+    """Open the links to neighbours, and to no other agent."""
+    graph, agent = plan.network.graph, rendezvous.agent
+    receivers = frozenset(graph.neighbors(agent))
+    senders = frozenset(graph.predecessors(agent)) if graph.is_directed() else receivers
+    links = open_links(
+        rendezvous.store,
+        agent,
+        senders | receivers,
+        message_bytes=message_bytes(plan.num_agents, start.nbytes),
+        timeout=settings.timeout,
+        address=rendezvous.address,
     )
-    add = parser.add_argument
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--plan", type=Path, help="the plan that all agents hold")
-    what.add_argument("--request", type=Path, help="what to plan together, instead of a plan")
-    add("--neighbours", type=_numbers, default=(), help="with --request: this agent's, 1,4,7")
-    add("--keys", type=Path, required=True, help="folder of agent-I.key and roster.json")
-    add("--task", choices=WORKLOADS, required=True, help="what to learn")
-    add("--model", choices=MODELS, help="what to train")
-    add("--partition", default=Workload.partition, help="how samples are dealt out")
-    add("--data-seed", type=int, default=Workload.seed, help="of split and partition")
-    add("--l2", type=float, default=Workload.l2, help="penalty of linear models")
-    add("--no-stand-in", dest="stand_in", action="store_false", help="refuse an absent data set")
-    add("--cache", type=Path, help="where data sets are kept")
-    add(
-        "--out", type=Path, default=Path("out"), help="folder of the run: shared/ may be handed out"
+    return LinkExchange(
+        links,
+        agent=agent,
+        num_agents=plan.num_agents,
+        num_parameters=len(start),
+        dtype=start.dtype,
+        timeout=settings.timeout,
+        senders=senders,
+        receivers=receivers,
     )
-    add("--step-size", type=float, default=0.1, help="first step size")
-    add("--schedule", choices=get_args(ScheduleName), help="how step sizes go on")
-    add("--batch-size", type=int, help=f"by default the plan's, or {USUAL_BATCH_SIZE}")
-    add("--steps", type=int, default=None, help="fewer steps than planned")
-    add("--seed", type=int, default=0, help="of the initial models; public")
-    add("--on-dropout", choices=get_args(DropoutPolicy), default=RunSettings.on_dropout)
-    add(
-        "--timeout", type=float, default=RunSettings.timeout, help="seconds of silence that give up"
+
+
+def train(run: AgreedRun, exchange: LinkExchange, reports: Reports) -> AgentResult:
+    """Run all steps that are left, and record them."""
+    plan, settings, ledger = run.plan, run.settings, run.keyring.ledger
+    journal = Journal(
+        plan,
+        settings,
+        agent=run.agent,
+        data=run.work.data,
+        account=run.account,
+        folders=run.folders,
+        count_releases=lambda: plan.budget.num_steps - ledger.remaining,
+        summarize_traffic=exchange.summarize,
+        reports=reports,
     )
-    add("--checkpoint-every", type=int, default=RunSettings.checkpoint_every, help="steps")
-    add("--resume", action="store_true", help="go on from what all agents have")
-    add("--agent", type=int, help="without torchrun: this agent's number")
-    add("--agents", type=int, help="without torchrun: how many there are")
-    add("--store", help="without torchrun: HOST:PORT where agents meet; agent 0 opens it")
-    return parser
+    parameters, earlier = _restore(run, journal)
+    _note_ledger(run, journal)
+    rounds = TrainingRounds(
+        plan,
+        settings,
+        agent=run.agent,
+        activate=run.activate,
+        half_step=run.work.half_step,
+        exchange=exchange,
+        ledger=ledger,
+        observer=journal,
+        first_step=run.first_step,
+        last_step=run.last_step,
+        parameters=parameters,
+    )
+    journal.record_start(run.first_step, parameters, earlier)
+    # A caller that gave an interruption catches signals itself, and would miss those caught here.
+    given = reports.interruption
+    with catch_interruption() if given is None else nullcontext(given) as interruption:
+        rounds.run(interruption)
+    journal.record_end(rounds.step, rounds.parameters)
+    return AgentResult(
+        agent=run.agent,
+        status=judge_status(all_steps=rounds.step == settings.steps_of(plan), lost=rounds.lost),
+        first_step=run.first_step,
+        num_steps=rounds.step,
+        stop=rounds.stop,
+        lost=rounds.lost,
+        notes=tuple(journal.notes),
+        traffic=exchange.traffic,
+        parameters=rounds.parameters,
+        rows=tuple(journal.rows),
+        private_notes=tuple(journal.private_notes),
+        seconds_waited=rounds.seconds_waited,
+    )
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"must be numbers with commas, as 1,4,7, found {text!r}"
-        ) from error
+def _restore(run: AgreedRun, journal: Journal) -> tuple[Tensor, list[Row]]:
+    """Return the model to start from and the measurements before it; remove later files."""
+    step, folders = run.first_step, run.folders
+    if folders is not None and (removed := forget_after(folders, step)):
+        journal.note(f"removed what an earlier run wrote after step {step} ({removed} files)")
+    if folders is None or step == 0:
+        return run.work.start.clone(), []
+    checkpoint = _checkpoints(folders, run.plan, run.agent, run.settings).load(step)
+    return checkpoint.parameters, list(read_rows(folders.private / "metrics.csv").values())
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _note_ledger(run: AgreedRun, journal: Journal) -> None:
+    """Note how a ledger shortens the run."""
+    total, agreement = run.settings.steps_of(run.plan), run.agreement
+    if run.last_step < total:
+        journal.note(
+            f"the run ends at step {run.last_step} of {total}: agent {agreement.scarce}'s ledger "
+            f"allows {agreement.max_steps} more releases"
+        )
+    if agreement.reserved and run.agent == agreement.scarce:
+        journal.note(
+            f"a run that crashed had reserved {agreement.reserved} releases, which count as spent"
+        )
+
+
+def _find_plan(config: AgentConfig, rendezvous: Rendezvous) -> tuple[Plan, RunSettings]:
+    """Return the plan of a file, or the one that agents make together, which is then shared."""
+    settings = config.settings
+    if config.plan is not None:
+        return load_plan(config.plan), settings
+    request = config.request
+    if request is None:
+        raise CornError("neither a plan nor a request for one was given")
+    if isinstance(request, Path):
+        request = read_request(request)
+    folders = make_folders(config.out, rendezvous.agent, is_rehearsal=settings.is_rehearsal)
+    plan, seed = plan_together(rendezvous, request, config.neighbours)
+    if not any(find_paid(folders.private)):  # the plan of an earlier run stays with that run
+        save_plan(plan, folders.shared / "plan.corn")
+    return plan, settings.with_seed(seed)
+
+
+def _checkpoints(
+    folders: Folders, plan: Plan, agent: int, settings: RunSettings
+) -> CheckpointFolder:
+    return CheckpointFolder(folders.private, plan, agent, is_rehearsal=settings.is_rehearsal)

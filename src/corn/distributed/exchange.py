@@ -1,38 +1,184 @@
-"""One message to and from every neighbour, all at the same time; who fails to send is a dropout.
+"""Exchange of messages: one to and from every neighbour per mixing round, all at the same time.
 
-An agent that waits for a slow neighbour is not slow itself. So whoever has sent nothing for a third
-of the time-out sends a short *wait* message, which tells its neighbours to go on waiting: only an
-agent that sends nothing at all is given up, and the fault does not spread. In a run without trouble
-there are no such messages.
+A message is one buffer: a header, d parameters, and a seal of eight bytes. Gloo accepts a message
+that is shorter than the buffer without an error, so only the seal shows that all of it arrived.
+
+An agent that waits for a slow neighbour is not slow itself. So an agent that has sent nothing for a
+third of the time-out sends a short *heartbeat*, upon which its neighbours go on waiting. Only an
+agent that sends nothing at all is lost, and its silence does not make its neighbours look lost too.
+In a run without trouble there are no heartbeats.
 """
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
 from typing import Protocol, final
 
 import torch
 from torch import Tensor
 
-from corn.distributed.header import (
-    SEAL_BYTES,
-    Header,
-    check_header,
-    decode_header,
-    header_bytes,
-)
 from corn.distributed.links import Link, LinkError
-from corn.distributed.membership import NEVER
+from corn.errors import PublicError
 
-_BEATS_PER_TIMEOUT = 3
-SUSPICIOUS_SHARE = 0.5
-"""Of the time-out: who stood still for longer may have been given up, as the waits before and after
-a pause come up to half a time-out late."""
+NEVER = 2**32 - 1
+"""The step at which no loss was noticed, and after which no run stops."""
+PREFIX_BYTES = 8
+SEAL_BYTES = 8
+SUSPENDED_SHARE = 0.5
+"""The share of the time-out after which an agent that was suspended may have been declared lost:
+its neighbours' waits before and after the pause are up to half a time-out late."""
+
+_MAGIC = b"corn/msg"
+_FIXED = struct.Struct("<8s8s8sIIIIQBBHI")
+_ALIGNMENT = 64
+_HEARTBEATS_PER_TIMEOUT = 3
+# Two messages of a neighbour may have been under way before a pause; a third one shows that it
+# still takes this agent for alive.
 _PROOF_OF_LIFE = 3
+
+
+class StopReason(StrEnum):
+    """Why a run ends before its last step. Headers carry the position in this list."""
+
+    NONE = "none"
+    INTERRUPTED = "interrupted"
+    LOSS = "loss"
+    DIVERGED = "diverged"
+    BUDGET_SPENT = "budget spent"
+
+
+_REASONS = tuple(StopReason)
+
+
+@dataclass(frozen=True, order=True)
+class StopNotice:
+    """Announcement that all stop after ``step`` steps, because of ``agent``; the least counts."""
+
+    step: int = NEVER
+    agent: int = 0
+    reason: StopReason = StopReason.NONE
+
+
+NO_STOP = StopNotice()
+
+
+class ProtocolError(PublicError):
+    """A message that is not the neighbour's message of this step: the run cannot be trusted."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """The description of a message, and what its sender knows of losses.
+
+    Attributes:
+        plan: the first 8 bytes of the fingerprint of the plan in force.
+        next_plan: those of the plan that replaces it at the next step; zeros if none does.
+        sender: the agent.
+        step: from 0.
+        mixing_round: of the step, from 0.
+        degree: number of neighbours to which the sender is still linked.
+        payload_bytes: the size of the parameters.
+        noticed: for each agent the step at which its loss was noticed (see ``Membership``).
+        stop: the earliest stop that the sender knows of.
+        is_heartbeat: whether it carries no parameters, and shows only that its sender is alive.
+    """
+
+    plan: bytes
+    next_plan: bytes
+    sender: int
+    step: int
+    mixing_round: int
+    degree: int
+    payload_bytes: int
+    noticed: tuple[int, ...]
+    stop: StopNotice = NO_STOP
+    is_heartbeat: bool = False
+
+    def encode(self) -> bytes:
+        """Return the header as bytes, ``header_bytes`` of them."""
+        fixed = _FIXED.pack(
+            _MAGIC,
+            self.plan,
+            self.next_plan,
+            self.sender,
+            self.step,
+            self.mixing_round,
+            self.degree,
+            self.payload_bytes,
+            int(self.is_heartbeat),
+            _REASONS.index(self.stop.reason),
+            self.stop.agent,
+            self.stop.step,
+        )
+        body = fixed + struct.pack(f"<{len(self.noticed)}I", *self.noticed)
+        return body.ljust(header_bytes(len(self.noticed)), b"\0")
+
+    @property
+    def seal(self) -> bytes:
+        """The last bytes of the message; never zero."""
+        return struct.pack("<II", self.step + 1, self.mixing_round + 1)
+
+
+def header_bytes(num_agents: int) -> int:
+    """Return the size of a header, a few bytes per agent, rounded up to align the parameters.
+
+    >>> header_bytes(20)
+    192
+    """
+    size = _FIXED.size + 4 * num_agents
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def message_bytes(num_agents: int, payload_bytes: int) -> int:
+    """Return the size of a message: header, parameters and seal."""
+    return header_bytes(num_agents) + payload_bytes + SEAL_BYTES
+
+
+def decode_header(data: bytes, *, num_agents: int, sender: int) -> Header:
+    """Read a header that came from ``sender``; raise ``ProtocolError`` for anything else."""
+    fields = _FIXED.unpack_from(data)
+    magic, plan, next_plan, found, step, mixing_round, degree, size, kind, why, who, stop = fields
+    is_sound = kind < 2 and why < len(_REASONS) and who < num_agents
+    if magic != _MAGIC or not is_sound:
+        raise ProtocolError(f"agent {sender} sent bytes that are not a message of CorN")
+    if found != sender:
+        raise ProtocolError(f"agent {sender}'s link carries a message of agent {found}")
+    return Header(
+        plan=plan,
+        next_plan=next_plan,
+        sender=found,
+        step=step,
+        mixing_round=mixing_round,
+        degree=degree,
+        payload_bytes=size,
+        noticed=struct.unpack_from(f"<{num_agents}I", data, _FIXED.size),
+        stop=StopNotice(stop, who, _REASONS[why]),
+        is_heartbeat=bool(kind),
+    )
+
+
+def check_header(found: Header, own: Header, seal: bytes) -> None:
+    """Raise ``ProtocolError`` unless a message belongs to the same step of the same run."""
+    who = f"agent {found.sender}"
+    if found.plan != own.plan:
+        raise ProtocolError(f"{who} runs another plan ({found.plan.hex()}, not {own.plan.hex()})")
+    if (found.step, found.mixing_round) != (own.step, own.mixing_round):
+        raise ProtocolError(
+            f"{who} is at step {found.step}, round {found.mixing_round}, not at step {own.step}, "
+            f"round {own.mixing_round}"
+        )
+    if found.payload_bytes != own.payload_bytes:
+        raise ProtocolError(
+            f"{who} sent {found.payload_bytes} bytes of parameters, not {own.payload_bytes}"
+        )
+    if seal != own.seal:
+        raise ProtocolError(f"{who} sent a message that was cut short")
 
 
 @dataclass(frozen=True)
@@ -43,39 +189,40 @@ class Received:
     parameters: Tensor
 
 
-@dataclass(frozen=True)
-class Dropout:
-    """A neighbour that is gone, and how that was noticed."""
+class Dropout(StrEnum):
+    """How the loss of a neighbour was noticed."""
 
-    reason: str
+    CLOSED = "closed"
+    SILENT = "silent"
+    STALLED = "stalled"
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What went over one link: parameters and nothing else, but for waits."""
+    """Counts of messages and bytes over one link."""
 
     messages_sent: int
     messages_received: int
     bytes_sent: int
-    waits: int
+    heartbeats: int
 
 
 class Exchange(Protocol):
-    """How messages get to neighbours and back, in two halves between which an agent can work."""
+    """Messages to and from neighbours, in two halves between which an agent can compute."""
 
     @property
     def neighbours(self) -> tuple[int, ...]:
-        """Who is still linked."""
+        """Neighbours that are still linked."""
 
     @property
     def was_suspended(self) -> bool:
-        """Whether this process stood still for so long that others may have given it up."""
+        """Whether this process was suspended so long that it may have been declared lost."""
 
     def start(self, header: Header, parameters: Tensor) -> None:
         """Begin to send to and receive from every neighbour."""
 
     def finish(self) -> Mapping[int, Received | Dropout]:
-        """Wait for every neighbour; those who dropped out are no longer neighbours."""
+        """Wait for every neighbour; those that dropped out are no longer neighbours."""
 
     def drop(self, peer: int) -> None:
         """Close the link to a neighbour that is known to be lost."""
@@ -83,17 +230,17 @@ class Exchange(Protocol):
 
 @final
 class LinkExchange:
-    """Exchanges over :mod:`corn.distributed.links`.
+    """Exchange over :mod:`corn.distributed.links`.
 
     Args:
         links: one for each neighbour.
-        agent: whose.
+        agent: this agent's number.
         num_agents: n, which sets the size of headers.
         num_parameters: d.
         dtype: of the parameters.
-        timeout: seconds of silence after which a neighbour is given up.
-        senders: who of the neighbours sends to this agent; by default all.
-        receivers: to whom this agent sends; by default all.
+        timeout: seconds without a message after which a neighbour is lost.
+        senders: the neighbours that send to this agent; by default all.
+        receivers: the neighbours to which this agent sends; by default all.
     """
 
     def __init__(
@@ -111,22 +258,22 @@ class LinkExchange:
         self._links, self._num_agents, self._timeout = dict(links), num_agents, timeout
         self._senders = frozenset(links) if senders is None else senders
         self._receivers = frozenset(links) if receivers is None else receivers
-        self._payload = slice(
-            header_bytes(num_agents), header_bytes(num_agents) + num_parameters * dtype.itemsize
-        )
+        begin = header_bytes(num_agents)
+        self._payload = slice(begin, begin + num_parameters * dtype.itemsize)
         self._dtype = dtype
         self._message = torch.zeros(self._payload.stop + SEAL_BYTES, dtype=torch.uint8)
-        silence = tuple([NEVER] * num_agents)
-        self._own = Header(bytes(8), bytes(8), agent, 0, 0, 0, 0, silence)
+        unknown = tuple([NEVER] * num_agents)
+        nothing = bytes(PREFIX_BYTES)
+        self._own = Header(nothing, nothing, agent, 0, 0, 0, 0, unknown)
         self._has_begun = False
         self._dropouts: dict[int, Dropout] = {}
         self._closed: dict[int, Traffic] = {}
-        self._waits = dict.fromkeys(links, 0)
+        self._heartbeats = dict.fromkeys(links, 0)
         self._lock, self._last_sent = threading.RLock(), time.monotonic()
-        self._last_look = self._last_sent
+        self._last_check = self._last_sent
         self._ended, self._exchanges_since_pause = threading.Event(), _PROOF_OF_LIFE
-        self._beat = threading.Thread(target=self._send_waits, daemon=True)
-        self._beat.start()
+        self._heart = threading.Thread(target=self._send_heartbeats, daemon=True)
+        self._heart.start()
 
     @property
     def neighbours(self) -> tuple[int, ...]:
@@ -135,21 +282,17 @@ class LinkExchange:
 
     @property
     def was_suspended(self) -> bool:
-        """See ``Exchange``.
-
-        Two messages of a neighbour may have been on their way before the pause; a third shows that
-        it still takes this agent for alive.
-        """
-        self._look_at_clock()  # it may be asked before the other thread has woken up
+        """See ``Exchange``."""
+        self._check_clock()  # after a pause this thread may run before the heartbeat's does
         return self._exchanges_since_pause < _PROOF_OF_LIFE
 
     @property
     def traffic(self) -> dict[int, Traffic]:
-        """What went over each link so far, broken ones included."""
+        """Traffic over each link so far, broken ones included."""
         return self._closed | {peer: self._count(peer) for peer in self._links}
 
     def summarize(self) -> tuple[int, int]:
-        """How many neighbours are left, and how many bytes were sent."""
+        """Return how many neighbours are left, and how many bytes were sent."""
         return len(self._links), sum(own.bytes_sent for own in self.traffic.values())
 
     def start(self, header: Header, parameters: Tensor) -> None:
@@ -159,6 +302,7 @@ class LinkExchange:
         self._message[self._payload].view(self._dtype).copy_(parameters)
         self._message[self._payload.stop :] = _as_bytes(header.seal)
         with self._lock:
+            # Receives are posted first: then a neighbour's send can complete at once.
             for peer in self.neighbours:
                 if peer in self._senders:
                     self._try(peer, Link.post_receive)
@@ -178,8 +322,8 @@ class LinkExchange:
             if peer in self._senders and (found := self._receive(peer)) is not None:
                 received[peer] = found
         for peer in self.neighbours:
-            # Who has sent its message was ready for this one before, so this takes no time; where
-            # a link is one-way, its end may itself be waiting for somebody.
+            # A neighbour that has sent its message had posted its receive before, so this takes no
+            # time. The receiver of a one-way link may itself be waiting for another agent.
             patience = self._timeout * (1 if peer in self._senders else self._num_agents + 1)
             self._try(peer, partial(Link.wait_sent, seconds=patience))
         with self._lock:
@@ -194,88 +338,83 @@ class LinkExchange:
                 self._links.pop(peer).close()
 
     def link(self, peer: int) -> Link:
-        """The link to a neighbour."""
+        """Return the link to a neighbour."""
         return self._links[peer]
 
-    def stop_beating(self) -> None:
-        """Send no more waits: from now on this agent's silence counts."""
+    def stop_heartbeats(self) -> None:
+        """Send no more heartbeats, so that this agent's silence counts."""
         self._ended.set()
-        self._beat.join()
+        self._heart.join()
 
     def close(self) -> None:
         """Close all links."""
-        self.stop_beating()
+        self.stop_heartbeats()
         for peer in self.neighbours:
             self.drop(peer)
 
     def _receive(self, peer: int) -> Received | None:
         link = self._links[peer]
-        # A chain of agents that wait for each other ends after n time-outs at the latest.
-        for _ in range(_BEATS_PER_TIMEOUT * (self._num_agents + 1)):
+        # A chain of agents that wait for each other ends after n time-outs at the latest, so more
+        # heartbeats than that come from an agent whose step never ends.
+        for _ in range(_HEARTBEATS_PER_TIMEOUT * (self._num_agents + 1)):
             if not self._try(peer, partial(Link.wait_received, seconds=self._timeout)):
                 return None
-            header = self._decode(link)
-            if not header.is_wait:
+            data = bytes(link.buffer[: self._payload.start].numpy())
+            header = decode_header(data, num_agents=self._num_agents, sender=peer)
+            if not header.is_heartbeat:
                 seal = link.buffer[self._payload.stop : self._payload.stop + SEAL_BYTES]
                 check_header(header, self._own, bytes(seal.numpy()))
                 return Received(header, link.buffer[self._payload].view(self._dtype))
-            self._waits[peer] += 1
+            self._heartbeats[peer] += 1
             if not self._try(peer, Link.post_receive):
                 return None
-        self._dropouts[peer] = Dropout(f"agent {peer} is alive, but its step does not end")
+        self._dropouts[peer] = Dropout.STALLED
         self.drop(peer)
         return None
 
-    def _decode(self, link: Link) -> Header:
-        data = bytes(link.buffer[: self._payload.start].numpy())
-        return decode_header(data, num_agents=self._num_agents, sender=link.peer)
-
     def _try(self, peer: int, action: Callable[[Link], None]) -> bool:
-        """Do something with a link; if that breaks it, note the dropout."""
+        """Use a link, and note a dropout if that breaks it."""
         began = time.monotonic()
         try:
             action(self._links[peer])
         except LinkError:
-            silent = time.monotonic() - began >= 0.9 * self._timeout
-            self._dropouts[peer] = Dropout(
-                f"agent {peer} sent nothing for {self._timeout:g} s (time-out)"
-                if silent
-                else f"agent {peer} closed its connection"
-            )
+            # Gloo raises the same error for a time-out and for a closed connection.
+            is_silent = time.monotonic() - began >= 0.9 * self._timeout
+            self._dropouts[peer] = Dropout.SILENT if is_silent else Dropout.CLOSED
             self.drop(peer)
             return False
         return True
 
     def _count(self, peer: int) -> Traffic:
-        link, waits = self._links[peer], self._waits[peer]
-        return Traffic(link.messages_sent, link.messages_received - waits, link.bytes_sent, waits)
+        link, beats = self._links[peer], self._heartbeats[peer]
+        return Traffic(
+            messages_sent=link.messages_sent,
+            messages_received=link.messages_received - beats,
+            bytes_sent=link.bytes_sent,
+            heartbeats=beats,
+        )
 
-    def _look_at_clock(self) -> None:
-        """Notice that this process stood still, as nobody has looked for so long."""
+    def _check_clock(self) -> None:
+        """Notice that this process was suspended, as the clock was not checked for so long."""
         with self._lock:
-            self._last_look, before = time.monotonic(), self._last_look
-            if self._last_look - before > SUSPICIOUS_SHARE * self._timeout:
+            self._last_check, before = time.monotonic(), self._last_check
+            if self._last_check - before > SUSPENDED_SHARE * self._timeout:
                 self._exchanges_since_pause = 0
 
-    def _send_waits(self) -> None:
-        """Run beside the agent: a wait whenever nothing was sent for a third of the time-out."""
-        pause = self._timeout / _BEATS_PER_TIMEOUT
+    def _send_heartbeats(self) -> None:
+        pause = self._timeout / _HEARTBEATS_PER_TIMEOUT
         while not self._ended.wait(pause / 2):
-            self._look_at_clock()
+            self._check_clock()
             with self._lock:
                 if not self._has_begun or time.monotonic() - self._last_sent < pause:
                     continue
-                wait = _as_bytes(replace(self._own, is_wait=True).encode())
+                beat = _as_bytes(replace(self._own, is_heartbeat=True).encode())
                 for peer in set(self._links) & self._receivers:
-                    _send_quietly(self._links[peer], wait)
+                    try:
+                        self._links[peer].send_note(beat)
+                    except LinkError:
+                        continue  # the next exchange notices it
                 self._last_sent = time.monotonic()
-
-
-def _send_quietly(link: Link, message: Tensor) -> None:
-    try:
-        link.send_note(message)
-    except LinkError:
-        return  # the agent itself finds out when it needs the link
 
 
 def _as_bytes(data: bytes) -> Tensor:

@@ -1,7 +1,7 @@
-"""Before the first byte of training: everyone says what it is about to do, and all must agree.
+"""Handshake before the first step: every agent publishes its terms, and all must agree.
 
-All agents read the same words, so all come to the same verdict: a mismatch stops everybody, with
-the names of those who differ. Nothing secret is said.
+All agents read the same messages, so all come to the same conclusion: a mismatch stops every agent,
+with the numbers of those that differ. Nothing secret is published.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 from corn.distributed.links import LinkError
-from corn.distributed.meeting import AbsentError, Meeting, RefusalError
-from corn.distributed.membership import name_agents
+from corn.distributed.rendezvous import AbsentError, RefusalError, Rendezvous
+from corn.distributed.settings import RunSettings
+from corn.distributed.survivors import name_agents
 from corn.errors import (
     CornError,
     InfeasibleError,
@@ -29,27 +30,36 @@ from corn.noise.address import check_fingerprint, check_nonce
 from corn.parsing import build, parse_hex, parse_json
 from corn.plan import AgentGuarantee, Plan, verify_plan
 
-_SECONDS_FOR_LAST_WORDS = 3.0
-_MAX_QUOTED, _MAX_REASON = 60, 300
+_SECONDS_FOR_TROUBLE = 3.0
+_MAX_QUOTED, _MAX_REASON, _MAX_NAMED = 60, 300, 5
 
 
 class HandshakeError(PublicError):
-    """Agents do not agree on what to run."""
+    """Agents do not agree on the run.
+
+    Attributes:
+        topic: what they do not agree on.
+        agents: those that differ from the rest.
+    """
+
+    def __init__(self, message: str, *, topic: str, agents: tuple[int, ...]) -> None:
+        self.topic, self.agents = topic, agents
+        super().__init__(message)
 
 
 @dataclass(frozen=True)
 class Hello:
-    """What an agent says of itself.
+    """The terms that an agent publishes.
 
     Attributes:
         plan: the plan's fingerprint, in hexadecimal.
-        model: what is trained: names, shapes and type of its parameters, in a hash.
-        start: the initial parameters, in a hash.
-        roster: the public keys, in a hash.
-        settings: the rest that must be the same, by name.
-        nonce: what this agent brings to the nonce of the run, in hexadecimal.
+        model: a hash of names, shapes and type of the parameters, of the loss and of constants.
+        start: a hash of the initial parameters.
+        roster: a hash of the public keys.
+        settings: other settings that must be the same, by name.
+        nonce: this agent's contribution to the nonce of the run, in hexadecimal.
         remaining: how many releases its ledger still allows.
-        checkpoints: steps it can go on from; 0 is always one.
+        checkpoints: steps from which it can continue; 0 is always one.
         reserved: releases that its ledger counts though a run that crashed may not have made them.
     """
 
@@ -73,21 +83,25 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What an agent found: a hash of the agreement, equal for all who heard the same."""
+class Confirmation:
+    """A hash of the agreement, equal for all agents that read the same messages."""
 
     agreed: str
 
 
-Word = TypeVar("Word", Hello, Verdict)
+Message = TypeVar("Message", Hello, Confirmation)
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all agents found out: the run's nonce, where it starts, and for how many steps at most.
+    """The outcome of the handshake.
 
-    ``scarce`` is the agent whose ledger allows the fewest steps, and ``reserved`` what that ledger
-    counts for a run that crashed.
+    Attributes:
+        nonce: of the run.
+        first_step: where the run starts.
+        max_steps: the number of steps that all ledgers allow.
+        scarce: the agent whose ledger allows the fewest steps.
+        reserved: releases that this ledger counts for a run that crashed.
     """
 
     nonce: bytes
@@ -97,180 +111,196 @@ class Agreement:
     reserved: int = 0
 
 
+def check_plan(plan: Plan, settings: RunSettings, rendezvous: Rendezvous) -> AgentGuarantee:
+    """Return this agent's guarantee; raise unless the plan keeps its promise and fits the run."""
+    if rendezvous.num_agents != plan.num_agents:
+        raise InvalidArgumentError(
+            f"the plan is for {plan.num_agents} agents, found {rendezvous.num_agents} ranks"
+        )
+    settings.check_plan(plan)
+    return check_guarantee(plan, rendezvous.agent)
+
+
 def check_guarantee(plan: Plan, agent: int) -> AgentGuarantee:
-    """What this agent is promised; a plan that does not keep what it promises is refused."""
+    """Verify a plan from scratch and return what it guarantees to an agent."""
     verification = verify_plan(plan)
-    if verification.passed:
-        return verification.guarantees[agent]
-    own = [text for text in verification.problems if text.startswith(f"agent {agent} ")]
-    raise InfeasibleError(
-        f"agent {agent}: refuses to start, the plan does not keep its promise: "
-        f"{[*own, *verification.problems][0]}"
-    )
+    if not verification.passed:
+        problems = make_printable("; ".join(verification.problems), limit=_MAX_REASON)
+        raise InfeasibleError(f"refuses to start, the plan does not keep its promise: {problems}")
+    return verification.guarantees[agent]
 
 
 @contextmanager
-def refusing_aloud(meeting: Meeting) -> Iterator[None]:
-    """If this agent cannot start, tell the others why, so that they do not wait for it.
-
-    Whom it misses may have refused itself: then that is the reason.
-    """
+def announcing_failure(rendezvous: Rendezvous) -> Iterator[None]:
+    """If this agent cannot start, publish a refusal, so that the others do not wait for it."""
     try:
         yield
     except CornError as error:
+        # An agent that is missed may have refused: then that is the reason.
         if isinstance(error, AbsentError | LinkError) or isinstance(error.__cause__, LinkError):
-            _explain_by_refusal(meeting, error)
-        _refuse(meeting, str(error) if is_public(error) else _tell_only_kind(error))
+            _raise_refusal_instead(rendezvous, error)
+        _refuse(rendezvous, str(error) if is_public(error) else _name_kind(error))
         raise
     except (Exception, KeyboardInterrupt) as error:
-        _refuse(meeting, _tell_only_kind(error))
+        _refuse(rendezvous, _name_kind(error))
         raise
 
 
 def is_public(error: Exception) -> bool:
-    """Say whether others may read an error: it is about the run, the plan or the budget.
+    """Return whether other agents may read an error: it is about the run, the plan or the budget.
 
-    All other errors may quote data, or the name of a file, which tells of its owner.
+    This is an allow list. Any other error may quote data, or the name of a file that describes its
+    owner, and no ε covers that.
     """
     return isinstance(error, PublicError | InfeasibleError | BudgetSpentError)
 
 
-def _tell_only_kind(error: BaseException) -> str:
+def _name_kind(error: BaseException) -> str:
     return f"{type(error).__name__}; only its owner sees the details"
 
 
-def _refuse(meeting: Meeting, why: str) -> None:
+def _refuse(rendezvous: Rendezvous, reason: str) -> None:
     with suppress(CornError):  # the store may be gone, which is not the reason
-        meeting.refuse(why)
-        meeting.part()
+        rendezvous.refuse(reason)
+        rendezvous.leave()
 
 
-def _explain_by_refusal(meeting: Meeting, error: CornError) -> None:
+def _raise_refusal_instead(rendezvous: Rendezvous, error: CornError) -> None:
     try:
-        meeting.heed_refusal()
+        rendezvous.raise_refusal()
     except RefusalError as refusal:
-        meeting.part()
+        rendezvous.leave()
         raise refusal from error
     except CornError:
         return
 
 
 @contextmanager
-def naming_the_silent(meeting: Meeting, topic: str) -> Iterator[None]:
-    """If a link does not come up, blame those who say nothing at all under a topic.
+def naming_absent_agents(rendezvous: Rendezvous, topic: str) -> Iterator[None]:
+    """If a link cannot be opened, name the agents that publish nothing under a topic.
 
-    The neighbour at the other end may itself have waited for somebody.
+    The neighbour at the other end of the link may itself have waited for another agent.
     """
     try:
         yield
     except LinkError as error:
-        silent = []
+        absent: list[int] = []
         with suppress(CornError):
-            meeting.say("trouble", b"")
-            silent = meeting.find_silent(topic, "trouble", seconds=_SECONDS_FOR_LAST_WORDS)
-        if silent:
-            raise PublicError(
-                f"agent {meeting.agent}: does not start, because no more was heard from "
-                f"{name_agents(silent)} within {meeting.timeout:g} s"
-            ) from error
+            rendezvous.publish("trouble", b"")
+            absent = rendezvous.find_absent(topic, "trouble", seconds=_SECONDS_FOR_TROUBLE)
+        if absent:
+            raise AbsentError(topic, absent, rendezvous.timeout) from error
         raise
 
 
-def shake_hands(meeting: Meeting, hello: Hello) -> Agreement:
-    """Compare with everybody; raise the same ``HandshakeError`` everywhere if anyone differs."""
-    hellos = _tell_and_hear(meeting, "hello", hello)
-    compare_hellos(hellos, meeting.agent)
+def shake_hands(rendezvous: Rendezvous, hello: Hello) -> Agreement:
+    """Compare terms with all agents; all raise the same ``HandshakeError`` if any differs."""
+    hellos = _publish_and_gather(rendezvous, "hello", hello)
+    compare_hellos(hellos)
     nonces = {agent: bytes.fromhex(own.nonce) for agent, own in hellos.items()}
-    first_step = _choose_start(hellos, meeting.agent)
     scarce = min(hellos, key=lambda agent: (hellos[agent].remaining, agent))
     return Agreement(
-        agree_on_nonce(nonces, plan_fingerprint=bytes.fromhex(hello.plan)),
-        first_step,
-        hellos[scarce].remaining,
-        scarce,
-        hellos[scarce].reserved,
+        nonce=agree_on_nonce(nonces, plan_fingerprint=bytes.fromhex(hello.plan)),
+        first_step=_choose_start(hellos),
+        max_steps=hellos[scarce].remaining,
+        scarce=scarce,
+        reserved=hellos[scarce].reserved,
     )
 
 
-def confirm(meeting: Meeting, agreement: Agreement, topic: str = "ready") -> None:
-    """Go on together: nobody does before everybody is there and came to the same verdict."""
+def require_budget(agreement: Agreement) -> None:
+    """Raise unless every ledger allows at least one release."""
+    if agreement.max_steps == 0:
+        crashed = f", {agreement.reserved} of it reserved by a run that crashed"
+        raise BudgetSpentError(
+            f"agent {agreement.scarce}'s ledger allows no more releases under this plan: its "
+            f"budget is spent{crashed if agreement.reserved else ''}"
+        )
+
+
+def confirm(rendezvous: Rendezvous, agreement: Agreement, topic: str) -> None:
+    """Wait until all agents have come here with the same agreement."""
     digest = hashlib.sha256(repr(agreement).encode()).hexdigest()
-    words = _tell_and_hear(meeting, topic, Verdict(digest))
-    meeting.heed_refusal()  # by one that said this word before
-    verdicts = {agent: word.agreed for agent, word in words.items()}
-    _compare("what was agreed on", verdicts, meeting.agent)
+    found = _publish_and_gather(rendezvous, topic, Confirmation(digest))
+    rendezvous.raise_refusal()  # of an agent that confirmed and failed afterwards
+    _compare("the agreement", {agent: own.agreed for agent, own in found.items()})
 
 
-def compare_hellos(hellos: Mapping[int, Hello], agent: int) -> None:
-    """Name the first thing on which agents differ, and who does."""
-    parts: tuple[tuple[str, Callable[[Hello], str]], ...] = (
-        ("the plan's fingerprint", lambda own: own.plan[:16]),
-        ("the model", lambda own: own.model),
-        ("the initial parameters", lambda own: own.start),
-        ("the roster of public keys", lambda own: own.roster),
-    )
-    for what, read in parts:
-        _compare(what, {who: read(own) for who, own in hellos.items()}, agent)
+def compare_hellos(hellos: Mapping[int, Hello]) -> None:
+    """Raise ``HandshakeError`` for the first topic on which agents differ."""
+    topics = {
+        "the plan's fingerprint": {who: own.plan[:16] for who, own in hellos.items()},
+        "the model": {who: own.model for who, own in hellos.items()},
+        "the initial parameters": {who: own.start for who, own in hellos.items()},
+        "the roster of public keys": {who: own.roster for who, own in hellos.items()},
+    }
     for name in sorted({name for own in hellos.values() for name in own.settings}):
         values = {who: own.settings.get(name, "") for who, own in hellos.items()}
-        _compare(make_printable(name, limit=_MAX_QUOTED), values, agent)
+        topics[make_printable(name, limit=_MAX_QUOTED)] = values
+    for topic, values in topics.items():
+        _compare(topic, values)
 
 
-def _tell_and_hear(meeting: Meeting, topic: str, word: Word) -> dict[int, Word]:
-    """Everybody's words, this agent's own as it said it.
-
-    Whoever runs the store could answer with the words of an earlier run. Each agent's new nonce
-    makes the noise new, so an agent must insist that its own was heard.
-    """
-    said = json.dumps(asdict(word)).encode()
-    meeting.say(topic, said)
-    heard = meeting.hear_all(topic)
-    if heard[meeting.agent] != said:
+def _publish_and_gather(rendezvous: Rendezvous, topic: str, message: Message) -> dict[int, Message]:
+    """Return all agents' messages, this agent's own exactly as it published it."""
+    own, agent = json.dumps(asdict(message)).encode(), rendezvous.agent
+    rendezvous.publish(topic, own)
+    found = rendezvous.gather(topic)
+    # The store's host could replay the messages of an earlier run. All noise would then repeat, and
+    # differences of messages would show gradients. The nonce in the own message is new, so an agent
+    # goes on only if it reads its own message back.
+    if found[agent] != own:
         raise HandshakeError(
-            f"agent {meeting.agent}: the store has another word ({topic}) of agent "
-            f"{meeting.agent} than this agent said: a second process runs under its number, or "
-            "the store cannot be trusted; start all agents anew with a new store"
+            f"the store has another message ({topic}) of agent {agent} than this agent published: "
+            "a second process runs under its number, or the store cannot be trusted; start all "
+            "agents anew with a new store",
+            topic=topic,
+            agents=(agent,),
         )
-    return {
-        sender: _read(type(word), text, f"agent {meeting.agent}: agent {sender}'s word ({topic})")
-        for sender, text in heard.items()
-    }
+    return {sender: _parse(type(message), text, topic, sender) for sender, text in found.items()}
 
 
-def _choose_start(hellos: Mapping[int, Hello], agent: int) -> int:
-    """The newest step of which all have a checkpoint; never back to the start unasked."""
+def _choose_start(hellos: Mapping[int, Hello]) -> int:
+    """Return the newest step of which all have a checkpoint; never restart a run unasked."""
     common = set.intersection(*(set(own.checkpoints) for own in hellos.values()))
     newest = {who: max(own.checkpoints) for who, own in hellos.items()}
     if max(common) == 0 and any(newest.values()):
-        behind = [who for who, step in newest.items() if step == min(newest.values())]
+        least, most = min(newest.values()), max(newest.values())
+        behind = tuple(who for who, step in newest.items() if step == least)
         raise HandshakeError(
-            f"agent {agent}: no step but the first has a checkpoint of every agent: "
-            f"{name_agents(behind)} came to step {min(newest.values())}, others to step "
-            f"{max(newest.values())}; a run without --resume begins anew in another folder, with "
-            "what ledgers still allow"
+            f"no step but the first has a checkpoint of every agent: {name_agents(behind)} came to "
+            f"step {least}, others to step {most}; a run without --resume begins anew in another "
+            "folder, with the releases that ledgers still allow",
+            topic="checkpoints",
+            agents=behind,
         )
     return max(common)
 
 
-def _compare(what: str, values: Mapping[int, str], agent: int) -> None:
-    """The most common value counts, agent 0's if several are; the others are named."""
+def _compare(topic: str, values: Mapping[int, str]) -> None:
+    """Raise unless all values agree; the most common one is the standard, agent 0's in a tie."""
     counts = Counter(values[who] for who in sorted(values))
     usual, _ = counts.most_common(1)[0]
-    others = [who for who in sorted(values) if values[who] != usual]
+    others = tuple(who for who in sorted(values) if values[who] != usual)
     if others:
-        shown = others[:5]
+        shown = others[:_MAX_NAMED]
         limit = _MAX_REASON // (1 + len(shown))
         short = {who: make_printable(values[who], limit=limit) for who in shown}
         found = "; ".join(f"agent {who} has {value}" for who, value in short.items())
         rest = make_printable(usual, limit=limit)
-        raise HandshakeError(f"agent {agent}: agents differ in {what}: {found}; the rest {rest}")
+        raise HandshakeError(
+            f"agents differ in {topic}: {found}; the rest {rest}", topic=topic, agents=others
+        )
 
 
-def _read(record: type[Word], text: bytes, name: str) -> Word:
+def _parse(record: type[Message], text: bytes, topic: str, sender: int) -> Message:
     try:
-        word: Word = build(record, parse_json(text), "it")
+        message: Message = build(record, parse_json(text), "it")
     except InvalidArgumentError as error:
         raise HandshakeError(
-            f"{name} is damaged, or of another version of CorN: {error}"
+            f"agent {sender}'s message ({topic}) is damaged, or of another version of CorN: "
+            f"{error}",
+            topic=topic,
+            agents=(sender,),
         ) from error
-    return word
+    return message

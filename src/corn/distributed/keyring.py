@@ -1,22 +1,31 @@
-"""An agent's keys for a run: its own files, and the seeds that larger groups share.
+"""Keys of an agent for a run: its own files, its release ledger, and seeds that groups share.
 
 ``DIR/agent-3.key`` and ``DIR/roster.json`` are made by ``corn keygen`` and ``corn roster``. The
-release ledger lies beside the key, not beside results: whoever starts the same plan again with the
-same key must find what was released before, and keys and nonces are not handed out with results.
+release ledger lies beside the key, not beside results: a second run of the same plan with the same
+key must find what was released before, and keys and nonces are not handed out with results.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
 
 from corn.covariance import Decomposition
-from corn.distributed.meeting import Meeting
-from corn.errors import CornError, FileFormatError
+from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.settings import RunSettings
+from corn.errors import FileFormatError, InvalidArgumentError
+from corn.learn.perturbation import simulation_nonce
 from corn.noise import (
     Delivery,
     Identity,
+    NoiseSource,
     Owner,
     ReleaseLedger,
     Roster,
@@ -24,6 +33,7 @@ from corn.noise import (
     SecureSource,
     agent_keys,
     check_identity,
+    draw_share,
     generate_identity,
     load_identity,
     load_roster,
@@ -37,40 +47,170 @@ from corn.noise import (
 from corn.plan import Plan, fingerprint
 
 
+class Ledger(Protocol):
+    """The release ledger, or its substitute in a rehearsal."""
+
+    @property
+    def nonce(self) -> bytes:
+        """This agent's contribution to the run's nonce."""
+
+    @property
+    def remaining(self) -> int:
+        """How many more releases are allowed."""
+
+    reserved_before: int
+
+    def reserve(self, step: int) -> None:
+        """Allow the release of a step, once; nothing of the step may be sent before."""
+
+
+@final
+class RehearsalLedger:
+    """Count of a rehearsal's releases, which protect nothing and are not kept."""
+
+    def __init__(self, max_releases: int, nonce: bytes) -> None:
+        self.remaining, self.nonce, self.reserved_before = max_releases, nonce, 0
+
+    def reserve(self, step: int) -> None:  # noqa: ARG002
+        """See ``Ledger``."""
+        self.remaining -= 1
+
+
+@dataclass(frozen=True, eq=False)
+class Keyring:
+    """What an agent draws noise from, and how much it may still release.
+
+    Attributes:
+        ledger: of this agent under this plan.
+        identity: the agent's private key; None in a rehearsal.
+        roster: the public keys of all agents; None in a rehearsal.
+        rehearsal_seed: the public seed of a rehearsal.
+        group_seeds: seeds of groups of three and more, by the group's number.
+    """
+
+    ledger: Ledger
+    identity: Identity | None = field(default=None, repr=False)
+    roster: Roster | None = None
+    rehearsal_seed: int | None = None
+    group_seeds: Mapping[int, Secret] = field(default_factory=dict, repr=False)
+
+    def digest_roster(self) -> str:
+        """Return a few characters by which agents see that they hold the same roster."""
+        if self.roster is None:
+            return "none"
+        return hashlib.sha256(b"".join(self.roster.public_keys)).hexdigest()[:16]
+
+    def make_source(self, plan: Plan, agent: int, members: tuple[int, ...]) -> SecureSource:
+        """Return the noise source of an agent under a plan for ``members``.
+
+        The plan numbers its agents from 0 in the order of ``members``, which are the numbers that
+        they have in the roster.
+        """
+        own = members.index(agent)
+        if self.identity is None or self.roster is None:
+            seed = 0 if self.rehearsal_seed is None else self.rehearsal_seed
+            return make_rehearsal_source(plan.decomposition, own, seed=seed)
+        keys = agent_keys(
+            self.identity,
+            own,
+            seed_groups=plan.decomposition.seed_groups,
+            roster=Roster(tuple(self.roster.public_key(member) for member in members)),
+            plan_fingerprint=fingerprint(plan),
+            group_seeds=self.group_seeds,
+        )
+        return SecureSource(keys)
+
+
+@final
+class NoiseShare:
+    """This agent's share of the noise under one plan; every draw overwrites the one before."""
+
+    def __init__(
+        self, plan: Plan, agent: int, source: NoiseSource, *, nonce: bytes, num_parameters: int
+    ) -> None:
+        self._plan, self._agent, self._source = plan, agent, source
+        self._nonce = nonce
+        self._share = torch.empty(num_parameters, dtype=torch.float64)
+        self._prepared: int | None = None
+
+    def prepare(self, step: int) -> None:
+        """See ``AgentNoise``."""
+        self._prepared = None  # a draw that is interrupted must not be taken for noise
+        draw_share(
+            self._plan.decomposition,
+            self._agent,
+            source=self._source,
+            nonce=self._nonce,
+            step=step,
+            stop=len(self._share),
+            out=self._share.numpy(),
+        )
+        self._prepared = step
+
+    def take(self, step: int) -> Tensor:
+        """See ``AgentNoise``."""
+        if self._prepared != step:
+            self.prepare(step)
+        self._prepared = None
+        return self._share
+
+
+def open_keyring(
+    plan: Plan, agent: int, settings: RunSettings, folder: Path | None, stack: ExitStack
+) -> Keyring:
+    """Load an agent's keys and open its ledger, which ``stack`` closes."""
+    seed = settings.rehearsal_seed
+    if seed is not None:
+        ledger = RehearsalLedger(plan.budget.num_steps, simulation_nonce(seed))
+        return Keyring(ledger, rehearsal_seed=seed)
+    if folder is None:
+        raise InvalidArgumentError("keys must be a folder with the agent's key and the roster")
+    identity, roster = load_keys(folder, agent, plan.num_agents)
+    opened = stack.enter_context(open_ledger(folder, agent, plan))
+    return Keyring(opened, identity, roster)
+
+
 def load_keys(folder: Path, agent: int, num_agents: int) -> tuple[Identity, Roster]:
-    """An agent's identity and everybody's public keys, checked against each other."""
-    try:
-        identity = load_identity(folder / f"agent-{agent}.key")
-        roster = load_roster(folder / "roster.json")
-        if roster.num_agents != num_agents:
-            raise FileFormatError(
-                f"{folder / 'roster.json'}: of {roster.num_agents} agents, the plan has "
-                f"{num_agents}"
-            )
-        check_identity(identity, agent, roster=roster)
-    except CornError as error:
-        raise FileFormatError(f"agent {agent}: {error}") from error
+    """Return an agent's identity and all public keys, checked against each other."""
+    identity = load_identity(folder / f"agent-{agent}.key")
+    roster = load_roster(folder / "roster.json")
+    if roster.num_agents != num_agents:
+        raise FileFormatError(
+            f"{folder / 'roster.json'}: of {roster.num_agents} agents, the plan has {num_agents}"
+        )
+    check_identity(identity, agent, roster=roster)
     return identity, roster
 
 
-def choose_folder(plan: Path | None) -> Path:
-    """Where keys are unless a folder is named: beside the plan, whatever folder results go to.
+def open_ledger(folder: Path, agent: int, plan: Plan) -> ReleaseLedger:
+    """Open the ledger of an agent under a plan."""
+    plan_fingerprint = fingerprint(plan)
+    return ReleaseLedger.open(
+        folder / f"agent-{agent}-{plan_fingerprint.hex()[:16]}.ledger",
+        plan_fingerprint=plan_fingerprint,
+        agent=agent,
+        max_releases=plan.budget.num_steps,
+    )
 
-    >>> str(choose_folder(Path("plans/ring.corn"))), str(choose_folder(None))
+
+def default_key_folder(plan: Path | None) -> Path:
+    """Return the folder of keys unless one is given: beside the plan, wherever results go.
+
+    >>> str(default_key_folder(Path("plans/ring.corn"))), str(default_key_folder(None))
     ('plans/ring.keys', 'corn.keys')
     """
     return Path("corn.keys") if plan is None else plan.with_suffix(".keys")
 
 
 def make_keys(folder: Path, num_agents: int, *, is_one_machine: bool = True) -> bool:
-    """Make the keys of all agents for a run on one machine, unless there are some; say if made."""
+    """Make the keys of all agents for a run on one machine, if there are none; return if made."""
     roster = folder / "roster.json"
     if roster.exists():
         return False
     if not is_one_machine or any(folder.glob("agent-*.key")):
         raise FileFormatError(
-            f"{roster}: is missing: make it once from everybody's agent-I.pub with corn roster, "
-            "and copy it to every host"
+            f"{roster}: is missing: make it once from all files agent-I.pub with corn roster, and "
+            "copy it to every host"
         )
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     identities = [generate_identity() for _ in range(num_agents)]
@@ -80,83 +220,41 @@ def make_keys(folder: Path, num_agents: int, *, is_one_machine: bool = True) -> 
     return True
 
 
-def open_ledger(folder: Path, agent: int, plan: Plan) -> ReleaseLedger:
-    """The ledger of this agent under this plan."""
-    plan_fingerprint = fingerprint(plan)
-    try:
-        return ReleaseLedger.open(
-            folder / f"agent-{agent}-{plan_fingerprint.hex()[:16]}.ledger",
-            plan_fingerprint=plan_fingerprint,
-            agent=agent,
-            max_releases=plan.budget.num_steps,
-        )
-    except CornError as error:
-        raise FileFormatError(f"agent {agent}: {error}") from error
-
-
-def digest_roster(roster: Roster) -> str:
-    """A few characters by which agents see that they hold the same roster."""
-    return hashlib.sha256(b"".join(roster.public_keys)).hexdigest()[:16]
-
-
-def make_source(
-    plan: Plan,
-    agent: int,
-    identity: Identity,
-    roster: Roster,
-    *,
-    group_seeds: Mapping[int, Secret],
-) -> SecureSource:
-    """The noise source that holds this agent's keys, and no other's."""
-    keys = agent_keys(
-        identity,
-        agent,
-        seed_groups=plan.decomposition.seed_groups,
-        roster=roster,
-        plan_fingerprint=fingerprint(plan),
-        group_seeds=group_seeds,
-    )
-    return SecureSource(keys)
-
-
 def make_rehearsal_source(decomposition: Decomposition, agent: int, *, seed: int) -> SecureSource:
-    """What a simulation with this seed holds for the agent: public, for comparison only."""
+    """Return the agent's keys in a simulation with this seed: public, for comparison only."""
     everyone = simulated_keys(decomposition, seed=seed)
     return SecureSource({owner: everyone[owner] for owner in owners(decomposition, [agent])})
 
 
 def share_group_seeds(
-    meeting: Meeting, plan: Plan, identity: Identity, roster: Roster, *, run_nonce: bytes
+    rendezvous: Rendezvous, plan: Plan, keyring: Keyring, *, run_nonce: bytes
 ) -> dict[int, Secret]:
-    """Seeds of the groups of three and more that this agent is in: dealt out sealed, new each run.
+    """Return the seeds of the groups of three and more that this agent is in, new in each run.
 
-    The lowest member of a group makes its seed.
+    The lowest member of a group makes its seed and seals it to each other member, so that the
+    store sees none. Pairs need no message: their seeds follow from their keys.
     """
+    identity, roster = keyring.identity, keyring.roster
+    if identity is None or roster is None:
+        return {}
     seeds: dict[int, Secret] = {}
-    larger = [
-        Owner(group, number)
+    topic = f"seed/{run_nonce.hex()[:16]}"
+    larger = {
+        number: Owner(group, number)
         for number, group in enumerate(plan.decomposition.seed_groups)
-        if len(group) > 2 and meeting.agent in group
-    ]
-    made = [group for group in larger if group.members[0] == meeting.agent]
-    for group in made:
-        seed = Secret.random()
-        seeds[_number(group)] = seed
-        for receiver in group.members[1:]:
-            delivery = Delivery(fingerprint(plan), run_nonce, group, receiver)
-            package = seal_seed(seed, delivery, identity=identity, roster=roster)
-            meeting.give(_topic(group, run_nonce), receiver, package)
-    for group in larger:
-        if group not in made:
-            delivery = Delivery(fingerprint(plan), run_nonce, group, meeting.agent)
-            package = meeting.take(_topic(group, run_nonce), delivery.sender)
-            seeds[_number(group)] = open_seed(package, delivery, identity=identity, roster=roster)
+        if len(group) > 2 and rendezvous.agent in group
+    }
+    # All own seeds are sent before any is awaited, or two groups could wait for each other.
+    for number, group in larger.items():
+        if group.members[0] == rendezvous.agent:
+            seeds[number] = Secret.random()
+            for receiver in group.members[1:]:
+                delivery = Delivery(fingerprint(plan), run_nonce, group, receiver)
+                package = seal_seed(seeds[number], delivery, identity=identity, roster=roster)
+                rendezvous.send(f"{topic}/{number}", receiver, package)
+    for number, group in larger.items():
+        if number not in seeds:
+            delivery = Delivery(fingerprint(plan), run_nonce, group, rendezvous.agent)
+            package = rendezvous.receive(f"{topic}/{number}", delivery.sender)
+            seeds[number] = open_seed(package, delivery, identity=identity, roster=roster)
     return seeds
-
-
-def _number(group: Owner) -> int:
-    return -1 if group.group is None else group.group
-
-
-def _topic(group: Owner, run_nonce: bytes) -> str:
-    return f"seed/{run_nonce.hex()[:16]}/{group.group}"

@@ -1,317 +1,336 @@
-"""Start all agents of a plan on this machine, watch them, and put their results together."""
+"""Launch of a run on this machine, or of this machine's part of it: keys, store, agents, result."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from multiprocessing import forkserver, resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any, final
+from typing import final
 
-from corn.distributed.child import Order, run_child
-from corn.distributed.progress_table import ProgressTable
-from corn.distributed.recording import Progress
-from corn.errors import CornError
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from corn.distributed.journal import Progress
+from corn.distributed.keyring import default_key_folder, make_keys
+from corn.distributed.planning import PlanningRequest
+from corn.distributed.processes import AgentProcesses
+from corn.distributed.rendezvous import host_store
+from corn.distributed.results import (
+    AgentResult,
+    RunStatus,
+    describe_lost,
+    describe_notes,
+    find_missed,
+    judge_status,
+    merge_measurements,
+    raise_common_failure,
+)
+from corn.distributed.settings import AgentConfig, RunSettings
+from corn.distributed.storage import Folders
+from corn.errors import InvalidArgumentError
 from corn.learn.monitor import catch_interruption
-from corn.threads import limit_threads
+from corn.learn.problem import TrainingProblem
+from corn.learn.result import Result
+from corn.learn.workloads import Workload
+from corn.plan import Plan, load_plan
+from corn.topology import Network
 
-_SECONDS_BETWEEN_LOOKS = 0.2
-_SECONDS_TO_END = 3.0
-_PRELOADED = [
-    "corn.distributed.child",
-    "corn.distributed.warm_up",
-    "corn.learn.workloads",
-    "sklearn.datasets",
-]
+_LOCALHOST = "127.0.0.1"
+_SECONDS_BETWEEN_POLLS = 0.2
+_COLUMNS = ("agent", "step", "test loss", "ε spent", "neighbours", "MB sent")
+_PRIVATE_COLUMNS = ("train loss", "clipped")
 
 
 @dataclass(frozen=True)
-class Ending:
-    """How one agent ended.
+class Placement:
+    """The agents of this machine: all, unless there are several hosts.
 
     Attributes:
-        summary: what it reported at its end; empty if it did not get there.
-        failure: what it said when it failed, or what ended its process; empty if nothing did.
-        notes: what it had noted on the way, if it did not get to a summary.
-        private_notes: what it had noted for its owner alone.
-        is_private: whether the failure, too, is for its owner alone, as it may tell of its data.
+        agents_per_host: agents 0 … k−1 run on host 0, the next k on host 1, and so on.
+        host: this machine's number.
+        store: address and port of the rendezvous; host 0 opens it. None opens one for this machine
+            alone, on any free port.
     """
 
-    summary: Mapping[str, Any] = field(default_factory=dict)
-    failure: str = ""
-    notes: tuple[str, ...] = ()
-    private_notes: tuple[str, ...] = ()
-    is_private: bool = False
+    agents_per_host: int | None = None
+    host: int = 0
+    store: tuple[str, int] | None = None
 
-    def describe_failure(self, agent: int) -> str:
-        """What others may read of the failure."""
-        return f"agent {agent}: failed, and told its owner why" if self.is_private else self.failure
+    def __post_init__(self) -> None:
+        if self.agents_per_host is not None and self.store is None:
+            raise InvalidArgumentError(
+                "store must be given as HOST:PORT where agents run on several hosts, found None"
+            )
+
+    def agents(self, num_agents: int) -> range:
+        """Return the agents of this machine."""
+        size = self.agents_per_host or num_agents
+        own = range(self.host * size, min((self.host + 1) * size, num_agents))
+        if not own:
+            raise InvalidArgumentError(
+                f"host {self.host} has no agents: the plan has {num_agents}, and {size} run on each"
+            )
+        return own
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How all agents on this machine ended.
+@dataclass(frozen=True, eq=False)
+class LaunchResult:
+    """The result of a launch.
 
     Attributes:
-        endings: by agent.
+        plan: what was run.
+        problem: what was trained.
+        agents: the result of each agent on this machine.
+        measured: measurements and models, as a simulation gives them, but without measurements on
+            private data unless those were asked for.
+        folders: what may be handed out, and what is private.
+        keys: the folder of keys and ledgers.
+        made_keys: whether keys were made for this run.
+        is_rehearsal: whether the noise was public, and protected nothing.
         seconds_to_start: until every agent had done its first step.
-        was_interrupted: whether a person asked them to stop.
+        was_interrupted: whether a person stopped the run here.
     """
 
-    endings: Mapping[int, Ending]
-    seconds_to_start: float
-    was_interrupted: bool
+    plan: Plan
+    problem: TrainingProblem
+    agents: Mapping[int, AgentResult]
+    measured: Result
+    folders: Folders
+    keys: Path
+    made_keys: bool = False
+    is_rehearsal: bool = False
+    seconds_to_start: float = 0.0
+    was_interrupted: bool = False
 
     @property
-    def finished(self) -> dict[int, Mapping[str, Any]]:
-        """What the agents that came to an end reported."""
-        return {agent: own.summary for agent, own in self.endings.items() if own.summary}
-
-    @property
-    def failures(self) -> dict[int, str]:
-        """What went wrong with the others, in words that may be for their owner alone."""
-        return {agent: own.failure for agent, own in self.endings.items() if own.failure}
-
-    @property
-    def missed(self) -> dict[int, int]:
-        """Whom those that came to an end had lost, here or elsewhere, and since which step."""
-        told = [item for own in self.finished.values() for item in own.get("lost", {}).items()]
-        return {int(agent): step for agent, step in sorted(told, key=lambda item: -item[1])}
+    def finished(self) -> dict[int, AgentResult]:
+        """The agents that have a result."""
+        return {agent: own for agent, own in self.agents.items() if own.failure is None}
 
     @property
     def lost(self) -> dict[int, str]:
-        """The agents that did not come to an end, here or elsewhere, why, and since which step.
+        """The agents without a result, why, and since which step."""
+        return describe_lost(self.agents)
 
-        Anyone may read it.
-        """
-        missed, ends = self.missed, self.endings
-        failures = {agent: ends[agent].describe_failure(agent) for agent in self.failures}
-        return {
-            agent: failures.get(agent, f"agent {agent}: lost on another host")
-            + (f", missed by the others from step {missed[agent]} on" if agent in missed else "")
-            for agent in sorted((failures.keys() | missed.keys()) - self.finished.keys())
-        }
+    @property
+    def status(self) -> RunStatus:
+        """The status of the run: all steps without all agents are ``partial``."""
+        missing = self.lost.keys() | find_missed(self.agents).keys()
+        return judge_status(all_steps=self.measured.status == "complete", lost=missing)
+
+    @property
+    def private_notes(self) -> list[str]:
+        """Notes of agents for their owners alone, failures included."""
+        notes = []
+        for agent, own in self.agents.items():
+            notes += [f"agent {agent}: {text}" for text in own.private_notes]
+            if own.failure is not None and own.failure.is_private:
+                notes.append(own.failure.describe(agent))
+        return notes
 
 
-def run_agents(
-    orders: Sequence[Order], *, num_steps: int, show_table: bool = True, show_private: bool = False
-) -> Outcome:
-    """Run every order in a process of its own until all have ended; none is left behind.
+def launch(
+    source: Path | PlanningRequest,
+    workload: Workload,
+    *,
+    out: Path,
+    settings: RunSettings,
+    network: Network | None = None,
+    keys: Path | None = None,
+    placement: Placement | None = None,
+    show_table: bool = True,
+    show_private: bool = False,
+) -> LaunchResult:
+    """Start agents, wait for them, and merge their measurements.
 
-    Ctrl-C asks all of them to stop together after a few more steps; a second one ends them at once.
-    With ``show_private`` the table has numbers computed from private data without noise, too.
+    Args:
+        source: a plan's file; or a request for a plan that the agents make together, each of them
+            knowing only its neighbours in ``network``.
+        workload: what to train.
+        out: a folder; ``shared`` in it may be handed out, ``private`` is for the owners of data.
+        settings: of the run.
+        network: the links between agents, where they plan together.
+        keys: the folder of keys and ledgers, by default beside the plan: ``plan.keys``, or
+            ``corn.keys`` here without a plan. Made for all agents of one machine if not there.
+        placement: which agents run here.
+        show_table: show a live table if there is a terminal.
+        show_private: show and return measurements on private data, too. No noise protects them:
+            only for a machine whose user owns the data of all agents.
+
+    Raises:
+        CornError: no agent has a result; the line says why.
     """
-    crew = Crew(orders)
+    place = placement or Placement()
+    plan = load_plan(source) if isinstance(source, Path) else None
+    known = network if plan is None else plan.network
+    if known is None:
+        raise InvalidArgumentError("network must be given where agents plan together, found None")
+    agents = place.agents(known.num_agents)
+    num_steps = (settings.steps_of(plan) if plan else settings.num_steps) or 0
+    # Everything that can fail for a wrong argument has been checked; from here on files are made.
+    folder = keys or default_key_folder(source if isinstance(source, Path) else None)
+    made_keys = not settings.is_rehearsal and make_keys(
+        folder, known.num_agents, is_one_machine=place.agents_per_host is None
+    )
+    folders = Folders.of_run(out, is_rehearsal=settings.is_rehearsal)
+    folders.make()
+    if isinstance(source, PlanningRequest):
+        (folders.shared / "request.json").write_text(source.to_text() + "\n", encoding="utf-8")
+    problem = workload.build(known.num_agents)
+    # The launcher hosts the store, so that it outlasts any agent.
+    store, address = None, place.store
+    if address is None or place.host == 0:
+        host, port = address or (_LOCALHOST, 0)
+        store = host_store(host, port, timeout=settings.timeout)
+        address = host, store.port
+    config = AgentConfig(
+        workload=workload,
+        settings=settings,
+        out=out.resolve(),
+        plan=source.resolve() if isinstance(source, Path) else None,
+        request=None if isinstance(source, Path) else source,
+        keys=None if settings.is_rehearsal else folder.resolve(),
+        num_agents=known.num_agents,
+        store=address,
+        opens_store=False,
+    )
+    processes = AgentProcesses(
+        {
+            agent: replace(
+                config, agent=agent, neighbours=tuple(sorted(known.graph.neighbors(agent)))
+            )
+            for agent in agents
+        }
+    )
+    table = ProgressTable(num_steps, show=show_table, show_private=show_private)
+    was_interrupted = _watch(processes, table)
+    results = dict(sorted(processes.results.items()))
+    raise_common_failure(results)
+    if plan is None:
+        first = min(agent for agent, own in results.items() if own.failure is None)
+        plan = load_plan(folders.of_agent(first).shared / "plan.corn")
+    return LaunchResult(
+        plan=plan,
+        problem=problem,
+        agents=results,
+        measured=merge_results(
+            plan, problem, results, folders, settings, show_private=show_private
+        ),
+        folders=folders,
+        keys=folder,
+        made_keys=made_keys,
+        is_rehearsal=settings.is_rehearsal,
+        seconds_to_start=processes.seconds_to_start,
+        was_interrupted=was_interrupted,
+    )
+
+
+def _watch(processes: AgentProcesses, table: ProgressTable) -> bool:
+    """Run processes until all have ended, none is left behind; return if a person stopped them.
+
+    Ctrl-C requests that all agents stop together after a few more steps; a second one ends them.
+    """
     try:
-        with (
-            catch_interruption() as interruption,
-            ProgressTable(num_steps, show=show_table, show_private=show_private) as table,
-        ):
-            crew.start()
-            while crew.is_running:
-                crew.look(_SECONDS_BETWEEN_LOOKS)
-                table.update(crew.progress, crew.describe_ends())
+        with catch_interruption() as interruption, table:
+            processes.start()
+            while processes.is_running:
+                processes.poll(_SECONDS_BETWEEN_POLLS)
+                table.update(processes.progress, processes.results)
                 if interruption.requested:
-                    crew.ask_to_stop()
-        return crew.outcome(was_interrupted=interruption.requested)
+                    processes.request_stop()
+        return interruption.requested
     finally:
-        crew.end()
+        processes.close()
+
+
+def merge_results(
+    plan: Plan,
+    problem: TrainingProblem,
+    results: Mapping[int, AgentResult],
+    folders: Folders,
+    settings: RunSettings,
+    *,
+    show_private: bool = False,
+) -> Result:
+    """Return one result of measurements from the files of all agents."""
+    merged = merge_measurements(
+        plan,
+        problem,
+        {agent: folders.of_agent(agent) for agent in results},
+        settings=settings,
+        notes=describe_notes(results, plan.num_agents),
+        show_private=show_private,
+    )
+    # An agent that was cut off may have measured a later step than those that stopped.
+    if any(own.status is RunStatus.INTERRUPTED for own in results.values()):
+        return replace(merged, status="interrupted")
+    return merged
 
 
 @final
-class Crew:
-    """The processes of agents, and what they said."""
+class ProgressTable:
+    """Live table of all agents' progress, on stderr; silent unless that is a terminal.
 
-    def __init__(self, orders: Sequence[Order]) -> None:
-        self._orders = {order.agent: order for order in orders}
-        self._processes: dict[int, ForkServerProcess] = {}
-        self._lines: dict[int, Connection] = {}
-        self._endings: dict[int, Ending] = {}
-        self._notes: dict[int, list[str]] = {agent: [] for agent in self._orders}
-        self._private_notes: dict[int, list[str]] = {agent: [] for agent in self._orders}
-        self._stopped: dict[int, float] = {}
-        self._began, self._all_stepped, self._asked = time.monotonic(), 0.0, False
-        self.progress: dict[int, Progress] = {}
-
-    @property
-    def is_running(self) -> bool:
-        """Whether any agent has not ended yet."""
-        return len(self._endings) < len(self._orders)
-
-    def start(self) -> None:
-        """Start all processes, from one that has imported everything already."""
-        limit_threads()
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are told in one line
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOADED)
-        with _without_main():
-            _start_forkserver()
-            for agent, order in self._orders.items():
-                self._start_one(context, agent, order)
-
-    def look(self, seconds: float) -> None:
-        """Wait for news, and take them in."""
-        lines = {line: agent for agent, line in self._lines.items()}
-        for ready in wait(list(lines), timeout=seconds):
-            self._take(lines[ready])  # type: ignore[index]
-        self._end_the_stopped()
-
-    def ask_to_stop(self) -> None:
-        """Ask all agents to stop together."""
-        if not self._asked:
-            self._asked = True
-            for line in self._lines.values():
-                with suppress(OSError):
-                    line.send("stop")
-
-    def send_signal(self, agent: int, number: int) -> None:
-        """Send a signal to an agent's process, as a fault would."""
-        pid = self._processes[agent].pid
-        if pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    def describe_ends(self) -> dict[int, str]:
-        """In a word, how agents ended."""
-        return {agent: "lost" if own.failure else "done" for agent, own in self._endings.items()}
-
-    def outcome(self, *, was_interrupted: bool) -> Outcome:
-        """How all ended."""
-        endings = {
-            agent: replace(
-                own,
-                notes=tuple(self._notes[agent]),
-                private_notes=tuple(self._private_notes[agent]),
-            )
-            for agent, own in sorted(self._endings.items())
-        }
-        return Outcome(endings, self._all_stepped, was_interrupted)
-
-    def end(self) -> None:
-        """End every process that is left: those that hear no more of us go by themselves."""
-        for line in self._lines.values():
-            line.close()
-        deadline = time.monotonic() + _SECONDS_TO_END
-        for process in self._processes.values():
-            process.join(max(0.0, deadline - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
-
-    def _start_one(self, context: ForkServerContext, agent: int, order: Order) -> None:
-        ours, theirs = context.Pipe()
-        process = context.Process(target=run_child, args=(theirs, order), daemon=True)
-        process.start()
-        theirs.close()
-        self._processes[agent], self._lines[agent] = process, ours
-
-    def _take(self, agent: int) -> None:
-        try:
-            kind, content = self._lines[agent].recv()
-        except (EOFError, OSError):
-            self._close(agent)
-            return
-        if kind == "progress":
-            self.progress[agent] = content
-            if not self._all_stepped and len(self.progress) == len(self._orders):
-                self._all_stepped = time.monotonic() - self._began
-        elif kind == "note":
-            self._notes[agent].append(content)
-        elif kind == "private note":
-            self._private_notes[agent].append(content)
-        elif kind == "done":
-            self._endings[agent] = Ending(content)
-        elif kind == "failed":
-            failure, is_private = content
-            self._endings[agent] = Ending(failure=failure, is_private=is_private)
-
-    def _close(self, agent: int) -> None:
-        """An agent's line is dead, and so is the agent."""
-        del self._lines[agent]
-        if agent not in self._endings:
-            self._processes[agent].join(_SECONDS_TO_END)
-            code = self._processes[agent].exitcode
-            self._endings[agent] = Ending(failure=f"agent {agent}: {describe_exit(code)}")
-
-    def _end_the_stopped(self) -> None:
-        """A process that was stopped cannot end by itself.
-
-        Do it when no other runs any more, and it stood still for so long that it was given up.
-        """
-        left = [agent for agent in self._orders if agent not in self._endings]
-        stopped = [agent for agent in left if is_stopped(self._processes[agent].pid)]
-        now = time.monotonic()
-        self._stopped = {agent: self._stopped.get(agent, now) for agent in stopped}
-        for agent in stopped if stopped == left else []:
-            pause = now - self._stopped[agent]
-            if pause > self._orders[agent].settings.timeout:
-                self._processes[agent].kill()
-                self._endings[agent] = Ending(
-                    failure=f"agent {agent}: was stopped {pause:.0f} s ago, and is ended now"
-                )
-
-
-def raise_common_failure(outcome: Outcome) -> None:
-    """If no agent came to an end, say why: in the words of the first that has a reason of its own.
-
-    Agents that could not start because of another say so and name it, or lost the store with it.
+    Args:
+        num_steps: the total.
+        show: False silences it on a terminal too.
+        show_private: show numbers computed from private data without noise, too.
     """
-    if outcome.finished:
-        return
-    texts = list(outcome.failures.values())
-    borrowed = ("does not start, because agent", "the store where agents meet is gone")
-    own = [text for text in texts if not any(part in text for part in borrowed)]
-    raise CornError((own or texts or ["no agent was started"])[0])
+
+    def __init__(self, num_steps: int, *, show: bool = True, show_private: bool = False) -> None:
+        console = Console(stderr=True)
+        self._num_steps, self._shown = num_steps, show and console.is_terminal
+        self._shows_private = show_private
+        self._live = Live(console=console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> ProgressTable:
+        if self._shown:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            self._live.stop()
+
+    def update(self, progress: Mapping[int, Progress], results: Mapping[int, AgentResult]) -> None:
+        """Show the newest figures, and the agents that have ended."""
+        if self._shown:
+            table = draw_table(progress, results, self._num_steps, show_private=self._shows_private)
+            self._live.update(table)
 
 
-def is_stopped(pid: int | None) -> bool:
-    """Whether a process was stopped by a signal, as far as the system tells."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] in ("T", "t")
+def draw_table(
+    progress: Mapping[int, Progress],
+    results: Mapping[int, AgentResult],
+    num_steps: int,
+    *,
+    show_private: bool = False,
+) -> Table:
+    """Return the table as rich draws it."""
+    columns = (*_COLUMNS, *(_PRIVATE_COLUMNS if show_private else ()))
+    table = Table(title="train loss and clipped: private, no noise" if show_private else None)
+    for name in columns:
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for agent in sorted(progress.keys() | results.keys()):
+        own, end = progress.get(agent), ""
+        figures = [] if own is None else _figures(own, num_steps, show_private=show_private)
+        blanks = [""] * (len(columns) - 1 - len(figures))
+        if agent in results:
+            end = "done" if results[agent].failure is None else "lost"
+        table.add_row(str(agent), *figures, *blanks, end)
+    return table
 
 
-def describe_exit(code: int | None) -> str:
-    """What a process's exit code says of its end."""
-    if code is None or code >= 0:
-        return f"ended without a word (exit code {code})"
-    name = signal.Signals(-code).name
-    if name == "SIGABRT":
-        return "ended by SIGABRT: gloo does so when a message is far larger than agreed on"
-    return f"ended by {name}"
-
-
-def _start_forkserver() -> None:
-    """Start the process that forks agents, deaf to SIGTERM.
-
-    It ends with the launcher. A signal to all processes of a run must not end it before, and with
-    it the agents, which stop together.
-    """
-    resource_tracker.ensure_running()  # whose own start would let signals through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Keep children from running this program's main script again, which takes seconds."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+def _figures(own: Progress, num_steps: int, *, show_private: bool) -> list[str]:
+    private = [f"{own.train_loss:.4g}", f"{own.fraction_clipped:.0%}"]
+    return [
+        f"{own.step}/{num_steps}",
+        "" if math.isnan(own.loss) else f"{own.loss:.4g}",
+        f"{own.epsilon:.3g}",
+        str(own.neighbours),
+        f"{own.bytes_sent / 1e6:.1f}",
+        *(private if show_private else []),
+    ]

@@ -1,4 +1,4 @@
-"""One connection per link of the graph: a gloo group of two, so that trouble stays on its link.
+"""Links: one connection per edge of the graph, each a gloo group of two.
 
 In gloo a wait that times out breaks every connection of its group. With a group for each link a
 fault ends that link and no other, and agents that are not neighbours are not connected at all.
@@ -6,7 +6,6 @@ fault ends that link and no other, and agents that are not neighbours are not co
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, final
@@ -15,31 +14,32 @@ import torch
 from torch import Tensor, distributed
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from corn.errors import CornError, InvalidArgumentError, PublicError
+from corn.errors import PublicError
 
 _TAG = 0
 _SLACK_BYTES = 1 << 20
 
 
 class LinkError(PublicError):
-    """A link is broken: its other end is gone, or closed it."""
+    """A broken link: its other end is gone, or closed it."""
 
 
 @final
 class Link:
-    """Messages to and from one neighbour. Gloo keeps the order in which they were sent.
+    """Messages to and from one neighbour, which gloo delivers in the order they were sent.
 
     Args:
         group: a process group of two.
         agent: this end.
         peer: the other end.
-        message_bytes: what is received; the buffer has room for more, because gloo ends the
-            process when a message exceeds it. Pages that are never written cost no memory.
+        message_bytes: the size of a message.
     """
 
     def __init__(self, group: Any, *, agent: int, peer: int, message_bytes: int) -> None:
         self.peer, self.message_bytes = peer, message_bytes
         self._group, self._peer_rank = group, int(agent < peer)
+        # Gloo ends the process (SIGABRT) when a message exceeds the buffer, so there is room for
+        # more than agreed. Pages that are never written cost no memory.
         self.buffer = torch.empty(2 * message_bytes + _SLACK_BYTES, dtype=torch.uint8)
         self._received: Any = None
         self._sent: tuple[Any, Tensor] | None = None
@@ -48,12 +48,13 @@ class Link:
         self.messages_sent = self.bytes_sent = self.messages_received = 0
 
     def post_receive(self) -> None:
-        """Be ready for the next message; the seal of the last one is wiped out."""
+        """Start to receive the next message."""
+        # Wipe the last message's seal, or a shorter message would leave it in place.
         self.buffer[self.message_bytes - 8 : self.message_bytes] = 0
         self._received = self._call(self._group.recv, [self.buffer], self._peer_rank, _TAG)
 
     def wait_received(self, seconds: float) -> None:
-        """Wait for the message posted for; after so many seconds the link is broken for good."""
+        """Wait for the message; after so many seconds the link is broken for good."""
         self._call(self._received.wait, timedelta(seconds=seconds))
         self.messages_received += 1
 
@@ -65,7 +66,7 @@ class Link:
         self.bytes_sent += message.numel()
 
     def send_note(self, message: Tensor) -> None:
-        """Send something that nobody waits for; the neighbour takes it before a later message."""
+        """Send a message for which no neighbour waits; it is received before any later one."""
         self._notes.append((self._start(message), message))
 
     def wait_sent(self, seconds: float) -> None:
@@ -87,7 +88,7 @@ class Link:
     def _call(self, function: Any, *arguments: object) -> Any:
         try:
             return function(*arguments)
-        except RuntimeError as error:  # what gloo raises, whatever went wrong
+        except RuntimeError as error:  # gloo raises it whatever went wrong
             raise LinkError(f"the link to agent {self.peer} is broken") from error
 
 
@@ -100,19 +101,15 @@ def open_links(
     timeout: float,
     address: str,
     topic: str = "link",
-    backend: str = "gloo",
 ) -> dict[int, Link]:
     """Connect to every neighbour, which must do the same; ``address`` is this host's own.
 
-    Raises ``LinkError`` with the neighbour's name if it does not come in time.
+    Raises:
+        LinkError: a neighbour did not connect in time.
     """
-    if backend != "gloo":
-        raise InvalidArgumentError(
-            f"backend must be gloo, found {backend!r}: links over it are not built yet"
-        )
     device = distributed.ProcessGroupGloo.create_device(hostname=address)
     links = {}
-    # Everyone connects in the same order of links, or two could wait for each other.
+    # All agents open links in the same order, or a cycle of them could wait for each other.
     for low, high in sorted((min(agent, peer), max(agent, peer)) for peer in neighbours):
         peer = high if agent == low else low
         place = PrefixStore(f"{topic}/{low}-{high}", store)
@@ -120,28 +117,10 @@ def open_links(
             group = _make_group(place, int(agent == high), device, timeout)
         except RuntimeError as error:
             raise LinkError(
-                f"agent {agent}: no connection to its neighbour agent {peer} within {timeout:g} s"
+                f"no connection to its neighbour agent {peer} within {timeout:g} s"
             ) from error
         links[peer] = Link(group, agent=agent, peer=peer, message_bytes=message_bytes)
     return links
-
-
-def choose_backend(device: str) -> str:
-    """Which engine of ``torch.distributed`` moves tensors of a device: gloo, or nccl for GPUs.
-
-    Nccl has not been tried, as that needs two GPUs: so far :func:`open_links` refuses it.
-    """
-    return "nccl" if device.startswith("cuda") else "gloo"
-
-
-def find_address(host: str, port: int) -> str:
-    """This host's address on the way to another: one that neighbours can reach."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, port))  # sends nothing
-            return str(probe.getsockname()[0])
-        except OSError as error:
-            raise CornError(f"{host}: no way to this host: {error.strerror}") from error
 
 
 def _make_group(store: Store, rank: int, device: Any, timeout: float) -> Any:

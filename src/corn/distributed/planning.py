@@ -1,8 +1,8 @@
-"""Planning without a planner: agents that know only their neighbours make one plan together.
+"""Decentralised planning: agents that know only their neighbours make one plan together.
 
-They flood what they know over their links until everyone knows the graph, draw public randomness by
-commit and reveal, and each solves the same design by itself. The handshake then compares the plans'
-fingerprints. n − 1 rounds are enough for any news to reach everyone in a connected network.
+They flood their links over their links until all know the graph, draw public randomness by commit
+and reveal, and each solves the same design by itself. The handshake then compares the plans'
+fingerprints. In a connected network n − 1 rounds bring every message to every agent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from corn.covariance import DEFAULT_THREAT, Horizon, MechanismName, ThreatModel
 from corn.distributed.links import Link, LinkError, open_links
-from corn.distributed.meeting import Meeting
+from corn.distributed.rendezvous import Rendezvous
 from corn.errors import (
     CornError,
     FileFormatError,
@@ -41,12 +41,12 @@ Table = NDArray[np.uint8]
 
 
 class CheatingError(PublicError):
-    """What an agent revealed is not what it had committed itself to."""
+    """A revealed value that is not the one to which its agent had committed itself."""
 
 
 @dataclass(frozen=True)
 class PlanningRequest:
-    """The public settings that all agents start from: everything of a plan but graph and noise."""
+    """The public settings from which all agents start: a plan without graph and noise."""
 
     budget: PrivacyBudget
     objective: Horizon
@@ -62,12 +62,12 @@ class PlanningRequest:
             )
 
     def to_text(self) -> str:
-        """As JSON, for agents on other machines."""
+        """Return the request as JSON, for agents on other machines."""
         return json.dumps(asdict(self), indent=1, sort_keys=True)
 
 
 def read_request(path: Path) -> PlanningRequest:
-    """Read what :meth:`PlanningRequest.to_text` wrote."""
+    """Read a request that :meth:`PlanningRequest.to_text` wrote."""
     document = read_json(path, kind="a request for a plan")
     try:
         request: PlanningRequest = build(PlanningRequest, document, "the request")
@@ -78,12 +78,12 @@ def read_request(path: Path) -> PlanningRequest:
 
 
 def plan_together(
-    meeting: Meeting, request: PlanningRequest, neighbours: Iterable[int]
+    rendezvous: Rendezvous, request: PlanningRequest, neighbours: Iterable[int]
 ) -> tuple[Plan, int]:
-    """The plan of all agents, made by each alone, and a public seed that nobody could choose."""
-    meeting.say("planning", b"")
-    meeting.hear_all("planning")  # opening links hears no signal, so all must be there
-    flood = Flood(meeting, sorted(neighbours))
+    """Return the plan of all agents, made by each alone, and a public seed that none chose."""
+    # Opening a link notices no signal, so no agent begins before all are there.
+    rendezvous.barrier("planning")
+    flood = Flood(rendezvous, sorted(neighbours))
     try:
         graph = discover_graph(flood, request)
         seed = draw_together(flood, secrets.token_bytes(_DIGEST_BYTES))
@@ -103,26 +103,26 @@ def plan_together(
 
 @final
 class Flood:
-    """Spreads one row of bytes per agent over links, to everyone who can be reached."""
+    """Flooding of one row of bytes per agent over links, to every agent that can be reached."""
 
-    def __init__(self, meeting: Meeting, neighbours: list[int]) -> None:
-        self.agent, self.num_agents = meeting.agent, meeting.num_agents
-        self.neighbours, self._timeout = neighbours, meeting.timeout
+    def __init__(self, rendezvous: Rendezvous, neighbours: list[int]) -> None:
+        self.agent, self.num_agents = rendezvous.agent, rendezvous.num_agents
+        self.neighbours, self._timeout = neighbours, rendezvous.timeout
         self._links: dict[str, dict[int, Link]] = {}
         self._open: Callable[[str, int], dict[int, Link]] = lambda topic, size: open_links(
-            meeting.store,
-            meeting.agent,
+            rendezvous.store,
+            rendezvous.agent,
             neighbours,
             message_bytes=size,
-            timeout=meeting.timeout,
-            address=meeting.address,
+            timeout=rendezvous.timeout,
+            address=rendezvous.address,
             topic=topic,
         )
 
     def spread(self, topic: str, row: bytes) -> Table:
-        """Everyone's rows, shape (n, bytes); zeros for those who cannot be reached.
+        """Return all rows, shape (n, bytes); zeros for agents that cannot be reached.
 
-        A row is what its owner says; the first version that arrives is kept.
+        Each agent writes its own row. Of several versions the first that arrives is kept.
         """
         table = np.zeros((self.num_agents, 1 + len(row)), np.uint8)
         table[self.agent] = np.frombuffer(b"\1" + row, np.uint8)
@@ -150,12 +150,12 @@ class Flood:
             for link in links.values():
                 link.wait_sent(self._timeout)
         except LinkError as error:
-            raise PublicError(f"agent {self.agent}: {error} while planning") from error
+            raise PublicError(f"{error} while planning") from error
         return [link.buffer[: table.size].numpy().reshape(table.shape) for link in links.values()]
 
 
 def discover_graph(flood: Flood, request: PlanningRequest) -> nx.Graph:
-    """The whole graph, from what each agent says of its neighbours and of the settings."""
+    """Return the whole graph, from each agent's list of neighbours; compare settings too."""
     n = flood.num_agents
     own = np.zeros(n, np.uint8)
     own[flood.neighbours] = 1
@@ -164,24 +164,25 @@ def discover_graph(flood: Flood, request: PlanningRequest) -> nx.Graph:
     silent = np.flatnonzero(table[:, 0] == 0)
     if len(silent):
         names = ", ".join(map(str, silent))
-        raise PublicError(f"agent {flood.agent}: the links do not reach agents {names}")
+        raise PublicError(f"the links do not reach agents {names}")
     for agent in range(n):
         if table[agent, 1 + n :].tobytes() != settings:
-            raise PublicError(f"agent {flood.agent}: agent {agent} wants to plan something else")
+            raise PublicError(f"agent {agent} has another request for a plan")
     claims = table[:, 1 : 1 + n]
     for i, j in np.argwhere(claims != claims.T):
-        raise PublicError(f"agent {flood.agent}: agents {i} and {j} do not agree on a link")
+        raise PublicError(f"agents {i} and {j} do not agree on a link")
     graph = nx.empty_graph(n)
     graph.add_edges_from((int(i), int(j)) for i, j in np.argwhere(np.triu(claims, 1)))
     return graph
 
 
 def draw_together(flood: Flood, secret: bytes) -> int:
-    """A seed that depends on what everybody chose before anyone knew the others' choice.
+    """Return a seed from secrets that all agents chose before any saw those of others.
 
-    Assumes agents that follow the protocol: one that sees all reveals first may stop the run and
-    so have it drawn again, and rows of others pass through its hands.
+    Assumes agents that follow the protocol: one that reveals last may stop the run and so have the
+    seed drawn again, and it forwards the rows of others.
     """
+    # Each agent is bound by its commitment before it reads a reveal, so none can steer the sum.
     commitments = flood.spread("commitments", commit(flood.agent, secret))
     reveals = flood.spread("reveals", secret)
     for agent in range(flood.num_agents):
@@ -191,11 +192,11 @@ def draw_together(flood: Flood, secret: bytes) -> int:
 
 
 def commit(agent: int, secret: bytes) -> bytes:
-    """What binds an agent to its choice without showing it."""
+    """Return a commitment to a secret, which binds the agent without showing the secret."""
     return hashlib.sha256(b"corn commitment %d " % agent + secret).digest()
 
 
 def check_reveal(agent: int, commitment: bytes, secret: bytes) -> None:
-    """Refuse a choice that was changed after others had shown theirs."""
+    """Raise ``CheatingError`` unless a revealed secret is the one committed to."""
     if commit(agent, secret) != commitment:
-        raise CheatingError(f"agent {agent} revealed something else than it had committed to")
+        raise CheatingError(f"agent {agent} revealed another secret than it had committed to")

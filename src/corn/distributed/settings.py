@@ -1,37 +1,43 @@
-"""How agents run: what all of them must agree on, and what is each one's own."""
+"""Settings of a run: those that all agents must share, and those of one agent's process."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from corn.errors import InvalidArgumentError
+from corn.checks import require_choice, require_count
+from corn.errors import CornError, InvalidArgumentError
 from corn.learn.schedule import Constant, Schedule
 from corn.plan import Plan
+
+if TYPE_CHECKING:  # torch takes seconds to import, and every command reads this module
+    from corn.distributed.planning import PlanningRequest
+    from corn.learn.workloads import Workload
 
 DropoutPolicy: TypeAlias = Literal["continue", "replan", "stop"]
 
 _MAX_TIMEOUT = 1e6
-_REPLAN_LIMIT = 2
+_LARGEST_GROUP_TO_REPLAN = 2
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How to run a plan; the same for all agents.
+    """Settings of a run, the same for all agents.
 
     Attributes:
         schedule: step sizes.
-        num_steps: T; at most the plan's, and by default that.
-        batch_size: samples a mini-batch; by default the budget's, or an agent's whole data.
+        num_steps: T; at most the plan's, and by default the plan's.
+        batch_size: samples per mini-batch; by default the budget's, or an agent's whole data.
         seed: of the initial models; public.
-        gossip_rounds: mixing rounds a step; by default what the plan was designed for.
+        gossip_rounds: mixing rounds per step; by default those the plan was designed for.
         cooldown_rounds: mixing rounds after the last step; by default the plan's.
         on_dropout: what the others do when an agent is lost: ``continue`` on the surviving graph,
             ``replan`` their noise for it, or ``stop``.
-        timeout: seconds of silence after which an agent is given up.
+        timeout: seconds without a message after which an agent is lost.
         checkpoint_every: steps between checkpoints.
-        evaluate_at: steps to measure at; by default 0, the last, and some twenty between.
-        resume: go on from the newest checkpoint that every agent has.
+        evaluate_at: steps to measure at; by default 0, the last, and 19 between.
+        resume: continue from the newest checkpoint that every agent has.
         rehearsal_seed: take keys, nonce and batches from this public seed, as a simulation with
             ``noise_keys="seed"`` does, to compare with it. **Protects nothing.**
     """
@@ -50,17 +56,11 @@ class RunSettings:
     rehearsal_seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.on_dropout not in get_args(DropoutPolicy):
-            raise InvalidArgumentError(
-                f"on_dropout must be continue, replan or stop, found {self.on_dropout!r}"
-            )
+        require_choice("on_dropout", self.on_dropout, get_args(DropoutPolicy))
+        require_count("checkpoint_every", self.checkpoint_every)
         if not 0 < self.timeout <= _MAX_TIMEOUT:
             raise InvalidArgumentError(
                 f"timeout must be positive seconds, at most {_MAX_TIMEOUT:g}, found {self.timeout}"
-            )
-        if self.checkpoint_every < 1:
-            raise InvalidArgumentError(
-                f"checkpoint_every must be at least 1, found {self.checkpoint_every}"
             )
 
     @property
@@ -68,8 +68,13 @@ class RunSettings:
         """Whether noise comes from a public seed, and protects nothing."""
         return self.rehearsal_seed is not None
 
+    @property
+    def table_seed(self) -> int:
+        """The seed that tables of measurements name."""
+        return self.seed if self.rehearsal_seed is None else self.rehearsal_seed
+
     def steps_of(self, plan: Plan) -> int:
-        """T: as asked for, or as planned."""
+        """Return T: as given, or as planned."""
         planned = plan.budget.num_steps
         steps = planned if self.num_steps is None else self.num_steps
         if not 1 <= steps <= planned:
@@ -79,17 +84,17 @@ class RunSettings:
         return steps
 
     def rounds_of(self, plan: Plan) -> tuple[int, int]:
-        """Mixing rounds a step and at the end: as asked for, or as the noise was designed for."""
-        planned = plan.objective
-        gossip = int(getattr(planned, "gossip_rounds", 1))
-        cooldown = int(getattr(planned, "cooldown_rounds", 0))
+        """Return mixing rounds per step and after the last step: as given, or as planned."""
+        from corn.learn.training import planned_rounds
+
+        gossip, cooldown = planned_rounds(plan)
         return (
             gossip if self.gossip_rounds is None else self.gossip_rounds,
             cooldown if self.cooldown_rounds is None else self.cooldown_rounds,
         )
 
     def batch_of(self, plan: Plan) -> int | None:
-        """The batch size; the budget's, where privacy was counted for one."""
+        """Return the batch size; the budget's, where privacy was counted for one."""
         counted = plan.budget.query.batch_size
         if counted is not None and self.batch_size not in (None, counted):
             raise InvalidArgumentError(
@@ -105,7 +110,7 @@ class RunSettings:
         return choose_evaluation_steps(self.evaluate_at, self.steps_of(plan))
 
     def describe(self, plan: Plan) -> dict[str, str]:
-        """What all agents must agree on, by name, as text."""
+        """Return everything that all agents must agree on, by name, as text."""
         gossip, cooldown = self.rounds_of(plan)
         return {
             "step sizes": repr(self.schedule),
@@ -124,20 +129,68 @@ class RunSettings:
         }
 
     def with_seed(self, seed: int) -> RunSettings:
-        """The same with a seed that agents drew together, unless this is a rehearsal."""
-        return self if self.rehearsal_seed is not None else replace(self, seed=seed)
+        """Return the settings with a seed that agents drew together, unless in a rehearsal."""
+        return self if self.is_rehearsal else replace(self, seed=seed)
 
     def check_plan(self, plan: Plan) -> None:
-        """Refuse a policy that cannot be kept under this plan."""
+        """Raise unless the policy on dropout can be followed under this plan."""
+        # Both ends of a link must read each other's headers to agree on new weights.
         if plan.network.graph.is_directed() and self.on_dropout != "stop":
             raise InvalidArgumentError(
-                "on_dropout must be 'stop' where links are one-way: both ends of a link must hear "
-                f"each other to agree on new weights, found {self.on_dropout!r}"
+                "on_dropout must be 'stop' where links are one-way, as only two-way neighbours "
+                f"can agree on new weights, found {self.on_dropout!r}"
             )
+        # Pairs derive the seeds of a new plan from their keys; larger groups would need messages.
         largest = max(map(len, plan.decomposition.seed_groups), default=0)
-        if self.on_dropout == "replan" and largest > _REPLAN_LIMIT:
+        if self.on_dropout == "replan" and largest > _LARGEST_GROUP_TO_REPLAN:
             raise InvalidArgumentError(
                 "on_dropout='replan' needs seeds of pairs or links, as larger groups would have "
-                f"to be dealt new seeds, found a group of {largest}: plan with --seeds pairs, or "
+                f"to share new seeds, found a group of {largest}: plan with --seeds pairs, or "
                 "use continue"
             )
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """Everything that one agent's process needs to start.
+
+    Attributes:
+        workload: what to train.
+        settings: how to run.
+        out: the folder of the run.
+        plan: the plan's file; or
+        request: the request for a plan that agents make together, or its file; and
+        neighbours: this agent's neighbours, all that it knows of the graph.
+        keys: the folder of keys; None in a rehearsal.
+        agent: its number; None under torchrun.
+        num_agents: n; None under torchrun.
+        store: address and port of the rendezvous; None under torchrun.
+        opens_store: whether the agent hosts the store; None lets agent 0 do so.
+        default_batch_size: the batch size where neither settings nor budget name one; None takes
+            an agent's whole data.
+    """
+
+    workload: Workload
+    settings: RunSettings
+    out: Path
+    plan: Path | None = None
+    request: PlanningRequest | Path | None = None
+    neighbours: tuple[int, ...] = ()
+    keys: Path | None = None
+    agent: int | None = None
+    num_agents: int | None = None
+    store: tuple[str, int] | None = None
+    opens_store: bool | None = None
+    default_batch_size: int | None = None
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Return HOST:PORT as a pair.
+
+    >>> parse_address("10.0.0.1:29500")
+    ('10.0.0.1', 29500)
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise CornError(f"an address must be HOST:PORT, found {text!r}: try 10.0.0.1:29500")
+    return host, int(port)

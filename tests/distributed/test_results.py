@@ -1,7 +1,8 @@
-"""What is put together from the folders of agents: status, models, measurements and notes."""
+"""Journals of agents keep private numbers apart, and are merged to one result of the run."""
 
 import math
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,13 +11,17 @@ import torch
 from torch import nn
 
 from corn.covariance import ThreatModel
-from corn.distributed.folders import Folders, make_folders
-from corn.distributed.launcher import Ending, Outcome
-from corn.distributed.launching import Launched, gather
-from corn.distributed.merging import merge_runs
-from corn.distributed.recording import Account, Measuring, Recorder
+from corn.distributed.journal import EvaluationData, Journal, ReleaseAccount, Reports
+from corn.distributed.launcher import LaunchResult, merge_results
+from corn.distributed.results import (
+    AgentResult,
+    Failure,
+    FailureKind,
+    RunStatus,
+    merge_measurements,
+)
 from corn.distributed.settings import RunSettings
-from corn.distributed.tables import read_rows
+from corn.distributed.storage import Folders, make_folders, read_rows
 from corn.learn import Constant
 from corn.learn.batches import AgentData
 from corn.learn.metrics import COLUMNS, PRIVATE_COLUMNS, SHARED_COLUMNS
@@ -40,36 +45,45 @@ PROBLEM = TrainingProblem(
 )
 
 
+def make_journal(
+    out: Path,
+    agent: int,
+    *,
+    is_public: bool = True,
+    count_releases: Callable[[], int] = lambda: 0,
+    reports: Reports,
+) -> Journal:
+    return Journal(
+        PLAN,
+        SETTINGS,
+        agent=agent,
+        data=EvaluationData(TASK, {"train": SAMPLES, "test": SAMPLES}, is_public),
+        account=ReleaseAccount(PLAN.budget, PLAN.precision_cap),
+        folders=make_folders(out, agent, is_rehearsal=False),
+        count_releases=count_releases,
+        summarize_traffic=lambda: (2, 0),
+        reports=reports,
+    )
+
+
 def leave_behind(out: Path, agent: int, last_step: int, *, is_public: bool = True) -> None:
     """What an agent's folders have once it came to a step; its model and norms say whose it is."""
     releases = 0
-    recorder = Recorder(
-        agent,
-        PLAN.mechanism,
-        SETTINGS.schedule,
-        Account(PLAN.budget, PLAN.precision_cap),
-        Measuring(
-            TASK, {"train": SAMPLES, "test": SAMPLES}, SETTINGS.evaluation_steps(PLAN), is_public
-        ),
-        seed=0,
-        folders=make_folders(out, agent, is_rehearsal=False),
-        checkpoint_every=100,
-        plan_fingerprint=bytes(32),
-        count_releases=lambda: releases,
-        describe_traffic=lambda: (2, 0),
+    journal = make_journal(
+        out, agent, is_public=is_public, count_releases=lambda: releases, reports=Reports()
     )
     model = torch.full((TASK.num_parameters,), float(agent))
-    recorder.see_start(0, model)
+    journal.record_start(0, model)
     norms = StepStatistics(*(torch.full((1, 1), float(agent)) for _ in range(3)))
     for releases in range(1, last_step + 1):
-        recorder.see_step(releases, model, norms)
+        journal.record_step(releases, model, norms)
 
 
 def merge(out: Path, ends: tuple[int, int, int], *, show_private: bool = False) -> Result:
     for agent, last_step in enumerate(ends):
         leave_behind(out, agent, last_step)
     run = Folders.of_run(out)
-    return merge_runs(
+    return merge_measurements(
         PLAN,
         PROBLEM,
         {agent: run.of_agent(agent) for agent in range(3)},
@@ -114,7 +128,7 @@ def test_without_being_asked_nothing_private_is_read_or_returned(tmp_path: Path)
     folders = {agent: run.of_agent(agent) for agent in range(3)}
     for is_public in (True, False):
         problem = replace(PROBLEM, has_public_parts=is_public)
-        result = merge_runs(PLAN, problem, folders, settings=SETTINGS)
+        result = merge_measurements(PLAN, problem, folders, settings=SETTINGS)
         for row in result.rows:
             assert all(math.isnan(float(row[name])) for name in PRIVATE_COLUMNS)
             assert math.isnan(float(row["test_loss"])) == (not is_public)
@@ -136,24 +150,41 @@ def test_an_agent_shares_scores_on_public_data_only(is_public: bool, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("own", "lost", "status", "merged"),
+    ("own", "is_lost", "status", "merged"),
     [
-        ("complete", "", "complete", "complete"),
-        ("partial", "agent 2: ended by SIGKILL", "partial", "complete"),
-        ("interrupted", "agent 2: ended by SIGKILL", "interrupted", "interrupted"),
-        ("interrupted", "", "interrupted", "interrupted"),
+        (RunStatus.COMPLETE, False, RunStatus.COMPLETE, "complete"),
+        (RunStatus.PARTIAL, True, RunStatus.PARTIAL, "complete"),
+        (RunStatus.INTERRUPTED, True, RunStatus.INTERRUPTED, "interrupted"),
+        (RunStatus.INTERRUPTED, False, RunStatus.INTERRUPTED, "interrupted"),
     ],
 )
 def test_a_launch_without_some_agents_is_not_complete(
-    own: str, lost: str, status: str, merged: str, tmp_path: Path
+    own: RunStatus, is_lost: bool, status: RunStatus, merged: str, tmp_path: Path
 ) -> None:
     """Agent 2 has a measurement of the last step even where the others had to stop before it."""
     for agent in range(3):
         leave_behind(tmp_path, agent, 12)
-    told = {"status": own, "notes": [], "lost": {"2": 7} if lost else {}}
-    endings = {0: Ending(told), 1: Ending(told), 2: Ending({} if lost else told, lost)}
-    outcome = Outcome(endings, 0, was_interrupted=False)
+    agents = {agent: AgentResult(agent, own, lost={2: 7} if is_lost else {}) for agent in range(3)}
+    if is_lost:
+        agents[2] = AgentResult(2, RunStatus.FAILED, failure=Failure(FailureKind.ENDED))
     folders = Folders.of_run(tmp_path)
-    plan, result = gather(PLAN, PROBLEM, outcome, folders, SETTINGS)
-    launched = Launched(plan, PROBLEM, result, outcome, tmp_path, False, False, folders)
+    result = merge_results(PLAN, PROBLEM, agents, folders, SETTINGS)
+    launched = LaunchResult(PLAN, PROBLEM, agents, result, folders, tmp_path)
     assert (launched.status, result.status) == (status, merged)
+
+
+def test_private_notes_are_told_and_written_to_the_owner_alone(tmp_path: Path) -> None:
+    told: list[tuple[str, str]] = []
+    reports = Reports(
+        on_note=lambda text: told.append(("all", text)),
+        on_private_note=lambda text: told.append(("owner", text)),
+    )
+    journal = make_journal(tmp_path, 1, reports=reports)
+    journal.note("went on without agent 2")
+    journal.note_privately("its data has 3 outliers")
+    journal.note_privately("its data has\n4 outliers")
+    assert journal.notes == ["went on without agent 2"]
+    assert [who for who, _ in told] == ["all", "owner", "owner"]
+    written = (tmp_path / "private/agent-1/notes.txt").read_text(encoding="utf-8")
+    assert written == "its data has 3 outliers\nits data has 4 outliers\n"
+    require_private(tmp_path / "private")

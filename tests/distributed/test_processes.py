@@ -1,4 +1,4 @@
-"""Agents are killed, stopped, cut off and restarted; the rest do what they were told to."""
+"""Agents are killed, suspended, cut off and restarted; the rest follow the policy on dropout."""
 
 import json
 import os
@@ -15,18 +15,28 @@ from pathlib import Path
 import pytest
 
 from corn.covariance import ThreatModel
-from corn.distributed.folders import Folders
+from corn.distributed.exchange import StopReason
 from corn.distributed.keyring import make_keys
-from corn.distributed.launcher import Crew, raise_common_failure
-from corn.distributed.launching import Launched, gather
-from corn.distributed.meeting import join_store
+from corn.distributed.launcher import LaunchResult, merge_results
+from corn.distributed.processes import AgentProcesses
+from corn.distributed.rendezvous import join_store
+from corn.distributed.results import FailureKind, RunStatus, raise_common_failure
 from corn.distributed.settings import RunSettings
+from corn.distributed.storage import Folders
 from corn.errors import CornError
 from corn.learn.schedule import Constant
 from corn.plan import Plan, save_plan
 
 from . import ledger_script
-from .harness import WORKLOAD, Deed, is_alive, notes_of, run_processes, small_plan
+from .harness import (
+    WORKLOAD,
+    Fault,
+    failures,
+    finished,
+    is_alive,
+    run_processes,
+    small_plan,
+)
 
 NUM_STEPS = 150
 PLAN = small_plan("ring:5", NUM_STEPS, mechanism="decor", threat=ThreatModel())
@@ -35,32 +45,32 @@ LOST = 2
 
 
 def test_the_rest_continue_when_one_is_killed(tmp_path: Path) -> None:
-    outcome = run_processes(PLAN, tmp_path, SETTINGS, deeds=[Deed(LOST, 30)])
-    assert outcome.failures == {LOST: "agent 2: ended by SIGKILL"}
-    assert set(outcome.finished) == {0, 1, 3, 4}
-    for agent, own in outcome.finished.items():
-        assert (own["status"], own["num_steps"]) == ("partial", NUM_STEPS)
-        assert set(own["lost"]) == {str(LOST)}
-        assert "went on without agent 2: noise energy per agent" in notes_of(outcome, agent)
+    results = run_processes(PLAN, tmp_path, SETTINGS, faults=[Fault(LOST, 30)])
+    assert failures(results) == {LOST: FailureKind.ENDED}
+    assert set(finished(results)) == {0, 1, 3, 4}
+    for own in finished(results).values():
+        assert (own.status, own.num_steps) == (RunStatus.PARTIAL, NUM_STEPS)
+        assert set(own.lost) == {LOST}
+        assert "went on without agent 2: noise energy per agent" in "\n".join(own.notes)
     for agent in (1, 3):
-        assert "agent 2 closed its connection at step" in notes_of(outcome, agent)
+        assert "agent 2 closed its connection at step" in "\n".join(results[agent].notes)
 
 
 @pytest.mark.slow
 def test_one_left_alone_is_no_complete_run(tmp_path: Path) -> None:
     plan = small_plan("complete:4", 400, mechanism="decor", threat=ThreatModel())
-    outcome = run_processes(plan, tmp_path, SETTINGS, deeds=[Deed(a, 30) for a in (1, 2, 3)])
-    (own,) = outcome.finished.values()
-    assert (own["status"], own["num_steps"]) == ("partial", 400)
-    assert "went on alone, without agents 1, 2, 3" in notes_of(outcome, 0)
+    results = run_processes(plan, tmp_path, SETTINGS, faults=[Fault(a, 30) for a in (1, 2, 3)])
+    (own,) = finished(results).values()
+    assert (own.status, own.num_steps) == (RunStatus.PARTIAL, 400)
+    assert "went on alone, without agents 1, 2, 3" in "\n".join(results[0].notes)
     problem = WORKLOAD.build(4)
     folders = Folders.of_run(tmp_path)
-    _, result = gather(plan, problem, outcome, folders, SETTINGS)
-    launched = Launched(plan, problem, result, outcome, tmp_path / "keys", False, False, folders)
-    assert launched.status == "partial"
+    result = merge_results(plan, problem, results, folders, SETTINGS)
+    launched = LaunchResult(plan, problem, results, result, folders, tmp_path / "keys")
+    assert launched.status is RunStatus.PARTIAL
     assert result.notes[0] == "only 1 of 4 agents finished: agent 0"
     for agent, why in launched.lost.items():
-        step = own["lost"][str(agent)]
+        step = own.lost[agent]
         assert 30 <= step < 400
         assert why == f"agent {agent}: ended by SIGKILL, missed by the others from step {step} on"
         assert why in result.notes
@@ -69,11 +79,12 @@ def test_one_left_alone_is_no_complete_run(tmp_path: Path) -> None:
 
 def test_all_stop_together_when_one_is_killed(tmp_path: Path) -> None:
     settings = replace(SETTINGS, on_dropout="stop")
-    outcome = run_processes(PLAN, tmp_path, settings, deeds=[Deed(LOST, 30)])
-    ends = {(own["status"], own["num_steps"], own["stop"]) for own in outcome.finished.values()}
-    assert len(ends) == 1, outcome.failures
-    status, steps, why = ends.pop()
-    assert (status, why) == ("interrupted", "agent 2 was lost")
+    results = run_processes(PLAN, tmp_path, settings, faults=[Fault(LOST, 30)])
+    ends = {(own.status, own.num_steps, own.stop) for own in finished(results).values()}
+    assert len(ends) == 1, failures(results)
+    status, steps, stop = ends.pop()
+    assert status is RunStatus.INTERRUPTED
+    assert (stop.agent, stop.reason) == (LOST, StopReason.LOSS)
     for agent in (0, 1, 3, 4):
         folder = Folders.of_run(tmp_path).of_agent(agent).private
         assert (folder / f"checkpoint-{steps}.corn").exists()
@@ -83,61 +94,62 @@ def test_all_stop_together_when_one_is_killed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_survivors_switch_to_the_same_new_plan(tmp_path: Path) -> None:
     settings = replace(SETTINGS, on_dropout="replan")
-    outcome = run_processes(PLAN, tmp_path, settings, deeds=[Deed(LOST, 30)])
+    results = run_processes(PLAN, tmp_path, settings, faults=[Fault(LOST, 30)])
     plans = {
-        next(text for text in own["notes"] if text.startswith("new plan"))
-        for own in outcome.finished.values()
+        next(text for text in own.notes if text.startswith("new plan"))
+        for own in finished(results).values()
     }
     assert len(plans) == 1
     assert "for 4 agents from step" in plans.pop()
-    assert {own["num_steps"] for own in outcome.finished.values()} == {NUM_STEPS}
+    assert {own.num_steps for own in finished(results).values()} == {NUM_STEPS}
     spent = ledger_script.check(NUM_STEPS, [tmp_path / "keys"])
     assert all(counts[-1] <= NUM_STEPS for counts in spent.values())
 
 
 @pytest.mark.slow
 def test_a_stopped_agent_is_a_named_time_out_and_knows_when_it_wakes(tmp_path: Path) -> None:
-    def wake(crew: Crew) -> None:
-        progress = crew.progress.get(0)
+    def wake(processes: AgentProcesses) -> None:
+        progress = processes.progress.get(0)
         if progress is not None and progress.neighbours == 2 and progress.step > 100:
-            crew.send_signal(LOST, signal.SIGCONT)
+            processes.send_signal(LOST, signal.SIGCONT)
 
-    outcome = run_processes(
+    results = run_processes(
         PLAN,
         tmp_path,
         replace(SETTINGS, timeout=3),
-        deeds=[Deed(LOST, 30, signal.SIGSTOP)],
-        on_look=wake,
+        faults=[Fault(LOST, 30, signal.SIGSTOP)],
+        on_poll=wake,
     )
     for agent in (1, 3):
-        assert "agent 2 sent nothing for 3 s (time-out) at step" in notes_of(outcome, agent)
-    assert {own["num_steps"] for own in outcome.finished.values()} == {NUM_STEPS}
-    assert outcome.failures[LOST].startswith("agent 2: stood still for more than 1.5 s")
+        assert "agent 2 sent nothing for 3 s (time-out) at step" in "\n".join(results[agent].notes)
+    assert {own.num_steps for own in finished(results).values()} == {NUM_STEPS}
+    assert failures(results) == {LOST: FailureKind.LOST}
 
 
 def test_a_stopped_agent_that_never_wakes_is_ended(tmp_path: Path) -> None:
     settings = replace(SETTINGS, timeout=3, on_dropout="stop")
-    outcome = run_processes(PLAN, tmp_path, settings, deeds=[Deed(LOST, 30, signal.SIGSTOP)])
-    assert {own["stop"] for own in outcome.finished.values()} == {"agent 2 was lost"}
-    assert "was stopped" in outcome.failures[LOST]
+    results = run_processes(PLAN, tmp_path, settings, faults=[Fault(LOST, 30, signal.SIGSTOP)])
+    stops = {(own.stop.agent, own.stop.reason) for own in finished(results).values()}
+    assert stops == {(LOST, StopReason.LOSS)}
+    assert failures(results) == {LOST: FailureKind.SUSPENDED}
 
 
 def test_agents_that_all_stand_still_for_a_while_are_not_ended(tmp_path: Path) -> None:
     stopped_at: list[float] = []
 
-    def pause_all(crew: Crew) -> None:
-        if not stopped_at and len(crew.progress) == 3:
+    def pause_all(processes: AgentProcesses) -> None:
+        if not stopped_at and len(processes.progress) == 3:
             stopped_at.append(time.monotonic())
             for agent in range(3):
-                crew.send_signal(agent, signal.SIGSTOP)
+                processes.send_signal(agent, signal.SIGSTOP)
         elif stopped_at and time.monotonic() > stopped_at[0] + 1:
             for agent in range(3):
-                crew.send_signal(agent, signal.SIGCONT)
+                processes.send_signal(agent, signal.SIGCONT)
 
     plan = small_plan("ring:3", 300, mechanism="ldp", threat=ThreatModel())
-    outcome = run_processes(plan, tmp_path, SETTINGS, on_look=pause_all)
+    results = run_processes(plan, tmp_path, SETTINGS, on_poll=pause_all)
     assert stopped_at
-    assert {own["num_steps"] for own in outcome.finished.values()} == {300}
+    assert {own.num_steps for own in finished(results).values()} == {300}
 
 
 @pytest.mark.slow
@@ -145,19 +157,19 @@ def test_a_pause_of_all_is_no_reason_to_give_up_later(tmp_path: Path) -> None:
     """Longer than half the time-out: links hold, but agents may have been given up."""
     paused: list[bool] = []
 
-    def pause_all(crew: Crew) -> None:
-        if not paused and len(crew.progress) == 5:
+    def pause_all(processes: AgentProcesses) -> None:
+        if not paused and len(processes.progress) == 5:
             paused.append(True)
             for number in (signal.SIGSTOP, signal.SIGCONT):
                 for agent in range(5):
-                    crew.send_signal(agent, number)
+                    processes.send_signal(agent, number)
                 time.sleep(2.8 if number == signal.SIGSTOP else 0.5)
 
     plan = small_plan("ring:5", 600, mechanism="decor", threat=ThreatModel())
     settings = replace(SETTINGS, timeout=4)
-    outcome = run_processes(plan, tmp_path, settings, deeds=[Deed(LOST, 400)], on_look=pause_all)
-    assert outcome.failures == {LOST: "agent 2: ended by SIGKILL"}
-    assert {own["num_steps"] for own in outcome.finished.values()} == {600}
+    results = run_processes(plan, tmp_path, settings, faults=[Fault(LOST, 400)], on_poll=pause_all)
+    assert failures(results) == {LOST: FailureKind.ENDED}
+    assert {own.num_steps for own in finished(results).values()} == {600}
 
 
 @pytest.mark.slow
@@ -168,8 +180,9 @@ def test_a_signal_stops_agents_that_were_started_one_by_one(tmp_path: Path) -> N
         agents[1].send_signal(signal.SIGINT)
         for agent, process in enumerate(agents):
             said = process.communicate(timeout=20)[1]
-            assert process.returncode == 0, said
+            assert process.returncode == 130, said
             assert f"agent {agent}: interrupted after" in said
+            assert "--resume continues from the newest checkpoint" in said
     finally:
         for process in agents:
             process.kill()
@@ -182,12 +195,14 @@ def test_a_signal_before_the_first_step_ends_an_agent_that_waits(
 ) -> None:
     (process,), port = start_one_by_one(tmp_path, [0])
     try:
-        store = join_store("127.0.0.1", port, agent=1, timeout=60)
+        store = join_store("127.0.0.1", port, timeout=60)
         store.get("hello/0")  # waits until it is there
         process.send_signal(number)
         said = process.communicate(timeout=30)[1]
-        assert process.returncode == 1
-        assert said.endswith("\ncorn: agent 0: interrupted before the first step\n")
+        assert process.returncode == 130
+        assert said.endswith(
+            "\ncorn: agent 0: interrupted before the first step, nothing was released\n"
+        )
     finally:
         process.kill()
 
@@ -217,7 +232,7 @@ def test_an_agent_hears_signals_while_its_neighbour_is_silent(tmp_path: Path) ->
 @pytest.mark.slow
 def test_signals_are_heard_though_nobody_reads_what_is_said_and_one_request_counts_once() -> None:
     code = (
-        "import time; from corn.distributed.signals import listen_for_signals; "
+        "import time; from corn.distributed.processes import listen_for_signals; "
         "asked = listen_for_signals(); print('listens', flush=True)\n"
         "while not asked.requested: time.sleep(0.01)\n"
         "print('asked', flush=True); time.sleep(60)"
@@ -248,7 +263,7 @@ def start_one_by_one(
     make_keys(folder / "keys", 2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    command = [sys.executable, "-m", "corn.distributed.agent", "--plan", "plan.corn"]
+    command = [sys.executable, "-m", "corn", "agent", "--plan", "plan.corn"]
     command += ["--keys", "keys", "--task", "breast-cancer", "--timeout", "60", "--agents", "2"]
     command += ["--store", f"127.0.0.1:{port}", "--agent"]
     started = [
@@ -260,11 +275,11 @@ def start_one_by_one(
 
 @pytest.mark.slow
 def test_parts_that_lost_each_other_say_so(tmp_path: Path) -> None:
-    outcome = run_processes(small_plan("path:5", 100), tmp_path, SETTINGS, deeds=[Deed(LOST, 30)])
+    results = run_processes(small_plan("path:5", 100), tmp_path, SETTINGS, faults=[Fault(LOST, 30)])
     parts = {0: "0, 1", 1: "0, 1", 3: "3, 4", 4: "3, 4"}
     for agent, part in parts.items():
-        assert f"cut apart; linked to each other here: {part}" in notes_of(outcome, agent)
-        assert outcome.finished[agent]["num_steps"] == 100
+        assert f"cut apart; linked to each other here: {part}" in "\n".join(results[agent].notes)
+        assert results[agent].num_steps == 100
 
 
 @pytest.mark.slow
@@ -273,55 +288,55 @@ def test_a_restart_repeats_no_release_and_keeps_the_budget(tmp_path: Path) -> No
     copies = []
     for turn in range(3):
         resumed = replace(settings, resume=turn > 0)
-        deeds = [Deed(agent, 30 + 30 * turn) for agent in range(3)] if turn < 2 else []
-        outcome = run_processes(plan, tmp_path, resumed, deeds=deeds)
+        faults = [Fault(agent, 30 + 30 * turn) for agent in range(3)] if turn < 2 else []
+        results = run_processes(plan, tmp_path, resumed, faults=faults)
         copies.append(tmp_path / f"ledgers-{turn}")
         shutil.copytree(tmp_path / "keys", copies[-1])
-    ends = {(own["first_step"], own["num_steps"]) for own in outcome.finished.values()}
+    ends = {(own.first_step, own.num_steps) for own in finished(results).values()}
     assert len(ends) == 1
     first, last = ends.pop()
     assert first > 0
     assert first % 10 == 0
     # Two crashes cost redone steps and up to a block of reserved ones each: the run ends early.
     assert last < 800
-    assert "ledger allows" in notes_of(outcome, 0)
+    assert "ledger allows" in "\n".join(results[0].notes)
     spent = ledger_script.check(800, copies)
     assert max(counts[-1] for counts in spent.values()) == 800
 
 
 def test_nobody_starts_once_the_budget_is_spent(tmp_path: Path) -> None:
     plan = small_plan("ring:3", 5)
-    assert not run_processes(plan, tmp_path, SETTINGS).failures
-    outcome = run_processes(plan, tmp_path / "again", SETTINGS, keys=tmp_path / "keys")
-    assert not outcome.finished
+    assert not failures(run_processes(plan, tmp_path, SETTINGS))
+    results = run_processes(plan, tmp_path / "again", SETTINGS, keys=tmp_path / "keys")
+    assert not finished(results)
     with pytest.raises(CornError, match="allows no more releases under this plan: its budget is"):
-        raise_common_failure(outcome)
+        raise_common_failure(results)
 
 
 def test_only_neighbours_talk_and_only_once_a_round(tmp_path: Path) -> None:
     plan = small_plan("ring:5", 20)
-    outcome = run_processes(plan, tmp_path, replace(SETTINGS, gossip_rounds=2, cooldown_rounds=3))
+    results = run_processes(plan, tmp_path, replace(SETTINGS, gossip_rounds=2, cooldown_rounds=3))
     rounds = 20 * 2 + 3
-    for agent, own in outcome.finished.items():
+    for agent, own in finished(results).items():
         neighbours = set(plan.network.graph.neighbors(agent))
         assert len(neighbours) < 4
-        assert set(own["traffic"]) == {str(peer) for peer in neighbours}
-        for traffic in own["traffic"].values():
-            assert traffic["messages_sent"] == traffic["messages_received"] == rounds
+        assert set(own.traffic) == neighbours
+        for traffic in own.traffic.values():
+            assert traffic.messages_sent == traffic.messages_received == rounds
             payload = rounds * 4 * WORKLOAD.build(5).task.num_parameters
-            assert payload < traffic["bytes_sent"] <= payload + rounds * 200
+            assert payload < traffic.bytes_sent <= payload + rounds * 200
 
 
 def test_a_person_can_stop_all_agents(tmp_path: Path) -> None:
-    def stop(crew: Crew) -> None:
-        progress = crew.progress.get(0)
+    def stop(processes: AgentProcesses) -> None:
+        progress = processes.progress.get(0)
         if progress is not None and progress.step > 40:
-            crew.ask_to_stop()
+            processes.request_stop()
 
-    outcome = run_processes(PLAN, tmp_path, SETTINGS, on_look=stop)
-    ends = {(own["num_steps"], own["stop"]) for own in outcome.finished.values()}
+    results = run_processes(PLAN, tmp_path, SETTINGS, on_poll=stop)
+    ends = {(own.num_steps, own.stop.reason) for own in finished(results).values()}
     assert len(ends) == 1
-    assert next(iter(ends))[1] == "interrupted"
+    assert next(iter(ends))[1] is StopReason.INTERRUPTED
 
 
 @pytest.mark.parametrize(
@@ -332,7 +347,7 @@ def test_a_person_can_stop_all_agents(tmp_path: Path) -> None:
         ("checkpoint", r"agent 1: .*checkpoint-100\.corn: not a checkpoint, or a damaged one"),
         ("settings", "agents differ in step sizes: agent 1 has Constant"),
         ("num_agents", "the plan is for 4 agents, found 3 ranks"),
-        ("data", "agents differ in how data is dealt out: agent 1 has breast-cancer, iid, seed 7;"),
+        ("data", "agents differ in partition of data: agent 1 has breast-cancer, iid, seed 7;"),
         ("no plan", r"^agent 1: .*none\.corn: no such file"),
     ],
     ids=["key", "plan", "checkpoint", "settings", "agents", "data", "no plan"],
@@ -358,11 +373,11 @@ def test_what_cannot_start_says_so_in_one_line(spoil: str, message: str, tmp_pat
         settings[1] = replace(SETTINGS, schedule=Constant(0.3))
     else:
         plans = dict.fromkeys(range(3), save(small_plan("ring:4", 9), tmp_path / "four.corn"))
-    outcome = run_processes(plan, out, settings, plans=plans, workload=workloads, seconds=15)
-    assert not outcome.finished
-    assert len(outcome.failures) == 3
+    results = run_processes(plan, out, settings, plans=plans, workload=workloads, seconds=15)
+    assert not finished(results)
+    assert len(failures(results)) == 3
     with pytest.raises(CornError, match=message):
-        raise_common_failure(outcome)
+        raise_common_failure(results)
 
 
 @pytest.mark.slow

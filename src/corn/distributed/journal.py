@@ -1,0 +1,284 @@
+"""Journal of an agent's run: measurements, notes, checkpoints, and the ε spent.
+
+Measurements have the columns of a simulation. Models are public, as every message is, and so is
+everything computed from them and public data. The promise does not cover measurements on the
+agent's own data: those go to the agent's private folder.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import final
+
+from torch import Tensor
+
+from corn.distributed.settings import RunSettings
+from corn.distributed.storage import (
+    AgentCheckpoint,
+    CheckpointFolder,
+    Folders,
+    append_private_note,
+    write_model,
+)
+from corn.errors import CornError
+from corn.learn.method import Method, Trial
+from corn.learn.metrics import COLUMNS, SHARED_COLUMNS, Row, Samples, measure, write_table
+from corn.learn.monitor import Interruption
+from corn.learn.step import StepStatistics
+from corn.learn.tasks import Task
+from corn.plan import AgentGuarantee, Plan
+from corn.privacy import PrivacyBudget
+from corn.privacy.floats import account_floats, set_aside
+
+_SECONDS_BETWEEN_REPORTS = 0.1
+_STATISTICS = ("gradient_norm", "fraction_clipped", "noise_norm")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """An agent's progress, for a live table.
+
+    Attributes:
+        step: steps done.
+        loss: of its model on public test data; NaN without any.
+        epsilon: ε spent.
+        neighbours: how many are left.
+        bytes_sent: so far.
+        train_loss: on its own data: private.
+        fraction_clipped: of its gradients: private.
+    """
+
+    step: int
+    loss: float
+    epsilon: float
+    neighbours: int
+    bytes_sent: int
+    train_loss: float
+    fraction_clipped: float
+
+
+@dataclass(frozen=True)
+class Reports:
+    """Callbacks for news of a run while it lasts, and the request to stop it.
+
+    Private notes depend on the agent's data, and so does a part of its progress.
+    """
+
+    on_progress: Callable[[Progress], None] | None = None
+    on_note: Callable[[str], None] | None = None
+    interruption: Interruption | None = None
+    on_private_note: Callable[[str], None] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationData:
+    """Samples to measure on.
+
+    Attributes:
+        task: model and loss.
+        parts: samples by ``train`` (the agent's own), ``validation`` and ``test``.
+        has_public_parts: whether ``validation`` and ``test`` are public; see ``TrainingProblem``.
+    """
+
+    task: Task
+    parts: Mapping[str, Samples]
+    has_public_parts: bool = False
+
+    def select_shared(self, row: Row) -> Row:
+        """Return the part of a measurement that others may see."""
+        hidden = () if self.has_public_parts else ("validation_", "test_")
+        return {name: math.nan if name.startswith(hidden) else row[name] for name in SHARED_COLUMNS}
+
+
+@dataclass(frozen=True)
+class ReleaseAccount:
+    """The ε that an agent has spent: by its own precision against the worst coalition, exactly."""
+
+    budget: PrivacyBudget
+    precision: float
+
+    def capped(self) -> ReleaseAccount:
+        """Return the account of the most that any plan under this budget spends."""
+        return replace(self, precision=max(self.precision, set_aside(self.budget).precision_cap))
+
+    def epsilon(self, num_releases: int) -> float:
+        """Return ε after so many releases, at the budget's δ."""
+        if num_releases == 0:
+            return 0.0
+        return float(account_floats([self.precision], self.budget, num_steps=num_releases)[0])
+
+
+def open_account(
+    plan: Plan, guarantee: AgentGuarantee, settings: RunSettings, *, releases_left: int
+) -> ReleaseAccount:
+    """Return the account of an agent, which never states less than it spends."""
+    if settings.is_rehearsal:  # its noise is public
+        return ReleaseAccount(plan.budget, math.inf)
+    account = ReleaseAccount(plan.budget, guarantee.precision)
+    # New plans for survivors give an agent other noise, of which only the cap is the same. Runs
+    # before this one may have made some too.
+    is_first_run = releases_left == plan.budget.num_steps
+    return account if is_first_run and settings.on_dropout != "replan" else account.capped()
+
+
+def make_trial(plan: Plan, settings: RunSettings) -> Trial:
+    """Return the plan as a simulation's trial, by the name of its mechanism."""
+    return Trial(Method.from_plan(plan), settings.schedule)
+
+
+@final
+class Journal:
+    """Writer of everything that an agent keeps; see :class:`corn.distributed.rounds.Observer`.
+
+    Args:
+        plan: what is run.
+        settings: how.
+        agent: this agent's number.
+        data: what to measure on.
+        account: what releases cost.
+        folders: this agent's; None writes nothing.
+        count_releases: returns how many releases the ledger has counted.
+        summarize_traffic: returns neighbours left and bytes sent so far.
+        reports: callbacks.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        settings: RunSettings,
+        *,
+        agent: int,
+        data: EvaluationData,
+        account: ReleaseAccount,
+        folders: Folders | None,
+        count_releases: Callable[[], int],
+        summarize_traffic: Callable[[], tuple[int, int]],
+        reports: Reports,
+    ) -> None:
+        self._settings, self._data, self._account = settings, data, account
+        # Privacy is counted here, by releases; for the table this run is one without a promise.
+        self._trial = Trial(Method.non_private(name=plan.mechanism), settings.schedule)
+        self._steps = settings.evaluation_steps(plan)
+        self._folders, self._reports = folders, reports
+        self._count_releases, self._summarize_traffic = count_releases, summarize_traffic
+        self._checkpoints = None
+        if folders is not None:
+            self._checkpoints = CheckpointFolder(
+                folders.private, plan, agent, is_rehearsal=settings.is_rehearsal
+            )
+        # News that a model diverged take up to n steps to reach all agents. A checkpoint from
+        # before must last until then.
+        self._num_kept = 3 + math.ceil(plan.num_agents / settings.checkpoint_every)
+        self._last_report, self._has_diverged = 0.0, False
+        self.rows: list[Row] = []
+        self.notes: list[str] = []
+        self.private_notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        """See ``Observer``."""
+        self.notes.append(text)
+        if self._reports.on_note:
+            self._reports.on_note(text)
+
+    def note_privately(self, text: str) -> None:
+        """See ``Observer``."""
+        self.private_notes.append(text)
+        if self._folders is not None:
+            with _naming_unwritable(self._folders.private):
+                append_private_note(self._folders.private, text)
+        if self._reports.on_private_note:
+            self._reports.on_private_note(text)
+
+    def record_start(self, step: int, parameters: Tensor, earlier: Sequence[Row] = ()) -> None:
+        """Measure before the first step, if asked to; ``earlier`` are rows of a run before."""
+        self.rows = [row for row in earlier if int(row["step"]) <= step]
+        if step in self._steps and step not in {row["step"] for row in self.rows}:
+            self._measure(step, parameters, None)
+        self._save(step, parameters)
+
+    def record_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
+        """See ``Observer``."""
+        if step in self._steps:
+            self._measure(step, parameters, statistics)
+        if step % self._settings.checkpoint_every == 0:
+            self._save(step, parameters)
+        is_due = time.monotonic() > self._last_report + _SECONDS_BETWEEN_REPORTS
+        if self._reports.on_progress and is_due:
+            self._last_report = time.monotonic()
+            self._reports.on_progress(self._progress(step, statistics))
+
+    def record_divergence(self) -> None:
+        """See ``Observer``."""
+        self._has_diverged = True
+
+    def record_end(self, step: int, parameters: Tensor) -> None:
+        """Measure the final model, which replaces a measurement from before a cool-down."""
+        statistics = None
+        if self.rows and self.rows[-1]["step"] == step:
+            last = self.rows.pop()
+            statistics = StepStatistics(
+                *(parameters.new_full((1, 1), float(last[name])) for name in _STATISTICS)
+            )
+        self._measure(step, parameters, statistics)
+        self._save(step, parameters)
+        if self._reports.on_progress and statistics is not None:
+            self._reports.on_progress(self._progress(step, statistics))
+
+    def _measure(self, step: int, parameters: Tensor, statistics: StepStatistics | None) -> None:
+        (row,) = measure(
+            self._data.task,
+            parameters.view(1, 1, 1, -1),
+            (self._trial,),
+            seeds=(self._settings.table_seed,),
+            step=step,
+            parts=self._data.parts,
+            statistics=statistics,
+        )
+        # By releases, which are more than steps after a restart.
+        spent = self._account.epsilon(self._count_releases())
+        promise: Row = {"epsilon": spent, "epsilon_least": spent}
+        promise |= {"delta": self._account.budget.delta, "unit": self._account.budget.unit}
+        self.rows.append(row | promise)
+        if self._folders is None:
+            return
+        with _naming_unwritable(self._folders.private):
+            write_table(self.rows, self._folders.private / "metrics.csv", is_private=True)
+        with _naming_unwritable(self._folders.shared):
+            # The shared part of a rehearsal lies in a private folder.
+            is_private, folder = self._settings.is_rehearsal, self._folders.shared
+            write_model(folder, step, parameters, is_private=is_private)
+            rows = [self._data.select_shared(row) for row in self.rows]
+            write_table(rows, folder / "metrics.csv", columns=SHARED_COLUMNS, is_private=is_private)
+
+    def _save(self, step: int, parameters: Tensor) -> None:
+        # No run could continue from a model that diverged.
+        if self._checkpoints is not None and not self._has_diverged:
+            checkpoint = AgentCheckpoint(parameters, self._count_releases())
+            self._checkpoints.save(step, checkpoint, num_kept=self._num_kept)
+
+    def _progress(self, step: int, statistics: StepStatistics) -> Progress:
+        last: Row = self.rows[-1] if self.rows else dict.fromkeys(COLUMNS, math.nan)
+        neighbours, bytes_sent = self._summarize_traffic()
+        return Progress(
+            step=step,
+            loss=float(self._data.select_shared(last)["test_loss"]),
+            epsilon=float(last["epsilon"]) if self.rows else 0.0,
+            neighbours=neighbours,
+            bytes_sent=bytes_sent,
+            train_loss=float(last["train_loss"]),
+            fraction_clipped=float(statistics.fraction_clipped),
+        )
+
+
+@contextmanager
+def _naming_unwritable(folder: Path) -> Iterator[None]:
+    """Name the folder in a failure to write."""
+    try:
+        yield
+    except OSError as error:
+        raise CornError(f"{folder}: cannot be written: {error.strerror}") from error

@@ -1,0 +1,325 @@
+"""Processes of agents: their start by the launcher, their reports to it, signals, and their end."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from types import ModuleType
+from typing import Any, final
+
+import torch
+
+from corn.distributed.agent import run_workload
+from corn.distributed.handshake import is_public
+from corn.distributed.journal import Progress, Reports
+from corn.distributed.rendezvous import RefusalError, StoppedBeforeStartError, StoreLostError
+from corn.distributed.results import AgentResult, Failure, FailureKind, RunStatus
+from corn.distributed.rounds import LostError
+from corn.distributed.settings import AgentConfig
+from corn.distributed.storage import Folders, append_private_note
+from corn.errors import CornError
+from corn.learn.monitor import Interruption
+from corn.threads import limit_threads
+
+_PR_SET_PDEATHSIG = 1
+_SECONDS_TO_END = 3.0
+# Agents are forked from a server that has imported these, so that they start at once.
+_PRELOADED = [
+    "corn.distributed.processes",
+    "corn.distributed.warm_up",
+    "corn.learn.workloads",
+    "sklearn.datasets",
+]
+_HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# The process group and torchrun both forward a Ctrl-C: signals within a second are one request.
+_SECONDS_OF_ONE_REQUEST = 1.0
+_SECONDS_TO_WRITE = 0.2
+
+
+@dataclass(frozen=True)
+class Note:
+    """A note of an agent, sent to the launcher when it is made."""
+
+    text: str
+    is_private: bool = False
+
+
+def run_child(connection: Connection, agent: int, config: AgentConfig) -> None:
+    """Run an agent as a child of the launcher, and report its result or failure."""
+    limit_threads()
+    _end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which forwards it
+    interruption = Interruption()
+    signal.signal(signal.SIGTERM, lambda *_: setattr(interruption, "requested", True))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # the fork server blocks it
+    threading.Thread(target=_listen, args=(connection, interruption), daemon=True).start()
+    reports = Reports(
+        on_progress=lambda progress: _report(connection, progress),
+        on_note=lambda text: _report(connection, Note(text)),
+        interruption=interruption,
+        on_private_note=lambda text: _report(connection, Note(text, is_private=True)),
+    )
+    try:
+        result = run_workload(config, reports)
+    except CornError as error:
+        # The owner keeps the reason; others may read it only if it is public.
+        folders = Folders.of_run(config.out).of_agent(agent)
+        with suppress(OSError):  # no folder yet, or no space, which may be the very reason
+            append_private_note(folders.private, str(error))
+        failure = Failure(_kind_of(error), str(error), is_private=not is_public(error))
+        _report(connection, AgentResult(agent, RunStatus.FAILED, failure=failure))
+        sys.exit(1)
+    # Models and measurements are in files; a pipe is slow, and rows are partly private.
+    _report(connection, replace(result, parameters=torch.empty(0), rows=()))
+
+
+def _kind_of(error: CornError) -> FailureKind:
+    if isinstance(error, StoppedBeforeStartError):
+        return FailureKind.INTERRUPTED
+    if isinstance(error, RefusalError | StoreLostError):
+        return FailureKind.FOLLOWED
+    return FailureKind.LOST if isinstance(error, LostError) else FailureKind.ERROR
+
+
+def _listen(connection: Connection, interruption: Interruption) -> None:
+    """Request a stop at any message of the launcher; end when its end of the pipe closes."""
+    try:
+        while connection.recv():
+            interruption.requested = True
+    except (EOFError, OSError):
+        os._exit(1)
+
+
+def _report(connection: Connection, report: Progress | Note | AgentResult) -> None:
+    try:
+        connection.send(report)
+    except OSError:
+        os._exit(1)
+
+
+def _end_with_parent() -> None:
+    """Let the kernel, where it can, end this process with its parent, even while suspended."""
+    # The parent is the fork server. It ends with the launcher, unless a child keeps a descriptor
+    # open that it inherits for children of its own, which agents do not have.
+    server: Any = getattr(forkserver, "_forkserver", None)
+    inherited = getattr(server, "_forkserver_alive_fd", None)
+    if inherited is not None:
+        os.close(inherited)
+        server._forkserver_alive_fd = None
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def listen_for_signals() -> Interruption:
+    """Handle signals to an agent that runs by itself; call it once, from the main thread.
+
+    The first SIGINT or SIGTERM requests a stop together with the others, a second one ends this
+    process at once. That loses nothing: an agent may be killed at any time.
+    """
+    interruption = Interruption()
+    # A wait inside torch lasts until the time-out, and Python's own handlers run after it. The
+    # number of a signal is written to a pipe at once, which a thread reads.
+    for number in _HANDLED_SIGNALS:
+        signal.signal(number, lambda *_: None)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=_read_signals, args=(reader, interruption), daemon=True).start()
+    return interruption
+
+
+def _read_signals(reader: int, interruption: Interruption) -> None:
+    began = 0.0
+    while True:
+        number = os.read(reader, 1)[0]
+        if number not in _HANDLED_SIGNALS:
+            continue
+        if not interruption.requested:
+            interruption.requested, began = True, time.monotonic()
+            _write_line("corn: stops with the others after a few steps; a second signal ends it")
+        elif time.monotonic() > began + _SECONDS_OF_ONE_REQUEST:
+            _write_line("corn: ended by a second signal; checkpoints and ledger are kept")
+            os._exit(128 + number)
+
+
+def _write_line(text: str) -> None:
+    """Write to stderr without waiting: if no process reads it, the listener must go on."""
+
+    def write() -> None:
+        with suppress(OSError):
+            os.write(2, f"{text}\n".encode())
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    writer.join(_SECONDS_TO_WRITE)
+
+
+@final
+class AgentProcesses:
+    """The processes of agents on this machine, and their reports.
+
+    Attributes:
+        progress: the newest of each agent.
+        results: of the agents that have ended.
+        seconds_to_start: until every agent had reported a step; 0 before.
+    """
+
+    def __init__(self, configs: Mapping[int, AgentConfig]) -> None:
+        self._configs = dict(configs)
+        self._processes: dict[int, ForkServerProcess] = {}
+        self._connections: dict[int, Connection] = {}
+        self._notes: dict[int, list[Note]] = {agent: [] for agent in self._configs}
+        self._suspended: dict[int, float] = {}
+        self._began, self._has_asked = time.monotonic(), False
+        self.progress: dict[int, Progress] = {}
+        self.results: dict[int, AgentResult] = {}
+        self.seconds_to_start = 0.0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether any agent has not ended yet."""
+        return len(self.results) < len(self._configs)
+
+    def start(self) -> None:
+        """Start all processes."""
+        limit_threads()
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOADED)
+        with _without_main():
+            _start_forkserver()
+            for agent, config in self._configs.items():
+                self._start_one(context, agent, config)
+
+    def poll(self, seconds: float) -> None:
+        """Wait at most so long for reports, and take them in."""
+        agents = {connection: agent for agent, connection in self._connections.items()}
+        for ready in wait(list(agents), timeout=seconds):
+            self._take(agents[ready])  # type: ignore[index]
+        self._end_suspended()
+
+    def request_stop(self) -> None:
+        """Request that all agents stop together."""
+        if not self._has_asked:
+            self._has_asked = True
+            for connection in self._connections.values():
+                with suppress(OSError):
+                    connection.send("stop")
+
+    def send_signal(self, agent: int, number: int) -> None:
+        """Send a signal to an agent's process, as a fault would."""
+        pid = self._processes[agent].pid
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def close(self) -> None:
+        """End every process that is left: those that notice the closed pipe end by themselves."""
+        for connection in self._connections.values():
+            connection.close()
+        deadline = time.monotonic() + _SECONDS_TO_END
+        for process in self._processes.values():
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def _start_one(self, context: ForkServerContext, agent: int, config: AgentConfig) -> None:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=run_child, args=(theirs, agent, config), daemon=True)
+        process.start()
+        theirs.close()
+        self._processes[agent], self._connections[agent] = process, ours
+
+    def _take(self, agent: int) -> None:
+        try:
+            report = self._connections[agent].recv()
+        except (EOFError, OSError):
+            del self._connections[agent]
+            if agent not in self.results:
+                self._processes[agent].join(_SECONDS_TO_END)
+                code = self._processes[agent].exitcode
+                self._fail(agent, Failure(FailureKind.ENDED, exit_code=code))
+            return
+        if isinstance(report, Progress):
+            self.progress[agent] = report
+            if not self.seconds_to_start and len(self.progress) == len(self._configs):
+                self.seconds_to_start = time.monotonic() - self._began
+        elif isinstance(report, Note):
+            self._notes[agent].append(report)
+        elif report.failure is not None:
+            self._fail(agent, report.failure)
+        else:
+            self.results[agent] = report
+
+    def _fail(self, agent: int, failure: Failure) -> None:
+        """Keep the notes that an agent without a result had made."""
+        notes = self._notes[agent]
+        self.results[agent] = AgentResult(
+            agent=agent,
+            status=RunStatus.FAILED,
+            failure=failure,
+            notes=tuple(note.text for note in notes if not note.is_private),
+            private_notes=tuple(note.text for note in notes if note.is_private),
+        )
+
+    def _end_suspended(self) -> None:
+        """End suspended processes, which cannot end by themselves.
+
+        Only when no other agent runs any more, and after so long that they have been lost.
+        """
+        left = [agent for agent in self._configs if agent not in self.results]
+        suspended = [agent for agent in left if is_suspended(self._processes[agent].pid)]
+        now = time.monotonic()
+        self._suspended = {agent: self._suspended.get(agent, now) for agent in suspended}
+        for agent in suspended if suspended == left else []:
+            pause = now - self._suspended[agent]
+            if pause > self._configs[agent].settings.timeout:
+                self._processes[agent].kill()
+                self._fail(agent, Failure(FailureKind.SUSPENDED, seconds=pause))
+
+
+def is_suspended(pid: int | None) -> bool:
+    """Return whether a process was suspended by a signal, as far as the system tells."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+def _start_forkserver() -> None:
+    """Start the process that forks agents, with SIGTERM blocked.
+
+    A signal to all processes of a run must not end the server, and with it the agents, which stop
+    together. The server ends with the launcher.
+    """
+    resource_tracker.ensure_running()  # its own start would unblock signals again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Keep children from running this program's main script again, which takes seconds."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

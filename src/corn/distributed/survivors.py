@@ -1,0 +1,283 @@
+"""Survivors of losses: who is left, mixing weights among them, and a new plan for them.
+
+Every header carries all its sender knows of losses, so news from a step t has reached every agent
+that is still linked to the sender by step t + n − 1: a chain of survivors is at most that long.
+From step t + n on, all of them act on the same knowledge, without a coordinator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol, final
+
+import networkx as nx
+import numpy as np
+from torch import Tensor
+
+from corn.covariance import GivenObjective, Horizon, Objective, ThreatModel
+from corn.distributed.exchange import NEVER, NO_STOP, PREFIX_BYTES, StopNotice
+from corn.errors import InfeasibleError
+from corn.plan import Plan, fingerprint, make_plan
+from corn.privacy import PrivacyBudget
+from corn.privacy.floats import find_promise, set_aside
+from corn.threads import one_thread
+from corn.topology import load_network
+from corn.topology.graphs import Graph
+from corn.topology.mixing import metropolis_weights
+
+_SHRINK = 1e-9
+_MAX_SHRINKS = 40
+
+
+def name_agents(agents: Iterable[int]) -> str:
+    """Return agents in words.
+
+    >>> name_agents([7]), name_agents([3, 1])
+    ('agent 7', 'agents 1, 3')
+    """
+    who = sorted(agents)
+    return ("agent " if len(who) == 1 else "agents ") + ", ".join(map(str, who))
+
+
+class Membership:
+    """One agent's knowledge of losses, of when they were first noticed, and of a stop."""
+
+    def __init__(self, num_agents: int) -> None:
+        self._noticed = [NEVER] * num_agents
+        self.stop = NO_STOP
+
+    @property
+    def noticed(self) -> tuple[int, ...]:
+        """For each agent the step at which its loss was first noticed, or ``NEVER``."""
+        return tuple(self._noticed)
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """Every agent known to be lost."""
+        return self.lost_by(NEVER - 1)
+
+    def lost_by(self, step: int) -> frozenset[int]:
+        """Return the agents whose loss was noticed at ``step`` or before."""
+        return frozenset(agent for agent, when in enumerate(self._noticed) if when <= step)
+
+    def note_loss(self, agent: int, step: int) -> None:
+        """Note that the link to ``agent`` broke at ``step``."""
+        self._noticed[agent] = min(self._noticed[agent], step)
+
+    def note_stop(self, notice: StopNotice) -> None:
+        """Note a stop; of several the earliest counts."""
+        self.stop = min(self.stop, notice)
+
+    def merge(self, noticed: Sequence[int], stop: StopNotice) -> None:
+        """Add a neighbour's knowledge."""
+        self._noticed = list(map(min, self._noticed, noticed))
+        self.note_stop(stop)
+
+
+def component_of(graph: Graph, agent: int, lost: Iterable[int]) -> tuple[int, ...]:
+    """Return the survivors that ``agent`` can still reach, itself included, in increasing order.
+
+    >>> component_of(nx.path_graph(5), 0, [2])
+    (0, 1)
+    """
+    survivors = nx.Graph(graph)
+    survivors.remove_nodes_from(lost)
+    return tuple(sorted(nx.node_connected_component(survivors, agent)))
+
+
+def split_survivors(graph: Graph, lost: Iterable[int]) -> list[tuple[int, ...]]:
+    """Return the components into which losses split a network, the largest first.
+
+    >>> split_survivors(nx.path_graph(5), [1])
+    [(2, 3, 4), (0,)]
+    """
+    survivors = nx.Graph(graph)
+    survivors.remove_nodes_from(lost)
+    parts = [tuple(sorted(part)) for part in nx.connected_components(survivors)]
+    return sorted(parts, key=lambda part: (-len(part), part))
+
+
+@dataclass(frozen=True)
+class LinkState:
+    """What one end of a link announces in its header.
+
+    Attributes:
+        degree: its number of neighbours.
+        is_aware: whether it knows of a loss that the plan in force does not account for.
+    """
+
+    degree: int
+    is_aware: bool
+
+
+def weigh_neighbours(
+    planned: Mapping[int, tuple[float, float]], own: LinkState, others: Mapping[int, LinkState]
+) -> dict[int, float]:
+    """Return the mixing weight of each neighbour; one minus their sum is the agent's own.
+
+    Both ends of a link see both headers of a step, so a weight computed from those two alone is the
+    same at both ends: the weights stay symmetric, and models keep their average.
+
+    Args:
+        planned: (w_ij, w_ji) of every neighbour j, by the plan.
+        own: this agent's announcement.
+        others: each neighbour's announcement.
+
+    >>> calm, aware = LinkState(2, is_aware=False), LinkState(1, is_aware=True)
+    >>> weigh_neighbours({1: (0.4, 0.4), 2: (0.4, 0.4)}, calm, {1: calm, 2: aware})
+    {1: 0.4, 2: 0.3333333333333333}
+    """
+    return {j: _weigh(*planned[j], own, other) for j, other in others.items()}
+
+
+def _weigh(planned: float, mirrored: float, own: LinkState, other: LinkState) -> float:
+    if not own.is_aware and not other.is_aware:
+        return planned
+    metropolis = 1 / (1 + max(own.degree, other.degree))
+    if own.is_aware and other.is_aware:
+        return metropolis
+    # The least of both rules: with any larger weight an agent's own could become negative.
+    return min(planned, mirrored, metropolis)
+
+
+class AgentNoise(Protocol):
+    """One agent's noise, step by step."""
+
+    def prepare(self, step: int) -> None:
+        """Draw a step's noise while messages are under way. It is released later, once."""
+
+    def take(self, step: int) -> Tensor:
+        """Return v_i of a step, float64 of shape (d,)."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ActivePlan:
+    """A plan in force: of the whole network at first, of survivors after a new plan.
+
+    Attributes:
+        plan: its agents are numbered 0 … m−1.
+        members: the number that each of them had at the start of the run.
+        noise: this agent's share.
+    """
+
+    plan: Plan
+    members: tuple[int, ...]
+    noise: AgentNoise
+
+    @cached_property
+    def prefix(self) -> bytes:
+        """The first bytes of the plan's fingerprint, for headers."""
+        return fingerprint(self.plan)[:PREFIX_BYTES]
+
+    def weights_of(self, agent: int) -> dict[int, tuple[float, float]]:
+        """Return (w_ij, w_ji) for every other member j, by the numbers at the start of the run."""
+        W, own = self.plan.network.mixing_matrix, self.members.index(agent)
+        return {
+            member: (float(W[own, place]), float(W[place, own]))
+            for place, member in enumerate(self.members)
+            if member != agent
+        }
+
+
+@dataclass(frozen=True)
+class EnergyLoss:
+    """The cost of losses: noise energy Tr(A R) per agent, by the objective.
+
+    Attributes:
+        planned: with all agents, as designed.
+        continued: of the survivors, with the noise they have and Metropolis weights.
+    """
+
+    planned: float
+    continued: float
+
+    def describe(self) -> str:
+        """Return the loss of cancellation in one line."""
+        return (
+            f"noise energy per agent {self.continued:.4g} instead of {self.planned:.4g} "
+            f"({self.continued / self.planned:.3g} ×)"
+        )
+
+
+def measure_loss(plan: Plan, survivors: tuple[int, ...]) -> EnergyLoss:
+    """Return how much cancellation is lost when only ``survivors`` go on with the plan's noise.
+
+    Both sides are by the same objective, which is another where the plan's is of all agents.
+    """
+    R, n = plan.decomposition.covariance, plan.num_agents
+    R_left = R[np.ix_(survivors, survivors)]
+    objective = _objective_for(plan.objective, len(survivors))
+    A = objective.matrix(plan.network.mixing_matrix)
+    A_left = objective.matrix(metropolis_weights(_subgraph(plan, survivors)))
+    return EnergyLoss(
+        planned=float((A * R).sum()) / n, continued=float((A_left * R_left).sum()) / len(survivors)
+    )
+
+
+def replan(plan: Plan, survivors: tuple[int, ...], *, steps_left: int) -> Plan:
+    """Return a plan for the survivors, renumbered 0 … m−1 in their order, for the steps left.
+
+    The noise of the survivors lacks what the lost agents would have cancelled. A design for the
+    surviving graph restores cancellation. It keeps the plan's precision cap b for each of the steps
+    left, so the run spends Δ²b per step as planned: t steps before and T − t after make the
+    budget's μ². Deterministic: every survivor computes the same plan, to the bit.
+    """
+    who = ",".join(map(str, survivors))
+    with one_thread():  # BLAS threads would change the order of sums, and so the last bits
+        network = load_network(_subgraph(plan, survivors))
+        return make_plan(
+            replace(network, source=f"survivors {who} of {plan.network.source}"),
+            budget_left(plan, steps_left),
+            threat=_threat_for(plan.threat, survivors),
+            objective=_objective_for(plan.objective, len(survivors)),
+            mechanism=plan.mechanism,
+            dtype=plan.dtype,
+        )
+
+
+def budget_left(plan: Plan, steps_left: int) -> PrivacyBudget:
+    """Return the budget of the steps left: the same cap on precision per step, or slightly less."""
+    budget, cap = plan.budget, plan.precision_cap
+    epsilon = find_promise(cap, budget, num_steps=steps_left).epsilon
+    # The cap of a budget comes from a search in floats, and may exceed the plan's by rounding.
+    for attempt in range(_MAX_SHRINKS):
+        left = replace(
+            budget,
+            epsilon=epsilon * (1 - _SHRINK * 2**attempt),
+            num_steps=steps_left,
+            accounting="gdp",
+        )
+        if set_aside(left).precision_cap <= cap:
+            return left
+    raise InfeasibleError(f"no budget for {steps_left} steps keeps the precision cap {cap:.6g}")
+
+
+def _subgraph(plan: Plan, survivors: tuple[int, ...]) -> Graph:
+    """Return the survivors' graph with nodes and edges in a fixed order, as plans depend on it."""
+    places = {agent: place for place, agent in enumerate(survivors)}
+    graph = nx.relabel_nodes(nx.Graph(plan.network.graph).subgraph(survivors), places)
+    ordered = nx.Graph()
+    ordered.add_nodes_from(range(len(survivors)))
+    ordered.add_edges_from(sorted(tuple(sorted(edge)) for edge in graph.edges))
+    return ordered
+
+
+def _threat_for(threat: ThreatModel, survivors: tuple[int, ...]) -> ThreatModel:
+    """Return the threat with as many insiders as before, but fewer than there are survivors."""
+    seeds = threat.seeds
+    if not isinstance(seeds, str):
+        places = {agent: place for place, agent in enumerate(survivors)}
+        left = [[places[a] for a in group if a in places] for group in seeds]
+        seeds = tuple(tuple(group) for group in left if group)
+    colluders = min(threat.max_colluders, len(survivors) - 1)
+    return replace(threat, seeds=seeds, max_colluders=colluders)
+
+
+def _objective_for(objective: Objective, num_agents: int) -> Objective:
+    """Return the same objective, unless it is a matrix of all agents."""
+    if isinstance(objective, GivenObjective) and np.shape(objective.given)[0] != num_agents:
+        return Horizon()
+    return objective

@@ -1,0 +1,92 @@
+"""``corn agent`` starts one agent as ``corn launch`` would, and misuse is refused."""
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from corn.cli.agent import RunOptions, agent
+from corn.cli.launch import launch
+from corn.cli.learning import LearningOptions
+from corn.distributed import AgentConfig, AgentResult, Reports
+from corn.distributed.keyring import make_keys
+from corn.distributed.settings import RunSettings
+from corn.plan import save_plan
+from tests.distributed.harness import small_plan
+
+from .commands import Runner
+
+TASK = ("--task", "breast-cancer")
+
+
+def test_agent_and_launch_have_the_same_options_of_learning_and_of_a_run() -> None:
+    """With other defaults an agent on another host would be refused by launched ones."""
+    for command in (agent, launch):
+        types = {
+            p.annotation for p in inspect.signature(command, eval_str=True).parameters.values()
+        }
+        assert {LearningOptions, RunOptions} <= types
+    settings = RunOptions().make_settings(LearningOptions("breast-cancer"), batch_size=None)
+    usual = RunSettings(settings.schedule)
+    assert settings == usual
+
+
+@pytest.mark.parametrize(
+    ("options", "batch_size"),
+    [((), None), (("--batch-size", "64"), 64), (("--batch-size", "128"), 128)],
+)
+def test_a_batch_size_that_is_not_given_is_left_to_the_plan(
+    corn: Runner, options: tuple[str, ...], batch_size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[AgentConfig] = []
+
+    def run(config: AgentConfig, _: Reports) -> AgentResult:
+        found.append(config)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("corn.distributed.agent.run_workload", run)
+    monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
+    corn("agent", "--plan", "plan.corn", "--keys", "keys", *TASK, *options)
+    (config,) = found
+    assert config.settings.batch_size == batch_size
+    assert config.default_batch_size == 128
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--plan", "plan.corn", "--request", "request.json"],
+        ["--request", "request.json", "--neighbours", "1,x"],
+    ],
+    ids=["neither plan nor request", "both", "neighbours"],
+)
+def test_misuse_exits_with_2(corn: Runner, arguments: list[str]) -> None:
+    assert corn("agent", *arguments, "--keys", "keys", *TASK).exit_code == 2
+
+
+@pytest.mark.slow
+def test_agents_of_torchrun_run_a_plan(tmp_path: Path) -> None:
+    save_plan(small_plan("path:2", 12), tmp_path / "plan.corn")
+    make_keys(tmp_path / "keys", 2)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "-m", "corn", "agent", "--plan", "plan.corn", "--json"]
+    command += ["--keys", "keys", *TASK, "--timeout", "30"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    decoder, text, facts = json.JSONDecoder(), done.stdout.strip(), []
+    while text:
+        found, end = decoder.raw_decode(text)
+        facts.append(found)
+        text = text[end:].strip()
+    assert {own["agent"] for own in facts} == {0, 1}
+    for own in facts:
+        assert (own["status"], own["num_steps"], own["stop_reason"]) == ("complete", 12, "none")
+        assert own["measured"]["epsilon"] <= 10
+        assert "train_loss" not in own["measured"]
+        assert f"agent {own['agent']}: complete after 12 steps" in done.stderr
+        for folder in ("shared", "private"):
+            assert (tmp_path / "out" / folder / f"agent-{own['agent']}" / "metrics.csv").exists()

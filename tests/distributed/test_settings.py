@@ -1,0 +1,59 @@
+"""Settings that make no sense, or that a plan does not allow, are refused."""
+
+from typing import Any
+
+import networkx as nx
+import pytest
+
+from corn.covariance import ThreatModel
+from corn.distributed.settings import RunSettings, parse_address
+from corn.errors import CornError, InvalidArgumentError
+from corn.plan import make_plan
+from corn.privacy import PrivacyBudget
+from corn.topology import load_network
+
+from .harness import small_plan
+
+PLAN = small_plan("ring:3", 12, mechanism="ldp", threat=ThreatModel())
+
+
+def test_steps_to_measure_at_must_be_in_the_run() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"from 0 to 12, found \[-1, 99\]"):
+        RunSettings(evaluate_at=(-1, 5, 99)).evaluation_steps(PLAN)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"on_dropout": "panic"}, "on_dropout must be one of continue, replan, stop"),
+        ({"timeout": 0.0}, "timeout must be positive"),
+        ({"timeout": 1e18}, "timeout must be positive seconds, at most 1e\\+06"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be an integer of at least 1"),
+    ],
+)
+def test_wrong_settings_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        RunSettings(**wrong)
+
+
+def test_more_steps_than_planned_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="num_steps must be from 1 to 12"):
+        RunSettings(num_steps=13).steps_of(PLAN)
+
+
+@pytest.mark.parametrize("text", ["10.0.0.1", "10.0.0.1:", "10.0.0.1:x", "10.0.0.1:70000"])
+def test_an_address_needs_a_port(text: str) -> None:
+    with pytest.raises(CornError, match="an address must be HOST:PORT"):
+        parse_address(text)
+
+
+def test_policies_that_cannot_be_kept_are_refused() -> None:
+    shared = small_plan("ring:4", 10, threat=ThreatModel())
+    with pytest.raises(InvalidArgumentError, match="needs seeds of pairs or links"):
+        RunSettings(on_dropout="replan").check_plan(shared)
+    RunSettings(on_dropout="continue").check_plan(shared)
+    network = load_network(nx.cycle_graph(4, create_using=nx.DiGraph))
+    one_way = make_plan(network, PrivacyBudget(10, 1e-5, num_steps=10, clip=0.1))
+    with pytest.raises(InvalidArgumentError, match="must be 'stop' where links are one-way"):
+        RunSettings().check_plan(one_way)
+    RunSettings(on_dropout="stop").check_plan(one_way)

@@ -1,0 +1,122 @@
+"""Shared and private files are apart, and a checkpoint is whole and the agent's own, or refused."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from corn.distributed.storage import (
+    AgentCheckpoint,
+    CheckpointFolder,
+    Folders,
+    forget_after,
+    list_checkpoints,
+    make_folders,
+)
+from corn.errors import CornError, FileFormatError
+from corn.plan import Plan
+
+from .harness import require_private, small_plan
+
+PLAN = small_plan("ring:3", 12)
+OTHER = small_plan("ring:3", 13)
+
+
+def test_folders_that_were_there_are_closed_to_others(tmp_path: Path) -> None:
+    (tmp_path / "private/agent-1").mkdir(mode=0o755, parents=True)
+    folders = make_folders(tmp_path, 1, is_rehearsal=False)
+    assert folders == Folders(tmp_path / "shared/agent-1", tmp_path / "private/agent-1")
+    assert folders.shared.is_dir()
+    require_private(tmp_path / "private")
+
+
+def test_a_rehearsal_shares_nothing(tmp_path: Path) -> None:
+    folders = make_folders(tmp_path, 1, is_rehearsal=True)
+    assert folders.shared == tmp_path / "private/rehearsal/agent-1"
+    assert [path.name for path in tmp_path.iterdir()] == ["private"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "private").write_text("in the way", encoding="utf-8")
+    with pytest.raises(CornError, match=r"private: cannot be made: File exists"):
+        make_folders(tmp_path, 1, is_rehearsal=False)
+
+
+def save(folder: Path, step: int, *, is_rehearsal: bool = False) -> None:
+    parameters = torch.arange(5, dtype=torch.float32) + step
+    checkpoint = AgentCheckpoint(parameters, num_releases=step + 7)
+    CheckpointFolder(folder, PLAN, 2, is_rehearsal=is_rehearsal).save(step, checkpoint)
+
+
+def load(folder: Path, step: int, *, agent: int = 2, plan: Plan = PLAN) -> AgentCheckpoint:
+    return CheckpointFolder(folder, plan, agent).load(step)
+
+
+def test_what_is_saved_comes_back_and_the_newest_few_are_kept(tmp_path: Path) -> None:
+    for step in (0, 10, 20, 100, 110):
+        save(tmp_path, step)
+    assert list_checkpoints(tmp_path) == {20, 100, 110}
+    found = load(tmp_path, 110)
+    assert found.parameters.tolist() == [110, 111, 112, 113, 114]
+    assert found.num_releases == 117
+
+
+def test_later_steps_are_forgotten(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        save(tmp_path, step)
+    models = tmp_path / "shared" / "models"
+    models.mkdir(parents=True)
+    for step in (10, 20):
+        (models / f"step-{step}.bin").touch()
+    assert forget_after(Folders(tmp_path / "shared", tmp_path), 10) == 3
+    assert list_checkpoints(tmp_path) == {10}
+    assert [path.name for path in models.iterdir()] == ["step-10.bin"]
+
+
+def test_damage_is_found_wherever_it_is(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    path = tmp_path / "checkpoint-10.corn"
+    whole = path.read_bytes()
+    for position in (0, 20, 40, 60, len(whole) - 1):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(FileFormatError, match=r"10\.corn: not a checkpoint, or a damaged one"):
+            load(tmp_path, 10)
+    path.write_bytes(whole[:-4])
+    with pytest.raises(FileFormatError, match="damaged"):
+        load(tmp_path, 10)
+
+
+def test_another_agents_or_plans_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    for agent, plan in ((3, PLAN), (2, OTHER)):
+        with pytest.raises(FileFormatError, match="of another plan, agent or step"):
+            load(tmp_path, 10, agent=agent, plan=plan)
+    with pytest.raises(FileFormatError, match=r"11\.corn: cannot be read: No such file"):
+        load(tmp_path, 11)
+
+
+def test_a_rehearsal_is_never_gone_on_from_in_earnest(tmp_path: Path) -> None:
+    save(tmp_path, 10, is_rehearsal=True)
+    with pytest.raises(FileFormatError, match="of a rehearsal, which protects nothing"):
+        load(tmp_path, 10)
+    again = CheckpointFolder(tmp_path, PLAN, 2, is_rehearsal=True).load(10)
+    assert len(again.parameters) == 5
+
+
+def test_a_full_disk_is_one_line_and_spoils_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 10)
+
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(CornError, match=r"20\.corn: cannot be written: No space"):
+        save(tmp_path, 20)
+    assert list_checkpoints(tmp_path) == {10}
+    assert load(tmp_path, 10).parameters[0] == 10

@@ -1,0 +1,205 @@
+"""News of losses reach all survivors, weights stay symmetric, and privacy never weakens."""
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corn.covariance import GivenObjective, ThreatModel
+from corn.distributed.exchange import NEVER, StopNotice, StopReason
+from corn.distributed.survivors import (
+    LinkState,
+    Membership,
+    budget_left,
+    component_of,
+    measure_loss,
+    replan,
+    split_survivors,
+    weigh_neighbours,
+)
+from corn.plan import fingerprint, make_plan, verify_plan
+from corn.plan.plan import coalition_precisions
+from corn.privacy import PrivacyBudget, account_precision, gaussian, precision_diagonal
+from corn.privacy.floats import set_aside
+from corn.topology import load_network
+from corn.topology.mixing import metropolis_weights
+
+from .harness import small_plan
+
+PLAN = small_plan("er:n=7,p=0.5,seed=1", 200)
+
+
+def spread(graph: nx.Graph, members: list[Membership], rounds: int) -> None:
+    for _ in range(rounds):
+        sent = [(own.noticed, own.stop) for own in members]
+        for agent, own in enumerate(members):
+            for peer in graph[agent]:
+                own.merge(*sent[peer])
+
+
+@pytest.mark.parametrize("graph", [nx.path_graph(6), nx.cycle_graph(7), nx.star_graph(5)])
+def test_all_survivors_agree_on_losses_after_n_minus_2_steps(graph: nx.Graph) -> None:
+    n = len(graph)
+    members = [Membership(n) for _ in range(n)]
+    lost = n - 1
+    survivors = graph.subgraph(set(graph) - {lost})
+    first, *others = sorted(graph[lost])
+    members[first].note_loss(lost, 10)
+    for peer in others:
+        members[peer].note_loss(lost, 11)  # it had got one more message
+    links = nx.Graph(survivors)
+    links.add_node(lost)
+    spread(links, members, n - 2)
+    known = {members[agent].noticed for agent in component_of(graph, first, [lost])}
+    assert len(known) == 1
+    assert known.pop()[lost] == 10
+
+
+def test_of_several_stops_the_earliest_counts_everywhere() -> None:
+    graph = nx.path_graph(5)
+    members = [Membership(5) for _ in range(5)]
+    members[0].note_stop(StopNotice(30, 0, StopReason.INTERRUPTED))
+    members[4].note_stop(StopNotice(25, 4, StopReason.DIVERGED))
+    spread(graph, members, 4)
+    assert {own.stop for own in members} == {StopNotice(25, 4, StopReason.DIVERGED)}
+
+
+def test_losses_count_from_the_step_they_were_noticed() -> None:
+    own = Membership(4)
+    own.note_loss(2, 7)
+    own.note_loss(2, 9)
+    own.note_loss(3, 12)
+    assert own.noticed == (NEVER, NEVER, 7, 12)
+    assert own.lost_by(11) == {2}
+    assert own.lost == {2, 3}
+
+
+def test_parts_of_a_cut_network() -> None:
+    assert component_of(nx.path_graph(5), 4, [2]) == (3, 4)
+    assert split_survivors(nx.path_graph(5), [2]) == [(0, 1), (3, 4)]
+    assert split_survivors(nx.cycle_graph(5), [2]) == [(0, 1, 3, 4)]
+
+
+@st.composite
+def troubled_networks(draw: st.DrawFn) -> tuple[np.ndarray, nx.Graph, list[LinkState]]:
+    """A plan's weights, the links that are left, and what each survivor announces."""
+    seed = draw(st.integers(0, 10_000))
+    weights = draw(st.sampled_from(["metropolis", "lazy", "max-degree"]))
+    network = load_network(f"er:n=8,p=0.5,seed={seed}", weights=weights)
+    alive = draw(st.lists(st.booleans(), min_size=8, max_size=8))
+    graph = nx.Graph(network.graph)
+    for agent, is_alive in enumerate(alive):
+        if not is_alive:
+            graph.remove_edges_from(list(graph.edges(agent)))
+    # Whoever lost a neighbour is aware; others may be, by hearsay.
+    states = []
+    for agent in range(8):
+        degree = graph.degree(agent)
+        aware = degree < network.graph.degree(agent) or draw(st.booleans())
+        states.append(LinkState(degree, aware))
+    return np.array(network.mixing_matrix), graph, states
+
+
+@given(troubled_networks())
+def test_weights_are_doubly_stochastic_while_news_spread(
+    case: tuple[np.ndarray, nx.Graph, list[LinkState]],
+) -> None:
+    W, graph, states = case
+    mixing = np.zeros_like(W)
+    for i in range(len(W)):
+        planned = {j: (W[i, j], W[j, i]) for j in range(len(W)) if j != i}
+        others = {j: states[j] for j in graph[i]}
+        weights = weigh_neighbours(planned, states[i], others)
+        for j, weight in weights.items():
+            mixing[i, j] = weight
+        mixing[i, i] = 1 - sum(weights.values())
+    np.testing.assert_allclose(mixing, mixing.T)
+    assert (mixing >= -1e-12).all()
+    np.testing.assert_allclose(mixing.sum(axis=1), 1)
+
+
+def test_without_losses_the_plan_holds_and_afterwards_metropolis() -> None:
+    network = load_network("er:n=8,p=0.5,seed=3", weights="lazy")
+    W, graph = network.mixing_matrix, nx.Graph(network.graph)
+    survivors = [agent for agent in graph if agent != 2]
+    reduced = graph.subgraph(survivors)
+    expected = metropolis_weights(nx.convert_node_labels_to_integers(reduced, ordering="sorted"))
+    for place, i in enumerate(survivors):
+        planned = {j: (W[i, j], W[j, i]) for j in range(8) if j != i}
+        calm = weigh_neighbours(
+            planned, LinkState(graph.degree(i), False), {j: LinkState(1, False) for j in graph[i]}
+        )
+        assert calm == {j: W[i, j] for j in graph[i]}
+        aware = {j: LinkState(reduced.degree(j), True) for j in reduced[i]}
+        found = weigh_neighbours(planned, LinkState(reduced.degree(i), True), aware)
+        for j, weight in found.items():
+            np.testing.assert_allclose(weight, expected[place, survivors.index(j)])
+
+
+@pytest.mark.parametrize("lost", [(2,), (0, 5), (1, 3, 6)])
+def test_losses_weaken_nobodys_privacy(lost: tuple[int, ...]) -> None:
+    """By the accountant, for every coalition: what the survivors send keeps the budget."""
+    budget = PLAN.budget
+    for coalition, honest, planned in coalition_precisions(PLAN.decomposition, 1):
+        left = [agent for agent in honest if agent not in lost]
+        hidden = PLAN.decomposition.hidden_from(coalition)[np.ix_(left, left)]
+        precision = precision_diagonal(hidden)
+        before = np.array([planned[honest.index(agent)] for agent in left])
+        assert (precision <= before * (1 + 1e-9)).all()
+        loss = account_precision(precision, budget.query, num_steps=budget.num_steps)
+        assert loss.worst_epsilon(budget.delta) <= budget.epsilon * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("steps_left", [1, 73, 199])
+def test_a_new_plan_spends_what_was_left(steps_left: int) -> None:
+    survivors = (0, 1, 3, 4, 5, 6)
+    plan = replan(PLAN, survivors, steps_left=steps_left)
+    assert verify_plan(plan).passed
+    assert plan.budget.num_steps == steps_left
+    assert plan.precision_cap <= PLAN.precision_cap
+    steps_done = PLAN.budget.num_steps - steps_left
+    worst = max(float(p.max()) for *_, p in coalition_precisions(plan.decomposition, 1))
+    squared = PLAN.budget.sensitivity**2 * (steps_done * PLAN.precision_cap + steps_left * worst)
+    spent = gaussian.epsilon_from(float(np.sqrt(squared)), PLAN.budget.delta)
+    assert spent <= PLAN.budget.epsilon * (1 + 1e-9)
+
+
+def test_every_survivor_makes_the_same_plan() -> None:
+    survivors = (0, 1, 2, 4, 5)
+    plans = [replan(PLAN, survivors, steps_left=100) for _ in range(2)]
+    assert fingerprint(plans[0]) == fingerprint(plans[1])
+    assert plans[0].num_agents == 5
+    links = {(survivors[i], survivors[j]) for i, j in plans[0].network.graph.edges}
+    assert links <= {tuple(sorted(edge)) for edge in PLAN.network.graph.edges}
+
+
+def test_a_new_plan_gets_cancellation_back() -> None:
+    survivors = (0, 1, 2, 4, 5, 6)
+    loss = measure_loss(PLAN, survivors)
+    plan = replan(PLAN, survivors, steps_left=199)
+    assert loss.continued > loss.planned
+    assert plan.certificate.value / 6 < loss.continued
+    assert f"{loss.continued / loss.planned:.3g} ×" in loss.describe()
+
+
+def test_the_loss_is_by_one_objective_where_the_given_one_is_of_all_agents() -> None:
+    """Scaling the given matrix leaves the noise as it is, and so what its loss costs."""
+    network, options = load_network("complete:4"), {"mechanism": "ldp", "threat": ThreatModel()}
+    plans = [
+        make_plan(network, PLAN.budget, objective=GivenObjective(c * np.eye(4)), **options)  # type: ignore[arg-type]
+        for c in (1, 1000)
+    ]
+    losses = [measure_loss(plan, (0, 1, 2)) for plan in plans]
+    assert losses[0].planned == pytest.approx(losses[1].planned)
+    assert losses[0].continued == pytest.approx(losses[1].continued)
+    assert losses[0].planned < losses[0].continued
+
+
+@pytest.mark.parametrize("accounting", ["gdp", "rdp"])
+def test_the_budget_left_keeps_the_cap(accounting: str) -> None:
+    budget = PrivacyBudget(5, 1e-5, num_steps=100, clip=0.1, accounting=accounting)  # type: ignore[arg-type]
+    plan = make_plan(load_network("ring:4"), budget, mechanism="ldp", threat=ThreatModel())
+    for steps in (1, 50, 99):
+        cap = set_aside(budget_left(plan, steps)).precision_cap
+        assert plan.precision_cap * (1 - 1e-6) < cap <= plan.precision_cap
