@@ -21,8 +21,8 @@ from corn.plan import Plan, fingerprint, load_plan
 from corn.threads import limit_threads
 
 EXAMPLE = (
-    "torchrun --nnodes 2 --nproc-per-node 2 … -m corn agent --plan plan.corn --keys keys "
-    "--task breast-cancer"
+    "corn agent --plan plan.corn --keys keys --task breast-cancer --agent 2 --agents 20 "
+    "--store 10.0.0.1:29500"
 )
 
 AGENTS = "Agents"
