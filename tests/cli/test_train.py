@@ -37,7 +37,7 @@ def test_a_stand_in_is_said_in_table_and_json(corn: Runner, tmp_path: Path) -> N
     outcome = corn(*arguments)
     assert outcome.exit_code == 0
     assert "note: a9a is not in" in outcome.stderr
-    assert "STANDS IN FOR a9a" in outcome.stdout
+    assert "STANDS IN FOR a9a" in " ".join(outcome.stdout.split())
     assert "STANDS IN FOR a9a" in json.loads(corn(*arguments, "--json").stdout)["notes"][0]
     refused = corn(*arguments, "--no-stand-in")
     assert refused.exit_code == 1
@@ -76,15 +76,27 @@ def test_the_paper_s_quadratic(corn: Runner) -> None:
     assert gaps["none"] >= -1e-6
 
 
-def test_insiders_are_named(corn: Runner) -> None:
-    outcome = corn(
-        *("train", *QUICK, "--mechanism", "corn,ldp", "--step-size", 0.01),
-        *("--colluders", 1, "--seeds", "pairs", "--json"),
-    )
+def test_each_row_names_its_adversary(corn: Runner) -> None:
+    arguments = ("train", *QUICK, "--mechanism", "corn,decor,ldp,none", "--step-size", 0.01)
+    outcome = corn(*arguments)
     assert outcome.exit_code == 0, outcome.stderr
-    contenders = json.loads(outcome.stdout)["contenders"]
-    assert contenders["corn"]["against"] != contenders["ldp"]["against"]
+    rows = {line.split()[1]: line for line in outcome.stdout.splitlines() if line.startswith("│")}
+    assert "one insider" in rows["corn"]
+    assert "one insider" in rows["ldp"]  # its agents share no seed
+    assert "eavesdropper" in rows["decor"]
+    assert "nobody" in rows["none"]
+    assert "decor: holds against an eavesdropper only" in outcome.stderr
+    contenders = json.loads(corn(*arguments, "--json").stdout)["contenders"]
+    assert contenders["corn"]["against"] == contenders["ldp"]["against"]
+    assert contenders["corn"]["against"] != contenders["decor"]["against"]
     assert contenders["corn"]["simulated_epsilon"] == pytest.approx(10, rel=1e-3)
+
+
+def test_a_comparison_against_an_eavesdropper_is_asked_for(corn: Runner) -> None:
+    outcome = corn("train", *QUICK, "--colluders", 0, "--seeds", "global", "--mechanism", "corn")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "eavesdropper" in outcome.stdout
+    assert "--colluders 1" in outcome.stderr
 
 
 def test_sample_level_privacy_is_named(corn: Runner) -> None:

@@ -342,6 +342,8 @@ def test_designs_of_large_networks_are_trained() -> None:
     """The check of the noise rounds up by more than the solver's own count on a large network."""
     budget = PrivacyBudget(10, 1e-5, num_steps=100, clip=0.1)
     network = load_network("torus:20x20")
-    methods = make_methods(["corn", "decor"], network, budget, objective=Horizon(20))
+    methods = make_methods(
+        ["corn", "decor"], network, budget, objective=Horizon(20), threat=EAVESDROPPER
+    )
     for own in methods:
         assert budget.precision_cap * (1 - 1e-6) < own.precision.max() <= budget.precision_cap

@@ -11,8 +11,7 @@ import typer
 
 from corn import distributed, learn
 from corn.cli.agent import AGENTS, RunOptions
-from corn.cli.contradictions import let_plan_decide
-from corn.cli.learning import LearningOptions, draw_run, write_run
+from corn.cli.learning import LearningOptions, draw_run, let_plan_decide, write_run
 from corn.cli.options import (
     BudgetOptions,
     JsonOption,

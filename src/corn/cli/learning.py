@@ -1,29 +1,34 @@
-"""What ``corn train`` and ``corn launch`` share: what to learn, and what a run leaves behind."""
+"""Options and output files that ``corn train`` and ``corn launch`` share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from corn import learn
 from corn.cli.output import print_note, save_json
 from corn.learn.names import USUAL_BATCH_SIZE, ModelName, WorkloadName, usual_schedule
 from corn.learn.schedule import ScheduleName
+from corn.plan import Plan
+from corn.topology import load_network
 
 LEARNING = "Learning"
 
 
 @dataclass(frozen=True)
 class LearningOptions:
-    """What to learn from which data, in what batches."""
+    """The task, its data and its mini-batches."""
 
     task: Annotated[
         WorkloadName,
-        typer.Option(help="What to learn; a9a and mnist: see corn data.", rich_help_panel=LEARNING),
+        typer.Option(
+            help="Task to learn; a9a and mnist need corn data get.", rich_help_panel=LEARNING
+        ),
     ]
     model: Annotated[
         ModelName | None,
@@ -35,55 +40,114 @@ class LearningOptions:
     partition: Annotated[
         str,
         typer.Option(
-            help="How samples are dealt out: iid, dirichlet:ALPHA or shards:K.",
+            help="Partition of the samples over agents: iid, dirichlet:ALPHA or shards:K.",
             rich_help_panel=LEARNING,
         ),
     ] = "dirichlet:10"
     data_seed: Annotated[
-        int, typer.Option(min=0, help="Of split and partition.", rich_help_panel=LEARNING)
+        int, typer.Option(min=0, help="Seed of split and partition.", rich_help_panel=LEARNING)
     ] = 0
     l2: Annotated[
-        float, typer.Option(min=0, help="Penalty of linear models.", rich_help_panel=LEARNING)
+        float, typer.Option(min=0, help="L2 penalty of linear models.", rich_help_panel=LEARNING)
     ] = 1e-4
-    cache: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Directory of data sets. (Default: $CORN_DATA, or the user's cache.)"),
+    ] = None
     stand_in: Annotated[
         bool,
-        typer.Option(help="Let an embedded data set stand in for an absent one, and say so."),
+        typer.Option(help="Use an embedded data set in place of an absent one, with a warning."),
     ] = True
     batch_size: Annotated[
         int,
         typer.Option(
-            min=1, help="Samples a mini-batch, if the plan names none.", rich_help_panel=LEARNING
+            min=1,
+            help="Samples per mini-batch, unless the plan has its own.",
+            rich_help_panel=LEARNING,
         ),
     ] = USUAL_BATCH_SIZE
     schedule: Annotated[
         ScheduleName | None,
         typer.Option(
-            help="How step sizes go on. (Default: constant; quadratic: inverse-sqrt.)",
+            help="Step-size schedule. (Default: constant; quadratic: inverse-sqrt.)",
             rich_help_panel=LEARNING,
         ),
     ] = None
 
     @property
     def is_quadratic(self) -> bool:
-        """Whether the task is the paper's quadratic, which has step sizes of its own."""
+        """Whether the task is the paper's quadratic, which has its own step sizes."""
         return self.task == "quadratic"
 
     def choose_schedule(self) -> ScheduleName:
-        """The schedule asked for, or the paper's."""
+        """Return the schedule asked for, or the paper's."""
         return self.schedule or usual_schedule(self.task)
 
     def make_workload(self) -> learn.Workload:
-        """The workload, yet to be built for a number of agents."""
+        """Return the workload, which builds a problem for any number of agents."""
         return learn.Workload(
-            self.task,
-            self.model,
-            self.partition,
-            self.data_seed,
-            self.l2,
-            self.cache,
-            self.stand_in,
+            name=self.task,
+            model=self.model,
+            partition=self.partition,
+            seed=self.data_seed,
+            l2=self.l2,
+            directory=self.cache,
+            stand_in=self.stand_in,
         )
+
+
+def let_plan_decide(context: typer.Context, plan: Plan, **also_fixed: object) -> None:
+    """Set the options that a plan decides to its values, in the command's configuration.
+
+    An option on the command line that contradicts the plan is misuse, with exit code 2.
+    ``also_fixed`` are options that the plan decides for the present command only.
+    """
+    fixed = {**_fixed_by_plan(plan, context.params), **also_fixed}
+    for name, value in fixed.items():
+        source = context.get_parameter_source(name)
+        found = context.params[name]
+        if source is not None and source.name == "COMMANDLINE" and found != value:
+            raise typer.BadParameter(
+                f"the plan has {'none' if value is None else value}, found {found}: omit the "
+                "option",
+                param_hint=f"--{name.replace('_', '-')}",
+            )
+    context.params.update(fixed, graph=plan.network.source, weights=None)
+
+
+def _fixed_by_plan(plan: Plan, given: Mapping[str, Any]) -> dict[str, object]:
+    """Return the values of the options that a plan decides."""
+    budget, threat, objective = plan.budget, plan.threat, plan.objective
+    graph, weights = given["graph"], given["weights"]
+    # The plan's graph under another name, such as a file with the same weights, is no
+    # contradiction.
+    named = plan.network if graph is None else load_network(graph, weights=weights)
+    is_same = np.array_equal(named.mixing_matrix, plan.network.mixing_matrix)
+    fixed = {
+        "graph": graph if is_same else plan.network.source,
+        "weights": weights if is_same and graph is not None else "weights of its own",
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "steps": budget.num_steps,
+        "clip": budget.clip,
+        "unit": budget.unit,
+        "accounting": budget.accounting,
+        "adjacency": budget.adjacency,
+        "sampling_rate": budget.sampling_rate,
+        "horizon": getattr(objective, "length", None),
+        "gossip_rounds": getattr(objective, "gossip_rounds", 1),
+        "cooldown": getattr(objective, "cooldown_rounds", 0),
+        "colluders": threat.max_colluders,
+        "seeds": threat.seeds,
+        "private_noise": threat.private_noise,
+    }
+    # The batch size is the plan's where it counts for privacy, the precision where noise is drawn
+    # bit for bit as in a deployment.
+    if budget.batch_size is not None:
+        fixed["batch_size"] = budget.batch_size
+    if "dtype" in given and given.get("rehearse"):
+        fixed["dtype"] = plan.dtype
+    return fixed
 
 
 def write_run(
@@ -94,7 +158,7 @@ def write_run(
     columns: Sequence[str] | None = None,
     is_private: bool = False,
 ) -> None:
-    """Write all or some columns of measurements to metrics.csv in ``out``, facts to run.json."""
+    """Write columns of the measurements to metrics.csv in ``out``, and facts to run.json."""
     columns = columns or learn.COLUMNS
     learn.write_table(rows, out / "metrics.csv", columns=columns, is_private=is_private)
     save_json(facts, out / "run.json", is_private=is_private)
@@ -111,7 +175,7 @@ def draw_run(
 ) -> None:
     """Draw the measurements of each method that were made with its schedule.
 
-    ``agent_samples`` says how much data each agent holds; None leaves that out.
+    ``agent_samples`` are the numbers of samples per agent, a panel of their own; None omits it.
     """
     from corn.report import plot_training, save_figure
 

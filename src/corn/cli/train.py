@@ -1,16 +1,16 @@
-"""``corn train``: train with several mechanisms side by side, and compare what they reach."""
+"""``corn train``: train with several mechanisms side by side, and compare the results."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from corn import learn
-from corn.cli.contradictions import let_plan_decide
-from corn.cli.learning import LEARNING, LearningOptions
+from corn.cli.learning import LEARNING, LearningOptions, draw_run, let_plan_decide, write_run
 from corn.cli.options import (
     BudgetOptions,
     JsonOption,
@@ -20,13 +20,14 @@ from corn.cli.options import (
     PlotOption,
     ThreatOptions,
 )
-from corn.cli.output import print_json, warn_of_insiders
+from corn.cli.output import print_json, print_note, print_table
 from corn.cli.records import read_configuration
-from corn.cli.training import Terms, draw_curves, print_methods, training_facts, write_results
+from corn.covariance import Objective, ThreatModel
 from corn.errors import InvalidArgumentError, StoppedByUserError
 from corn.learn.names import METHOD_NAMES
-from corn.plan import Plan, load_plan
+from corn.plan import Plan, fingerprint, load_plan
 from corn.privacy import PrivacyBudget
+from corn.topology import Network
 
 EXAMPLE = (
     "corn train --task breast-cancer --graph er:n=20,p=0.2,seed=1 "
@@ -36,6 +37,15 @@ EXAMPLE = (
 _OUTPUT = "Output"
 _MECHANISMS = "corn,decor,ldp,none"
 
+# Columns of the printed table, by the names of summaries.
+_COLUMNS = {
+    "test_loss": "test loss",
+    "test_accuracy": "test accuracy",
+    "train_loss": "train loss",
+    "optimality_gap": "optimality gap",
+    "consensus_distance": "disagreement",
+}
+
 
 def train(
     context: typer.Context,
@@ -44,7 +54,7 @@ def train(
     step_size: Annotated[
         str | None,
         typer.Option(
-            help="First step size, or several with commas, of which each mechanism gets the one "
+            help="First step size, or several separated by commas: each mechanism gets the one "
             "with the least validation loss. (Default: the paper's grid; quadratic: 0.01.)",
             rich_help_panel=LEARNING,
         ),
@@ -52,9 +62,9 @@ def train(
     mechanism: Annotated[
         str | None,
         typer.Option(
-            help=f"One or more, with commas, of {', '.join(METHOD_NAMES)}. none is clipped but has "
-            "no noise; unclipped has neither; central trusts a server. "
-            f"(Default: {_MECHANISMS}; with a plan, none beside it.)",
+            help=f"One or more of {', '.join(METHOD_NAMES)}, separated by commas. none clips but "
+            "adds no noise; unclipped does neither; central trusts a server. "
+            f"(Default: {_MECHANISMS}; with a plan, the plan alone.)",
             rich_help_panel=LEARNING,
         ),
     ] = None,
@@ -62,7 +72,7 @@ def train(
         int,
         typer.Option(
             min=1,
-            help="Runs of everything with seeds 0, 1, …, averaged.",
+            help="Number of runs, with seeds 0, 1, …; the table shows their average.",
             rich_help_panel=LEARNING,
         ),
     ] = 1,
@@ -73,34 +83,34 @@ def train(
     threat: ThreatOptions,
     dtype: Annotated[
         Literal["float32", "float64"] | None,
-        typer.Option(help="Precision. (Default: float32; quadratic: float64.)"),
+        typer.Option(help="Floating-point type. (Default: float32; quadratic: float64.)"),
     ] = None,
-    device: Annotated[str, typer.Option(help="Where to compute, as torch names it.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Torch device to compute on.")] = "cpu",
     rehearse: Annotated[
         bool,
         typer.Option(
             "--rehearse",
-            help="Draw bit for bit what corn launch --rehearse SEED draws. Slower.",
+            help="Draw the same noise, bit for bit, as corn launch --rehearse SEED. Slower.",
         ),
     ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="A directory for metrics.csv and run.json (configuration, result).",
+            help="Directory for metrics.csv and run.json (configuration and result).",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
     parquet: Annotated[
         bool,
-        typer.Option("--parquet", help="Write metrics.parquet too.", rich_help_panel=_OUTPUT),
+        typer.Option("--parquet", help="Also write metrics.parquet.", rich_help_panel=_OUTPUT),
     ] = False,
     tensorboard: Annotated[
-        Path | None, typer.Option(help="A directory for TensorBoard.", rich_help_panel=_OUTPUT)
+        Path | None, typer.Option(help="Directory for TensorBoard.", rich_help_panel=_OUTPUT)
     ] = None,
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            help="Save the state to this file every 1000 steps; go on from it if it exists.",
+            help="File to save the state to every 1000 steps. If it exists, training resumes.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
@@ -111,71 +121,96 @@ def train(
     if parquet or tensorboard:
         learn.require_writers(parquet=parquet, tensorboard=tensorboard is not None)
     if plan is not None:
-        terms = _read_terms(context, load_plan(plan))
+        terms = _read_plan(context, load_plan(plan))
     elif graph is None:
         raise typer.BadParameter("give a graph or a --plan", param_hint="--graph")
     else:
-        terms = Terms(
-            mixing.load_network(graph),
-            budget.make_for_batches(learning.batch_size),
-            mixing.choose_objective(budget.steps),
-            threat.make(),
-            mixing.gossip_rounds,
-            mixing.cooldown,
+        terms = _TrainingTerms(
+            network=mixing.load_network(graph),
+            budget=budget.make_for_batches(learning.batch_size),
+            objective=mixing.choose_objective(budget.steps),
+            threat=threat.make(),
+            gossip_rounds=mixing.gossip_rounds,
+            cooldown_rounds=mixing.cooldown,
         )
     problem = learning.make_workload().build(terms.network.num_agents)
     methods = _make_methods(mechanism, terms)
-    _warn(methods, terms.budget)
-    trials = learn.make_grid(
-        methods,
-        step_sizes=_parse_step_sizes(
-            step_size, (0.01,) if learning.is_quadratic else learn.STEP_SIZES
-        ),
-        schedule=learning.choose_schedule(),
-    )
-    settings = learn.SweepSettings(
-        terms.budget.num_steps,
-        terms.budget.batch_size or learning.batch_size,
-        tuple(range(runs)),
-        terms.gossip_rounds,
-        terms.cooldown,
-        _choose_dtype(dtype, terms.plan, is_quadratic=learning.is_quadratic, rehearse=rehearse),
-        device,
-        "seed" if rehearse else "none",
-    )
+    _note_exposed(methods)
     result = learn.run_sweep(
         problem,
         terms.network,
-        trials,
-        settings=settings,
+        learn.make_grid(
+            methods,
+            step_sizes=_parse_step_sizes(step_size, is_quadratic=learning.is_quadratic),
+            schedule=learning.choose_schedule(),
+        ),
+        settings=learn.SweepSettings(
+            num_steps=terms.budget.num_steps,
+            batch_size=terms.budget.batch_size or learning.batch_size,
+            seeds=tuple(range(runs)),
+            gossip_rounds=terms.gossip_rounds,
+            cooldown_rounds=terms.cooldown_rounds,
+            dtype=_choose_dtype(
+                dtype, terms.plan, is_quadratic=learning.is_quadratic, rehearse=rehearse
+            ),
+            device=device,
+            noise_keys="seed" if rehearse else "none",
+        ),
         checkpoint=checkpoint,
         resume=checkpoint is not None,
     )
     column = "validation_loss" if "validation" in problem.parts else "train_loss"
     tuning = learn.read_tuning(result, column)
-    facts = training_facts(read_configuration(context), problem, terms, tuning)
-    write_results(result, facts, out, parquet=parquet, tensorboard=tensorboard)
+    facts = _collect_facts(read_configuration(context), problem, terms, tuning)
+    if out:
+        # A simulation has the data of all agents, and measures on them without noise.
+        write_run(result.rows, facts, out, is_private=True)
+        if parquet:
+            learn.write_table(result.rows, out / "metrics.parquet", is_private=True)
+    if tensorboard:
+        learn.write_tensorboard(result.rows, tensorboard)
+        print_note(f"wrote {tensorboard}")
     if plot:
-        draw_curves(problem, terms, tuning, plot)
+        _draw(problem, terms, tuning, plot)
     if json:
         print_json(facts)
     else:
-        print_methods(problem, terms, tuning)
+        _print_methods(problem, terms, tuning)
     if result.status == "interrupted":
-        kept = f"; {out} has what was reached" if out else ""
-        again = f"; the same command goes on from {checkpoint}" if checkpoint else ""
+        kept = f"; {out} has the result so far" if out else ""
+        again = f"; the same command resumes from {checkpoint}" if checkpoint else ""
         raise StoppedByUserError(f"interrupted after {result.num_steps} steps{kept}{again}")
 
 
-def _read_terms(context: typer.Context, plan: Plan) -> Terms:
-    """What a plan says; options that say something else are misuse."""
+@dataclass(frozen=True, eq=False)
+class _TrainingTerms:
+    """The network, its mixing and the promise, from options or from a plan."""
+
+    network: Network
+    budget: PrivacyBudget
+    objective: Objective
+    threat: ThreatModel
+    gossip_rounds: int
+    cooldown_rounds: int
+    plan: Plan | None = None
+
+
+def _read_plan(context: typer.Context, plan: Plan) -> _TrainingTerms:
     let_plan_decide(context, plan)
-    rounds = learn.planned_rounds(plan)
-    return Terms(plan.network, plan.budget, plan.objective, plan.threat, *rounds, plan)
+    gossip_rounds, cooldown_rounds = learn.planned_rounds(plan)
+    return _TrainingTerms(
+        network=plan.network,
+        budget=plan.budget,
+        objective=plan.objective,
+        threat=plan.threat,
+        gossip_rounds=gossip_rounds,
+        cooldown_rounds=cooldown_rounds,
+        plan=plan,
+    )
 
 
-def _make_methods(mechanisms: str | None, terms: Terms) -> list[learn.Method]:
-    """The plan, if there is one, and next to it mechanisms designed for the same budget."""
+def _make_methods(mechanisms: str | None, terms: _TrainingTerms) -> list[learn.Method]:
+    """Return the plan's method, if there is a plan, and those named, for the same budget."""
     planned = [] if terms.plan is None else [learn.Method.from_plan(terms.plan, name="plan")]
     if mechanisms is None:
         mechanisms = _MECHANISMS if terms.plan is None else ""
@@ -185,30 +220,129 @@ def _make_methods(mechanisms: str | None, terms: Terms) -> list[learn.Method]:
     )
 
 
+def _note_exposed(methods: Sequence[learn.Method]) -> None:
+    """Print a note on methods whose shared noise a participant can subtract."""
+    exposed = [
+        method.name
+        for method in methods
+        if method.noise is not None
+        and method.noise.seed_groups
+        and not method.is_central
+        and not method.threat.max_colluders
+    ]
+    if exposed:
+        advice = "; --colluders 1 designs corn against one" if "corn" in exposed else ""
+        print_note(
+            f"{', '.join(exposed)}: holds against an eavesdropper only; a participant can subtract "
+            f"the noise of every seed that it shares{advice}"
+        )
+
+
 def _choose_dtype(
     dtype: str | None, plan: Plan | None, *, is_quadratic: bool, rehearse: bool
 ) -> str:
-    # In single precision the quadratic's loss of 1434 hides the gaps that are to be measured.
+    # In single precision the rounding of the quadratic's loss, 1434, hides the gaps to measure.
     if dtype is None and is_quadratic and not (plan and rehearse):
         return "float64"
     return dtype or (plan.dtype if plan else "float32")
 
 
-def _warn(methods: Sequence[learn.Method], budget: PrivacyBudget) -> None:
-    """Say once, if any method shares one seed among all, what a participant can do with it."""
-    for method in methods:
-        parts = method.noise
-        if parts is not None and parts.is_shared_by_all and not method.is_central:
-            warn_of_insiders(parts, budget, method.threat)
-            return
-
-
-def _parse_step_sizes(text: str | None, default: tuple[float, ...]) -> tuple[float, ...]:
+def _parse_step_sizes(text: str | None, *, is_quadratic: bool) -> tuple[float, ...]:
     if text is None:
-        return default
+        return (0.01,) if is_quadratic else learn.STEP_SIZES
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:
         raise InvalidArgumentError(
-            f"step-size must be numbers with commas, found {text!r}: try 0.1,0.01"
+            f"step-size must be numbers separated by commas, found {text!r}: try 0.1,0.01"
         ) from error
+
+
+def _collect_facts(
+    configuration: dict[str, object],
+    problem: learn.TrainingProblem,
+    terms: _TrainingTerms,
+    tuning: learn.Tuning,
+) -> dict[str, object]:
+    """Return configuration and result for JSON."""
+    result, network, plan = tuning.result, terms.network, terms.plan
+    return {
+        "configuration": configuration,
+        "task": problem.task.describe(),
+        "notes": list(result.notes),
+        **({} if plan is None else {"plan": fingerprint(plan).hex()}),
+        "graph": network.source,
+        "num_agents": network.num_agents,
+        "agent_samples": problem.data.sizes,
+        "promise": f"simulated: {terms.budget.describe()}",
+        "privacy": result.privacy,
+        "objective": terms.objective.describe(),
+        "status": result.status,
+        "num_steps": result.num_steps,
+        "seeds": result.seeds,
+        "stopped": [f"{', '.join(map(str, run))}: {why}" for run, why in result.stopped.items()],
+        "contenders": learn.summarize_methods(problem, tuning),
+    }
+
+
+def _draw(
+    problem: learn.TrainingProblem, terms: _TrainingTerms, tuning: learn.Tuning, path: Path
+) -> None:
+    """Draw the measurements of each method at its best step size."""
+    promise = f"simulated {terms.budget.describe()}, against {terms.threat.describe()}"
+    draw_run(
+        learn.select_measured(problem, tuning.result.rows),
+        {name: schedule.describe() for name, schedule in tuning.schedules.items()},
+        agent_samples=problem.data.sizes,
+        title=f"{problem.task.describe()}: {promise}",
+        path=path,
+    )
+
+
+def _print_methods(
+    problem: learn.TrainingProblem, terms: _TrainingTerms, tuning: learn.Tuning
+) -> None:
+    """Print a table with the scores, the spent ε and the adversary of each method, and notes."""
+    result, network = tuning.result, terms.network
+    facts = learn.summarize_methods(problem, tuning)
+    shown = [name for name in _COLUMNS if any(name in own for own in facts.values())]
+    methods = dict.fromkeys(trial.method for trial in result.trials)
+    title = f"{problem.task.describe()}, {network.num_agents} agents on {network.source}"
+    print_table(
+        "\n".join([f"{title}.", *result.notes, f"Simulated: {terms.budget.describe()}."]),
+        [
+            "mechanism",
+            "step size",
+            *(_COLUMNS[name] for name in shown),
+            "simulated ε (unit)",
+            "holds against",
+        ],
+        [_make_row(method, facts[method.name], shown) for method in methods],
+    )
+    print_note(result.privacy)
+    for note in result.private_notes:
+        print_note(note)
+    for run, breakdown in result.stopped.items():
+        print_note(f"{', '.join(map(str, run))}: {breakdown}")
+
+
+def _make_row(method: learn.Method, own: dict[str, object], shown: Sequence[str]) -> list[str]:
+    spent = own["simulated_epsilon"]
+    return [
+        method.name,
+        str(own["step_size"] or "all broke down"),
+        *(f"{own[column]:.4g}" if column in own else "" for column in shown),
+        "none" if spent is None else f"{spent:.4g} ({own['unit']})",
+        _name_adversary(method),
+    ]
+
+
+def _name_adversary(method: learn.Method) -> str:
+    """Return the adversary in a few words; ``Method.against`` has the full description."""
+    if method.budget is None:
+        return "nobody"
+    if method.is_central:
+        return "model readers"
+    if not method.threat.max_colluders:
+        return "eavesdropper"
+    return method.threat.describe_colluders()

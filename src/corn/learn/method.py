@@ -13,7 +13,15 @@ from numpy.typing import ArrayLike
 
 from corn.arrays import FloatArray, as_symmetric_matrix
 from corn.checks import require_choice
-from corn.covariance import Decomposition, Design, MechanismName, Objective, ThreatModel, design
+from corn.covariance import (
+    DEFAULT_THREAT,
+    Decomposition,
+    Design,
+    MechanismName,
+    Objective,
+    ThreatModel,
+    design,
+)
 from corn.covariance.threat import EAVESDROPPER
 from corn.errors import InvalidArgumentError
 from corn.learn.names import METHOD_NAMES
@@ -177,8 +185,10 @@ class Method:
             total = float(self.noise.covariance.sum())
             return np.full(self.noise.num_agents, 1 / total if total else math.inf)
         worst = np.zeros(self.noise.num_agents)
-        coalitions = coalition_precisions(self.noise, self.threat.max_colluders)
-        for _, honest, precision in coalitions:
+        # Insiders know the seeds they share. Without shared seeds they know no more than an
+        # eavesdropper, and there are no coalitions to check.
+        max_colluders = self.threat.max_colluders if self.noise.seed_groups else 0
+        for _, honest, precision in coalition_precisions(self.noise, max_colluders):
             worst[list(honest)] = np.maximum(worst[list(honest)], precision)
         return worst
 
@@ -241,13 +251,13 @@ def make_methods(
     budget: PrivacyBudget,
     *,
     objective: Objective,
-    threat: ThreatModel = EAVESDROPPER,
+    threat: ThreatModel = DEFAULT_THREAT,
 ) -> list[Method]:
     """Make methods for the mechanisms named, each designed for the budget under one objective.
 
     ``none`` clips but has no noise; ``unclipped`` has neither; ``central`` trusts a server.
-    ``threat`` is the adversary that ``corn`` is designed against; :attr:`Method.against` states the
-    adversary of each.
+    ``corn`` is designed against ``threat``, and ``ldp``, which shares no seeds, holds against it
+    too. ``decor`` and ``zero-sum`` hold against an eavesdropper only, whatever the threat.
     """
     return [_make_method(name, network, budget, objective, threat) for name in names]
 
@@ -267,6 +277,6 @@ def _make_method(
         budget,
         mechanism=cast("MechanismName", name),
         objective=objective,
-        threat=threat if name == "corn" else EAVESDROPPER,
+        threat=threat if name in ("corn", "ldp") else EAVESDROPPER,
     )
     return Method.private(name, made, budget)
