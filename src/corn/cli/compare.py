@@ -81,6 +81,7 @@ def _design_all(
             budget,
             mechanism=name,
             objective=objective,
+            # DECOR and zero-sum noise refuse insiders; left to themselves they name their threat.
             threat=threat if name in ("corn", "ldp") else None,
         )
         for name in COMPARED
@@ -99,6 +100,7 @@ def _values(
         paper = designs[one_step.describe()]["corn"].covariance
         A = accumulated.matrix(network.mixing_matrix)
         row = values[accumulated.describe()]
+        # The design for one step stands before CorN's own row and the references.
         later = {name: row.pop(name) for name in ("corn", "central", "none")}
         row |= {ONE_STEP_DESIGN: float((A * paper).sum()), **later}
     return values

@@ -90,6 +90,7 @@ def design(
     json: JsonOption = False,
 ) -> None:
     """Choose the noise that agents draw jointly, and bound its distance from the optimum."""
+    # Before the design, which may take minutes.
     if out and out.suffix not in (".json", ".npy"):
         raise FileFormatError(f"{out}: a design's file must end in .json or .npy")
     network, promise = mixing.load_network(graph), budget.make(batch_size)

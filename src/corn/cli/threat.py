@@ -53,6 +53,7 @@ def threat(
         for kind in _read_list(seeds)
         for q in map(_read_number, _read_list(colluders))
     ]
+    # Many designs, to compare and not to run: a loose tolerance saves most of the time.
     mechanism = Corn(solver=Auto(tolerance))
     ldp = design(network, promise, mechanism="ldp", objective=objective)
     central = design(network, promise, mechanism="central", objective=objective)

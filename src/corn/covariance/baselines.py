@@ -18,9 +18,9 @@ from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.topology.graphs import Graph
 
-_LOG_RATIOS = (-18.0, 18.0)
+_LOG_RATIOS = (-18.0, 18.0)  # of τ²/σ²: from LDP to noise that cancels but for rounding
 _GRID, _ZOOM_GRID, _ZOOMS = 145, 21, 8
-_TOLERANCE = 1e-12
+_TOLERANCE = 1e-12  # relative, of the noise limit
 
 
 @final
@@ -161,6 +161,7 @@ def _conclude(
     evaluations: int,
 ) -> Design:
     """Return the design, with the bound of the dual: the best of *all* covariances."""
+    # Insiders only ask for more noise, so the bound against an eavesdropper holds for any threat.
     dual, A = Dual(), problem.objective_matrix
     best = solve_dual(A, tolerance=dual.tolerance, max_iterations=dual.max_iterations)
     return conclude(
@@ -248,6 +249,7 @@ class _Family:
 
     def values(self, ratios: FloatArray) -> FloatArray:
         """Return Tr(A R) for each ratio, infinite where the noise limit does not hold."""
+        # [(I + r L)⁻¹]_ii from the eigenvalues of L gives the scale that meets the cap.
         scales = self._scales(ratios)
         strongest = scales * (1 + ratios * self._laplacian.diagonal().max())
         values = scales * (self._traces[0] + ratios * self._traces[1])

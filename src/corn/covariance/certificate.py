@@ -117,9 +117,11 @@ def certify(
     largest = float(multipliers.max(initial=0.0))
     if not 0 < largest < np.inf:
         return 0.0
+    # The bound does not depend on the scale of λ; squares of it must not overflow.
     weights = multipliers / largest
     theta = decomposition.private_variance
     given = dict(zip(decomposition.seed_groups, decomposition.factors, strict=True))
+    # The bound is over all groups of the assembly; a group left out of the split has no noise.
     empty = [np.zeros((len(group), 1)) for group in assembly.seed_groups]
     factors = [given.get(g, none) for g, none in zip(assembly.seed_groups, empty, strict=True)]
     blocks = assembly.stack([F @ F.T for F in factors])

@@ -76,7 +76,9 @@ def design_circulant(
     is_row = row.ndim == 1 and row.size > 0 and bool(np.isfinite(row).all())
     require(is_row, "first_row", "one or more finite numbers", f"shape {row.shape}")
     a = _horizon_spectrum(np.abs(scipy.fft.fft(row)), objective)
+    # Only for its checks and its noise limit: the problem is solved by formula.
     problem = DesignProblem(np.array([[a.sum()]]), precision_cap, max_noise_std=max_noise_std)
+    # Eigenvalues of R⁻¹ are proportional to √a; of mean 1 they have the diagonal of the cap b = 1.
     root = np.sqrt(a)
     theta = _blend(root / root.mean(), problem.variance_ratio_limit)
     r = _scale_to_mean(1 / theta, precision_cap)
@@ -124,6 +126,7 @@ def _blend(theta: FloatArray, variance_limit: float) -> FloatArray:
 def _scale_to_mean(eigenvalues: FloatArray, precision_cap: float) -> FloatArray:
     """Scale the eigenvalues of R until the mean of their inverses is at most the cap."""
     r = eigenvalues / precision_cap
+    # Division rounds either way: repeat until the mean is on the private side.
     while (excess := float((1 / r).mean()) / precision_cap) > 1:
         r = r * (excess * (1 + np.finfo(np.float64).eps))
     return r

@@ -21,6 +21,12 @@ from corn.arrays import FloatArray, IntArray
 from corn.covariance.threat import SeedGroups
 from corn.errors import InvalidArgumentError
 
+ADVICE = (
+    "share fewer seeds (--seeds edges) or design against fewer insiders (--colluders 0: an "
+    "eavesdropper alone)"
+)
+"""A way out where insiders make a design too expensive."""
+
 _MAX_TABLE_BYTES = 400_000_000
 _CHUNK_ENTRIES = 4_000_000  # 32 MB of float64 for the matrices of a chunk
 _MAX_NONZEROS = 60_000_000  # of the sparse matrices: 40 bytes each while they are made
@@ -54,8 +60,7 @@ def list_coalitions(seed_groups: SeedGroups, *, num_agents: int, max_colluders: 
     if count * (len(seed_groups) + num_agents + 8 * max_colluders) > _MAX_TABLE_BYTES:
         raise InvalidArgumentError(
             f"{count:,} coalitions of {max_colluders} among {num_agents} agents with "
-            f"{len(seed_groups):,} seed groups are too many to check one by one: reduce "
-            "max_colluders, the number of agents, or the number of seed groups"
+            f"{len(seed_groups):,} seed groups are too many to check one by one: {ADVICE}"
         )
     belongs = np.zeros((num_agents, len(seed_groups)), dtype=bool)
     for k, group in enumerate(seed_groups):
@@ -67,7 +72,9 @@ def list_coalitions(seed_groups: SeedGroups, *, num_agents: int, max_colluders: 
     unknown = np.ones((count, len(seed_groups)), dtype=bool)
     for member in members.T:
         unknown &= ~belongs[member]
+    # Rows as packed bits: an eighth of the bytes to sort for equal ones.
     kept, merged = np.unique(np.packbits(unknown, axis=1), axis=0, return_inverse=True)
+    # Coalitions with equal knowledge are one constraint set for everyone outside any of them.
     protected = np.zeros((len(kept), num_agents), dtype=bool)
     np.logical_or.at(protected, merged.ravel(), outside)
     unpacked = np.unpackbits(kept, axis=1, count=len(seed_groups)).astype(bool)
@@ -104,7 +111,8 @@ class Assembly:
         self.coalitions = coalitions
         self.seed_groups = seed_groups
         self.buckets = tuple(_stack(seed_groups, num_agents))
-        self._require_memory(seed_groups)
+        self._require_memory(seed_groups)  # before anything large is made
+        # Coalitions of a chunk are inverted in one call; chunks bound its memory.
         size = max(1, _CHUNK_ENTRIES // num_agents**2)
         self.chunks = [slice(s, s + size) for s in range(0, len(coalitions), size)]
         everyone = np.ones((1, len(seed_groups)), dtype=bool)
@@ -174,8 +182,7 @@ class Assembly:
         if nonzeros > _MAX_NONZEROS:
             raise InvalidArgumentError(
                 f"{len(self.coalitions):,} coalitions with {len(seed_groups):,} seed groups need "
-                f"about {40e-9 * nonzeros:.0f} GB: share fewer seeds (seeds='edges'), or design "
-                "against fewer insiders (max_colluders=0: an eavesdropper alone)"
+                f"about {40e-9 * nonzeros:.0f} GB: {ADVICE}"
             )
 
 

@@ -46,6 +46,7 @@ class Decomposition:
                 f"factors must be one per seed group, found {len(self.factors)} for "
                 f"{len(self.seed_groups)} groups"
             )
+        # Checks, plans and keys refer to these very numbers, so that nobody may change them later.
         theta.setflags(write=False)
         object.__setattr__(self, "private_variance", theta)
         checked = tuple(map(self._check_factor, self.seed_groups, self.factors))
@@ -82,6 +83,8 @@ class Decomposition:
             raise InvalidArgumentError(
                 f"a coalition must be of agents 0 … {self.num_agents - 1}, found {sorted(members)}"
             )
+        # A seed gives all streams of its group, the shares of the other members included, so one
+        # member in the coalition is enough to subtract the whole group.
         hidden = np.diag(self.private_variance)
         for group, factor in zip(self.seed_groups, self.factors, strict=True):
             if members.isdisjoint(group):
@@ -136,6 +139,7 @@ def split_blocks(covariance: FloatArray, seed_groups: SeedGroups) -> Decompositi
     factors = []
     for group in shared:
         values, vectors = np.linalg.eigh(covariance[np.ix_(group, group)])
+        # R − σ² I ⪰ 0 allows σ² up to the smallest eigenvalue; rounding may put that below zero.
         least = max(float(values[0]), 0.0)
         private[list(group)] = least
         factors.append(vectors * np.sqrt(np.maximum(values - least, 0)))
@@ -155,6 +159,8 @@ def split_pairs(covariance: FloatArray) -> Decomposition:
     opposite = np.array([[1.0], [-1.0]])
     factors = [strength * opposite for strength in np.sqrt(-covariance[i, j])]
     pairs = tuple(zip(i.tolist(), j.tolist(), strict=True))
+    # A pair of variance s adds s on the diagonal and −s off it, so that the sum of a row is the
+    # private variance.
     return Decomposition(np.maximum(covariance.sum(axis=1), 0), pairs, tuple(factors))
 
 
@@ -212,4 +218,5 @@ def hidden_precision(
     if not honest:
         raise InvalidArgumentError("a coalition of all agents leaves nobody to protect")
     hidden = decomposition.hidden_from(coalition)[np.ix_(honest, honest)]
+    # An entry of R is a sum of that many terms, whose rounding the bound must cover.
     return honest, precision_diagonal(hidden, num_terms=1 + decomposition.most_streams)

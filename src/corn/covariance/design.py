@@ -143,6 +143,7 @@ class Corn:
         n = problem.num_agents
         if groups == (tuple(range(n)),) or n == 1:
             return solver.solve(problem)
+        # An agent in no group is a block of its own, with LDP noise.
         grouped = {agent for group in groups for agent in group}
         alone = tuple((agent,) for agent in range(n) if agent not in grouped)
         return design_blocks(problem, groups + alone, solver.solve, num_workers=self.num_workers)
@@ -189,6 +190,7 @@ def design(
     if isinstance(mechanism, str):
         mechanism = _BY_NAME[require_choice("mechanism", mechanism, MECHANISMS)]
     W, graph = _read_network(network)
+    # One step is no default: noise designed for it accumulates to several times the optimum.
     if objective is None:
         if not isinstance(budget, PrivacyBudget):
             raise InvalidArgumentError(
@@ -227,6 +229,7 @@ def design_blocks(
     problems = [replace(problem, objective_matrix=blocks[k]) for k in seen]
     designs = map_in_workers(solve, problems, num_workers=num_workers)
     solved = dict(zip(seen, designs, strict=True))
+    # Blocks stand in the order of the groups; this permutation restores that of the agents.
     order = np.argsort(np.concatenate(groups))
 
     def join(unseen: float, part: Callable[[Design], FloatArray | None]) -> FloatArray:
@@ -268,6 +271,7 @@ def _read_network(
     if isinstance(network, str | Path | nx.Graph):
         network = load_network(network)
     if isinstance(network, Network):
+        # Its graph may have links without weight, whose agents can share a seed all the same.
         return network.mixing_matrix, network.graph
     W = as_square_matrix(network, name="network")
     return W, graph_of(W)

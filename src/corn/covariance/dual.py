@@ -165,8 +165,10 @@ def solve_dual(
     while True:
         iteration += 1
         point = evaluate(objective_matrix, trial)
+        # Every point is a certificate: the best bound and the best value need not be of one point.
         bound, gap = max(bound, point.lower_bound), point.value / point.lower_bound - 1
         value = point.value
+        # An inverse per iteration is worth it only where its value may end the search.
         if tolerance < gap <= _SECOND_ORDER * np.sqrt(tolerance):
             value = attained_value(objective_matrix, point)
         if best is None or value < best_value:
@@ -222,6 +224,7 @@ def _newton_step(point: DualPoint) -> FloatArray:
     residual[tight] = S[tight] * np.log(S[tight] / lam[tight])
     P = dual_curvature(point.vectors, point.roots)
     diagonal = P.diagonal() + np.maximum(lam - S, 0.0)
+    # P may be singular to rounding; more damping turns the step towards the gradient.
     for damping in _DAMPINGS:
         np.fill_diagonal(P, diagonal + damping * lam)
         try:

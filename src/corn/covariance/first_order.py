@@ -12,6 +12,7 @@ the smoothing error at a moderate p; raising p instead would ruin the conditioni
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -27,15 +28,18 @@ from corn.covariance.certificate import (
     relative_pressure,
     scale_split,
 )
-from corn.covariance.coalitions import Assembly, list_coalitions
+from corn.covariance.coalitions import ADVICE, Assembly, list_coalitions
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.problem import DesignProblem, SolverName, Status
 from corn.covariance.threat import SeedGroups
+from corn.errors import CornWarning
 from corn.threads import one_thread
 
 _SHARPNESS = (10.0, 30.0, 60.0)  # p: first smooth and easy, then sharp enough for the weights
 _EVALUATIONS_PER_ROUND = 50
 _PRIOR_FLOOR = -40.0  # of log π, so that a constraint without weight can gain some again
+_USUAL_EVALUATIONS = 2500
+_SECONDS_PER_FLOP = 1e-9  # of n³ per inverse, measured for n from 50 to 200 on one thread
 _REVIVAL_SIZE = 1e-3  # variance of revived noise, relative to the mean private variance
 _SILENT_SHARE = 0.01
 """Of the tolerance: streams that died out but for so much of all power are not worth drawing."""
@@ -78,6 +82,7 @@ class FirstOrder:
                 coalitions=coalitions,
                 multipliers=coalitions.protected.astype(np.float64),
             )
+        _warn_if_slow(len(coalitions), n)
         assembly = Assembly(seed_groups, coalitions, n)
         common = threat.private_noise == "common"
         search = _Search(A, assembly, common=common, ridge=problem.ridge)
@@ -92,6 +97,18 @@ class FirstOrder:
             evaluations=search.evaluations,
             coalitions=coalitions,
             multipliers=best.multipliers,
+        )
+
+
+def _warn_if_slow(num_coalitions: int, num_agents: int) -> None:
+    """Warn of a design that takes minutes: each evaluation inverts one matrix per coalition."""
+    minutes = _USUAL_EVALUATIONS * _SECONDS_PER_FLOP * num_coalitions * num_agents**3 / 60
+    if minutes > 1:
+        warnings.warn(
+            f"the design for {num_coalitions:,} coalitions of insiders among {num_agents} agents "
+            f"takes about {minutes:,.0f} minutes; for less, {ADVICE}",
+            CornWarning,
+            stacklevel=2,
         )
 
 

@@ -13,7 +13,7 @@ from corn.covariance.feasibility import invert_covariance
 from corn.covariance.problem import Design, DesignProblem, SolverName, Status
 from corn.covariance.threat import SeedGroups
 
-_SINGULAR = 1e-12
+_SINGULAR = 1e-12  # smallest eigenvalue of A, relative to the largest
 _SMALLEST_RIDGE = 1e-6
 _BOUND_ITERATIONS = 30
 
@@ -97,12 +97,14 @@ def _solve_within_noise_limit(
     eigenvalues = np.linalg.eigvalsh(problem.objective_matrix)
     limit = problem.variance_ratio_limit / problem.precision_cap
     ridge = problem.ridge
+    # With a singular A noise grows without bound along its null space, and no bound is proved.
     if eigenvalues[0] <= _SINGULAR * eigenvalues[-1]:
         ridge = max(ridge, _SMALLEST_RIDGE)
     while True:
         solution = solver.solve_split(replace(problem, ridge=ridge), seed_groups)
         if solution.decomposition.covariance.diagonal().max() <= limit * (1 + 1e-9):
             return solution, ridge > 0
+        # Noise variance falls about as the root of the ridge, and each solve is expensive.
         ridge = max(10 * ridge, _SMALLEST_RIDGE)
 
 

@@ -1,4 +1,4 @@
-"""What a design minimises: the matrix A of Tr(A R), the energy that noise leaves in the models.
+"""Objectives of a design: the matrix A of Tr(A R), the energy that noise leaves in the models.
 
 Privacy is read off R⁻¹ alone, so every choice of A below costs the same budget.
 """
@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from corn.arrays import FloatArray, as_square_matrix, as_symmetric_matrix
-from corn.errors import InvalidArgumentError
+from corn.checks import require, require_count, require_in_range
 
 _SYMMETRY_TOLERANCE = 1e-12
 _MOST_ROUNDS = 10**6
-_LONGEST, _LARGEST = 1e9, 1e50
+_LONGEST = 1e9
+_LARGEST = 1e50  # products of such numbers stay far from overflow
 _SEMIDEFINITE_TOLERANCE = 1e-10
-_MAX_DOUBLINGS = 64
+_MAX_DOUBLINGS = 64  # 2⁶⁴ terms: more than any horizon has
 
 
 class Objective(Protocol):
@@ -31,7 +32,7 @@ class Objective(Protocol):
         ...
 
     def describe(self) -> str:
-        """Say in one line what is minimised."""
+        """Return the objective in one line of words."""
         ...
 
 
@@ -57,16 +58,14 @@ class Horizon:
     cooldown_rounds: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.length <= _LONGEST:
-            raise InvalidArgumentError(
-                f"length must be from 1 to {_LONGEST:g}, found {self.length}: beyond that "
-                "rounding in W would count"
-            )
+        # Beyond the longest horizon, rounding in W would count for as much as its eigenvalues.
+        require_in_range("length", self.length, 1, _LONGEST)
         _check_rounds(self.gossip_rounds, self.cooldown_rounds)
 
     def matrix(self, mixing_matrix: ArrayLike) -> FloatArray:
         """Return A, from the eigenvalues of a symmetric W and by doubling for any other."""
         W = as_square_matrix(mixing_matrix, name="mixing_matrix")
+        # One term, without a series that must converge: W may be any matrix.
         if self.length == 1:
             V = np.linalg.matrix_power(W, self.gossip_rounds + self.cooldown_rounds)
             return np.asarray(V.T @ V)
@@ -74,13 +73,14 @@ class Horizon:
         if not _is_symmetric(W):
             V = np.linalg.matrix_power(W, self.gossip_rounds)
             return _cool_down(_sum_by_doubling(V, contraction), W, self.cooldown_rounds)
+        # Powers of a symmetric W share its eigenvectors, so that each mode is a geometric series.
         w, U = np.linalg.eigh(W)
         q = w ** (2 * self.gossip_rounds)
         _check_converges(bool(contraction * q.max() < 1))
         return _rebuild(U, q / (1 - contraction * q) * w ** (2 * self.cooldown_rounds))
 
     def describe(self) -> str:
-        """Say in one line what is minimised."""
+        """Return the objective in one line of words."""
         what = "one step" if self.length == 1 else f"horizon of {self.length:g} steps"
         return what + _describe_rounds(self.gossip_rounds, self.cooldown_rounds)
 
@@ -104,13 +104,9 @@ class FiniteRun:
 
     def __post_init__(self) -> None:
         steps = tuple(float(step) for step in self.step_sizes)
-        if not steps or not all(0 <= step <= _LARGEST for step in steps):
-            raise InvalidArgumentError(
-                f"step_sizes must be one or more numbers from 0 to {_LARGEST:g}, found "
-                f"{self.step_sizes!r:.80}"
-            )
-        if not any(steps):
-            raise InvalidArgumentError("step_sizes must not all be zero: no noise would be added")
+        is_valid = any(steps) and all(0 <= step <= _LARGEST for step in steps)
+        rule = f"one or more numbers from 0 to {_LARGEST:g}, not all of them zero"
+        require(is_valid, "step_sizes", rule, f"{self.step_sizes!r:.80}")
         object.__setattr__(self, "step_sizes", steps)
         _check_rounds(self.gossip_rounds, self.cooldown_rounds)
 
@@ -131,7 +127,7 @@ class FiniteRun:
         return _cool_down(A, W, self.cooldown_rounds)
 
     def describe(self) -> str:
-        """Say in one line what is minimised."""
+        """Return the objective in one line of words."""
         what = f"end of a run of {len(self.step_sizes)} steps"
         return what + _describe_rounds(self.gossip_rounds, self.cooldown_rounds)
 
@@ -148,14 +144,12 @@ class GivenObjective:
 
     def __post_init__(self) -> None:
         A = as_symmetric_matrix(self.given, name="given")
-        if np.abs(A).max() > _LARGEST:
-            raise InvalidArgumentError(f"given must have no entry beyond {_LARGEST:g}")
+        largest = float(np.abs(A).max())
+        require(largest <= _LARGEST, "given", f"without entries beyond {_LARGEST:g}", largest)
         w, U = np.linalg.eigh(A)
-        if w[0] < -_SEMIDEFINITE_TOLERANCE * max(w[-1], 0.0) or not w[-1] > 0:
-            raise InvalidArgumentError(
-                "given must be positive semidefinite and not zero, found eigenvalues from "
-                f"{w[0]:.3g} to {w[-1]:.3g}"
-            )
+        is_semidefinite = w[-1] > 0 and w[0] >= -_SEMIDEFINITE_TOLERANCE * w[-1]
+        found = f"eigenvalues from {w[0]:.3g} to {w[-1]:.3g}"
+        require(bool(is_semidefinite), "given", "positive semidefinite and not zero", found)
         A = A if w[0] >= 0 else _rebuild(U, np.maximum(w, 0))
         A.setflags(write=False)
         object.__setattr__(self, "given", A)
@@ -164,27 +158,19 @@ class GivenObjective:
         """Return a copy of the given matrix; its size must be that of the mixing matrix."""
         A = np.array(self.given, dtype=np.float64)
         shape = as_square_matrix(mixing_matrix, name="mixing_matrix").shape
-        if A.shape != shape:
-            raise InvalidArgumentError(
-                f"the given objective must have the shape {shape} of mixing_matrix, found {A.shape}"
-            )
+        rule = f"of the shape {shape} of mixing_matrix"
+        require(A.shape == shape, "the given objective", rule, A.shape)
         return A
 
     def describe(self) -> str:
-        """Say in one line what is minimised."""
+        """Return the objective in one line of words."""
         return f"given matrix of shape {np.shape(self.given)}"
 
 
 def _check_rounds(gossip_rounds: int, cooldown_rounds: int) -> None:
-    for name, found, least in (
-        ("gossip_rounds", gossip_rounds, 1),
-        ("cooldown_rounds", cooldown_rounds, 0),
-    ):
-        # An eigenvalue of 1 is computed as 1 + 1e-16, whose power overflows in the end.
-        if not least <= found <= _MOST_ROUNDS:
-            raise InvalidArgumentError(
-                f"{name} must be at least {least} and at most {_MOST_ROUNDS:,}, found {found}"
-            )
+    # An eigenvalue of 1 is computed as 1 + 1e-16, whose power overflows in the end.
+    require_count("gossip_rounds", gossip_rounds, most=_MOST_ROUNDS)
+    require_count("cooldown_rounds", cooldown_rounds, least=0, most=_MOST_ROUNDS)
 
 
 def _describe_rounds(gossip_rounds: int, cooldown_rounds: int) -> str:
@@ -198,6 +184,7 @@ def _is_symmetric(W: FloatArray) -> bool:
 
 def _rebuild(eigenvectors: FloatArray, eigenvalues: FloatArray) -> FloatArray:
     A = (eigenvectors * eigenvalues) @ eigenvectors.T
+    # Solvers read one triangle only; rounding must not make the two differ.
     return (A + A.T) / 2
 
 
@@ -212,6 +199,7 @@ def _sum_by_doubling(V: FloatArray, contraction: float) -> FloatArray:
     G, A = math.sqrt(contraction) * V, V.T @ V
     with np.errstate(over="ignore", invalid="ignore"):
         for _ in range(_MAX_DOUBLINGS):
+            # A has the first m terms and G is ρᵐVᵐ, so that GᵀAG has the next m.
             term = G.T @ A @ G
             A = A + term
             if not np.isfinite(A).all():
@@ -224,11 +212,13 @@ def _sum_by_doubling(V: FloatArray, contraction: float) -> FloatArray:
 
 
 def _check_converges(converges: bool) -> None:
-    if not converges:
-        raise InvalidArgumentError(
-            "mixing_matrix must not amplify: its powers grow faster than this horizon discounts "
-            "them; use weights whose rows and columns sum to 1, or a shorter length"
-        )
+    require(
+        converges,
+        "mixing_matrix",
+        "without powers that grow faster than this horizon discounts them",
+        "a matrix that amplifies",
+        advice="use weights whose rows and columns sum to 1, or a shorter length",
+    )
 
 
 def default_objective(num_steps: int, gossip_rounds: int = 1, cooldown_rounds: int = 0) -> Horizon:

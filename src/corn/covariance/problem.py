@@ -165,6 +165,7 @@ class Design:
         """The split into private noise and the noise of each seed group, which add up to R."""
         if self.shares is not None:
             return self.shares
+        # These mechanisms fix who draws what; other covariances are split with one seed for all.
         if self.mechanism in ("ldp", "none"):
             return Decomposition(self.covariance.diagonal())
         if self.mechanism == "decor":

@@ -32,9 +32,9 @@ from corn.errors import InfeasibleError, MissingExtraError
 Formulation: TypeAlias = Literal["single", "paper"]
 
 _TOLERANCE, _SPLIT_TOLERANCE = 1e-6, 1e-3
-_SMALLEST_MULTIPLIER = 1e-9
-_SMALLEST_VARIANCE = 1e-12
-_LIMIT_ACCURACY = 0.05
+_SMALLEST_MULTIPLIER = 1e-9  # relative to the largest; a bound needs positive ones
+_SMALLEST_VARIANCE = 1e-12  # keeps R^(I) definite where the backend returns zero
+_LIMIT_ACCURACY = 0.05  # a variance this close to its limit is held by it
 
 
 @final

@@ -72,6 +72,7 @@ class ThreatModel:
         )
         if isinstance(self.seeds, str):
             kind, number = _parse_seeds(self.seeds)
+            # Both ends of a link know its seed, whichever way messages go.
             groups = _sort_groups(kind.build(nx.Graph(graph), number))
         else:
             groups = self.seeds
@@ -121,6 +122,7 @@ def find_communities(graph: Graph, *, max_size: int, seed: int = 0) -> SeedGroup
     searched again on its own, and cut along a breadth-first order where that finds no parts.
     """
     require_count("max_size", max_size)
+    # Without weights, which Louvain's method would use.
     links: Graph = nx.Graph()
     links.add_nodes_from(graph)
     links.add_edges_from(graph.edges)
@@ -138,6 +140,7 @@ def _split_once(graph: Graph, max_size: int, seed: int) -> list[set[int]]:
     communities = [set(c) for c in nx.community.louvain_communities(graph, seed=seed)]
     if len(communities) > 1:
         return communities
+    # Neighbours are close in a breadth-first order, so that slices of it are well linked.
     first = min(graph)
     order = [first, *(child for _, child in nx.bfs_edges(graph, first))]
     return [set(order[i : i + max_size]) for i in range(0, len(order), max_size)]
@@ -179,6 +182,7 @@ def _parse_seeds(text: str) -> tuple[_SeedKind, int]:
     if kind in _SEEDS and bool(colon) == (kind in _WITH_NUMBER):
         if not colon:
             return _SEEDS[kind], 0
+        # The length is checked before int(), whose time is quadratic in the number of digits.
         if argument.isdecimal() and len(argument) <= MAX_DIGITS and int(argument) > 0:
             return _SEEDS[kind], int(argument)
     accepted = ", ".join(f"{k}:NUMBER" if k in _WITH_NUMBER else k for k in _SEEDS)
