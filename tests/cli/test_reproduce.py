@@ -1,4 +1,4 @@
-"""``corn reproduce`` makes figures, checks claims, and goes on where it stopped."""
+"""``corn reproduce`` makes figures, checks claims, and resumes after an interruption."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.progress import Progress
 
-from corn.cli.reproduce import _MatrixBar
+from corn.cli.reproduce import _CellBar
 from corn.experiments import list_cells
 from corn.experiments.cells import TrainingCell
 from tests.experiments.scales import PILOTS
@@ -16,7 +16,7 @@ from .commands import Runner
 
 
 @pytest.mark.slow
-def test_a_figure_of_the_paper(corn: Runner, tmp_path: Path) -> None:
+def test_a_figure_of_the_paper_is_reproduced_once(corn: Runner, tmp_path: Path) -> None:
     arguments = ("reproduce", "fig1a", "--out", tmp_path, "--epsilons", "3,40", "--jobs", 1)
     outcome = corn(*arguments, "--json")
     assert outcome.exit_code == 0, outcome.stderr
@@ -30,12 +30,12 @@ def test_a_figure_of_the_paper(corn: Runner, tmp_path: Path) -> None:
     cells = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()}
     again = corn(*arguments)
     assert again.exit_code == 0
-    assert "these do not" in again.stdout
+    assert "does not hold" in again.stdout
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()} == cells
 
 
 @pytest.mark.slow
-def test_an_interruption_between_pilots_and_further_seeds(
+def test_an_interruption_between_pilots_and_further_seeds_keeps_the_pilots(
     corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = ("reproduce", "fig4b", "--out", tmp_path, "--jobs", 1)
@@ -52,20 +52,20 @@ def test_an_interruption_between_pilots_and_further_seeds(
         patch.setattr(TrainingCell, "compute", interrupt_repeats)
         outcome = corn(*arguments)
     assert outcome.exit_code == 130
-    # Designs and the pilot, of those and two seeds at two step sizes or more.
+    # The designs and the pilot were finished; two further seeds were not.
     assert f"interrupted: {num_designs + 1} of " in outcome.stderr
     again = corn(*arguments, "--json")
     assert again.exit_code == 0, again.stderr
     facts = json.loads(again.stdout)
     assert facts["scale"]["regression"]["num_pilots"] == 1
     assert any("chosen on 1 pilot seed of 3" in note for note in facts["notes"])
-    assert f"with {num_designs + 1} of " in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert f"; {num_designs + 1} of " in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_the_bar_counts_a_cell_once_and_grows_with_what_is_known() -> None:
+def test_the_progress_bar_counts_a_cell_once_and_grows_with_the_plan() -> None:
     cells = list_cells(["fig4b"], PILOTS)
     with Progress(disable=True) as progress:
-        bar = _MatrixBar(progress)
+        bar = _CellBar(progress)
         bar.expect(cells)
         for cell in (*cells[:2], *cells[:2]):
             bar.finish(cell)
@@ -76,7 +76,7 @@ def test_the_bar_counts_a_cell_once_and_grows_with_what_is_known() -> None:
         assert task.total == pytest.approx(2 * sum(cell.cost for cell in cells))
 
 
-def test_misuse(corn: Runner, tmp_path: Path) -> None:
+def test_wrong_options_are_refused_before_anything_is_written(corn: Runner, tmp_path: Path) -> None:
     assert corn("reproduce", "--quick", "--full").exit_code == 2
     assert corn("reproduce", "--jobs", 0).exit_code == 2
     for wrong in (["fig9"], ["fig1a", "--epsilons", "many"], ["fig1a", "--connectivities", "2"]):

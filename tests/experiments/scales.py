@@ -1,4 +1,4 @@
-"""A matrix small enough for tests: six agents, a few steps."""
+"""Scales small enough for tests: six agents, a few steps."""
 
 from dataclasses import replace
 
@@ -26,4 +26,4 @@ PILOTS = replace(
         "breast-cancer", "agent", 20, (3.0, 0.3), 3, seeds_per_cell=1, num_pilots=1
     ),
 )
-"""Of three seeds the first chooses step sizes for all: large without noise, small with much."""
+"""The first of three seeds chooses step sizes: large without noise, small with much noise."""

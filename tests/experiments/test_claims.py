@@ -1,4 +1,4 @@
-"""Claims are judged by the numbers: true ones hold, inverted ones do not, noisy ones are open."""
+"""Verdicts on claims: true ones hold, inverted ones do not, noisy ones are undecided."""
 
 import math
 
@@ -50,7 +50,7 @@ def make_points(
 
 
 def invert(means: dict[MethodSpec, dict[float, float]]) -> dict[MethodSpec, dict[float, float]]:
-    """Turn every order round: the best is now the worst, along both axes."""
+    """Reverse every order: the best becomes the worst, along both axes."""
     return {
         method: {x: 10.0 - mean for x, mean in places.items()} for method, places in means.items()
     }
@@ -60,13 +60,13 @@ def find(claims: list[Claim], statement: str) -> Claim:
     return next(claim for claim in claims if statement in claim.statement)
 
 
-def test_what_the_paper_describes_holds() -> None:
+def test_every_claim_holds_on_data_as_the_paper_describes() -> None:
     claims = check_panel(AGAINST_P, make_points(LOSSES), QUICK)
     assert {claim.verdict for claim in claims} == {"holds"}
     assert len(claims) == 13
 
 
-def test_inverted_data_does_not_hold() -> None:
+def test_no_claim_holds_on_inverted_data() -> None:
     claims = check_panel(AGAINST_P, make_points(invert(LOSSES)), QUICK)
     # Equality on the complete graph is the same both ways round.
     verdicts = {c.statement: c.verdict for c in claims if "nearly equal" not in c.statement}
@@ -75,7 +75,7 @@ def test_inverted_data_does_not_hold() -> None:
     assert "at 0.2 5 against 2" in order.evidence
 
 
-def test_accuracy_is_better_when_higher() -> None:
+def test_a_higher_accuracy_is_better() -> None:
     accuracy = Panel("fig5b", "fig5b", "", "p", "accuracy", lower_is_better=False, is_random=True)
     claims = check_panel(accuracy, make_points(invert(LOSSES)), QUICK)
     assert {claim.verdict for claim in claims} == {"holds"}
@@ -93,7 +93,7 @@ def test_a_contradiction_within_the_interval_is_undecided() -> None:
 
 
 @pytest.mark.parametrize("corn", [0.5, 2.0])
-def test_one_seed_decides_nothing(corn: float) -> None:
+def test_one_seed_leaves_every_claim_undecided(corn: float) -> None:
     points = [Point(CORN_PAPER, 1.0, (corn,)), Point(DECOR_PAPER, 1.0, (1.0,))]
     claim = find(check_panel(AGAINST_EPSILON, points, QUICK), "CorN (paper) ≤ DECOR")
     assert claim.verdict == "undecided"
@@ -111,9 +111,9 @@ def test_a_right_order_within_the_noise_is_undecided() -> None:
     assert claim.verdict == "undecided"
 
 
-def test_equal_methods_are_seldom_condemned_at_many_places() -> None:
+def test_claims_about_equal_methods_are_rarely_rejected_at_many_places() -> None:
     generator = np.random.default_rng(0)
-    condemned = 0
+    rejected = 0
     for _ in range(200):
         points = [
             Point(method, float(x), tuple(generator.normal(5, 1, 10)))
@@ -121,12 +121,12 @@ def test_equal_methods_are_seldom_condemned_at_many_places() -> None:
             for x in range(1, 10)
         ]
         claim = find(check_panel(AGAINST_EPSILON, points, QUICK), "CorN (paper) ≤ DECOR")
-        condemned += claim.verdict == "does not hold"
+        rejected += claim.verdict == "does not hold"
     # One-sided 2.5 % for all places together: five expected of 200.
-    assert condemned <= 14
+    assert rejected <= 14
 
 
-def test_a_method_that_broke_down_has_lost() -> None:
+def test_a_method_that_broke_down_is_worse() -> None:
     points = [Point(DECOR_PAPER, 3.0, (1.0, 1.1)), Point(CORN_PAPER, 3.0, ())]
     claim = find(check_panel(AGAINST_EPSILON, points, QUICK), "CorN (paper) ≤ DECOR")
     assert claim.verdict == "does not hold"
@@ -140,7 +140,7 @@ def test_a_method_that_broke_down_has_lost() -> None:
     assert claim.verdict == "does not hold"
 
 
-def test_a_breakdown_that_another_step_size_might_have_avoided_decides_nothing() -> None:
+def test_a_breakdown_that_another_step_size_might_avoid_is_undecided() -> None:
     values = (1.0, 1.1)
     for ours, theirs in (((), values), (values, ()), ((), ())):
         points = [
@@ -152,7 +152,7 @@ def test_a_breakdown_that_another_step_size_might_have_avoided_decides_nothing()
         assert "broke down at 3" in claim.evidence
 
 
-def test_exact_values_need_no_seeds() -> None:
+def test_exact_values_decide_without_seeds() -> None:
     points = [Point(CORN_PAPER, 1.0, (2.0,)), Point(DECOR_PAPER, 1.0, (1.0,))]
     claim = find(check_panel(NOISE, points, QUICK), "CorN (paper) ≤ DECOR")
     assert claim.verdict == "does not hold"
@@ -175,27 +175,27 @@ def test_a_flat_line_does_not_improve() -> None:
     assert claim.source == "expected"
 
 
-def test_margin_largest_on_a_dense_graph() -> None:
+def test_a_margin_that_is_largest_on_a_dense_graph_does_not_hold() -> None:
     dense = {DECOR_PAPER: {0.2: 5.1, 0.6: 9.0, 1.0: 3.0}}
     claim = find(check_panel(AGAINST_P, make_points(LOSSES | dense), QUICK), "margin")
     assert claim.verdict == "does not hold"
     assert "5 (56%) at p = 0.6" in claim.evidence
 
 
-def test_a_margin_of_the_wrong_sign_is_none() -> None:
+def test_a_margin_of_the_wrong_sign_does_not_hold() -> None:
     worse = {CORN_PAPER: {0.2: 8.1, 0.6: 7.0, 1.0: 4.0}}
     claim = find(check_panel(AGAINST_P, make_points(LOSSES | worse), QUICK), "margin")
     assert claim.verdict == "does not hold"
 
 
-def test_unequal_on_the_complete_graph() -> None:
+def test_unequal_values_on_the_complete_graph_do_not_hold() -> None:
     apart = {DECOR_PAPER: {0.2: 8.0, 0.6: 5.0, 1.0: 4.0}}
     claim = find(check_panel(AGAINST_P, make_points(LOSSES | apart), QUICK), "nearly equal")
     assert claim.verdict == "does not hold"
 
 
 @pytest.mark.parametrize("last", [7.0, 6.0])
-def test_seed_groups_end_at_ldp(last: float) -> None:
+def test_one_seed_group_per_agent_must_equal_ldp(last: float) -> None:
     panel = Panel("fig2", "fig2", "", "m", "noise")
     values: dict[MethodSpec, dict[float, float]] = {
         CORN_PAPER: {1.0: 3.0, 2.0: 5.0, 3.0: last},
@@ -205,7 +205,7 @@ def test_seed_groups_end_at_ldp(last: float) -> None:
     assert claim.verdict == ("holds" if last == 7.0 else "does not hold")
 
 
-def test_the_papers_constant_breaks_its_promise_at_forty_only() -> None:
+def test_the_papers_constant_fails_at_epsilon_forty_only() -> None:
     claims = check_privacy(FULL)
     assert [claim.verdict for claim in claims] == ["holds"] * 8 + ["does not hold"]
     assert "keeps ε = 40" in check_privacy(QUICK)[-1].statement
@@ -213,8 +213,8 @@ def test_the_papers_constant_breaks_its_promise_at_forty_only() -> None:
     assert "41.76" in claims[-1].evidence
 
 
-def test_less_noise_than_needed_is_no_merit() -> None:
-    """At ε = 40 the paper's constant adds less noise than its promise needs."""
+def test_places_where_the_paper_adds_too_little_noise_are_not_compared() -> None:
+    """At ε = 40 the paper's constant adds less noise than its ε needs."""
     points = [
         Point(method, x, (value,))
         for method, values in ((CORN_PAPER, (4.0, 1.0)), (CORN_ONE_STEP, (2.0, 1.1)))

@@ -1,4 +1,4 @@
-"""``corn reproduce``: the paper's figures, what goes past them, and whether its claims hold."""
+"""``corn reproduce``: the paper's figures, further methods, and verdicts on its claims."""
 
 from __future__ import annotations
 
@@ -29,46 +29,51 @@ def reproduce(
         typer.Argument(
             metavar="FIGURE...",
             help="fig1a, fig1b, fig1c, fig2, fig3a … fig5b, a panel such as fig5a-agent, or all "
-            "(default).",
+            "(the default).",
         ),
     ] = None,
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="A few minutes: small network, embedded data sets. The default."
+            "--quick",
+            help="Reduced scale, a few minutes: a small network and embedded data sets. The "
+            "default.",
         ),
     ] = False,
     full: Annotated[
         bool,
-        typer.Option("--full", help="The paper's settings on a9a and MNIST: see corn data. Hours."),
+        typer.Option(
+            "--full", help="The paper's settings on a9a and MNIST (see corn data): hours."
+        ),
     ] = False,
     out: Annotated[
-        Path, typer.Option(help="A directory for report.html, figures, tables and finished cells.")
+        Path, typer.Option(help="Directory for report.html, figures, tables and finished cells.")
     ] = Path("out/reproduction"),
     epsilons: Annotated[
-        str | None, typer.Option(help="Other values of ε, with commas, where ε varies.")
+        str | None, typer.Option(help="Values of ε in panels that vary ε, separated by commas.")
     ] = None,
     connectivities: Annotated[
-        str | None, typer.Option(help="Other values of p, with commas, where p varies.")
+        str | None, typer.Option(help="Values of p in panels that vary p, separated by commas.")
     ] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Another number of seeds for every task. On MNIST the first chooses step sizes.",
+            help="Number of seeds for every task. On MNIST the first one chooses step sizes.",
         ),
     ] = None,
     jobs: Annotated[
-        int, typer.Option(min=-1, help="Processes, of one thread each; -1 is one for each core.")
+        int,
+        typer.Option(min=-1, help="Number of processes, of one thread each; -1 is one per core."),
     ] = -1,
     cluster: Annotated[
         str | None,
-        typer.Option(help="Run on dask or ray, with :ADDRESS for one that runs elsewhere."),
+        typer.Option(help="Run on dask or ray, with :ADDRESS for a running cluster."),
     ] = None,
-    cache: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Directory of data sets.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the claims as JSON.")] = False,
 ) -> None:
-    """Reproduce the paper's figures, and go past them; what was finished is not computed again."""
+    """Reproduce the paper's figures with further methods; finished cells are not computed again."""
     configuration = dict(locals())
     from corn import experiments
     from corn.report.page import write_reproduction
@@ -92,8 +97,8 @@ def reproduce(
     found, _ = count_cells()
     store.directory.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    with _progress() as bar:
-        try:
+    try:
+        with _progress() as bar:
             made = experiments.reproduce(
                 names,
                 scale,
@@ -104,21 +109,22 @@ def reproduce(
                 on_plan=bar.expect,
                 on_done=bar.finish,
             )
-        except KeyboardInterrupt:
-            kept, total = count_cells()
-            raise StoppedByUserError(
-                f"interrupted: {kept} of {total} cells are kept in {store.directory}; the same "
-                "command goes on from there"
-            ) from None
-    seconds = time.perf_counter() - start
-    _, total = count_cells()
-    written = write_reproduction(
-        made,
-        out,
-        command=_command(names, configuration),
-        timing=f"It took {seconds:.0f} s, with {found} of {total} cells found finished; all "
-        f"of them from nothing take {made.compute_seconds:.0f} s of one core.",
-    )
+        seconds = time.perf_counter() - start
+        # The pilots have shown which cells are needed, so the total may differ from the forecast.
+        _, total = count_cells()
+        written = write_reproduction(
+            made,
+            out,
+            command=_command(names, configuration),
+            timing=f"This run took {seconds:.0f} s; {found} of {total} cells were already "
+            f"finished. All cells take {made.compute_seconds:.0f} s on one core.",
+        )
+    except KeyboardInterrupt:
+        kept, total = count_cells()
+        raise StoppedByUserError(
+            f"interrupted: {kept} of {total} cells are kept in {store.directory}; the same command "
+            "resumes from there"
+        ) from None
     facts = _facts(made, configuration, seconds)
     save_json(facts, out / "run.json")
     if json:
@@ -133,12 +139,12 @@ def _parse_numbers(name: str, text: str | None) -> tuple[float, ...]:
         return () if text is None else tuple(float(part) for part in text.split(","))
     except ValueError as error:
         raise InvalidArgumentError(
-            f"{name} must be numbers with commas, found {text!r}: try 3,10,30"
+            f"{name} must be numbers separated by commas, found {text!r}: try 3,10,30"
         ) from error
 
 
-class _MatrixBar:
-    """A bar over the whole matrix, by what its cells cost."""
+class _CellBar:
+    """A progress bar over all cells, weighted by their estimated cost."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
@@ -146,20 +152,20 @@ class _MatrixBar:
         self._task = bar.add_task("computing", total=None, finished=0, cells=0)
 
     def expect(self, cells: Sequence[Cell]) -> None:
-        """Set its length: again whenever more is known."""
+        """Set the length; again after the pilots, which reveal the cells of the other seeds."""
         total = sum(cell.cost for cell in cells)
         self._bar.update(self._task, total=total, cells=len(cells))
 
     def finish(self, cell: Cell) -> None:
-        """Count a cell, once."""
+        """Count a cell; a design that several stages need counts once."""
         self._finished.add(cell)
         done = sum(own.cost for own in self._finished)
         self._bar.update(self._task, completed=done, finished=len(self._finished))
 
 
 @contextmanager
-def _progress() -> Iterator[_MatrixBar]:
-    """One bar over the whole matrix, on stderr; silent when that is not a terminal."""
+def _progress() -> Iterator[_CellBar]:
+    """Show one bar over all cells on stderr; nothing if stderr is not a terminal."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -171,11 +177,11 @@ def _progress() -> Iterator[_MatrixBar]:
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
-        yield _MatrixBar(bar)
+        yield _CellBar(bar)
 
 
 def _command(names: Sequence[str], configuration: Mapping[str, object]) -> str:
-    """The command line that gives the same again."""
+    """Return the command line that gives the same results."""
     words = ["corn reproduce", *names, "--full" if configuration["full"] else "--quick"]
     for option in ("epsilons", "connectivities", "seeds"):
         if configuration[option] is not None:
@@ -197,15 +203,15 @@ def _facts(
 
 
 def _print(made: Reproduction) -> None:
-    """What does not simply hold; the page has it all."""
+    """Print the claims that do not hold or are undecided; the page has all of them."""
     doubted = [claim for claim in made.claims if claim.verdict != "holds"]
-    count = f"{len(made.claims) - len(doubted)} of {len(made.claims)} statements hold"
+    count = f"{len(made.claims) - len(doubted)} of {len(made.claims)} claims hold"
     if not doubted:
         print_facts(f"{count} at scale {made.scale.name}", [])
         return
     print_table(
-        f"{count} at scale {made.scale.name}; these do not, or are undecided:",
-        ["panel", "statement (source)", "verdict", "evidence"],
+        f"{count} at scale {made.scale.name}; these do not hold or are undecided:",
+        ["panel", "claim (source)", "verdict", "evidence"],
         [
             [claim.panel, f"{claim.statement} ({claim.source})", claim.verdict, claim.evidence]
             for claim in doubted

@@ -39,7 +39,7 @@ _UNITS = {
     "agent": "unit: agent (the mini-batch gradient is clipped once)",
     "sample": "unit: sample (each sample's gradient is clipped)",
 }
-_ADVERSARY = "adversary: an eavesdropper, or as the legend says"
+_ADVERSARY = "adversary: eavesdropper, or as in the legend"
 
 
 def figure1a(scale: Scale) -> list[NoiseStudy]:
@@ -119,17 +119,22 @@ def figure2(scale: Scale) -> list[NoiseStudy]:
         for q in range(3)
         for method, seeds in ((LDP, None), (LINK_SEEDS, "edges"), (PAIR_SEEDS, "pairs"))
     )
+    settings = f"n = {scale.num_agents}, p = {scale.connectivity:g}, ε = {scale.epsilon:g}"
     panel = Panel(
         name="fig2",
         figure="fig2",
-        title=f"n = {scale.num_agents}, p = {scale.connectivity:g}, ε = {scale.epsilon:g}, "
-        f"{_describe_privacy(scale)}",
+        title=f"{settings}, {_describe_privacy(scale)}",
         x_label="number of disjoint seed groups m",
         y_label="noise after one mixing step, Tr(W R Wᵀ)",
         log_y=True,
     )
     one_step, accumulated = _one_step_and_accumulated(scale, panel, groups)
-    colluding = replace(accumulated.panel, name="fig2-insiders", x_label="colluding insiders q")
+    colluding = replace(
+        accumulated.panel,
+        name="fig2-insiders",
+        title=f"{settings}, {_describe_privacy(scale, 'adversary: eavesdropper and q insiders')}",
+        x_label="colluding insiders q",
+    )
     return [one_step, accumulated, NoiseStudy(colluding, "accumulated", insiders)]
 
 
@@ -168,9 +173,9 @@ def _one_step_and_accumulated(
     return [NoiseStudy(panel, "one_step", entries), NoiseStudy(added, "accumulated", entries)]
 
 
-def _describe_privacy(scale: Scale) -> str:
+def _describe_privacy(scale: Scale, adversary: str = _ADVERSARY) -> str:
     steps = scale.regression.num_steps
-    return f"T = {steps}, δ = {scale.delta:g}, {_UNITS['agent']}, {_ADVERSARY}"
+    return f"T = {steps}, δ = {scale.delta:g}, {_UNITS['agent']}, {adversary}"
 
 
 def figure3(scale: Scale, *, panel: str) -> list[TrainingStudy]:

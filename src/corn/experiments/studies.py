@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias, final
 import numpy as np
 from scipy import stats
 
+from corn.covariance import ThreatModel
 from corn.experiments.cells import Cell, DesignCell, Results, TrainingCell
 from corn.experiments.methods import MethodSpec
 from corn.learn.schedule import make_schedule
@@ -60,6 +61,7 @@ class Point:
         note: the step size chosen, the seeds that chose it, and where it broke down.
         is_open: whether values are missing although a step size that did not run at all seeds
             might have given some.
+        against: the adversary that its ε holds against, in words.
     """
 
     method: MethodSpec
@@ -67,6 +69,7 @@ class Point:
     values: tuple[float, ...]
     note: str = ""
     is_open: bool = False
+    against: str = ""
 
     @property
     def mean(self) -> float:
@@ -113,6 +116,13 @@ class NoiseEntry:
     epsilon: float
     precision_cap: float
 
+    @property
+    def against(self) -> str:
+        """The adversary that ε holds against; insiders of the design come before the method's."""
+        if self.cell.max_colluders == 0:
+            return self.method.against
+        return ThreatModel(self.cell.max_colluders, self.cell.seeds).describe()
+
 
 @final
 @dataclass(frozen=True)
@@ -139,6 +149,7 @@ class NoiseStudy:
                 x=entry.x,
                 values=(self._energy(entry, results),),
                 note=results[entry.cell]["status"],
+                against=entry.against,
             )
             for entry in self.entries
         ]
@@ -154,7 +165,7 @@ class NoiseStudy:
                 "epsilon": entry.epsilon,
                 "unit": self.panel.unit,
                 "accounting": entry.method.accounting,
-                "against": entry.method.against,
+                "against": entry.against,
                 "value": self._energy(entry, results),
                 "gap_of_design": results[entry.cell]["gap"],
                 "status": results[entry.cell]["status"],
@@ -303,6 +314,7 @@ class TrainingStudy:
                         values=() if broken else tuple(found[seed] for seed in place.seeds),
                         note=place.describe_choice(chosen, broken),
                         is_open=bool(broken) and chosen is not None,
+                        against=method.against,
                     )
                 )
         return points

@@ -1,4 +1,4 @@
-"""Write a reproduction: tables, figures and one self-contained page."""
+"""The report of a reproduction: tables, figures and one self-contained page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIBRARIES = ("numpy", "scipy", "networkx", "torch", "matplotlib")
 
 SOURCES = {
     "paper": "the paper",
-    "expected": "expected of its figures",
+    "expected": "expected from its figures",
     "corn": "this project",
 }
 FIGURE_TITLES = {
@@ -43,11 +43,12 @@ FIGURE_TITLES = {
 def write_reproduction(
     reproduction: Reproduction, out: Path, *, command: str, timing: str
 ) -> list[Path]:
-    """Write everything below ``out`` and return the main files, the page first.
+    """Write all files into ``out`` and return the main ones, the page first.
 
-    ``runs.csv`` has every run, ``points.csv`` what is drawn, ``claims.csv`` and ``claims.md`` what
-    is said of it; ``figures/`` every panel as PNG and SVG, once with the paper's methods and once
-    with what this project adds. ``command`` and ``timing`` tell a reader how it was made.
+    ``runs.csv`` has every run, ``points.csv`` every point of a figure, ``claims.csv`` and
+    ``claims.md`` every claim with its verdict. ``figures/`` has every panel as PNG and SVG, once
+    with the paper's methods and once with those that this project adds. The page states ``command``
+    and ``timing``.
     """
     out.mkdir(parents=True, exist_ok=True)
     _write_csv(reproduction.runs, out / "runs.csv")
@@ -64,12 +65,12 @@ def write_reproduction(
 
 
 def _draw_all(reproduction: Reproduction, directory: Path) -> dict[str, list[dict[str, str]]]:
-    """Save every drawing; return them by figure, ready to be put into the page."""
+    """Save every drawing, and return the drawings of each figure as the page needs them."""
     broken = find_broken_promises(reproduction.scale)
     drawings: dict[str, list[dict[str, str]]] = {}
     for panel, points in reproduction.panels:
         versions = [(panel.name, True, "the paper’s methods")] if panel.in_paper else []
-        versions.append((f"{panel.name}-added", False, "with what this project adds"))
+        versions.append((f"{panel.name}-added", False, "with the methods of this project"))
         for name, only_paper, caption in versions:
             figure = plot_panel(panel, points, only_paper=only_paper, broken_promises=broken)
             drawn = directory / f"{name}.svg"
@@ -86,7 +87,7 @@ def _draw_all(reproduction: Reproduction, directory: Path) -> dict[str, list[dic
 
 
 def _embed(drawing: Path) -> str:
-    """An SVG as a data URI: sharp on paper and on a phone, and nothing beside the page."""
+    """Return an SVG as a data URI, so that the page needs no other file."""
     return "data:image/svg+xml;base64," + base64.b64encode(drawing.read_bytes()).decode("ascii")
 
 
@@ -96,6 +97,7 @@ def _render(
     command: str,
     timing: str,
 ) -> str:
+    # Notes and breakdowns quote file names and graphs, hence autoescape.
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     source = resources.files("corn.report").joinpath("page.html").read_text("utf-8")
     scale = reproduction.scale
@@ -117,7 +119,7 @@ def _render(
 
 
 def _count_verdicts(claims: Sequence[Claim]) -> dict[str, dict[str, int]]:
-    """How many claims of each source hold, do not hold, or are undecided."""
+    """Return how many claims of each source hold, do not hold, or are undecided."""
     counts = {
         source: dict.fromkeys(("holds", "does not hold", "undecided"), 0) for source in SOURCES
     }
@@ -145,14 +147,15 @@ def _point_row(panel: Panel, point: Point) -> dict[str, Any]:
         "half_width_95": "" if panel.is_random and len(point.values) < 2 else point.half_width,
         "num_seeds": len(point.values) if panel.is_random else "",
         "unit": panel.unit,
-        "against": point.method.against,
+        "against": point.against,
         "note": point.note,
     }
 
 
 def _write_csv(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
-    """Rows that may have different columns; what a row lacks is empty."""
+    """Write rows that may have different columns; a column that a row lacks is empty."""
     table = list(rows)
+    # Noise studies and trainings have different columns; the order is that of first appearance.
     columns = list(dict.fromkeys(name for row in table for name in row))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")

@@ -1,15 +1,17 @@
-"""Figures of a reproduction: one line for each method, with confidence intervals."""
+"""Panels of a reproduction: one line per method, with confidence intervals."""
 
 from __future__ import annotations
 
 import math
 import textwrap
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from corn.experiments import MethodSpec, Panel, Point
 from corn.report.style import INK, MECHANISM_COLOURS
@@ -17,11 +19,49 @@ from corn.report.style import INK, MECHANISM_COLOURS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MARKERS = {"paper": "o", "one step": "s", "accumulated": "D", 1: "^", 2: "v"}
+_Dashes: TypeAlias = str | tuple[int, tuple[float, ...]]
+
 _SHIFT = 0.005
-_MOST_LABELS = 12
-_LABEL_EVERY = 1.25
-"""On a logarithmic axis, the least ratio of two places that are both labelled."""
+"""The horizontal distance of two methods: relative on a logarithmic axis, otherwise in p."""
+
+_CROSS_LABEL = "exact ε is larger"
+
+_LABEL_DISTANCE = 0.055
+"""The least distance of two labelled places, as a part of the axis: a label of four digits."""
+
+
+@dataclass(frozen=True)
+class LineStyle:
+    """The colour, dashes and marker of one line; no two lines of a figure share all three."""
+
+    colour: str
+    dashes: _Dashes = "-"
+    marker: str = ""
+
+
+# Markers tell mechanisms apart and colours tell variants of CorN apart. Sky blue, purple and indigo
+# differ from each other and from the mechanisms' colours under protanopia, deuteranopia and
+# tritanopia. Dashes remain in black and white.
+_STYLES = {
+    "ldp-paper": LineStyle(MECHANISM_COLOURS["ldp"], ":", "o"),
+    "decor-paper": LineStyle(MECHANISM_COLOURS["decor"], ":", "s"),
+    "corn-paper": LineStyle(MECHANISM_COLOURS["corn"], ":", "D"),
+    "ldp": LineStyle(MECHANISM_COLOURS["ldp"], "-", "o"),
+    "decor": LineStyle(MECHANISM_COLOURS["decor"], "-", "s"),
+    "corn": LineStyle(MECHANISM_COLOURS["corn"], "-", "D"),
+    "corn-one-step": LineStyle("#56B4E9", "-", "P"),
+    "corn-1-insider": LineStyle("#CC79A7", (0, (6, 1.5)), "^"),
+    "corn-2-insiders": LineStyle("#332288", (0, (6, 1.5, 1.5, 1.5)), "v"),
+    "corn-pairs": LineStyle(MECHANISM_COLOURS["corn"], "-", "D"),
+    "corn-links": LineStyle("#CC79A7", (0, (6, 1.5)), "<"),
+    "central": LineStyle(MECHANISM_COLOURS["central"], "--", "*"),
+    "none": LineStyle(MECHANISM_COLOURS["none"], "-"),
+}
+
+
+def style_of(method: MethodSpec) -> LineStyle:
+    """Return the style of a method; one without its own gets the colour of its mechanism."""
+    return _STYLES.get(method.name, LineStyle(MECHANISM_COLOURS[method.mechanism], "-", "X"))
 
 
 def plot_panel(
@@ -31,10 +71,11 @@ def plot_panel(
     only_paper: bool = False,
     broken_promises: Collection[float] = (),
 ) -> Figure:
-    """Draw a panel with all its methods, or only those that the paper has.
+    """Draw a panel with all its methods, or with those of the paper only.
 
-    On a logarithmic axis "no noise" may lie decades below all others; the legend then says so.
-    Where ε varies, points of the paper's methods at ``broken_promises`` are crossed out.
+    On a logarithmic axis "no noise" may lie decades below all others; the legend then states that
+    it is below the axis. Where ε varies, points of the paper's methods at ``broken_promises`` are
+    crossed out.
     """
     shown = [
         point
@@ -45,32 +86,84 @@ def plot_panel(
     ]
     figure = Figure(figsize=(6.2, 4.4 if only_paper else 4.9), layout="constrained")
     axes = figure.subplots()
-    axes.set_title(textwrap.fill(panel.title, 84), fontsize=8.5, loc="left")
+    # "δ = 1e-05" stays on one line.
+    title = textwrap.fill(panel.title.replace(" = ", "\u00a0=\u00a0"), 84)
+    axes.set_title(title, fontsize=8.5, loc="left")
     _set_axes(axes, panel, sorted({point.x for point in shown}))
     if not shown:
         axes.text(0.5, 0.5, "no run finished", transform=axes.transAxes, ha="center")
         return figure
-    low, high = _range(panel, shown)
-    methods = list(dict.fromkeys(point.method for point in shown))
-    for place, method in enumerate(methods):
-        own = sorted((point for point in shown if point.method == method), key=lambda p: p.x)
-        # A little apart, so that the bars of several methods do not hide each other.
-        shift = (place - (len(methods) - 1) / 2) * _SHIFT if panel.is_random else 0.0
-        _draw_line(axes, panel, method, own, shift=shift, low=low)
-    _cross_out(axes, shown, broken_promises if panel.figure.endswith("a") else ())
+    low, high = _find_limits(panel, shown)
     axes.set_ylim(low, high)
+    methods = list(dict.fromkeys(point.method for point in shown))
+    crossed = broken_promises if panel.figure.endswith("a") else ()
+    for index, method in enumerate(methods):
+        own = sorted((point for point in shown if point.method == method), key=lambda p: p.x)
+        # Slightly apart, so that the bars of one method do not hide those of another.
+        shift = (index - (len(methods) - 1) / 2) * _SHIFT if panel.is_random else 0.0
+        _draw_line(axes, method, own, shift=shift, lowest=low, crossed=crossed)
+    # Crosses of several methods share one entry, the last: sorting by "is a cross" is stable.
+    entries = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    labels = sorted(entries, key=lambda label: label == _CROSS_LABEL)
     figure.legend(
-        *axes.get_legend_handles_labels(),
+        [entries[label] for label in labels],
+        labels,
         loc="outside lower center",
         ncols=3,
+        handlelength=3,
         frameon=False,
         fontsize=8,
     )
     return figure
 
 
-def _range(panel: Panel, points: Sequence[Point]) -> tuple[float, float]:
-    """Limits of the vertical axis: the means, and intervals up to half their span beyond."""
+def _set_axes(axes: Axes, panel: Panel, places: Sequence[float]) -> None:
+    axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
+    is_log = panel.log_x or is_spread(places)
+    if is_log:
+        axes.set_xscale("log")
+    if panel.log_y:
+        axes.set_yscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(thin_labels(places, is_log=is_log)))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.grid(visible=True, which="major", alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def is_spread(places: Sequence[float]) -> bool:
+    """Return whether increasing places need a logarithmic axis: decades apart, not evenly spaced.
+
+    >>> is_spread([0.5, 1, 2, 5, 20]), is_spread([0.2, 0.4, 0.6, 0.8, 1.0]), is_spread(range(1, 21))
+    (True, False, False)
+    """
+    if len(places) < 3 or places[0] <= 0 or places[-1] < 10 * places[0]:
+        return False
+    gaps = [right - left for left, right in pairwise(places)]
+    return max(gaps) > 2 * min(gaps)
+
+
+def thin_labels(places: Sequence[float], *, is_log: bool) -> list[float]:
+    """Return the increasing places that are labelled: far enough apart not to touch.
+
+    >>> thin_labels([10, 20, 80, 82, 100], is_log=False)
+    [10, 20, 80, 100]
+    """
+    positions = np.log(places) if is_log else np.asarray(places, dtype=float)
+    least = _LABEL_DISTANCE * float(np.ptp(positions)) if len(places) else 0.0
+    kept: list[int] = []
+    for index, position in enumerate(positions):
+        if not kept or position - positions[kept[-1]] >= least:
+            kept.append(index)
+    return [places[index] for index in kept]
+
+
+def _find_limits(panel: Panel, points: Sequence[Point]) -> tuple[float, float]:
+    """Return the limits of the vertical axis.
+
+    They include all means. Intervals extend them by at most half the span of the means: with two
+    seeds an interval may be ten times as wide, and would flatten all lines.
+    """
     seen = [point for point in points if point.method.is_private or not panel.log_y] or points
     scale = np.log if panel.log_y else np.asarray
     means = np.array([point.mean for point in seen])
@@ -80,87 +173,46 @@ def _range(panel: Panel, points: Sequence[Point]) -> tuple[float, float]:
     span = (high - low) or 0.1
     low = max(float(scale(lower).min()), low - span / 2) - 0.06 * span
     high = min(float(scale(means + half).max()), high + span / 2) + 0.06 * span
-    return (math.exp(low), math.exp(high)) if panel.log_y else (low, high)
+    if panel.log_y:
+        return math.exp(low), math.exp(high)
+    # Losses are not negative, and accuracies lie between 0 and 1: so does the axis.
+    return max(low, 0.0), high if panel.lower_is_better else min(high, 1.0)
 
 
 def _draw_line(
     axes: Axes,
-    panel: Panel,
     method: MethodSpec,
     points: Sequence[Point],
     *,
     shift: float,
-    low: float,
+    lowest: float,
+    crossed: Collection[float],
 ) -> None:
-    colour = MECHANISM_COLOURS[method.mechanism]
-    unseen = " (below the axis)" if max(point.mean for point in points) < low else ""
+    style, is_log = style_of(method), axes.get_xscale() == "log"
+    places = [point.x * (1 + shift) if is_log else point.x + shift for point in points]
+    means = [point.mean for point in points]
     axes.errorbar(
-        [point.x * (1 + shift) if panel.log_x else point.x + shift for point in points],
-        [point.mean for point in points],
+        places,
+        means,
         yerr=[point.half_width for point in points] if len(points[0].values) > 1 else None,
-        linestyle=_line_style(method),
-        marker=_marker(method),
-        markersize=4.5,
-        markerfacecolor="white" if method.is_in_paper else colour,
-        color=colour,
-        linewidth=1.6,
+        linestyle=style.dashes,
+        marker=style.marker,
+        markersize=5,
+        markerfacecolor="white" if method.is_in_paper else style.colour,
+        color=style.colour,
+        linewidth=1.5,
         elinewidth=0.8,
         capsize=2,
-        label=method.label + unseen,
+        label=method.label + (" (below the axis)" if max(means) < lowest else ""),
     )
-
-
-def _cross_out(axes: Axes, points: Sequence[Point], places: Collection[float]) -> None:
-    crossed = [p for p in points if p.method.is_in_paper and p.x in places]
-    if crossed:
+    wrong = [i for i, point in enumerate(points) if method.is_in_paper and point.x in crossed]
+    if wrong:
         axes.plot(
-            [point.x for point in crossed],
-            [point.mean for point in crossed],
+            [places[i] for i in wrong],
+            [means[i] for i in wrong],
             linestyle="",
             marker="x",
             markersize=9,
             color=INK,
-            label="really a larger ε",
+            label=_CROSS_LABEL,
         )
-
-
-def _line_style(method: MethodSpec) -> str:
-    if method.is_in_paper:
-        return ":"
-    if method.mechanism in ("central", "none"):
-        return "--"
-    return "-." if method.max_colluders or method.name == "corn-links" else "-"
-
-
-def _marker(method: MethodSpec) -> str:
-    if method.mechanism in ("central", "none"):
-        return ""
-    if method.is_in_paper:
-        return "o"
-    return _MARKERS[method.max_colluders or ("accumulated" if method.accumulates else "one step")]
-
-
-def _set_axes(axes: Axes, panel: Panel, places: Sequence[float]) -> None:
-    axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
-    if panel.log_x:
-        axes.set_xscale("log")
-    if panel.log_y:
-        axes.set_yscale("log")
-    if len(places) > _MOST_LABELS:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    else:
-        labelled = _thin(places) if panel.log_x else list(places)
-        axes.xaxis.set_major_locator(FixedLocator(labelled))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.xaxis.set_minor_locator(NullLocator())
-    axes.grid(visible=True, which="major", alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _thin(places: Sequence[float]) -> list[float]:
-    """Places far enough from each other on a logarithmic axis for their labels not to touch."""
-    kept: list[float] = []
-    for place in places:
-        if not kept or place >= _LABEL_EVERY * kept[-1]:
-            kept.append(place)
-    return kept

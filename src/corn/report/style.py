@@ -1,4 +1,4 @@
-"""How figures look: one colour per mechanism everywhere, safe for colour-blind readers."""
+"""Style of figures: one colour and one name per mechanism everywhere, and file formats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from corn.errors import FileFormatError
 
-# Okabe and Ito's palette, which stays distinct under the common kinds of colour blindness.
+# Okabe and Ito's palette: its colours stay distinct under the common kinds of colour blindness.
 MECHANISM_COLOURS = {
     "corn": "#0072B2",
     "decor": "#E69F00",
@@ -34,13 +34,13 @@ FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def check_figure_name(path: Path) -> None:
-    """Raise unless a figure can be written under this name."""
+    """Raise unless the suffix of a file name is that of a format for figures."""
     if path.suffix not in FIGURE_SUFFIXES:
         raise FileFormatError(f"{path}: a figure's name must end in {', '.join(FIGURE_SUFFIXES)}")
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure in the format its name asks for, making the folder if it is missing."""
+    """Write a figure in the format of its suffix; create the directory if it is missing."""
     check_figure_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=160)

@@ -1,0 +1,94 @@
+"""Panels are readable: labels do not touch, lines differ, and wrong promises are crossed out."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from corn.experiments import FULL, QUICK, Panel, Point, Scale, make_studies
+from corn.experiments.methods import CORN_PAPER, LDP_PAPER, METHODS, NONE, MethodSpec
+from corn.experiments.studies import NoiseStudy
+from corn.report import save_figure
+from corn.report.panels import plot_panel, style_of
+
+NOISE = Panel("fig1a", "fig1a", "title", "ε", "noise", log_y=True)
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        (0.5, 1, 2, 5, 20),
+        FULL.epsilons,
+        FULL.connectivities,
+        tuple(map(float, FULL.sizes)),
+        tuple(map(float, range(1, 21))),
+        (0.5, 0.51, 0.52, 0.9),
+        (3.0,),
+    ],
+)
+def test_labels_of_the_horizontal_axis_do_not_touch(places: tuple[float, ...]) -> None:
+    points = [Point(method, x, (1 / x,)) for method in METHODS for x in places]
+    figure = plot_panel(NOISE, points)
+    figure.draw_without_rendering()
+    labels = [label for label in figure.axes[0].get_xticklabels() if label.get_text()]
+    assert labels[0].get_text() == f"{places[0]:g}"
+    boxes = [label.get_window_extent() for label in labels]
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+
+
+def test_only_widely_and_unevenly_spread_places_get_a_logarithmic_axis() -> None:
+    scales = {
+        (0.5, 1, 2, 5, 20): "log",
+        (0.2, 0.4, 0.6, 0.8, 1.0): "linear",
+        tuple(range(1, 21)): "linear",
+        (0, 1, 20): "linear",
+    }
+    for places, scale in scales.items():
+        panel = Panel("fig2", "fig2", "title", "x", "y")
+        points = [Point(CORN_PAPER, x, (1.0,)) for x in places]
+        assert plot_panel(panel, points).axes[0].get_xscale() == scale
+
+
+@pytest.mark.parametrize("scale", [QUICK, FULL])
+def test_no_two_lines_of_a_panel_look_the_same(scale: Scale) -> None:
+    for study in make_studies(["fig1a", "fig2"], scale):
+        assert isinstance(study, NoiseStudy)
+        methods = {entry.method for entry in study.entries}
+        assert len({style_of(method) for method in methods}) == len(methods)
+    assert len({style_of(method) for method in METHODS}) == len(METHODS)
+
+
+def test_a_method_without_a_style_gets_the_colour_of_its_mechanism() -> None:
+    added = MethodSpec("corn-new", "CorN, new", "corn")
+    assert style_of(added).colour == style_of(CORN_PAPER).colour
+
+
+@pytest.mark.parametrize("values", [(), (0.0, 0.0), (1.0, 1.0)])
+@pytest.mark.parametrize("log_y", [True, False])
+def test_a_panel_without_a_finished_run_is_drawn(
+    tmp_path: Path, values: tuple[float, ...], log_y: bool
+) -> None:
+    panel = Panel("fig3a", "fig3a", "title", "x", "y", log_y=log_y, is_random=True)
+    figure = plot_panel(panel, [Point(NONE, 3.0, values)], broken_promises=[3.0])
+    save_figure(figure, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 1000
+
+
+def test_points_of_the_paper_beyond_its_promise_are_crossed_out() -> None:
+    panel = Panel("fig4a", "fig4a", "title", "ε", "y", log_x=True)
+    methods = (CORN_PAPER, LDP_PAPER, NONE)
+    points = [Point(method, x, (1 / x,)) for method in methods for x in (10.0, 40.0)]
+    figure = plot_panel(panel, points, broken_promises=[40.0])
+    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
+    assert [np.asarray(line.get_xdata()).tolist() for line in crosses] == [[40.0], [40.0]]
+    (legend,) = figure.legends
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert len(texts) == len(methods) + 1
+
+
+def test_the_axis_of_an_accuracy_ends_at_zero_and_one() -> None:
+    panel = Panel("fig5b", "fig5b", "", "p", "accuracy", lower_is_better=False, is_random=True)
+    points = [Point(NONE, x, (0.1, 0.99)) for x in (0.2, 1.0)]
+    low, high = plot_panel(panel, points).axes[0].get_ylim()
+    assert 0 <= low < 0.54 < high <= 1
