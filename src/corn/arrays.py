@@ -1,4 +1,4 @@
-"""The array type that every room shares, and the checks that guard its borders."""
+"""The array types that all packages share, and checks of matrices."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from corn.checks import require
 from corn.errors import InvalidArgumentError
 
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -14,15 +15,14 @@ IntArray: TypeAlias = NDArray[np.int64]
 
 
 def as_square_matrix(value: ArrayLike, *, name: str) -> FloatArray:
-    """Return ``value`` as a new finite float64 matrix (n, n) with n ≥ 1, or say what is wrong."""
+    """Return ``value`` as a new finite float64 matrix (n, n) with n ≥ 1, or raise."""
     try:
         matrix = np.array(value, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(f"{name} must be a matrix of numbers: {error}") from error
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.size == 0:
-        raise InvalidArgumentError(
-            f"{name} must be a square matrix with at least one row, found shape {matrix.shape}"
-        )
+    is_square = matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] and matrix.size > 0
+    found = f"shape {matrix.shape}"
+    require(is_square, name, "a square matrix with at least one row", found)
     if not np.isfinite(matrix).all():
         i, j = np.argwhere(~np.isfinite(matrix))[0]
         raise InvalidArgumentError(f"{name} must be finite, found {matrix[i, j]} at ({i}, {j})")

@@ -1,24 +1,24 @@
-"""The exceptions CorN raises on purpose.
+"""The exceptions that CorN raises on purpose.
 
 ::
 
     CornError                      every expected failure; the command line exits with 1
     ├── InvalidArgumentError       a value outside what a function accepts (also a ValueError)
-    ├── FileFormatError            a file that is missing, unreadable or not what it should be
-    ├── InfeasibleError            no object with the properties asked for exists
+    ├── FileFormatError            a file that is missing, unreadable or in another format
+    ├── InfeasibleError            a well-formed request that nothing satisfies
     ├── MissingExtraError          an optional dependency is not installed
-    ├── PublicError                a failure of a run that other agents may be told of
+    ├── PublicError                a failure whose message other agents may receive
     └── StoppedByUserError         Ctrl-C ended a command early; the command line exits with 130
 
-    CornWarning                    the result is sound, but not what the caller may expect
+    CornWarning                    the result is sound, but may differ from what was expected
 """
 
 
 def make_printable(text: str, *, limit: int | None = None) -> str:
     r"""Return text as one line without control characters, of about ``limit`` characters at most.
 
-    Files and other agents can hold escape codes, which would do things to a terminal, and any
-    amount of text. The middle is left out, because the end often tells most.
+    Text from files and other agents can contain escape codes, which would control a terminal, and
+    can have any length. The middle is cut, because the end is often the most informative part.
 
     >>> make_printable("clear\x1b[2J\nthe screen")
     'clear\\x1b[2J the screen'
@@ -37,39 +37,39 @@ def _shorten(text: str, limit: int | None) -> str:
 
 
 class CornError(Exception):
-    """Base of every failure that a caller can act on; its message is one printable line."""
+    """The base of all failures that a caller can act on; the message is one printable line."""
 
     def __str__(self) -> str:
-        """Return the message, whatever it quotes, as a line that is safe to show."""
+        """Return the message as one line that is safe to print, whatever it quotes."""
         return make_printable(super().__str__())
 
 
 class InvalidArgumentError(CornError, ValueError):
-    """An argument is outside its domain; the message names it, its value and what is accepted."""
+    """An argument outside its domain; the message has its name, the rule and the value found."""
 
 
 class FileFormatError(CornError):
-    """A file is missing, cannot be read, or does not hold what its name promises."""
+    """A file that is missing, cannot be read, or is not in the expected format."""
 
 
 class InfeasibleError(CornError):
-    """The request is well formed, but nothing satisfies it."""
+    """A well-formed request that nothing satisfies."""
 
 
 class MissingExtraError(CornError, ImportError):
-    """A feature needs an optional dependency that is not installed."""
+    """A feature whose optional dependency is not installed."""
 
     def __init__(self, feature: str, *, extra: str) -> None:
         super().__init__(f"{feature} needs an extra: pip install 'corn-dsgd[{extra}]'")
 
 
 class PublicError(CornError):
-    """A failure whose message may be told to other agents: nothing in it depends on data."""
+    """A failure whose message other agents may receive: nothing in it depends on data."""
 
 
 class StoppedByUserError(CornError):
-    """A person ended a command before it was done; the message says what was kept."""
+    """A command that the user ended early; the message states what was kept."""
 
 
 class CornWarning(UserWarning):
-    """A result is sound, but something about it deserves attention."""
+    """A sound result with a property that the caller may not expect."""

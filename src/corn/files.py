@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, whenever a process ends."""
+"""Files that are complete or absent, at whatever moment a process ends."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from pathlib import Path
 
 @contextmanager
 def writing_whole(path: Path, *, durable: bool = False, is_private: bool = False) -> Iterator[Path]:
-    """Where to write instead; once that is done it takes the place of ``path``.
+    """Yield a temporary path to write to, and move it to ``path`` if the block succeeds.
 
-    With ``durable`` the content is on the disk before, so that a power failure leaves the old file
-    or the new one too. A private file can be read by its owner only, whatever its folder allows.
+    With ``durable`` the content reaches the disk before the move, so that a power failure also
+    leaves the old file or the new one. A private file can be read by its owner only, whatever its
+    folder allows.
     """
     partial = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
+        # Created with its mode before anything is written: a later chmod would come too late.
         if is_private:
             partial.touch(mode=0o600)
         yield partial

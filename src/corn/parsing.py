@@ -1,6 +1,6 @@
-"""Strict reading of JSON that others wrote, and of records of the types they declare.
+"""Strict parsing of JSON from others, and of records by the types of their fields.
 
-Files and the words of other agents may hold anything. What is wrong with them becomes one
+Files and messages of other agents can contain anything. Every defect becomes one
 ``InvalidArgumentError``, or for files one ``FileFormatError``.
 """
 
@@ -21,16 +21,16 @@ import numpy as np
 from corn.arrays import FloatArray
 from corn.errors import FileFormatError, InvalidArgumentError, make_printable
 
+# Digits of a whole number: enough for 64 bits. Longer ones overflow when they become floats.
 MAX_DIGITS = 20
-"""Digits of a whole number: enough for 64 bits. Longer ones overflow where they become floats."""
 
 _MAX_DEPTH = 20
-_MAX_FILE_BYTES, _MAX_WORD_BYTES = 1 << 30, 1 << 20
+_MAX_FILE_BYTES, _MAX_MESSAGE_BYTES = 1 << 30, 1 << 20
 _MAX_QUOTED = 60
 
 
 def read_json(path: Path, *, kind: str) -> Any:
-    """Read a JSON file; ``kind`` says in errors what it should be, for example ``a plan``."""
+    """Read a JSON file; errors call it ``kind``, for example ``a plan``."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
@@ -44,11 +44,11 @@ def read_json(path: Path, *, kind: str) -> Any:
         raise FileFormatError(f"{path}: not {kind}, or cut short: {error}") from error
 
 
-def parse_json(data: bytes, *, max_bytes: int = _MAX_WORD_BYTES) -> Any:
-    """Read JSON in UTF-8, or say what is wrong with it.
+def parse_json(data: bytes, *, max_bytes: int = _MAX_MESSAGE_BYTES) -> Any:
+    """Parse JSON in UTF-8, or raise ``InvalidArgumentError``.
 
-    Refused are keys that occur twice, numbers that are not finite or too long, text that is not
-    Unicode, deep nesting, and more than ``max_bytes``.
+    Keys that occur twice, numbers that are not finite or too long, text that is not Unicode, deep
+    nesting, and more than ``max_bytes`` are refused.
     """
     if len(data) > max_bytes:
         raise InvalidArgumentError(f"more than {max_bytes:,} bytes")
@@ -71,11 +71,11 @@ def parse_json(data: bytes, *, max_bytes: int = _MAX_WORD_BYTES) -> Any:
 
 
 def build(hint: Any, value: object, name: str) -> Any:
-    """Turn a JSON value into one of a declared type; ``name`` says in errors which value it is.
+    """Convert a JSON value to a declared type; errors call it ``name``.
 
     Types are str, int, float, bool, None, literals, unions, sequences (as tuples), mappings with
-    strings as keys, arrays of floats, dataclasses of all these, and ``object`` for a value as it
-    is. A dataclass needs all its fields and no others, and checks their values itself.
+    strings as keys, arrays of floats, dataclasses of all these, and ``object`` for any value. A
+    dataclass needs all its fields and no others, and checks their values itself.
 
     >>> build(tuple[int, ...], [1, 2], "steps")
     (1, 2)
@@ -102,7 +102,7 @@ def build(hint: Any, value: object, name: str) -> Any:
 
 
 def build_fields(hints: Mapping[str, Any], value: object, name: str) -> dict[str, Any]:
-    """Turn a JSON object into values of the types declared for its keys: all, and no others."""
+    """Convert a JSON object to values of declared types: all of these keys, and no others."""
     if not isinstance(value, dict):
         raise InvalidArgumentError(f"{name} must be a JSON object, found {quote(value)}")
     for key in hints:
@@ -115,7 +115,7 @@ def build_fields(hints: Mapping[str, Any], value: object, name: str) -> dict[str
 
 
 def parse_hex(text: str, name: str) -> bytes:
-    """Read bytes in hexadecimal; ``name`` says in errors which."""
+    """Parse bytes in hexadecimal; errors call them ``name``."""
     try:
         return bytes.fromhex(text)
     except ValueError as error:
@@ -123,7 +123,7 @@ def parse_hex(text: str, name: str) -> bytes:
 
 
 def quote(value: object) -> str:
-    """Return a value as a few characters that are safe to show."""
+    """Return a short text of a value that is safe to print."""
     return make_printable(reprlib.repr(value), limit=_MAX_QUOTED)
 
 
@@ -177,7 +177,7 @@ def _parse_float(text: str) -> float:
 
 
 def _check_values(document: object) -> None:
-    """Go through a document level by level: Python's own way, recursion, has no fixed limit."""
+    """Check text and depth level by level: recursion would end at a limit that varies."""
     level: list[object] = [document]
     for _ in range(_MAX_DEPTH + 1):
         for value in level:
@@ -196,6 +196,6 @@ def _check_values(document: object) -> None:
 
 def _check_text(text: str) -> None:
     try:
-        text.encode()  # halves of surrogate pairs, which nothing can print or write
+        text.encode()  # fails for halves of surrogate pairs, which cannot be printed or written
     except UnicodeEncodeError as error:
         raise InvalidArgumentError(f"{quote(text)} is not Unicode text") from error

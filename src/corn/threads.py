@@ -1,4 +1,4 @@
-"""One compute thread per process: the only place that limits BLAS, OpenMP and torch.
+"""Compute threads per process: the only module that limits BLAS, OpenMP and torch.
 
 Two processes with two BLAS threads each on two cores run over a hundred times slower than with one:
 the threads of one process spin while they wait for a core that the other holds.
@@ -21,7 +21,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 
 
 def limit_threads() -> None:
-    """Let this process, and those it starts, compute with one thread each.
+    """Limit this process, and those that it starts, to one compute thread each.
 
     Libraries already loaded are limited at run time; those loaded later, and child processes, read
     the environment.
@@ -35,8 +35,8 @@ def limit_threads() -> None:
 def one_thread() -> AbstractContextManager[object]:
     """Compute with one thread inside a ``with`` block.
 
-    For work on many small matrices, which threads only slow down, and by far if another process
-    wants the cores too.
+    For work on many small matrices, which threads slow down, and by far if another process uses the
+    cores too.
     """
     limits: AbstractContextManager[object] = threadpoolctl.threadpool_limits(limits=1)
     return limits
@@ -44,10 +44,10 @@ def one_thread() -> AbstractContextManager[object]:
 
 @contextmanager
 def own_threads() -> Iterator[None]:
-    """Compute with one thread inside a ``with`` block, unless the environment says how many.
+    """Compute with one thread inside a ``with`` block, unless the environment sets a number.
 
-    For training, torch included. Two threads are at best 1.6 times as fast on an idle machine, and
-    ten times as slow on a busy one. Who wants them sets OMP_NUM_THREADS.
+    For training, torch included. Two threads are at most 1.6 times as fast on an idle machine, and
+    ten times as slow on a busy one. OMP_NUM_THREADS sets another number.
     """
     if any(name in os.environ for name in _THREAD_VARIABLES):
         yield

@@ -1,3 +1,3 @@
-"""The version, in the one place that the build and the package read it from."""
+"""The version of the package, also read by its build."""
 
 __version__ = "0.1.0"
