@@ -1,4 +1,4 @@
-"""``corn account`` goes both ways and never leaves out unit, clipping and adversary."""
+"""``corn account`` in both directions, always with unit, clipping and adversary."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def test_budget_to_noise(corn: Runner) -> None:
     assert facts["calibrations"]["gdp"]["exact_epsilon"] <= 10
 
 
-def test_paper_calibration_is_called_a_violation_where_it_is_one(corn: Runner) -> None:
+def test_violations_of_the_paper_calibration_are_reported(corn: Runner) -> None:
     facts = json.loads(corn(*PAPER, "--epsilon", 40, "--json").stdout)
     assert facts["calibrations"]["paper"]["verdict"] == "VIOLATES ε = 40"
     assert facts["calibrations"]["paper"]["exact_epsilon"] == pytest.approx(41.76, abs=0.005)
@@ -28,7 +28,7 @@ def test_paper_calibration_is_called_a_violation_where_it_is_one(corn: Runner) -
     assert "not proved" in at_30["calibrations"]["paper"]["verdict"]
 
 
-def test_using_the_paper_calibration_too_far_is_noted(corn: Runner) -> None:
+def test_the_paper_calibration_beyond_its_proof_is_noted(corn: Runner) -> None:
     outcome = corn(*PAPER, "--epsilon", 40, "--accounting", "paper")
     assert outcome.exit_code == 0
     assert "the exact epsilon of its noise is 41.76" in outcome.stderr
@@ -69,7 +69,7 @@ def test_noise_to_privacy_and_back(corn: Runner, tmp_path: Path) -> None:
     assert facts["delta_per_agent"][0] == pytest.approx(1e-5, rel=1e-6)
 
 
-def test_zero_sum_noise_is_never_given_a_finite_epsilon(corn: Runner, tmp_path: Path) -> None:
+def test_zero_sum_noise_has_no_finite_epsilon(corn: Runner, tmp_path: Path) -> None:
     np.save(tmp_path / "Z.npy", np.eye(3) - 1 / 3)
     outcome = corn(*PAPER, "--covariance", tmp_path / "Z.npy")
     assert "∞ (agent 0): no guarantee" in outcome.stdout
@@ -88,10 +88,25 @@ def test_zero_sum_noise_is_never_given_a_finite_epsilon(corn: Runner, tmp_path: 
         (["--epsilon", "much"], 2, "--epsilon"),
     ],
 )
-def test_bad_input(corn: Runner, options: list[str], exit_code: int, message: str) -> None:
+def test_bad_input_is_refused(
+    corn: Runner, options: list[str], exit_code: int, message: str
+) -> None:
     outcome = corn("account", *options)
     assert outcome.exit_code == exit_code
     assert message in " ".join(outcome.stderr.split())
+
+
+def test_a_covariance_of_the_wrong_shape_gets_no_advice_on_graphs(
+    corn: Runner, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "R.npy", np.ones((2, 3)))
+    outcome = corn(*PAPER, "--covariance", tmp_path / "R.npy")
+    assert outcome.exit_code == 1
+    assert "a covariance must be square and not empty, found shape (2, 3)\n" in outcome.stderr
+    (tmp_path / "R.txt").write_text("1 0\n0 1\n")
+    outcome = corn(*PAPER, "--covariance", tmp_path / "R.txt")
+    assert outcome.exit_code == 1
+    assert "accepted are .csv, .npy\n" in outcome.stderr
 
 
 def test_figure(corn: Runner, tmp_path: Path) -> None:

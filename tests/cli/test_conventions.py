@@ -1,4 +1,4 @@
-"""What every command has in common: help, exit codes, one-line errors."""
+"""Conventions of all commands: help, --json, exit codes, one-line errors."""
 
 import multiprocessing
 import os
@@ -12,13 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from corn import __version__
-from corn.cli import COMMANDS, main
+from corn.cli import COMMANDS, app, main
 from corn.learn.metrics import Row
 from corn.learn.sweep import SweepLoop
 
 from .commands import Runner
+
+
+def options_of(name: str) -> list[Any]:
+    commands: Any = typer.main.get_command(app)
+    return list(commands.commands[name].params)
 
 
 def test_version(corn: Runner) -> None:
@@ -33,6 +39,11 @@ def test_help_lists_every_command_with_a_line_and_an_example(corn: Runner) -> No
         assert summary.split()[0] in text
         assert example in text
         assert example in " ".join(corn(name, "--help").stdout.split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_offers_json(name: str) -> None:
+    assert "--json" in {flag for option in options_of(name) for flag in option.opts}
 
 
 def test_module_and_script_are_the_same_command() -> None:
@@ -83,8 +94,8 @@ def test_expected_failures_exit_with_1_and_one_line(
     assert outcome.stderr.count("\n") == 1
 
 
-def test_names_of_others_are_shown_and_not_obeyed(corn: Runner, tmp_path: Path) -> None:
-    """Escape codes for terminals, markup for tables, mathematics for figures."""
+def test_escape_codes_in_names_are_printed_as_text(corn: Runner, tmp_path: Path) -> None:
+    """Terminal codes, table markup and figure mathematics have no effect."""
     path, name = tmp_path / "[bold]\x1b[2Jg.edges", "$\\frac\x1b[2J$"
     path.write_text(f"{name} [/red]\n")
     figure = tmp_path / "g.png"
@@ -107,7 +118,7 @@ def test_unwritable_output_is_one_line(corn: Runner, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("usual", [signal.default_int_handler, signal.SIG_IGN])
-def test_sigterm_is_taken_as_ctrl_c(
+def test_sigterm_is_handled_like_ctrl_c(
     usual: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """Also where Ctrl-C is ignored, as in the background of a script."""
@@ -167,10 +178,10 @@ def test_ctrl_c_during_imports_ends_with_one_line(module: str) -> None:
     ]
 
 
-def test_ctrl_c_ends_every_command_alike(
+def test_ctrl_c_ends_commands_with_130_and_one_line(
     corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a code that no other end has, and a line that says what was kept."""
+    """The line states what was kept."""
 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

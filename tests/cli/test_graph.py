@@ -18,7 +18,7 @@ def test_json_has_the_whole_network(corn: Runner) -> None:
     assert 0 < facts["spectral_gap"] < 1
 
 
-def test_table_names_what_it_shows(corn: Runner) -> None:
+def test_table_states_graph_and_weights(corn: Runner) -> None:
     text = corn("graph", "ring:6", "--weights", "lazy").stdout
     assert "6 agents, 6 links: ring:n=6" in text
     assert "lazy" in text
@@ -41,6 +41,15 @@ def test_figures_are_written(corn: Runner, tmp_path: Path, graph: str) -> None:
     assert outcome.exit_code == 0
     assert (tmp_path / "new" / "g.png").read_bytes().startswith(b"\x89PNG")
     assert "note: wrote" in outcome.stderr
+
+
+def test_edge_weights_that_are_not_used_are_noted_once(corn: Runner, tmp_path: Path) -> None:
+    (tmp_path / "g.edges").write_text("0 1 5\n1 2 1\n2 0 1\n")
+    outcome = corn("graph", tmp_path / "g.edges")
+    assert outcome.exit_code == 0
+    assert outcome.stderr.count("note: ") == 1
+    assert "'sinkhorn' does" in outcome.stderr
+    assert corn("graph", tmp_path / "g.edges", "--weights", "sinkhorn").stderr == ""
 
 
 def test_warnings_become_notes(corn: Runner) -> None:

@@ -1,4 +1,4 @@
-"""``corn plan``, ``verify``, ``keygen`` and ``roster``, from first key to verified plan."""
+"""``corn plan``, ``verify``, ``keygen`` and ``roster``."""
 
 import json
 import stat
@@ -20,7 +20,7 @@ def plan(corn: Runner, tmp_path: Path) -> Path:
     return tmp_path / "plan.corn"
 
 
-def test_a_plan_assumes_an_insider_and_is_verified(corn: Runner, plan: Path) -> None:
+def test_the_default_plan_is_verified_against_one_insider(corn: Runner, plan: Path) -> None:
     outcome = corn("verify", plan, "--json")
     assert outcome.exit_code == 0
     facts = json.loads(outcome.stdout)
@@ -37,27 +37,25 @@ def test_the_table_names_unit_and_adversary(corn: Runner, plan: Path) -> None:
         assert words in text
 
 
-def test_one_coalition_more_than_promised(corn: Runner, plan: Path) -> None:
+def test_a_coalition_larger_than_the_threat_is_noted(corn: Runner, plan: Path) -> None:
     outcome = corn("verify", plan, "--coalition", "1,4", "--json")
     assert outcome.exit_code == 0
-    assert "more than the 1 that this plan promises" in outcome.stderr
+    assert "2 insiders are more than in the plan's threat" in outcome.stderr
     agents = json.loads(outcome.stdout)["agents"]
     assert {agent["agent"] for agent in agents} == {0, 2, 3, 5}
     assert max(agent["epsilon"] for agent in agents) > 10
 
 
-def test_one_seed_for_all_must_be_asked_for_and_is_always_pointed_out(
-    corn: Runner, tmp_path: Path
-) -> None:
+def test_noise_without_protection_against_agents_is_noted(corn: Runner, tmp_path: Path) -> None:
     options = ["--seeds", "global", "--colluders", 0, "--out", tmp_path / "g.corn"]
-    warning = "any participant can remove everyone's shared noise"
+    warning = "each can subtract everyone's shared noise"
     assert warning in corn(*PLAN, *options).stderr
     assert warning in corn("verify", tmp_path / "g.corn").stderr
     assert warning in corn("design", "--graph", "ring:6", "--colluders", 0).stderr
     decor = ["--mechanism", "decor", "--colluders", 0, "--out", tmp_path / "d.corn"]
-    said = corn(*PLAN, *decor).stderr
-    assert warning not in said
-    assert "one curious participant can bring somebody to ε = " in said
+    note = corn(*PLAN, *decor).stderr
+    assert warning not in note
+    assert "against one curious agent, ε of another can be " in note
 
 
 def test_a_changed_plan_is_refused(corn: Runner, plan: Path) -> None:
@@ -72,13 +70,15 @@ def test_a_changed_plan_is_refused(corn: Runner, plan: Path) -> None:
     ("options", "message"),
     [
         (["--agent", "6"], "--agent must be in 0 … 5"),
-        (["--coalition", "a,b"], "agents separated by commas, found 'a,b'"),
+        (["--coalition", "a,b"], "separated by commas, found 'a,b'"),
         (["--coalition", "9"], "a coalition must be of agents 0 … 5"),
         (["--coalition", "3", "--agent", "3"], "agent 3 is one of the insiders"),
         (["--coalition", "0,1,2,3,4,5"], "nobody to protect"),
     ],
 )
-def test_wrong_questions(corn: Runner, plan: Path, options: list[str], message: str) -> None:
+def test_bad_agents_and_coalitions_are_refused(
+    corn: Runner, plan: Path, options: list[str], message: str
+) -> None:
     outcome = corn("verify", plan, *options)
     assert outcome.exit_code == 1
     assert message in outcome.stderr
@@ -103,7 +103,7 @@ def test_keys_stay_private_and_the_roster_is_public(corn: Runner, tmp_path: Path
         assert not shows(identity.secret, outcome.stdout + outcome.stderr)
 
 
-def test_keys_are_never_written_over(corn: Runner, tmp_path: Path) -> None:
+def test_keys_are_never_overwritten(corn: Runner, tmp_path: Path) -> None:
     assert corn("keygen", "--agent", 4, "--keys", tmp_path).exit_code == 0
     before = (tmp_path / "agent-4.key").read_bytes()
     outcome = corn("keygen", "--agents", 6, "--keys", tmp_path)
@@ -113,11 +113,11 @@ def test_keys_are_never_written_over(corn: Runner, tmp_path: Path) -> None:
     assert (tmp_path / "agent-4.key").read_bytes() == before
 
 
-def test_rosters_need_everybody(corn: Runner, tmp_path: Path) -> None:
+def test_a_roster_needs_the_keys_of_all_agents(corn: Runner, tmp_path: Path) -> None:
     corn("keygen", "--agent", 1, "--keys", tmp_path)
     outcome = corn("roster", "--keys", tmp_path, "--out", tmp_path / "r.json")
     assert outcome.exit_code == 1
-    assert "needed, found agent-1.pub" in outcome.stderr
+    assert "found agent-1.pub" in outcome.stderr
     (tmp_path / "agent-0.pub").write_text("zz")
     assert (
         "not a public key"
@@ -126,15 +126,15 @@ def test_rosters_need_everybody(corn: Runner, tmp_path: Path) -> None:
     assert corn("keygen", "--keys", tmp_path).exit_code == 2
 
 
-def test_unsound_accounting_cannot_be_planned(corn: Runner, tmp_path: Path) -> None:
+def test_a_plan_with_unsound_accounting_is_refused(corn: Runner, tmp_path: Path) -> None:
     arguments = [*PLAN, "--epsilon", 40, "--accounting", "paper", "--out", tmp_path / "p.corn"]
     outcome = corn(*arguments)
     assert outcome.exit_code == 1
     assert "an exact ε of 41.76" in outcome.stderr
 
 
-def test_zero_weights_do_not_change_who_shares_seeds(corn: Runner, tmp_path: Path) -> None:
-    """The fastest weights leave some links unused; seeds follow the graph all the same."""
+def test_zero_mixing_weights_do_not_change_seed_groups(corn: Runner, tmp_path: Path) -> None:
+    """The fastest weights leave some links unused; seed groups still follow the graph."""
     arguments = ["plan", "--graph", "barbell:4", "--weights", "fastest", "--steps", 50]
     options = ["--colluders", 0, "--seeds", "balls:1", "--out", tmp_path / "f.corn"]
     assert corn(*arguments, *options).exit_code == 0

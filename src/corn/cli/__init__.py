@@ -1,7 +1,7 @@
-"""The ``corn`` command: each command parses, calls the library and prints.
+"""The ``corn`` command: each command parses its options, calls the library and prints.
 
-Exit codes: 0 done; 1 an expected failure, said in one line; 2 a command line that cannot be read;
-130 ended by Ctrl-C or SIGTERM, with a line that says what was kept.
+Exit codes: 0 done; 1 an expected failure, with one line; 2 an invalid command line; 130 ended by
+Ctrl-C or SIGTERM, with one line that states what was kept.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "keygen": (keygen.keygen, keygen.KEYGEN_EXAMPLE),
     "roster": (keygen.roster, keygen.ROSTER_EXAMPLE),
 }
-"""Each command, and an example of its use that works as it stands."""
+"""Each command, and an example of its use."""
 
 INTERRUPTED = 130
 
@@ -81,7 +81,7 @@ def describe(
         ),
     ] = False,
 ) -> None:
-    """CorN: train together without a server, with noise that protects everyone and cancels."""
+    """CorN: private decentralised learning with correlated noise that cancels."""
 
 
 for name, (function, example) in COMMANDS.items():
@@ -90,9 +90,9 @@ for name, (function, example) in COMMANDS.items():
 
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Do at SIGTERM what Ctrl-C does, or would do were it not ignored, as in a background job.
+    """Handle SIGTERM like Ctrl-C, even if SIGINT is ignored, as in a background job.
 
-    Worker processes that are forked inherit this, and end as usual.
+    Forked worker processes inherit the handler, but end at SIGTERM as usual.
     """
     own = os.getpid()
 
@@ -112,7 +112,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
 def main() -> None:
     """Run a command; expected failures become one line on stderr and exit code 1.
 
-    SIGTERM, which containers and schedulers send, is taken as Ctrl-C.
+    SIGTERM, which containers and schedulers send, is handled like Ctrl-C.
     """
     try:
         show_warnings_as_notes()

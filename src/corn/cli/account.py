@@ -1,4 +1,4 @@
-"""``corn account``: from a privacy budget to noise, or from noise to privacy."""
+"""``corn account``: from a privacy budget to the noise it needs, or from noise to its privacy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from corn.arrays import FloatArray
 from corn.cli.options import BatchSizeOption, JsonOption, OpenBudgetOptions, PlotOption
-from corn.cli.output import print_facts, print_json, print_note, print_table
+from corn.cli.output import print_facts, print_json, print_note, print_table, print_written
 from corn.covariance.threat import ThreatModel
 from corn.errors import CornWarning, InvalidArgumentError
 from corn.privacy import (
@@ -37,27 +37,21 @@ def account(
     batch_size: BatchSizeOption = None,
     covariance: Annotated[
         Path | None,
-        typer.Option(help="Go the other way: the ε of noise with this covariance (.npy or .csv)."),
+        typer.Option(help="File of a noise covariance (.npy or .csv), whose ε is then computed."),
     ] = None,
     plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Say how much noise a privacy budget needs, or how much privacy given noise gives."""
-    query = ClippedQuery(
-        budget.clip,
-        unit=budget.unit,
-        adjacency=budget.adjacency,
-        batch_size=batch_size,
-        sampling_rate=budget.sampling_rate,
-    )
+    """Compute the noise that a privacy budget needs, or the privacy of given noise."""
     if covariance is not None:
-        loss = measure(read_matrix(covariance, name="a covariance"), query, num_steps=budget.steps)
+        R = read_matrix(covariance, name="a covariance")
+        loss = measure(R, budget.make_query(batch_size), num_steps=budget.steps)
         _report_loss(
             loss, budget.delta, budget.epsilon, budget.accounting, covariance, plot, json=json
         )
         return
     if budget.epsilon is None:
-        raise typer.BadParameter("give --epsilon, or --covariance to go the other way")
+        raise typer.BadParameter("give --epsilon, or --covariance to compute ε")
     _report_budget(budget.make_with(budget.epsilon, batch_size), plot, json=json)
 
 
@@ -86,14 +80,14 @@ def _report_budget(budget: PrivacyBudget, plot: Path | None, *, json: bool) -> N
         ("sensitivity Δ", f"{budget.sensitivity:.6g}"),
         ("precision cap b", f"{budget.precision_cap:.8g}   (largest [R⁻¹]_ii)"),
         ("noise std of an LDP agent", f"{budget.independent_noise_std:.6g}"),
-        ("floating point", f"not included: a plan sets {RESERVE:.2%} of ε and δ aside for it"),
+        ("floating point", f"not included; a plan sets {RESERVE:.2%} of ε and δ aside for it"),
     ]
     if not budget.query.is_subsampled:
         facts.insert(3, ("μ of the whole run", f"{budget.mu:.8f}"))
     print_facts("", facts)
     if calibrations:
         print_table(
-            "What each calibration would add",
+            "Noise of each calibration",
             ["calibration", "LDP noise std", "variance", "exact ε", "verdict"],
             [
                 [
@@ -106,11 +100,11 @@ def _report_budget(budget: PrivacyBudget, plot: Path | None, *, json: bool) -> N
                 for name, row in calibrations.items()
             ],
         )
-    _print_file(plot)
+    print_written(plot)
 
 
 def _calibrations(budget: PrivacyBudget) -> dict[Accounting, dict[str, object]]:
-    """For each way to count: the noise it asks for, and what that noise really gives."""
+    """Return for each accountant the noise that it asks for, and the exact ε of that noise."""
     exact_mu = gaussian.mu_from(budget.epsilon, budget.delta)
     rows: dict[Accounting, dict[str, object]] = {}
     for name, accountant in ACCOUNTANTS.items():
@@ -135,16 +129,16 @@ def _verdict(name: Accounting, exact: float, ratio: float, budget: PrivacyBudget
         return f"VIOLATES ε = {budget.epsilon:g}"
     wasted = f"wastes {ratio - 1:.0%} noise variance"
     proved = name != "paper" or is_proved(budget.epsilon, budget.delta)
-    return wasted if proved else f"{wasted}; not proved here"
+    return wasted if proved else f"{wasted}; not proved at this ε"
 
 
 def _warn_if_understated(claimed: FloatArray, exact: FloatArray, accounting: Accounting) -> None:
-    """Say that an accountant without a proof here is wrong."""
+    """Print a note if an accountant without a proof at this ε understates it."""
     if (claimed < exact).any():
         worst = float(exact.max())
         print_note(
-            f"by {ACCOUNTANTS[accounting].description} somebody's ε comes out too small: exactly "
-            f"it is up to {worst:.6g}, by --accounting gdp"
+            f"{ACCOUNTANTS[accounting].description} understates ε: the exact value is up to "
+            f"{worst:.6g} (--accounting gdp)"
         )
 
 
@@ -160,9 +154,11 @@ def _report_loss(
 ) -> None:
     names: list[Accounting] = ["gdp"] if loss.query.is_subsampled else list(ACCOUNTANTS)
     if accounting not in names:
-        raise InvalidArgumentError("with a sampling rate only --accounting gdp is offered")
+        raise InvalidArgumentError(
+            f"--accounting must be gdp with --sampling-rate, found {accounting}"
+        )
     with warnings.catch_warnings():
-        # What they would say of each is said below of the one asked for.
+        # Each accountant would warn of itself. The note below is on the one that was asked for.
         warnings.simplefilter("ignore", CornWarning)
         epsilons = {name: loss.epsilon(delta, accounting=name) for name in names}
         deltas = {} if epsilon is None else {n: loss.delta(epsilon, accounting=n) for n in names}
@@ -210,13 +206,13 @@ def _report_loss(
             for i in range(loss.precision.shape[1])
         ],
     )
-    _print_file(plot)
+    print_written(plot)
 
 
 def _worst(epsilons: FloatArray, agent: int) -> str:
     worst = float(epsilons.max())
     if math.isinf(worst):
-        return f"∞ (agent {agent}): no guarantee, some messages combined have no noise"
+        return f"∞ (agent {agent}): no guarantee, because some sum of messages has no noise"
     return f"{worst:.6g} (worst: agent {agent})"
 
 
@@ -238,8 +234,3 @@ def _draw(loss: PrivacyLoss, path: Path) -> None:
     from corn.report import plot_privacy, save_figure
 
     save_figure(plot_privacy(loss), path)
-
-
-def _print_file(path: Path | None) -> None:
-    if path:
-        print_note(f"wrote {path}")

@@ -1,4 +1,4 @@
-"""``corn graph``: print and draw a network and how fast it mixes."""
+"""``corn graph``: print and draw a network and its mixing speed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from corn.arrays import FloatArray
 from corn.cli.options import GraphArgument, JsonOption, PlotOption, WeightsOption
-from corn.cli.output import print_facts, print_json, print_note
+from corn.cli.output import print_facts, print_json, print_written
 from corn.errors import FileFormatError
 from corn.topology import (
     Network,
@@ -28,15 +28,15 @@ EXAMPLE = "corn graph er:n=20,p=0.2,seed=1 --plot graph.png"
 def graph(
     source: GraphArgument,
     weights: WeightsOption = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Mixing rounds a step.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Mixing rounds per step.")] = 1,
     chebyshev: Annotated[
-        bool, typer.Option("--chebyshev", help="Accelerate the rounds by Chebyshev polynomials.")
+        bool, typer.Option("--chebyshev", help="Chebyshev acceleration of the rounds.")
     ] = False,
     plot: PlotOption = None,
-    out: Annotated[Path | None, typer.Option(help="Save the mixing matrix to this .npy.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the mixing matrix: .npy.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Print and draw a network, its mixing weights and how fast they mix."""
+    """Print and draw a network, its mixing weights and their mixing speed."""
     if out and out.suffix != ".npy":
         raise FileFormatError(f"{out}: a mixing matrix's file must end in .npy")
     network = load_network(source, weights=weights)
@@ -53,7 +53,7 @@ def graph(
         print_json(facts)
     else:
         _print(network, measured, facts)
-        _print_files(plot, out)
+    print_written(plot, out)
 
 
 def _facts(
@@ -90,7 +90,7 @@ def _print(network: Network, measured: Spectrum, facts: dict[str, object]) -> No
         [
             ("degree", f"{facts['min_degree']} to {facts['max_degree']}"),
             ("mixing weights", network.weights),
-            ("rounds a step", f"{facts['rounds']} ({facts['gossip']})"),
+            ("rounds per step", f"{facts['rounds']} ({facts['gossip']})"),
             ("second singular value", f"{measured.second_singular_value:.6g}"),
             ("second eigenvalue, modulus", f"{measured.second_eigenvalue:.6g}"),
             ("spectral gap", f"{measured.spectral_gap:.6g}"),
@@ -104,14 +104,8 @@ def _print(network: Network, measured: Spectrum, facts: dict[str, object]) -> No
     )
 
 
-def _print_files(*paths: Path | None) -> None:
-    for path in paths:
-        if path:
-            print_note(f"wrote {path}")
-
-
 def _draw(network: Network, W: FloatArray, measured: Spectrum, path: Path) -> None:
-    # Matplotlib takes a second to import, which commands without a figure need not wait for.
+    # Imported here, because Matplotlib takes a second that commands without a figure save.
     from corn.report import plot_network, save_figure
 
     save_figure(plot_network(network, W, measured), path)

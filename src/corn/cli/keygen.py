@@ -1,4 +1,4 @@
-"""``corn keygen`` and ``corn roster``: private keys that stay, public keys that travel."""
+"""``corn keygen`` and ``corn roster``: private keys for each agent, public keys for all."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ ROSTER_EXAMPLE = "corn roster --keys keys --out roster.json"
 
 def keygen(
     keys: Annotated[Path, typer.Option(help="Folder for the key files.")],
-    agent: Annotated[int | None, typer.Option(min=0, help="Make the keys of this agent.")] = None,
+    agent: Annotated[int | None, typer.Option(min=0, help="Number of the agent.")] = None,
     agents: Annotated[
         int | None,
-        typer.Option(min=1, help="Make the keys of agents 0 … N−1, for a run on one machine."),
+        typer.Option(min=1, help="Number of agents N, for a run on one machine: keys 0 … N−1."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Make an agent's private key (mode 0600, never shown) and the public key that goes with it."""
+    """Generate an agent's private key (mode 0600, never printed) and its public key."""
     if (agent is None) == (agents is None):
         raise typer.BadParameter("give either --agent or --agents")
     keys.mkdir(parents=True, exist_ok=True, mode=0o700)
     numbers = range(agents) if agents is not None else [agent or 0]
+    # All names are checked before the first key is written, so that a failure leaves no new keys.
     for number in numbers:
         if (keys / f"agent-{number}.key").exists():
-            raise FileFormatError(f"{keys / f'agent-{number}.key'}: exists; no key is written over")
+            raise FileFormatError(
+                f"{keys / f'agent-{number}.key'}: exists; keys are never overwritten"
+            )
     public_keys = {}
     for number in numbers:
         identity = generate_identity()
@@ -47,15 +50,15 @@ def keygen(
 
 def roster(
     keys: Annotated[Path, typer.Option(help="Folder with the public keys agent-0.pub, …")],
-    out: Annotated[Path, typer.Option(help="Where to write the roster.")],
+    out: Annotated[Path, typer.Option(help="File for the roster.")],
     json: JsonOption = False,
 ) -> None:
-    """Collect everybody's public keys into the roster that all agents hold."""
+    """Collect all agents' public keys into the roster that all of them hold."""
     found = sorted(keys.glob("agent-*.pub"), key=lambda path: _number(path))
     if [_number(path) for path in found] != list(range(len(found))) or not found:
         names = ", ".join(path.name for path in found) or "none"
         raise FileFormatError(
-            f"{keys}: public keys agent-0.pub, agent-1.pub, … needed, found {names}"
+            f"{keys}: must contain public keys agent-0.pub, agent-1.pub, …, found {names}"
         )
     made = Roster(tuple(_read_public_key(path) for path in found))
     save_roster(made, out)

@@ -1,7 +1,7 @@
-"""Options that several commands share, so that they look and mean the same everywhere.
+"""Options that several commands share, with one name, one default and one help text each.
 
-Those that go together are fields of a record, which makes what the library takes of them. Commands
-take records as they take single options: see ``corn.cli.records``.
+Options that belong together are fields of a record, whose methods turn them into the library's
+records. Commands take such records like single options: see ``corn.cli.records``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from corn.covariance import (
 )
 from corn.covariance.threat import PrivateNoise
 from corn.errors import InvalidArgumentError
-from corn.privacy import Accounting, Adjacency, PrivacyBudget, Unit
+from corn.privacy import Accounting, Adjacency, ClippedQuery, PrivacyBudget, Unit
 from corn.topology import Network, load_network
 from corn.topology.mixing import WEIGHTS
 
 _GRAPH_HELP = (
-    "A spec (er:n=20,p=0.2,seed=1, ring:20, grid:4x5, karate, …) or a file: edge list, GraphML, "
-    "node-link JSON, CSV adjacency, or mixing matrix as .csv or .npy."
+    "Graph spec (er:n=20,p=0.2,seed=1, ring:20, grid:4x5, karate, …) or file: edge list, GraphML, "
+    "node-link JSON, adjacency matrix as .csv, or mixing matrix as .csv or .npy."
 )
 _BUDGET = "Privacy budget"
 _NETWORK = "Network"
@@ -45,24 +45,26 @@ OptionalGraphOption: TypeAlias = Annotated[
 PlanOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        help="A plan, made by corn plan: network, budget and noise are its own.",
+        help="Plan file from corn plan, which sets network, budget and noise.",
         rich_help_panel=_NETWORK,
     ),
 ]
 WeightsOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help=f"Rule for the mixing weights: {', '.join(WEIGHTS)}.", rich_help_panel=_NETWORK
+        help=f"Rule for the mixing weights: {', '.join(WEIGHTS)}. Only sinkhorn uses edge weights. "
+        "(Default: metropolis; sinkhorn for directed graphs; a given mixing matrix as it is.)",
+        rich_help_panel=_NETWORK,
     ),
 ]
 BatchSizeOption: TypeAlias = Annotated[
     int | None,
-    typer.Option(help="Samples a batch (sample unit only).", rich_help_panel=_BUDGET),
+    typer.Option(help="Samples per mini-batch (with --unit sample only).", rich_help_panel=_BUDGET),
 ]
 
 
 def _check_figure_name(path: Path | None) -> Path | None:
-    """Refuse it now rather than after hours."""
+    """Raise for a bad name before the command runs, not after hours."""
     if path is not None:
         from corn.report.style import check_figure_name
 
@@ -72,26 +74,26 @@ def _check_figure_name(path: Path | None) -> Path | None:
 
 PlotOption: TypeAlias = Annotated[
     Path | None,
-    typer.Option(help="Draw to this .png, .svg or .pdf.", callback=_check_figure_name),
+    typer.Option(help="Figure file to write: .png, .svg or .pdf.", callback=_check_figure_name),
 ]
-JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 MechanismOption: TypeAlias = Annotated[
-    MechanismName, typer.Option(help="How noise is correlated across agents.")
+    MechanismName, typer.Option(help="Mechanism that correlates the noise of agents.")
 ]
 HorizonOption: TypeAlias = Annotated[
     float | None,
     typer.Option(
         min=1,
-        help="Design for noise that accumulates over this many steps; 1 is the paper's objective. "
-        "(Default: a fifth of the steps.)",
+        help="Number of steps over which the design lets noise accumulate; 1 is the paper's "
+        "objective. (Default: a fifth of the steps.)",
     ),
 ]
 _ColludersOption: TypeAlias = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Curious insiders who pool what they know; 0 is an eavesdropper alone. (Default: "
-        f"{DEFAULT_THREAT.max_colluders}.)",
+        help="Number of curious insiders who pool their seeds; 0 is an eavesdropper alone. "
+        f"(Default: {DEFAULT_THREAT.max_colluders}.)",
         rich_help_panel=_THREAT,
     ),
 ]
@@ -106,7 +108,8 @@ _SeedsOption: TypeAlias = Annotated[
 PrivateNoiseOption: TypeAlias = Annotated[
     PrivateNoise,
     typer.Option(
-        help="Noise known to one agent alone: a variance for each, or one for all (the paper).",
+        help="Variance of the noise that an agent draws alone: one per agent, or one for all (as "
+        "in the paper).",
         rich_help_panel=_THREAT,
     ),
 ]
@@ -114,91 +117,106 @@ PrivateNoiseOption: TypeAlias = Annotated[
 
 @dataclass(frozen=True)
 class OpenBudgetOptions:
-    """How a run is accounted for; ε may be what is asked."""
+    """A privacy budget in which ε may be missing, because it is the result."""
 
     epsilon: Annotated[
         float | None,
-        typer.Option(help="ε for the whole run. With --covariance: report δ at this ε too."),
+        typer.Option(
+            help="ε of the whole run. With --covariance: ε at which δ is reported.",
+            rich_help_panel=_BUDGET,
+        ),
     ] = None
-    delta: Annotated[float, typer.Option(help="δ for the whole run.", rich_help_panel=_BUDGET)] = (
+    delta: Annotated[float, typer.Option(help="δ of the whole run.", rich_help_panel=_BUDGET)] = (
         1e-5
     )
     steps: Annotated[
-        int, typer.Option(help="Training steps T, each with new noise.", rich_help_panel=_BUDGET)
+        int, typer.Option(help="Number of training steps T.", rich_help_panel=_BUDGET)
     ] = 5000
-    clip: Annotated[float, typer.Option(help="Clipping norm C.", rich_help_panel=_BUDGET)] = 0.1
+    clip: Annotated[
+        float, typer.Option(help="Largest norm C of a clipped gradient.", rich_help_panel=_BUDGET)
+    ] = 0.1
     unit: Annotated[
         Unit,
         typer.Option(
-            help="Whose data is protected: an agent's whole data set (its mini-batch gradient is "
-            "clipped once), or one sample (each sample's gradient is clipped).",
+            help="Protected unit: an agent's whole data set (its mini-batch gradient is clipped "
+            "once), or one sample (each sample's gradient is clipped).",
             rich_help_panel=_BUDGET,
         ),
     ] = "agent"
     accounting: Annotated[
         Accounting,
         typer.Option(
-            help="How privacy is counted: gdp is exact, rdp is the paper's Theorem 2, paper its "
-            "eq. (13b).",
+            help="Accountant: gdp is exact, rdp is the paper's Theorem 2, paper is its eq. (13b).",
             rich_help_panel=_BUDGET,
         ),
     ] = "gdp"
     adjacency: Annotated[
         Adjacency,
         typer.Option(
-            help="What neighbouring data sets are: the unit's data becomes any other, or its "
-            "gradient is there or zero (with --sampling-rate that is adding or removing a sample).",
+            help="Relation of neighbouring data sets: the unit's data is replaced by any other, or "
+            "its gradient by zero (with --sampling-rate: a sample is added or removed).",
             rich_help_panel=_BUDGET,
         ),
     ] = "replace"
     sampling_rate: Annotated[
         float | None,
         typer.Option(
-            help="Poisson sampling: the chance of a sample to be in a batch (sample unit only).",
+            help="Probability that a sample is in a mini-batch, by Poisson sampling (with --unit "
+            "sample only). (Default: mini-batches of fixed size.)",
             rich_help_panel=_BUDGET,
         ),
     ] = None
 
+    def make_query(self, batch_size: int | None) -> ClippedQuery:
+        """Return the query that is released at each step."""
+        return ClippedQuery(
+            clip=self.clip,
+            unit=self.unit,
+            adjacency=self.adjacency,
+            batch_size=batch_size,
+            sampling_rate=self.sampling_rate,
+        )
+
     def make_with(self, epsilon: float, batch_size: int | None) -> PrivacyBudget:
-        """The budget of this ε; a batch size belongs to the sample unit only."""
+        """Return the budget of this ε; a batch size belongs to the sample unit only."""
         return PrivacyBudget(
-            epsilon,
-            self.delta,
-            self.steps,
-            self.clip,
-            self.unit,
-            self.accounting,
-            self.adjacency,
-            batch_size,
-            self.sampling_rate,
+            epsilon=epsilon,
+            delta=self.delta,
+            num_steps=self.steps,
+            clip=self.clip,
+            unit=self.unit,
+            accounting=self.accounting,
+            adjacency=self.adjacency,
+            batch_size=batch_size,
+            sampling_rate=self.sampling_rate,
         )
 
 
 @dataclass(frozen=True)
 class BudgetOptions(OpenBudgetOptions):
-    """What is promised."""
+    """A privacy budget."""
 
-    epsilon: Annotated[
-        float, typer.Option(help="ε for the whole run.", rich_help_panel=_BUDGET)
-    ] = 10.0
+    epsilon: Annotated[float, typer.Option(help="ε of the whole run.", rich_help_panel=_BUDGET)] = (
+        10.0
+    )
 
     def make(self, batch_size: int | None) -> PrivacyBudget:
-        """The budget; a batch size belongs to the sample unit only."""
+        """Return the budget; a batch size belongs to the sample unit only."""
         return self.make_with(self.epsilon, batch_size)
 
     def make_for_batches(self, size: int) -> PrivacyBudget:
-        """The budget of training in batches, whose size counts only where a sample is protected."""
+        """Return the budget of training in mini-batches; their size counts for samples only."""
         return self.make(size if self.unit == "sample" else None)
 
 
 @dataclass(frozen=True)
 class MixingOptions:
-    """How agents mix, and over how many steps noise is to be judged."""
+    """Mixing weights and rounds, and the horizon of the objective."""
 
     horizon: HorizonOption = None
     weights: WeightsOption = None
     gossip_rounds: Annotated[
-        int, typer.Option(min=1, help="Mixing rounds a step.", rich_help_panel=_NETWORK)
+        int, typer.Option(min=1, help="Mixing rounds per step.", rich_help_panel=_NETWORK)
     ] = 1
     cooldown: Annotated[
         int,
@@ -206,11 +224,11 @@ class MixingOptions:
     ] = 0
 
     def load_network(self, graph: str) -> Network:
-        """The graph that a spec or a file names, with weights."""
+        """Return the network of a graph spec or file."""
         return load_network(graph, weights=self.weights)
 
     def choose_objective(self, num_steps: int) -> Horizon:
-        """The horizon asked for, or the default for a run of this many steps."""
+        """Return the objective of the given horizon, or the default for so many steps."""
         if self.horizon is None:
             return default_objective(num_steps, self.gossip_rounds, self.cooldown)
         return Horizon(self.horizon, self.gossip_rounds, self.cooldown)

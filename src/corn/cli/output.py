@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for programs, notes and errors on stderr."""
+"""Output of commands: tables for people, JSON for programs, notes and errors on stderr."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def print_json(values: Mapping[str, JsonValue]) -> None:
 
 
 def to_json(values: Mapping[str, JsonValue]) -> str:
-    """Strict JSON text of a result, headed by the version that made it."""
+    """Return a result as strict JSON text, with the version that made it first."""
     return json.dumps(_plain({"corn_version": corn.__version__, **values}), indent=2)
 
 
 def save_json(values: Mapping[str, JsonValue], path: Path, *, is_private: bool = False) -> None:
-    """Write what ``print_json`` prints to a file; its owner alone can read a private one."""
+    """Write the output of ``print_json`` to a file; only its owner can read a private one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing_whole(path, is_private=is_private) as partial:
         partial.write_text(to_json(values) + "\n", encoding="utf-8")
@@ -63,7 +63,7 @@ def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table whose first column names the row and whose others are numbers or remarks."""
+    """Print a table; its first column names the row, the others are numbers or remarks."""
     table = Table(title=make_printable(title), title_justify="left")
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 else "right")
@@ -73,7 +73,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 
 def round_up(value: float) -> str:
-    """Six digits that are not below a value, for an ε that must not look smaller than it is.
+    """Return six digits, rounded up: a printed ε must not be smaller than the true one.
 
     >>> round_up(9.9999991), round_up(1.2e-7), round_up(float("inf"))
     ('10', '1.2e-07', 'inf')
@@ -85,20 +85,20 @@ def round_up(value: float) -> str:
 
 
 def print_note(text: str) -> None:
-    """Say something worth knowing without getting into the way of the result."""
+    """Print a note on stderr, where it does not mix with the result."""
     sys.stderr.write(f"note: {make_printable(text)}\n")
 
 
 def warn_of_insiders(
     decomposition: Decomposition, budget: PrivacyBudget, threat: ThreatModel
 ) -> None:
-    """Say what a curious participant can do where the noise was not designed against any."""
+    """Print a note on curious agents if the noise was not designed against any."""
     if threat.max_colluders or not decomposition.seed_groups:
         return
-    advice = "against curious insiders: corn plan or design --colluders 1 --seeds pairs"
+    advice = "--colluders 1 designs noise against curious agents"
     if decomposition.is_shared_by_all:
         print_note(
-            f"one seed for all: any participant can remove everyone's shared noise; {advice}"
+            f"all agents share one seed, so each can subtract everyone's shared noise; {advice}"
         )
     elif decomposition.num_agents <= _MOST_AGENTS_TO_EXPOSE:
         query, steps = budget.query, budget.num_steps
@@ -110,13 +110,22 @@ def warn_of_insiders(
             )
             for agent in range(decomposition.num_agents)
         )
-        print_note(f"one curious participant can bring somebody to ε = {worst:.3g}; {advice}")
+        print_note(f"against one curious agent, ε of another can be {worst:.3g}; {advice}")
     else:
-        print_note(f"not designed against participants, who know the seeds they share; {advice}")
+        print_note(
+            f"the noise is not designed against agents, who can subtract shared noise; {advice}"
+        )
+
+
+def print_written(*paths: Path | None) -> None:
+    """Print a note for each file that was written."""
+    for path in paths:
+        if path is not None:
+            print_note(f"wrote {path}")
 
 
 def print_error(text: str) -> None:
-    """Say in one line why there is no result."""
+    """Print in one line why there is no result."""
     sys.stderr.write(f"corn: {make_printable(text)}\n")
 
 
@@ -143,7 +152,7 @@ def show_warnings_as_notes() -> None:
 
 def _console() -> Console:
     # A pipe or a file has no width of its own; 80 columns would fold tables that fit a screen.
-    # Names come from files: brackets and colons in them are not meant for rich.
+    # Names come from files, so brackets and colons in them must not be taken for rich's markup.
     width = None if sys.stdout.isatty() else 120
     return Console(highlight=False, markup=False, emoji=False, width=width)
 
@@ -163,7 +172,7 @@ def _plain(value: JsonValue) -> JsonValue:
 
 
 def progress(items: Sequence[Item], what: str) -> Iterator[Item]:
-    """Go through items with a progress bar on stderr; silent when that is not a terminal."""
+    """Yield items with a progress bar on stderr; silent when that is not a terminal."""
     console = Console(stderr=True)
     yield from track(
         items, description=what, console=console, transient=True, disable=not console.is_terminal
@@ -172,7 +181,7 @@ def progress(items: Sequence[Item], what: str) -> Iterator[Item]:
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """Show that something takes its time, on stderr; silent when that is not a terminal."""
+    """Show a spinner and the elapsed time on stderr; silent when that is not a terminal."""
     console = Console(stderr=True)
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with Progress(

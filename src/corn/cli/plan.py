@@ -1,4 +1,4 @@
-"""``corn plan``: make the public plan that all agents of a run hold and verify."""
+"""``corn plan``: make the plan of a run, a public file that all agents hold and verify."""
 
 from __future__ import annotations
 
@@ -27,19 +27,26 @@ EXAMPLE = "corn plan --graph er:n=20,p=0.2,seed=1 --epsilon 10 --out plan.corn"
 def plan(
     *,
     graph: GraphOption,
-    out: Annotated[Path, typer.Option(help="Where to write the plan.")],
+    out: Annotated[Path, typer.Option(help="File for the plan.")],
     budget: BudgetOptions,
     batch_size: BatchSizeOption = None,
     mechanism: MechanismOption = "corn",
     mixing: MixingOptions,
     threat: ThreatOptions,
     drop_share: Annotated[
-        float, typer.Option(min=0, max=1, help="Drop the weakest seeds, by noise power.")
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of the noise power of seeds that may be dropped, weakest seeds first.",
+        ),
     ] = 0.0,
-    dtype: Annotated[FloatType, typer.Option(help="Type of models and messages.")] = "float32",
+    dtype: Annotated[
+        FloatType, typer.Option(help="Float type of models and messages.")
+    ] = "float32",
     json: JsonOption = False,
 ) -> None:
-    """Make a plan to run: safe by default against one curious insider, with pair seeds."""
+    """Make the plan of a run: by default against one curious insider, with a seed per pair."""
     promise = budget.make(batch_size)
     with working("designing the noise"):
         made = make_plan(
@@ -60,7 +67,7 @@ def plan(
 
 
 def plan_facts(made: Plan) -> dict[str, object]:
-    """What a plan says of itself, for JSON."""
+    """Return the content of a plan for JSON."""
     streams = made.decomposition.count_streams()
     return {
         "fingerprint": fingerprint(made).hex(),
@@ -84,9 +91,9 @@ def plan_facts(made: Plan) -> dict[str, object]:
 
 
 def describe_grid(made: Plan) -> str:
-    """Say what releases are rounded to, and for which models the promise is proved."""
+    """Return the grid of releases and the largest model for which the promise is proved."""
     return (
-        f"multiples of {made.grid:g}; the promise is proved for floats too, for models of up to "
+        f"multiples of {made.grid:g}; the promise is proved in floating point for models of up to "
         f"{made.max_parameters:.3g} parameters"
     )
 
@@ -105,7 +112,7 @@ def _print(made: Plan) -> None:
             ("lower bound", f"{certificate.lower_bound:.6g}"),
             (
                 "seeds",
-                f"{len(made.decomposition.seed_groups)} shared, up to {max(streams)} streams an "
+                f"{len(made.decomposition.seed_groups)} shared, up to {max(streams)} streams per "
                 "agent",
             ),
             ("releases", describe_grid(made)),

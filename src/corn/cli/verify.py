@@ -1,4 +1,4 @@
-"""``corn verify``: check a plan from scratch, without trusting whoever made it."""
+"""``corn verify``: verify a plan from its public content, without trust in its maker."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from corn.cli.options import JsonOption
 from corn.cli.output import (
     print_error,
     print_facts,
@@ -26,18 +27,20 @@ EXAMPLE = "corn verify plan.corn --agent 3"
 
 
 def verify(
-    path: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan's file.")],
-    agent: Annotated[int | None, typer.Option(min=0, help="Show this agent only.")] = None,
+    path: Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file.")],
+    agent: Annotated[
+        int | None, typer.Option(min=0, help="Number of the only agent to show.")
+    ] = None,
     coalition: Annotated[
         str | None,
         typer.Option(
-            help="Show what is left against these insiders, such as 3,7. An agent that dropped out "
-            "and whose keys leaked counts as one."
+            help="Insiders against whom ε is computed, such as 3,7. An agent that dropped out and "
+            "whose keys leaked counts as one. (Default: the worst coalition of the plan's threat.)"
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: JsonOption = False,
 ) -> None:
-    """Recompute each agent's guarantee, the noise and its lower bound; exit 1 if one is broken."""
+    """Recompute each agent's ε, the noise and its lower bound; exit 1 if a promise is broken."""
     plan = load_plan(path)
     if agent is not None and agent >= plan.num_agents:
         raise InvalidArgumentError(
@@ -53,8 +56,8 @@ def verify(
         guarantees = guarantees_against(plan, insiders)
         if len(insiders) > plan.threat.max_colluders:
             print_note(
-                f"{len(insiders)} insiders are more than the {plan.threat.max_colluders} that this "
-                "plan promises to hold against"
+                f"{len(insiders)} insiders are more than in the plan's threat, "
+                f"{plan.threat.describe()}"
             )
     shown = [g for g in guarantees if agent is None or g.agent == agent]
     if json:
@@ -70,7 +73,7 @@ def verify(
 
 def _facts(plan: Plan, found: Verification, shown: list[AgentGuarantee]) -> dict[str, object]:
     claims = plan_facts(plan)
-    del claims["status"]  # a claim that nothing here checks
+    del claims["status"]  # a claim of the maker that verification does not check
     return {
         **claims,
         "passed": found.passed,
@@ -129,6 +132,6 @@ def _read_coalition(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not all(part.isdecimal() for part in parts):
         raise InvalidArgumentError(
-            f"--coalition must be agents separated by commas, found {text!r}"
+            f"--coalition must be agents' numbers separated by commas, found {text!r}"
         )
     return sorted({int(part) for part in parts})
