@@ -30,7 +30,7 @@ FIGURE_TITLES = {
     "fig1a": "Figure 1a. Noise against the privacy budget",
     "fig1b": "Figure 1b. Noise against connectivity",
     "fig1c": "Figure 1c. Noise against the number of agents",
-    "fig2": "Figure 2. The price of fewer shared seeds, and of insiders",
+    "fig2": "Figure 2. Noise against the number of seed groups, and of insiders",
     "fig3a": "Figure 3a. Quadratic optimisation against the privacy budget",
     "fig3b": "Figure 3b. Quadratic optimisation against connectivity",
     "fig4a": "Figure 4a. Logistic regression against the privacy budget",
@@ -76,11 +76,12 @@ def _draw_all(reproduction: Reproduction, directory: Path) -> dict[str, list[dic
             drawn = directory / f"{name}.svg"
             save_figure(figure, drawn)
             save_figure(figure, drawn.with_suffix(".png"))
+            axes = f"{panel.y_label} against {panel.x_label}"
             drawings.setdefault(panel.figure, []).append(
                 {
                     "source": _embed(drawn),
-                    "caption": f"{panel.y_label}; {caption}",
-                    "text": f"{panel.y_label} against {panel.x_label}, {panel.title}, {caption}",
+                    "caption": f"{axes}, unit: {panel.unit}; {caption}",
+                    "text": f"{axes}, {panel.title}; {caption}",
                 }
             )
     return drawings
