@@ -121,7 +121,7 @@ def test_networks_on_images(corn: Runner, model: str) -> None:
         (["--mechanism", "magic"], 1, "mechanism must be one of corn"),
         (["--step-size", "big"], 1, "step-size must be numbers"),
         (["--partition", "even"], 1, "partition must be iid"),
-        (["--model", "cnn"], 1, "needs images, found breast-cancer"),
+        (["--model", "cnn"], 1, "which has no images"),
         (["--epsilon", "-1"], 1, "epsilon must be positive"),
         (["--schedule", "linear"], 2, "linear"),
     ],

@@ -71,7 +71,7 @@ def test_two_shards_hold_few_labels() -> None:
         ("dirichlet:much", "partition must be iid"),
         ("dirichlet:0", "concentration must be positive"),
         ("dirichlet:-1", "concentration must be positive"),
-        ("shards:0", "shards_per_agent must be an integer of at least 1"),
+        ("shards:0", "shards_per_agent must be an integer"),
         ("shards:9", "at most 4, found 9"),
         ("shards:1.5", "found 'shards:1.5'"),
         ("shards:inf", "found 'shards:inf'"),
@@ -84,7 +84,7 @@ def test_bad_spec(spec: str, message: str) -> None:
 
 
 def test_more_agents_than_samples_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"num_agents must be .* at most 2, found 3"):
+    with pytest.raises(InvalidArgumentError, match="num_agents must be at most 2, found 3"):
         PartitionSpec.parse("iid").assign([0, 1], 3, seed=0)
 
 

@@ -100,7 +100,7 @@ def test_ragged_items_are_refused() -> None:
     [
         (
             [(torch.zeros(3, 1), torch.zeros(2)), (torch.zeros(2, 1), torch.zeros(3))],
-            "found 3 samples and 2 targets of agent 0",
+            "targets of agent 0 must be 3, one for each sample, found 2",
         ),
         (
             [(torch.zeros(2, 1), torch.zeros(2)), (torch.zeros(2, 4), torch.zeros(2))],

@@ -174,7 +174,7 @@ def test_outside_the_main_thread_it_runs_too() -> None:
     ("methods", "change", "message"),
     [
         (["none", "none"], {}, "found twice: none, step size 0.1"),
-        ([], {}, "at least one trial"),
+        ([], {}, "trials must be at least one"),
         (["corn"], {"num_steps": 401}, "at most 400, for which the budget"),
         (["sample"], {"batch_size": 9}, "batch_size must be 8, for which privacy was counted"),
         (["corn", "sample"], {}, "same unit, batch size and sampling rate"),
@@ -236,9 +236,9 @@ def test_clipping_that_the_budget_does_not_count_on_is_impossible() -> None:
         Method.private("none", design(NETWORK, BUDGET, mechanism="none"), BUDGET)
 
 
-def test_wrong_number_of_agents() -> None:
+def test_data_and_noise_must_have_one_part_per_agent() -> None:
     trials = [Trial(make_method("ldp"), Constant(0.1))]
-    with pytest.raises(InvalidArgumentError, match="data must be of 4 agents"):
+    with pytest.raises(InvalidArgumentError, match="data must be 4, one for each agent"):
         run_sweep(make_logistic(), load_network("ring:4"), trials, settings=SETTINGS)
     other = Method.private("other", np.eye(4) * 1e6, BUDGET)
     with pytest.raises(InvalidArgumentError, match="must be for 6 agents, found 4"):

@@ -260,7 +260,7 @@ def test_a_plan_is_run_with_secret_keys() -> None:
 
 
 def test_a_secure_run_is_one_run(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="takes one seed, found 2"):
+    with pytest.raises(InvalidArgumentError, match="seeds must be one for a run with secret keys"):
         train_small(secure=True, seeds=(0, 1))
     with pytest.raises(InvalidArgumentError, match="ledger of releases"):
         train_small(secure=True, checkpoint=tmp_path / "state", resume=True)

@@ -1,7 +1,7 @@
-"""Every agent's data as one tensor, and the mini-batch of each agent at each step.
+"""The samples of all agents as one tensor, and the mini-batch of each agent at each step.
 
-Batches are a function of (seed, step) alone. So runs that differ in mechanism or step size see the
-same batches (common random numbers), and a run that is resumed sees those it would have seen.
+Batches are a function of (seed, step) alone. So runs that differ in mechanism or step size use the
+same batches (common random numbers), and a resumed run uses the batches of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import torch
 from torch import Tensor
 
 from corn.arrays import IntArray
+from corn.checks import require_length
 from corn.errors import InvalidArgumentError
 from corn.privacy import ClippedQuery
 from corn.privacy.query import MOST_SAMPLES
 
+# With more clipped samples, the rounding of their sum exceeds 1 % of one sample's sensitivity.
 _MOST_SUMMED = 4 * 10**6
-"""Beyond this many clipped samples, the rounding of their sum is over 1 % of a sample's part."""
 
-_EPOCHS, _POISSON = 1, 2  # keep the random numbers of the two kinds of sampling apart
+# The first word of a seed, so that the two kinds of sampling never share random numbers.
+_EPOCHS, _POISSON = 1, 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +33,7 @@ class AgentData:
     Attributes:
         inputs: shape (samples, …).
         targets: shape (samples, …).
-        offsets: n + 1 row numbers, increasing: nobody is empty.
+        offsets: n + 1 increasing row numbers: every agent has at least one sample.
     """
 
     inputs: Tensor
@@ -46,11 +48,13 @@ class AgentData:
             )
         for agent, size in enumerate(self.sizes):
             if size < 1:
-                raise InvalidArgumentError(f"every agent needs data, found none for agent {agent}")
+                raise InvalidArgumentError(
+                    f"data must have at least one sample per agent, found none for agent {agent}"
+                )
 
     @classmethod
     def from_parts(cls, parts: Sequence[tuple[Tensor, Tensor]]) -> AgentData:
-        """Put one pair (inputs, targets) per agent together."""
+        """Concatenate one pair (inputs, targets) per agent."""
         _check_parts(parts)
         offsets = np.cumsum([0, *(len(inputs) for inputs, _ in parts)])
         return cls(
@@ -66,12 +70,12 @@ class AgentData:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many samples each agent has."""
+        """The number of samples of each agent."""
         return tuple(np.diff(self.offsets).tolist())
 
 
 def require_few_samples(query: ClippedQuery, sizes: Sequence[int]) -> None:
-    """Raise for more samples than the bound on floating-point errors allows for."""
+    """Raise for more samples than the bound on floating-point errors covers."""
     if query.sampling_rate is None or query.batch_size is None:
         return
     most = int(MOST_SAMPLES * query.batch_size / query.sampling_rate)
@@ -85,16 +89,12 @@ def require_few_samples(query: ClippedQuery, sizes: Sequence[int]) -> None:
 
 
 def _check_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Totals that agree would hide samples that got the targets of another agent's."""
     if not parts:
-        raise InvalidArgumentError("there must be data of at least one agent, found none")
+        raise InvalidArgumentError("data must be that of at least one agent, found none")
     for agent, pair in enumerate(parts):
-        lengths = [len(values) for values in pair]
-        if lengths[0] != lengths[1]:
-            raise InvalidArgumentError(
-                f"every sample needs a target, found {lengths[0]} samples and {lengths[1]} targets "
-                f"of agent {agent}"
-            )
+        # Checked agent by agent: equal totals could hide samples with another agent's targets.
+        targets = f"targets of agent {agent}"
+        require_length(targets, len(pair[1]), len(pair[0]), per="sample")
         for name, values, first in zip(("inputs", "targets"), pair, parts[0], strict=True):
             if values.shape[1:] != first.shape[1:]:
                 raise InvalidArgumentError(
@@ -105,15 +105,15 @@ def _check_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The mini-batches of one step, in one row per cell; a cell is an agent in a seed's run.
+    """The mini-batches of one step, one row per cell; a cell is an agent in a seed's run.
 
     Attributes:
         inputs: shape (cells, batch, …).
         targets: shape (cells, batch, …).
-        weights: shape (cells, batch): what each sample counts; all of a cell count alike, but for
-            padding, which comes last and counts 0. In float64 where samples are clipped.
-        is_average: whether all weights are 1/batch, so that a plain mean will do.
-        most_samples: a public bound on how many samples a cell can have.
+        weights: shape (cells, batch): the weight of each sample, equal within a cell. Padding comes
+            last and has weight 0. In float64 where samples are clipped.
+        is_average: whether all weights are 1/batch, so that a plain mean suffices.
+        most_samples: a public bound on the number of samples in a cell.
     """
 
     inputs: Tensor
@@ -124,19 +124,20 @@ class Batch:
 
 
 class BatchSampler:
-    """Draws the batches of all agents for several seeds; cells are seed-major.
+    """Mini-batches of all agents for several seeds; cells are seed-major.
 
-    No sample is twice in a batch: sample-level sensitivity counts it once. Without a sampling rate
-    each agent goes through its data in random order, epoch by epoch. With a ``sampling_rate`` each
-    sample is in a batch with that probability (Poisson), and the divisor is fixed.
+    No sample occurs twice in a batch, because sample-level sensitivity counts it once. Without a
+    sampling rate each agent goes through its data in random order, epoch by epoch. With a
+    ``sampling_rate`` each sample is in a batch with that probability (Poisson), and the divisor is
+    fixed.
 
     Args:
-        data: everyone's samples.
-        batch_size: samples a batch, or the whole data of each agent if None.
-        seeds: one for each seed's run.
+        data: the samples of all agents.
+        batch_size: samples per mini-batch, or the whole data of each agent if None.
+        seeds: one per run.
         sampling_rate: for Poisson sampling; then ``batch_size`` is the divisor.
-        divide_by_batch_size: give every sample 1/batch_size even where an agent has fewer samples,
-            as sample-level accounting assumes; otherwise a batch is averaged.
+        divide_by_batch_size: give every sample weight 1/batch_size even if an agent has fewer
+            samples, as sample-level accounting assumes; otherwise a batch is averaged.
     """
 
     def __init__(
@@ -154,35 +155,36 @@ class BatchSampler:
         largest = max(self._sizes)
         self._batch_size = largest if batch_size is None else min(batch_size, largest)
         self._divisor = batch_size if divide_by_batch_size else None
-        # Poisson batches exceed this with a probability far below 2⁻¹⁴⁴, as an agent has at most
-        # MOST_SAMPLES times as many samples as its rate says.
+        # A Poisson batch exceeds this with a probability far below 2⁻¹⁴⁴, because an agent has at
+        # most MOST_SAMPLES times batch_size / sampling_rate samples.
         size = batch_size or largest
         self._most = size if sampling_rate is None else int((MOST_SAMPLES + 1) * size) + 2000
         if self._divisor is not None and self._most > _MOST_SUMMED:
             raise InvalidArgumentError(
-                f"batch_size must be smaller: sums of {self._most:,} clipped samples, found at "
-                f"batch_size={batch_size:,}, are too rough even in float64 (at most "
-                f"{_MOST_SUMMED:,})"
+                f"batch_size must be smaller, found {batch_size:,}: sums of {self._most:,} clipped "
+                f"samples are too inaccurate even in float64 (at most {_MOST_SUMMED:,})"
             )
-        # Padding is a sample of the agent's own: a model that mixes samples must not see another's.
+        # Padding is one of the agent's own samples: a model that mixes samples must not see those
+        # of another agent.
         self._padding = np.array([*data.offsets[:-1]] * len(self._seeds), np.int64)[:, None]
         self._orders: dict[tuple[int, int], tuple[int, IntArray]] = {}
         self._whole: Batch | None = None
         self._kept: Tensor | None = None
 
     def draw(self, step: int) -> Batch:
-        """The batches of a step, from 0."""
+        """Return the batches of a step, from 0."""
         if self._rate is not None or self._batch_size < max(self._sizes):
             return self._draw(step)
-        # Everyone's whole data: the same batch at every step.
+        # Every batch is an agent's whole data, the same at every step.
         if self._whole is None:
             self._whole = self._draw(step)
         return self._whole
 
     def draw_each(self, step: int) -> list[Batch]:
-        """Draw the batches of a step, each by itself and without padding, one for each cell.
+        """Return the batches of a step one by one, without padding, one for each cell.
 
-        What an agent computes then depends in no bit on how much data another one has.
+        An agent's gradient then does not depend, not even in its last bits, on the number of
+        another agent's samples.
         """
         rows = self._draw_rows(step)
         starts = self._padding[:, 0]
@@ -242,7 +244,7 @@ class BatchSampler:
         )
 
     def _full_weights(self, shape: tuple[int, int]) -> Tensor:
-        """Weights of batches without padding, which most steps have; kept."""
+        """Return weights of batches without padding, cached because most steps use them."""
         if self._kept is None or self._kept.shape != shape:
             self._kept = self._weights(np.full(shape[0], shape[1]), shape[1])
         return self._kept
@@ -253,5 +255,5 @@ class BatchSampler:
         weights = present / (self._divisor or np.maximum(counts, 1)[:, None])
         real = inputs.dtype if inputs.is_floating_point() else torch.get_default_dtype()
         if self._divisor is not None:
-            real = torch.float64  # 1/B rounded up in float32 would be more than accounting counts
+            real = torch.float64  # in float32 1/B could round up to more than accounting assumes
         return torch.from_numpy(weights).to(device=inputs.device, dtype=real)

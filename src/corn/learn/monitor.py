@@ -1,4 +1,4 @@
-"""What a person sees and does while a sweep runs: a progress bar, and Ctrl-C."""
+"""Progress bar of a sweep, and Ctrl-C as a request to stop after the present step."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from corn.learn.metrics import Row
 
 
 class ProgressBar:
-    """Steps done, the best loss, ε and the time left, on stderr; silent unless that is a terminal.
+    """A bar on stderr with steps, best loss, ε and time left, if stderr is a terminal.
 
     Args:
-        num_steps: the total.
-        done: steps done before, by a run that is resumed.
-        show: False silences it on a terminal too.
+        num_steps: the total number of steps.
+        done: the number of steps completed before, for a resumed run.
+        show: False hides the bar on a terminal too.
     """
 
     def __init__(self, num_steps: int, *, done: int = 0, show: bool = True) -> None:
@@ -46,7 +46,7 @@ class ProgressBar:
         self._progress.stop()
 
     def advance(self, rows: Sequence[Row] = ()) -> None:
-        """One more step is done; show what was measured, if anything was."""
+        """Count one more step, and show its measurements, if any."""
         if self._progress.disable:
             return
         if rows:
@@ -55,7 +55,7 @@ class ProgressBar:
 
 
 def summarize_rows(rows: Sequence[Row]) -> str:
-    """The least loss and the largest ε among rows, in a few words."""
+    """Return the least loss and the largest ε among rows, in a few words."""
     name = "test_loss" if any(not math.isnan(float(r["test_loss"])) for r in rows) else "train_loss"
     losses = [float(row[name]) for row in rows if not math.isnan(float(row[name]))]
     spent = {kind: [float(row[kind]) for row in rows] for kind in ("epsilon", "simulated_epsilon")}
@@ -68,14 +68,14 @@ def summarize_rows(rows: Sequence[Row]) -> str:
 
 
 class Interruption:
-    """Whether Ctrl-C was pressed."""
+    """A record of whether Ctrl-C was pressed."""
 
     requested = False
 
 
 @contextmanager
 def catch_interruption() -> Iterator[Interruption]:
-    """Turn the first Ctrl-C into a request, so that a step is finished; a second one interrupts.
+    """Turn the first Ctrl-C into a request, so that the present step finishes; a second interrupts.
 
     Outside the main thread, where Python delivers no signals, nothing is caught.
     """

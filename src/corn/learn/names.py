@@ -1,4 +1,4 @@
-"""Workloads, models and methods by name, and what is usual for them; imports nothing heavy."""
+"""Names and defaults of workloads, models and methods, in a module without heavy imports."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ METHOD_NAMES: tuple[str, ...] = (*get_args(MechanismName), "unclipped")
 MODELS: tuple[str, ...] = get_args(ModelName)
 
 USUAL_BATCH_SIZE = 128
+"""Samples per mini-batch in the paper's experiments."""
 
 
 def usual_schedule(workload: str) -> ScheduleName:
-    """How the paper's step sizes go on: with 1/√t for the quadratic, constant for data sets."""
+    """Return the paper's step-size schedule: 1/√t for the quadratic, constant for data sets."""
     return "inverse-sqrt" if workload == "quadratic" else "constant"

@@ -1,9 +1,9 @@
 """The noise of all agents in all runs at one step, drawn when it is needed and never stored.
 
-Two ways, both from :mod:`corn.noise`. ``JointNoise`` is line 6 of the paper's algorithm,
-v = R^{1/2} s, where all methods of a seed take the **same** standard normals s (common random
-numbers), so that differences between mechanisms are not differences of luck. ``KeyedNoise`` is, bit
-for bit, what agents with these keys draw, each its own share.
+There are two sources, both from :mod:`corn.noise`. ``JointNoise`` is line 6 of the paper's
+algorithm, v = R^{1/2} s, where all methods of a seed use the **same** standard normals s (common
+random numbers), so that differences between mechanisms are not due to chance. ``KeyedNoise`` draws
+each agent's share from keys, bit for bit as agents with these keys do.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from corn.noise.address import NONCE_BYTES
 
 
 class StepNoise(Protocol):
-    """What the simulation asks for noise."""
+    """A source of the noise of one step."""
 
     def draw(self, step: int) -> Tensor:
-        """The noise of a step, from 0, shape (seeds, agents, methods, parameters)."""
+        """Return the noise of a step, from 0, shape (seeds, agents, methods, parameters)."""
 
 
 @final
 class JointNoise:
-    """Draws v ~ N(0, R_m ⊗ I) for several covariances R_m and seeds: fast, for simulations.
+    """Noise v ~ N(0, R_m ⊗ I) for several covariances R_m and seeds: fast, for simulations.
 
     Args:
         covariances: R_m, each of shape (n, n).
-        seeds: one for each seed's run; public, so that what is drawn here protects nobody.
-        num_parameters: d, the coordinates of a share.
-        dtype: float32 or float64; also the precision in which normals are drawn.
-        device: where the noise is wanted.
+        seeds: one per run; they are public, so this noise protects nobody.
+        num_parameters: d, the number of coordinates.
+        dtype: float32 or float64, of the normals and of the noise.
+        device: the torch device of the noise.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class JointNoise:
         device: torch.device | str = "cpu",
     ) -> None:
         n = len(covariances[0])
-        # Rows ordered (agent, covariance), so that the product needs no rearranging.
+        # Rows are ordered (agent, covariance), so that the product has its final layout.
         roots = np.stack([symmetric_root(R) for R in covariances], axis=1).reshape(-1, n)
         self._roots = torch.from_numpy(roots).to(device=device, dtype=dtype)
         self._shape = (len(seeds), n, len(covariances), num_parameters)
@@ -75,11 +75,9 @@ class JointNoise:
         return torch.matmul(self._roots, s).view(self._shape)
 
     def draw_normals(self, step: int) -> np.ndarray[Any, np.dtype[Any]]:
-        """s, shape (seeds, agents, parameters), in a buffer that the next draw overwrites.
-
-        All agents' normals are one stream, one agent after the other: a stream for each would cost
-        more to address than to draw.
-        """
+        """Return s, shape (seeds, agents, parameters); the next draw overwrites its memory."""
+        # One stream has the normals of all agents, one agent after the other: addressing a stream
+        # per agent would take longer than drawing from it.
         for normals, (source, nonce) in zip(self._normals, self._sources, strict=True):
             source.fill(normals.reshape(-1), StreamAddress(self._owner, nonce, step))
         return self._normals
@@ -87,17 +85,17 @@ class JointNoise:
 
 @final
 class KeyedNoise:
-    """What agents draw with keys: each method's own shares, in float64, from the secure source.
+    """Noise from keys, as agents draw it: each agent's own share, in float64.
 
-    Slower, and without common random numbers: for releases, and for comparing agents' processes
-    with a simulation.
+    It is slower and without common random numbers: for releases, and for comparing agents'
+    processes with a simulation.
 
     Args:
-        decompositions: who draws what, for each method.
-        seeds: one for each seed's run. Keys follow from them, unless ``is_secret``.
-        num_parameters: d, the coordinates of a share.
-        device: where the noise is wanted.
-        is_secret: draw with new keys and a new nonce, which nobody ever learns.
+        decompositions: the shares of all agents, for each method.
+        seeds: one per run. Keys are derived from them, unless ``is_secret``.
+        num_parameters: d, the number of coordinates.
+        device: the torch device of the noise.
+        is_secret: draw with new keys and a new nonce, which are never stored.
     """
 
     def __init__(
@@ -141,12 +139,12 @@ def _make_source(shares: Decomposition, seed: int, is_secret: bool) -> SecureSou
 
 
 def numpy_type(dtype: torch.dtype) -> Any:
-    """NumPy's float32 or float64 for torch's."""
+    """Return NumPy's float32 or float64 for torch's."""
     return np.float32 if dtype == torch.float32 else np.float64
 
 
 def symmetric_root(covariance: FloatArray) -> FloatArray:
-    """R^{1/2}, symmetric, for a positive semidefinite R.
+    """Return the symmetric root R^{1/2} of a positive semidefinite R.
 
     >>> symmetric_root(np.array([[4.0, 0.0], [0.0, 0.0]])).tolist()
     [[2.0, 0.0], [0.0, 0.0]]
@@ -156,5 +154,5 @@ def symmetric_root(covariance: FloatArray) -> FloatArray:
 
 
 def simulation_nonce(seed: int) -> bytes:
-    """The run's nonce in a simulation: a function of its seed, so that runs can be repeated."""
+    """Return a run's nonce in a simulation, derived from its seed so that runs can be repeated."""
     return hashlib.blake2b(f"corn simulation {seed}".encode(), digest_size=32).digest()

@@ -1,4 +1,4 @@
-"""Step sizes η_t: constant, η₁/√t, cosine."""
+"""Step-size schedules η_t: constant, η₁/√t, cosine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, final
 
-from corn.errors import InvalidArgumentError
+from corn.checks import require, require_choice
 
 ScheduleName: TypeAlias = Literal["constant", "inverse-sqrt", "cosine"]
 
@@ -16,17 +16,17 @@ class Schedule(Protocol):
 
     @property
     def initial(self) -> float:
-        """η_1, by which schedules of one kind are told apart."""
+        """η₁, which distinguishes schedules of one kind."""
 
     def at(self, step: int, num_steps: int) -> float:
-        """η_t at step t = 1 … ``num_steps``."""
+        """Return η_t at step t = 1 … ``num_steps``."""
 
     def describe(self) -> str:
-        """The schedule in a few characters."""
+        """Return the schedule in a few characters."""
 
 
+# A larger step size would overflow single precision.
 _LARGEST = 3e38
-"""Beyond this a step overflows single precision."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,9 @@ class _Decay:
     initial: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.initial <= _LARGEST:
-            raise InvalidArgumentError(
-                f"the step size must be positive and at most {_LARGEST:g}, found {self.initial}: "
-                "try 0.01"
-            )
+        is_valid = 0 < self.initial <= _LARGEST
+        rule = f"positive and at most {_LARGEST:g}"
+        require(is_valid, "the step size", rule, self.initial, advice="try 0.01")
 
 
 @final
@@ -76,9 +74,10 @@ class InverseSqrt(_Decay):
 @final
 @dataclass(frozen=True)
 class Cosine(_Decay):
-    """From η₁ down towards ``final`` · η₁ along half a cosine.
+    """Half a cosine from η₁ down towards ``final`` · η₁.
 
-    It would get there a step after the last: a step of size zero would spend privacy on nothing.
+    It would reach the end one step after the last: a step of size zero would spend privacy without
+    any progress.
     """
 
     final: float = 0.0
@@ -95,21 +94,17 @@ class Cosine(_Decay):
 
 
 def make_schedule(step_size: float | Schedule, name: ScheduleName = "constant") -> Schedule:
-    """A schedule from its first step size and its name; a schedule is returned as it is.
+    """Return the schedule of this name with this first step size, or a schedule unchanged.
 
     >>> make_schedule(0.1, "inverse-sqrt")
     InverseSqrt(initial=0.1)
     """
     if not isinstance(step_size, int | float):
         return step_size
-    if name not in _SCHEDULES:
-        raise InvalidArgumentError(
-            f"schedule must be one of {', '.join(_SCHEDULES)}, found {name!r}"
-        )
-    return _SCHEDULES[name](float(step_size))
+    return _SCHEDULES[require_choice("schedule", name, _SCHEDULES)](float(step_size))
 
 
-_SCHEDULES: dict[str, type[Constant] | type[InverseSqrt] | type[Cosine]] = {
+_SCHEDULES: dict[ScheduleName, type[Constant] | type[InverseSqrt] | type[Cosine]] = {
     "constant": Constant,
     "inverse-sqrt": InverseSqrt,
     "cosine": Cosine,

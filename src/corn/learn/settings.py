@@ -1,4 +1,4 @@
-"""How a sweep is run: steps, batches, seeds, mixing, precision, device."""
+"""Settings of a sweep: steps, batches, seeds, mixing, precision, device."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias, get_args
 
 import torch
 
+from corn.checks import require, require_choice, require_count
 from corn.errors import InvalidArgumentError
 
 NoiseKeys: TypeAlias = Literal["none", "seed", "secret"]
@@ -16,20 +17,20 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass(frozen=True)
 class SweepSettings:
-    """How to run, the same for all runs of a sweep.
+    """Settings that all runs of a sweep share.
 
     Attributes:
         num_steps: T.
-        batch_size: samples a mini-batch; None for each agent's whole data.
-        seeds: of batches, noise and initial models: one run of every trial for each.
-        gossip_rounds: mixing rounds a step.
+        batch_size: samples per mini-batch; None for each agent's whole data.
+        seeds: seeds of batches, noise and initial models; every trial is run once per seed.
+        gossip_rounds: mixing rounds per step.
         cooldown_rounds: mixing rounds after the last step, without new gradients or privacy cost.
         dtype: ``float32`` or ``float64``.
-        device: where to compute, as torch names it.
-        noise_keys: what noise is drawn from. ``none``: fast streams of the seed, which all
-            mechanisms share. ``seed``: keys that follow from the seed, with which agents draw the
-            same in every bit. ``secret``: new keys, which are forgotten after the run. Only the
-            last protects anyone.
+        device: the torch device to compute on.
+        noise_keys: the source of noise. ``none``: fast streams of the seed, which all mechanisms
+            share. ``seed``: keys derived from the seed, with which agents draw the same bits.
+            ``secret``: new keys, which are discarded after the run. Only ``secret`` protects
+            anyone.
     """
 
     num_steps: int
@@ -43,36 +44,29 @@ class SweepSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seeds", tuple(int(seed) for seed in self.seeds))
-        for name, least in (("num_steps", 1), ("gossip_rounds", 1), ("cooldown_rounds", 0)):
-            if getattr(self, name) < least:
-                raise InvalidArgumentError(
-                    f"{name} must be at least {least}, found {getattr(self, name)}"
-                )
-        if self.batch_size is not None and self.batch_size < 1:
-            raise InvalidArgumentError(f"batch_size must be at least 1, found {self.batch_size}")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
-            raise InvalidArgumentError(
-                f"seeds must be different numbers ≥ 0 and at least one, found {self.seeds}"
-            )
-        if self.dtype not in _DTYPES:
-            raise InvalidArgumentError(f"dtype must be float32 or float64, found {self.dtype!r}")
-        if self.noise_keys not in get_args(NoiseKeys):
-            raise InvalidArgumentError(
-                f"noise_keys must be 'none', 'seed' or 'secret', found {self.noise_keys!r}"
-            )
+        require_count("num_steps", self.num_steps)
+        require_count("gossip_rounds", self.gossip_rounds)
+        require_count("cooldown_rounds", self.cooldown_rounds, least=0)
+        if self.batch_size is not None:
+            require_count("batch_size", self.batch_size, advice="None is the whole data")
+        are_seeds = bool(self.seeds) and min(self.seeds) >= 0
+        is_unique = len(set(self.seeds)) == len(self.seeds)
+        require(are_seeds and is_unique, "seeds", "one or more different numbers ≥ 0", self.seeds)
+        require_choice("dtype", self.dtype, _DTYPES)
+        require_choice("noise_keys", self.noise_keys, get_args(NoiseKeys))
         if self.noise_keys == "secret" and len(self.seeds) > 1:
             raise InvalidArgumentError(
-                f"a run with secret keys (secure=True) takes one seed, found {len(self.seeds)}: "
-                "every run on the same data would spend the budget once more"
+                f"seeds must be one for a run with secret keys (secure=True), found "
+                f"{len(self.seeds)}: every run on the same data would spend the budget once more"
             )
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:
             raise InvalidArgumentError(
-                f"device must be one that torch has here, found {self.device!r}: try cpu"
+                f"device must be available to torch, found {self.device!r}: try cpu"
             ) from error
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The type as torch names it."""
+        """The torch type."""
         return _DTYPES[self.dtype]

@@ -1,8 +1,8 @@
 """Algorithm 1 of the paper for all agents of all runs at once: clip, add noise, half step, mix.
 
-All models are one tensor (seeds, agents, trials, parameters). Trials of a seed see the same
-mini-batches and the same standard normals, whatever their mechanism and step size. Nothing is kept
-from step to step but the models, so memory does not grow with the number of steps.
+All models are one tensor (seeds, agents, trials, parameters). Trials of a seed use the same
+mini-batches and the same standard normals, whatever their mechanism and step size. Only the models
+are kept from step to step, so memory does not grow with the number of steps.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from corn.checks import require_length
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, BatchSampler, require_few_samples
@@ -35,14 +36,14 @@ from corn.topology import Network, repeat_gossip
 
 @final
 class Simulation:
-    """Models of all agents in all runs, and the step that moves them.
+    """Models of all agents in all runs, and the step that updates them.
 
     Args:
-        task: what is trained.
-        data: every agent's samples, prepared for the task, of the settings' type and device.
-        network: who mixes with whom.
-        trials: methods and step sizes; those that clip must agree on the unit and the batch.
-        settings: the rest.
+        task: the model and its loss.
+        data: every agent's samples, prepared for the task, in the settings' type and device.
+        network: the agents and their mixing matrix.
+        trials: methods with step-size schedules; those that clip must agree on unit and batch.
+        settings: steps, batches, seeds, mixing, precision and device.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Simulation:
         self._sampler = _make_sampler(data, query, settings)
         W = repeat_gossip(network.mixing_matrix, settings.gossip_rounds)
         self._W, self._one_round = self._tensor(W), self._tensor(np.array(network.mixing_matrix))
-        # What is released is clipped, and its samples summed, in float64.
+        # Gradients to be released are clipped, and samples summed, in float64.
         real = settings.torch_dtype if settings.noise_keys == "none" else torch.float64
         clips = [trial.method.clip for trial in trials]
         self._clip = torch.tensor(clips, dtype=real, device=settings.device)
@@ -79,22 +80,22 @@ class Simulation:
 
     @property
     def alive(self) -> Tensor:
-        """Which runs go on, shape (seeds, trials)."""
+        """The runs that continue, shape (seeds, trials)."""
         return self._alive.clone()
 
     def restore(self, step: int, parameters: Tensor, alive: Tensor) -> None:
-        """Go on from a saved state; batches and noise follow from the step."""
+        """Continue from a saved state; batches and noise follow from the step."""
         self.step, self._alive = step, alive.clone()
         self.parameters = parameters.to(device=self._settings.device).clone()
 
     def stop_runs(self, runs: Tensor) -> None:
-        """Take runs, marked in a mask of shape (seeds, trials), out: they stay at zero."""
+        """Stop the runs marked in a mask of shape (seeds, trials); their models stay at zero."""
         self._alive &= ~runs
         self.parameters.masked_fill_(runs.to(self.parameters.device)[:, None, :, None], 0.0)
 
     @torch.no_grad()
     def advance(self, *, observe: bool = False) -> StepStatistics | None:
-        """Run one step; return what it did if asked to observe. Ask ``find_broken`` after it."""
+        """Run one step; return its statistics if ``observe``. Call ``find_broken`` after it."""
         eta = self._step_sizes()
         shape = seeds, agents, trials, d = self.parameters.shape
         found = self._compute(self.parameters.view(-1, trials, d))
@@ -111,15 +112,16 @@ class Simulation:
         return StepStatistics(norms.mean(1), fraction.mean(1), self._mean_norm(noise, norms))
 
     def _compute(self, models: Tensor) -> ClippedGradients:
-        """Compute and clip all gradients: together, or for a release each by itself."""
+        """Compute and clip all gradients: in one batch, or for a release agent by agent."""
         clips_samples = self._clips_samples
         if self._settings.noise_keys != "secret":
             batch = self._sampler.draw(self.step)
             return compute_gradients(
                 self._task, models, batch, self._clip, clips_samples=clips_samples
             )
-        # Batched, other agents' gradients would change in their last bits with one agent's number
-        # of samples, and accounting assumes that only its own does.
+        # In one batch, the number of one agent's samples would change the last bits of other
+        # agents' gradients. Accounting assumes that neighbouring data sets change one agent's
+        # gradient only.
         return join_gradients(
             compute_gradients(
                 self._task, models[k : k + 1], batch, self._clip, clips_samples=clips_samples
@@ -128,15 +130,15 @@ class Simulation:
         )
 
     def find_broken(self) -> Tensor | None:
-        """Return runs without noise whose gradients were not finite in this step, if any.
+        """Return the runs without noise whose gradients were not finite in this step, if any.
 
-        Shape (seeds, trials). Runs with noise go on as agents do, see ``num_broken``.
+        Shape (seeds, trials). Runs with noise continue, as agents do, and count in ``num_broken``.
         """
         return self._broken if bool(self._broken.any()) else None
 
     @torch.no_grad()
     def cool_down(self) -> None:
-        """Mix without new gradients, as many rounds as the settings say."""
+        """Mix without new gradients, for the settings' number of rounds."""
         shape = self.parameters.shape
         flat = self.parameters.view(shape[0], shape[1], -1)
         for _ in range(self._settings.cooldown_rounds):
@@ -144,19 +146,19 @@ class Simulation:
         self.parameters = flat.view(shape)
 
     def _step_sizes(self) -> Tensor:
-        """η of each run, shape (seeds, 1, trials); zero for runs that were stopped."""
+        """Return η of each run, shape (seeds, 1, trials); zero for runs that were stopped."""
         total = self._settings.num_steps
         eta = self._tensor([v.schedule.at(self.step + 1, total) for v in self._trials])
         return torch.mul(eta, self._alive.to(eta.device).unsqueeze(1))
 
     def _release(self, gradients: Tensor, factors: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Release clipped gradients with noise v, and return v too, one for each covariance."""
+        """Return released gradients, and their noise v, one for each method."""
         if self._noise is None:
             return (gradients * factors).to(self.parameters.dtype), None
         v = self._noise.draw(self.step)
         seeds, agents, _, d = gradients.shape
         if self._is_regular:
-            # Step sizes of a method are neighbours: its noise is broadcast, not copied.
+            # The trials of a method are adjacent, so its noise is broadcast, not copied.
             by_method = (seeds, agents, v.shape[2], -1)
             released = release(
                 gradients.view(*by_method, d),
@@ -170,7 +172,8 @@ class Simulation:
         return released.view(gradients.shape).to(self.parameters.dtype), v
 
     def _note_broken(self, found: ClippedGradients, shape: Sequence[int]) -> None:
-        """Stop runs without a promise that broke; count the gradients that others took as zero."""
+        """Mark runs without noise that broke down; count dropped gradients of the others."""
+        # A run with noise must not stop: whether it does would reveal data that no noise covers.
         if bool(torch.isfinite(found.norms).all()) and not bool(found.num_broken.any()):
             self._broken = torch.zeros_like(self._alive)
             return
@@ -180,14 +183,14 @@ class Simulation:
         self.num_broken += num_broken * self._has_noise * self._alive
 
     def _mean_norm(self, noise: Tensor | None, like: Tensor) -> Tensor:
-        """‖v‖ averaged over agents, shape (seeds, trials)."""
+        """Return ‖v‖ averaged over agents, shape (seeds, trials)."""
         if noise is None:
             return torch.zeros_like(like[:, 0])
         norms: Tensor = torch.linalg.vector_norm(noise, dim=-1).mean(1)
         return norms.index_select(1, self._noise_of).to(like.dtype)
 
     def _make_noise(self) -> tuple[StepNoise | None, Tensor]:
-        """Noise for each method, and which one's each trial takes."""
+        """Return the noise of all methods, and the index of each trial's method."""
         settings = self._settings
         methods = list(dict.fromkeys(trial.method for trial in self._trials))
         indices = [methods.index(trial.method) for trial in self._trials]
@@ -217,7 +220,7 @@ class Simulation:
 
 
 def _is_regular(indices: list[int]) -> bool:
-    """Whether indices are 0 0 … 1 1 … with every number as often as any other."""
+    """Return whether indices are 0 0 … 1 1 …, each equally often."""
     times = indices.count(0)
     return indices == [k // times for k in range(len(indices))] and len(indices) % times == 0
 
@@ -225,7 +228,7 @@ def _is_regular(indices: list[int]) -> bool:
 def _make_sampler(
     data: AgentData, query: ClippedQuery | None, settings: SweepSettings
 ) -> BatchSampler:
-    # Amplification by sampling counts on nobody knowing who is in a batch.
+    # Amplification by sampling assumes that nobody knows which samples are in a batch.
     is_secret = settings.noise_keys == "secret"
     return BatchSampler(
         data,
@@ -239,14 +242,10 @@ def _make_sampler(
 def _check_trials(
     trials: Sequence[Trial], data: AgentData, network: Network, settings: SweepSettings
 ) -> ClippedQuery | None:
-    """The query that all clipping trials share, but for its norm; None if none clips."""
+    """Return the query that all clipping trials share, up to its norm; None if none clips."""
     if not trials:
-        raise InvalidArgumentError("a sweep needs at least one trial, found none")
-    if data.num_agents != network.num_agents:
-        raise InvalidArgumentError(
-            f"data must be of {network.num_agents} agents, as many as the network has, found "
-            f"{data.num_agents}"
-        )
+        raise InvalidArgumentError("trials must be at least one, found none")
+    require_length("data", data.num_agents, network.num_agents, per="agent")
     for trial in trials:
         _check_method(trial.method, network.num_agents, settings.num_steps)
     queries = [v.method.query for v in trials if v.method.query is not None]
@@ -266,7 +265,7 @@ def _check_trials(
 
 
 def _check_release(trials: Sequence[Trial], data: AgentData, num_parameters: int) -> None:
-    """Refuse to draw with secret keys for a promise that is one of real numbers only."""
+    """Raise unless every promise holds in floating point, as a release with secret keys needs."""
     for method in (trial.method for trial in trials):
         if method.budget is None:
             continue

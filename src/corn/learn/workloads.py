@@ -1,23 +1,25 @@
-"""The workloads of the paper, and others like them, by name: data set, model, split, partition."""
+"""Workloads by name, of the paper and similar ones: data set, model, split and partition."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 import torch
 
 from corn.arrays import IntArray
+from corn.checks import require_choice
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData
 from corn.learn.datasets import Dataset, load_dataset
 from corn.learn.metrics import Samples
-from corn.learn.names import MODELS, WORKLOADS, ModelName
+from corn.learn.names import WORKLOADS, ModelName
 from corn.learn.partition import PartitionSpec, split_samples
 from corn.learn.problem import TrainingProblem
 from corn.learn.tasks import LinearClassifier, Quadratic, ShallowNetwork, Task, small_cnn_task
 
-_START = "agents start at the minimiser, which depends on all their data: ε counts the steps alone"
+_START = "agents start at the minimiser, which depends on all their data: ε covers the steps alone"
 
 
 def make_workload(
@@ -32,58 +34,56 @@ def make_workload(
     directory: Path | str | None = None,
     stand_in: bool = True,
 ) -> TrainingProblem:
-    """Make a problem: by default as in the paper (80/20 split, Dirichlet(10) by label).
+    """Make a training problem, by default as in the paper (80/20 split, Dirichlet(10) by label).
 
     Args:
         name: ``quadratic`` or a data set.
-        num_agents: n.
+        num_agents: n, the number of agents.
         model: ``linear`` (logistic or softmax regression), ``network`` (32 hidden units) or
             ``cnn``; by default linear, and network for MNIST as in the paper.
         partition: ``iid``, ``dirichlet:α`` or ``shards:k``.
-        seed: of split and partition.
+        seed: the seed of split and partition.
         l2: the penalty λ of linear models.
-        validation_fraction: of the training part, held out for tuning.
-        directory: the data cache.
-        stand_in: whether an embedded data set may take the place of an absent one; the problem's
-            notes say so.
+        validation_fraction: fraction of the training part that is held out for tuning.
+        directory: the directory of cached data sets.
+        stand_in: whether an embedded data set may replace an absent one; the problem's notes then
+            name it.
 
     >>> make_workload("quadratic", 20).task.describe()
     'quadratic objectives of 20 agents in 2 dims'
     """
     if name == "quadratic":
         task = Quadratic.from_paper(num_agents)
-        return TrainingProblem(task, task.agent_data(torch.float64), notes=(_START,))
-    if name not in WORKLOADS:
-        raise InvalidArgumentError(f"task must be one of {', '.join(WORKLOADS)}, found {name!r}")
+        return TrainingProblem(task=task, data=task.agent_data(torch.float64), notes=(_START,))
+    require_choice("task", name, WORKLOADS)
     dataset = load_dataset(name, directory=directory, stand_in=stand_in)
     split = split_samples(len(dataset.targets), seed=seed, validation_fraction=validation_fraction)
     labels = dataset.targets[split.train]
-    rows = PartitionSpec.parse(partition).assign(labels, num_agents, seed=seed)
-    parts = [_pick(dataset, split.train[own]) for own in rows]
+    assigned = PartitionSpec.parse(partition).assign(labels, num_agents, seed=seed)
+    parts = [_pick(dataset, split.train[own]) for own in assigned]
+    if model is None:
+        model = "network" if name == "mnist" else "linear"
+    held_out = {"validation": split.validation, "test": split.test}
     return TrainingProblem(
-        _make_classifier(dataset, model or ("network" if name == "mnist" else "linear"), l2=l2),
-        AgentData.from_parts(parts),
-        {
-            part: _pick(dataset, chosen)
-            for part, chosen in (("validation", split.validation), ("test", split.test))
-            if len(chosen)
-        },
-        () if dataset.stand_in_for is None else (dataset.describe(),),
-        has_public_parts=True,  # every agent has them, and the training data is dealt from the rest
+        task=_make_classifier(dataset, model, l2=l2),
+        data=AgentData.from_parts(parts),
+        parts={part: _pick(dataset, rows) for part, rows in held_out.items() if len(rows)},
+        notes=() if dataset.stand_in_for is None else (dataset.describe(),),
+        # Every agent has the held-out samples, and no agent trains on them.
+        has_public_parts=True,
     )
 
 
-def _make_classifier(dataset: Dataset, model: ModelName, *, l2: float = 1e-4) -> Task:
-    """A model of the given kind for a data set."""
+def _make_classifier(dataset: Dataset, model: ModelName, *, l2: float) -> Task:
+    """Return a classifier of the given kind for a data set."""
+    require_choice("model", model, get_args(ModelName))
     if model == "linear":
         return LinearClassifier(dataset.num_features, dataset.num_classes, l2=l2)
     if model == "network":
         return ShallowNetwork(dataset.num_features, dataset.num_classes)
-    if model != "cnn":
-        raise InvalidArgumentError(f"model must be one of {', '.join(MODELS)}, found {model!r}")
     if dataset.image_shape is None:
         raise InvalidArgumentError(
-            f"model 'cnn' needs images, found {dataset.name}: try linear or network"
+            f"model must be linear or network for {dataset.name}, which has no images, found 'cnn'"
         )
     return small_cnn_task(dataset.image_shape, dataset.num_classes)
 
