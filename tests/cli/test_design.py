@@ -1,12 +1,16 @@
 """``corn design``, ``corn compare`` and ``corn threat`` on small networks."""
 
 import json
+from inspect import signature
 from pathlib import Path
 
 import networkx as nx
 import numpy as np
 import pytest
 
+from corn.cli.options import MixingOptions, ThreatOptions
+from corn.covariance import DEFAULT_THREAT, Corn, Horizon, Ldp, ThreatModel, default_objective
+from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
 
 from .commands import Runner
@@ -33,6 +37,13 @@ def test_the_default_horizon_is_a_fifth_of_the_run(corn: Runner) -> None:
     assert facts["objective"] == "horizon of 100 steps"
     again = read(corn(*DESIGN, "--horizon", 100, "--json").stdout)
     assert again["value"] == facts["value"]
+
+
+def test_entry_points_share_their_defaults() -> None:
+    assert ThreatOptions().make() == DEFAULT_THREAT == ThreatModel(1, "pairs")
+    assert Corn.default_threat == Ldp.default_threat == DEFAULT_THREAT
+    assert signature(make_plan).parameters["threat"].default == DEFAULT_THREAT
+    assert MixingOptions().choose_objective(500) == default_objective(500) == Horizon(100)
 
 
 def test_the_default_adversary_is_one_insider_with_pair_seeds(corn: Runner) -> None:

@@ -19,6 +19,7 @@ from corn.covariance import (
     ThreatModel,
 )
 from corn.covariance.certificate import SplitSolution
+from corn.errors import CornWarning
 from corn.topology import Graph, mixing_matrix
 from tests.covariance.coalition_check import worst_precision
 
@@ -160,3 +161,8 @@ def test_common_private_noise_converges_to_the_exact_optimum(graph: Graph) -> No
     assert worst_precision(found.decomposition, 1) <= 1 + 1e-9
     if len(graph) == 10:
         assert exact.value == pytest.approx(22.3123, rel=1e-5)
+
+
+def test_a_design_that_takes_minutes_is_announced() -> None:
+    with pytest.warns(CornWarning, match="75 coalitions of insiders among 75 agents takes about 1"):
+        solve(nx.cycle_graph(75), ThreatModel(1, "edges"), FirstOrder(0.5, max_evaluations=1))

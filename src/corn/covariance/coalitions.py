@@ -21,12 +21,10 @@ from corn.arrays import FloatArray, IntArray
 from corn.covariance.threat import SeedGroups
 from corn.errors import InvalidArgumentError
 
-ADVICE = (
-    "share fewer seeds (--seeds edges) or design against fewer insiders (--colluders 0: an "
-    "eavesdropper alone)"
+_ADVICE = (
+    "design against fewer insiders (--colluders 0: an eavesdropper alone) or share fewer seeds "
+    "(--seeds edges)"
 )
-"""A way out where insiders make a design too expensive."""
-
 _MAX_TABLE_BYTES = 400_000_000
 _CHUNK_ENTRIES = 4_000_000  # 32 MB of float64 for the matrices of a chunk
 _MAX_NONZEROS = 60_000_000  # of the sparse matrices: 40 bytes each while they are made
@@ -60,7 +58,7 @@ def list_coalitions(seed_groups: SeedGroups, *, num_agents: int, max_colluders: 
     if count * (len(seed_groups) + num_agents + 8 * max_colluders) > _MAX_TABLE_BYTES:
         raise InvalidArgumentError(
             f"{count:,} coalitions of {max_colluders} among {num_agents} agents with "
-            f"{len(seed_groups):,} seed groups are too many to check one by one: {ADVICE}"
+            f"{len(seed_groups):,} seed groups are too many to check one by one: {_ADVICE}"
         )
     belongs = np.zeros((num_agents, len(seed_groups)), dtype=bool)
     for k, group in enumerate(seed_groups):
@@ -182,7 +180,7 @@ class Assembly:
         if nonzeros > _MAX_NONZEROS:
             raise InvalidArgumentError(
                 f"{len(self.coalitions):,} coalitions with {len(seed_groups):,} seed groups need "
-                f"about {40e-9 * nonzeros:.0f} GB: {ADVICE}"
+                f"about {40e-9 * nonzeros:.0f} GB: {_ADVICE}"
             )
 
 
