@@ -1,4 +1,4 @@
-"""Imports point one way, down the list of rooms; imports inside functions count too."""
+"""Imports point one way, down the list of packages; imports inside functions count too."""
 
 import ast
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 import corn
 
 ROOT = Path(corn.__file__).parent
-ROOMS = [
+PACKAGES = [
     "version",
     "errors",
     "checks",
@@ -33,13 +33,13 @@ ROOMS = [
 TORCH_FREE = ["topology", "privacy", "covariance", "noise"]
 
 
-def room_of(module: str) -> str:
-    """``corn.topology.mixing`` is in ``topology``; ``corn`` itself has no room."""
+def package_of(module: str) -> str:
+    """Return ``topology`` for ``corn.topology.mixing``, and nothing for ``corn`` itself."""
     return [*module.split("."), ""][1]
 
 
 def imported_modules(source: str) -> set[str]:
-    """Every ``corn`` module that a source file imports, at its top or anywhere inside."""
+    """Return every ``corn`` module that a source file imports, at its top or anywhere inside."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -50,13 +50,13 @@ def imported_modules(source: str) -> set[str]:
     return {module for module in found if module.split(".")[0] == "corn"}
 
 
-def violations(source: str, room: str) -> list[str]:
-    """The imports that point up the list of rooms from ``room``."""
-    below = ROOMS[ROOMS.index(room) + 1 :]
-    return sorted(module for module in imported_modules(source) if room_of(module) in below)
+def violations(source: str, package: str) -> list[str]:
+    """Return the imports from packages that come later in the list than ``package``."""
+    later = PACKAGES[PACKAGES.index(package) + 1 :]
+    return sorted(module for module in imported_modules(source) if package_of(module) in later)
 
 
-# The front door and the entry point belong to no room and may import all.
+# ``corn`` itself and its entry point belong to no package and may import all.
 SOURCES = sorted(
     p for p in ROOT.rglob("*.py") if p.name not in ("__main__.py",) and p.parent != ROOT
 )
@@ -64,20 +64,20 @@ SOURCES += sorted(p for p in ROOT.glob("*.py") if not p.name.startswith("__"))
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_point_down(path: Path) -> None:
-    room = path.relative_to(ROOT).parts[0].removesuffix(".py")
-    assert room in ROOMS, f"{room} has no place in the order of rooms"
-    assert violations(path.read_text(encoding="utf-8"), room) == []
+def test_imports_point_to_earlier_packages(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    assert package in PACKAGES, f"{package} is not in the list of packages"
+    assert violations(path.read_text(encoding="utf-8"), package) == []
 
 
-def test_a_deferred_import_upwards_is_found() -> None:
+def test_a_deferred_import_of_a_later_package_is_found() -> None:
     source = "def f():\n    from corn.privacy import budget\n    import corn.cli\n"
     assert violations(source, "topology") == ["corn.cli", "corn.privacy.budget"]
     assert violations(source, "plan") == ["corn.cli"]
     assert violations("from corn import topology", "privacy") == []
 
 
-def test_mathematics_imports_without_torch() -> None:
-    imports = ", ".join(f"corn.{room}" for room in TORCH_FREE)
+def test_packages_of_mathematics_import_without_torch() -> None:
+    imports = ", ".join(f"corn.{package}" for package in TORCH_FREE)
     code = f"import sys, corn, {imports}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

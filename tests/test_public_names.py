@@ -1,6 +1,13 @@
-"""The names a user may rely on."""
+"""The public names of ``corn``, and the uniqueness of names in the package."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
 
 import corn
+from corn.cli import COMMANDS
+
+ROOT = Path(corn.__file__).parent
 from corn.covariance import DEFAULT_THREAT
 
 PUBLIC = [
@@ -31,8 +38,22 @@ def test_public_names_are_pinned() -> None:
     assert sorted(corn.__all__) == PUBLIC
 
 
-def test_public_names_exist() -> None:
+def test_public_names_exist_and_are_listed() -> None:
     assert all(hasattr(corn, name) for name in corn.__all__)
+    assert set(PUBLIC) <= set(dir(corn))
+
+
+def test_each_class_and_public_function_name_is_defined_once() -> None:
+    """A command is a function with its name, which it may share with the library's function."""
+    modules = defaultdict(list)
+    for path in sorted(ROOT.rglob("*.py")):
+        is_command = path.parent == ROOT / "cli" and path.stem in COMMANDS
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name.startswith("_"):
+                continue
+            if not (is_command and node.name == path.stem):
+                modules[node.name].append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in modules.items() if len(paths) > 1} == {}
 
 
 def test_the_readme_example_works() -> None:

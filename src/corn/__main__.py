@@ -11,10 +11,10 @@ def main() -> None:
     usual = signal.getsignal(signal.SIGINT)
     if usual is not signal.SIG_IGN:  # where it is ignored, as in a background job, it stays so
         signal.signal(signal.SIGINT, _exit_at_once)
-    from corn.cli import main as run
+    from corn.cli import run_command
 
     signal.signal(signal.SIGINT, usual)
-    run()
+    run_command()
 
 
 def _exit_at_once(number: int, _frame: object) -> None:

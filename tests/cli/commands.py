@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from corn.cli import main
+from corn.cli import run_command
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Outcome:
 
 
 class Runner:
-    """Calls ``main`` with arguments and keeps what it printed."""
+    """Calls a command with arguments and keeps its output."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._monkeypatch = monkeypatch
@@ -26,6 +26,6 @@ class Runner:
     def __call__(self, *arguments: Any) -> Outcome:
         self._monkeypatch.setattr(sys, "argv", ["corn", *map(str, arguments)])
         with pytest.raises(SystemExit) as caught:
-            main()
+            run_command()
         printed = self._capsys.readouterr()
         return Outcome(int(caught.value.code or 0), printed.out, printed.err)

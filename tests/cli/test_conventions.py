@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from corn import __version__
-from corn.cli import COMMANDS, app, main
+from corn.cli import COMMANDS, app, run_command
 from corn.learn.metrics import Row
 from corn.learn.sweep import SweepLoop
 
@@ -134,7 +134,7 @@ def test_sigterm_is_handled_like_ctrl_c(
     monkeypatch.setattr("corn.cli.app", work)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit, match="130"):
-        main()
+        run_command()
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -156,7 +156,7 @@ def test_forked_workers_end_at_sigterm_as_usual(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("corn.cli.app", work)
     with pytest.raises(SystemExit):
-        main()
+        run_command()
 
 
 @pytest.mark.parametrize("module", ["numpy.version", "scipy", "networkx.utils", "typer"])

@@ -109,7 +109,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def main() -> None:
+def run_command() -> None:
     """Run a command; expected failures become one line on stderr and exit code 1.
 
     SIGTERM, which containers and schedulers send, is handled like Ctrl-C.

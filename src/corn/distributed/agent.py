@@ -189,7 +189,7 @@ def run_problem(
         with naming_agent(agent):
             account = open_account(plan, guarantee, settings, releases_left=releases_left)
             run = AgreedRun(plan, settings, agent, agreement, keyring, work, account, folders)
-            return train(run, exchange, reports)
+            return train_agent(run, exchange, reports)
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,7 +324,7 @@ def connect(
     )
 
 
-def train(run: AgreedRun, exchange: LinkExchange, reports: Reports) -> AgentResult:
+def train_agent(run: AgreedRun, exchange: LinkExchange, reports: Reports) -> AgentResult:
     """Run all steps that are left, and record them."""
     plan, settings, ledger = run.plan, run.settings, run.keyring.ledger
     journal = Journal(
