@@ -6,9 +6,9 @@ from pathlib import Path
 
 import corn
 from corn.cli import COMMANDS
+from corn.covariance import DEFAULT_THREAT
 
 ROOT = Path(corn.__file__).parent
-from corn.covariance import DEFAULT_THREAT
 
 PUBLIC = [
     "CornError",
