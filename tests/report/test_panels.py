@@ -51,6 +51,19 @@ def test_only_widely_and_unevenly_spread_places_get_a_logarithmic_axis() -> None
 
 
 @pytest.mark.parametrize("scale", [QUICK, FULL])
+def test_titles_are_not_cut(scale: Scale) -> None:
+    for panel in (study.panel for study in make_studies(["all"], scale)):
+        # A vertical axis with long labels pushes the title to the right.
+        figure = plot_panel(panel, [Point(NONE, x, (200 * x, 220 * x)) for x in (1.0, 1.5)])
+        figure.draw_without_rendering()
+        (axes,) = figure.axes
+        assert axes.get_title(loc="left")
+        drawn = axes.get_tightbbox()
+        assert drawn is not None
+        assert drawn.x1 <= figure.bbox.x1
+
+
+@pytest.mark.parametrize("scale", [QUICK, FULL])
 def test_no_two_lines_of_a_panel_look_the_same(scale: Scale) -> None:
     for study in make_studies(["fig1a", "fig2"], scale):
         assert isinstance(study, NoiseStudy)

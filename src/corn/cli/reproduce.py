@@ -74,7 +74,9 @@ def reproduce(
     json: Annotated[bool, typer.Option("--json", help="Print the claims as JSON.")] = False,
 ) -> None:
     """Reproduce the paper's figures with further methods; finished cells are not computed again."""
+    # First of all, while the options are the only local names.
     configuration = dict(locals())
+    # Inside, because both need torch, whose import takes seconds that `corn --help` need not wait.
     from corn import experiments
     from corn.report.page import write_reproduction
 
@@ -153,6 +155,7 @@ class _CellBar:
 
     def expect(self, cells: Sequence[Cell]) -> None:
         """Set the length; again after the pilots, which reveal the cells of the other seeds."""
+        # Costs range from a twentieth of a second to an hour: a count of cells would mislead.
         total = sum(cell.cost for cell in cells)
         self._bar.update(self._task, total=total, cells=len(cells))
 

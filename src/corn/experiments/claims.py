@@ -135,6 +135,7 @@ def _check_exact_accounting(lines: Lines, scale: Scale) -> Claim | None:
 
     Where it does not keep ε, it adds less noise than its budget needs, and wins for that reason.
     """
+    # In other panels x is not an ε.
     broken = find_broken_promises(scale) if lines.panel.figure.endswith("a") else []
     kept = {key: point for key, point in lines.points.items() if point.x not in broken}
     where = "everywhere"
@@ -222,6 +223,7 @@ def _check_improvement(lines: Lines, method: MethodSpec, axis: str) -> Claim:
         lines.excess((method, right), (method, left), comparisons=len(places))
         for left, right in pairwise(places)
     ]
+    # From the first place to the last is a single comparison: no Bonferroni correction.
     whole = lines.excess((method, places[-1]), (method, places[0]))
     verdict: Verdict = "undecided"
     if whole.mean + whole.half_width < -TOLERATED:
@@ -314,6 +316,7 @@ def _check_groups(lines: Lines) -> Claim | None:
         "expected",
         lines.panel.name,
         "noise grows with the number of seed groups, and is LDP's at one group per agent",
+        # A group of one agent shares nothing: CorN must equal LDP up to the solver's gap.
         _judge(steps) if abs(last / independent - 1) <= ROUNDING else "does not hold",
         f"{first:.4g} at m = {places[0]:g}, {last:.4g} at m = {places[-1]:g} "
         f"(LDP {independent:.4g})" + (f"; falls after m = {_list(fewer)}" if fewer else ""),

@@ -95,14 +95,17 @@ class Lines:
             _subtract(self._values(DECOR_PAPER, x), self._values(CORN_PAPER, x), sign)
             for x in (better, other)
         ]
+        # The same seeds run at both places, so that margins are paired as well.
         lead = _subtract(margins[0], margins[1], 1.0)
         return Difference(better, float(np.mean(lead)), self._half_width(lead, 1))
 
     def _values(self, method: MethodSpec, x: float) -> tuple[float, ...]:
+        # A loss that is not finite counts as a breakdown.
         values = self.points[method.name, x].values
         return values if all(map(math.isfinite, values)) else ()
 
     def _half_width(self, gaps: tuple[float, ...], comparisons: int) -> float:
+        # One value of a random quantity bounds nothing.
         if self.panel.is_random and len(gaps) < 2:
             return math.inf
         return confidence_half_width(gaps, confidence=1 - 0.05 / comparisons)

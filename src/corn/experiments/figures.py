@@ -81,6 +81,7 @@ def _figure1(
 
     ``places`` are (x, graph, ε).
     """
+    # The line without noise would lie at zero, which a logarithmic axis does not have.
     entries = tuple(
         _entry(scale, method, x, graph=graph, epsilon=epsilon)
         for x, graph, epsilon in places
@@ -101,6 +102,7 @@ def _figure1(
 
 def _is_too_large(scale: Scale, method: MethodSpec, num_agents: float) -> bool:
     """Return whether a network has too many coalitions for a design against insiders."""
+    # There are about n^q / q! coalitions of q insiders, and each is a constraint.
     limits = (float("inf"), *scale.insider_sizes)
     return num_agents > limits[method.max_colluders]
 
@@ -109,6 +111,7 @@ def figure2(scale: Scale) -> list[NoiseStudy]:
     """Return noise against the number of disjoint seed groups, and against the insiders."""
     graph = scale.graph(scale.connectivity)
     entry = partial(_entry, scale, graph=graph, epsilon=scale.epsilon)
+    # LDP shares no seed: the same design at every m and q, for comparison.
     groups = tuple(
         entry(method, float(m), seeds=f"groups:{m}" if method.mechanism == "corn" else None)
         for m in range(1, scale.num_agents + 1)

@@ -100,6 +100,7 @@ def gather(
 ) -> Reproduction:
     """Collect panels, runs and claims from the results of all cells; the store has their times."""
     panels = tuple((study.panel, tuple(study.points(results))) for study in studies)
+    # The results lack designs that only training needs; their time counts as well.
     designs, trainings = split_cells(results)
     needed: list[Cell] = [*designs, *trainings]
     return Reproduction(
@@ -143,6 +144,7 @@ def _list_notes(results: Results) -> Iterator[str]:
 def _require_inputs(cells: Sequence[Cell], directory: Path | None) -> None:
     """Raise if a data set is absent or a graph is not connected: now, not after an hour."""
     for task in {cell.task for cell in cells if isinstance(cell, TrainingCell)} - {"quadratic"}:
+        # No stand-in: a figure of the paper on another data set would be mistaken for its own.
         load_dataset(task, directory=directory, stand_in=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CornWarning)

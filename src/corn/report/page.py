@@ -140,6 +140,7 @@ def _claims_markdown(claims: Sequence[Claim]) -> str:
 
 
 def _point_row(panel: Panel, point: Point) -> dict[str, Any]:
+    # One seed has no interval. An empty column says so; a 0 would look exact.
     return {
         "panel": panel.name,
         "method": point.method.name,

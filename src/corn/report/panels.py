@@ -87,7 +87,7 @@ def plot_panel(
     figure = Figure(figsize=(6.2, 4.4 if only_paper else 4.9), layout="constrained")
     axes = figure.subplots()
     # "δ = 1e-05" stays on one line.
-    title = textwrap.fill(panel.title.replace(" = ", "\u00a0=\u00a0"), 84)
+    title = textwrap.fill(panel.title.replace(" = ", "\u00a0=\u00a0"), 88)
     axes.set_title(title, fontsize=8.5, loc="left")
     _set_axes(axes, panel, sorted({point.x for point in shown}))
     if not shown:
@@ -164,6 +164,8 @@ def _find_limits(panel: Panel, points: Sequence[Point]) -> tuple[float, float]:
     They include all means. Intervals extend them by at most half the span of the means: with two
     seeds an interval may be ten times as wide, and would flatten all lines.
     """
+    # The quadratic starts at its minimiser: without noise its gap is decades below all others, and
+    # an axis that included it would press them together.
     seen = [point for point in points if point.method.is_private or not panel.log_y] or points
     scale = np.log if panel.log_y else np.asarray
     means = np.array([point.mean for point in seen])
