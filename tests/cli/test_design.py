@@ -94,7 +94,7 @@ def test_saved_designs_can_be_accounted_for(corn: Runner, tmp_path: Path) -> Non
     assert len(saved["decomposition"]["private_variance"]) == 8
 
 
-def test_own_objective(corn: Runner, tmp_path: Path) -> None:
+def test_an_objective_from_a_file(corn: Runner, tmp_path: Path) -> None:
     np.save(tmp_path / "A.npy", np.eye(8))
     facts = read(corn(*DESIGN, "--objective", tmp_path / "A.npy", "--json").stdout)
     assert facts["normalized_value"] == pytest.approx(8)
@@ -181,7 +181,7 @@ def test_compare_orders_the_mechanisms(corn: Runner, tmp_path: Path) -> None:
     assert "DECOR" in corn("compare", "--graph", "ring:5", "--horizon", 1).stdout
 
 
-def test_threat_says_what_is_worthless(corn: Runner) -> None:
+def test_threat_marks_seeds_that_are_no_better_than_ldp(corn: Runner) -> None:
     arguments = ["threat", "--graph", "ring:6", "--steps", 500, "--seeds", "groups:2,pairs"]
     facts = read(corn(*arguments, "--colluders", "0,1", "--json").stdout)
     rows = {(row["seeds"], row["max_colluders"]): row for row in facts["rows"]}
@@ -192,7 +192,7 @@ def test_threat_says_what_is_worthless(corn: Runner) -> None:
     assert "no better than LDP" in " ".join(text.split()).replace("│ ", "")
 
 
-def test_threat_refuses_nonsense(corn: Runner) -> None:
+def test_threat_refuses_a_list_that_it_cannot_read(corn: Runner) -> None:
     outcome = corn("threat", "--graph", "ring:6", "--colluders", "many")
     assert outcome.exit_code == 1
     assert "whole numbers separated by commas, found 'many'" in outcome.stderr

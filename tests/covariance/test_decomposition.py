@@ -89,7 +89,7 @@ def test_the_budget_holds_up_to_the_coalitions_designed_for(coalition: list[int]
     assert max(found.values()) <= 3 * (1 + 1e-9)
 
 
-def test_one_insider_too_many_breaks_it() -> None:
+def test_one_insider_more_than_designed_for_exceeds_the_budget() -> None:
     found = epsilons(shares(ThreatModel(1, "pairs")), [0, 3])
     assert max(found.values()) > 3.2
 

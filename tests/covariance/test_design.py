@@ -146,6 +146,12 @@ def test_the_defaults_are_one_insider_with_pair_seeds_and_a_fifth_of_the_run() -
     assert design(nx.cycle_graph(6), BUDGET).value == result.value
 
 
+def test_a_single_agent_has_no_insiders_by_default() -> None:
+    result = design(np.ones((1, 1)), BUDGET)
+    assert result.threat == EAVESDROPPER
+    assert result.noise_std[0] == pytest.approx(BUDGET.independent_noise_std)
+
+
 def test_seeds_follow_the_links_of_the_network_even_where_weights_are_zero() -> None:
     unused_middle = np.kron(np.eye(2), np.full((2, 2), 0.5))
     threat = ThreatModel(0, "edges", "common")
@@ -312,6 +318,7 @@ def test_the_first_order_solver_takes_disjoint_groups_too() -> None:
     [
         (lambda: Corn(drop_share=2.0), "drop_share"),
         (lambda: Corn(num_workers=0), "num_workers"),
+        (lambda: Auto(tolerance=0.0), "tolerance"),
         (lambda: Dual(tolerance=0.0), "tolerance"),
         (lambda: Dual(max_iterations=0), "max_iterations"),
         (lambda: FirstOrder(tolerance=-1.0), "tolerance"),

@@ -39,7 +39,7 @@ def test_the_precision_of_a_point_attains_its_value_or_better(W: FloatArray, see
     assert np.sum(A * np.linalg.inv(Y)) <= point.value * (1 + 1e-9)
 
 
-def test_what_a_point_attains_is_second_order_in_its_distance_from_the_optimum() -> None:
+def test_the_attained_value_is_second_order_in_the_distance_from_the_optimum() -> None:
     A = Horizon(10).matrix(metropolis(nx.path_graph(8)))
     optimum = solve_dual(A, tolerance=1e-12, max_iterations=50)
     direction = np.random.default_rng(1).standard_normal(8)

@@ -49,7 +49,9 @@ def solve(
 
 
 @pytest.mark.parametrize(("name", "seeds", "colluders", "oracle"), CASES)
-def test_oracles(name: str, seeds: str, colluders: int, oracle: float) -> None:
+def test_both_solvers_match_the_oracles(
+    name: str, seeds: str, colluders: int, oracle: float
+) -> None:
     threat = ThreatModel(colluders, seeds, "common")
     exact = solve(GRAPHS[name], threat, Sdp())
     assert exact.value == pytest.approx(oracle, rel=1e-5)

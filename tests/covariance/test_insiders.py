@@ -92,7 +92,7 @@ def test_common_private_noise_holds_for_disjoint_groups_too() -> None:
     assert np.ptp(result.decomposition.private_variance) == 0
 
 
-def test_a_loose_bound_is_called_that() -> None:
+def test_a_loose_bound_has_its_own_status() -> None:
     complete = np.full((6, 6), 1 / 6)
     result = paper_design(complete, threat=DEFAULT_THREAT)
     assert result.status == "loose bound"

@@ -36,7 +36,7 @@ def test_a_horizon_is_the_discounted_sum(
 
 @PROPERTY
 @given(NETWORKS, st.lists(st.floats(0.001, 3), min_size=1, max_size=6), *ROUNDS)
-def test_a_finite_run_weighs_each_step_by_how_long_it_mixes(
+def test_a_finite_run_mixes_the_noise_of_each_step_until_the_end(
     W: FloatArray, steps: list[float], gossip: int, cooldown: int
 ) -> None:
     expected = add_up(W, np.square(steps[::-1]), gossip, cooldown)
@@ -110,7 +110,7 @@ def test_parameters_are_checked() -> None:
         FiniteRun([0.0])
 
 
-def test_descriptions_say_what_is_minimised() -> None:
+def test_descriptions_name_the_objective() -> None:
     assert ONE_STEP.describe() == "one step"
     assert Horizon(50, 2, 3).describe() == (
         "horizon of 50 steps, 2 gossip rounds a step, 3 rounds at the end"

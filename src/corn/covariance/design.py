@@ -15,7 +15,7 @@ import scipy.linalg
 from numpy.typing import ArrayLike
 
 from corn.arrays import FloatArray, as_square_matrix
-from corn.checks import require_choice, require_count, require_in_range
+from corn.checks import require_choice, require_count, require_in_range, require_positive
 from corn.covariance.baselines import Central, Decor, Ldp, NoNoise, ZeroSum
 from corn.covariance.decomposition import split_blocks
 from corn.covariance.dual import ClosedForm, Dual
@@ -24,7 +24,7 @@ from corn.covariance.insiders import design_against_insiders
 from corn.covariance.objective import Objective, default_objective
 from corn.covariance.problem import Design, DesignProblem, MechanismName, Status
 from corn.covariance.sdp import Sdp
-from corn.covariance.threat import DEFAULT_THREAT, SeedGroups, ThreatModel
+from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, SeedGroups, ThreatModel
 from corn.errors import InvalidArgumentError
 from corn.privacy import PrivacyBudget
 from corn.threads import map_in_workers
@@ -73,6 +73,10 @@ class Auto:
     """
 
     tolerance: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.tolerance is not None:
+            require_positive("tolerance", self.tolerance)
 
     def choose(self, *, separates: bool) -> Dual | FirstOrder:
         """Return the solver for a problem that separates into blocks, or does not."""
@@ -198,11 +202,14 @@ def design(
                 "None: give objective=Horizon(length), or a PrivacyBudget instead of the cap"
             )
         objective = default_objective(budget.num_steps)
+    if threat is None:
+        # A single agent has nobody inside the network to fear.
+        threat = mechanism.default_threat if len(graph) > 1 else EAVESDROPPER
     problem = DesignProblem(
         objective_matrix=objective.matrix(W),
         precision_cap=_read_cap(budget),
         graph=graph,
-        threat=mechanism.default_threat if threat is None else threat,
+        threat=threat,
     )
     return mechanism.solve(problem)
 
