@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -397,6 +398,30 @@ def test_a_signal_to_all_processes_of_a_launch_stops_agents_together(tmp_path: P
 
 
 @pytest.mark.slow
+def test_ctrl_c_while_modules_are_imported_is_one_line_and_exit_code_130(tmp_path: Path) -> None:
+    """A terminal sends it to the process that forks agents, too, which must not end of it."""
+    process = launch_two(tmp_path, stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 120
+        while not any(map(is_fork_server, descendants(process.pid))):
+            assert time.monotonic() < deadline, "no fork server"
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        _, written = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert written.count(b"\n") == written.count(b"corn: ") == 1, written
+
+
+def is_fork_server(pid: int) -> bool:
+    with suppress(OSError):
+        return b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+@pytest.mark.slow
 def test_no_agent_outlives_a_killed_launcher(tmp_path: Path) -> None:
     process = launch_two(tmp_path)
     try:
@@ -412,12 +437,12 @@ def test_no_agent_outlives_a_killed_launcher(tmp_path: Path) -> None:
     assert not any(map(is_alive, children))
 
 
-def launch_two(folder: Path) -> subprocess.Popen[bytes]:
+def launch_two(folder: Path, *, stderr: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     """``corn launch`` with a long plan for two agents, in a process group of its own."""
     save_plan(small_plan("path:2", 100_000), folder / "plan.corn")
     command = [sys.executable, "-m", "corn", "launch", "plan.corn", "--out", "run"]
     command += ["--task", "breast-cancer"]
-    return subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL, start_new_session=True)
+    return subprocess.Popen(command, cwd=folder, stderr=stderr, start_new_session=True)
 
 
 def wait_for_agents(pid: int, folder: Path) -> list[int]:

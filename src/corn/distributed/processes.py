@@ -63,7 +63,7 @@ def run_child(connection: Connection, agent: int, config: AgentConfig) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which forwards it
     interruption = Interruption()
     signal.signal(signal.SIGTERM, lambda *_: setattr(interruption, "requested", True))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # the fork server blocks it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)  # the fork server blocks them
     threading.Thread(target=_listen, args=(connection, interruption), daemon=True).start()
     reports = Reports(
         on_progress=lambda progress: _report(connection, progress),
@@ -301,13 +301,13 @@ def is_suspended(pid: int | None) -> bool:
 
 
 def _start_forkserver() -> None:
-    """Start the process that forks agents, with SIGTERM blocked.
+    """Start the process that forks agents, with SIGINT and SIGTERM blocked.
 
-    A signal to all processes of a run must not end the server, and with it the agents, which stop
-    together. The server ends with the launcher.
+    A signal to all processes of a run, such as Ctrl-C, must not end the server, not even while it
+    imports modules: with it the agents would end, which stop together. It ends with the launcher.
     """
     resource_tracker.ensure_running()  # its own start would unblock signals again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     try:
         forkserver.ensure_running()
     finally:
