@@ -1,4 +1,4 @@
-"""``corn launch``: run all agents of a plan as processes of this machine."""
+"""``corn launch``: run all agents of a plan as processes on this machine."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from corn.cli.options import (
 )
 from corn.cli.output import print_facts, print_json, print_note
 from corn.cli.records import read_configuration
-from corn.errors import StoppedByUserError
 from corn.plan import fingerprint, load_plan
 
 EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/run"
 
-_TOGETHER = "Planning together (with --decentralized-planning)"
+_TOGETHER = "Decentralised planning"
 _WARNING = (
     "private numbers are computed from private data without noise: no ε covers them, and they must "
     "not be handed out"
@@ -45,15 +44,15 @@ def launch(
     keys: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of keys, ledgers and roster.json, not to be handed out with results; made "
-            "if it has none. (Default: beside the plan, PLAN.keys; without one, corn.keys here.)",
+            help="Folder of keys, ledgers and roster.json; never hand it out. Keys are made if it "
+            "has none. (Default: PLAN.keys beside the plan; without a plan, corn.keys here.)",
             rich_help_panel=AGENTS,
         ),
     ] = None,
     agents_per_host: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Run so many here, the rest on other hosts.", rich_help_panel=AGENTS
+            min=1, help="Number of agents per host, on several hosts.", rich_help_panel=AGENTS
         ),
     ] = None,
     host: Annotated[
@@ -62,7 +61,7 @@ def launch(
     store: Annotated[
         str | None,
         typer.Option(
-            help="HOST:PORT where agents of several hosts meet; host 0 opens it.",
+            help="HOST:PORT of the rendezvous, on several hosts; host 0 opens it.",
             rich_help_panel=AGENTS,
         ),
     ] = None,
@@ -70,7 +69,7 @@ def launch(
         int | None,
         typer.Option(
             metavar="SEED",
-            help="Draw what corn train --rehearse draws with this seed, to compare with it. "
+            help="Draw the noise of corn train --rehearse with this public seed, for comparison. "
             "Protects nothing.",
             rich_help_panel=AGENTS,
         ),
@@ -79,13 +78,13 @@ def launch(
         bool,
         typer.Option(
             "--decentralized-planning",
-            help="No plan: each agent knows its neighbours in --graph, and they make one together.",
+            help="Let agents make the plan together; each knows only its neighbours in --graph.",
             rich_help_panel=_TOGETHER,
         ),
     ] = False,
     graph: Annotated[
         str | None,
-        typer.Option(help="As for corn plan.", rich_help_panel=_TOGETHER),
+        typer.Option(help="The network, as for corn plan.", rich_help_panel=_TOGETHER),
     ] = None,
     budget: BudgetOptions,
     mechanism: MechanismOption = "corn",
@@ -93,27 +92,27 @@ def launch(
     threat: ThreatOptions,
     out: Annotated[
         Path,
-        typer.Option(help="A directory: shared in it may be handed out, private in it may not."),
+        typer.Option(help="Folder of the run: shared in it may be handed out, private may not."),
     ] = Path("out/launch"),
     show_private: Annotated[
         bool,
         typer.Option(
             "--show-private",
-            help="Also show training loss, gradient norms and the like, and write them to private. "
-            "No noise protects them: for one who owns the data of all agents.",
+            help="Also show training losses and gradient norms, and write them to private. No "
+            "noise protects them: only for a user who owns the data of all agents.",
         ),
     ] = False,
     plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Run all agents of a plan as processes here, linked to their neighbours, nothing central."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are told in one line
+    """Run all agents of a plan as processes on this machine, linked to their neighbours only."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
     if decentralized_planning == (plan is not None) or (graph is None) != (plan is not None):
         raise typer.BadParameter("give a plan, or --decentralized-planning and --graph")
     if show_private and agents_per_host is not None:
         raise typer.BadParameter(
-            "--show-private is for one machine with the data of all agents; on several hosts each "
-            "agent's numbers are in its folder in private"
+            "--show-private needs one machine with the data of all agents; on several hosts the "
+            "numbers of each agent are in its folder in private"
         )
     source: Path | distributed.PlanningRequest
     batch_size = learning.batch_size
@@ -123,11 +122,11 @@ def launch(
         source, batch_size = plan, planned.budget.batch_size or batch_size
     else:
         source = distributed.PlanningRequest(
-            budget.make_for_batches(batch_size),
-            mixing.choose_objective(budget.steps),
-            threat.make(),
-            mechanism,
-            mixing.weights,
+            budget=budget.make_for_batches(batch_size),
+            objective=mixing.choose_objective(budget.steps),
+            threat=threat.make(),
+            mechanism=mechanism,
+            weights=mixing.weights,
         )
     settings = run.make_settings(
         learning,
@@ -150,20 +149,12 @@ def launch(
     )
     if launched.made_keys:
         print_note(
-            f"made identities for all agents in {launched.keys}: for a run on one machine; where "
-            "agents must not trust each other, each makes its own with corn keygen"
+            f"made keys for all agents in {launched.keys}, which is safe on one machine only; "
+            "agents that do not trust each other make their own with corn keygen"
         )
     facts = _facts(read_configuration(context), launched)
-    write_run(
-        launched.measured.rows,
-        facts,
-        launched.folders.shared,
-        columns=learn.SHARED_COLUMNS,
-        is_private=launched.is_rehearsal,
-    )
     private = _private_facts(launched) if show_private else {}
-    if show_private:
-        write_run(launched.measured.rows, private, launched.folders.private, is_private=True)
+    _write(launched, facts, private)
     if plot:
         _draw(launched, plot)
     if json:
@@ -175,23 +166,36 @@ def launch(
     for note in launched.private_notes:
         print_note(f"private, do not hand out: {note}")
     print_note(_describe_sharing(launched))
-    num_steps = launched.measured.num_steps
-    if launched.was_interrupted:
-        raise StoppedByUserError(
-            f"interrupted after {num_steps} steps; results so far are written; --resume continues "
-            "from the newest checkpoint"
-        )
-    if launched.measured.status == "interrupted":
-        distributed.require_done(launched.finished.values(), num_steps)
+    distributed.require_done(
+        launched.finished.values(),
+        launched.measured.num_steps,
+        was_interrupted=launched.was_interrupted,
+    )
+
+
+def _write(
+    launched: distributed.LaunchResult, facts: dict[str, object], private: dict[str, object]
+) -> None:
+    """Write metrics.csv and run.json, shared and private ones apart."""
+    rows = launched.measured.rows
+    write_run(
+        rows,
+        facts,
+        launched.folders.shared,
+        columns=learn.SHARED_COLUMNS,
+        is_private=launched.is_rehearsal,
+    )
+    if private:
+        write_run(rows, private, launched.folders.private, is_private=True)
 
 
 def _facts(
     configuration: dict[str, object], launched: distributed.LaunchResult
 ) -> dict[str, object]:
-    """What may be handed out: nothing computed from private data without noise."""
+    """Return the content of run.json: nothing computed from private data without noise."""
     result, plan = launched.measured, launched.plan
     return {
-        # Where things are on this machine is nobody else's business.
+        # Names of folders may describe the owner of the data.
         "configuration": {
             name: value.name if isinstance(value, Path) else value
             for name, value in configuration.items()
@@ -212,7 +216,7 @@ def _facts(
 
 
 def _private_facts(launched: distributed.LaunchResult) -> dict[str, object]:
-    """What the owner of all data asked for; times tell how much data agents have."""
+    """Return numbers for the owner of all data; times depend on how much data agents have."""
     return {
         "warning": _WARNING,
         "agent_samples": launched.problem.data.sizes,
@@ -226,13 +230,13 @@ def _private_facts(launched: distributed.LaunchResult) -> dict[str, object]:
 
 
 def _measured(launched: distributed.LaunchResult, columns: Sequence[str]) -> dict[str, object]:
-    """The last measurement, as far as there is one."""
+    """Return the columns of the last measurement that have a value."""
     last = launched.measured.rows[-1]
     return {name: last[name] for name in columns if last[name] == last[name]}
 
 
 def _draw(launched: distributed.LaunchResult, path: Path) -> None:
-    """Draw what may be handed out."""
+    """Draw the columns that may be handed out."""
     (trial,) = launched.measured.trials
     rows = launched.measured.rows
     measured = [
@@ -276,7 +280,7 @@ def _print(launched: distributed.LaunchResult) -> None:
 
 
 def _print_private(launched: distributed.LaunchResult, *, show_facts: bool) -> None:
-    """Show what the owner of all data asked for, and say what it is."""
+    """Print the private numbers, with a warning."""
     if show_facts:
         measured = _measured(launched, learn.PRIVATE_COLUMNS)
         print_facts(

@@ -95,6 +95,7 @@ def run_agent(
     """
     chosen = settings or RunSettings()
     with announcing_failure(rendezvous), naming_agent(rendezvous.agent):
+        # Of a loader only the batch size is taken: accounting assumes another order of samples.
         if isinstance(dataset, DataLoader) and chosen.batch_of(plan) is None:
             chosen = replace(chosen, batch_size=dataset.batch_size)
         parts = {"validation": validation, "test": test}
@@ -252,6 +253,7 @@ def prepare_work(
 
     ``cohort`` has the data of all agents, for a rehearsal that draws a simulation's batches.
     """
+    # The plan's proof for floats holds up to a number of parameters and of samples.
     plan.check_parameters(problem.task.num_parameters)
     require_few_samples(plan.budget.query, problem.data.sizes)
     sweep = SweepSettings(settings.steps_of(plan), settings.batch_of(plan), dtype=plan.dtype)
@@ -302,6 +304,7 @@ def connect(
 ) -> LinkExchange:
     """Open the links to neighbours, and to no other agent."""
     graph, agent = plan.network.graph, rendezvous.agent
+    # On a one-way link an agent only sends, or only receives.
     receivers = frozenset(graph.neighbors(agent))
     senders = frozenset(graph.predecessors(agent)) if graph.is_directed() else receivers
     links = open_links(
@@ -353,6 +356,7 @@ def train_agent(run: AgreedRun, exchange: LinkExchange, reports: Reports) -> Age
         last_step=run.last_step,
         parameters=parameters,
     )
+    # A checkpoint of the start lets agents that crash early resume from a step they have in common.
     journal.record_start(run.first_step, parameters, earlier)
     # A caller that gave an interruption catches signals itself, and would miss those caught here.
     given = reports.interruption

@@ -74,6 +74,7 @@ class Hello:
     reserved: int = 0
 
     def __post_init__(self) -> None:
+        # Hellos of other agents come from the store, and may hold anything.
         check_fingerprint(parse_hex(self.plan, "plan"))
         check_nonce(parse_hex(self.nonce, "nonce"))
         if min(self.remaining, self.reserved, *self.checkpoints, 0) < 0:
@@ -123,6 +124,7 @@ def check_plan(plan: Plan, settings: RunSettings, rendezvous: Rendezvous) -> Age
 
 def check_guarantee(plan: Plan, agent: int) -> AgentGuarantee:
     """Verify a plan from scratch and return what it guarantees to an agent."""
+    # The plan's own claims count for nothing here: whoever made it need not be trusted.
     verification = verify_plan(plan)
     if not verification.passed:
         problems = make_printable("; ".join(verification.problems), limit=_MAX_REASON)
@@ -197,6 +199,8 @@ def shake_hands(rendezvous: Rendezvous, hello: Hello) -> Agreement:
     """Compare terms with all agents; all raise the same ``HandshakeError`` if any differs."""
     hellos = _publish_and_gather(rendezvous, "hello", hello)
     compare_hellos(hellos)
+    # The run's nonce is a hash of all contributions: one new nonce makes all noise new, even if
+    # every other agent repeats its own.
     nonces = {agent: bytes.fromhex(own.nonce) for agent, own in hellos.items()}
     scarce = min(hellos, key=lambda agent: (hellos[agent].remaining, agent))
     return Agreement(
@@ -221,6 +225,7 @@ def require_budget(agreement: Agreement) -> None:
 def confirm(rendezvous: Rendezvous, agreement: Agreement, topic: str) -> None:
     """Wait until all agents have come here with the same agreement."""
     digest = hashlib.sha256(repr(agreement).encode()).hexdigest()
+    # A store that answered agents differently would lead them to different agreements.
     found = _publish_and_gather(rendezvous, topic, Confirmation(digest))
     rendezvous.raise_refusal()  # of an agent that confirmed and failed afterwards
     _compare("the agreement", {agent: own.agreed for agent, own in found.items()})
@@ -228,6 +233,7 @@ def confirm(rendezvous: Rendezvous, agreement: Agreement, topic: str) -> None:
 
 def compare_hellos(hellos: Mapping[int, Hello]) -> None:
     """Raise ``HandshakeError`` for the first topic on which agents differ."""
+    # All agents compare in the same order, and so raise the same error.
     topics = {
         "the plan's fingerprint": {who: own.plan[:16] for who, own in hellos.items()},
         "the model": {who: own.model for who, own in hellos.items()},
@@ -283,6 +289,7 @@ def _compare(topic: str, values: Mapping[int, str]) -> None:
     usual, _ = counts.most_common(1)[0]
     others = tuple(who for who in sorted(values) if values[who] != usual)
     if others:
+        # Values come from other agents: they are quoted printably and briefly.
         shown = others[:_MAX_NAMED]
         limit = _MAX_REASON // (1 + len(shown))
         short = {who: make_printable(values[who], limit=limit) for who in shown}

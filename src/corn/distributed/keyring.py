@@ -108,6 +108,7 @@ class Keyring:
         """
         own = members.index(agent)
         if self.identity is None or self.roster is None:
+            # A simulation derives the keys of all agents from its seed; hold this agent's only.
             seed = 0 if self.rehearsal_seed is None else self.rehearsal_seed
             return make_rehearsal_source(plan.decomposition, own, seed=seed)
         keys = agent_keys(
@@ -160,12 +161,15 @@ def open_keyring(
 ) -> Keyring:
     """Load an agent's keys and open its ledger, which ``stack`` closes."""
     seed = settings.rehearsal_seed
+    # A rehearsal must not touch the ledger: its releases protect nothing, and cost nothing.
     if seed is not None:
         ledger = RehearsalLedger(plan.budget.num_steps, simulation_nonce(seed))
         return Keyring(ledger, rehearsal_seed=seed)
     if folder is None:
         raise InvalidArgumentError("keys must be a folder with the agent's key and the roster")
     identity, roster = load_keys(folder, agent, plan.num_agents)
+    # Opening the ledger begins a run: it locks the file, so that no second process releases under
+    # the same count, and writes a nonce that was never used before.
     opened = stack.enter_context(open_ledger(folder, agent, plan))
     return Keyring(opened, identity, roster)
 
@@ -178,12 +182,15 @@ def load_keys(folder: Path, agent: int, num_agents: int) -> tuple[Identity, Rost
         raise FileFormatError(
             f"{folder / 'roster.json'}: of {roster.num_agents} agents, the plan has {num_agents}"
         )
+    # With another agent's key the pair keys would not match those of the neighbours, and shared
+    # noise would not cancel.
     check_identity(identity, agent, roster=roster)
     return identity, roster
 
 
 def open_ledger(folder: Path, agent: int, plan: Plan) -> ReleaseLedger:
     """Open the ledger of an agent under a plan."""
+    # One ledger per plan: a budget is one plan's, and releases under another do not count to it.
     plan_fingerprint = fingerprint(plan)
     return ReleaseLedger.open(
         folder / f"agent-{agent}-{plan_fingerprint.hex()[:16]}.ledger",
@@ -205,6 +212,7 @@ def default_key_folder(plan: Path | None) -> Path:
 def make_keys(folder: Path, num_agents: int, *, is_one_machine: bool = True) -> bool:
     """Make the keys of all agents for a run on one machine, if there are none; return if made."""
     roster = folder / "roster.json"
+    # Existing keys are never replaced: other hosts may hold the roster that belongs to them.
     if roster.exists():
         return False
     if not is_one_machine or any(folder.glob("agent-*.key")):

@@ -178,6 +178,7 @@ def launch(
     folders.make()
     if isinstance(source, PlanningRequest):
         (folders.shared / "request.json").write_text(source.to_text() + "\n", encoding="utf-8")
+    # Built here too, to fail before processes start, and to measure models at the end.
     problem = workload.build(known.num_agents)
     # The launcher hosts the store, so that it outlasts any agent.
     store, address = None, place.store
@@ -185,6 +186,8 @@ def launch(
         host, port = address or (_LOCALHOST, 0)
         store = host_store(host, port, timeout=settings.timeout)
         address = host, store.port
+    # Each agent gets its own neighbours and no more of the graph: with a request instead of a plan
+    # this is all that it knows.
     config = AgentConfig(
         workload=workload,
         settings=settings,

@@ -60,6 +60,8 @@ class Link:
 
     def send(self, message: Tensor) -> None:
         """Start to send; the message must stay as it is until ``wait_sent`` returns."""
+        # Gloo reads a message from the caller's memory until it has left, notes included. The
+        # receiver takes messages in order: once this one has left, so have the notes before it.
         self._num_notes_before = len(self._notes)
         self._sent = self._start(message), message
         self.messages_sent += 1
@@ -79,6 +81,7 @@ class Link:
 
     def close(self) -> None:
         """Break the link; the other end notices at once."""
+        # Gloo has no call to close a connection; it closes with the last reference to its group.
         self._group = self._received = self._sent = None
         self._notes.clear()
 

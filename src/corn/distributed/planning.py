@@ -124,6 +124,7 @@ class Flood:
 
         Each agent writes its own row. Of several versions the first that arrives is kept.
         """
+        # The first byte of a row says whether it is known, as zeros may be valid content.
         table = np.zeros((self.num_agents, 1 + len(row)), np.uint8)
         table[self.agent] = np.frombuffer(b"\1" + row, np.uint8)
         links = self._links[topic] = self._open(topic, table.size)
@@ -159,6 +160,7 @@ def discover_graph(flood: Flood, request: PlanningRequest) -> nx.Graph:
     n = flood.num_agents
     own = np.zeros(n, np.uint8)
     own[flood.neighbours] = 1
+    # The hash of the request travels with the links: agents of different requests must not plan.
     settings = hashlib.sha256(request.to_text().encode()).digest()
     table = flood.spread("edges", own.tobytes() + settings)
     silent = np.flatnonzero(table[:, 0] == 0)
@@ -168,6 +170,7 @@ def discover_graph(flood: Flood, request: PlanningRequest) -> nx.Graph:
     for agent in range(n):
         if table[agent, 1 + n :].tobytes() != settings:
             raise PublicError(f"agent {agent} has another request for a plan")
+    # Both ends must list a link, as the mixing matrix must be symmetric.
     claims = table[:, 1 : 1 + n]
     for i, j in np.argwhere(claims != claims.T):
         raise PublicError(f"agents {i} and {j} do not agree on a link")

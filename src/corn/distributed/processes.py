@@ -241,6 +241,7 @@ class AgentProcesses:
         process = context.Process(target=run_child, args=(theirs, agent, config), daemon=True)
         process.start()
         theirs.close()
+        # Only the child holds its end now, so that this end reports when the child is gone.
         self._processes[agent], self._connections[agent] = process, ours
 
     def _take(self, agent: int) -> None:

@@ -177,14 +177,17 @@ def describe_stop(stop: StopNotice) -> str:
     }[stop.reason]
 
 
-def require_done(results: Collection[AgentResult], num_steps: int) -> None:
+def require_done(
+    results: Collection[AgentResult], num_steps: int, *, was_interrupted: bool = False
+) -> None:
     """Raise if a run was stopped before its last step, by a person or by its agents.
 
     A run that lost agents and went on, or that a ledger ended, did what it was asked to.
+    ``was_interrupted`` marks a stop that a person requested here, even if it came too late.
     """
     stops = {own.stop for own in results}
     kept = "results so far are written; --resume continues from the newest checkpoint"
-    if any(stop.reason is StopReason.INTERRUPTED for stop in stops):
+    if was_interrupted or any(stop.reason is StopReason.INTERRUPTED for stop in stops):
         raise StoppedByUserError(f"interrupted after {num_steps} steps; {kept}")
     forced = {stop for stop in stops if stop.reason in (StopReason.LOSS, StopReason.DIVERGED)}
     if forced:
@@ -197,6 +200,7 @@ def raise_common_failure(results: Mapping[int, AgentResult]) -> None:
 
     Agents that could not start because of another name that agent, or lost the store with it.
     """
+    # Where some agents have a result, the losses of the others are described with it.
     failures = {agent: own.failure for agent, own in results.items() if own.failure is not None}
     if len(failures) < len(results):
         return
@@ -210,6 +214,7 @@ def raise_common_failure(results: Mapping[int, AgentResult]) -> None:
 
 def find_missed(results: Mapping[int, AgentResult]) -> dict[int, int]:
     """Return the agents that others lost, here or on other hosts, each with the earliest step."""
+    # Agents notice a loss at different steps when the lost one had sent to some and not to others.
     missed: dict[int, int] = {}
     for own in results.values():
         for agent, step in own.lost.items():
@@ -270,6 +275,7 @@ def merge_measurements(
         for agent, own in folders.items()
         if show_private
     }
+    # Tables say at which steps there is a model; models are measured anew, all by one measure.
     last = max((max(table, default=0) for table in tables.values()), default=0)
     sweep = SweepSettings(settings.steps_of(plan), dtype=plan.dtype)
     _, parts = problem.place(sweep, max_train_samples=_MAX_TRAIN_SAMPLES)
@@ -291,6 +297,7 @@ def merge_measurements(
             statistics=_average([table[step] for table in private.values() if step in table]),
             is_simulated=False,
         )
+        # ε is by releases, which only each agent's ledger knows.
         spent = [float(tables[agent][step]["epsilon"]) for agent in present]
         rows.append(row | {"epsilon": max(spent), "epsilon_least": min(spent)})
     # Agents that are not there any more have no final model.

@@ -62,6 +62,7 @@ class Folders:
         """Make both folders; only the owner can open the private one, even if it existed before."""
         path = self.private
         try:
+            # The mode of mkdir counts for new folders only.
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.chmod(0o700)
             path = self.shared
@@ -81,6 +82,7 @@ def make_folders(out: Path, agent: int, *, is_rehearsal: bool) -> Folders:
 
 def append_private_note(folder: Path, text: str) -> None:
     """Add a line to the notes in a private folder, which only their owner can read."""
+    # The mode is given when the file is created: a later chmod would leave a moment to read it.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     descriptor = os.open(folder / "notes.txt", flags, mode=0o600)
     with os.fdopen(descriptor, "a", encoding="utf-8") as stream:
@@ -163,6 +165,8 @@ class CheckpointFolder:
 
     def save(self, step: int, checkpoint: AgentCheckpoint, *, num_kept: int = 3) -> None:
         """Write a checkpoint and keep the newest few; a crash while writing leaves those before."""
+        # The head names plan, agent and step, so that no file can be taken for another's. The
+        # digest at the end finds damage anywhere.
         parameters = checkpoint.parameters.cpu().numpy().tobytes()
         content = self._head(step) + _encode(checkpoint.num_releases) + parameters
         target = self.path_of(step)
@@ -171,6 +175,7 @@ class CheckpointFolder:
                 partial.write_bytes(content + hashlib.sha256(content).digest())
         except OSError as error:
             raise CornError(f"{target}: cannot be written: {error.strerror}") from error
+        # Agents save at different moments: several must be kept for all to have one in common.
         for old in sorted(list_checkpoints(self.folder))[:-num_kept]:
             self.path_of(old).unlink(missing_ok=True)
 
@@ -222,6 +227,7 @@ def find_checkpoints(
     Without ``resume`` a run begins anew, but not over a run in earnest that came further.
     """
     folder = checkpoints.folder
+    # A new run in the same folder would replace models for which budget was spent.
     if not settings.resume:
         paid = find_paid(folder)
         if any(paid):
@@ -264,6 +270,7 @@ def find_paid(folder: Path) -> set[int]:
 
 def forget_after(folders: Folders, step: int) -> int:
     """Remove checkpoints and models of later steps, which are run anew; return how many files."""
+    # Files of both runs side by side would be merged to one table of measurements.
     num_removed = 0
     for path in (
         *folders.private.glob("checkpoint-*.corn"),

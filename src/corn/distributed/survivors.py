@@ -64,6 +64,7 @@ class Membership:
 
     def note_loss(self, agent: int, step: int) -> None:
         """Note that the link to ``agent`` broke at ``step``."""
+        # The minimum over all headers is the same everywhere, in whatever order they arrive.
         self._noticed[agent] = min(self._noticed[agent], step)
 
     def note_stop(self, notice: StopNotice) -> None:
@@ -133,6 +134,8 @@ def weigh_neighbours(
 
 
 def _weigh(planned: float, mirrored: float, own: LinkState, other: LinkState) -> float:
+    # Neither end knows of a loss: the plan's weights. Both do: Metropolis weights of the surviving
+    # graph, for which the two degrees are enough.
     if not own.is_aware and not other.is_aware:
         return planned
     metropolis = 1 / (1 + max(own.degree, other.degree))
@@ -207,6 +210,8 @@ def measure_loss(plan: Plan, survivors: tuple[int, ...]) -> EnergyLoss:
 
     Both sides are by the same objective, which is another where the plan's is of all agents.
     """
+    # The survivors draw the same noise as before, so their covariance is the block R_SS. Nobody's
+    # privacy is weaker for it, as (R_SS)⁻¹ ⪯ (R⁻¹)_SS; only cancellation is lost.
     R, n = plan.decomposition.covariance, plan.num_agents
     R_left = R[np.ix_(survivors, survivors)]
     objective = _objective_for(plan.objective, len(survivors))
@@ -240,6 +245,7 @@ def replan(plan: Plan, survivors: tuple[int, ...], *, steps_left: int) -> Plan:
 
 def budget_left(plan: Plan, steps_left: int) -> PrivacyBudget:
     """Return the budget of the steps left: the same cap on precision per step, or slightly less."""
+    # The precision cap per step is what composes: Δ²b per step, whatever plan a step is under.
     budget, cap = plan.budget, plan.precision_cap
     epsilon = find_promise(cap, budget, num_steps=steps_left).epsilon
     # The cap of a budget comes from a search in floats, and may exceed the plan's by rounding.
@@ -267,6 +273,7 @@ def _subgraph(plan: Plan, survivors: tuple[int, ...]) -> Graph:
 
 def _threat_for(threat: ThreatModel, survivors: tuple[int, ...]) -> ThreatModel:
     """Return the threat with as many insiders as before, but fewer than there are survivors."""
+    # Groups that were listed by their members keep those that survive.
     seeds = threat.seeds
     if not isinstance(seeds, str):
         places = {agent: place for place, agent in enumerate(survivors)}
