@@ -1,4 +1,4 @@
-"""``corn launch`` runs real agents and writes what a simulation would write."""
+"""``corn launch`` runs real agents and writes the files of a simulation."""
 
 import csv
 import json
@@ -19,7 +19,7 @@ PRIVATE_NAMES = (*PRIVATE_COLUMNS, "train loss", "fraction clipped", "agent_samp
 
 
 @pytest.mark.slow
-def test_a_plan_is_run_and_its_results_written(corn: Runner, tmp_path: Path) -> None:
+def test_a_plan_is_run_and_its_results_are_written(corn: Runner, tmp_path: Path) -> None:
     save_plan(small_plan("ring:3", 30), tmp_path / "plan.corn")
     out = tmp_path / "run"
     arguments = ["launch", tmp_path / "plan.corn", "--out", out, "--step-size", "0.5", *TASK]
@@ -93,7 +93,7 @@ def test_nothing_private_is_shared_or_printed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_json", [False, True], ids=["table", "json"])
-def test_who_owns_all_data_may_see_private_numbers(
+def test_the_owner_of_all_data_may_see_private_numbers(
     corn: Runner, tmp_path: Path, is_json: bool
 ) -> None:
     save_plan(small_plan("ring:4", 6), tmp_path / "plan.corn")
@@ -121,7 +121,7 @@ def test_who_owns_all_data_may_see_private_numbers(
 
 
 def read_private_values(out: Path) -> set[str]:
-    """Nine digits of each private number, as text, but for those that public data could give too.
+    """Return nine digits of each private number as text, without those that public data gives too.
 
     With fewer, one of the many numbers that are shared agrees by chance once in a while.
     """
@@ -142,7 +142,7 @@ def read_private_values(out: Path) -> set[str]:
 
 
 def find_in_shared(out: Path, texts: set[str]) -> dict[str, str]:
-    """Which file in the shared folder has which of some texts."""
+    """Return the files in the shared folder that contain any of the texts."""
     return {
         str(path): text
         for path in (out / "shared").rglob("*")
@@ -172,7 +172,7 @@ def test_a_rehearsal_promises_nothing(corn: Runner, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_batch_is_the_plan_s(corn: Runner, tmp_path: Path) -> None:
+def test_the_batch_size_is_the_plans(corn: Runner, tmp_path: Path) -> None:
     made = corn(
         *("plan", "--graph", "ring:3", "--steps", 5, "--unit", "sample", "--batch-size", 16),
         *("--out", tmp_path / "plan.corn"),
@@ -185,7 +185,7 @@ def test_the_batch_is_the_plan_s(corn: Runner, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_agents_plan_for_themselves(
+def test_agents_make_their_plan_together(
     corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where keys go without a plan

@@ -1,4 +1,4 @@
-"""An independent reader of release ledgers: knows the file's format, and nothing of CorN's code.
+"""An independent reader of release ledgers, which uses their format and none of CorN's code.
 
 ``python ledger_script.py LIMIT FOLDER …``: the folders are copies of the same agents' ledgers after
 each of several runs. Exit code 1 and one line if any agent released more than LIMIT steps, or ran

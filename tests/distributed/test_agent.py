@@ -79,7 +79,7 @@ def train(
     )
 
 
-def test_a_module_and_a_data_loader_are_all_it_takes(tmp_path: Path) -> None:
+def test_an_agent_runs_with_a_module_and_a_data_loader(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 3)
     results = run_in_threads(3, lambda rendezvous: train(rendezvous, tmp_path))
     for number, result in enumerate(results):
@@ -120,8 +120,10 @@ def test_a_run_that_cannot_be_resumed_leaves_its_files(tmp_path: Path) -> None:
     assert sorted(tmp_path.glob("*/agent-[01]/**/*")) == before
 
 
-def test_a_run_is_not_gone_on_with_under_a_ledger_that_has_not_counted_it(tmp_path: Path) -> None:
-    """As when the plan was moved and new keys were made beside it: ε would come out too small."""
+def test_a_run_is_not_resumed_under_a_ledger_that_has_not_counted_its_releases(
+    tmp_path: Path,
+) -> None:
+    """Where a plan was moved and new keys were made beside it, ε would come out too small."""
     make_keys(tmp_path / "keys", 3)
     run_in_threads(3, lambda rendezvous: train(rendezvous, tmp_path, num_steps=6))
     shutil.move(tmp_path / "keys", tmp_path / "first keys")
@@ -135,7 +137,7 @@ def test_a_run_is_not_gone_on_with_under_a_ledger_that_has_not_counted_it(tmp_pa
         assert result.rows[-1]["epsilon"] == pytest.approx(10, rel=1e-6)
 
 
-def test_others_do_not_hear_what_is_wrong_with_an_agents_data(tmp_path: Path) -> None:
+def test_a_refusal_does_not_quote_the_agents_data(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 2)
 
     def run(rendezvous: Rendezvous) -> AgentResult:
@@ -157,7 +159,7 @@ def test_others_do_not_hear_what_is_wrong_with_an_agents_data(tmp_path: Path) ->
     assert "targets must be classes" in str(second)
 
 
-def test_measurements_are_for_their_owner_only_whatever_the_folder_allows(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_measurements_even_in_an_open_folder(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 3)
     for agent in range(3):
         (tmp_path / "private" / f"agent-{agent}").mkdir(mode=0o755, parents=True)
@@ -165,7 +167,7 @@ def test_measurements_are_for_their_owner_only_whatever_the_folder_allows(tmp_pa
     require_private(tmp_path / "private")
 
 
-def test_a_run_is_not_begun_over_another(tmp_path: Path) -> None:
+def test_a_run_does_not_replace_another(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 3)
     run_in_threads(3, lambda rendezvous: train(rendezvous, tmp_path, num_steps=6))
     before = sorted(tmp_path.glob("*/agent-*/**/*"))
@@ -179,7 +181,7 @@ def test_a_run_is_not_begun_over_another(tmp_path: Path) -> None:
     assert sorted(tmp_path.glob("*/agent-*/**/*")) == before
 
 
-def test_a_run_begins_anew_over_one_that_came_to_no_step(tmp_path: Path) -> None:
+def test_a_run_replaces_one_that_did_no_step(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 3)
     run_in_threads(3, lambda rendezvous: train(rendezvous, tmp_path, num_steps=6))
     for path in tmp_path.glob("private/agent-*/checkpoint-*.corn"):
@@ -188,7 +190,7 @@ def test_a_run_begins_anew_over_one_that_came_to_no_step(tmp_path: Path) -> None
         assert isinstance(result, AgentResult), result
 
 
-def test_what_an_earlier_rehearsal_left_is_not_removed_without_a_word(tmp_path: Path) -> None:
+def test_a_note_reports_the_removal_of_an_earlier_rehearsal(tmp_path: Path) -> None:
     for turn in range(2):
         for result in run_in_threads(
             3, lambda rendezvous: train(rendezvous, tmp_path, rehearsal_seed=0)
@@ -197,7 +199,7 @@ def test_what_an_earlier_rehearsal_left_is_not_removed_without_a_word(tmp_path: 
             assert ("what an earlier run wrote" in "".join(result.notes)) == (turn == 1)
 
 
-def test_frozen_parameters_and_losses_must_be_the_same_too(tmp_path: Path) -> None:
+def test_all_must_have_the_same_frozen_parameters_and_loss(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 2)
     plan = small_plan("path:2", 12, mechanism="ldp", threat=ThreatModel())
 
@@ -228,7 +230,7 @@ def test_frozen_parameters_and_losses_must_be_the_same_too(tmp_path: Path) -> No
         assert float(result.rows[-1]["test_loss"]) > 0
 
 
-def test_a_crash_is_named_when_it_took_the_last_of_the_budget(tmp_path: Path) -> None:
+def test_a_spent_budget_is_explained_by_a_crashed_run(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 3)
     with open_ledger(tmp_path / "keys", 1, PLAN) as ledger:
         for step in range(12):
@@ -240,10 +242,10 @@ def test_a_crash_is_named_when_it_took_the_last_of_the_budget(tmp_path: Path) ->
         assert "its budget is spent, 1 of it reserved by a run that crashed" in str(result)
 
 
-def test_who_dies_before_links_are_open_is_named_everywhere(
+def test_an_agent_that_dies_before_links_are_open_is_named_by_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """0 – 1 – 2 – 3: agents 2 and 3 wait for neighbours who wait themselves."""
+    """On the path 0 – 1 – 2 – 3, agents 2 and 3 wait for neighbours that wait themselves."""
     plan = small_plan("path:4", 12, mechanism="ldp", threat=ThreatModel())
     make_keys(tmp_path / "keys", 4)
     connect = agent_module.connect
@@ -264,10 +266,10 @@ def test_who_dies_before_links_are_open_is_named_everywhere(
         assert "from agents 0 within 3 s" in str(result)
 
 
-def test_a_person_can_leave_while_another_never_comes_to_its_links(
+def test_an_agent_can_be_interrupted_while_another_never_opens_its_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Opening a link hears no signal for as long as the time-out, so nobody begins it alone."""
+    """Opening a link notices no signal until the time-out, so no agent begins it alone."""
     make_keys(tmp_path / "keys", 3)
 
     def stand_still(rendezvous: Rendezvous, *others: Any, **options: Any) -> Any:
@@ -290,10 +292,10 @@ def test_a_person_can_leave_while_another_never_comes_to_its_links(
         assert "interrupted before the first step" in str(result)
 
 
-def test_a_run_that_diverged_goes_on_from_before_it_though_news_travel_slowly(
+def test_a_run_that_diverged_resumes_from_a_checkpoint_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Agents at the far end of a path save checkpoints for some steps more."""
+    """News take n steps, in which agents at the far end of a path save more checkpoints."""
     n, plan = 6, small_plan("path:6", 40, mechanism="ldp", threat=ThreatModel())
     make_keys(tmp_path / "keys", n)
     diverges = threading.local()
@@ -330,7 +332,7 @@ def test_a_run_that_diverged_goes_on_from_before_it_though_news_travel_slowly(
 
 
 def test_under_replan_the_cap_is_reported(tmp_path: Path) -> None:
-    """New plans give agents other noise: what the first gave an agent is no measure of it."""
+    """New plans give an agent other noise, so its ε under the first plan is not a bound."""
     plan = small_plan("star:4", 12, mechanism="decor", threat=ThreatModel())
     make_keys(tmp_path / "keys", 4)
     assert min(own.epsilon for own in verify_plan(plan).guarantees) < 9
@@ -345,7 +347,7 @@ def test_under_replan_the_cap_is_reported(tmp_path: Path) -> None:
 def test_every_message_of_a_run_is_made_of_multiples_of_the_grid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever else a message showed, its low-order bits would tell of the gradient."""
+    """Off the grid, the low-order bits of a message would depend on the gradient."""
     make_keys(tmp_path / "keys", 4)
     sent: dict[int, list[Tensor]] = {agent: [] for agent in range(4)}
     start = LinkExchange.start
@@ -364,8 +366,8 @@ def test_every_message_of_a_run_is_made_of_multiples_of_the_grid(
         assert len(set(multiples.tolist())) > 5
 
 
-def test_gradients_that_are_not_finite_are_known_to_their_owner_alone(tmp_path: Path) -> None:
-    """A neighbour that could tell would have an oracle on the data."""
+def test_only_the_owner_learns_of_gradients_that_are_not_finite(tmp_path: Path) -> None:
+    """A neighbour that learnt of them would have an oracle on the data."""
     make_keys(tmp_path / "keys", 3)
 
     def run(rendezvous: Rendezvous) -> AgentResult:
@@ -396,7 +398,7 @@ def test_gradients_that_are_not_finite_are_known_to_their_owner_alone(tmp_path: 
         assert "finite" not in shared
 
 
-def test_models_that_diverge_stop_all_agents_before_their_checkpoints(tmp_path: Path) -> None:
+def test_models_that_diverge_stop_all_agents_and_are_not_saved(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 3)
     results = run_in_threads(
         3, lambda rendezvous: train(rendezvous, tmp_path, step_size=3e38, checkpoint_every=1)
@@ -411,7 +413,7 @@ def test_models_that_diverge_stop_all_agents_before_their_checkpoints(tmp_path: 
         assert not torch.isfinite(result.parameters).all()
 
 
-def test_survivors_go_on_where_no_new_plan_can_be_made(
+def test_survivors_continue_where_no_new_plan_can_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> Plan:
@@ -443,8 +445,8 @@ def test_the_rest_follow_the_policy_when_one_crashes(policy: str, tmp_path: Path
         assert "by another objective" not in notes
 
 
-def test_a_new_plan_says_when_its_objective_is_another(tmp_path: Path) -> None:
-    """A matrix of all agents says nothing of fewer: energies before and after do not compare."""
+def test_a_note_reports_that_a_new_plan_has_another_objective(tmp_path: Path) -> None:
+    """A matrix of all agents defines no objective for fewer, so energies do not compare."""
     given = make_plan(
         RING.network,
         RING.budget,
@@ -460,7 +462,7 @@ def test_a_new_plan_says_when_its_objective_is_another(tmp_path: Path) -> None:
 
 
 def lose_one(policy: str, tmp_path: Path, plan: Plan = RING) -> list[AgentResult | BaseException]:
-    """How the other three end when agent 2 of a ring crashes after its first step."""
+    """Return how the other three end when agent 2 of a ring crashes after its first step."""
     make_keys(tmp_path / "keys", 4)
 
     def crash(_: Progress) -> None:
@@ -496,7 +498,7 @@ def make_zero_model() -> nn.Linear:
     return model
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_a_wrong_number_of_agents_and_missing_files_are_reported(tmp_path: Path) -> None:
     (result,) = run_in_threads(1, lambda rendezvous: train(rendezvous, tmp_path))
     assert isinstance(result, InvalidArgumentError)
     assert str(result) == "agent 0: the plan is for 3 agents, found 1 ranks"

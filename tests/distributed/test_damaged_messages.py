@@ -32,7 +32,7 @@ WORD = json.dumps(asdict(HELLO)).encode()
 
 
 def meet(words: dict[str, bytes]) -> Rendezvous:
-    """Agent 0 of two, in a store where some words have been said."""
+    """Return agent 0 of two, at a store that has some messages."""
     store = HashStore()
     for key, word in words.items():
         store.set(key, word)  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ def change_hello(**changes: object) -> bytes:
         (change_hello(reserved=None), "reserved cannot be None"),
     ],
 )
-def test_what_is_wrong_with_a_hello_is_said(word: bytes, message: str) -> None:
+def test_a_damaged_hello_is_explained(word: bytes, message: str) -> None:
     with pytest.raises(HandshakeError) as caught:
         shake_hands(meet({"hello/1": word}), HELLO)
     assert str(caught.value).startswith("agent 1's message (hello) is damaged, or of another")
@@ -76,7 +76,7 @@ def test_what_is_wrong_with_a_hello_is_said(word: bytes, message: str) -> None:
     assert is_clear(caught.value)
 
 
-def test_escape_codes_of_others_are_shown_and_not_obeyed() -> None:
+def test_escape_codes_of_other_agents_are_printed_as_text() -> None:
     nasty = "\x1b[2J\n\u202e" + "x" * 10_000
     for word in (
         change_hello(model=nasty),
@@ -93,14 +93,14 @@ def test_escape_codes_of_others_are_shown_and_not_obeyed() -> None:
 
 
 @pytest.mark.parametrize("word", [b"[" * 100_000, b"5", b'["1", "no"]', b"[1]", b"\xff", b"[1, 2]"])
-def test_a_refusal_that_cannot_be_read_is_one_too(word: bytes) -> None:
+def test_an_unreadable_refusal_counts_as_a_refusal(word: bytes) -> None:
     with pytest.raises(RefusalError) as caught:
         meet({"refusal": word}).raise_refusal()
     assert caught.value.refused_by is None
     assert is_clear(caught.value)
 
 
-def test_no_word_in_the_store_crashes_an_agent() -> None:
+def test_no_message_in_the_store_crashes_an_agent() -> None:
     said = {
         "hello/1": WORD,
         "ready/1": json.dumps({"agreed": "ab" * 32}).encode(),
@@ -134,7 +134,7 @@ def test_no_seed_package_crashes_an_agent() -> None:
 
 
 def test_a_large_package_is_refused_at_once() -> None:
-    """Zeros are as many empty fields: time must not grow with the square of their number."""
+    """Zeros are empty fields: time must not grow with the square of their number."""
     identity = generate_identity()
     delivery = Delivery(bytes(32), bytes(32), Owner((0, 1, 2), 0), 2)
     began = time.monotonic()

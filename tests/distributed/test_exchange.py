@@ -41,7 +41,7 @@ HEADER = Header(b"p" * 8, bytes(8), 1, 7, 0, 2, 400, (NEVER, 5, NEVER))
     ),
     is_heartbeat=st.booleans(),
 )
-def test_a_header_survives_the_way(
+def test_a_header_is_decoded_as_it_was_encoded(
     step: int, noticed: list[int], stop: StopNotice, is_heartbeat: bool
 ) -> None:
     sent = replace(HEADER, step=step, noticed=tuple(noticed), stop=stop, is_heartbeat=is_heartbeat)
@@ -55,7 +55,7 @@ def test_headers_are_small_and_keep_parameters_aligned() -> None:
     assert all(header_bytes(n) % 64 == 0 for n in range(1, 200))
 
 
-def test_something_else_is_refused() -> None:
+def test_bytes_that_are_not_a_message_of_the_sender_are_refused() -> None:
     with pytest.raises(ProtocolError, match="agent 1 sent bytes that are not a message"):
         decode_header(bytes(header_bytes(3)), num_agents=3, sender=1)
     with pytest.raises(ProtocolError, match="agent 2's link carries a message of agent 1"):
@@ -82,7 +82,7 @@ def test_a_message_of_another_step_or_size_is_refused(
         check_header(found, replace(HEADER, sender=0), seal)
 
 
-def test_the_seal_is_never_what_an_empty_buffer_holds() -> None:
+def test_the_seal_is_never_zero() -> None:
     assert replace(HEADER, step=0, mixing_round=0).seal != bytes(8)
 
 
@@ -112,7 +112,7 @@ def connect(
     )
 
 
-def test_everyone_hears_its_neighbours_and_nobody_else() -> None:
+def test_agents_receive_from_their_neighbours_only() -> None:
     graph = {0: [1], 1: [0, 2], 2: [1]}
 
     def run(
@@ -165,8 +165,8 @@ def test_a_neighbour_that_leaves_is_noticed_at_once() -> None:
     assert result[1] < 10
 
 
-def test_silence_times_out_and_does_not_spread() -> None:
-    """0 – 1 – 2, where 0 falls silent: 1 gives it up, and 2 goes on waiting for 1."""
+def test_a_silent_agent_times_out_and_its_neighbours_do_not() -> None:
+    """On the path 0 – 1 – 2, 0 falls silent: 1 loses it, and 2 goes on waiting for 1."""
     is_over = threading.Event()
     graph = {0: [1], 1: [0, 2], 2: [1]}
 
@@ -197,8 +197,8 @@ def test_silence_times_out_and_does_not_spread() -> None:
     assert last[1] >= 1
 
 
-def test_a_pause_is_forgotten_once_neighbours_have_answered() -> None:
-    """Two of their messages may be older than the pause; a third is not."""
+def test_a_suspension_is_over_after_three_answers() -> None:
+    """Two messages of a neighbour may be older than the suspension; a third is not."""
 
     def run(rendezvous: Rendezvous) -> list[bool]:
         exchange = connect(rendezvous, [1 - rendezvous.agent], timeout=3.0)
@@ -247,7 +247,7 @@ def test_a_message_of_the_wrong_size_or_step_is_one_clear_line(
     assert message in str(result)
 
 
-def test_a_neighbour_that_does_not_come_is_named() -> None:
+def test_a_neighbour_that_does_not_connect_is_named() -> None:
     def run(rendezvous: Rendezvous) -> object:
         return None if rendezvous.agent == 1 else connect(rendezvous, [1], timeout=0.5)
 

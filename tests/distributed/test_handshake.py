@@ -66,7 +66,7 @@ def test_all_come_to_the_same_agreement() -> None:
 def test_a_store_that_replays_an_earlier_run_is_refused(
     topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or all agents would draw the noise of that run again, bit for bit."""
+    """All agents would draw the noise of that run again, bit for bit."""
     earlier: dict[int, bytes] = {}
     gather, replays = Rendezvous.gather, False
 
@@ -91,7 +91,7 @@ def test_a_store_that_replays_an_earlier_run_is_refused(
         assert (result.topic, result.agents) == (topic, (agent,))
 
 
-def test_a_resumed_run_never_starts_over_unasked() -> None:
+def test_a_resumed_run_never_restarts_from_step_0() -> None:
     def run(rendezvous: Rendezvous) -> Agreement:
         steps = {0: (0, 600), 1: (0, 600, 700), 2: (0, 50)}[rendezvous.agent]
         return shake_hands(rendezvous, replace(hello_of(rendezvous.agent), checkpoints=steps))
@@ -143,7 +143,7 @@ def test_a_new_nonce_of_any_one_agent_makes_the_runs_nonce_new() -> None:
         (replace(HELLO, settings={}), "steps: agent 2 has ; the rest 10"),
     ],
 )
-def test_who_differs_is_named_to_everyone(other: Hello, message: str) -> None:
+def test_an_agent_that_differs_is_named_by_all(other: Hello, message: str) -> None:
     def run(rendezvous: Rendezvous) -> Agreement:
         return shake_hands(rendezvous, other if rendezvous.agent == 2 else HELLO)
 
@@ -153,7 +153,7 @@ def test_who_differs_is_named_to_everyone(other: Hello, message: str) -> None:
         assert str(result).startswith(f"agents differ in {message}")
 
 
-def test_between_two_agent_0_is_the_measure() -> None:
+def test_between_two_agents_agent_0_is_the_standard() -> None:
     with pytest.raises(HandshakeError, match="agent 1 has b; the rest a"):
         compare_hellos({0: replace(HELLO, model="a"), 1: replace(HELLO, model="b")})
 
@@ -167,9 +167,7 @@ def test_between_two_agent_0_is_the_measure() -> None:
         (FileFormatError("agent 1: row 7 has 3.14"), "FileFormatError; only its owner sees"),
     ],
 )
-def test_a_refusal_reaches_everybody_without_what_tells_of_data(
-    error: CornError, told: str
-) -> None:
+def test_a_refusal_reaches_all_agents_without_private_details(error: CornError, told: str) -> None:
     def run(rendezvous: Rendezvous) -> object:
         with announcing_failure(rendezvous):
             if rendezvous.agent == 1:
@@ -186,7 +184,7 @@ def test_a_refusal_reaches_everybody_without_what_tells_of_data(
         assert "3.14" not in str(result)
 
 
-def test_who_comes_late_hears_that_the_others_gave_up() -> None:
+def test_a_late_agent_learns_that_the_others_gave_up() -> None:
     agreement = Agreement(bytes(32), 0, 10, 0)
 
     def run(rendezvous: Rendezvous) -> None:
@@ -203,7 +201,7 @@ def test_who_comes_late_hears_that_the_others_gave_up() -> None:
 
 
 @pytest.mark.parametrize("error", [LinkError("broken"), AbsentError("ready", [1], 1)])
-def test_who_misses_one_that_refused_says_so(error: CornError) -> None:
+def test_a_missing_agent_that_refused_is_the_reason(error: CornError) -> None:
     def run(rendezvous: Rendezvous) -> None:
         with announcing_failure(rendezvous):
             if rendezvous.agent == 1:
@@ -217,7 +215,7 @@ def test_who_misses_one_that_refused_says_so(error: CornError) -> None:
     assert str(second) == "no key"
 
 
-def test_what_others_are_told_of_an_unexpected_failure_has_no_data_in_it() -> None:
+def test_an_unexpected_failure_is_announced_without_data() -> None:
     def run(rendezvous: Rendezvous) -> None:
         with announcing_failure(rendezvous):
             if rendezvous.agent == 1:
@@ -230,7 +228,7 @@ def test_what_others_are_told_of_an_unexpected_failure_has_no_data_in_it() -> No
     assert isinstance(second, KeyError)
 
 
-def test_a_store_that_is_gone_does_not_hide_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_store_does_not_hide_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise StoreLostError
 
@@ -242,7 +240,7 @@ def test_a_store_that_is_gone_does_not_hide_the_reason(monkeypatch: pytest.Monke
     assert str(run_in_threads(1, run)[0]) == "no key"
 
 
-def test_who_does_not_come_is_named() -> None:
+def test_an_absent_agent_is_named() -> None:
     def run(rendezvous: Rendezvous) -> object:
         return None if rendezvous.agent == 2 else shake_hands(rendezvous, HELLO)
 

@@ -34,7 +34,7 @@ from .threads import run_in_threads
 NONCE = b"n" * 32
 
 
-def test_a_group_shares_a_seed_that_the_store_never_sees(tmp_path: Path) -> None:
+def test_a_group_shares_a_seed_through_the_store(tmp_path: Path) -> None:
     plan = small_plan("complete:4", 10, threat=ThreatModel(1, "leave-one-out"))
     groups = plan.decomposition.seed_groups
     assert {len(group) for group in groups} == {3}
@@ -63,6 +63,23 @@ def test_a_group_shares_a_seed_that_the_store_never_sees(tmp_path: Path) -> None
     np.testing.assert_allclose(correlation, expected, atol=0.1)
 
 
+def test_survivors_keep_the_keys_of_their_numbers_in_the_roster(tmp_path: Path) -> None:
+    """A new plan renumbers agents; shared noise cancels only if pairs find each other's keys."""
+    make_keys(tmp_path, 4)
+    members = (0, 2, 3)
+    plan = small_plan("ring:3", 10)
+
+    def draw(agent: int) -> np.ndarray:
+        keyring = Keyring(RehearsalLedger(10, NONCE), *load_keys(tmp_path, agent, 4))
+        source = keyring.make_source(plan, agent, members)
+        own = members.index(agent)
+        return draw_share(plan.decomposition, own, source=source, nonce=NONCE, step=1, stop=20_000)
+
+    found = np.cov(np.stack([draw(agent) for agent in members]))
+    R = plan.decomposition.covariance
+    np.testing.assert_allclose(found, R, atol=0.05 * R.max())
+
+
 def test_a_rehearsal_draws_what_a_simulation_draws() -> None:
     plan = small_plan("ring:4", 10)
     everyone = SecureSource(simulated_keys(plan.decomposition, seed=5))
@@ -85,7 +102,7 @@ def test_keys_are_made_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_one_machine", [True, False])
-def test_no_keys_are_made_where_agents_have_their_own(is_one_machine: bool, tmp_path: Path) -> None:
+def test_no_keys_are_made_where_agents_have_keys(is_one_machine: bool, tmp_path: Path) -> None:
     if is_one_machine:
         save_identity(generate_identity(), tmp_path / "agent-2.key")
     before = sorted(tmp_path.iterdir())
@@ -94,7 +111,7 @@ def test_no_keys_are_made_where_agents_have_their_own(is_one_machine: bool, tmp_
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_missing_and_wrong_keys_name_the_agent(tmp_path: Path) -> None:
+def test_missing_and_wrong_keys_are_refused(tmp_path: Path) -> None:
     make_keys(tmp_path, 3)
     with pytest.raises(FileFormatError, match=r"roster\.json: of 3 agents, the plan has"):
         load_keys(tmp_path, 2, 4)

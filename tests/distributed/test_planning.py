@@ -1,4 +1,4 @@
-"""Agents that know only their neighbours come to the same plan, and cheaters are named."""
+"""Agents that know only their neighbours make the same plan, and a changed secret is noticed."""
 
 import json
 import threading
@@ -34,7 +34,7 @@ REQUEST = PlanningRequest(PrivacyBudget(10, 1e-5, num_steps=50, clip=0.1), Horiz
 GRAPH = load_network("er:n=5,p=0.5,seed=2").graph
 
 
-def test_everyone_makes_the_plan_a_planner_would_make() -> None:
+def test_all_agents_make_the_plan_of_a_central_planner() -> None:
     results = run_in_threads(
         5, lambda rendezvous: plan_together(rendezvous, REQUEST, GRAPH.neighbors(rendezvous.agent))
     )
@@ -51,7 +51,7 @@ def test_everyone_makes_the_plan_a_planner_would_make() -> None:
     assert verify_plan(plans[0]).passed
 
 
-def test_waiting_for_others_to_plan_with_can_be_interrupted() -> None:
+def test_waiting_for_others_before_planning_can_be_interrupted() -> None:
     def plan(rendezvous: Rendezvous) -> object:
         if rendezvous.agent == 1:
             return None
@@ -65,7 +65,7 @@ def test_waiting_for_others_to_plan_with_can_be_interrupted() -> None:
     assert time.monotonic() - began < 10
 
 
-def test_a_refusal_is_heard_while_planning() -> None:
+def test_a_refusal_ends_planning() -> None:
     def plan(rendezvous: Rendezvous) -> object:
         with announcing_failure(rendezvous):
             if rendezvous.agent == 1:
@@ -78,7 +78,7 @@ def test_a_refusal_is_heard_while_planning() -> None:
     assert time.monotonic() - began < 10
 
 
-def test_the_seed_is_new_each_time() -> None:
+def test_all_agents_draw_the_same_seed() -> None:
     def draw(rendezvous: Rendezvous) -> int:
         flood = Flood(rendezvous, sorted(GRAPH.neighbors(rendezvous.agent)))
         try:
@@ -98,7 +98,9 @@ def test_the_seed_is_new_each_time() -> None:
         ({0: [1], 1: [0, 2], 2: [1, 3], 3: [2]}, "agent 3 has another request for a plan"),
     ],
 )
-def test_what_cannot_be_planned_is_said(neighbours: dict[int, list[int]], message: str) -> None:
+def test_unreachable_agents_and_other_requests_are_reported(
+    neighbours: dict[int, list[int]], message: str
+) -> None:
     def run(rendezvous: Rendezvous) -> object:
         own = REQUEST
         if rendezvous.agent == 3 and "request" in message:
@@ -114,7 +116,7 @@ def test_what_cannot_be_planned_is_said(neighbours: dict[int, list[int]], messag
     assert message in str(result)
 
 
-def test_a_choice_cannot_be_changed_after_the_others_are_known() -> None:
+def test_a_revealed_secret_must_match_its_commitment() -> None:
     promise = commit(2, b"first" * 6)
     check_reveal(2, promise, b"first" * 6)
     with pytest.raises(CheatingError, match="agent 2 revealed another secret"):
@@ -122,7 +124,7 @@ def test_a_choice_cannot_be_changed_after_the_others_are_known() -> None:
     assert commit(3, b"first" * 6) != promise  # nor can it be copied
 
 
-def test_a_request_survives_its_file(tmp_path: Path) -> None:
+def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "request.json"
     path.write_text(REQUEST.to_text(), encoding="utf-8")
     assert read_request(path) == REQUEST
@@ -146,7 +148,7 @@ def test_a_request_survives_its_file(tmp_path: Path) -> None:
         ({"budget": {**asdict(REQUEST.budget), "epsilon": -1}}, "epsilon must be positive"),
     ],
 )
-def test_nonsense_in_a_request_is_refused(
+def test_invalid_requests_are_refused(
     change: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "request.json"

@@ -58,7 +58,7 @@ def test_the_rest_continue_when_one_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_one_left_alone_is_no_complete_run(tmp_path: Path) -> None:
+def test_a_run_with_one_survivor_is_partial(tmp_path: Path) -> None:
     plan = small_plan("complete:4", 400, mechanism="decor", threat=ThreatModel())
     results = run_processes(plan, tmp_path, SETTINGS, faults=[Fault(a, 30) for a in (1, 2, 3)])
     (own,) = finished(results).values()
@@ -108,7 +108,7 @@ def test_survivors_switch_to_the_same_new_plan(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_stopped_agent_is_a_named_time_out_and_knows_when_it_wakes(tmp_path: Path) -> None:
+def test_a_suspended_agent_times_out_and_ends_when_it_wakes(tmp_path: Path) -> None:
     def wake(processes: AgentProcesses) -> None:
         progress = processes.progress.get(0)
         if progress is not None and progress.neighbours == 2 and progress.step > 100:
@@ -127,7 +127,7 @@ def test_a_stopped_agent_is_a_named_time_out_and_knows_when_it_wakes(tmp_path: P
     assert failures(results) == {LOST: FailureKind.LOST}
 
 
-def test_a_stopped_agent_that_never_wakes_is_ended(tmp_path: Path) -> None:
+def test_a_suspended_agent_that_never_wakes_is_ended(tmp_path: Path) -> None:
     settings = replace(SETTINGS, timeout=3, on_dropout="stop")
     results = run_processes(PLAN, tmp_path, settings, faults=[Fault(LOST, 30, signal.SIGSTOP)])
     stops = {(own.stop.agent, own.stop.reason) for own in finished(results).values()}
@@ -135,7 +135,7 @@ def test_a_stopped_agent_that_never_wakes_is_ended(tmp_path: Path) -> None:
     assert failures(results) == {LOST: FailureKind.SUSPENDED}
 
 
-def test_agents_that_all_stand_still_for_a_while_are_not_ended(tmp_path: Path) -> None:
+def test_agents_that_are_all_suspended_for_a_second_continue(tmp_path: Path) -> None:
     stopped_at: list[float] = []
 
     def pause_all(processes: AgentProcesses) -> None:
@@ -154,8 +154,8 @@ def test_agents_that_all_stand_still_for_a_while_are_not_ended(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_pause_of_all_is_no_reason_to_give_up_later(tmp_path: Path) -> None:
-    """Longer than half the time-out: links hold, but agents may have been given up."""
+def test_a_suspension_of_all_agents_does_not_end_them_at_a_later_loss(tmp_path: Path) -> None:
+    """It lasts longer than half the time-out: links hold, but agents may have been lost."""
     paused: list[bool] = []
 
     def pause_all(processes: AgentProcesses) -> None:
@@ -209,7 +209,7 @@ def test_a_signal_before_the_first_step_ends_an_agent_that_waits(
 
 
 @pytest.mark.slow
-def test_an_agent_hears_signals_while_its_neighbour_is_silent(tmp_path: Path) -> None:
+def test_an_agent_handles_signals_while_its_neighbour_is_silent(tmp_path: Path) -> None:
     agents, _ = start_one_by_one(tmp_path, [0, 1])
     stopped, waiting = agents
     try:
@@ -231,7 +231,7 @@ def test_an_agent_hears_signals_while_its_neighbour_is_silent(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_signals_are_heard_though_nobody_reads_what_is_said_and_one_request_counts_once() -> None:
+def test_signals_are_handled_without_a_reader_of_stderr_and_repeats_count_once() -> None:
     code = (
         "import time; from corn.distributed.processes import listen_for_signals; "
         "asked = listen_for_signals(); print('listens', flush=True)\n"
@@ -259,7 +259,7 @@ def test_signals_are_heard_though_nobody_reads_what_is_said_and_one_request_coun
 def start_one_by_one(
     folder: Path, agents: Sequence[int]
 ) -> tuple[list[subprocess.Popen[str]], int]:
-    """Some agents of a plan for two, and the port of their store, which agent 0 opens."""
+    """Start some agents of a plan for two; return them and the port of their store."""
     save_plan(small_plan("path:2", 100_000), folder / "plan.corn")
     make_keys(folder / "keys", 2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -275,7 +275,7 @@ def start_one_by_one(
 
 
 @pytest.mark.slow
-def test_parts_that_lost_each_other_say_so(tmp_path: Path) -> None:
+def test_survivors_that_are_cut_apart_note_their_component(tmp_path: Path) -> None:
     results = run_processes(small_plan("path:5", 100), tmp_path, SETTINGS, faults=[Fault(LOST, 30)])
     parts = {0: "0, 1", 1: "0, 1", 3: "3, 4", 4: "3, 4"}
     for agent, part in parts.items():
@@ -305,7 +305,7 @@ def test_a_restart_repeats_no_release_and_keeps_the_budget(tmp_path: Path) -> No
     assert max(counts[-1] for counts in spent.values()) == 800
 
 
-def test_nobody_starts_once_the_budget_is_spent(tmp_path: Path) -> None:
+def test_no_agent_starts_once_the_budget_is_spent(tmp_path: Path) -> None:
     plan = small_plan("ring:3", 5)
     assert not failures(run_processes(plan, tmp_path, SETTINGS))
     results = run_processes(plan, tmp_path / "again", SETTINGS, keys=tmp_path / "keys")
@@ -314,7 +314,7 @@ def test_nobody_starts_once_the_budget_is_spent(tmp_path: Path) -> None:
         raise_common_failure(results)
 
 
-def test_only_neighbours_talk_and_only_once_a_round(tmp_path: Path) -> None:
+def test_each_round_is_one_message_per_neighbour(tmp_path: Path) -> None:
     plan = small_plan("ring:5", 20)
     results = run_processes(plan, tmp_path, replace(SETTINGS, gossip_rounds=2, cooldown_rounds=3))
     rounds = 20 * 2 + 3
@@ -328,7 +328,7 @@ def test_only_neighbours_talk_and_only_once_a_round(tmp_path: Path) -> None:
             assert payload < traffic.bytes_sent <= payload + rounds * 200
 
 
-def test_a_person_can_stop_all_agents(tmp_path: Path) -> None:
+def test_all_agents_stop_together_on_request(tmp_path: Path) -> None:
     def stop(processes: AgentProcesses) -> None:
         progress = processes.progress.get(0)
         if progress is not None and progress.step > 40:
@@ -353,7 +353,9 @@ def test_a_person_can_stop_all_agents(tmp_path: Path) -> None:
     ],
     ids=["key", "plan", "checkpoint", "settings", "agents", "data", "no plan"],
 )
-def test_what_cannot_start_says_so_in_one_line(spoil: str, message: str, tmp_path: Path) -> None:
+def test_a_run_that_cannot_start_fails_with_one_line(
+    spoil: str, message: str, tmp_path: Path
+) -> None:
     plan, plans, settings = small_plan("ring:3", 200), {}, dict.fromkeys(range(3), SETTINGS)
     out, workloads = tmp_path / "run", dict.fromkeys(range(3), WORKLOAD)
     if spoil == "key":
@@ -383,7 +385,7 @@ def test_what_cannot_start_says_so_in_one_line(spoil: str, message: str, tmp_pat
 
 @pytest.mark.slow
 def test_a_signal_to_all_processes_of_a_launch_stops_agents_together(tmp_path: Path) -> None:
-    """As a scheduler sends it, also to the process that forks agents."""
+    """A scheduler sends it to the process that forks agents, too."""
     process = launch_two(tmp_path)
     try:
         wait_for_tables(tmp_path / "run", 2)
@@ -399,7 +401,7 @@ def test_a_signal_to_all_processes_of_a_launch_stops_agents_together(tmp_path: P
 
 @pytest.mark.slow
 def test_ctrl_c_while_modules_are_imported_is_one_line_and_exit_code_130(tmp_path: Path) -> None:
-    """A terminal sends it to the process that forks agents, too, which must not end of it."""
+    """A terminal sends it to the process that forks agents, too, which must not end by it."""
     process = launch_two(tmp_path, stderr=subprocess.PIPE)
     try:
         deadline = time.monotonic() + 120
@@ -438,7 +440,7 @@ def test_no_agent_outlives_a_killed_launcher(tmp_path: Path) -> None:
 
 
 def launch_two(folder: Path, *, stderr: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-    """``corn launch`` with a long plan for two agents, in a process group of its own."""
+    """Start ``corn launch`` with a long plan for two agents, in its own process group."""
     save_plan(small_plan("path:2", 100_000), folder / "plan.corn")
     command = [sys.executable, "-m", "corn", "launch", "plan.corn", "--out", "run"]
     command += ["--task", "breast-cancer"]
@@ -446,7 +448,7 @@ def launch_two(folder: Path, *, stderr: int = subprocess.DEVNULL) -> subprocess.
 
 
 def wait_for_agents(pid: int, folder: Path) -> list[int]:
-    """The processes below a launcher whose agents have all begun to train."""
+    """Return the processes below a launcher once all its agents have begun to train."""
     wait_for_tables(folder / "run", 2)
     return list(descendants(pid))
 

@@ -24,7 +24,7 @@ from .threads import run_in_threads
 
 
 def test_waiting_for_a_store_can_be_interrupted() -> None:
-    """Nobody listens at one address, and nobody answers at the other."""
+    """No program listens at one address, and none answers at the other."""
     for host in ("127.0.0.1", "192.0.2.1"):
         interruption, began = Interruption(), time.monotonic()
         threading.Timer(0.2, setattr, (interruption, "requested", True)).start()
@@ -33,7 +33,7 @@ def test_waiting_for_a_store_can_be_interrupted() -> None:
         assert time.monotonic() - began < 10
 
 
-def test_a_meeting_serves_one_run() -> None:
+def test_a_rendezvous_serves_one_run() -> None:
     def run(rendezvous: Rendezvous) -> None:
         rendezvous.barrier("hello")
         rendezvous.barrier("hello")
@@ -62,7 +62,7 @@ def test_the_host_of_the_store_leaves_last() -> None:
     assert 0.4 <= time.monotonic() - began < 4
 
 
-def test_a_taken_port_and_a_missing_store_are_one_line() -> None:
+def test_a_port_in_use_and_a_missing_store_are_reported_in_one_line() -> None:
     store = host_store("127.0.0.1", 0, timeout=1)
     with pytest.raises(CornError, match="no store can be opened there: the port is taken"):
         host_store("127.0.0.1", store.port, timeout=1)
@@ -70,8 +70,8 @@ def test_a_taken_port_and_a_missing_store_are_one_line() -> None:
         join_store("127.0.0.1", 1, timeout=0.5)
 
 
-def test_a_port_that_another_program_holds_is_not_waited_for_in_vain() -> None:
-    """It takes connections, never says a word, and lasts as long as the process."""
+def test_a_port_of_another_program_is_not_waited_for_beyond_the_time_out() -> None:
+    """The program accepts connections and never answers."""
     other = socket.create_server(("127.0.0.1", 0))
     host, port = other.getsockname()
     other.detach()
@@ -100,7 +100,7 @@ def test_the_store_listens_at_its_address_only() -> None:
         ({"RANK": "x"}, "RANK must be a number, found 'x'"),
     ],
 )
-def test_a_wrong_environment_is_one_line(
+def test_a_wrong_torchrun_environment_is_reported_in_one_line(
     changes: dict[str, str | None], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
@@ -113,8 +113,8 @@ def test_a_wrong_environment_is_one_line(
         join(timeout=1)
 
 
-def test_a_rank_that_never_comes_is_one_line_at_rank_0() -> None:
-    """Torch gives up first: a process that left its thread there would be aborted."""
+def test_rank_0_reports_a_missing_rank_in_one_line() -> None:
+    """Torch times out first: a process that left its thread there would be aborted."""
     code = (
         "from corn.distributed import join\n"
         "from corn.errors import CornError\n"
@@ -134,12 +134,12 @@ def test_a_rank_that_never_comes_is_one_line_at_rank_0() -> None:
     assert "not all agents came within 1 s" in done.stdout
 
 
-def test_an_agent_beyond_the_last_opens_nothing() -> None:
+def test_an_agent_number_beyond_the_last_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="agent must be from 0 to 3, found 7"):
         join(store=("127.0.0.1", 1), agent=7, num_agents=4)
 
 
-def test_without_torchrun_and_address_there_is_nowhere_to_meet(
+def test_a_rendezvous_needs_torchrun_or_an_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
@@ -147,3 +147,10 @@ def test_without_torchrun_and_address_there_is_nowhere_to_meet(
         join()
     with pytest.raises(CornError, match="must be given with a store"):
         join(store=("127.0.0.1", 1))
+
+
+def test_an_agent_advertises_its_address_on_the_route_to_the_store() -> None:
+    store = host_store("127.0.0.1", 0, timeout=1)
+    where = ("127.0.0.1", store.port)
+    found = join(store=where, agent=0, num_agents=2, timeout=5, opens_store=False)
+    assert (found.agent, found.num_agents, found.address) == (0, 2, "127.0.0.1")

@@ -66,8 +66,8 @@ def make_journal(
     )
 
 
-def leave_behind(out: Path, agent: int, last_step: int, *, is_public: bool = True) -> None:
-    """What an agent's folders have once it came to a step; its model and norms say whose it is."""
+def write_files(out: Path, agent: int, last_step: int, *, is_public: bool = True) -> None:
+    """Write an agent's files up to a step; its model and norms are its number."""
     releases = 0
     journal = make_journal(
         out, agent, is_public=is_public, count_releases=lambda: releases, reports=Reports()
@@ -81,7 +81,7 @@ def leave_behind(out: Path, agent: int, last_step: int, *, is_public: bool = Tru
 
 def merge(out: Path, ends: tuple[int, int, int], *, show_private: bool = False) -> Result:
     for agent, last_step in enumerate(ends):
-        leave_behind(out, agent, last_step)
+        write_files(out, agent, last_step)
     run = Folders.of_run(out)
     return merge_measurements(
         PLAN,
@@ -98,7 +98,7 @@ def merge(out: Path, ends: tuple[int, int, int], *, show_private: bool = False) 
     [((12, 12, 12), "complete", 12), ((12, 6, 12), "complete", 12), ((6, 6, 6), "interrupted", 6)],
     ids=["all", "one lost", "stopped"],
 )
-def test_the_status_is_of_the_steps_that_were_done(
+def test_the_status_follows_from_the_steps_done(
     ends: tuple[int, int, int], status: str, num_steps: int, tmp_path: Path
 ) -> None:
     result = merge(tmp_path, ends)
@@ -109,7 +109,7 @@ def test_the_status_is_of_the_steps_that_were_done(
     assert result.notes == ("stands in for another", "agent 1: said so")
 
 
-def test_who_was_lost_counts_as_long_as_it_was_there(tmp_path: Path) -> None:
+def test_a_lost_agent_counts_until_its_loss(tmp_path: Path) -> None:
     result = merge(tmp_path, (12, 2, 6), show_private=True)
     norms = [row["gradient_norm"] for row in result.rows]
     assert math.isnan(float(norms[0]))
@@ -120,9 +120,9 @@ def test_who_was_lost_counts_as_long_as_it_was_there(tmp_path: Path) -> None:
     assert result.parameters[0, 1:].isnan().all()
 
 
-def test_without_being_asked_nothing_private_is_read_or_returned(tmp_path: Path) -> None:
+def test_private_files_are_read_only_on_request(tmp_path: Path) -> None:
     for agent in range(3):
-        leave_behind(tmp_path, agent, 12)
+        write_files(tmp_path, agent, 12)
     shutil.rmtree(tmp_path / "private")
     run = Folders.of_run(tmp_path)
     folders = {agent: run.of_agent(agent) for agent in range(3)}
@@ -137,7 +137,7 @@ def test_without_being_asked_nothing_private_is_read_or_returned(tmp_path: Path)
 
 @pytest.mark.parametrize("is_public", [True, False])
 def test_an_agent_shares_scores_on_public_data_only(is_public: bool, tmp_path: Path) -> None:
-    leave_behind(tmp_path, 1, 12, is_public=is_public)
+    write_files(tmp_path, 1, 12, is_public=is_public)
     folders = Folders.of_run(tmp_path).of_agent(1)
     own = read_rows(folders.private / "metrics.csv")[12]
     shared = read_rows(folders.shared / "metrics.csv")[12]
@@ -161,9 +161,9 @@ def test_an_agent_shares_scores_on_public_data_only(is_public: bool, tmp_path: P
 def test_a_launch_without_some_agents_is_not_complete(
     own: RunStatus, is_lost: bool, status: RunStatus, merged: str, tmp_path: Path
 ) -> None:
-    """Agent 2 has a measurement of the last step even where the others had to stop before it."""
+    """Agent 2 has measured the last step even where the others had to stop before it."""
     for agent in range(3):
-        leave_behind(tmp_path, agent, 12)
+        write_files(tmp_path, agent, 12)
     agents = {agent: AgentResult(agent, own, lost={2: 7} if is_lost else {}) for agent in range(3)}
     if is_lost:
         agents[2] = AgentResult(2, RunStatus.FAILED, failure=Failure(FailureKind.ENDED))
@@ -173,7 +173,7 @@ def test_a_launch_without_some_agents_is_not_complete(
     assert (launched.status, result.status) == (status, merged)
 
 
-def test_private_notes_are_told_and_written_to_the_owner_alone(tmp_path: Path) -> None:
+def test_private_notes_go_to_the_owner_alone(tmp_path: Path) -> None:
     told: list[tuple[str, str]] = []
     reports = Reports(
         on_note=lambda text: told.append(("all", text)),

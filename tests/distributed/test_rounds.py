@@ -1,4 +1,4 @@
-"""What an agent sends depends on its data through the clipped gradient and noise, added first."""
+"""A message depends on data only through the rounded sum of clipped gradient and noise."""
 
 import numpy as np
 import pytest
@@ -22,8 +22,8 @@ def send(
     return half.take(model, noise, step=0, step_size=STEP_SIZE, grid=grid)[0]
 
 
-def test_gradient_and_noise_are_added_and_rounded_before_the_model_comes_in() -> None:
-    """A step that is far below the last place of the model's numbers."""
+def test_gradient_and_noise_are_summed_and_rounded_before_the_model_is_added() -> None:
+    """The step is far below the last place of the model's numbers."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(D, generator=generator, dtype=torch.float64)
     model = torch.full((D,), 1.5)
@@ -44,7 +44,7 @@ def test_a_message_shows_multiples_of_the_grid_and_nothing_else() -> None:
     np.testing.assert_allclose(multiples, np.rint(multiples), rtol=1e-12)
 
 
-def test_long_gradients_are_clipped_once_to_no_more_than_the_norm() -> None:
+def test_gradients_are_clipped_to_at_most_the_norm() -> None:
     gradient = torch.linspace(-3, 5, D)
     silence = torch.zeros(D, dtype=torch.float64)
     found = -send(gradient, silence, silence, grid=2.0**-50) / STEP_SIZE
@@ -56,7 +56,7 @@ def test_long_gradients_are_clipped_once_to_no_more_than_the_norm() -> None:
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 def test_a_gradient_that_is_not_finite_is_sent_as_zero(value: float) -> None:
-    """To refuse it would tell everyone something of the data."""
+    """An error would reveal information about the data."""
     noise = torch.randn(D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     model, broken = torch.zeros(D), torch.ones(D)
     broken[7] = value

@@ -47,7 +47,7 @@ def test_an_address_needs_a_port(text: str) -> None:
         parse_address(text)
 
 
-def test_policies_that_cannot_be_kept_are_refused() -> None:
+def test_policies_that_a_plan_does_not_allow_are_refused() -> None:
     shared = small_plan("ring:4", 10, threat=ThreatModel())
     with pytest.raises(InvalidArgumentError, match="needs seeds of pairs or links"):
         RunSettings(on_dropout="replan").check_plan(shared)

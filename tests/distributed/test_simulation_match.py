@@ -1,4 +1,4 @@
-"""Processes compute what the simulation computes, to float32 summation error."""
+"""Processes compute the models of the simulation, to float32 summation error."""
 
 import math
 from dataclasses import replace
@@ -90,7 +90,7 @@ def test_four_processes_match_for_every_mechanism(
     compare(small_plan("ring:4", 15, mechanism=mechanism, threat=threat), tmp_path)
 
 
-def test_samples_clipped_one_by_one_match_too(tmp_path: Path) -> None:
+def test_per_sample_clipping_matches(tmp_path: Path) -> None:
     budget = PrivacyBudget(10, 1e-5, num_steps=8, clip=0.1, unit="sample", batch_size=8)
     plan = make_plan(load_network("path:4"), budget)
     settings = RunSettings(Constant(0.2), rehearsal_seed=SEED, timeout=30, evaluate_at=(0,))
@@ -133,7 +133,7 @@ def test_double_precision_matches(tmp_path: Path) -> None:
 def test_eight_and_twenty_processes_match(
     graph: str, mechanism: MechanismName, threat: ThreatModel, tmp_path: Path
 ) -> None:
-    """Of a long plan, as for a few steps DECOR may choose to share no noise at all."""
+    """The plan is long, because for a few steps DECOR may share no noise at all."""
     plan = small_plan(graph, 500, mechanism=mechanism, threat=threat)
     assert len(plan.decomposition.seed_groups) >= plan.network.graph.number_of_edges()
     compare(plan, tmp_path, settings=replace(SETTINGS, num_steps=10))

@@ -24,7 +24,7 @@ PLAN = small_plan("ring:3", 12)
 OTHER = small_plan("ring:3", 13)
 
 
-def test_folders_that_were_there_are_closed_to_others(tmp_path: Path) -> None:
+def test_existing_folders_are_closed_to_others(tmp_path: Path) -> None:
     (tmp_path / "private/agent-1").mkdir(mode=0o755, parents=True)
     folders = make_folders(tmp_path, 1, is_rehearsal=False)
     assert folders == Folders(tmp_path / "shared/agent-1", tmp_path / "private/agent-1")
@@ -54,7 +54,7 @@ def load(folder: Path, step: int, *, agent: int = 2, plan: Plan = PLAN) -> Agent
     return CheckpointFolder(folder, plan, agent).load(step)
 
 
-def test_what_is_saved_comes_back_and_the_newest_few_are_kept(tmp_path: Path) -> None:
+def test_a_checkpoint_is_loaded_as_saved_and_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (0, 10, 20, 100, 110):
         save(tmp_path, step)
     assert list_checkpoints(tmp_path) == {20, 100, 110}
@@ -63,7 +63,7 @@ def test_what_is_saved_comes_back_and_the_newest_few_are_kept(tmp_path: Path) ->
     assert found.num_releases == 117
 
 
-def test_later_steps_are_forgotten(tmp_path: Path) -> None:
+def test_files_of_later_steps_are_removed(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         save(tmp_path, step)
     models = tmp_path / "shared" / "models"
@@ -75,7 +75,7 @@ def test_later_steps_are_forgotten(tmp_path: Path) -> None:
     assert [path.name for path in models.iterdir()] == ["step-10.bin"]
 
 
-def test_damage_is_found_wherever_it_is(tmp_path: Path) -> None:
+def test_damage_is_found_at_every_position(tmp_path: Path) -> None:
     save(tmp_path, 10)
     path = tmp_path / "checkpoint-10.corn"
     whole = path.read_bytes()
@@ -90,7 +90,7 @@ def test_damage_is_found_wherever_it_is(tmp_path: Path) -> None:
         load(tmp_path, 10)
 
 
-def test_another_agents_or_plans_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_agent_or_plan_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 10)
     for agent, plan in ((3, PLAN), (2, OTHER)):
         with pytest.raises(FileFormatError, match="of another plan, agent or step"):
@@ -99,7 +99,7 @@ def test_another_agents_or_plans_is_refused(tmp_path: Path) -> None:
         load(tmp_path, 11)
 
 
-def test_a_rehearsal_is_never_gone_on_from_in_earnest(tmp_path: Path) -> None:
+def test_a_run_in_earnest_never_resumes_from_a_rehearsal(tmp_path: Path) -> None:
     save(tmp_path, 10, is_rehearsal=True)
     with pytest.raises(FileFormatError, match="of a rehearsal, which protects nothing"):
         load(tmp_path, 10)
@@ -107,7 +107,7 @@ def test_a_rehearsal_is_never_gone_on_from_in_earnest(tmp_path: Path) -> None:
     assert len(again.parameters) == 5
 
 
-def test_a_full_disk_is_one_line_and_spoils_nothing(
+def test_a_full_disk_is_one_line_and_keeps_earlier_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, 10)

@@ -56,7 +56,7 @@ def test_all_survivors_agree_on_losses_after_n_minus_2_steps(graph: nx.Graph) ->
     assert known.pop()[lost] == 10
 
 
-def test_of_several_stops_the_earliest_counts_everywhere() -> None:
+def test_the_earliest_of_several_stops_counts_for_all() -> None:
     graph = nx.path_graph(5)
     members = [Membership(5) for _ in range(5)]
     members[0].note_stop(StopNotice(30, 0, StopReason.INTERRUPTED))
@@ -65,7 +65,7 @@ def test_of_several_stops_the_earliest_counts_everywhere() -> None:
     assert {own.stop for own in members} == {StopNotice(25, 4, StopReason.DIVERGED)}
 
 
-def test_losses_count_from_the_step_they_were_noticed() -> None:
+def test_losses_count_from_the_step_at_which_they_were_noticed() -> None:
     own = Membership(4)
     own.note_loss(2, 7)
     own.note_loss(2, 9)
@@ -75,7 +75,7 @@ def test_losses_count_from_the_step_they_were_noticed() -> None:
     assert own.lost == {2, 3}
 
 
-def test_parts_of_a_cut_network() -> None:
+def test_components_of_a_network_without_lost_agents() -> None:
     assert component_of(nx.path_graph(5), 4, [2]) == (3, 4)
     assert split_survivors(nx.path_graph(5), [2]) == [(0, 1), (3, 4)]
     assert split_survivors(nx.cycle_graph(5), [2]) == [(0, 1, 3, 4)]
@@ -83,7 +83,7 @@ def test_parts_of_a_cut_network() -> None:
 
 @st.composite
 def troubled_networks(draw: st.DrawFn) -> tuple[np.ndarray, nx.Graph, list[LinkState]]:
-    """A plan's weights, the links that are left, and what each survivor announces."""
+    """Draw a plan's weights, the links that are left, and each survivor's announcement."""
     seed = draw(st.integers(0, 10_000))
     weights = draw(st.sampled_from(["metropolis", "lazy", "max-degree"]))
     network = load_network(f"er:n=8,p=0.5,seed={seed}", weights=weights)
@@ -102,7 +102,7 @@ def troubled_networks(draw: st.DrawFn) -> tuple[np.ndarray, nx.Graph, list[LinkS
 
 
 @given(troubled_networks())
-def test_weights_are_doubly_stochastic_while_news_spread(
+def test_weights_are_doubly_stochastic_while_only_some_know_of_a_loss(
     case: tuple[np.ndarray, nx.Graph, list[LinkState]],
 ) -> None:
     W, graph, states = case
@@ -119,7 +119,7 @@ def test_weights_are_doubly_stochastic_while_news_spread(
     np.testing.assert_allclose(mixing.sum(axis=1), 1)
 
 
-def test_without_losses_the_plan_holds_and_afterwards_metropolis() -> None:
+def test_weights_are_the_plans_without_losses_and_metropolis_after() -> None:
     network = load_network("er:n=8,p=0.5,seed=3", weights="lazy")
     W, graph = network.mixing_matrix, nx.Graph(network.graph)
     survivors = [agent for agent in graph if agent != 2]
@@ -138,8 +138,8 @@ def test_without_losses_the_plan_holds_and_afterwards_metropolis() -> None:
 
 
 @pytest.mark.parametrize("lost", [(2,), (0, 5), (1, 3, 6)])
-def test_losses_weaken_nobodys_privacy(lost: tuple[int, ...]) -> None:
-    """By the accountant, for every coalition: what the survivors send keeps the budget."""
+def test_losses_weaken_no_agents_privacy(lost: tuple[int, ...]) -> None:
+    """By the accountant, the messages of survivors keep the budget against every coalition."""
     budget = PLAN.budget
     for coalition, honest, planned in coalition_precisions(PLAN.decomposition, 1):
         left = [agent for agent in honest if agent not in lost]
@@ -174,7 +174,7 @@ def test_every_survivor_makes_the_same_plan() -> None:
     assert links <= {tuple(sorted(edge)) for edge in PLAN.network.graph.edges}
 
 
-def test_a_new_plan_gets_cancellation_back() -> None:
+def test_a_new_plan_restores_cancellation() -> None:
     survivors = (0, 1, 2, 4, 5, 6)
     loss = measure_loss(PLAN, survivors)
     plan = replan(PLAN, survivors, steps_left=199)
@@ -183,8 +183,8 @@ def test_a_new_plan_gets_cancellation_back() -> None:
     assert f"{loss.continued / loss.planned:.3g} ×" in loss.describe()
 
 
-def test_the_loss_is_by_one_objective_where_the_given_one_is_of_all_agents() -> None:
-    """Scaling the given matrix leaves the noise as it is, and so what its loss costs."""
+def test_both_sides_of_a_loss_are_measured_by_one_objective() -> None:
+    """Scaling the given matrix changes neither the noise nor the cost of a loss."""
     network, options = load_network("complete:4"), {"mechanism": "ldp", "threat": ThreatModel()}
     plans = [
         make_plan(network, PLAN.budget, objective=GivenObjective(c * np.eye(4)), **options)  # type: ignore[arg-type]
