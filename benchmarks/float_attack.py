@@ -1,18 +1,17 @@
-"""How often an attacker that reads low-order bits finds out which gradient a message contains.
+"""Success rate of an attacker that identifies the gradient of a message by its low-order bits.
 
 Run ``python benchmarks/float_attack.py [--trials N] [--release NAME] [--equal] [--only TEXT]
 [--processes N] [--json]``.
 
 The attacker (``tests/oracles/float_attack.py``) knows the plan, the model, the step size and two
-candidate gradients, and practises on releases with keys of its own. It reads all messages, knows
-all other gradients, and is an insider where the plan reckons with one. Ideal noise allows it to be
-right with probability Φ(μ/2); the verdict is by a binomial test. The column ``values`` shows how
-often the best test for ideal noise is right by itself.
+candidate gradients, and trains on releases with keys of its own. It observes all messages, knows all
+other gradients, and is an insider if the plan's threat has one. Ideal noise allows it to be right
+with probability Φ(μ/2); the verdict is by a binomial test. The column ``values`` shows how often
+the best test for ideal noise is right alone.
 
-Releases are the library's, or one of these, which show what would go wrong: ``sum`` draws and adds
-NumPy's normals in the type of messages, without a grid; ``each`` rounds every stream, and so the
-gradient, by itself, which is worst where gradients are of equal size in all coordinates
-(``--equal``).
+Releases are the library's, or one of these unsafe alternatives: ``sum`` draws and adds NumPy's
+normals in the type of messages, without a grid; ``each`` rounds every stream, and so the gradient,
+separately, which is worst if all coordinates of a gradient have equal size (``--equal``).
 
 ``--processes N`` runs six real agents N times for one step, with one label of one agent flipped or
 not, and attacks the messages on their links.
@@ -38,7 +37,7 @@ import numpy as np
 import torch
 from scipy.stats import norm
 
-# The attacker belongs to the tests, which are no part of the package.
+# The attacker belongs to the tests, which are not part of the package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.oracles.deployed_release import (
@@ -70,9 +69,9 @@ CLIP = 0.1
 STEP_SIZE = 0.25
 NUM_PAIRS = 4
 BEATEN = 1e-4
-"""A promise counts as beaten where it allows what was seen with a lower probability than this."""
+"""The p-value below which a promise counts as broken."""
 TRIAL_KEYS = 10**6
-"""More than there are trials in a row; below this, seeds are of the attacker's own keys."""
+"""The first seed of other agents' keys; smaller seeds are of the attacker's own keys."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def list_settings() -> Iterator[Setting]:
 
 @dataclass(frozen=True)
 class Result:
-    """How often the attacker was right, by all it has and by the values alone."""
+    """The number of right decisions, by all evidence and by the values alone."""
 
     setting: str
     trials: int
@@ -146,7 +145,7 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """Say whether the promise was kept, as far as so many trials can tell."""
+        """Return in words whether the promise was kept, as far as this many trials can tell."""
         return "BROKEN" if self.p < BEATEN else "kept"
 
     def __str__(self) -> str:
@@ -164,7 +163,7 @@ HEADER = (
 
 
 def draw_pair(setting: Setting, generator: np.random.Generator) -> Pair:
-    """Draw two clipped gradients as far apart as the promise reckons with."""
+    """Draw two clipped gradients as far apart as the promise allows."""
     g = generator.standard_normal(setting.num_parameters)
     if setting.has_equal_sizes:
         g = np.sign(g)
@@ -173,7 +172,7 @@ def draw_pair(setting: Setting, generator: np.random.Generator) -> Pair:
 
 
 def attack(setting: Setting, plan: Plan, *, num_trials: int, make_message: Release) -> Result:
-    """Practise, then decide about messages with keys of others."""
+    """Train the attacker, then let it decide about messages with keys of others."""
     # Every row has trials of its own: rows would otherwise share their luck.
     row = zlib.crc32(str(setting).encode())
     began, generator = time.perf_counter(), np.random.default_rng(row)
@@ -216,13 +215,13 @@ def attack(setting: Setting, plan: Plan, *, num_trials: int, make_message: Relea
 
 
 def promise_of(plan: Plan, num_steps: int) -> float:
-    """Return Φ(μ/2) after so many steps: how often the best test is right with ideal noise."""
+    """Return Φ(μ/2) after this many steps: the success rate of the best test on ideal noise."""
     mu = plan.budget.query.sensitivity * math.sqrt(num_steps * plan.precision_cap)
     return float(norm.cdf(mu / 2))
 
 
 def find_worst_insider(plan: Plan, agent: int) -> int | None:
-    """Return who knows most about the agent's noise; nobody under a plan without insiders."""
+    """Return the insider with most of the agent's noise; None for a plan without insiders."""
     if plan.threat.max_colluders == 0:
         return None
     others = [other for other in range(plan.num_agents) if other != agent]
@@ -271,13 +270,13 @@ RELEASES: dict[str, Release] = {
 def draw_streams(
     plan: Plan, agent: int, source: NoiseSource, step: int, size: int
 ) -> Iterator[Array]:
-    """Yield each term of the agent's noise by itself."""
+    """Yield each term of the agent's noise separately."""
     for part in _split_streams(plan.decomposition, agent):
         yield draw_share(part, agent, source=source, nonce=NONCE, step=step, stop=size)
 
 
 def _split_streams(decomposition: Decomposition, agent: int) -> Iterator[Decomposition]:
-    """Yield a split for each term of the agent's noise, in which all others weigh nothing."""
+    """Yield a split for each term of the agent's noise, with weight 0 for all others."""
     nothing = tuple(np.zeros_like(factor) for factor in decomposition.factors)
     groups = decomposition.seed_groups
     if decomposition.private_variance[agent] > 0:
@@ -299,7 +298,7 @@ NUM_AGENTS, VICTIM = 6, 0
 
 @dataclass(frozen=True)
 class FlippedWorkload(Workload):
-    """The same data, in which the first label of one agent may be the other one."""
+    """The same data, in which the first label of one agent may be flipped."""
 
     is_flipped: bool = False
 
@@ -315,7 +314,7 @@ class FlippedWorkload(Workload):
 
 
 def serve_orders(connection: Connection) -> None:
-    """Run as one agent after the other, and report what each sends first to its neighbours."""
+    """Run as one agent after the other, and report the first message of each."""
     limit_threads()
     messages: list[Floats] = []
     start = LinkExchange.start
@@ -332,7 +331,7 @@ def serve_orders(connection: Connection) -> None:
 
 
 def attack_processes(num_trials: int, message_type: FloatType = "float32") -> Result:
-    """Run six agents again and again, and tell from a victim's message whose data it had."""
+    """Run six agents many times, and decide from the victim's message which data it had."""
     began, generator = time.perf_counter(), np.random.default_rng(2)
     budget = PrivacyBudget(10, 1e-5, num_steps=500, clip=CLIP)
     plan = make_plan(load_network(f"ring:{NUM_AGENTS}"), budget, dtype=message_type)
@@ -386,7 +385,7 @@ def attack_processes(num_trials: int, message_type: FloatType = "float32") -> Re
 def find_candidates(
     plan: Plan, settings: RunSettings, workload: FlippedWorkload
 ) -> tuple[Pair, Array]:
-    """Compute the clipped gradients of either data set at the public start, and that start."""
+    """Compute the clipped gradients of both data sets at the public initial model, and that model."""
     found = []
     for is_flipped in (False, True):
         problem = replace(workload, is_flipped=is_flipped).build(plan.num_agents)
@@ -402,7 +401,7 @@ def find_candidates(
 def run_agents(
     plan: Plan, out: Path, settings: RunSettings, workload: Workload, agents: list[Connection]
 ) -> Floats:
-    """Let six processes run a plan with new keys, and return the victim's first message."""
+    """Run a plan in six processes with new keys, and return the victim's first message."""
     out.mkdir()
     save_plan(plan, out / "plan.corn")
     make_keys(out / "keys", plan.num_agents)
@@ -425,7 +424,7 @@ def run_agents(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--trials", type=int, default=200, help="messages or runs a setting")
+    parser.add_argument("--trials", type=int, default=200, help="messages or runs per setting")
     parser.add_argument("--release", choices=RELEASES, default="deployed")
     parser.add_argument("--equal", action="store_true", help="all coordinates of the same size")
     parser.add_argument("--only", default="", help="settings that contain this text")

@@ -1,7 +1,7 @@
-"""How fast noise is drawn, on one core: the secure stream against NumPy and its own keystream.
+"""Speed of drawing noise on one core: the secure stream against NumPy and its own keystream.
 
-Run ``python benchmarks/noise_speed.py``. Contenders take turns and the best time of each counts, so
-that a busy machine slows all of them alike and the ratios keep.
+Run ``python benchmarks/noise_speed.py``. Candidates take turns and the best time of each counts, so
+that a busy machine slows all of them equally and the ratios stay the same.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ NUM_AGENTS = 20
 NONCE = bytes(32)
 
 
-def best_seconds(contenders: dict[str, Callable[[], object]], num_turns: int) -> dict[str, float]:
-    """The least time each contender took, in turns."""
-    best = dict.fromkeys(contenders, float("inf"))
+def best_seconds(candidates: dict[str, Callable[[], object]], num_turns: int) -> dict[str, float]:
+    """Return the least time of each candidate, measured in turns."""
+    best = dict.fromkeys(candidates, float("inf"))
     for _ in range(num_turns):
-        for name, run in contenders.items():
+        for name, run in candidates.items():
             start = time.perf_counter()
             run()
             best[name] = min(best[name], time.perf_counter() - start)
@@ -58,7 +58,7 @@ def fill_by_numpy(source: NoiseSource, out: FloatArray, address: StreamAddress) 
 
 
 def measure_streams() -> dict[str, float]:
-    """Million values per second: of NumPy's fastest generator, of streams, of raw keystreams."""
+    """Return million values per second of NumPy's fastest generator, streams and keystreams."""
     owner = Owner((0,))
     address = StreamAddress(owner, NONCE, step=0)
     secure, simulation = SecureSource({owner: Secret(bytes(32))}), SimulationSource(0)
@@ -87,7 +87,7 @@ def measure_streams() -> dict[str, float]:
 
 
 def make_designs() -> dict[str, Decomposition]:
-    """A dense covariance from one seed of all agents, and from a seed of each pair."""
+    """Return a dense covariance from one seed of all agents, and from a seed per pair."""
     A = np.random.default_rng(0).standard_normal((NUM_AGENTS, 2 * NUM_AGENTS))
     everyone = tuple(range(NUM_AGENTS))
     pairs = tuple(itertools.combinations(everyone, 2))
@@ -102,7 +102,7 @@ def make_designs() -> dict[str, Decomposition]:
 
 
 def measure_shares(decomposition: Decomposition, num_coordinates: int) -> dict[str, float]:
-    """Milliseconds a step: the agent with the most streams alone, and all agents together."""
+    """Return milliseconds per step: the agent with the most streams alone, and all agents."""
     secure = SecureSource(simulated_keys(decomposition, seed=0))
     busiest = int(np.argmax(decomposition.count_streams()))
 

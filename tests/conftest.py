@@ -1,4 +1,4 @@
-"""One compute thread for every test process, and examples that do not change between CI runs."""
+"""Settings of all test processes: one compute thread, and the same examples in each CI run."""
 
 import os
 
@@ -8,8 +8,8 @@ from corn.threads import limit_threads
 
 limit_threads()
 
-# A developer's run looks for new counterexamples each time; CI repeats the same ones, so that what
-# it says about a change is about the change.
-# No example has a deadline: the machine may be busy, and speed is for benchmarks.
+# A developer's run draws new examples each time. CI repeats the same ones, so that a failure is due
+# to the change under test. Examples have no deadline: the machine may be busy, and benchmarks
+# measure speed.
 hypothesis.settings.register_profile("corn", deadline=None, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("corn")

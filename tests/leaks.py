@@ -1,4 +1,4 @@
-"""Whether a text gives a secret away, in any of the forms that Python would print."""
+"""Detection of secrets in text, in any of the forms that Python would print."""
 
 import base64
 

@@ -1,4 +1,4 @@
-"""Damage to valid bytes, of the kinds that files and words of others can have."""
+"""Mutations of valid bytes, of the kinds that files and messages of others can have."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def mutate(content: bytes, random: Random) -> bytes:
 
 
 def find_complaint(function: Callable[..., object], *arguments: object) -> CornError | None:
-    """Return the error that CorN raises on purpose, if it does; let all others through."""
+    """Return the ``CornError`` that a call raises, if any; other exceptions pass."""
     try:
         function(*arguments)
     except CornError as error:
@@ -63,7 +63,7 @@ def find_complaint(function: Callable[..., object], *arguments: object) -> CornE
 
 
 def is_clear(error: BaseException) -> bool:
-    """Whether a message is one printable line of at most 500 characters."""
+    """Return whether a message is one printable line of at most 500 characters."""
     return str(error).isprintable() and 0 < len(str(error)) < 500
 
 

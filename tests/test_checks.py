@@ -1,4 +1,4 @@
-"""Checks of arguments accept their whole domain and name what they refuse."""
+"""Checks of arguments accept their whole domain and name the argument that they refuse."""
 
 import math
 
@@ -28,12 +28,12 @@ def test_positive_accepts_numbers_of_any_type() -> None:
 
 
 @pytest.mark.parametrize("value", [0.5, 2.5, math.nan, "1"])
-def test_range_refuses_what_is_outside(value: object) -> None:
+def test_range_refuses_values_outside(value: object) -> None:
     with pytest.raises(InvalidArgumentError, match=r"ratio must be in \[1, 2\]"):
         require_in_range("ratio", value, 1, 2)  # type: ignore[arg-type]
 
 
-def test_range_without_an_end_says_at_least() -> None:
+def test_range_without_an_upper_end() -> None:
     assert require_in_range("ridge", 1e9, 0) == 1e9
     with pytest.raises(InvalidArgumentError, match="ridge must be at least 0"):
         require_in_range("ridge", -1, 0)
@@ -64,6 +64,6 @@ def test_count_returns_an_int() -> None:
     assert type(require_count("steps", np.int64(10), most=10)) is int
 
 
-def test_choice_and_length_accept() -> None:
+def test_choice_and_length_accept_valid_values() -> None:
     assert require_choice("unit", "agent", ("agent", "sample")) == "agent"
     assert require_length("datasets", 4, 4, per="agent") == 4

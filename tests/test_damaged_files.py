@@ -1,4 +1,4 @@
-"""Whatever a file of somebody else holds, one printable line says what is wrong with it."""
+"""Any defect of a file gives an error of one printable line."""
 
 import json
 from collections.abc import Callable
@@ -67,7 +67,7 @@ FILES: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
 
 @pytest.mark.filterwarnings("ignore:the graph has edge weights")
 @pytest.mark.parametrize("name", FILES)
-def test_no_damage_to_a_file_is_a_crash(name: str, tmp_path: Path) -> None:
+def test_damaged_files_give_errors_not_crashes(name: str, tmp_path: Path) -> None:
     write, read = FILES[name]
     path = tmp_path / name
     write(path)
@@ -99,7 +99,9 @@ def make_header(shape: str) -> str:
         ("  x\n y\n", "not a matrix of numbers"),
     ],
 )
-def test_headers_of_matrices_are_not_believed(header: str, message: str, tmp_path: Path) -> None:
+def test_sizes_claimed_by_npy_headers_are_checked(
+    header: str, message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "g.npy"
     path.write_bytes(make_npy(header))
     error = find_complaint(load_network, path)
@@ -127,7 +129,7 @@ def node_link(**changes: Any) -> str:
         ("g.graphml", "<graphml>" + "<graph>" * 100_000, "not valid GraphML"),
     ],
 )
-def test_what_is_wrong_with_a_graph_is_said(
+def test_errors_state_the_defect_of_a_graph(
     name: str, content: str, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_text(content)
@@ -137,14 +139,14 @@ def test_what_is_wrong_with_a_graph_is_said(
     assert is_clear(error)
 
 
-def test_what_is_not_used_of_a_graph_may_be_anything(tmp_path: Path) -> None:
+def test_unused_parts_of_a_graph_file_are_not_checked(tmp_path: Path) -> None:
     (tmp_path / "g.json").write_text(node_link(graph=5))
     assert load_network(tmp_path / "g.json").num_agents == 2
     (tmp_path / "g.edges").write_text(f"0 {'9' * 5000}\n")
     assert load_network(tmp_path / "g.edges").num_agents == 2
 
 
-def test_weights_beyond_any_float_are_refused(tmp_path: Path) -> None:
+def test_weights_too_large_for_floats_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "g.graphml"
     write_graphml(path)
     text = path.read_text().replace('"double"', '"long"')

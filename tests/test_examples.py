@@ -1,4 +1,4 @@
-"""Every example runs, and says what it says it prints."""
+"""Every example runs without warnings and prints its result."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A file is whole or not there."""
+"""Files are written completely or not at all."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from corn.files import writing_whole
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_a_file_is_replaced_once_it_is_whole(durable: bool, tmp_path: Path) -> None:
+def test_a_file_is_replaced_when_it_is_complete(durable: bool, tmp_path: Path) -> None:
     target = tmp_path / "table.csv"
     target.write_text("old")
     with writing_whole(target, durable=durable) as partial:
@@ -18,7 +18,7 @@ def test_a_file_is_replaced_once_it_is_whole(durable: bool, tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_what_fails_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     def write_half(path: Path) -> None:
         with writing_whole(path) as partial:
             partial.write_text("half of the n")

@@ -1,4 +1,4 @@
-"""Low-order bits of messages tell no more than the promise allows."""
+"""Low-order bits of messages leak no more than the promise allows."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ STREAM_WEIGHTS = (0.61, 1.46, 0.5, 0.73, 0.17, 1.35, 1.07, 0.37, 1.23, 0.55, 0.4
 
 
 def opposite_gradients(d: int, seed: int, dtype: Any) -> Pair:
-    """Draw two clipped gradients as far apart as the promise reckons with."""
+    """Draw two clipped gradients as far apart as the promise allows."""
     g = np.random.default_rng(seed).standard_normal(d)
     g = (g * CLIP / np.linalg.norm(g)).astype(dtype).astype(np.float64)
     return g, -g
@@ -39,8 +39,8 @@ def count_right(
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("weights", [(2.2355698,), STREAM_WEIGHTS], ids=["one", "many"])
-def test_the_attacker_wins_against_a_plain_sum(dtype: Any, weights: tuple[float, ...]) -> None:
-    """Without this, a weak attacker would let the tests below pass."""
+def test_the_attacker_beats_a_plain_sum(dtype: Any, weights: tuple[float, ...]) -> None:
+    """Otherwise a weak attacker would let the tests below pass."""
 
     def draw(gradient: Array, num: int, seed: int) -> Array:
         generator, shape = np.random.default_rng(seed), (num, len(gradient))
@@ -57,8 +57,8 @@ def test_the_attacker_wins_against_a_plain_sum(dtype: Any, weights: tuple[float,
 
 
 @pytest.mark.parametrize("grid", [2.0**-6, 2.0**-3])
-def test_on_a_grid_the_attacker_is_as_good_as_ideal_noise_allows(grid: float) -> None:
-    """With so little noise that the best test is right four times in five."""
+def test_on_a_grid_the_attacker_equals_the_best_test_for_ideal_noise(grid: float) -> None:
+    """The noise is so small that the best test is right four times in five."""
     std = CLIP / norm.ppf(0.8)
 
     def draw(gradient: Array, num: int, seed: int) -> Array:
@@ -85,7 +85,7 @@ def make_small_plan(mechanism: MechanismName, threat: ThreatModel, dtype: FloatT
 @pytest.mark.parametrize(
     ("mechanism", "threat"), [("ldp", ThreatModel()), ("corn", DEFAULT_THREAT)], ids=["one", "many"]
 )
-def test_messages_of_the_library_tell_no_more_than_promised(
+def test_messages_leak_no_more_than_promised(
     mechanism: MechanismName, threat: ThreatModel, message_type: FloatType, model_scale: float
 ) -> None:
     plan = make_small_plan(mechanism, threat, message_type)

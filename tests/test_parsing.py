@@ -1,4 +1,4 @@
-"""Text of others is read strictly, and shown so that it does no harm."""
+"""Text from others is parsed strictly, and printed without control characters."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -46,20 +46,20 @@ FIELDS = {"count": 1, "share": 0.5, "kind": "a", "pair": [1, "x"], "matrix": [[1
         (b"[1, 2" + b" " * (1 << 20), "more than 1,048,576 bytes"),
     ],
 )
-def test_what_is_wrong_with_json_is_said(text: bytes, message: str) -> None:
+def test_errors_state_the_defect_of_json(text: bytes, message: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         parse_json(text)
     assert message in str(caught.value)
     assert len(str(caught.value)) < 100
 
 
-def test_sound_json_is_read() -> None:
+def test_valid_json_is_parsed() -> None:
     assert parse_json('\ufeff[-1, 2.5, 1e300, "ε", null]'.encode()) == [-1, 2.5, 1e300, "ε", None]
     assert parse_json(b"[" * 20 + b"]" * 20) is not None
     assert parse_json(b"18446744073709551615") == 2**64 - 1
 
 
-def test_a_record_has_the_types_it_declares() -> None:
+def test_records_are_built_by_their_declared_types() -> None:
     made = build(Sample, FIELDS, "sample")
     assert made.pair == (1, "x")
     np.testing.assert_array_equal(made.matrix, [[1.0, 2.5]])
@@ -94,7 +94,7 @@ def test_other_types_are_refused(changes: dict[str, object], message: str) -> No
     assert len(str(caught.value)) < 120
 
 
-def test_nothing_may_be_missing() -> None:
+def test_missing_fields_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="sample: 'count' is missing"):
         build(Sample, {name: value for name, value in FIELDS.items() if name != "count"}, "sample")
     with pytest.raises(InvalidArgumentError, match=r"sample must be a JSON object, found \[\]"):
@@ -103,7 +103,7 @@ def test_nothing_may_be_missing() -> None:
 
 @settings(max_examples=50)
 @given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode()))
-def test_no_bytes_crash_the_reader(data: bytes) -> None:
+def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
     try:
         parse_json(data)
     except InvalidArgumentError as error:
@@ -120,6 +120,6 @@ def test_any_text_becomes_one_printable_line(text: str, limit: int) -> None:
     assert len(short) <= limit + 1
 
 
-def test_control_characters_are_shown() -> None:
+def test_control_characters_are_escaped() -> None:
     shown = make_printable("\x1b]0;title\x07 \u202e \x9b2J \u2028 \ud800 ε")
     assert shown == "\\x1b]0;title\\x07 \\u202e \\x9b2J \\ud800 ε"

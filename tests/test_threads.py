@@ -41,7 +41,7 @@ def test_workers_use_one_thread() -> None:
     assert map_in_workers(threads_in_use, range(2), num_workers=2) == [{1}, {1}]
 
 
-def test_one_thread_for_a_while() -> None:
+def test_one_thread_inside_a_block() -> None:
     code = (
         "import numpy, threadpoolctl; from corn.threads import one_thread\n"
         "count = lambda: max(p['num_threads'] for p in threadpoolctl.threadpool_info())\n"
@@ -55,7 +55,9 @@ def test_one_thread_for_a_while() -> None:
 
 
 @pytest.mark.parametrize(("said", "expected"), [(None, 1), ("2", 2)])
-def test_training_takes_one_thread_unless_told_otherwise(said: str | None, expected: int) -> None:
+def test_training_uses_one_thread_unless_the_environment_sets_a_number(
+    said: str | None, expected: int
+) -> None:
     code = (
         "import torch, threadpoolctl; from corn.threads import own_threads\n"
         "torch.set_num_threads(2)\n"

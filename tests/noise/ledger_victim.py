@@ -31,7 +31,7 @@ def release_until_killed(path: Path, log: Path, limit: int, dice: random.Random)
 
 
 def wait_for_releases(log: Path, count: int, child: int) -> None:
-    """Wait until a child has made so many releases, or as many as it may."""
+    """Wait until a child has made this many releases, or all that it may make."""
     goal = size_of(log) + count * len(f"{bytes(32).hex()} 0\n")
     while size_of(log) < goal and is_running(child):
         time.sleep(0.0005)

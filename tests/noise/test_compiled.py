@@ -1,4 +1,4 @@
-"""Compiled drawing is used only where it gives NumPy's bits, and its absence breaks nothing."""
+"""Compiled code is used only if it gives NumPy's bits; without it NumPy is used."""
 
 import os
 import subprocess
@@ -26,13 +26,13 @@ def _forget() -> Iterator[None]:
     normals.find_compiled.cache_clear()
 
 
-def test_it_is_found_without_a_warning() -> None:
+def test_compiled_code_is_found_without_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert isinstance(normals.find_compiled(), ModuleType)
 
 
-def test_without_numba_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_numba_there_is_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     assert normals.find_compiled() is None
 
@@ -50,7 +50,7 @@ def test_code_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> No
         assert normals.find_compiled() is None
 
 
-def test_a_broken_installation_is_survived_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_installation_gives_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_name: str) -> None:
         raise OSError("libllvmlite.so is missing")
 
@@ -76,7 +76,7 @@ def find_elsewhere(tmp_path: Path, *, first: str = "", **environment: str) -> st
 
 
 @pytest.mark.slow
-def test_damaged_machine_code_is_compiled_anew(tmp_path: Path) -> None:
+def test_damaged_machine_code_is_compiled_again(tmp_path: Path) -> None:
     assert find_elsewhere(tmp_path) == "True\n"
     kept = [*tmp_path.rglob("*.nbi"), *tmp_path.rglob("*.nbc")]
     assert kept
@@ -86,7 +86,7 @@ def test_damaged_machine_code_is_compiled_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_code_kept_for_other_constants_is_not_used(tmp_path: Path) -> None:
+def test_cached_code_for_other_constants_is_not_used(tmp_path: Path) -> None:
     change = "from corn.noise import normals; normals.SINE = (3.0, *normals.SINE[1:]); "
     # As if Numba did not know the constants by which a loop was compiled.
     forget = (
@@ -98,7 +98,7 @@ def test_code_kept_for_other_constants_is_not_used(tmp_path: Path) -> None:
     assert find_elsewhere(tmp_path, first=change) == "True\n"
 
 
-def test_numba_told_not_to_compile_is_not_used(tmp_path: Path) -> None:
+def test_numba_with_its_compiler_disabled_is_not_used(tmp_path: Path) -> None:
     said = find_elsewhere(tmp_path, NUMBA_DISABLE_JIT="1")
     assert "False" in said
     assert "compiler is disabled" in said

@@ -1,4 +1,4 @@
-"""Factors give their covariance back, with as few nonzeros as its structure allows."""
+"""Factors reproduce their covariance, with as few nonzeros as its structure allows."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ def test_rank_is_the_number_of_streams() -> None:
     assert factor_covariance(np.eye(5) - 0.2).shape == (5, 4)
 
 
-def test_a_star_and_a_path_cause_no_fill() -> None:
+def test_trees_have_factors_without_fill() -> None:
     # Eliminating a star's centre first would fill the whole matrix.
     for graph in (nx.star_graph(20), nx.path_graph(21), nx.balanced_tree(2, 3)):
         for R in (laplacian(graph), laplacian(graph) + 0.5 * np.eye(len(graph))):
@@ -73,7 +73,7 @@ def test_a_star_and_a_path_cause_no_fill() -> None:
             assert np.count_nonzero(F) <= 2 * graph.number_of_edges() + 1
 
 
-def test_sparse_pairs_stay_pairs() -> None:
+def test_pairwise_noise_keeps_its_pairs() -> None:
     graph = nx.random_regular_graph(3, 60, seed=1)
     F = factor_covariance(laplacian(graph))
     assert np.count_nonzero(F, axis=1).tolist() == [3] * 60

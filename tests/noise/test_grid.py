@@ -1,4 +1,4 @@
-"""Releases on the grid: float64 errors, and what they change, stay within their bounds."""
+"""Releases on the grid: float64 errors and their effects stay within their bounds."""
 
 import itertools
 import math
@@ -32,7 +32,7 @@ PLAN = make_plan(load_network("er:n=8,p=0.4,seed=2"), BUDGET)
 
 
 def exact_share(decomposition: Decomposition, agent: int, source: Any, step: int) -> list[Any]:
-    """The first block of an agent's noise in 300 bits, from the bytes of the cipher alone."""
+    """Return the first block of an agent's noise in 300 bits, from the cipher's bytes alone."""
     weights = [(Owner((agent,)), 0, mpmath.sqrt(decomposition.private_variance[agent]))]
     groups = zip(decomposition.seed_groups, decomposition.factors, strict=True)
     for number, (group, factor) in enumerate(groups):
@@ -50,7 +50,7 @@ def exact_share(decomposition: Decomposition, agent: int, source: Any, step: int
 
 
 @pytest.mark.parametrize("agent", [0, 5])
-def test_a_share_is_within_its_bound_of_the_real_one(agent: int) -> None:
+def test_a_share_is_within_its_error_bound(agent: int) -> None:
     parts = PLAN.decomposition
     source = SecureSource(simulated_keys(parts, seed=1))
     found = draw_share(parts, agent, source=source, nonce=bytes(32), step=3, stop=1024)
@@ -64,8 +64,10 @@ def test_a_share_is_within_its_bound_of_the_real_one(agent: int) -> None:
 
 @pytest.mark.parametrize("ratio", [2.0**-3, 2.0**-6])
 @pytest.mark.parametrize("error", [1e-4, 1e-6])
-def test_every_cell_is_within_the_ratio_whatever_the_errors_do(ratio: float, error: float) -> None:
-    """One agent, σ = 1: the worst that errors of a size can do to the probability of a cell."""
+def test_cell_probabilities_are_within_the_ratio_for_worst_case_errors(
+    ratio: float, error: float
+) -> None:
+    """One agent, σ = 1: the worst effect of errors of this size on the probability of a cell."""
     edges = np.arange(-24, 24, ratio)
     low, high = edges[:-1], edges[1:]
     # Exact differences of tails, on the side on which they do not cancel.
@@ -123,13 +125,13 @@ def test_the_error_of_rounding_is_uniform_and_independent() -> None:
     assert abs(correlation) < 4.5 / math.sqrt(200_000)
 
 
-def test_floating_point_takes_less_than_a_hundredth_at_the_sizes_people_use() -> None:
+def test_floating_point_takes_less_than_one_percent_at_usual_sizes() -> None:
     # Twenty agents, a thousand steps of a million parameters, ε = 1: the reserve covers it.
     plan = make_plan(load_network("er:n=20,p=0.2,seed=1"), BUDGET, threat=ThreatModel(0, "global"))
     assert plan.max_parameters > 10**6
 
 
-def test_a_longer_model_is_refused_with_advice() -> None:
+def test_a_larger_model_is_refused_with_advice() -> None:
     with pytest.raises(InfeasibleError, match="plan fewer steps, a larger epsilon"):
         PLAN.check_parameters(PLAN.max_parameters + 1)
     PLAN.check_parameters(PLAN.max_parameters)
@@ -147,7 +149,7 @@ def test_too_fine_a_grid_proves_nothing() -> None:
         require_provable(lost, BUDGET, 1)
 
 
-def test_the_grid_does_not_depend_on_who_holds_the_noise() -> None:
+def test_the_grid_depends_on_the_covariance_alone() -> None:
     alone = Decomposition(np.full(4, 2.0))
     shared = Decomposition(np.zeros(4), ((0, 1, 2, 3),), (math.sqrt(2) * np.eye(4),))
     assert choose_grid(alone, 0.5) == choose_grid(shared, 0.5)

@@ -1,4 +1,4 @@
-"""Identities stay private, rosters are checked, and two agents agree on the keys only they have."""
+"""Identities stay private, rosters are checked, and two agents agree on a secret key."""
 
 import json
 import stat
@@ -89,7 +89,7 @@ def test_members_agree_on_group_keys_and_private_ones_differ() -> None:
     assert bytes(32) not in values
 
 
-def test_keys_follow_the_plan() -> None:
+def test_keys_depend_on_the_plan() -> None:
     here, there = (keys_of(0, GROUPS, plan=plan) for plan in (PLAN, OTHER_PLAN))
     assert all(here[owner] != there[owner] for owner in here)
     again = keys_of(0, GROUPS)
@@ -101,7 +101,7 @@ def test_a_missing_group_seed_is_named() -> None:
         keys_of(2, GROUPS)
 
 
-def test_an_agents_keys_are_all_it_needs_to_draw_its_share() -> None:
+def test_an_agents_keys_suffice_to_draw_its_share() -> None:
     pair = np.array([[1.0], [-1.0]])
     split = Decomposition(np.zeros(3), ((0, 1), (1, 2), (0, 2)), (pair, pair, pair))
     shares = []
@@ -114,7 +114,7 @@ def test_an_agents_keys_are_all_it_needs_to_draw_its_share() -> None:
     assert np.std(shares[0]) > 1
 
 
-def test_an_identity_survives_its_file(tmp_path: Path) -> None:
+def test_an_identity_round_trips_through_its_file(tmp_path: Path) -> None:
     path = tmp_path / "agent.key"
     save_identity(IDENTITIES[0], path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -122,7 +122,7 @@ def test_an_identity_survives_its_file(tmp_path: Path) -> None:
     assert not shows(IDENTITIES[0].secret, repr(load_identity(path)))
 
 
-def test_a_key_file_is_never_written_over(tmp_path: Path) -> None:
+def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "agent.key"
     save_identity(IDENTITIES[0], path)
     with pytest.raises(FileFormatError, match="exists"):
@@ -157,7 +157,7 @@ def test_a_damaged_key_file_is_refused_without_showing_it(tmp_path: Path, damage
         load_identity(tmp_path / "missing")
 
 
-def test_a_roster_survives_its_file(tmp_path: Path) -> None:
+def test_a_roster_round_trips_through_its_file(tmp_path: Path) -> None:
     path = tmp_path / "roster.json"
     save_roster(ROSTER, path)
     assert load_roster(path) == ROSTER

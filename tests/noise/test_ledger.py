@@ -1,4 +1,4 @@
-"""Whatever happens to the process or the file, no noise is released twice and none too much."""
+"""Crashes and damaged files never let noise be released twice, nor too often."""
 
 import contextlib
 import errno
@@ -33,14 +33,14 @@ def open_ledger(path: Path, limit: int = 200, **changes: Any) -> ReleaseLedger:
 
 
 def reserve(ledger: ReleaseLedger, first: int, stop: int) -> set[tuple[bytes, int]]:
-    """Reserve a range of steps; returns what may now be released."""
+    """Reserve a range of steps and return the (nonce, step) pairs that may be released."""
     for step in range(first, stop):
         ledger.reserve(step)
     return {(ledger.nonce, step) for step in range(first, stop)}
 
 
 def read_spent(data: bytes) -> int:
-    """What a ledger's latest entry says, read without the code that wrote it."""
+    """Return the count of a ledger's latest entry, read without the code that wrote it."""
     entries = [tuple(map(int, numbers)) for numbers in ENTRY.findall(data)]
     _, settled, released, first, stop = max(entries)
     return settled + released + stop - first
@@ -83,7 +83,7 @@ def test_a_crash_costs_at_most_a_block(tmp_path: Path) -> None:
                 assert step + 1 <= used < step + 1 + STEPS_PER_BLOCK
 
 
-def test_exactly_the_plans_releases(tmp_path: Path) -> None:
+def test_a_ledger_allows_exactly_the_releases_of_the_plan(tmp_path: Path) -> None:
     with open_ledger(tmp_path / "ledger", limit=100) as ledger:
         reserve(ledger, 0, 100)
         assert ledger.remaining == 0
@@ -115,7 +115,7 @@ def test_skipping_never_wastes_the_budget(tmp_path: Path) -> None:
             ledger.reserve(1000)
 
 
-def test_a_renewed_nonce_starts_steps_anew(tmp_path: Path) -> None:
+def test_a_renewed_nonce_restarts_steps(tmp_path: Path) -> None:
     with open_ledger(tmp_path / "ledger") as ledger:
         released = reserve(ledger, 0, 10)
         first = ledger.nonce
@@ -125,7 +125,7 @@ def test_a_renewed_nonce_starts_steps_anew(tmp_path: Path) -> None:
         assert ledger.remaining == 180
 
 
-def test_one_write_in_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_durable_write_per_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
     with open_ledger(tmp_path / "ledger", limit=10_000) as ledger:
@@ -136,7 +136,7 @@ def test_one_write_in_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("failing", ["pwrite", "fsync", "limit"])
-def test_a_full_disk_releases_nothing_and_is_survived(
+def test_a_full_disk_stops_releases_until_the_ledger_is_reopened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     path = tmp_path / "ledger"
@@ -151,7 +151,7 @@ def test_a_full_disk_releases_nothing_and_is_survived(
             patch.setattr(os, "pwrite", _write_half(os.pwrite))
         with pytest.raises(CornError, match=r"ledger: cannot be written: (No space|File too)"):
             ledger.reserve(64)
-    # The disk has room again, but what it holds is not known.
+    # The disk has space again, but its content is not known.
     with pytest.raises(CornError, match="a write failed"):
         ledger.reserve(64)
     with pytest.raises(CornError, match="a write failed"):
@@ -174,7 +174,7 @@ def _write_half(pwrite: Any) -> Any:
     return write
 
 
-def test_a_ledger_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
+def test_a_ledger_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match="cannot be opened: No such file"):
         open_ledger(tmp_path / "missing" / "ledger")
     with file_size_limit(100), pytest.raises(FileFormatError, match="File too large"):
@@ -182,7 +182,7 @@ def test_a_ledger_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_one_process_at_a_time(tmp_path: Path) -> None:
+def test_a_second_process_cannot_open_the_ledger(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     code = (
         "import sys, pathlib; from corn.noise.ledger import ReleaseLedger\n"
@@ -261,7 +261,7 @@ def test_bad_arguments_leave_no_file(tmp_path: Path, change: dict[str, Any], mes
 
 @pytest.fixture(scope="module")
 def used_ledger(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A ledger in the middle of a run: 100 releases, 128 reserved."""
+    """Return a ledger in the middle of a run: 100 releases, 128 reserved."""
     path = tmp_path_factory.mktemp("used") / "ledger"
     with open_ledger(path) as ledger:
         reserve(ledger, 0, 100)
@@ -316,7 +316,7 @@ def test_a_longer_or_doubly_damaged_ledger_is_refused(used_ledger: bytes, tmp_pa
             count_remaining(path, plan_fingerprint=PLAN, agent=3, max_releases=200)
 
 
-def test_pages_of_different_times_are_refused(tmp_path: Path) -> None:
+def test_pages_of_two_versions_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     with open_ledger(path) as ledger:
         early = path.read_bytes()
@@ -378,7 +378,7 @@ def test_killed_processes_never_reuse_noise_nor_overspend(tmp_path: Path) -> Non
         assert ledger.remaining == limit - spent
 
 
-def test_killed_near_the_end_the_budget_still_holds(tmp_path: Path) -> None:
+def test_the_budget_holds_for_processes_killed_near_its_end(tmp_path: Path) -> None:
     path, log, limit = tmp_path / "ledger", tmp_path / "log", 1000
     script = Path(__file__).with_name("ledger_victim.py")
     arguments = [str(path), str(log), str(limit), "40", "2"]
@@ -388,7 +388,7 @@ def test_killed_near_the_end_the_budget_still_holds(tmp_path: Path) -> None:
     assert len(lines) <= read_spent(path.read_bytes()) <= limit
 
 
-def test_agents_agree_on_a_nonce_that_is_new_if_any_is() -> None:
+def test_the_agreed_nonce_is_new_if_any_contribution_is() -> None:
     nonces = {agent: bytes([agent]) * 32 for agent in range(3)}
     agreed = agree_on_nonce(nonces, plan_fingerprint=PLAN)
     assert agreed == agree_on_nonce(dict(reversed(nonces.items())), plan_fingerprint=PLAN)

@@ -1,4 +1,4 @@
-"""The transform gives the normals of its words, and what it gives is normally distributed."""
+"""The transform gives the normals of its words, and they are normally distributed."""
 
 import math
 from typing import Any
@@ -28,7 +28,7 @@ ALL = 2**32 - 1
 
 
 def transform(words: Any) -> FloatArray:
-    """The normals of blocks of words, shape (blocks, 2, 512)."""
+    """Return the normals of blocks of words, shape (blocks, 2, 512)."""
     words = np.ascontiguousarray(words, np.uint32)
     out = np.full((len(words), 2, PAIRS_PER_BLOCK), np.nan)
     buffers = np.empty((NUM_BUFFERS, len(words), PAIRS_PER_BLOCK))
@@ -49,7 +49,7 @@ def random_words(num_blocks: int, *, seed: int) -> Any:
 
 
 def exact_block(words: list[int], further: float) -> list[tuple[Any, Any]]:
-    """Box–Muller by the book in 300 bits; ``further`` is what follows the last bit of each word."""
+    """Compute Box–Muller in 300 bits; ``further`` is the fraction after each word's last bit."""
     pairs, spare = [], 0
     with mpmath.workprec(300):
         for k in range(PAIRS_PER_BLOCK):
@@ -81,7 +81,7 @@ def draw(step: int, *, stream: int = 0, size: int = NUM_VALUES) -> FloatArray:
 
 
 def hard_words() -> Any:
-    """Blocks of usual words, of far tails down to 2⁻¹⁴⁰, of tiny radii, and of all boundaries."""
+    """Return blocks of usual words, far tails down to 2⁻¹⁴⁰, tiny radii and all boundaries."""
     words = random_words(8, seed=1)
     words[1, :16] >>= 16
     words[2, :16] = ALL - (words[2, :16] >> 16)
@@ -120,7 +120,7 @@ def test_computed_normals_are_within_the_stated_error_of_real_ones(further: floa
                 worst = max(
                     worst, *(float(abs(z - p)) for z, p in zip(block[:, k], pair, strict=True))
                 )
-    # The proof leaves room; a bound that is nearly attained would be a mistake in one of the two.
+    # The proof is not tight; a bound that is nearly attained would point to a mistake.
     assert worst < ERROR / 4
 
 
@@ -153,7 +153,7 @@ def test_compiled_sums_have_the_same_bits() -> None:
     assert np.array_equal(transform_compiled(hard_words()), transform(hard_words()))
 
 
-def test_extreme_words_give_finite_values_that_are_not_zero() -> None:
+def test_extreme_words_give_finite_nonzero_values() -> None:
     extremes = [0, 1, FEW_BITS - 1, FEW_BITS, 2**31 - 1, 2**31, 3 * 2**30, ALL - 1, ALL]
     words = np.zeros((len(extremes), WORDS_PER_BLOCK), np.uint32)
     for block, low in zip(words, extremes, strict=True):

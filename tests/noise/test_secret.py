@@ -1,4 +1,4 @@
-"""A secret leaves only where it is asked to."""
+"""A secret is shown only by ``reveal``."""
 
 import copy
 import dataclasses
@@ -19,7 +19,7 @@ VALUE = bytes(range(100, 132))
 SECRET = Secret(VALUE)
 
 
-def test_text_forms_show_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_text_forms_do_not_show_the_secret(caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("corn").warning("key %s %r", SECRET, SECRET)
     shown = f"{SECRET} {SECRET!r} {SECRET!s} {[SECRET]}" + caplog.text
     assert not shows(SECRET, shown)
@@ -45,7 +45,7 @@ def test_a_record_that_holds_a_secret_cannot_be_turned_into_a_dict() -> None:
     assert VALUE.hex() not in repr(record)
 
 
-def test_equality_and_no_hash() -> None:
+def test_secrets_compare_but_do_not_hash() -> None:
     assert Secret(VALUE) == SECRET
     assert Secret(bytes(32)) != SECRET
     assert SECRET != VALUE

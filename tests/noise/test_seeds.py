@@ -74,7 +74,7 @@ def test_any_changed_byte_is_refused(position: int, flip: int) -> None:
 
 
 @given(length=st.integers(0, len(PACKAGE) - 1))
-def test_any_cut_is_refused(length: int) -> None:
+def test_any_truncated_package_is_refused(length: int) -> None:
     for package in (PACKAGE[:length], PACKAGE[length + 1 :], PACKAGE + PACKAGE[:length] + b"x"):
         with pytest.raises(RefusedPackageError):
             open_seed(package, DELIVERY, identity=IDENTITIES[3], roster=ROSTER)
@@ -86,7 +86,7 @@ def test_random_bytes_are_refused(package: bytes) -> None:
         open_seed(package, DELIVERY, identity=IDENTITIES[3], roster=ROSTER)
 
 
-def test_a_sender_that_is_not_the_rosters_is_refused() -> None:
+def test_a_sender_without_the_rosters_key_is_refused() -> None:
     stranger = generate_identity()
     keys = (stranger.public_key, *ROSTER.public_keys[1:])
     forged = seal_seed(SEED, DELIVERY, identity=stranger, roster=Roster(keys))

@@ -27,7 +27,7 @@ NONCE = bytes(32)
 
 
 def make_decomposition() -> Decomposition:
-    """Five agents: a group of three, two pairs, a group of all, and an agent of private noise."""
+    """Return five agents: a group of three, two pairs, a group of all, and private noise."""
     rng = np.random.default_rng(3)
     groups = ((0, 1, 2), (0, 3), (2, 3), (0, 1, 2, 3, 4))
     factors = tuple(rng.standard_normal((len(group), 3)) for group in groups)
@@ -39,7 +39,7 @@ SECURE = SecureSource(simulated_keys(SPLIT, seed=1))
 
 
 class RecordingSource(NoiseSource):
-    """A source that remembers whose streams it was asked for."""
+    """A source that records the owners of the streams that were drawn."""
 
     def __init__(self, source: NoiseSource) -> None:
         self.source = source
@@ -51,7 +51,7 @@ class RecordingSource(NoiseSource):
 
 
 def assert_covariance(shares: Any, expected: Any) -> None:
-    """Entries of an empirical covariance have standard error √((R_ii R_jj + R_ij²)/N)."""
+    """Compare with a tolerance in standard errors, √((R_ii R_jj + R_ij²)/N)."""
     found = shares @ shares.T / shares.shape[1]
     scale = np.diag(expected)
     error = np.sqrt((np.outer(scale, scale) + expected**2) / shares.shape[1])
@@ -65,7 +65,9 @@ def test_shares_have_the_designed_covariance(source: NoiseSource) -> None:
 
 
 @pytest.mark.parametrize("coalition", [(), (4,), (1,), (3,), (0, 2)])
-def test_what_a_coalition_cannot_reproduce(coalition: tuple[int, ...]) -> None:
+def test_noise_that_a_coalition_cannot_reproduce_has_the_stated_covariance(
+    coalition: tuple[int, ...],
+) -> None:
     # The coalition draws every stream whose key one of its members has, and subtracts.
     at: dict[str, Any] = {"nonce": NONCE, "step": 2, "stop": 400_000}
     shares = draw_all_shares(SPLIT, source=SECURE, **at)
@@ -104,7 +106,7 @@ def test_an_agent_with_only_its_own_keys_draws_the_same() -> None:
         np.testing.assert_array_equal(draw_share(SPLIT, agent, source=own, **at), together[agent])
 
 
-def test_an_agent_touches_no_other_agents_streams() -> None:
+def test_an_agent_draws_only_its_own_streams() -> None:
     for agent in range(5):
         source = RecordingSource(SECURE)
         draw_share(SPLIT, agent, source=source, nonce=NONCE, step=5, stop=10)
@@ -138,14 +140,14 @@ def test_steps_and_runs_are_independent_and_can_be_drawn_again() -> None:
     np.testing.assert_array_equal(first, draw_share(SPLIT, 0, nonce=NONCE, step=0, **at))
 
 
-def test_no_noise_needs_no_keys() -> None:
+def test_zero_noise_needs_no_keys() -> None:
     silent = Decomposition(np.zeros(2))
     at: dict[str, Any] = {"source": SecureSource({}), "nonce": NONCE, "step": 0, "stop": 3}
     assert owners(silent, [0, 1]) == ()
     assert draw_share(silent, 1, **at).tolist() == [0, 0, 0]
 
 
-def test_empty_ranges_and_bad_agents() -> None:
+def test_empty_ranges_are_drawn_and_bad_agents_refused() -> None:
     at: dict[str, Any] = {"source": SECURE, "nonce": NONCE, "step": 0}
     assert draw_all_shares(SPLIT, stop=0, **at).shape == (5, 0)
     with pytest.raises(InvalidArgumentError, match=r"agent must be in \[0, 4\], found 5"):

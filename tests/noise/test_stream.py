@@ -1,4 +1,4 @@
-"""An address gives one value on any machine and in any chunking, and addresses share nothing."""
+"""An address gives one value on any machine and in any chunking; addresses are independent."""
 
 import hashlib
 import itertools
@@ -55,7 +55,7 @@ def draw(
 
 @pytest.fixture(params=["compiled", "NumPy"])
 def transform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once with Numba, once as if it were not installed."""
+    """Run a test with Numba, and again as if it were not installed."""
     if request.param == "NumPy":
         monkeypatch.setattr("corn.noise.stream.find_compiled", lambda: None)
     elif find_compiled() is None:
@@ -97,7 +97,7 @@ def test_any_chunking_gives_the_same_values(source: NoiseSource, dtype: Any) -> 
 
 @pytest.mark.usefixtures("transform")
 @pytest.mark.parametrize("source", SOURCES, ids=lambda s: type(s).__name__)
-def test_memory_with_gaps_is_filled_too(source: NoiseSource) -> None:
+def test_noncontiguous_memory_is_filled(source: NoiseSource) -> None:
     whole, every_second = draw(source, stop=5000), np.zeros((5000, 2))
     source.fill(every_second[:, 0], ADDRESS)
     source.fill_sum(every_second[:, 1], [(2.0, ADDRESS)])
@@ -106,7 +106,7 @@ def test_memory_with_gaps_is_filled_too(source: NoiseSource) -> None:
 
 @pytest.mark.parametrize("edge", [1, 511, 512, 513, 1023, 1024, 1025, 16384, 65535, 65536, 65537])
 @pytest.mark.parametrize("source", SOURCES, ids=lambda s: type(s).__name__)
-def test_chunks_that_meet_at_block_borders(source: NoiseSource, edge: int) -> None:
+def test_chunks_may_end_at_any_block_boundary(source: NoiseSource, edge: int) -> None:
     whole = draw(source, stop=LENGTH)
     parts = [draw(source, stop=edge), draw(source, start=edge, stop=LENGTH)]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
@@ -121,7 +121,7 @@ def test_known_answers_in_every_bit() -> None:
     assert digest(draw(SOURCES[0], stop=1 << 20)) == KNOWN_DIGEST
 
 
-def test_a_stream_read_by_hand() -> None:
+def test_a_stream_matches_its_specification() -> None:
     # AES on one counter after the other, and the formula on one pair after the other.
     key = hashlib.blake2b(
         ADDRESS.encode("secure"), key=KEY.reveal(), digest_size=16, person=b"corn/stream/3"
@@ -135,7 +135,7 @@ def test_a_stream_read_by_hand() -> None:
 
 
 def digests_elsewhere(code: str, **environment: str) -> list[str]:
-    """Digests of long draws in a process with other settings."""
+    """Return digests of long draws in a process with other settings."""
     code += (
         "\nimport tests.noise.test_stream as t\nprint(t.digest(t.draw(t.SOURCES[0], stop=1 << 20)))"
     )
@@ -262,7 +262,7 @@ def test_threads_draw_without_disturbing_each_other() -> None:
 
 
 @pytest.mark.parametrize("seed", [b"key material of thirty-two bytes", KEY, 1.5, True, None])
-def test_the_simulation_takes_no_key(seed: Any) -> None:
+def test_the_simulation_source_refuses_keys(seed: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="seed must be an integer"):
         SimulationSource(seed)
 
@@ -277,7 +277,7 @@ fields = st.lists(st.one_of(st.binary(max_size=6), st.text(max_size=4), st.integ
 
 
 @given(first=fields, second=fields)
-def test_encoded_fields_differ_wherever_fields_do(first: list[Any], second: list[Any]) -> None:
+def test_different_fields_have_different_encodings(first: list[Any], second: list[Any]) -> None:
     def as_bytes(values: list[Any]) -> list[bytes]:
         return [v if isinstance(v, bytes) else str(v).encode() for v in values]
 

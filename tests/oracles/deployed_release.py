@@ -1,4 +1,4 @@
-"""What the library releases, for attackers: the one place that knows how a message is made."""
+"""Releases of the library, for attackers, made by the code that agents run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Release: TypeAlias = Callable[[Plan, int, Array, NoiseSource, int, "Sent"], Floa
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """What is public about a message: x − η s, for a model x (shape (d,) or a number) and η."""
+    """The public part of a message x − η s: the model x (shape (d,) or a number) and η."""
 
     model: Any = 0.0
     step_size: float = 0.25
@@ -38,7 +38,7 @@ class Sent:
 
 
 class GivenGradient:
-    """A task whose gradient is known, and its batches, which do not matter."""
+    """A task with a known gradient and arbitrary batches."""
 
     def __init__(self, gradient: torch.Tensor) -> None:
         self._gradient = gradient
@@ -72,7 +72,7 @@ def release(
 
 @final
 class Observer:
-    """An eavesdropper, or an insider, that reads all messages and knows all gradients but one.
+    """An eavesdropper or insider that observes all messages and knows all gradients but one.
 
     It expects of the agent's noise what it can reproduce, and what the others' noise tells of the
     rest. ``noise_std`` is that of what is left, 1/√[(R^(I))⁻¹]_jj: the promise is about this.
@@ -90,7 +90,7 @@ class Observer:
         self._known = _reproducible_part(plan.decomposition, coalition)
 
     def predict(self, source: NoiseSource, step: int, num_parameters: int) -> Array:
-        """Return what it expects the agent's noise at a step to be, shape (d,)."""
+        """Return the expectation of the agent's noise at a step, shape (d,)."""
         if not self._plan.decomposition.seed_groups:
             return np.zeros(num_parameters)
         at: Any = {"source": source, "nonce": NONCE, "step": step, "stop": num_parameters}
@@ -101,7 +101,7 @@ class Observer:
 
 
 def _reproducible_part(decomposition: Decomposition, coalition: tuple[int, ...]) -> Decomposition:
-    """Keep the noise of groups that the coalition is in; others keep their numbers and weigh 0."""
+    """Return the noise of the coalition's groups; other groups keep their numbers with weight 0."""
     groups = zip(decomposition.seed_groups, decomposition.factors, strict=True)
     factors = tuple(
         factor if set(group) & set(coalition) else np.zeros_like(factor) for group, factor in groups
@@ -110,7 +110,7 @@ def _reproducible_part(decomposition: Decomposition, coalition: tuple[int, ...])
 
 
 def stream_weights(decomposition: Decomposition, agent: int) -> list[float]:
-    """List the public numbers by which the agent multiplies the streams that it draws."""
+    """List the public weights of the streams that the agent draws."""
     groups = zip(decomposition.seed_groups, decomposition.factors, strict=True)
     rows = [factor[group.index(agent)] for group, factor in groups if agent in group]
     own = np.sqrt(decomposition.private_variance[agent])
@@ -119,7 +119,7 @@ def stream_weights(decomposition: Decomposition, agent: int) -> list[float]:
 
 @dataclass(frozen=True, eq=False)
 class OwnReleases:
-    """Draws releases with keys of the attacker's own; see ``DrawReleases``."""
+    """Releases drawn with the attacker's own keys; see ``DrawReleases``."""
 
     plan: Plan
     agent: int

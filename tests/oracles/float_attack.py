@@ -33,7 +33,7 @@ Pair: TypeAlias = tuple[Array, Array]
 """Two candidates g₀ and g₁, shape (d,)."""
 
 _BINS = 16
-"""Of residues, exponents, mantissas and numbers of trailing zeros alike."""
+"""The number of cells for residues, exponents, mantissas and trailing zeros."""
 _MOST_LOST_BITS = 3
 _NUM_CELLS = _BINS * _BINS * (_MOST_LOST_BITS + 1)
 _GRIDS = range(2, 60)
@@ -42,9 +42,9 @@ Gaussian part of the score counts those."""
 _FLOAT32_GRIDS = range(12, 36)
 _MOST_VIEWS = 12
 _LEARNED_FROM = 1 << 19
-"""Coordinates of the first batch; there are a hundred views to try on each."""
+"""Coordinates of the first batch, on each of which a hundred views are tried."""
 _LEAST_Z = 6.0
-"""Standard errors by which a view must tell the candidates apart in the first batch."""
+"""Standard errors by which a view must separate the candidates in the first batch."""
 _LEAST_T = 4.5
 """The same in the second batch, in which views are weighed."""
 _SPLITTER = 2.0**27 + 1
@@ -59,7 +59,7 @@ class DrawReleases(Protocol):
 
 
 class View(Protocol):
-    """One way to sort differences into cells."""
+    """A rule that sorts differences into cells."""
 
     def sort(self, released: Array, candidate: Array, coarseness: Array) -> Cells:
         """Return each coordinate's cell, below ``_NUM_CELLS``, shape (num, d).
@@ -94,7 +94,7 @@ class GridView:
 @final
 @dataclass(frozen=True)
 class ZerosView:
-    """How many trailing zero bits s − g has in units of the last place that a message shows."""
+    """The trailing zero bits of s − g, in units of the last place of a message."""
 
     noise_std: float
     dtype: type[np.floating[Any]]
@@ -112,7 +112,7 @@ class ZerosView:
 @final
 @dataclass(frozen=True)
 class MultipleView:
-    """How far s − g is from the nearest weight times a float, for each mantissa of s − g.
+    """The distance of s − g from the nearest weight times a float, per mantissa of s − g.
 
     The products of a weight with all floats, rounded, leave out some floats and meet others twice.
     """
@@ -174,7 +174,7 @@ class FloatAttacker:
 
     @property
     def views(self) -> tuple[View, ...]:
-        """The views that tell the candidates apart: none where only the Gaussian test is left."""
+        """The views that separate the candidates: none if only the Gaussian test remains."""
         used = zip(self._views, self._weights, strict=True)
         return tuple(view for view, weight in used if weight != 0)
 

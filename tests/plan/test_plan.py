@@ -1,4 +1,4 @@
-"""Plans: what is saved is what is loaded, and nothing false gets past verification."""
+"""Plans: files round-trip, and verification detects every false claim."""
 
 import copy
 import dataclasses

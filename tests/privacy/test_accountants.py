@@ -1,4 +1,4 @@
-"""Theorem 2, eq. (13b) and the limit between what is proved and what is not."""
+"""Theorem 2, eq. (13b) and the limit up to which it is proved."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def test_limits_of_every_accountant(accounting: Accounting) -> None:
     assert accountant.mu_from(math.inf, 1e-5) == math.inf
 
 
-def test_theorem_2_says_nothing_below_half_mu_squared() -> None:
+def test_theorem_2_gives_delta_one_below_half_mu_squared() -> None:
     assert RENYI.delta_from(2.0, 1.9) == 1.0
     assert RENYI.delta_from(2.0, 2.1) < 1.0
 
 
 @given(delta=deltas, share=st.floats(0.01, 0.9999))
-def test_the_paper_is_proved_up_to_its_limit_and_not_beyond(delta: float, share: float) -> None:
+def test_eq_13b_is_proved_up_to_its_limit_only(delta: float, share: float) -> None:
     limit = 8 * (1 - 1 / math.sqrt(2)) * math.log(1 / delta)
     inside, outside = share * limit, limit / share
     assert RENYI.epsilon_from(PAPER.mu_from(inside, delta), delta) <= inside
@@ -92,7 +92,9 @@ def test_the_paper_is_proved_up_to_its_limit_and_not_beyond(delta: float, share:
 @pytest.mark.parametrize(
     ("epsilon", "waste"), [(0.5, 3.73), (1, 3.31), (3, 2.65), (5, 2.32), (10, 1.84), (20, 1.37)]
 )
-def test_the_paper_wastes_noise_where_it_is_proved(epsilon: float, waste: float) -> None:
+def test_eq_13b_adds_more_noise_than_needed_where_it_is_proved(
+    epsilon: float, waste: float
+) -> None:
     ratio = gaussian.mu_from(epsilon, 1e-5) / PAPER.mu_from(epsilon, 1e-5)
     assert ratio**2 == pytest.approx(waste, abs=0.005)
 
@@ -101,7 +103,7 @@ def test_the_paper_wastes_noise_where_it_is_proved(epsilon: float, waste: float)
     ("epsilon", "exact", "verdict"),
     [(30, "27.93", "below the target"), (40, "41.76", "above the target: the promise is broken")],
 )
-def test_beyond_the_limit_the_paper_warns_with_the_exact_epsilon(
+def test_eq_13b_beyond_its_limit_warns_with_the_exact_epsilon(
     epsilon: float, exact: str, verdict: str
 ) -> None:
     with pytest.warns(CornWarning, match=f"= 26.98; the exact epsilon .* is {exact}, {verdict}"):
@@ -109,7 +111,7 @@ def test_beyond_the_limit_the_paper_warns_with_the_exact_epsilon(
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(26.9, 1e-5), (1.0, 0.5), (100, 1e-20), (5, 1.0)])
-def test_within_the_limit_the_paper_is_silent(epsilon: float, delta: float) -> None:
+def test_eq_13b_within_its_limit_does_not_warn(epsilon: float, delta: float) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_if_unproved(epsilon, delta)

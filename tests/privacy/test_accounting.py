@@ -28,7 +28,7 @@ R1 = np.array([[60.0, 20.0, 0.0], [20.0, 80.0, -10.0], [0.0, -10.0, 100.0]])
 R2 = np.diag([10.0, 500.0, 70.0])
 
 
-def test_mu_of_each_agent_is_read_off_the_inverse() -> None:
+def test_mu_follows_from_the_diagonal_of_the_inverse() -> None:
     loss = account(R1, AGENT, num_steps=5000)
     np.testing.assert_allclose(
         loss.mu, 0.2 * np.sqrt(5000 * np.diag(np.linalg.inv(R1))), rtol=1e-12
@@ -53,7 +53,7 @@ def test_phases_add_their_precisions() -> None:
     np.testing.assert_allclose(same.mu, account(R1, AGENT, num_steps=1300).mu, rtol=1e-12)
 
 
-def test_covariances_and_their_precisions_give_the_same() -> None:
+def test_account_and_account_precision_agree() -> None:
     from_precision = account_precision(
         [precision_diagonal(R1), precision_diagonal(R2)], AGENT, num_steps=(1000, 300)
     )
@@ -87,7 +87,7 @@ def test_one_exposed_phase_exposes_the_run() -> None:
     assert np.isinf(loss.epsilon(1e-5)).all()
 
 
-def test_an_agent_that_is_never_touched_loses_nothing() -> None:
+def test_an_agent_whose_data_is_unused_has_zero_epsilon() -> None:
     loss = account_precision([0.0, 1.0], AGENT, num_steps=10)
     assert loss.epsilon(1e-5)[0] == 0 == loss.delta(0.0)[0]
 
@@ -98,7 +98,7 @@ def test_an_agent_that_is_never_touched_loses_nothing() -> None:
     delta=st.floats(-10, -1).map(lambda exponent: 10**exponent),
     factor=st.floats(1.1, 5),
 )
-def test_more_steps_clip_or_caution_cost_more_and_more_noise_less(
+def test_epsilon_rises_with_steps_and_clip_and_falls_with_noise(
     variance: float, steps: int, delta: float, factor: float
 ) -> None:
     def spent(noise: float, clip: float, num_steps: int, at: float) -> float:
@@ -131,7 +131,7 @@ def test_the_tradeoff_curve_is_the_gaussian_one() -> None:
     assert loss.tradeoff([0.5], agent=1).false_negative_rate[0] > middle
 
 
-def test_the_paper_warns_once_with_the_worst_agent() -> None:
+def test_eq_13b_warns_once_for_the_worst_agent() -> None:
     loss = account(np.diag([50.0, 5.0, 500.0]), AGENT, num_steps=5000)
     with pytest.warns(CornWarning, match=r"epsilon=42\.\d+, delta=1e-05 is beyond") as caught:
         loss.epsilon(1e-5, accounting="paper")
@@ -165,12 +165,12 @@ def test_the_paper_warns_once_with_the_worst_agent() -> None:
         ),
     ],
 )
-def test_every_refusal_names_the_argument_and_the_value(call: Any, message: str) -> None:
+def test_errors_name_the_argument_and_the_value(call: Any, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         call()
 
 
-def test_a_covariance_is_checked_against_a_budget_agent_by_agent() -> None:
+def test_check_budget_reports_each_agent() -> None:
     budget = PrivacyBudget(10, 1e-5, num_steps=5000, clip=0.1)
     check = check_budget(np.diag([49.0, 51.0]), budget)
     assert check.met.tolist() == [False, True]
@@ -195,7 +195,7 @@ def test_zero_sum_noise_fails_every_budget() -> None:
     assert not check_budget(1e9 * (np.eye(3) - 1 / 3), budget).met.any()
 
 
-def test_a_nonsensical_tolerance_is_refused() -> None:
+def test_a_tolerance_outside_its_range_is_refused() -> None:
     budget = PrivacyBudget(10, 1e-5, num_steps=5000, clip=0.1)
     with pytest.raises(InvalidArgumentError, match=r"relative_tolerance must be in \[0, 1\)"):
         check_budget(R1, budget, relative_tolerance=-1.0)

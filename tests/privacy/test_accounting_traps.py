@@ -27,7 +27,7 @@ def clipped(gradient: np.ndarray, norm: float) -> np.ndarray:
     return gradient * min(1.0, norm / float(np.linalg.norm(gradient)))
 
 
-def test_per_sample_clipping_is_not_sold_as_agent_level_privacy() -> None:
+def test_per_sample_clipping_does_not_give_agent_level_privacy() -> None:
     # 128 samples, each clipped to C: the agent's whole data moves the sum by 2C·128, the average by
     # 2C. Noise for one sample's share, 2C/128, hides one sample, and no agent.
     generator = np.random.default_rng(0)
@@ -46,7 +46,7 @@ def test_per_sample_clipping_is_not_sold_as_agent_level_privacy() -> None:
     assert "one agent's whole data set" in agent.describe()
 
 
-def test_noise_drawn_once_and_reused_protects_nobody() -> None:
+def test_reused_noise_protects_no_agent() -> None:
     # Two steps with the same draw have the joint covariance 11ᵀ ⊗ R: the messages' difference is
     # noise-free. Fresh draws have I ⊗ R.
     R = np.array([[2.0, -0.5], [-0.5, 1.0]])
@@ -58,7 +58,7 @@ def test_noise_drawn_once_and_reused_protects_nobody() -> None:
 
 
 @pytest.mark.parametrize("accounting", list(ACCOUNTANTS))
-def test_every_step_is_paid_for(accounting: str) -> None:
+def test_every_step_adds_to_the_loss(accounting: str) -> None:
     R = np.eye(2) * 1e4
     epsilons = [
         account(R, ClippedQuery(0.1), num_steps=steps).worst_epsilon(1e-5, accounting=accounting)  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ def test_every_step_is_paid_for(accounting: str) -> None:
 
 
 @pytest.mark.parametrize("accounting", list(ACCOUNTANTS))
-def test_the_accountant_heeds_delta(accounting: str) -> None:
+def test_epsilon_and_cap_depend_on_delta(accounting: str) -> None:
     loss = account(np.eye(2) * 50, ClippedQuery(0.1), num_steps=100)
     epsilons = [loss.worst_epsilon(delta, accounting=accounting) for delta in (1e-3, 1e-6, 1e-9)]  # type: ignore[arg-type]
     assert epsilons[0] < epsilons[1] < epsilons[2]
@@ -117,7 +117,7 @@ def test_pair_noise_scaled_by_mixing_weights_is_accounted_as_scaled() -> None:
     assert account(claimed, query, num_steps=1000).worst_epsilon(1e-5) < 0.9 * measured
 
 
-def test_correlation_that_helps_one_agent_is_not_read_off_the_variances() -> None:
+def test_precision_depends_on_correlations_not_only_on_variances() -> None:
     # Large variances alone prove nothing: privacy is in R⁻¹, not in R.
     n = 5
     R = 1e6 * (np.eye(n) - 1 / n) + 1e-3 * np.eye(n)
@@ -127,7 +127,7 @@ def test_correlation_that_helps_one_agent_is_not_read_off_the_variances() -> Non
     assert loss.worst_epsilon(1e-5) > 5
 
 
-def test_accounting_needs_neither_torch_nor_the_extra() -> None:
+def test_accounting_imports_without_torch_and_the_extra() -> None:
     code = (
         "import sys; import corn.privacy as p; p.PrivacyBudget(1, 1e-5, 10, 0.1).precision_cap; "
         "sys.exit('torch' in sys.modules or 'dp_accounting' in sys.modules)"

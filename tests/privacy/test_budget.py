@@ -79,7 +79,7 @@ def test_cap_rises_with_epsilon_and_delta_and_falls_with_steps_and_clip(
         ("paper", 10**2 / (16 * 0.01 * 5000 * math.log(1e5))),
     ],
 )
-def test_caps_as_printed(accounting: Accounting, cap: float) -> None:
+def test_caps_match_reference_values(accounting: Accounting, cap: float) -> None:
     assert PrivacyBudget(**BASE, accounting=accounting).precision_cap == pytest.approx(
         cap, rel=1e-8
     )
@@ -206,9 +206,7 @@ def test_describe_names_unit_clipping_adjacency_and_accounting(
         ),
     ],
 )
-def test_every_refusal_names_the_argument_and_the_value(
-    change: dict[str, Any], message: str
-) -> None:
+def test_errors_name_the_argument_and_the_value(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         PrivacyBudget(**{**BASE, **change})
 
@@ -219,13 +217,13 @@ def test_a_subsampled_budget_has_no_mu() -> None:
         _ = budget.mu
 
 
-def test_the_paper_warns_where_the_budget_is_made() -> None:
+def test_eq_13b_warns_at_the_line_that_makes_the_budget() -> None:
     with pytest.warns(CornWarning, match=r"exact epsilon of its noise is 41\.76, above") as caught:
         PrivacyBudget(**{**BASE, "epsilon": 40}, accounting="paper")
     assert caught[0].filename == __file__
 
 
-def test_a_budget_is_a_value() -> None:
+def test_budgets_are_immutable_and_comparable() -> None:
     budget = PrivacyBudget(**BASE)
     assert budget.precision_cap > 0  # what is computed once is no part of the value
     assert budget == PrivacyBudget(**BASE)

@@ -19,7 +19,7 @@ BUDGETS = [
 
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=lambda b: f"{b.epsilon:g} {b.delta:g}")
-def test_a_run_at_its_limit_keeps_the_budget(budget: PrivacyBudget) -> None:
+def test_a_run_at_its_largest_size_keeps_the_budget(budget: PrivacyBudget) -> None:
     """Put the terms of the proof together again, with the exact loss of N/2 e^±2ξ-close pairs.
 
     Of all laws within e^±2ξ of each other, those of randomised response are the furthest apart
@@ -55,21 +55,21 @@ def test_limits_shrink_with_the_square_of_the_ratio(
     assert once > 0
 
 
-def test_failures_limit_a_run_too() -> None:
+def test_failure_probabilities_limit_a_run() -> None:
     budget = PrivacyBudget(1, 1e-5, num_steps=1, clip=1)
     assert FloatLoss(0.0, 1e-20).max_values(budget) < 1e-5 / 1e-20
     assert FloatLoss(0.0, 0.0).max_values(budget) == math.inf
     assert FloatLoss(math.inf, 1.0).max_values(budget) == 0
 
 
-def test_a_promise_too_weak_to_be_one_is_not_proved() -> None:
+def test_an_epsilon_too_large_for_floats_is_not_proved() -> None:
     # e^ε times the chance of a failure is more than δ.
     budget = PrivacyBudget(1000, 1e-5, num_steps=1, clip=1)
     assert FloatLoss(1e-12, 1e-40).max_values(budget) == 0
 
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=lambda b: f"{b.epsilon:g} {b.delta:g}")
-def test_a_run_at_the_cap_spends_what_was_promised_and_no_more(budget: PrivacyBudget) -> None:
+def test_a_run_at_the_cap_spends_exactly_the_budget(budget: PrivacyBudget) -> None:
     cap = set_aside(budget).precision_cap
     spent = account_floats([cap, cap / 2], budget, num_steps=1000)
     assert spent[0] == pytest.approx(budget.epsilon, rel=1e-8)
@@ -80,7 +80,7 @@ def test_a_run_at_the_cap_spends_what_was_promised_and_no_more(budget: PrivacyBu
     assert account_floats([cap], budget, num_steps=0) == 0
 
 
-def test_less_than_was_promised_is_not_covered_by_what_was_set_aside() -> None:
+def test_the_reserve_does_not_cover_agents_above_the_cap() -> None:
     budget = PrivacyBudget(1, 1e-5, num_steps=1000, clip=0.1)
     cap = set_aside(budget).precision_cap
     assert account_floats([1.01 * cap], budget, num_steps=1000) == math.inf
@@ -90,7 +90,7 @@ def test_less_than_was_promised_is_not_covered_by_what_was_set_aside() -> None:
     assert account_floats([1.01 * cap], weaker, num_steps=1000)[0] <= weaker.epsilon * (1 + 1e-12)
 
 
-def test_samples_at_a_rate_keep_their_budget_too() -> None:
+def test_subsampled_budgets_are_kept() -> None:
     pytest.importorskip("dp_accounting")
     budget = PrivacyBudget(
         1, 1e-5, num_steps=100, clip=1, unit="sample", batch_size=128, sampling_rate=0.05

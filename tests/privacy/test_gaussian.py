@@ -24,7 +24,7 @@ mus = st.floats(-3, 1.5).map(lambda exponent: 10.0**exponent)
 
 
 def hockey_stick(mu: float, epsilon: float) -> float:
-    """∫ max(0, φ(x − μ) − e^ε φ(x)) dx by quadrature, from the point where the integrand starts."""
+    """Return ∫ max(0, φ(x − μ) − e^ε φ(x)) dx by quadrature over its support."""
     start = epsilon / mu - mu / 2
     scale = math.exp(-start * start / 2) / math.sqrt(2 * math.pi)
     value, _ = quad(
@@ -100,7 +100,7 @@ def test_agrees_with_the_privacy_loss_distribution_of_a_composition() -> None:
         (40, 5.71905893),
     ],
 )
-def test_mu_agrees_with_the_table(epsilon: float, mu: float) -> None:
+def test_mu_matches_the_reference_table(epsilon: float, mu: float) -> None:
     assert gaussian.mu_from(epsilon, 1e-5) == pytest.approx(mu, abs=6e-9)
 
 
@@ -199,7 +199,7 @@ def test_mu_at_the_ends_of_its_range(epsilon: float, delta: float, mu: float) ->
 
 @pytest.mark.parametrize("epsilon", [0.0, 1e-8, 1e4, 1e8, 1e300])
 @pytest.mark.parametrize("delta", [1e-300, 1e-12, 0.1, 0.999])
-def test_far_budgets_stay_finite_and_private(epsilon: float, delta: float) -> None:
+def test_extreme_budgets_stay_finite_and_private(epsilon: float, delta: float) -> None:
     mu = gaussian.mu_from(epsilon, delta)
     assert 0 < mu < math.inf
     assert gaussian.delta_from(mu, epsilon) <= delta
@@ -216,14 +216,14 @@ def test_tradeoff_is_above_the_lines_of_all_epsilon_delta(mu: float, rate: float
         assert math.exp(-epsilon) * (1 - delta - rate) <= error + 1e-12
 
 
-def test_tradeoff_ends() -> None:
+def test_tradeoff_at_the_ends_of_its_range() -> None:
     assert gaussian.tradeoff(0.0, 0.3) == pytest.approx(0.7, abs=1e-15)
     assert gaussian.tradeoff(math.inf, 0.3) == 0.0
     assert [gaussian.tradeoff(2.0, rate) for rate in (0.0, 1.0)] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan])
-def test_nonsense_is_refused_by_name(bad: float) -> None:
+def test_bad_arguments_are_named(bad: float) -> None:
     with pytest.raises(InvalidArgumentError, match=f"mu must be at least 0, found {bad}"):
         gaussian.delta_from(bad, 1.0)
     with pytest.raises(InvalidArgumentError, match="epsilon must be at least 0"):

@@ -1,4 +1,4 @@
-"""diag(R⁻¹): never understated, infinite for agents without cover, refused for no covariance."""
+"""diag(R⁻¹): never understated, infinite for exposed agents, refused for other matrices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from corn.privacy import precision_diagonal
 
 
 def exact_diagonal(matrix: FloatArray) -> list[Fraction]:
-    """diag(R⁻¹) in rational arithmetic, by Gauss and Jordan without a rounding error."""
+    """Return diag(R⁻¹) in rational arithmetic, by Gauss and Jordan without a rounding error."""
     n = len(matrix)
     rows = [
         [Fraction(float(entry)) for entry in row] + [Fraction(int(i == j)) for j in range(n)]
@@ -103,7 +103,7 @@ def test_agents_that_drop_out_do_not_weaken_the_others() -> None:
     assert (precision_diagonal(R[:5, :5]) <= precision_diagonal(R)[:5] * (1 + 1e-9)).all()
 
 
-def test_the_argument_is_left_alone() -> None:
+def test_the_argument_is_not_modified() -> None:
     R = np.array([[2.0, 1.0], [1.0, 2.0]])
     precision_diagonal(R)
     assert R.tolist() == [[2.0, 1.0], [1.0, 2.0]]
@@ -121,6 +121,8 @@ def test_the_argument_is_left_alone() -> None:
         ([[0.0, 1.0], [1.0, 4.0]], "must be positive semidefinite"),
     ],
 )
-def test_what_is_no_covariance_is_refused(covariance: list[list[float]], message: str) -> None:
+def test_matrices_that_are_no_covariance_are_refused(
+    covariance: list[list[float]], message: str
+) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         precision_diagonal(covariance)

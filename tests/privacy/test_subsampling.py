@@ -1,4 +1,4 @@
-"""Poisson sampling: the worst pair, the grid, the search, and what happens without the extra."""
+"""Poisson sampling: the worst pair, the grid, the search, and the missing extra."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sample_query(rate: float, adjacency: Adjacency = "replace") -> ClippedQuery:
 
 
 def one_step_delta(noise: float, rate: float, epsilon: float, adjacency: Adjacency) -> float:
-    """The hockey-stick divergence of one step: the best half-space, searched (both ways round)."""
+    """Return the hockey-stick divergence of one step: the best half-space in either direction."""
     ends = [(1.0, -1.0)] if adjacency == "replace" else [(1.0, 0.0), (0.0, 1.0)]
 
     def tail(threshold: float, shift: float, side: float) -> float:
@@ -66,8 +66,8 @@ def test_one_step_agrees_with_a_search_over_events(
     assert exact * (1 - 1e-9) <= found <= exact * (1 + 1e-4)
 
 
-def test_many_steps_and_a_small_delta_stay_on_the_safe_side() -> None:
-    """Rounding in the composition takes from δ; where nearly all data is used ε is known."""
+def test_many_steps_and_a_small_delta_stay_on_the_private_side() -> None:
+    """Rounding in the composition lowers δ; for a sampling rate next to 1 the exact ε is known."""
     query, num_steps, delta = sample_query(1 - 1e-13, "add-remove"), 10_000, 1e-11
     mu = gaussian.mu_from(1, delta)
     precision = mu * mu / num_steps / query.sensitivity**2
@@ -98,7 +98,7 @@ def test_agrees_with_the_accountant_of_dp_accounting() -> None:
 
 @pytest.mark.parametrize("adjacency", ["replace", "add-remove"])
 @pytest.mark.parametrize(("epsilon", "rate", "steps"), [(2.0, 0.05, 500), (0.2, 0.01, 3000)])
-def test_the_search_ends_below_its_target_and_close(
+def test_the_search_ends_close_below_its_target(
     adjacency: Adjacency, epsilon: float, rate: float, steps: int
 ) -> None:
     budget = PrivacyBudget(
@@ -122,7 +122,7 @@ def test_sampling_allows_much_less_noise_than_no_sampling() -> None:
     assert sampled > 20 * PrivacyBudget(2, 1e-5, 500, **common).precision_cap
 
 
-def test_a_coarser_grid_is_more_pessimistic_not_less() -> None:
+def test_a_coarser_grid_overstates_epsilon() -> None:
     query = sample_query(0.05)
     spent = [
         subsampling.bound_epsilon(
@@ -138,12 +138,12 @@ def test_the_smallest_delta_is_within_reach() -> None:
     assert subsampling.bound_epsilon([1e5], 1e-12, num_steps=[500], query=query) < math.inf
 
 
-def test_a_search_without_an_answer_says_so() -> None:
+def test_a_search_without_a_solution_raises() -> None:
     with pytest.raises(InfeasibleError, match="no noise brings epsilon to 1 "):
         subsampling._largest_private(lambda _: math.inf, 1.0, start=1.0)
 
 
-def test_each_agent_by_its_own_noise_and_the_worst() -> None:
+def test_epsilon_is_per_agent_and_worst_is_their_maximum() -> None:
     loss = account(np.diag([1e-5, 2e-5, 1e-5]), sample_query(0.05), num_steps=200)
     epsilons = loss.epsilon(1e-5)
     assert epsilons[0] == epsilons[2] > epsilons[1] > 0
@@ -152,7 +152,7 @@ def test_each_agent_by_its_own_noise_and_the_worst() -> None:
     assert (np.diff(curve.delta) < 0).all()
 
 
-def test_phases_compose_and_silence_is_free() -> None:
+def test_phases_compose_and_a_phase_without_releases_is_free() -> None:
     query = sample_query(0.05)
     once = account_precision([1e5], query, num_steps=300).worst_epsilon(1e-5)
     split = account_precision([[1e5], [1e5]], query, num_steps=[100, 200]).worst_epsilon(1e-5)
@@ -162,13 +162,13 @@ def test_phases_compose_and_silence_is_free() -> None:
     assert account_precision([0.0], query, num_steps=5).worst_epsilon(1e-5) == 0
 
 
-def test_agents_without_noise_are_exposed_however_rarely_they_are_drawn() -> None:
+def test_agents_without_noise_are_exposed_at_any_sampling_rate() -> None:
     loss = account(np.eye(2) - 0.5, sample_query(0.05), num_steps=10)
     assert np.isinf(loss.epsilon(1e-5)).all()
     assert (loss.delta(3.0) == 1).all()
 
 
-def test_what_a_subsampled_loss_does_not_have() -> None:
+def test_a_subsampled_loss_has_no_mu_and_one_accountant() -> None:
     loss = account_precision([1e5], sample_query(0.05), num_steps=10)
     with pytest.raises(InvalidArgumentError, match="mu is not defined"):
         _ = loss.mu

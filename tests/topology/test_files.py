@@ -1,4 +1,4 @@
-"""Networks from files: each format, and each way in which a file can be wrong."""
+"""Networks from files: each format, and each kind of defect."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_every_format_gives_the_same_network(tmp_path: Path) -> None:
         assert network.weights == ("given" if file.stem == "W" else "metropolis")
 
 
-def test_names_are_kept_and_numbered_in_order(tmp_path: Path) -> None:
+def test_named_agents_are_numbered_in_order(tmp_path: Path) -> None:
     network = load_network(write(tmp_path / "h.txt", "oslo bergen\nbergen, turku  # by ferry\n"))
     assert [name_of(network.graph, i) for i in range(3)] == ["oslo", "bergen", "turku"]
 
@@ -62,7 +62,7 @@ def test_directed_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["\ufeff0 1\n1 2\n2 0\n", "0 1 {}\n1 2 {}\n2 0 {}\n", "% sym\n0 1\n1 2\n2 0\n"]
 )
-def test_what_other_programs_write_is_read(tmp_path: Path, text: str) -> None:
+def test_edge_lists_of_other_programs_are_read(tmp_path: Path, text: str) -> None:
     """A byte-order mark, networkx's empty data, and the comments of graph collections."""
     assert load_network(write(tmp_path / "g.edges", text)).graph.number_of_edges() == 3
     assert load_network(tmp_path / "g.edges").num_agents == 3
@@ -167,7 +167,7 @@ def test_bad_files_get_one_clear_line(
     assert "\n" not in str(caught.value)
 
 
-def test_missing_file_and_binary_file(tmp_path: Path) -> None:
+def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match="no such file"):
         load_network(str(tmp_path / "none.edges"))
     (tmp_path / "b.edges").write_bytes(b"\xff\xfe\x00")

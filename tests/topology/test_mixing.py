@@ -1,4 +1,4 @@
-"""Mixing weights are doubly stochastic, supported on the graph, and mix iff they should."""
+"""Mixing weights are doubly stochastic, supported on the graph, and mix if it is connected."""
 
 import networkx as nx
 import numpy as np
@@ -24,7 +24,7 @@ from .test_generators import EXAMPLES
 
 @st.composite
 def connected_graphs(draw: st.DrawFn) -> Graph:
-    """A random tree with random further links on 1 to 9 agents."""
+    """Draw a random tree with random further links on 1 to 9 agents."""
     n = draw(st.integers(1, 9))
     graph = nx.empty_graph(n)
     graph.add_edges_from((i, draw(st.integers(0, i - 1))) for i in range(1, n))
@@ -35,7 +35,7 @@ def connected_graphs(draw: st.DrawFn) -> Graph:
 
 @st.composite
 def strong_digraphs(draw: st.DrawFn) -> Graph:
-    """A directed cycle through everybody with random further links."""
+    """Draw a directed cycle through all agents with random further links."""
     n = draw(st.integers(2, 8))
     graph = nx.cycle_graph(n, create_using=nx.DiGraph)
     pairs = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1))
@@ -100,7 +100,7 @@ def test_symmetric_rules_refuse_directed_graphs(rule: str) -> None:
         mixing_matrix(GENERATORS["directed-ring"](4), rule)
 
 
-def test_unknown_rule_lists_all() -> None:
+def test_errors_for_an_unknown_rule_list_all() -> None:
     with pytest.raises(InvalidArgumentError, match=", ".join(WEIGHTS)):
         mixing_matrix(nx.path_graph(3), "best")
 
@@ -138,7 +138,7 @@ def test_balance_is_fast_where_sinkhorn_is_slow() -> None:
     np.testing.assert_allclose(balance(path).sum(axis=0), 1, atol=1e-12)
 
 
-def test_balance_refuses_what_cannot_be_balanced() -> None:
+def test_balance_refuses_matrices_without_total_support() -> None:
     one_way = GENERATORS["path"](3).to_directed()
     one_way.remove_edge(1, 0)
     with pytest.raises(InfeasibleError, match="from agent 0 to agent 1 lies on no cycle"):
@@ -159,12 +159,12 @@ def test_balance_refuses_what_cannot_be_balanced() -> None:
         ([[0.9]], "row 0 that sums to 0.9"),
     ],
 )
-def test_matrices_given_by_hand_are_checked(matrix: list[list[float]], message: str) -> None:
+def test_given_mixing_matrices_are_checked(matrix: list[list[float]], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         check_mixing_matrix(matrix)
 
 
-def test_tolerance_is_the_callers() -> None:
+def test_the_callers_tolerance_is_used() -> None:
     almost = np.array([[0.5, 0.5], [0.5, 0.5 + 1e-6]])
     assert check_mixing_matrix(almost, tolerance=1e-5) is not almost
     with pytest.raises(InvalidArgumentError, match="1 ± 1e-08"):

@@ -40,19 +40,19 @@ def test_ring_has_its_known_eigenvalues() -> None:
     assert measured.smallest_singular_value == 0
 
 
-def test_complete_graph_agrees_at_once() -> None:
+def test_complete_graph_mixes_in_one_step() -> None:
     measured = spectrum(mixing_matrix(nx.complete_graph(6)))
     assert (measured.second_singular_value, measured.spectral_gap) == (0, 1)
     assert (measured.rank, measured.mixing_time) == (1, 1)
 
 
-def test_one_agent_has_nobody_to_agree_with() -> None:
+def test_one_agent_mixes_in_zero_steps() -> None:
     measured = spectrum(np.eye(1))
     assert (measured.mixing_time, measured.spectral_gap, measured.rank) == (0, 1, 1)
 
 
-def test_what_mixes_exactly_as_asked_does() -> None:
-    """The norm is a half, and a little more in floating point."""
+def test_mixing_time_allows_for_rounding_at_the_accuracy() -> None:
+    """The norm is ½, and slightly more in floating point."""
     one_way = mixing_matrix(nx.cycle_graph(3, create_using=nx.DiGraph))
     assert spectrum(one_way, accuracy=0.5).mixing_time == 1
     assert spectrum(mixing_matrix(nx.cycle_graph(4)), accuracy=1 / 3).mixing_time == 1
@@ -76,7 +76,7 @@ def test_mixes_iff_connected_with_self_weights(n: int, edges: set[tuple[int, int
 
 @given(n=st.integers(2, 9), hops=st.sets(st.integers(0, 8), min_size=1, max_size=3))
 def test_mixes_iff_connected_and_aperiodic(n: int, hops: set[int]) -> None:
-    """Averages of cyclic shifts: without self-weights they may turn around for ever."""
+    """Averages of cyclic shifts: without self-weights they may be periodic."""
     shifts = {hop % n for hop in hops}
     W = np.mean([np.roll(np.eye(n), hop, axis=0) for hop in shifts], axis=0)
     digraph = nx.from_numpy_array(W.T, create_using=nx.DiGraph)
@@ -93,7 +93,7 @@ def test_slow_digraph_contracts_in_the_long_run_only() -> None:
     assert measured.mixing_time == brute_force_mixing_time(W, 0.01)
 
 
-def test_repeated_gossip_is_repeated() -> None:
+def test_plain_gossip_is_a_matrix_power() -> None:
     W = mixing_matrix(nx.path_graph(5))
     np.testing.assert_allclose(repeat_gossip(W, 3), W @ W @ W, atol=1e-15)
 
@@ -116,7 +116,7 @@ def test_chebyshev_gossip_is_the_chebyshev_polynomial(graph: Graph, rounds: int)
     assert spectrum(accelerated).second_singular_value <= slower + 1e-12
 
 
-def test_gossip_refuses_what_it_cannot_do() -> None:
+def test_gossip_refuses_bad_arguments() -> None:
     with pytest.raises(InvalidArgumentError, match="rounds must be an integer of at least 1"):
         repeat_gossip(np.eye(2), 0)
     with pytest.raises(InvalidArgumentError, match="needs a symmetric mixing matrix"):
