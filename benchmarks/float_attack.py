@@ -4,9 +4,9 @@ Run ``python benchmarks/float_attack.py [--trials N] [--release NAME] [--equal] 
 [--processes N] [--json]``.
 
 The attacker (``tests/oracles/float_attack.py``) knows the plan, the model, the step size and two
-candidate gradients, and trains on releases with keys of its own. It observes all messages, knows all
-other gradients, and is an insider if the plan's threat has one. Ideal noise allows it to be right
-with probability Φ(μ/2); the verdict is by a binomial test. The column ``values`` shows how often
+candidate gradients, and trains on releases with keys of its own. It observes all messages, knows
+all other gradients, and is an insider if the plan's threat has one. Ideal noise allows a success
+rate of Φ(μ/2); the verdict is by a binomial test. The column ``values`` shows how often
 the best test for ideal noise is right alone.
 
 Releases are the library's, or one of these unsafe alternatives: ``sum`` draws and adds NumPy's
@@ -68,7 +68,7 @@ from corn.threads import limit_threads
 CLIP = 0.1
 STEP_SIZE = 0.25
 NUM_PAIRS = 4
-BEATEN = 1e-4
+BROKEN_BELOW = 1e-4
 """The p-value below which a promise counts as broken."""
 TRIAL_KEYS = 10**6
 """The first seed of other agents' keys; smaller seeds are of the attacker's own keys."""
@@ -146,7 +146,7 @@ class Result:
     @property
     def verdict(self) -> str:
         """Return in words whether the promise was kept, as far as this many trials can tell."""
-        return "BROKEN" if self.p < BEATEN else "kept"
+        return "BROKEN" if self.p < BROKEN_BELOW else "kept"
 
     def __str__(self) -> str:
         return (
@@ -385,7 +385,7 @@ def attack_processes(num_trials: int, message_type: FloatType = "float32") -> Re
 def find_candidates(
     plan: Plan, settings: RunSettings, workload: FlippedWorkload
 ) -> tuple[Pair, Array]:
-    """Compute the clipped gradients of both data sets at the public initial model, and that model."""
+    """Compute the clipped gradients of both data sets at the initial model, and that model."""
     found = []
     for is_flipped in (False, True):
         problem = replace(workload, is_flipped=is_flipped).build(plan.num_agents)
