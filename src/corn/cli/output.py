@@ -14,7 +14,14 @@ from typing import Any, TextIO, TypeVar
 
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, track
+from rich.progress import (
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    track,
+)
 from rich.table import Table
 
 import corn
@@ -182,10 +189,13 @@ def progress(items: Sequence[Item], what: str) -> Iterator[Item]:
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """Show a spinner and the elapsed time on stderr; silent when that is not a terminal."""
-    console = Console(stderr=True)
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as shown:
+    with make_progress(*columns) as shown:
         shown.add_task(what, total=None)
         yield
+
+
+def make_progress(*columns: ProgressColumn) -> Progress:
+    """Return a progress display on stderr; silent when that is not a terminal."""
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -10,14 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from corn.cli.output import print_facts, print_json, print_note, print_table, save_json
-from corn.errors import InvalidArgumentError, StoppedByUserError
+from corn.cli.options import parse_numbers
+from corn.cli.output import (
+    make_progress,
+    print_facts,
+    print_json,
+    print_note,
+    print_table,
+    save_json,
+)
+from corn.errors import StoppedByUserError
 
 if TYPE_CHECKING:
-    from corn.experiments import Reproduction
+    from corn.experiments import CellStore, Reproduction, Scale
     from corn.experiments.cells import Cell
 
 EXAMPLE = "corn reproduce fig1a fig1b --quick --out out/reproduction"
@@ -85,22 +92,17 @@ def reproduce(
     if jobs == 0:
         raise typer.BadParameter("--jobs must be at least 1, or -1 for all cores")
     scale = (experiments.FULL if full else experiments.QUICK).restrict(
-        epsilons=_parse_numbers("epsilons", epsilons),
-        connectivities=_parse_numbers("connectivities", connectivities),
+        epsilons=parse_numbers("epsilons", epsilons, example="3,10,30"),
+        connectivities=parse_numbers("connectivities", connectivities, example="0.2,0.6,1"),
         num_seeds=seeds,
     )
     names = figures or ["all"]
     store = experiments.CellStore(out / "cells")
-
-    def count_cells() -> tuple[int, int]:
-        cells = experiments.list_cells(names, scale, store=store)
-        return sum(store.load(cell) is not None for cell in cells), len(cells)
-
-    found, _ = count_cells()
+    found, _ = _count_cells(names, scale, store)
     store.directory.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     try:
-        with _progress() as bar:
+        with _show_cells() as bar:
             made = experiments.reproduce(
                 names,
                 scale,
@@ -113,7 +115,7 @@ def reproduce(
             )
         seconds = time.perf_counter() - start
         # The pilots have shown which cells are needed, so the total may differ from the forecast.
-        _, total = count_cells()
+        _, total = _count_cells(names, scale, store)
         written = write_reproduction(
             made,
             out,
@@ -122,7 +124,7 @@ def reproduce(
             f"finished. All cells take {made.compute_seconds:.0f} s on one core.",
         )
     except KeyboardInterrupt:
-        kept, total = count_cells()
+        kept, total = _count_cells(names, scale, store)
         raise StoppedByUserError(
             f"interrupted: {kept} of {total} cells are kept in {store.directory}; the same command "
             "resumes from there"
@@ -136,13 +138,25 @@ def reproduce(
     print_note(f"wrote {', '.join(map(str, written))}")
 
 
-def _parse_numbers(name: str, text: str | None) -> tuple[float, ...]:
-    try:
-        return () if text is None else tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise InvalidArgumentError(
-            f"{name} must be numbers separated by commas, found {text!r}: try 3,10,30"
-        ) from error
+def _count_cells(names: Sequence[str], scale: Scale, store: CellStore) -> tuple[int, int]:
+    """Return how many cells the store has, and how many the figures need."""
+    from corn.experiments import list_cells
+
+    cells = list_cells(names, scale, store=store)
+    return sum(store.load(cell) is not None for cell in cells), len(cells)
+
+
+@contextmanager
+def _show_cells() -> Iterator[_CellBar]:
+    """Show one progress bar over all cells."""
+    with make_progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[finished]}/{task.fields[cells]} cells"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    ) as shown:
+        yield _CellBar(shown)
 
 
 class _CellBar:
@@ -164,23 +178,6 @@ class _CellBar:
         self._finished.add(cell)
         done = sum(own.cost for own in self._finished)
         self._bar.update(self._task, completed=done, finished=len(self._finished))
-
-
-@contextmanager
-def _progress() -> Iterator[_CellBar]:
-    """Show one bar over all cells on stderr; nothing if stderr is not a terminal."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[finished]}/{task.fields[cells]} cells"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        yield _CellBar(bar)
 
 
 def _command(names: Sequence[str], configuration: Mapping[str, object]) -> str:

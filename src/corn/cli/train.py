@@ -19,11 +19,12 @@ from corn.cli.options import (
     PlanOption,
     PlotOption,
     ThreatOptions,
+    parse_numbers,
 )
 from corn.cli.output import print_json, print_note, print_table
 from corn.cli.records import read_configuration
 from corn.covariance import Objective, ThreatModel
-from corn.errors import InvalidArgumentError, StoppedByUserError
+from corn.errors import StoppedByUserError
 from corn.learn.names import METHOD_NAMES
 from corn.plan import Plan, fingerprint, load_plan
 from corn.privacy import PrivacyBudget
@@ -250,12 +251,7 @@ def _choose_dtype(
 def _parse_step_sizes(text: str | None, *, is_quadratic: bool) -> tuple[float, ...]:
     if text is None:
         return (0.01,) if is_quadratic else learn.STEP_SIZES
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise InvalidArgumentError(
-            f"step-size must be numbers separated by commas, found {text!r}: try 0.1,0.01"
-        ) from error
+    return parse_numbers("step-size", text, example="0.1,0.01")
 
 
 def _collect_facts(
