@@ -1,4 +1,4 @@
-"""``corn data`` lists, imports, and says why it cannot get."""
+"""``corn data`` lists, imports and downloads data sets."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from .commands import Runner
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
-def test_list_says_what_is_absent_and_what_stands_in(corn: Runner, tmp_path: Path) -> None:
+def test_list_shows_absent_data_sets_and_their_stand_ins(corn: Runner, tmp_path: Path) -> None:
     outcome = corn("data", "list", "--cache", tmp_path)
     assert outcome.exit_code == 0
     assert "no: breast-cancer stands in" in outcome.stdout
@@ -27,15 +27,15 @@ def test_list_says_what_is_absent_and_what_stands_in(corn: Runner, tmp_path: Pat
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no real data beside the repository")
-def test_import(corn: Runner, tmp_path: Path) -> None:
+def test_import_copies_files_to_the_cache(corn: Runner, tmp_path: Path) -> None:
     outcome = corn("data", "import", "a9a", SHARED / "a9a", "--cache", tmp_path)
     assert outcome.exit_code == 0
-    assert f"a9a is in {tmp_path / 'a9a'}, checked" in outcome.stderr
+    assert f"a9a is in {tmp_path / 'a9a'};" in outcome.stderr
     facts = json.loads(corn("data", "list", "--cache", tmp_path, "--json").stdout)
     assert facts["datasets"][0]["present"] is True
 
 
-def test_get_without_a_connection_is_one_clear_line(
+def test_a_failed_download_prints_one_line(
     corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toy = DownloadableDataset(
@@ -54,13 +54,13 @@ def test_get_without_a_connection_is_one_clear_line(
     [
         (["get", "cifar"], 1, "must be one of a9a, mnist"),
         (["get", "digits"], 1, "digits comes with CorN"),
-        (["get"], 2, "say which"),
-        (["import", "a9a"], 2, "which directory"),
+        (["get"], 2, "must be one of a9a, mnist"),
+        (["import", "a9a"], 2, "must be the directory"),
         (["import", "a9a", "/nowhere"], 1, "must be a directory with a file a9a"),
         (["remove"], 2, "remove"),
     ],
 )
-def test_bad_input(
+def test_bad_arguments_are_refused(
     corn: Runner, tmp_path: Path, arguments: list[str], exit_code: int, message: str
 ) -> None:
     outcome = corn("data", *arguments, "--cache", tmp_path)

@@ -1,4 +1,4 @@
-"""``corn train`` compares mechanisms, saves what it did, and says what stands in."""
+"""``corn train`` compares mechanisms, saves results and names stand-ins."""
 
 import csv
 import json
@@ -32,7 +32,7 @@ def test_mechanisms_side_by_side(corn: Runner) -> None:
     assert sum(facts["agent_samples"]) == 409
 
 
-def test_a_stand_in_is_said_in_table_and_json(corn: Runner, tmp_path: Path) -> None:
+def test_a_stand_in_is_named_in_table_and_json(corn: Runner, tmp_path: Path) -> None:
     arguments = ("train", "--task", "a9a", "--graph", "ring:4", "--steps", 4, "--cache", tmp_path)
     outcome = corn(*arguments)
     assert outcome.exit_code == 0
@@ -85,7 +85,7 @@ def test_each_row_names_its_adversary(corn: Runner) -> None:
     assert "one insider" in rows["ldp"]  # its agents share no seed
     assert "eavesdropper" in rows["decor"]
     assert "nobody" in rows["none"]
-    assert "decor: holds against an eavesdropper only" in outcome.stderr
+    assert "decor: private against an eavesdropper only" in outcome.stderr
     contenders = json.loads(corn(*arguments, "--json").stdout)["contenders"]
     assert contenders["corn"]["against"] == contenders["ldp"]["against"]
     assert contenders["corn"]["against"] != contenders["decor"]["against"]
@@ -107,7 +107,7 @@ def test_sample_level_privacy_is_named(corn: Runner) -> None:
 
 
 @pytest.mark.parametrize("model", ["network", pytest.param("cnn", marks=pytest.mark.slow)])
-def test_networks_on_images(corn: Runner, model: str) -> None:
+def test_networks_are_trained_on_images(corn: Runner, model: str) -> None:
     outcome = corn(
         *("train", "--task", "digits", "--graph", "ring:3", "--steps", 2, "--batch-size", 8),
         *("--model", model, "--mechanism", "corn", "--step-size", 0.1),
@@ -126,7 +126,9 @@ def test_networks_on_images(corn: Runner, model: str) -> None:
         (["--schedule", "linear"], 2, "linear"),
     ],
 )
-def test_bad_input(corn: Runner, options: list[str], exit_code: int, message: str) -> None:
+def test_bad_options_are_refused(
+    corn: Runner, options: list[str], exit_code: int, message: str
+) -> None:
     outcome = corn("train", *QUICK, *options)
     assert outcome.exit_code == exit_code
     assert message in " ".join(outcome.stderr.split())
@@ -134,7 +136,7 @@ def test_bad_input(corn: Runner, options: list[str], exit_code: int, message: st
 
 @pytest.fixture
 def plan(corn: Runner, tmp_path: Path) -> Path:
-    """One insider, sample unit, two mixing rounds a step: nothing that options would default to."""
+    """Make a plan with one insider, sample unit and two mixing rounds per step: no defaults."""
     path = tmp_path / "plan.corn"
     outcome = corn(
         *("plan", "--graph", "ring:6", "--steps", 20, "--epsilon", 7, "--clip", 0.5),
@@ -145,7 +147,7 @@ def plan(corn: Runner, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_plan_is_trained_as_it_says(corn: Runner, plan: Path) -> None:
+def test_a_plan_decides_network_budget_and_noise(corn: Runner, plan: Path) -> None:
     arguments = ("train", "--plan", plan, "--task", "breast-cancer", "--step-size", 0.1)
     outcome = corn(*arguments, "--json")
     assert outcome.exit_code == 0, outcome.stderr
@@ -201,7 +203,7 @@ def test_options_that_contradict_a_plan_are_misuse(
     assert "the plan has" in " ".join(outcome.stderr.split())
 
 
-def test_a_network_must_come_from_somewhere(corn: Runner, tmp_path: Path) -> None:
+def test_a_graph_or_a_plan_is_required(corn: Runner, tmp_path: Path) -> None:
     outcome = corn("train", "--task", "breast-cancer")
     assert outcome.exit_code == 2
     assert "--plan" in outcome.stderr
@@ -212,7 +214,7 @@ def test_a_network_must_come_from_somewhere(corn: Runner, tmp_path: Path) -> Non
 def test_the_quadratic_s_figure_shows_the_gap(
     corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Test loss and accuracy are not measured, so there is nothing to draw of them."""
+    """Test loss and accuracy are not measured for the quadratic, and must not be drawn."""
     drawn: list[list[str]] = []
 
     def draw(rows: list[dict[str, object]], *_: object, **__: object) -> Figure:
@@ -229,7 +231,7 @@ def test_the_quadratic_s_figure_shows_the_gap(
     assert not {"test_loss", "test_accuracy", "train_loss"} & set(drawn[0])
 
 
-def test_figure(corn: Runner, tmp_path: Path) -> None:
+def test_a_figure_is_drawn(corn: Runner, tmp_path: Path) -> None:
     outcome = corn("train", *QUICK, "--runs", 2, "--plot", tmp_path / "train.png")
     assert outcome.exit_code == 0, outcome.stderr
     assert (tmp_path / "train.png").stat().st_size > 10_000

@@ -1,4 +1,4 @@
-"""Where real data is on machines that have it; never part of the repository."""
+"""Directories of real data sets on machines that have them; never part of the repository."""
 
 from pathlib import Path
 

@@ -18,7 +18,7 @@ SAMPLE_BUDGET = PrivacyBudget(10, 1e-5, num_steps=400, clip=0.5, unit="sample", 
 def make_method(
     mechanism: str, budget: PrivacyBudget = BUDGET, network: Network = NETWORK
 ) -> Method:
-    """Any mechanism by name; ``none`` is clipped, ``unclipped`` is not."""
+    """Make any method by name; ``none`` is clipped, ``unclipped`` is not."""
     if mechanism == "unclipped":
         return Method.non_private(name=mechanism)
     if mechanism == "none":
@@ -37,7 +37,7 @@ def make_method(
 def make_samples(
     num_samples: int, num_features: int, num_classes: int, *, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Separable but for noise, by the same truth for every seed."""
+    """Make noisy linearly separable samples, with the same true model for every seed."""
     rng, truth = np.random.default_rng(seed), np.random.default_rng(1)
     X = rng.standard_normal((num_samples, num_features))
     scores = 2 * X @ truth.standard_normal((num_features, num_classes))
@@ -57,7 +57,7 @@ def make_agent_data(
 
 
 def make_problem(name: str, dtype: torch.dtype = torch.float64) -> tuple[Task, AgentData]:
-    """``quadratic``, ``logistic``, ``softmax`` or ``network`` for six agents of unequal sizes."""
+    """Make the task of a name and data for six agents of unequal sizes."""
     if name == "quadratic":
         quadratic = Quadratic.from_paper(6, start=np.array([1.0, -2.0]))
         return quadratic, quadratic.agent_data(dtype)

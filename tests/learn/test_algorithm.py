@@ -1,4 +1,4 @@
-"""The batched engine against Algorithm 1 written out in NumPy, agent by agent and run by run."""
+"""The batched simulation against Algorithm 1 in NumPy, agent by agent and run by run."""
 
 import itertools
 import math
@@ -57,7 +57,7 @@ def reference_run(
     start: FloatArray,
     per_sample: bool,
 ) -> FloatArray:
-    """Algorithm 1: for each agent clip, add its share of N(0, R), round, step; then mix."""
+    """Run Algorithm 1: for each agent clip, add its share of N(0, R), round, step; then mix."""
     sampler = BatchSampler(data, batch_size=8, seeds=[seed], divide_by_batch_size=per_sample)
     n, x = NETWORK.num_agents, np.tile(start, (NETWORK.num_agents, 1))
     normals = JointNoise([np.eye(n)], seeds=[seed], num_parameters=len(start), dtype=torch.float64)
@@ -84,7 +84,7 @@ def reference_run(
 
 @pytest.mark.parametrize("unit", ["agent", "sample"])
 @pytest.mark.parametrize("task_name", ["quadratic", "logistic"])
-def test_engine_equals_the_reference(task_name: str, unit: str) -> None:
+def test_the_simulation_equals_a_plain_reference(task_name: str, unit: str) -> None:
     """Every mechanism with every schedule and two seeds, all in one sweep."""
     budget = BUDGET if unit == "agent" else SAMPLE_BUDGET
     methods = [make_method(mechanism, budget) for mechanism in MECHANISMS]
@@ -113,7 +113,7 @@ def test_engine_equals_the_reference(task_name: str, unit: str) -> None:
 
 
 @pytest.mark.parametrize("task_name", ["quadratic", "logistic", "softmax", "network"])
-def test_float32_follows_float64(task_name: str) -> None:
+def test_float32_agrees_with_float64(task_name: str) -> None:
     finals = []
     for dtype in ("float32", "float64"):
         task, data = make_problem(task_name, getattr(torch, dtype))
@@ -178,7 +178,7 @@ def test_common_random_numbers_across_mechanisms_and_sweeps() -> None:
 
 
 def test_the_order_of_trials_does_not_matter() -> None:
-    """Sorted by method, noise is broadcast; in any other order it is picked one by one."""
+    """Noise is broadcast for trials sorted by method, and selected one by one in other orders."""
     task, data = make_problem("logistic")
     methods = [make_method(name) for name in ("corn", "none", "ldp")]
     grid = [Trial(method, Constant(eta)) for method in methods for eta in (0.1, 0.2)]
@@ -194,7 +194,7 @@ def test_the_order_of_trials_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["corn", "decor", "ldp"])
-def test_keyed_noise_is_what_agents_would_draw(mechanism: str) -> None:
+def test_keyed_noise_equals_the_shares_that_agents_draw(mechanism: str) -> None:
     """Keyed noise is each agent's own share, from its own keys, rounded with the gradient."""
     task, data = make_problem("logistic")
     methods = [make_method(mechanism), make_method("none")]
@@ -214,7 +214,7 @@ def test_keyed_noise_is_what_agents_would_draw(mechanism: str) -> None:
     np.testing.assert_allclose(noisy.numpy(), start - 0.1 * W @ released, atol=1e-9)
 
 
-def test_without_noise_and_clipping_it_finds_the_centralised_optimum() -> None:
+def test_without_noise_and_clipping_dsgd_reaches_the_centralised_optimum() -> None:
     """A complete graph mixes to the average at once, so DSGD is gradient descent on the average."""
     task = Quadratic.from_paper(6, start=np.zeros(2))
     trials = [Trial(Method.non_private(), Constant(0.02))]
@@ -230,7 +230,7 @@ def test_without_noise_and_clipping_it_finds_the_centralised_optimum() -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["ldp", "decor", "corn"])
-def test_the_quadratic_gap_is_what_its_noise_makes(mechanism: MechanismName) -> None:
+def test_the_quadratic_gap_follows_from_the_noise(mechanism: MechanismName) -> None:
     """From the minimiser, E[gap] = Tr(Ā)/n · Σ_t η_t² Tr(Wᵏ R Wᵏᵀ), k = T − t + 1, for small steps.
 
     The gap of one run varies more than its mean, hence the many seeds.

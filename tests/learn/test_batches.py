@@ -8,12 +8,10 @@ from hypothesis import strategies as st
 
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, BatchSampler
-from corn.learn.schedule import Constant, Cosine, InverseSqrt, make_schedule
-from corn.learn.step import clip_factors, gradient_norms
 
 
 def numbered(sizes: list[int]) -> AgentData:
-    """Samples whose only feature is their row number."""
+    """Make samples whose only feature is their row number."""
     total = sum(sizes)
     offsets = tuple(np.cumsum([0, *sizes]).tolist())
     return AgentData(torch.arange(total).double()[:, None], torch.arange(total), offsets)
@@ -49,7 +47,7 @@ def test_an_epoch_uses_every_sample_once() -> None:
     assert epochs == [list(range(12))] * 2
 
 
-def test_draws_do_not_depend_on_the_past() -> None:
+def test_batches_do_not_depend_on_earlier_draws() -> None:
     one, other = (BatchSampler(numbered([9, 5]), batch_size=3, seeds=[4]) for _ in range(2))
     for step in (0, 1, 2, 7):
         one.draw(step)
@@ -80,7 +78,7 @@ def test_sample_level_weights_do_not_grow_for_small_agents() -> None:
     assert sampler.draw(0).weights.max().item() == pytest.approx(1 / 6)
 
 
-def test_padding_is_the_agent_s_own() -> None:
+def test_padding_is_a_sample_of_the_same_agent() -> None:
     """No agent's gradient may depend on another's samples, not even with weight zero."""
     data = numbered([9, 2, 4])
     uneven = BatchSampler(data, batch_size=6, seeds=[0, 1])
@@ -94,52 +92,8 @@ def test_padding_is_the_agent_s_own() -> None:
                 assert all(first <= row < last for row in rows)
 
 
-def test_bad_agent_data() -> None:
+def test_inconsistent_agent_data_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="none for agent 1"):
         numbered([2, 0])
     with pytest.raises(InvalidArgumentError, match="must agree on the number of samples"):
         AgentData(torch.zeros(3, 1), torch.zeros(2), (0, 3))
-
-
-@given(norms=st.lists(st.floats(0, 1e6), min_size=1, max_size=20), clip=st.floats(1e-3, 1e3))
-def test_clipped_norms_never_exceed_the_clip(norms: list[float], clip: float) -> None:
-    for dtype in (torch.float32, torch.float64):
-        given_norms = torch.tensor(norms, dtype=dtype)
-        factors = clip_factors(given_norms, clip)
-        assert (factors <= 1).all()
-        shortened = factors < 1
-        assert ((given_norms * factors)[shortened].double() <= clip).all()
-        assert (given_norms[~shortened].double() <= clip).all()
-
-
-@pytest.mark.parametrize("size", [3, 4096, 7850, 25_450, 1_000_000])
-def test_long_gradients_are_clipped_to_the_clip_in_single_precision(size: int) -> None:
-    """A plain sum of a million squares is short by 7e-4; alike numbers are the worst."""
-    generator = torch.Generator().manual_seed(0)
-    for gradient in (torch.full((1, size), 0.3), torch.randn(1, size, generator=generator)):
-        norms = gradient_norms(gradient)
-        clipped = gradient * clip_factors(norms, 0.1).unsqueeze(-1)
-        assert torch.linalg.vector_norm(clipped.double()) <= 0.1
-        assert torch.linalg.vector_norm(clipped.double()) >= 0.1 * (1 - 1e-5)
-
-
-def test_an_infinite_clip_clips_nothing() -> None:
-    norms = torch.tensor([0.0, 1.0, 1e30])
-    assert clip_factors(norms, torch.tensor(torch.inf)).tolist() == [1, 1, 1]
-
-
-def test_schedules() -> None:
-    assert Constant(0.1).at(7, 10) == 0.1
-    assert InverseSqrt(0.01).at(100, 100) == pytest.approx(0.001)
-    assert Cosine(0.2).at(1, 11) == pytest.approx(0.2)
-    assert Cosine(0.2).at(6, 10) == pytest.approx(0.1)
-    assert Cosine(0.2, final=0.5).at(11, 10) == pytest.approx(0.1)
-    assert Cosine(0.2).at(10, 10) > 0
-    assert Cosine(0.2).at(1, 1) == pytest.approx(0.2)
-    assert make_schedule(0.1, "cosine") == Cosine(0.1)
-    assert make_schedule(Constant(3)) == Constant(3)
-    for bad in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(InvalidArgumentError, match="step size must be positive"):
-            make_schedule(bad)
-    with pytest.raises(InvalidArgumentError, match="constant, inverse-sqrt, cosine"):
-        make_schedule(0.1, "linear")  # type: ignore[arg-type]

@@ -55,7 +55,7 @@ def test_resuming_gives_the_same_result_to_the_last_bit(tmp_path: Path, interrup
     assert torch.equal(whole.parameters, again.parameters)
 
 
-def test_resuming_remembers_what_was_stopped(tmp_path: Path) -> None:
+def test_a_resumed_sweep_keeps_its_stopped_runs(tmp_path: Path) -> None:
     task, data = make_problem("quadratic", torch.float32)
     trials = [Trial(Method.non_private(), Constant(eta)) for eta in (1e-3, 1e12)]
     options: dict[str, Any] = {
@@ -93,7 +93,7 @@ def test_a_checkpoint_fits_no_other_sweep(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_fits_no_other_module(tmp_path: Path) -> None:
-    """Layers without parameters, and losses, do not show in the initial parameters."""
+    """The initial parameters do not reflect losses and layers without parameters."""
     data = replace(make_logistic().data)
     linear = nn.Linear(4, 2)
     settings = replace(SETTINGS, num_steps=3)

@@ -47,7 +47,7 @@ def test_real_mnist_is_imported_and_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "instead"), [("a9a", "breast-cancer"), ("mnist", "digits")])
-def test_a_stand_in_says_so(tmp_path: Path, name: str, instead: str) -> None:
+def test_a_stand_in_gives_a_warning(tmp_path: Path, name: str, instead: str) -> None:
     with pytest.warns(CornWarning, match=f"{instead} STANDS IN FOR IT.*corn data get {name}"):
         data = load_dataset(name, directory=tmp_path)
     assert (data.name, data.stand_in_for) == (instead, name)
@@ -71,7 +71,9 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
         import_dataset("digits", tmp_path)
 
 
-def test_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cache_directory_is_configurable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("CORN_DATA", raising=False)
     assert cache_directory().name == "corn"
     monkeypatch.setenv("CORN_DATA", str(tmp_path / "elsewhere"))
@@ -112,7 +114,7 @@ def test_libsvm_keeps_columns_that_never_occur(tmp_path: Path) -> None:
         read_libsvm(tmp_path / "f", num_features=5)
 
 
-def test_libsvm_is_read_compressed_too(tmp_path: Path) -> None:
+def test_compressed_libsvm_is_read(tmp_path: Path) -> None:
     """``corn data import`` copies a9a.gz to the name a9a."""
     (tmp_path / "f").write_bytes(gzip.compress(b"+1 2:1\n-1 1:0.5\n"))
     features, labels = read_libsvm(tmp_path / "f", num_features=2)
@@ -139,7 +141,7 @@ def test_idx_round_trip(
         (b"\0\0\x08\1\0\0\0\5abc", "according to its header"),
     ],
 )
-def test_damaged_idx(tmp_path: Path, content: bytes, message: str) -> None:
+def test_damaged_idx_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "f").write_bytes(content)
     with pytest.raises(FileFormatError, match=message):
         read_idx(tmp_path / "f")

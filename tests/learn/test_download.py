@@ -1,4 +1,4 @@
-"""Downloads against a server on this machine: resumed, checked, and refused where wrong."""
+"""Downloads from a local server: resumed, checked, and refused if the content is wrong."""
 
 import gzip
 import hashlib

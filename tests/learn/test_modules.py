@@ -1,4 +1,4 @@
-"""A user's own module: any layers, losses and samples, vectorised or, if need be, one by one."""
+"""Modules of the user: any layers, losses and samples, vectorised or in a loop."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ SAMPLE = PrivacyBudget(10, 1e-5, num_steps=4, clip=0.5, unit="sample", batch_siz
 
 
 class Language(nn.Module):
-    """Tokens in, tokens out, with one matrix for both."""
+    """A language model with one matrix for input and output tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class TwoHeads(nn.Module):
 
 
 class Rotated(nn.Module):
-    """A buffer that must follow the precision asked for."""
+    """A module with a buffer that must be converted to the requested precision."""
 
     rotation: Tensor
 
@@ -67,7 +67,7 @@ class Rotated(nn.Module):
 
 
 class Deciding(nn.Module):
-    """Decides by the values of its data."""
+    """A module that branches on the values of its data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ def slope_of(loss: Tensor, model: nn.Module) -> Tensor:
 def micro_batches(
     model: nn.Module, loss: MeanLoss, theta: Tensor, batch: Batch, clip: Tensor | None
 ) -> Tensor:
-    """One plain backward pass of the module itself for every sample of every model."""
+    """Run one plain backward pass of the module itself for every sample of every model."""
     result = torch.zeros_like(theta)
     for cell, trial, row in np.ndindex(CELLS, VARIANTS, BATCH):
         own = load_parameters(model.double(), theta[cell, trial])
@@ -177,7 +177,7 @@ def test_gradients_equal_micro_batches(name: str, padded: bool) -> None:
 
 
 @pytest.mark.parametrize("name", SLOW_CASES)
-def test_what_cannot_be_vectorised_runs_slower_and_says_so(name: str) -> None:
+def test_a_module_that_cannot_be_vectorised_runs_in_a_loop_with_a_warning(name: str) -> None:
     model, loss, inputs, targets = SLOW_CASES[name]
     task = ModuleTask(model.double(), loss)
     theta, batch = make_models(task), make_batch(inputs, targets, padded=True)
@@ -191,7 +191,7 @@ def test_what_cannot_be_vectorised_runs_slower_and_says_so(name: str) -> None:
     assert scores.accuracy is not None
 
 
-def test_a_loop_averages_what_a_mean_loss_averages() -> None:
+def test_a_loop_gives_the_gradient_of_the_mean_loss() -> None:
     model = Recurrent().double()
     _, loss, inputs, targets = SLOW_CASES["recurrent"]
     task = ModuleTask(model, loss)
@@ -257,8 +257,8 @@ def test_tokens_and_buffers_in_both_precisions(budget: PrivacyBudget, dtype: str
         assert np.isfinite(float(result.last_rows[0]["train_loss"]))
 
 
-def test_one_output_is_no_score_of_classes() -> None:
-    """Accuracy by argmax over a single output would be the share of class 0."""
+def test_a_single_output_has_no_accuracy() -> None:
+    """The argmax over a single output is always 0, so accuracy would be the share of class 0."""
     task = ModuleTask(
         nn.Linear(3, 1).double(), lambda o, y: functional.mse_loss(o.squeeze(-1), y.double())
     )
@@ -267,7 +267,7 @@ def test_one_output_is_no_score_of_classes() -> None:
 
 
 class Centring(nn.Module):
-    """Mixes the samples of a mini-batch, which agent-level clipping allows."""
+    """A model that mixes the samples of a mini-batch, which agent-level clipping allows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -277,8 +277,8 @@ class Centring(nn.Module):
         return self.layer(x - x.mean(dim=0))
 
 
-def test_a_model_that_mixes_samples_sees_the_agent_s_own_and_no_padding() -> None:
-    """Else one agent's gradient would move with another's data, which no noise is counted for."""
+def test_a_model_that_mixes_samples_gets_one_agent_s_samples_without_padding() -> None:
+    """Otherwise one agent's data would change another agent's gradient, which ε does not cover."""
     model = Centring().double()
     task, inputs, targets = ModuleTask(model, functional.cross_entropy), numbers(3), whole(2)
     theta, batch = make_models(task), make_batch(inputs, targets, padded=True)
@@ -327,7 +327,7 @@ FROZEN = nn.Linear(3, 2).requires_grad_(False)
     ],
 )
 @pytest.mark.parametrize("budget", [AGENT, SAMPLE])
-def test_modules_and_losses_that_are_refused(
+def test_unsuitable_modules_and_losses_are_refused(
     model: nn.Module, loss: MeanLoss, message: str, budget: PrivacyBudget
 ) -> None:
     before = torch.get_rng_state()

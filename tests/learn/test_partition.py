@@ -78,7 +78,7 @@ def test_two_shards_hold_few_labels() -> None:
         ("iid:5", "found 'iid:5'"),
     ],
 )
-def test_bad_spec(spec: str, message: str) -> None:
+def test_bad_partition_specs_are_refused(spec: str, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         PartitionSpec.parse(spec).assign(np.zeros(8), 2, seed=0)
 

@@ -46,7 +46,7 @@ def test_noise_has_its_covariance_across_agents_and_none_across_coordinates(
 
 
 @pytest.mark.parametrize("make", [joint, keyed, secret])
-def test_no_step_and_no_seed_repeats_another_s_noise(make: Callable[..., StepNoise]) -> None:
+def test_no_step_or_seed_repeats_the_noise_of_another(make: Callable[..., StepNoise]) -> None:
     noise = make(50, 1, 2)
     draws = torch.stack([noise.draw(step).clone() for step in range(20)]).transpose(0, 1)
     vectors = draws.flatten(0, 1).flatten(1)
@@ -54,7 +54,7 @@ def test_no_step_and_no_seed_repeats_another_s_noise(make: Callable[..., StepNoi
     assert similarity.abs().max() < 0.5
 
 
-def test_a_step_can_be_drawn_again() -> None:
+def test_a_step_drawn_twice_gives_the_same_noise() -> None:
     noise, again = joint(10, 5), joint(10, 5)
     noise.draw(0)
     assert torch.equal(noise.draw(7), again.draw(7))
@@ -67,7 +67,7 @@ def test_secret_noise_is_new_in_every_run() -> None:
     assert not torch.isclose(first, second).any()
 
 
-def test_mechanisms_share_their_luck() -> None:
+def test_mechanisms_share_standard_normals() -> None:
     """R_1^{-1/2} v_1 = R_2^{-1/2} v_2: common random numbers."""
     v = joint(30, 0).draw(4)[0].numpy()
     whitened = [np.linalg.solve(symmetric_root(R), v[:, k]) for k, R in enumerate(COVARIANCES)]

@@ -1,4 +1,4 @@
-"""A user's data: pairs of inputs and targets, or a clear word on what else was found."""
+"""Data of the user: pairs of inputs and targets; anything else is refused with advice."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -109,7 +109,7 @@ def test_ragged_items_are_refused() -> None:
         ([], "at least one agent, found none"),
     ],
 )
-def test_agents_data_that_does_not_fit_together(
+def test_agents_with_different_shapes_are_refused(
     parts: list[tuple[Tensor, Tensor]], message: str
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=message):

@@ -1,4 +1,4 @@
-"""What a sweep writes and shows: tables, TensorBoard, progress."""
+"""Tables, TensorBoard files and progress of a sweep."""
 
 import csv
 import re
@@ -33,7 +33,7 @@ def test_csv_has_every_measurement(tmp_path: Path) -> None:
     assert rows[-1]["epsilon"] == ""
 
 
-def test_other_tables_need_what_is_not_installed(
+def test_missing_optional_libraries_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("pyarrow.parquet", "torch.utils.tensorboard"):
@@ -49,7 +49,7 @@ def test_other_tables_need_what_is_not_installed(
 def test_parquet_and_tensorboard_get_every_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With stand-ins for both libraries, which are not installed everywhere."""
+    """Replacements stand for both libraries, which are not installed everywhere."""
     tables: list[dict[str, list[Any]]] = []
     scalars: list[tuple[str, str, float, int]] = []
 

@@ -1,4 +1,4 @@
-"""Gradients of every task against automatic differentiation, one model and one sample at a time."""
+"""Gradients of every task against automatic differentiation, one sample at a time."""
 
 import math
 from collections.abc import Callable
@@ -85,7 +85,7 @@ def make_batch(name: str, *, padded: bool) -> tuple[Task, Tensor, Batch]:
 
 
 def micro_batches(name: str, theta: Tensor, batch: Batch, clip: Tensor | None) -> Tensor:
-    """One backward pass for every sample of every model."""
+    """Run one backward pass for every sample of every model."""
     loss, result = CASES[name][1], torch.zeros_like(theta)
     for cell in range(CELLS):
         for trial in range(VARIANTS):
@@ -125,8 +125,8 @@ def test_per_sample_clipping_equals_a_micro_batch_loop(name: str, padded: bool) 
     assert found.fraction_clipped[:, 1].max() == 0
 
 
-def test_a_sample_that_nearly_cancels_the_penalty_is_clipped_all_the_same() -> None:
-    """Rounding leaves nothing of a norm that is a millionth of its two parts."""
+def test_a_sample_that_nearly_cancels_the_penalty_is_clipped() -> None:
+    """A norm of a millionth of its two parts is lost in rounding."""
     residual, clip = 0.3, 1e-5
     squared = residual * math.log((1 - residual) / residual)  # so that σ(θ·x) is the residual
     theta = torch.full((FEATURES + 1,), math.sqrt((squared - residual**2) / FEATURES))
@@ -177,7 +177,7 @@ def test_a_convolutional_network_trains_and_is_clipped() -> None:
 
 
 @pytest.mark.parametrize("task", [LinearClassifier(3, 2), ShallowNetwork(3, 2)])
-def test_targets_that_are_no_classes_are_refused(task: LinearClassifier | ShallowNetwork) -> None:
+def test_targets_other_than_classes_are_refused(task: LinearClassifier | ShallowNetwork) -> None:
     """Logistic regression on −1 and 1 would minimise a loss that has no minimum."""
     task.check_targets(torch.tensor([0, 1, 1]))
     task.check_targets(torch.tensor([0.0, 1.0]))
@@ -213,7 +213,9 @@ def test_the_paper_s_quadratic() -> None:
         (nn.ReLU(), "must have parameters"),
     ],
 )
-def test_models_that_cannot_be_trained_privately(model: nn.Module, message: str) -> None:
+def test_models_that_cannot_be_trained_privately_are_refused(
+    model: nn.Module, message: str
+) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         ModuleTask(model, functional.cross_entropy)
 

@@ -1,4 +1,4 @@
-"""Step sizes: the paper's grid, chosen on validation loss, for each method."""
+"""Step sizes: schedules, and the best of the paper's grid on validation loss."""
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from corn.learn import (
     summarize_methods,
     tune,
 )
+from corn.learn.schedule import Cosine, make_schedule
 
 from .problems import NETWORK, make_method, make_problem
 from .sweeps import SETTINGS, make_logistic
@@ -33,7 +34,7 @@ def test_tuning_chooses_on_validation_for_each_method() -> None:
     assert tuning.score("test_loss").keys() == {"ldp", "none"}
 
 
-def test_tuning_needs_validation_and_a_run_that_holds() -> None:
+def test_tuning_needs_validation_data_and_a_finite_run() -> None:
     task, data = make_problem("quadratic", torch.float32)
     method = Method.non_private()
     with pytest.raises(InvalidArgumentError, match="validation"):
@@ -50,7 +51,7 @@ def test_tuning_needs_validation_and_a_run_that_holds() -> None:
 
 
 def test_a_method_that_breaks_down_does_not_hide_the_others() -> None:
-    """Clipped gradients stay small whatever the step size; unclipped ones do not."""
+    """Clipped gradients stay small at any step size; unclipped ones do not."""
     task, data = make_problem("quadratic", torch.float32)
     methods = [make_method("none"), make_method("unclipped")]
     problem = TrainingProblem(task, data, {"validation": (data.inputs, data.targets)})
@@ -65,3 +66,20 @@ def test_a_method_that_breaks_down_does_not_hide_the_others() -> None:
 def test_grid_has_the_paper_s_step_sizes() -> None:
     grid = make_grid([Method.non_private()], schedule="inverse-sqrt")
     assert [v.schedule for v in grid] == [InverseSqrt(s) for s in (0.1, 0.05, 0.01, 0.005, 0.001)]
+
+
+def test_schedules_have_their_step_sizes() -> None:
+    assert Constant(0.1).at(7, 10) == 0.1
+    assert InverseSqrt(0.01).at(100, 100) == pytest.approx(0.001)
+    assert Cosine(0.2).at(1, 11) == pytest.approx(0.2)
+    assert Cosine(0.2).at(6, 10) == pytest.approx(0.1)
+    assert Cosine(0.2, final=0.5).at(11, 10) == pytest.approx(0.1)
+    assert Cosine(0.2).at(10, 10) > 0
+    assert Cosine(0.2).at(1, 1) == pytest.approx(0.2)
+    assert make_schedule(0.1, "cosine") == Cosine(0.1)
+    assert make_schedule(Constant(3)) == Constant(3)
+    for bad in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(InvalidArgumentError, match="step size must be positive"):
+            make_schedule(bad)
+    with pytest.raises(InvalidArgumentError, match="constant, inverse-sqrt, cosine"):
+        make_schedule(0.1, "linear")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""``corn data``: get, import and list data sets."""
+"""``corn data``: download, import and list data sets."""
 
 from __future__ import annotations
 
@@ -24,43 +24,44 @@ EXAMPLE = "corn data list"
 
 CacheOption = Annotated[
     Path | None,
-    typer.Option(help="Where data sets are kept. (Default: $CORN_DATA, or the user's cache.)"),
+    typer.Option(help="Directory of data sets. (Default: $CORN_DATA, or the user's cache.)"),
 ]
 
 
 def data(
     action: Annotated[
         Literal["get", "import", "list"],
-        typer.Argument(help="Download one; copy one's files from a directory; or list all."),
+        typer.Argument(help="Download a data set, import its files from a directory, or list all."),
     ],
     name: Annotated[
-        str | None, typer.Argument(help=f"One of {', '.join(DOWNLOADABLE)} (get and import).")
+        str | None,
+        typer.Argument(help=f"Data set, {' or '.join(DOWNLOADABLE)} (for get and import)."),
     ] = None,
     path: Annotated[
-        Path | None, typer.Argument(help="The directory that has the files (import).")
+        Path | None, typer.Argument(help="Directory with the files (for import).")
     ] = None,
     cache: CacheOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Get, import and list data sets."""
+    """Download, import and list data sets."""
     if action == "list":
         _list(cache, json)
         return
     if name is None:
-        raise typer.BadParameter(f"say which: {', '.join(DOWNLOADABLE)}", param_hint="NAME")
+        raise typer.BadParameter(f"must be one of {', '.join(DOWNLOADABLE)}", param_hint="NAME")
     if action == "get":
-        where = _get(name, cache)
+        where = _download(name, cache)
     elif path is None:
-        raise typer.BadParameter("say which directory has the files", param_hint="PATH")
+        raise typer.BadParameter("must be the directory with the files", param_hint="PATH")
     else:
         where = import_dataset(name, path, directory=cache)
     if json:
         print_json({"name": name, "directory": where})
     else:
-        print_note(f"{name} is in {where}, checked")
+        print_note(f"{name} is in {where}; its checksums are correct")
 
 
-def _get(name: str, cache: Path | None) -> Path:
+def _download(name: str, cache: Path | None) -> Path:
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
@@ -107,4 +108,4 @@ def _list(cache: Path | None, json: bool) -> None:
         ]
         for entry in known
     ]
-    print_table(f"data sets in {cache_directory(cache)}", ["name", "present", "what"], rows)
+    print_table(f"Data sets in {cache_directory(cache)}", ["name", "present", "content"], rows)

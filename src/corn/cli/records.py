@@ -1,4 +1,4 @@
-"""Records of options: a command takes a dataclass, the command line has one option a field."""
+"""Records of options: a command takes a dataclass, which has one field per option."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import typer
 
 
 def spread_records(command: Callable[..., None]) -> Callable[..., None]:
-    """The same command, as typer reads it: with the fields of the records that it takes.
+    """Return the command with a signature for typer, in which fields replace their records.
 
-    Typer knows single options only. Without records, each command that takes a privacy budget would
-    have to state all of a budget's options and their defaults again.
+    Typer accepts single options only. Without records, each command with a privacy budget would
+    repeat all options of a budget and their defaults.
     """
     parameters = inspect.signature(command, eval_str=True).parameters.values()
     records = {
@@ -41,7 +41,7 @@ def spread_records(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def read_configuration(context: typer.Context) -> dict[str, object]:
-    """The value of every option of the command that runs, in the order of its help."""
+    """Return the value of every option of the running command, in the order of its help."""
     names = [parameter.name for parameter in context.command.params]
     return {name: context.params[name] for name in names if name in context.params}
 

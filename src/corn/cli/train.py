@@ -234,8 +234,8 @@ def _note_exposed(methods: Sequence[learn.Method]) -> None:
     if exposed:
         advice = "; --colluders 1 designs corn against one" if "corn" in exposed else ""
         print_note(
-            f"{', '.join(exposed)}: holds against an eavesdropper only; a participant can subtract "
-            f"the noise of every seed that it shares{advice}"
+            f"{', '.join(exposed)}: private against an eavesdropper only; a participant can "
+            f"subtract the noise of every seed that it shares{advice}"
         )
 
 

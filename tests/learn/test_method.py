@@ -1,0 +1,74 @@
+"""Methods: noise that keeps its budget, against the adversary that is named."""
+
+import numpy as np
+import pytest
+
+from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, Horizon, ThreatModel, design
+from corn.errors import InvalidArgumentError
+from corn.learn import Method, make_methods
+from corn.privacy import ClippedQuery, PrivacyBudget
+from corn.topology import load_network
+
+from .problems import BUDGET, NETWORK, SAMPLE_BUDGET, make_method
+
+
+def test_central_noise_is_accounted_like_an_agent_at_the_cap() -> None:
+    budget = PrivacyBudget(10, 1e-5, num_steps=40, clip=0.5)
+    spent = Method.central(budget, 6).epsilon_spent(40)
+    assert spent is not None
+    np.testing.assert_allclose(spent, 10, rtol=1e-6)
+
+
+def test_noise_that_does_not_keep_the_budget_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="does not keep its budget"):
+        Method.private("weak", np.eye(6), BUDGET)
+    with pytest.raises(InvalidArgumentError, match="does not keep its budget"):
+        Method.private("zero-sum", 1e9 * (np.eye(6) - 1 / 6), BUDGET)
+
+
+def test_clipping_must_match_the_budget() -> None:
+    """Samples clipped one by one give no privacy to an agent, nor does noise of another unit."""
+    shares = make_method("ldp").noise
+    for query in (SAMPLE_BUDGET.query, ClippedQuery(0.6), None):
+        with pytest.raises(InvalidArgumentError, match="must clip as its budget says"):
+            Method("wrong", shares, query, BUDGET)
+    with pytest.raises(InvalidArgumentError, match="both noise and the budget"):
+        Method("wrong", shares, BUDGET.query)
+    with pytest.raises(InvalidArgumentError, match="a reference without a guarantee"):
+        Method.private("none", design(NETWORK, BUDGET, mechanism="none"), BUDGET)
+
+
+def test_noise_for_an_eavesdropper_is_refused_against_insiders() -> None:
+    network = load_network("ring:4")
+    made = design(network, BUDGET, objective=Horizon(5), threat=EAVESDROPPER)
+    with pytest.raises(InvalidArgumentError, match="does not keep its budget against"):
+        Method.private("corn", made, BUDGET, threat=ThreatModel(1))
+
+
+def test_methods_by_name() -> None:
+    network = load_network("ring:4")
+    names = ["corn", "central", "none", "unclipped"]
+    found = make_methods(names, network, BUDGET, objective=Horizon())
+    assert [method.name for method in found] == names
+    assert [method.clip for method in found] == [0.5, 0.5, 0.5, float("inf")]
+    with pytest.raises(InvalidArgumentError, match="one of corn"):
+        make_methods(["magic"], network, BUDGET, objective=Horizon())
+
+
+def test_mechanisms_with_seeds_of_their_own_hold_against_an_eavesdropper_only() -> None:
+    names = ["corn", "ldp", "decor", "zero-sum"]
+    methods = make_methods(names, NETWORK, BUDGET, objective=Horizon(5))
+    insider, outsider = DEFAULT_THREAT.describe(), EAVESDROPPER.describe()
+    assert [method.against for method in methods] == [insider, insider, outsider, outsider]
+
+
+@pytest.mark.slow
+def test_designs_of_large_networks_are_trained() -> None:
+    """On a large network the independent check of [R⁻¹]_ii rounds up by more than the solver."""
+    budget = PrivacyBudget(10, 1e-5, num_steps=100, clip=0.1)
+    network = load_network("torus:20x20")
+    methods = make_methods(
+        ["corn", "decor"], network, budget, objective=Horizon(20), threat=EAVESDROPPER
+    )
+    for own in methods:
+        assert budget.precision_cap * (1 - 1e-6) < own.precision.max() <= budget.precision_cap
