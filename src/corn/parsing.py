@@ -33,6 +33,7 @@ def read_json(path: Path, *, kind: str) -> Any:
     """Read a JSON file; errors call it ``kind``, for example ``a plan``."""
     try:
         with path.open("rb") as file:
+            # One byte more than allowed tells a file that is too long, without reading all of it.
             data = file.read(_MAX_FILE_BYTES + 1)
     except FileNotFoundError as error:
         raise FileFormatError(f"{path}: no such file") from error
@@ -55,6 +56,8 @@ def parse_json(data: bytes, *, max_bytes: int = _MAX_MESSAGE_BYTES) -> Any:
     try:
         document = json.loads(
             data.decode("utf-8-sig"),
+            # Python keeps the last of two equal keys, other parsers the first: such a document
+            # would mean different things to different readers.
             object_pairs_hook=_unique_keys,
             parse_int=_parse_int,
             parse_float=_parse_float,
@@ -84,6 +87,7 @@ def build(hint: Any, value: object, name: str) -> Any:
         hints = get_type_hints(hint)
         names = [field.name for field in dataclasses.fields(hint)]
         return hint(**build_fields({name: hints[name] for name in names}, value, name))  # type: ignore[operator]
+    # The types of a record's fields are the schema of its file, so that both cannot differ.
     origin, options = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return _build_one_of(options, value, name)
@@ -141,6 +145,7 @@ def _build_array(value: object, name: str) -> FloatArray:
         found = np.asarray(value)
     except ValueError as error:
         raise InvalidArgumentError(f"{name} has rows of different lengths") from error
+    # NumPy would also turn texts and booleans into numbers.
     if found.dtype.kind not in "iuf":
         raise InvalidArgumentError(f"{name} must be numbers, found {quote(value)}")
     return found.astype(np.float64)
@@ -150,6 +155,7 @@ def _fits(value: object, hint: Any) -> bool:
     if get_origin(hint) is Literal:
         return isinstance(value, str) and value in get_args(hint)
     if hint in (int, float):
+        # True is an int to Python, but not a number in JSON.
         accepted = (int,) if hint is int else (int, float)
         return isinstance(value, accepted) and not isinstance(value, bool)
     return hint in (str, bool, NoneType, object) and isinstance(value, hint)
@@ -164,6 +170,7 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _parse_int(text: str) -> int:
+    # Checked before it is converted, which takes quadratic time.
     if len(text.lstrip("-")) > MAX_DIGITS:
         raise InvalidArgumentError(f"a whole number of more than {MAX_DIGITS} digits")
     return int(text)

@@ -26,8 +26,10 @@ def limit_threads() -> None:
     Libraries already loaded are limited at run time; those loaded later, and child processes, read
     the environment.
     """
+    # Three variables, because each library reads its own.
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
     threadpoolctl.threadpool_limits(limits=1)
+    # Not imported here: it takes seconds, and a process that never uses it should not wait.
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
 
@@ -77,6 +79,7 @@ def map_in_workers(
         return [function(item) for item in items]
     import joblib
 
+    # joblib's workers are processes of their own, reused between calls, so each call limits again.
     parallel = joblib.Parallel(n_jobs=num_workers)
     results: list[Result] = parallel(joblib.delayed(_call_limited)(function, i) for i in items)
     return results

@@ -97,6 +97,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
     own = os.getpid()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        # A worker that handled it like Ctrl-C would print the command's last line again.
         if os.getpid() != own:
             os._exit(128 + number)
         handler = signal.getsignal(signal.SIGINT)

@@ -56,6 +56,7 @@ def account(
 
 
 def _report_budget(budget: PrivacyBudget, plot: Path | None, *, json: bool) -> None:
+    # The paper's calibrations are defined without subsampling only.
     calibrations = {} if budget.query.is_subsampled else _calibrations(budget)
     if plot:
         _draw(measure([[1 / budget.precision_cap]], budget.query, num_steps=budget.num_steps), plot)

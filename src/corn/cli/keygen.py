@@ -28,6 +28,7 @@ def keygen(
     """Generate an agent's private key (mode 0600, never printed) and its public key."""
     if (agent is None) == (agents is None):
         raise typer.BadParameter("give either --agent or --agents")
+    # Private keys are in it, so others should not even see their names.
     keys.mkdir(parents=True, exist_ok=True, mode=0o700)
     numbers = range(agents) if agents is not None else [agent or 0]
     # All names are checked before the first key is written, so that a failure leaves no new keys.
@@ -55,6 +56,7 @@ def roster(
 ) -> None:
     """Collect all agents' public keys into the roster that all of them hold."""
     found = sorted(keys.glob("agent-*.pub"), key=lambda path: _number(path))
+    # All of them, without gaps: a missing key would shift the agents after it.
     if [_number(path) for path in found] != list(range(len(found))) or not found:
         names = ", ".join(path.name for path in found) or "none"
         raise FileFormatError(

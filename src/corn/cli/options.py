@@ -65,6 +65,7 @@ BatchSizeOption: TypeAlias = Annotated[
 
 def _check_figure_name(path: Path | None) -> Path | None:
     """Raise for a bad name before the command runs, not after hours."""
+    # Imported here, because Matplotlib takes a second that commands without a figure save.
     if path is not None:
         from corn.report.style import check_figure_name
 

@@ -109,6 +109,7 @@ def warn_of_insiders(
         )
     elif decomposition.num_agents <= _MOST_AGENTS_TO_EXPOSE:
         query, steps = budget.query, budget.num_steps
+        # One insider after the other: exact, but too slow for large networks.
         worst = max(
             max(
                 expose(decomposition, [agent], query, num_steps=steps)
@@ -138,6 +139,7 @@ def print_error(text: str) -> None:
 
 def show_warnings_as_notes() -> None:
     """Show each CorN warning as one line on stderr."""
+    # Python shows a warning once per line of code, but a note may concern another agent or file.
     warnings.simplefilter("always", CornWarning)
     default = warnings.showwarning
 
@@ -173,6 +175,7 @@ def _plain(value: JsonValue) -> JsonValue:
         return [_plain(item) for item in value]
     if isinstance(value, np.generic):
         return _plain(value.item())
+    # JSON has no infinity; Python would write one that other parsers refuse.
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return str(value) if isinstance(value, Path) else value

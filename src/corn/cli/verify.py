@@ -65,6 +65,7 @@ def verify(
     else:
         _print(plan, found, shown)
     warn_of_insiders(plan.decomposition, plan.budget, plan.threat)
+    # After the table, so that a broken plan is shown in full and the last line says why.
     for problem in found.problems:
         print_error(f"{path}: {problem}")
     if not found.passed:

@@ -30,7 +30,7 @@ FINGERPRINT_BYTES = 32
 NONCE_BYTES = 32
 
 _MAX_NUMBER = (1 << 63) - 1
-_LENGTH_BYTES = 4
+_LENGTH_BYTES = 4  # part of every address and key: another number would change all of them
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class Owner:
     @cached_property
     def encoded(self) -> bytes:
         """A byte string that no other owner has."""
+        # Members are encoded as one field, so that they cannot be mistaken for a group's number.
         kind = ("private",) if self.group is None else ("group", self.group)
         return encode_fields(*kind, encode_fields(*self.members))
 
@@ -145,6 +146,8 @@ def encode_fields(*fields: bytes | str | int) -> bytes:
     >>> encode_fields("ab", "c") == encode_fields("a", "bc")
     False
     """
+    # Without the lengths, moving a byte from one field to the next would give the same address, and
+    # with it the same noise.
     parts = [field if isinstance(field, bytes) else str(field).encode() for field in fields]
     return b"".join(len(part).to_bytes(_LENGTH_BYTES, "big") + part for part in parts)
 

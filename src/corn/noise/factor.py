@@ -9,6 +9,8 @@ from corn.arrays import FloatArray, as_symmetric_matrix
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
 
+# The smallest pivot, relative to the largest. Smaller ones could keep the factor sparser, but the
+# error of the elimination grows with the ratio.
 _LEAST_PIVOT = 0.01
 
 
@@ -62,6 +64,7 @@ def pool_groups(decomposition: Decomposition) -> Decomposition:
 
 def _eliminate(R: FloatArray, relative_tolerance: float) -> FloatArray:
     """Return a Cholesky factor; each turn eliminates the agent with the fewest remaining links."""
+    # Relative to the variances, so that agents with little noise are factored as accurately.
     rest, variance = R.copy(), np.maximum(np.diag(R), np.finfo(float).tiny)
     negligible = relative_tolerance * np.outer(np.sqrt(variance), np.sqrt(variance))
     columns: list[FloatArray] = []
@@ -71,14 +74,16 @@ def _eliminate(R: FloatArray, relative_tolerance: float) -> FloatArray:
         pivots = np.where(np.diag(linked), np.diag(rest) / variance, 0.0)
         if pivots.max() <= 0:
             return np.column_stack(columns) if columns else np.zeros((len(R), 0))
-        # A pivot far below the largest would magnify rounding errors.
         eligible = np.flatnonzero(pivots >= _LEAST_PIVOT * pivots.max())
+        # Minimum degree: eliminating an agent links all its neighbours, so few neighbours mean
+        # little fill-in.
         num_links = linked.sum(axis=1)
         pivot = min(eligible, key=lambda agent: (num_links[agent], -pivots[agent]))
         column = np.where(linked[pivot], rest[pivot], 0.0) / np.sqrt(rest[pivot, pivot])
         columns.append(column)
         members = np.flatnonzero(column)
         rest[np.ix_(members, members)] -= np.outer(column[members], column[members])
+        # Exactly zero, despite rounding errors of the subtraction: nobody is eliminated twice.
         rest[pivot] = rest[:, pivot] = 0.0
 
 
@@ -93,11 +98,13 @@ def _split_into_pairs(R: FloatArray) -> FloatArray:
     pairs = np.zeros((len(R), len(rows)))
     pairs[rows, np.arange(len(rows))] = weights
     pairs[columns, np.arange(len(rows))] = weights * np.sign(R[rows, columns])
+    # Diagonal dominance makes this root real: a pair adds |R_ij| to both variances.
     own = np.diag(np.sqrt(2 * np.diag(R) - np.abs(R).sum(axis=1)))
     return np.hstack([pairs, own[:, np.diag(own) > 0]])
 
 
 def _check_factor(R: FloatArray, factor: FloatArray, relative_tolerance: float) -> None:
+    # The factor is checked, not the input: an indefinite matrix has no factor, whatever the reason.
     scale = np.sqrt(np.maximum(np.diag(R), 0))
     error = np.abs(factor @ factor.T - R)
     allowed = len(R) * relative_tolerance * np.outer(scale, scale)

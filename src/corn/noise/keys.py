@@ -34,6 +34,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _ROSTER_FORMAT = "corn roster 1"
 _PUBLIC_KEY_BYTES = 32
 _FIELD_PRIME = 2**255 - 19
+# Any private key: only whether an exchange with it fails is of interest.
 _PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * _PUBLIC_KEY_BYTES)
 
 
@@ -149,6 +150,7 @@ def save_identity(identity: Identity, path: Path) -> None:
         raise FileFormatError(f"{path}: cannot be written: {error.strerror}") from error
     with os.fdopen(descriptor, "wb") as file:
         file.write(_IDENTITY_PREFIX + identity.secret.reveal().hex().encode() + b"\n")
+        # On the disk before the public key is handed out: a lost private key cannot be replaced.
         file.flush()
         os.fsync(file.fileno())
 
@@ -157,6 +159,7 @@ def load_identity(path: Path) -> Identity:
     """Read an identity; a file that others than its owner can read or change is refused."""
     try:
         with path.open("rb") as file:
+            # Of the open file, not of the path, which could be replaced between check and read.
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & _OTHERS:
                 raise FileFormatError(

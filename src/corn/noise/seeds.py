@@ -53,6 +53,7 @@ class Delivery:
     def __post_init__(self) -> None:
         check_fingerprint(self.plan_fingerprint)
         check_nonce(self.run_nonce)
+        # One sender per group: two seeds of one group would be noise that does not cancel.
         if self.group.group is None or self.receiver not in self.group.members[1:]:
             raise InvalidArgumentError(
                 f"a seed goes from the lowest member of a seed group to another member, found "
@@ -87,6 +88,7 @@ def pair_key(
     check_identity(identity, agent, roster=roster)
     if agent == peer:
         raise InvalidArgumentError(f"a pair key needs two agents, found {agent} twice")
+    # Sorted, because both agents must derive the same key from the same fields.
     low, high = sorted((agent, peer))
     return derive_key(
         identity.agree(roster.public_key(peer)),
@@ -120,6 +122,7 @@ def agent_keys(
         if agent not in group:
             continue
         owner = Owner(group, number)
+        # A secret that all members have, and nobody else: no message is needed for up to two.
         if len(group) == 1:
             root = private
         elif len(group) == 2:
@@ -153,6 +156,7 @@ def derive_key(root: Secret, purpose: str, *fields: bytes | int, plan_fingerprin
         algorithm=SHA256(),
         length=SECRET_BYTES,
         salt=check_fingerprint(plan_fingerprint),
+        # The purpose separates domains: a key for sealing is never a key for noise.
         info=encode_fields("corn 1", purpose, *fields),
     )
     return Secret(hkdf.derive(root.reveal()))
@@ -162,6 +166,7 @@ def seal_seed(seed: Secret, delivery: Delivery, *, identity: Identity, roster: R
     """Return a group's seed, sealed to one receiver; ``identity`` is the sender's."""
     header = encode_fields(*delivery.fields().values())
     key = _package_key(delivery, delivery.sender, delivery.receiver, identity, roster)
+    # The key is used for this delivery alone, so 96 random bits suffice for any number of retries.
     nonce = secrets.token_bytes(_PACKAGE_NONCE_BYTES)
     sealed = ChaCha20Poly1305(key.reveal()).encrypt(nonce, seed.reveal(), header)
     return encode_fields(header, nonce, sealed)
@@ -190,6 +195,8 @@ def open_seed(package: bytes, delivery: Delivery, *, identity: Identity, roster:
 def _package_key(
     delivery: Delivery, agent: int, peer: int, identity: Identity, roster: Roster
 ) -> Secret:
+    # All fields of the delivery are in the key, and in the header that the tag authenticates.
+    # Either alone would bind them.
     plan = delivery.plan_fingerprint
     shared = pair_key(identity, agent, peer, roster=roster, plan_fingerprint=plan)
     return derive_key(shared, "seed package", *delivery.fields().values(), plan_fingerprint=plan)

@@ -21,6 +21,7 @@ from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.noise.address import NoiseSource, Owner, StreamAddress
 
+# A part of a stream that stays in the cache while it is added to several shares.
 _COORDINATES_AT_ONCE = 1 << 16
 
 
@@ -107,10 +108,13 @@ def _draw(
         (term.weights, StreamAddress(term.owner, nonce, step, term.stream))
         for term in _terms(decomposition, agents)
     ]
+    # A source can sum the streams of one agent block by block, while values are in the cache.
     if len(agents) == 1:
         own = [(weight, address) for ((_, weight),), address in terms]
         source.fill_sum(shares[0], own, start=coordinates.start)
         return
+    # For several agents the loops are exchanged, so that each stream is drawn once. The order of
+    # the terms of one agent stays the same, and with it every rounding.
     shares[:] = 0
     for weights, address in terms:
         _add_to_many(shares, weights, address, source, coordinates.start)
@@ -134,6 +138,7 @@ def _add_to_many(
             np.add(part[position], product, part[position])
 
 
+# Cached, because every step draws the same terms. Decompositions are hashed by identity.
 @lru_cache(maxsize=16)
 def _terms(decomposition: Decomposition, agents: tuple[int, ...]) -> tuple[_Term, ...]:
     """Return the streams that some of ``agents`` draw, in the order in which they are summed."""
@@ -150,6 +155,7 @@ def _terms(decomposition: Decomposition, agents: tuple[int, ...]) -> tuple[_Term
     for number, (group, factor) in enumerate(groups):
         rows = [(positions[a], row) for a, row in zip(group, factor, strict=True) if a in positions]
         for stream in range(factor.shape[1]):
+            # An agent with weight zero does not draw a stream: in a sparse factor, most of them.
             weights = tuple((at, float(row[stream])) for at, row in rows if row[stream] != 0)
             if weights:
                 terms.append(_Term(Owner(group, number), stream, weights))

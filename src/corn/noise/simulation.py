@@ -21,6 +21,8 @@ from corn.noise.address import (
 from corn.noise.keys import Secret
 from corn.noise.shares import owners
 
+# Values drawn from one state. More would make ranges that start late slow, fewer would make hashing
+# the larger part of the time.
 _VALUES_PER_STATE = 1 << 14
 _PERSON = b"corn/simulation"
 
@@ -71,6 +73,8 @@ class SimulationSource(NoiseSource):
                     wanted += found
 
     def _set_state(self, prefix: bytes, first: int) -> None:
+        # A hash, not a counter: states of SFC64 that differ in a few bits give correlated values at
+        # first, which NumPy's own seeding avoids by discarding some.
         data = encode_fields(prefix, first)
         digest = hashlib.blake2b(data, digest_size=32, person=_PERSON).digest()
         words = np.frombuffer(digest, dtype="<u8").astype(np.uint64)

@@ -76,6 +76,7 @@ class SecureSource(NoiseSource):
         if not terms:
             out[:] = 0
             return
+        # Whole blocks, because a block is the unit in which normals are made from words.
         first, last = start // VALUES_PER_BLOCK, -(-stop // VALUES_PER_BLOCK)
         first_word = first * WORDS_PER_BLOCK
         keystreams = [
@@ -98,6 +99,7 @@ class SecureSource(NoiseSource):
         key = self._keys.get(address.owner)
         if key is None:
             raise InvalidArgumentError(f"this source holds no key for {address.owner}")
+        # A key per stream, so that all counters start at zero and no two streams can overlap.
         data, person = address.encode("secure"), STREAM_FORMAT.encode()
         return hashlib.blake2b(data, key=key.reveal(), digest_size=16, person=person).digest()
 

@@ -28,6 +28,7 @@ from corn.plan.plan import Certificate, FloatType, Plan
 from corn.privacy import PrivacyBudget
 from corn.topology import Network, name_of
 
+# Raised with every change of a plan's content. Fingerprints, and so keys, depend on the content.
 SCHEMA = 2
 Json: TypeAlias = dict[str, Any]
 _MAX_REASON = 300
@@ -63,6 +64,7 @@ def load_plan(path: Path) -> Plan:
             impossible content.
     """
     document = read_json(path, kind="a plan")
+    # Checked first: a plan of another version has other fields, and a list of them helps nobody.
     version = document.get("corn_plan") if isinstance(document, dict) else None
     if version != SCHEMA:
         raise FileFormatError(
@@ -92,6 +94,7 @@ def _check_document(document: Json) -> Plan:
 
 
 def _canonical(content: object) -> bytes:
+    # Python writes the shortest digits that give the same float back, on every platform.
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.encode("utf-8")
 
@@ -160,6 +163,7 @@ def _decode_network(data: object) -> Network:
     fields = build_fields(hints, data, "network")
     graph = nx.DiGraph() if fields["directed"] else nx.Graph()
     for agent, name in enumerate(fields["agents"]):
+        # Names that look like other agents' numbers could be confused with them in reports.
         if name.isdecimal() and name != str(agent):
             raise InvalidArgumentError(f"agent {agent} cannot be called {quote(name)}")
         graph.add_node(agent, **({} if name == str(agent) else {"name": name}))
@@ -182,6 +186,7 @@ def _decode_decomposition(data: object) -> Decomposition:
         raise InvalidArgumentError(
             f"each seed group needs a factor, found {len(groups)} groups and {len(factors)} factors"
         )
+    # One row per member; a factor of another size raises a ValueError, which load_plan handles.
     shaped = (factor.reshape(len(group), -1) for group, factor in zip(groups, factors, strict=True))
     return Decomposition(fields["private_variance"], groups, tuple(shaped))
 

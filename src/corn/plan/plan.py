@@ -48,8 +48,10 @@ from corn.version import __version__
 
 FloatType: TypeAlias = Literal["float32", "float64"]
 
+# The proof need not be the best one: a slightly lower bound is still a bound.
 _BOUND_ITERATIONS = 100
 _BOUND_TOLERANCE = 1e-6
+# Coalitions are checked one by one, each with an eigendecomposition.
 _MAX_COALITIONS = 200_000
 _MAX_SCALINGS = 30
 _SCALING_MARGIN = 1e-14
@@ -201,6 +203,7 @@ def make_plan(
         dtype=dtype,
         corn_version=__version__,
     )
+    # A plan for which not even one parameter is proved would be refused by every agent.
     plan.check_parameters(1)
     # The claim is the bound that this plan proves, not the one of the solver, whose noise was then
     # scaled and split.
@@ -260,6 +263,7 @@ def require_sound(budget: PrivacyBudget) -> None:
     """Raise if the exact ε of a budget's noise exceeds the promised one, as eq. (13b) allows."""
     if budget.query.is_subsampled:
         return
+    # Under Poisson sampling accounting is always exact. Otherwise eq. (13b) may promise too much.
     exact = gaussian.epsilon_from(budget.mu, budget.delta)
     if exact > budget.epsilon * (1 + 1e-9):
         raise InfeasibleError(
@@ -288,6 +292,7 @@ def prove_lower_bound(
     insiders from the multipliers. Any multipliers prove a bound, so those of an untrusted plan do.
     """
     n = len(A)
+    # A coalition observes at least as much as an eavesdropper, so this bound always holds.
     bounds = [_prove_eavesdropper_bound(A)]
     members = [agent for group in seed_groups for agent in group]
     if threat.max_colluders == 0 and len(members) == len(set(members)):

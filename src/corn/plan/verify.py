@@ -14,6 +14,7 @@ from corn.noise.grid import bound_loss, choose_grid, count_parameters
 from corn.plan.plan import Plan, allowed_groups, coalition_precisions
 from corn.privacy.floats import account_floats, find_promise
 
+# Allowances for rounding: sums are recomputed in another order, ε from rounded numbers.
 _CLAIM_TOLERANCE = 1e-6
 _EPSILON_TOLERANCE = 1e-9
 
@@ -87,10 +88,12 @@ def _epsilon_at(plan: Plan, precision: float) -> float:
     budget, steps = plan.budget, plan.budget.num_steps
     if plan.max_parameters < 1:
         return math.inf
+    # Within the cap, the plan's own reserve covers floating point.
     if precision <= plan.precision_cap:
         return float(account_floats([precision], budget, num_steps=steps)[0])
     if math.isinf(precision):
         return math.inf
+    # Above it, a larger budget is sought whose reserve covers it, and proved for the same models.
     try:
         promise = find_promise(precision, budget, num_steps=steps)
     except InfeasibleError:
@@ -127,6 +130,7 @@ def _privacy_problems(plan: Plan, guarantees: tuple[AgentGuarantee, ...]) -> lis
         f"agent {g.agent} gets ε = {g.epsilon:.6g} instead of {epsilon:g} against "
         f"{describe_coalition(g.worst_coalition)}"
         for g in guarantees
+        # Both: an accountant without proof can have a cap that does not keep ε.
         if g.precision > cap or g.epsilon > epsilon * (1 + _EPSILON_TOLERANCE)
     ]
     if plan.max_parameters < 1:
@@ -151,6 +155,7 @@ def _privacy_problems(plan: Plan, guarantees: tuple[AgentGuarantee, ...]) -> lis
 def _claim_problems(plan: Plan, value: float, proved: float) -> list[str]:
     problems = []
     claimed = plan.certificate
+    # A wrong claim harms accuracy, not privacy, but a forged plan must not look optimal.
     if not math.isfinite(value) or abs(value - claimed.value) > _CLAIM_TOLERANCE * value:
         problems.append(f"the noise energy is {value:.6g}, not {claimed.value:.6g}")
     if claimed.lower_bound > proved * (1 + _CLAIM_TOLERANCE):
@@ -159,6 +164,7 @@ def _claim_problems(plan: Plan, value: float, proved: float) -> list[str]:
         )
     if proved > value * (1 + _CLAIM_TOLERANCE):
         problems.append(f"the lower bound {proved:.6g} is above the value {value:.6g}")
+    # The lower bound is proved for the allowed seeds. With others it would mean nothing.
     allowed = allowed_groups(plan.network.graph, plan.threat, plan.mechanism)
     stray = [group for group in plan.decomposition.seed_groups if group not in allowed]
     if stray:

@@ -62,6 +62,7 @@ def require_exact(accounting: Accounting) -> None:
 
 def is_proved(epsilon: float, delta: float) -> bool:
     """Return whether Theorem 2 proves what eq. (13b) claims at this (ε, δ)."""
+    # At δ = 0 the noise of eq. (13b) is infinite; at δ = 1 and at ε = ∞ nothing is promised.
     is_trivial = delta in (0, 1) or math.isinf(epsilon)
     return is_trivial or epsilon <= -LIMIT_FACTOR * math.log(delta)
 
@@ -103,6 +104,7 @@ def _renyi_delta(mu: float, epsilon: float) -> float:
     require_in_range("epsilon", epsilon, 0)
     if mu == 0 or (math.isinf(epsilon) and mu < math.inf):
         return 0.0
+    # Divided before it is squared: ε² overflows long before the quotient does.
     excess = epsilon / mu - mu / 2 if mu < math.inf else -math.inf
     return math.exp(-excess * excess / 2) if excess > 0 else 1.0
 
@@ -141,6 +143,7 @@ def _paper_delta(mu: float, epsilon: float) -> float:
     require_in_range("epsilon", epsilon, 0)
     if mu == 0 or (math.isinf(epsilon) and mu < math.inf):
         return 0.0
+    # At μ = ∞ the quotient ∞/∞ would be no number; the limit for any finite ε is δ = 1.
     ratio = epsilon / mu if mu < math.inf else 0.0
     return math.exp(-ratio * ratio / 4)
 

@@ -68,6 +68,7 @@ class PrivacyLoss:
                 f"mu is not defined with sampling_rate={self.query.sampling_rate}: no single μ "
                 "describes a subsampled run; use epsilon or delta"
             )
+        # Gaussian mechanisms compose exactly: the squares of their μ add up.
         return self.query.sensitivity * np.sqrt(self._total_precision)
 
     @property
@@ -114,11 +115,13 @@ class PrivacyLoss:
         """
         agent = self.worst_agent if agent is None else agent
         if epsilons is None:
+            # An exposed agent has δ = 1 at every ε, which any finite range shows.
             top = self._epsilon_of(agent, 1e-10, accounting)
             epsilons = np.linspace(0, top if top < math.inf else 1.0, 200)
         grid = np.array(epsilons, dtype=np.float64, ndmin=1)
         deltas = [self._delta_of(agent, float(epsilon), accounting) for epsilon in grid]
         if accounting == "paper":
+            # One warning for the whole curve, at the point furthest beyond the proof.
             points = zip(grid.tolist(), deltas, strict=True)
             unproved = [point for point in points if not is_proved(*point)]
             if unproved:
@@ -145,6 +148,7 @@ class PrivacyLoss:
         return np.array(self.num_steps, dtype=np.float64) @ self.precision
 
     def _least_protected(self) -> PrivacyLoss:
+        # Under Poisson sampling, losses of several phases cannot be ordered by one number.
         if self.query.is_subsampled and len(self.num_steps) > 1:
             return self
         return replace(self, precision=self.precision[:, [self.worst_agent]])
@@ -273,6 +277,7 @@ def _checked_diagonal(value: ArrayLike) -> FloatArray:
         raise InvalidArgumentError(
             f"precision must have one entry for each agent, found shape {diagonal.shape}"
         )
+    # Written so that NaN, for which every comparison is false, is refused too.
     if not (diagonal >= 0).all():
         agent = int(np.flatnonzero(~(diagonal >= 0))[0])
         raise InvalidArgumentError(
@@ -284,6 +289,7 @@ def _checked_diagonal(value: ArrayLike) -> FloatArray:
 def _loss(
     diagonals: list[FloatArray], num_steps: tuple[int, ...], query: ClippedQuery
 ) -> PrivacyLoss:
+    # Phases of different sizes would be networks of different agents, whose losses do not add up.
     sizes = sorted({diagonal.size for diagonal in diagonals})
     if len(sizes) > 1:
         raise InvalidArgumentError(f"all phases must have the same agents, found {sizes} of them")

@@ -65,6 +65,7 @@ class PrivacyBudget:
         )
         require_count("num_steps", self.num_steps, most=_MOST_STEPS)
         find_accountant(self.accounting)
+        # Making the query checks clip, unit, adjacency, batch size and sampling rate.
         if self.query.is_subsampled:
             require_exact(self.accounting)
             subsampling.require_meaningful(self.delta, num_steps=self.num_steps, query=self.query)

@@ -58,6 +58,7 @@ class FloatLoss:
         log_inverse = math.log(4 / (RESERVE * budget.delta)) + float(
             np.logaddexp(0, budget.epsilon)
         )
+        # √ρ from ε₁ = ρ + 2√(ρ ln(1/δ₁)), without the difference of two almost equal roots.
         root = each / (math.sqrt(log_inverse + each) + math.sqrt(log_inverse))
         by_ratio = (root / self.log_ratio) ** 2 if self.log_ratio > 0 else math.inf
         by_failure = math.exp(-log_inverse) / self.failure if self.failure > 0 else math.inf
@@ -71,6 +72,7 @@ def set_aside(budget: PrivacyBudget) -> PrivacyBudget:
     >>> 0.998 < ideal.epsilon < 1, 0.996e-5 < ideal.delta < 1e-5
     (True, True)
     """
+    # ε₀ + 2ε₁ = ε with ε₁ = RESERVE·ε/2; and e^ε₁ δ₀ leaves RESERVE·δ for the failures.
     epsilon = budget.epsilon * (1 - RESERVE)
     delta = budget.delta * (1 - RESERVE) * math.exp(-RESERVE * budget.epsilon / 2)
     return replace(budget, epsilon=epsilon, delta=delta)

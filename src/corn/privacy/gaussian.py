@@ -66,6 +66,7 @@ def epsilon_from(mu: float, delta: float) -> float:
     require_in_range("delta", delta, 0, 1)
     if mu == 0 or delta == 1:
         return 0.0
+    # A smaller target keeps the true δ within ``delta`` despite the error of the computed one.
     target = delta * (1 - _delta_error(mu)) if mu < math.inf else 0.0
     if target <= 0:
         return math.inf
@@ -99,6 +100,7 @@ def mu_from(epsilon: float, delta: float) -> float:
     def is_private(mu: float) -> bool:
         return delta_from(mu, epsilon) <= delta * (1 - 4 * _delta_error(mu))
 
+    # δ rises with μ, from 0 at μ = 0: doubling finds a bracket for the bisection.
     too_much = 1.0
     while is_private(too_much):
         too_much *= 2

@@ -77,6 +77,7 @@ class ClippedQuery:
         """
         if self.sampling_rate is None:
             return self.clip
+        # Up to MOST_SAMPLES·B/p samples of norm C each, divided by B.
         return MOST_SAMPLES * self.clip / self.sampling_rate
 
     @property
@@ -92,6 +93,7 @@ class ClippedQuery:
     @property
     def recipe(self) -> str:
         """The clipping, the averaging and the adjacency, in words."""
+        # Printed beside every ε: under zero-out, Δ and with it μ are half of those of replace-one.
         relation = "replace-one"
         if self.adjacency == "add-remove":
             relation = "zero-out" if self.sampling_rate is None else "add-or-remove-one"
@@ -110,6 +112,8 @@ class ClippedQuery:
         )
 
     def _check_agent(self) -> None:
+        # The mean over the batch is clipped as a whole. Its norm is at most C for any batch size,
+        # and all of it may change with the agent's data: Δ must not be divided by the batch size.
         if self.batch_size is not None:
             raise InvalidArgumentError(
                 f"batch_size must be None for unit='agent', found {self.batch_size}: the agent's "

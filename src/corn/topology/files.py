@@ -147,6 +147,7 @@ def _read_node_link(path: Path) -> FileGraph:
         graph: FileGraph = nx.node_link_graph({**data, "graph": {}}, edges=edges)
     except _GRAPH_ERRORS as error:
         raise FileFormatError(f"{path}: not {kind}: {_explain(error)}") from error
+    # networkx adds nodes that only edges mention, so a misspelt name would become an agent.
     unknown = sorted(str(node) for node in graph if node not in named)
     if unknown:
         who = make_printable(", ".join(unknown[:5]), limit=_MAX_REASON)

@@ -20,7 +20,9 @@ from corn.topology.files import SUFFIXES
 from corn.topology.graphs import Graph
 from corn.topology.mixing import MAX_AGENTS
 
+# Draws of a random graph before it is given up as never connected.
 _MAX_TRIES = 1000
+# Generating more takes networkx minutes and several GB.
 _MOST_LINKS = 10**7
 
 
@@ -148,6 +150,7 @@ def barbell(clique: int, bridge: int = 0) -> Graph:
 
 def karate() -> Graph:
     """Return Zachary's karate club: 34 people linked if they met outside it, without weights."""
+    # Without the weights that networkx has for it: a generated graph has links only.
     club = nx.karate_club_graph()
     graph: Graph = nx.empty_graph(club.number_of_nodes())
     graph.add_edges_from(club.edges())
@@ -164,6 +167,7 @@ def directed_exponential(n: int) -> Graph:
     """Return a directed graph in which agent i sends to i+1, i+2, i+4, … (mod n)."""
     require_count("n", n, least=2)
     graph: Graph = nx.empty_graph(n, create_using=nx.DiGraph)
+    # Powers of two below n: a message reaches every agent in about log₂ n hops.
     hops = [1 << k for k in range((n - 1).bit_length())]
     graph.add_edges_from((i, (i + hop) % n) for i in range(n) for hop in hops)
     return graph
@@ -219,6 +223,7 @@ class GraphSpec:
 
     def build(self) -> Graph:
         """Return the graph; one that would take hours, or all memory, is refused beforehand."""
+        # Before anything is built: networkx would take hours, or all memory, before it failed.
         num_agents, num_links = self._estimate_size()
         if num_agents > MAX_AGENTS:
             raise InvalidArgumentError(
@@ -239,6 +244,7 @@ class GraphSpec:
         if "clique" in given:
             clique = float(given["clique"])
             return 2 * clique + given["bridge"], clique * clique
+        # The expected share of all pairs that are linked; sparse kinds count by their degree.
         share = {"er": given.get("p", 0.0), "complete": 1.0}.get(self.kind, 0.0)
         if self.kind == "geometric":
             share = min(1.0, math.pi * float(given["radius"]) ** 2)
@@ -270,6 +276,7 @@ def _draw_until_connected(
 
 
 def _parameters(kind: str) -> dict[str, inspect.Parameter]:
+    # The functions' signatures are the syntax of specs, so a new generator needs no parser.
     return dict(inspect.signature(GENERATORS[kind], eval_str=True).parameters)
 
 

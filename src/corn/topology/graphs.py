@@ -32,6 +32,7 @@ def check_graph(graph: nx.Graph) -> Graph:
         )
     for u, v, weight in graph.edges(data="weight", default=1.0):
         _check_edge_weight(u, v, weight)
+    # Numbered first, so that the error below can name agents as the file does.
     numbered = _number_agents(graph)
     _require_connected(numbered)
     return numbered
@@ -49,10 +50,13 @@ def name_of(graph: Graph, agent: int) -> str:
 
 
 def _number_agents(graph: nx.Graph) -> Graph:
+    # Files can describe multigraphs; parallel links count as one.
     simple = nx.DiGraph(graph) if graph.is_directed() else nx.Graph(graph)
     nodes = list(simple.nodes)
     numbered: Graph = nx.empty_graph(len(nodes), create_using=type(simple))
     if all(isinstance(node, int) for node in nodes):
+        # Gaps are refused, not closed: agent 7 of the file must be agent 7 of the run, its keys and
+        # its data.
         missing = sorted(set(range(len(nodes))) - set(nodes))
         if missing:
             raise InvalidArgumentError(
@@ -70,6 +74,7 @@ def _number_agents(graph: nx.Graph) -> Graph:
 
 
 def _check_edge_weight(u: Hashable, v: Hashable, weight: object) -> None:
+    # An int can exceed every float, and NaN fails the comparison.
     if not isinstance(weight, int | float) or not 0 < weight <= sys.float_info.max:
         raise InvalidArgumentError(
             f"edge weights must be positive numbers, found {weight!r} between {u} and {v}"
@@ -81,6 +86,7 @@ def _require_connected(graph: Graph) -> None:
         return
     directed = graph.is_directed()
     parts = nx.strongly_connected_components(graph) if directed else nx.connected_components(graph)
+    # The smallest part is the most likely mistake: one agent without a link, rather than the rest.
     smallest = min((sorted(part) for part in parts), key=len)
     cut_off = _some(name_of(graph, agent) for agent in smallest)
     how = "strongly connected (everyone can reach everyone)" if directed else "connected"

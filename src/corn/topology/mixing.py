@@ -38,6 +38,8 @@ def metropolis_weights(graph: Graph) -> FloatArray:
 
     The paper prints w_ij = 1/(d_i + 1), which is doubly stochastic only where all degrees agree.
     """
+    # The larger degree of both ends makes the weights symmetric. If the rows of a symmetric matrix
+    # sum to one, so do its columns.
     links, degrees = _undirected_links(graph, "metropolis")
     return _fill_diagonal(links / (1 + np.maximum.outer(degrees, degrees)))
 
@@ -76,6 +78,7 @@ def sinkhorn_weights(graph: Graph) -> FloatArray:
     scaling exists exactly if every link lies on a cycle, which a strongly connected digraph
     guarantees.
     """
+    # networkx has row i sending to column j; W has row i receiving from column j.
     links = nx.to_numpy_array(graph, nodelist=range(len(graph)), weight="weight", dtype=float).T
     return balance(links + np.eye(len(links)))
 
@@ -124,6 +127,7 @@ def mixing_matrix(graph: Graph, weights: str | None = None) -> FloatArray:
             f"a dense mixing matrix is for at most {MAX_AGENTS} agents, found {len(graph)} "
             f"({8e-9 * len(graph) ** 2:,.0f} GB): design communities of bounded size instead"
         )
+    # A weight of one is what a link without a weight counts as, and so no information.
     if rule != "sinkhorn" and any(w != 1 for _, _, w in graph.edges(data="weight", default=1)):
         warnings.warn(
             f"the graph has edge weights, which the rule {rule!r} does not use; 'sinkhorn' does",
@@ -152,6 +156,7 @@ def check_mixing_matrix(
         raise InvalidArgumentError(
             f"mixing weights must not be negative, found w[{i},{j}] = {W[i, j]:g}"
         )
+    # Rows that sum to one preserve agreement, columns that do preserve the average model.
     for axis, what in ((1, "row"), (0, "column")):
         sums = W.sum(axis=axis)
         worst = int(np.abs(sums - 1).argmax())
@@ -184,6 +189,8 @@ def balance(matrix: FloatArray, *, tolerance: float = 1e-13) -> FloatArray:
     >>> balance(np.array([[1.0, 1.0], [1.0, 3.0]])).sum(axis=0).round(12).tolist()
     [1.0, 1.0]
     """
+    # Sinkhorn's sweeps come close from any start, but converge slowly on long graphs. Newton's
+    # method converges quadratically, but from a close start only.
     A = as_square_matrix(matrix, name="matrix")
     if (A < 0).any():
         raise InvalidArgumentError(f"matrix must not be negative, found {A.min():g}")
@@ -325,6 +332,8 @@ def _solve_fastest(num_agents: int, rows: IntArray, columns: IntArray) -> FloatA
     incidence[columns, np.arange(len(rows))] = -1
     weights = cp.Variable(len(rows), nonneg=True)
     W = np.eye(num_agents) - incidence @ cp.diag(weights) @ incidence.T
+    # I − B diag(w) Bᵀ is symmetric with rows that sum to one for any w. Only the diagonal may
+    # become negative, which the constraint excludes.
     spread = cp.norm(W - 1 / num_agents, 2)
     problem = cp.Problem(cp.Minimize(spread), [np.abs(incidence) @ weights <= 1])
     problem.solve(solver=cp.CLARABEL)

@@ -43,6 +43,7 @@ class Network:
 
     def __post_init__(self) -> None:
         matrix = check_mixing_matrix(self.mixing_matrix, graph=self.graph)
+        # Frozen, because plans and designs are certified for these very weights.
         matrix.setflags(write=False)
         object.__setattr__(self, "graph", nx.freeze(check_graph(self.graph)))
         object.__setattr__(self, "mixing_matrix", matrix)
@@ -66,6 +67,8 @@ def load_network(source: str | Path | Graph | FloatArray, *, weights: str | None
         return _weigh(check_mixing_matrix(source), "given matrix", weights)
     if isinstance(source, nx.Graph):
         return _weigh(check_graph(source), "given graph", weights)
+    # A suffix decides before the parser of specs does, so that a misspelt file name is reported as
+    # a missing file and not as an unknown graph.
     text = str(source)
     path = Path(text.removeprefix(_DIRECTED))
     if path.suffix not in SUFFIXES and not path.is_file():

@@ -48,6 +48,7 @@ def spectrum(mixing_matrix: FloatArray, *, accuracy: float = 0.01) -> Spectrum:
     require(0 < accuracy < 1, "accuracy", "in (0, 1)", accuracy)
     W = as_square_matrix(mixing_matrix, name="mixing_matrix")
     singular_values: FloatArray = scipy.linalg.svdvals(W)
+    # Singular values below are rounding errors: that of an n × n matrix is up to n·2⁻⁵²·σ₁.
     floor = len(W) * np.finfo(float).eps * singular_values[0]
     second_eigenvalue = _second_eigenvalue(W)
     return Spectrum(
@@ -75,6 +76,7 @@ def is_symmetric(W: FloatArray) -> bool:
 def _second_eigenvalue(W: FloatArray) -> float:
     if is_symmetric(W):
         return disagreement(W)
+    # Subtracting 11ᵀ/n moves the eigenvalue 1 of the average to 0 and keeps the others.
     deflated = W - 1 / len(W)
     return _clean(float(np.abs(np.linalg.eigvals(deflated)).max()), len(W))
 
@@ -94,6 +96,7 @@ def _mixing_time(W: FloatArray, second_eigenvalue: float, accuracy: float) -> fl
         return math.inf
     if len(W) == 1:
         return 0
+    # For a symmetric W the norm of Wᵗ − 11ᵀ/n is σᵗ, which can be solved for t.
     if is_symmetric(W):
         sigma = disagreement(W)
         return max(1, math.ceil(math.log(accuracy) / math.log(sigma))) if sigma > 0 else 1
