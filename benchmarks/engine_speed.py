@@ -1,15 +1,15 @@
-"""How fast the engine trains, on one core: against the products it cannot avoid, and a plain loop.
+"""Time of a training step on one core, next to its unavoidable products and to a plain loop.
 
-Run ``python benchmarks/engine_speed.py [--steps N] [--turns N] [--json]``. Methods take turns
-and the best time of each counts, so that a busy machine slows all alike and the ratios keep.
-*Bare* is the matrix products and normal random numbers of a step and nothing else: no batches
-picked, nothing clipped, no step taken. *Loop* is one backward pass for each agent of each run.
+Run ``python benchmarks/engine_speed.py [--steps N] [--turns N] [--json]``. The programs run in
+turns and the best time of each counts: a busy machine then slows all of them, and the ratios stay
+right. *Bare* computes the matrix products and normal random numbers of a step and nothing else: no
+batches, no clipping, no half step. *Loop* is one backward pass for each agent of each run.
 
 For a user's module with every sample clipped, the engine is compared with *one by one*: samples
 vectorised by ``torch.func``, but one model after the other.
 
 Shapes are those of the paper's tasks (a9a: 55 runs, 20 agents, batches of 128; MNIST: the 784–32–10
-network); the values are random, as no time depends on them.
+network). Values are random, because the time does not depend on them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from corn.covariance import Horizon, design
+from corn.covariance import EAVESDROPPER, Horizon, design
 from corn.learn import AgentData, Constant, Method, Simulation, SweepSettings, Trial
 from corn.learn.batches import Batch
 from corn.learn.tasks import LinearClassifier, ModuleTask, ShallowNetwork, Task, small_cnn
@@ -40,7 +40,7 @@ STEP_SIZES = (1e-1, 5e-2, 1e-2, 5e-3, 1e-3)
 
 
 @dataclass(frozen=True)
-class Workload:
+class Case:
     """A task of the paper, with as many runs as methods times step sizes."""
 
     name: str
@@ -53,13 +53,13 @@ class Workload:
 
     @property
     def num_runs(self) -> int:
-        """How many models each agent trains."""
+        """The number of models that each agent trains."""
         return self.num_methods * self.num_step_sizes
 
 
-WORKLOADS = (
-    Workload("a9a, 55 runs", LinearClassifier(123, 2), nn.Linear(123, 2), 123, 2, 11, 5),
-    Workload(
+CASES = (
+    Case("a9a, 55 runs", LinearClassifier(123, 2), nn.Linear(123, 2), 123, 2, 11, 5),
+    Case(
         "MNIST 784-32-10, 5 runs",
         ShallowNetwork(784, 10),
         nn.Sequential(nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10)),
@@ -72,32 +72,34 @@ WORKLOADS = (
 
 
 def make_methods(count: int) -> list[Method]:
-    """CorN for different horizons: the mechanism does not change the time."""
-    W, cap = NETWORK.mixing_matrix, BUDGET.precision_cap
-    return [
-        Method.private(f"h={h}", design(W, cap, objective=Horizon(h)), BUDGET)
+    """Make CorN for different horizons."""
+    # Neither mechanism nor threat changes the time of a step. Designs against an eavesdropper are
+    # the fastest to make.
+    designs = [
+        design(NETWORK, BUDGET, objective=Horizon(h), threat=EAVESDROPPER)
         for h in range(1, count + 1)
     ]
+    return [Method.private(f"h={k}", made, BUDGET) for k, made in enumerate(designs, start=1)]
 
 
-def make_samples(workload: Workload) -> tuple[Tensor, Tensor]:
+def make_samples(case: Case) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     rows = NUM_AGENTS * SAMPLES_PER_AGENT
-    X = torch.rand(rows, workload.num_features, generator=generator)
-    return X, torch.randint(0, workload.num_classes, (rows,), generator=generator)
+    X = torch.rand(rows, case.num_features, generator=generator)
+    return X, torch.randint(0, case.num_classes, (rows,), generator=generator)
 
 
-def make_engine(workload: Workload) -> Callable[[], object]:
-    X, y = make_samples(workload)
+def make_engine(case: Case) -> Callable[[], object]:
+    X, y = make_samples(case)
     offsets = tuple(range(0, len(X) + 1, SAMPLES_PER_AGENT))
     trials = [
         Trial(method, Constant(step_size))
-        for method in make_methods(workload.num_methods)
-        for step_size in STEP_SIZES[: workload.num_step_sizes]
+        for method in make_methods(case.num_methods)
+        for step_size in STEP_SIZES[: case.num_step_sizes]
     ]
     simulation = Simulation(
-        workload.task,
-        AgentData(workload.task.prepare(X), y, offsets),
+        case.task,
+        AgentData(case.task.prepare(X), y, offsets),
         NETWORK,
         trials,
         settings=SweepSettings(BUDGET.num_steps, BATCH),
@@ -105,14 +107,14 @@ def make_engine(workload: Workload) -> Callable[[], object]:
     return simulation.advance
 
 
-def make_bare(workload: Workload) -> Callable[[], object]:
-    """The products of one step, in the cheapest layout we know, and its normal numbers."""
-    runs, d = workload.num_runs, workload.task.num_parameters
+def make_bare(case: Case) -> Callable[[], object]:
+    """Return a step that computes products, in the fastest known layout, and normals only."""
+    runs, d = case.num_runs, case.task.num_parameters
     generator = np.random.Generator(np.random.SFC64(0))
     normals = np.empty((NUM_AGENTS, d), np.float32)
-    roots = torch.rand(NUM_AGENTS * workload.num_methods, NUM_AGENTS)
+    roots = torch.rand(NUM_AGENTS * case.num_methods, NUM_AGENTS)
     W, models = torch.rand(NUM_AGENTS, NUM_AGENTS), torch.rand(NUM_AGENTS, runs * d)
-    layers = _layer_sizes(workload)
+    layers = _layer_sizes(case)
     inputs = [torch.rand(NUM_AGENTS, BATCH, layers[0][0])]
     inputs += [torch.rand(NUM_AGENTS * runs, BATCH, size) for size, _ in layers[1:]]
     weights = [torch.rand(NUM_AGENTS, runs * layers[0][1], layers[0][0])]
@@ -131,22 +133,22 @@ def make_bare(workload: Workload) -> Callable[[], object]:
     return multiply
 
 
-def _layer_sizes(workload: Workload) -> list[tuple[int, int]]:
-    if isinstance(workload.task, LinearClassifier):
-        return [(workload.num_features + 1, 1)]
-    return [(workload.num_features + 1, 32), (32, workload.num_classes)]
+def _layer_sizes(case: Case) -> list[tuple[int, int]]:
+    if isinstance(case.task, LinearClassifier):
+        return [(case.num_features + 1, 1)]
+    return [(case.num_features + 1, 32), (32, case.num_classes)]
 
 
-def make_loop(workload: Workload) -> Callable[[], object]:
-    """One backward pass for each agent of each run, then clip, noise and mixing for each run."""
-    X, y = make_samples(workload)
-    model, d = workload.module, sum(p.numel() for p in workload.module.parameters())
+def make_loop(case: Case) -> Callable[[], object]:
+    """Return a step with one backward pass per agent and run, and clip, noise, mixing per run."""
+    X, y = make_samples(case)
+    model, d = case.module, sum(p.numel() for p in case.module.parameters())
     parameters = list(model.parameters())
     factor = torch.rand(NUM_AGENTS, NUM_AGENTS)
     W = torch.rand(NUM_AGENTS, NUM_AGENTS)
 
     def step() -> None:
-        for _ in range(workload.num_runs):
+        for _ in range(case.num_runs):
             gradients = torch.empty(NUM_AGENTS, d)
             for agent in range(NUM_AGENTS):
                 own = slice(agent * SAMPLES_PER_AGENT, agent * SAMPLES_PER_AGENT + BATCH)
@@ -174,7 +176,7 @@ MODULE_RUNS, MODULE_BATCH = 5, 32
 def make_clipped(
     model: nn.Module, shape: tuple[int, ...]
 ) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Clipping every sample of all runs of all agents: together, and one model at a time."""
+    """Return gradients with every sample clipped: all models together, and one at a time."""
     task, loss_of = ModuleTask(model, nn.functional.cross_entropy), nn.functional.cross_entropy
     models = task.initialize(0).float().repeat(NUM_AGENTS, MODULE_RUNS, 1)
     X = torch.rand(NUM_AGENTS, MODULE_BATCH, *shape)
@@ -216,12 +218,12 @@ def measure_clipped(num_turns: int) -> dict[str, dict[str, float]]:
 
 
 def best_milliseconds(
-    methods: dict[str, tuple[Callable[[], object], int]], num_turns: int
+    programs: dict[str, tuple[Callable[[], object], int]], num_turns: int
 ) -> dict[str, float]:
-    """The least time of a step of each method, in turns of some steps each."""
-    best = dict.fromkeys(methods, float("inf"))
+    """Return the least time per step of each program, in turns of some steps each."""
+    best = dict.fromkeys(programs, float("inf"))
     for _ in range(num_turns):
-        for name, (step, num_steps) in methods.items():
+        for name, (step, num_steps) in programs.items():
             start = time.perf_counter()
             for _ in range(num_steps):
                 step()
@@ -229,12 +231,12 @@ def best_milliseconds(
     return best
 
 
-def measure(workload: Workload, num_steps: int, num_turns: int) -> dict[str, float]:
+def measure(case: Case, num_steps: int, num_turns: int) -> dict[str, float]:
     times = best_milliseconds(
         {
-            "engine": (make_engine(workload), num_steps),
-            "bare": (make_bare(workload), num_steps),
-            "loop": (make_loop(workload), 1),
+            "engine": (make_engine(case), num_steps),
+            "bare": (make_bare(case), num_steps),
+            "loop": (make_loop(case), 1),
         },
         num_turns,
     )
@@ -247,12 +249,12 @@ def measure(workload: Workload, num_steps: int, num_turns: int) -> dict[str, flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=100, help="steps of the engine in a turn")
+    parser.add_argument("--steps", type=int, default=100, help="steps of the engine per turn")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     limit_threads()
-    results = {w.name: measure(w, arguments.steps, arguments.turns) for w in WORKLOADS}
+    results = {w.name: measure(w, arguments.steps, arguments.turns) for w in CASES}
     results |= measure_clipped(arguments.turns)
     if arguments.json:
         print(json.dumps(results, indent=1))
