@@ -177,6 +177,7 @@ def draw_run(
 
     ``agent_samples`` are the numbers of samples per agent, a panel of their own; None omits it.
     """
+    # Matplotlib takes a second to import, which runs without a figure need not wait for.
     from corn.report import plot_training, save_figure
 
     save_figure(plot_training(rows, schedules, agent_samples, title=title), path)

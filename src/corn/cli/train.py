@@ -119,6 +119,7 @@ def train(
     json: JsonOption = False,
 ) -> None:
     """Train with several mechanisms side by side, at the same privacy, on the same batches."""
+    # Missing libraries are reported now, not after the training.
     if parquet or tensorboard:
         learn.require_writers(parquet=parquet, tensorboard=tensorboard is not None)
     if plan is not None:
@@ -160,6 +161,7 @@ def train(
         checkpoint=checkpoint,
         resume=checkpoint is not None,
     )
+    # The quadratic has no held-out samples; its training loss is its objective.
     column = "validation_loss" if "validation" in problem.parts else "train_loss"
     tuning = learn.read_tuning(result, column)
     facts = _collect_facts(read_configuration(context), problem, terms, tuning)
@@ -177,6 +179,7 @@ def train(
         print_json(facts)
     else:
         _print_methods(problem, terms, tuning)
+    # After everything was written and printed, so that an interrupted run loses nothing.
     if result.status == "interrupted":
         kept = f"; {out} has the result so far" if out else ""
         again = f"; the same command resumes from {checkpoint}" if checkpoint else ""
@@ -212,6 +215,7 @@ def _read_plan(context: typer.Context, plan: Plan) -> _TrainingTerms:
 
 def _make_methods(mechanisms: str | None, terms: _TrainingTerms) -> list[learn.Method]:
     """Return the plan's method, if there is a plan, and those named, for the same budget."""
+    # Named "plan", because a mechanism of the same name may stand beside it.
     planned = [] if terms.plan is None else [learn.Method.from_plan(terms.plan, name="plan")]
     if mechanisms is None:
         mechanisms = _MECHANISMS if terms.plan is None else ""

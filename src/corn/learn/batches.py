@@ -154,6 +154,7 @@ class BatchSampler:
         self._sizes = data.sizes
         largest = max(self._sizes)
         self._batch_size = largest if batch_size is None else min(batch_size, largest)
+        # A fixed divisor bounds the weight of one sample by 1/B, for agents with fewer too.
         self._divisor = batch_size if divide_by_batch_size else None
         # A Poisson batch exceeds this with a probability far below 2⁻¹⁴⁴, because an agent has at
         # most MOST_SAMPLES times batch_size / sampling_rate samples.
@@ -188,6 +189,7 @@ class BatchSampler:
         """
         rows = self._draw_rows(step)
         starts = self._padding[:, 0]
+        # An empty Poisson batch becomes one sample of weight 0: tasks need at least one row.
         tables = [own if len(own) else start[None] for own, start in zip(rows, starts, strict=True)]
         counts = [np.array([len(own)]) for own in rows]
         return [
@@ -215,6 +217,9 @@ class BatchSampler:
         batch = min(self._batch_size, size)
         if batch == size:
             return np.arange(size) + self._data.offsets[agent]
+        # An epoch is a permutation cut into whole batches; the few samples left over wait for the
+        # next permutation. It depends on (seed, agent, epoch) alone, so that any step can be drawn
+        # without the steps before it.
         epoch, place = divmod(step, size // batch)
         known = self._orders.get((seed, agent))
         if known is None or known[0] != epoch:
@@ -225,6 +230,7 @@ class BatchSampler:
 
     def _poisson(self, seed: int, step: int, rate: float) -> list[IntArray]:
         rng = np.random.default_rng([_POISSON, seed, step])
+        # One draw for the samples of all agents, cut at the agents' offsets.
         taken = np.flatnonzero(rng.random(self._data.offsets[-1]) < rate)
         cuts = np.searchsorted(taken, self._data.offsets[1:-1])
         return np.split(taken, cuts)

@@ -80,6 +80,7 @@ class Method:
                 f"{self.name!r} must clip as its budget says ({self.budget.query.recipe}), found "
                 f"{'no clipping' if self.query is None else self.query.recipe}"
             )
+        # The check reads the noise that will be drawn, not the report of the design.
         worst, cap = float(self.precision.max()), self.precision_cap
         if self.counts_floats:
             require_sound(self.budget)
@@ -115,6 +116,7 @@ class Method:
             # another cap is refused.
             if cap < worst <= cap * (1 + _DESIGN_TOLERANCE):
                 shares = meet_cap(shares, cap, max_colluders)
+        # Simulations round to the grid too, so that they show its effect on learning.
         grid = choose_grid(shares, budget.precision_cap)
         return cls(
             name, shares, budget.query, budget, threat, grid=grid, counts_floats=counts_floats
@@ -139,6 +141,8 @@ class Method:
 
         The promise holds against those who see the server's models, not the agents' messages.
         """
+        # The server's noise is one share that all agents add: the average of equal noise is that
+        # noise, with standard deviation 1/(n √b).
         factor = np.full((num_agents, 1), budget.independent_noise_std / num_agents)
         shares = Decomposition(np.zeros(num_agents), (tuple(range(num_agents)),), (factor,))
         return cls(name, shares, budget.query, budget, is_central=True)
@@ -241,6 +245,8 @@ def _shares_of(noise: Design | Decomposition | ArrayLike) -> Decomposition:
                 "eavesdropper: use Method.central or Method.non_private"
             )
         return noise.decomposition
+    # A bare covariance does not say who shares which seed: one seed for all is the safe reading,
+    # which holds against no insider.
     R = as_symmetric_matrix(noise, name="noise")
     return Decomposition(np.zeros(len(R)), (tuple(range(len(R))),), (factor_covariance(R),))
 

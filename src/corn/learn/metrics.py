@@ -91,6 +91,7 @@ def measure(
     is_simulated: bool = True,
 ) -> list[Row]:
     """Measure models of shape (seeds, agents, trials, parameters), seed by seed."""
+    # A different column name, so that a simulated ε can never be mistaken for a promise.
     prefix = "simulated_" if is_simulated else ""
     scores = _score(task, parameters, parts)
     spread = (parameters - parameters.mean(dim=1, keepdim=True)).square().sum(dim=-1)
@@ -135,6 +136,7 @@ def _row(trial: Trial, seed: int, step: int, prefix: str, scores: dict[str, floa
     return row
 
 
+# All trials of a method share their ε, and under Poisson sampling each takes seconds to compute.
 @lru_cache(maxsize=4096)
 def _privacy_spent(method: Method, step: int, prefix: str) -> dict[str, Any]:
     spent = method.epsilon_spent(step)
@@ -163,6 +165,7 @@ def has_diverged(
         return True
     for name in (f"{part}_loss" for part in measured):
         found = float(row[name])
+        # At least 1: a loss that starts near zero may grow by any factor and still be small.
         start = 1.0 if first is None else max(1.0, float(np.nan_to_num(float(first[name]))))
         if not math.isfinite(found) or found > limit * start:
             return True
@@ -207,6 +210,7 @@ def write_tensorboard(rows: Sequence[Row], directory: Path | str) -> None:
     board = _import("torch.utils.tensorboard", "writing for TensorBoard", extra="tensorboard")
     runs: dict[str, list[Row]] = {}
     for row in rows:
+        # A name is a path of folders, which the slash of a schedule such as 0.01/√t would split.
         name = f"{row['contender']}/{row['step_size']}/seed {row['seed']}".replace("/√", " over √")
         runs.setdefault(name, []).append(row)
     for name, own in runs.items():

@@ -33,7 +33,7 @@ class ProgressBar:
             TextColumn("{task.fields[news]}"),
             TimeRemainingColumn(),
             console=console,
-            transient=True,
+            transient=True,  # leaves nothing behind among the results
             disable=not (show and console.is_terminal),
         )
         self._task = self._progress.add_task("", total=num_steps, completed=done, news="")
@@ -84,6 +84,8 @@ def catch_interruption() -> Iterator[Interruption]:
         yield interruption
         return
 
+    # A signal can arrive in the middle of a step. The loop stops between steps, where models and
+    # measurements agree.
     def request(number: int, frame: FrameType | None) -> None:
         if interruption.requested:
             signal.default_int_handler(number, frame)

@@ -53,6 +53,7 @@ def split_samples(
             f"the split must leave at least one training sample, found {num_samples} samples, "
             f"{num_test} of them for testing and {num_validation} for validation"
         )
+    # The test part comes first in the order, so that it does not depend on the validation fraction.
     order = np.random.default_rng(seed).permutation(num_samples)
     test, rest = order[:num_test], order[num_test:]
     return Split(train=rest[num_validation:], validation=rest[:num_validation], test=test)
@@ -84,6 +85,7 @@ def partition_dirichlet(
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
         proportions = _draw_proportions(rng, num_agents, concentration)
+        # Rounding the cumulative sums, not the sizes, assigns every row exactly once.
         cuts = np.round(np.cumsum(proportions)[:-1] * len(rows)).astype(np.int64)
         for part, piece in zip(parts, np.split(rows, cuts), strict=True):
             part.append(piece)

@@ -112,6 +112,8 @@ class KeyedNoise:
             [(shares, _make_source(shares, seed, is_secret)) for shares in decompositions]
             for seed in seeds
         ]
+        # A release takes a new nonce as well: even with equal keys, no run repeats the noise of
+        # another.
         self._nonces = [
             secrets.token_bytes(NONCE_BYTES) if is_secret else simulation_nonce(seed)
             for seed in seeds
@@ -149,6 +151,7 @@ def symmetric_root(covariance: FloatArray) -> FloatArray:
     >>> symmetric_root(np.array([[4.0, 0.0], [0.0, 0.0]])).tolist()
     [[2.0, 0.0], [0.0, 0.0]]
     """
+    # An eigenvalue of zero may come out slightly negative.
     eigenvalues, vectors = np.linalg.eigh(covariance)
     return np.asarray((vectors * np.sqrt(np.maximum(eigenvalues, 0))) @ vectors.T)
 

@@ -97,6 +97,7 @@ class Result:
         If a run broke down, the mean is infinite for a loss and NaN for any other column.
         """
         require_choice("column", column, COLUMNS)
+        # Less is better for a loss alone; for other columns there is no worst value to put in.
         failed = math.inf if "loss" in column else math.nan
         last = {(r["contender"], r["step_size"], r["seed"]): r for r in self.last_rows}
         averages: dict[tuple[str, str], float] = {}

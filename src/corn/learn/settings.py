@@ -59,6 +59,7 @@ class SweepSettings:
                 f"seeds must be one for a run with secret keys (secure=True), found "
                 f"{len(self.seeds)}: every run on the same data would spend the budget once more"
             )
+        # The only reliable test of a device, and it fails before hours of work, not in the middle.
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:

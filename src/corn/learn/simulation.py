@@ -57,10 +57,13 @@ class Simulation:
     ) -> None:
         self._task, self._trials, self._settings = task, tuple(trials), settings
         query = _check_trials(self._trials, data, network, settings)
+        # Everything that a release needs is checked before the first gradient is computed: an error
+        # that depended on a gradient would reveal it.
         if settings.noise_keys == "secret":
             _check_release(self._trials, data, task.num_parameters)
         self._clips_samples = query is not None and query.unit == "sample"
         self._sampler = _make_sampler(data, query, settings)
+        # Several gossip rounds per step are one product with a power of the mixing matrix.
         W = repeat_gossip(network.mixing_matrix, settings.gossip_rounds)
         self._W, self._one_round = self._tensor(W), self._tensor(np.array(network.mixing_matrix))
         # Gradients to be released are clipped, and samples summed, in float64.
@@ -100,8 +103,10 @@ class Simulation:
         shape = seeds, agents, trials, d = self.parameters.shape
         found = self._compute(self.parameters.view(-1, trials, d))
         g, noise = self._release(found.values.view(shape), found.factors.view(*shape[:-1], 1))
+        # X − η·g, written into the memory of g, which is needed no more.
         half = torch.addcmul(self.parameters, g, eta.unsqueeze(-1), value=-1, out=g)
         mixed = torch.matmul(self._W, half.view(seeds, agents, -1)).view(shape)
+        # A trusted server gives all agents the exact average, whatever the network.
         for k in self._central:
             mixed[:, :, k] = half[:, :, k].mean(dim=1, keepdim=True)
         self.parameters, self.step = mixed, self.step + 1
@@ -153,6 +158,8 @@ class Simulation:
 
     def _release(self, gradients: Tensor, factors: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return released gradients, and their noise v, one for each method."""
+        # Clipping factors are applied together with the noise: product, sum and rounding are one
+        # operation, for an agent and for a simulation alike.
         if self._noise is None:
             return (gradients * factors).to(self.parameters.dtype), None
         v = self._noise.draw(self.step)
@@ -174,6 +181,7 @@ class Simulation:
     def _note_broken(self, found: ClippedGradients, shape: Sequence[int]) -> None:
         """Mark runs without noise that broke down; count dropped gradients of the others."""
         # A run with noise must not stop: whether it does would reveal data that no noise covers.
+        # Two reductions decide the usual case, in which nothing broke.
         if bool(torch.isfinite(found.norms).all()) and not bool(found.num_broken.any()):
             self._broken = torch.zeros_like(self._alive)
             return
@@ -197,6 +205,7 @@ class Simulation:
         noise_of = torch.tensor(indices, device=settings.device)
         if all(method.noise is None for method in methods):
             return None, noise_of
+        # Methods without noise get shares of zero, so that all methods have the same layout.
         silence = Decomposition(np.zeros(self._W.shape[0]))
         shares = [silence if c.noise is None else c.noise for c in methods]
         where: dict[str, Any] = {
@@ -206,6 +215,7 @@ class Simulation:
         }
         if settings.noise_keys != "none":
             return KeyedNoise(shares, is_secret=settings.noise_keys == "secret", **where), noise_of
+        # Without keys only the joint distribution matters, so R^{1/2} replaces the agents' shares.
         covariances = [part.covariance for part in shares]
         return JointNoise(covariances, dtype=settings.torch_dtype, **where), noise_of
 
@@ -248,6 +258,8 @@ def _check_trials(
     require_length("data", data.num_agents, network.num_agents, per="agent")
     for trial in trials:
         _check_method(trial.method, network.num_agents, settings.num_steps)
+    # All trials share their mini-batches, so they must agree on the sampling. Their clipping norms
+    # may differ.
     queries = [v.method.query for v in trials if v.method.query is not None]
     kinds = {(query.unit, query.batch_size, query.sampling_rate): query for query in queries}
     if len(kinds) > 1:
@@ -284,6 +296,7 @@ def _check_method(method: Method, num_agents: int, num_steps: int) -> None:
             f"the noise of {method.name!r} must be for {num_agents} agents, found "
             f"{method.noise.num_agents}"
         )
+    # Every step spends ε. Fewer steps than planned spend less, more would exceed the promise.
     if method.budget is not None and num_steps > method.budget.num_steps:
         raise InvalidArgumentError(
             f"num_steps must be at most {method.budget.num_steps}, for which the budget of "

@@ -89,6 +89,8 @@ def compute_gradients(
     found = task.gradient(parameters, batch, sample_clip=clip if clips_samples else None)
     norms = gradient_norms(found.values, clip.dtype)
     if clips_samples:
+        # A task that ignored sample_clip, or summed in float32, would return gradients whose
+        # sensitivity exceeds the one that ε was computed for.
         if found.fraction_clipped is None or found.num_broken is None:
             raise InvalidArgumentError(
                 f"a budget with the sample unit needs a task that clips each sample, found "
@@ -128,6 +130,8 @@ def gradient_norms(gradients: Tensor, dtype: torch.dtype | None = None) -> Tenso
     >>> gradient_norms(torch.ones(2, 9)).tolist()
     [3.0, 3.0]
     """
+    # The norm of the norms of blocks: rounding errors then grow with the block's length, not with
+    # the number of parameters.
     whole = gradients.shape[-1] // _BLOCK * _BLOCK
     rest: Tensor = torch.linalg.vector_norm(gradients[..., whole:], dim=-1, dtype=dtype)
     if not whole:
@@ -148,6 +152,7 @@ def norms_at_least(values: Tensor) -> Tensor:
     tiny = norms < math.sqrt(torch.finfo(values.dtype).tiny) * 1e6
     if not bool(tiny.any()):
         return norms
+    # ‖x‖ ≤ √m · max|x_i| needs no squares.
     largest = torch.linalg.vector_norm(values, torch.inf, dim=-1)
     return torch.where(tiny, largest * math.sqrt(values.shape[-1]), norms)
 
@@ -218,6 +223,7 @@ def release(gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor) -> Te
     >>> release(g, f, v, grid).tolist()
     [1.5]
     """
+    # The grid is a power of two, so dividing and multiplying by it are exact: rint alone rounds.
     total = torch.mul(gradient, factor).add_(noise)
     rounded = torch.div(total, grid).round_().mul_(grid)
     return rounded if bool((grid > 0).all()) else torch.where(grid > 0, rounded, total)

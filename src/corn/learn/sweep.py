@@ -73,6 +73,7 @@ def run_sweep(
             "budget; corn launch keeps a ledger of releases and can resume"
         )
     file = _CheckpointFile(None if checkpoint is None else Path(checkpoint), checkpoint_every)
+    # Threads gain little on products of this size, and lose much on a busy machine.
     with own_threads():
         loop = SweepLoop(
             problem,
@@ -93,6 +94,7 @@ def run_sweep(
                     on_rows(rows)
                 if loop.step % file.every == 0:
                     file.save(loop)
+        # Also after Ctrl-C, so that the same command resumes where this one stopped.
         file.save(loop)
         return loop.finish()
 
@@ -177,6 +179,7 @@ class SweepLoop:
         complete = self.step == self._settings.num_steps
         if not complete and (not self._rows or self._rows[-1]["step"] != self.step):
             self._measure(None)
+        # Stopped runs stay at zero in the simulation, which would pass for a model.
         parameters = self._simulation.parameters.clone()
         for s, v in self._stopped:
             parameters[s, :, v] = math.nan
@@ -241,6 +244,7 @@ def _run_of(row: Row) -> tuple[object, ...]:
 
 
 def _check_names(trials: Sequence[Trial]) -> None:
+    # Rows, files and checkpoints identify a run by these names.
     names = [trial.describe() for trial in trials]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:

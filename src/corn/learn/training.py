@@ -135,6 +135,7 @@ def load_parameters(model: nn.Module, vector: Tensor) -> nn.Module:
 
     Frozen parameters are not in the vector and keep their values.
     """
+    # The caller's model stays as it is: it may be loaded with the parameters of several agents.
     filled = copy.deepcopy(model)
     trained = trained_parameters(filled)
     expected = sum(parameter.numel() for parameter in trained)
@@ -197,6 +198,7 @@ def _make_method(
     *,
     secure: bool,
 ) -> tuple[Network, Method]:
+    # A plan was checked as a whole: another budget or other noise would void its promise.
     if isinstance(source, Plan):
         if budget is not None or noise is not None:
             raise InvalidArgumentError("budget and noise must be None with a plan, which has both")

@@ -83,6 +83,7 @@ def read_tuning(result: Result, column: str = "validation_loss") -> Tuning:
     A method whose every run broke down has none. If that holds for all methods, raise
     ``InfeasibleError``.
     """
+    # A run that broke down counts as an infinite loss, so it is never the best.
     best = result.best_step_sizes(column)
     if not best:
         raise InfeasibleError("every run broke down: try smaller step sizes or a smaller clip")
@@ -108,6 +109,7 @@ def select_measured(problem: TrainingProblem, rows: Sequence[Row]) -> list[Row]:
     """Return rows without unmeasured columns, the quadratic's loss as its optimality gap."""
     columns = [name for name in COLUMNS if not all(is_missing(row[name]) for row in rows)]
     chosen: list[Row] = [{name: row[name] for name in columns} for row in rows]
+    # The quadratic's minimum is 1434, next to which the differences between losses are invisible.
     if isinstance(problem.task, Quadratic):
         for row in chosen:
             row["optimality_gap"] = float(row.pop("train_loss")) - problem.task.minimum
@@ -117,6 +119,7 @@ def select_measured(problem: TrainingProblem, rows: Sequence[Row]) -> list[Row]:
 def _summarize(method: Method, problem: TrainingProblem, tuning: Tuning) -> dict[str, object]:
     schedule = tuning.schedules.get(method.name)
     prefix = "simulated_" if tuning.result.is_simulated else ""
+    # For the steps that were run, which are fewer than planned after an interruption.
     spent = method.epsilon_spent(tuning.result.num_steps)
     return {
         "step_size": None if schedule is None else schedule.describe(),

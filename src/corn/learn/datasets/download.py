@@ -89,6 +89,8 @@ def _fetch_file(
 
 def _transfer(url: str, partial: Path, on_progress: ByteCounter | None) -> None:
     """Append the missing bytes to ``partial``, or start over where the server cannot resume."""
+    # A server that ignores the range sends the whole file with status 200, which must replace the
+    # bytes that arrived and not follow them.
     have = partial.stat().st_size if partial.is_file() else 0
     try:
         with _open(url, have) as response:
@@ -122,5 +124,6 @@ def _receive(response: Any, partial: Path, have: int, on_progress: ByteCounter |
             have += len(chunk)
             if on_progress:
                 on_progress(partial.name.removesuffix(".part"), have, total)
+    # A connection that breaks off ends the stream without an error.
     if total is not None and have < total:
         raise DownloadError(f"{response.url}: the connection ended after {have} of {total} bytes")

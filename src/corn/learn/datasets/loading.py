@@ -115,6 +115,7 @@ def _load_a9a(directory: Path | str | None) -> Dataset:
     ]
     inputs = np.concatenate([features for features, _ in parts])
     labels = np.concatenate([labels for _, labels in parts])
+    # Labels of a9a are −1 and 1; classes count from 0.
     return Dataset("a9a", inputs, (labels > 0).astype(np.int64), 2)
 
 
@@ -168,6 +169,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         content = stream.read()
     if len(content) < 4 or content[:3] != bytes([0, 0, _IDX_UNSIGNED_BYTE]):
         raise FileFormatError(f"{path}: not an idx file of bytes: it begins {content[:4].hex(' ')}")
+    # Two zero bytes, the type, the number of dimensions, then each dimension in 4 bytes.
     header = 4 + 4 * content[3]
     if len(content) < header:
         raise FileFormatError(f"{path}: the idx header is cut off")

@@ -197,6 +197,7 @@ class ShallowNetwork:
         X, (cells, trials, _) = batch.inputs, parameters.shape
         first = parameters[..., : self._first_layer_size].reshape(cells, -1, X.shape[-1])
         second, bias = self._output_layer(parameters)
+        # The first layer of all trials is one product with the mini-batch that they share.
         hidden = torch.bmm(X, first.mT).relu_().view(cells, -1, trials, self._hidden)
         hidden = hidden.transpose(1, 2).contiguous()
         delta_out = self._output_residuals(hidden, second, bias, batch.targets)
@@ -206,6 +207,7 @@ class ShallowNetwork:
             delta_out.mul_(scale.unsqueeze(-1))
             delta_in.mul_(scale.unsqueeze(-1))
             return Gradients(self._backward(delta_out, delta_in, hidden, X))
+        # Forward pass in the model's precision, norms and sums in that of the clip.
         wide = [values.to(sample_clip.dtype) for values in (delta_out, delta_in, hidden, X)]
         delta_out, delta_in, hidden, X = wide
         norms = _layer_norms(delta_out, delta_in, hidden, X)
@@ -266,6 +268,7 @@ class ShallowNetwork:
 
 def _layer_norms(delta_out: Tensor, delta_in: Tensor, hidden: Tensor, X: Tensor) -> Tensor:
     """Return the norms of the samples' gradients over both layers, shape (cells, trials, batch)."""
+    # ‖δ hᵀ‖_F = ‖δ‖ ‖h‖ in each layer; the 1 is the bias.
     outer = norms_at_least(delta_out) * (1 + hidden.square().sum(dim=-1)).sqrt()
     inner = norms_at_least(delta_in) * norms_at_least(X).unsqueeze(1)
     return torch.hypot(outer, inner)
@@ -303,6 +306,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the loss of each sample, shape (rows, models), from (rows, models, outputs)."""
     if logits.shape[-1] == 1:
         z = logits.squeeze(-1)
+        # log(1 + eᶻ) − z y, without overflow for large z.
         return functional.softplus(z) - z * targets.unsqueeze(-1)
     picked = logits.gather(-1, targets[:, None, None].expand(-1, logits.shape[1], 1))
     return torch.logsumexp(logits, dim=-1) - picked.squeeze(-1)

@@ -66,6 +66,7 @@ class Vectorised:
         real, width = sample_clip.dtype, batch.inputs.shape[1]
         values = torch.zeros_like(parameters, dtype=real)
         factors = values.new_empty(*parameters.shape[:2], width)
+        # Every sample has a gradient of its own here, besides what its backward pass keeps.
         taken = self._kept + parameters.shape[-1]
         for cells, trials, rows in self._pieces(parameters, batch.inputs, taken, split_rows=True):
             X, y = batch.inputs[cells, rows], batch.targets[cells, rows]
@@ -85,6 +86,8 @@ class Vectorised:
 
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
         """Score models, shape (models, d), each on all samples."""
+        # Rows first, then as many models as memory allows: a mean loss over a piece is weighted by
+        # its number of rows.
         rows = min(_ROWS_AT_ONCE, len(inputs))
         models = max(1, self._limit // (rows * max(1, self._kept)))
         parts = [self._score(own, inputs, targets, rows) for own in torch.split(parameters, models)]
@@ -120,6 +123,7 @@ class Vectorised:
         """Yield the cells, trials and samples of each piece, as many as memory allows."""
         cells, trials, width = *parameters.shape[:2], inputs.shape[1]
         room = max(1, self._limit // max(1, elements_per_sample))
+        # A mean loss needs all samples of a mini-batch at once; clipped samples can be split.
         rows = min(width, room) if split_rows else width
         some_trials = max(1, min(trials, room // rows))
         some_cells = max(1, min(cells, room // (rows * some_trials)))

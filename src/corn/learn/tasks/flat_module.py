@@ -31,6 +31,7 @@ class FlatModule:
     """
 
     def __init__(self, model: nn.Module, loss: MeanLoss) -> None:
+        # A copy: later changes to the user's model must not change the task.
         require_stateless(model)
         self._model, self._loss = copy.deepcopy(model), loss
         named = dict(self._model.named_parameters())
@@ -99,6 +100,8 @@ class FlatModule:
         """
         X, y = inputs[:_REHEARSAL_ROWS], targets[:_REHEARSAL_ROWS]
         constants = self._constants(vector)
+        # Torch counts in-place changes of every tensor, and its default generator changes with each
+        # draw. So state and randomness are found in any layer, not in those of known names only.
         versions = {name: tensor._version for name, tensor in constants.items()}
         before = torch.get_rng_state()
         total, kept = _count_kept(lambda leaf: self.mean_loss(leaf, X, y), vector)
@@ -123,6 +126,8 @@ class FlatModule:
                 "loss must return one number, the mean over the batch, found shape "
                 f"{tuple(total.shape)}: try reduction='mean'"
             )
+        # A sum in place of a mean would scale gradients by the batch size. The loss of a model that
+        # mixes samples equals neither, and is accepted.
         alone = torch.stack([self.sample_loss(vector, *pair) for pair in zip(X, y, strict=True)])
         mean, added = alone.mean(), alone.sum()
         if torch.isclose(total, added, rtol=1e-3) and not torch.isclose(total, mean, rtol=1e-3):
@@ -155,6 +160,7 @@ def explained(inputs: Tensor, targets: Tensor) -> Iterator[None]:
     except CornError:
         raise
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        # Running out of memory is no fault of the samples.
         if isinstance(error, torch.OutOfMemoryError):
             raise
         raise InvalidArgumentError(

@@ -95,6 +95,7 @@ class ModuleTask:
         self, vector: Tensor, inputs: Tensor, targets: Tensor
     ) -> Vectorised | Looped:
         """Return the runner, chosen once by trying a few samples."""
+        # On real samples, because shapes and types of inputs decide which layers run.
         if self._runner is None:
             kept = self._module.rehearse(vector, inputs, targets)
             self._runner = Vectorised(self._module, elements_per_sample=kept)
@@ -117,6 +118,7 @@ def _find_obstacle(
     X, y = inputs[:2].unsqueeze(0), targets[:2].unsqueeze(0)
     models = vector.expand(1, 2, -1)
     batch = Batch(X, y, vector.new_full(y.shape[:2], 1 / len(X[0])), is_average=True)
+    # All three uses are tried: batching rules exist for some layers and transforms only.
     try:
         runner.gradient(models, batch)
         runner.clipped_gradient(models, batch, vector.new_ones(2))

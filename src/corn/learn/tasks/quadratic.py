@@ -74,6 +74,7 @@ class Quadratic:
     @property
     def minimizer(self) -> FloatArray:
         """x* of the average objective, shape (d,)."""
+        # Σ A_i (x − c_i) = 0.
         pull = np.einsum("nij,nj->i", self._matrices, self._centers)
         return np.asarray(np.linalg.solve(self._matrices.sum(axis=0), pull))
 
@@ -107,6 +108,7 @@ class Quadratic:
         self, parameters: Tensor, batch: Batch, *, sample_clip: Tensor | None = None
     ) -> Gradients:
         """See ``Task``."""
+        # The objective itself is the sample, so that mini-batches and clipping work as for data.
         A, c = self._unpack(batch.inputs)
         offset = parameters.unsqueeze(1) - c.unsqueeze(2)
         slopes = 2 * torch.einsum("kbij,kbvj->kbvi", A, offset)
