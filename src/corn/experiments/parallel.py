@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import multiprocessing
 import os
 import threading
 import time
@@ -107,12 +108,14 @@ def _compute(
 
 @functools.cache
 def _end_with_parent(parent: int) -> None:
-    """End this process soon after the process ``parent`` has ended, if this is a child of it.
+    """End this process soon after the process ``parent`` has ended, if this is a worker of it.
 
     A process that is killed cannot stop its workers. They would go on with their cells, which take
     up to a quarter of an hour, for a result that nobody reads.
     """
-    if os.getppid() != parent:
+    # Not the main process itself, nor a worker of a cluster, whose parent is another process. The
+    # parent may have ended while this worker was still importing, so its id does not tell.
+    if not multiprocessing.current_process().name.startswith("LokyProcess"):
         return
 
     def watch() -> None:

@@ -279,7 +279,7 @@ class TrainingPlace:
 @final
 @dataclass(frozen=True)
 class TrainingStudy:
-    """What models reach, each method at its best step size on validation samples."""
+    """Scores of trained models, each method at its best step size on validation samples."""
 
     panel: Panel
     column: str
