@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from corn import learn
 from corn.covariance import Horizon, ThreatModel, design
 from corn.experiments import FULL, CellStore, make_studies
 from corn.experiments.cells import DesignCell, TrainingCell, key_of
-from corn.experiments.methods import CORN_TWO_INSIDERS, METHODS
+from corn.experiments.methods import CORN_TWO_INSIDERS, METHODS, NONE
 from corn.experiments.parallel import compute_cells
 from corn.topology import load_network
 
@@ -66,6 +67,29 @@ def test_a_training_cell_gives_the_losses_of_the_library(tmp_path: Path) -> None
         assert losses[str(row["step_size"]), int(row["seed"])] == pytest.approx(
             float(row["test_loss"]), rel=1e-4
         )
+
+
+def test_a_run_that_broke_down_is_listed_and_has_no_value() -> None:
+    cell = replace(first_training_cell("fig4b"), methods=(NONE,), step_sizes=(0.1, 1e38))
+    result = cell.compute({}, None)
+    assert {run["step_size"] for run in result["runs"]} == {"0.1"}
+    assert len(result["stopped"]) == len(cell.seeds)
+
+
+def test_an_interrupted_training_is_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends a sweep early, which returns its measurements so far."""
+    run_sweep = learn.run_sweep
+
+    def interrupt(*arguments: Any, **options: Any) -> learn.Result:
+        return replace(run_sweep(*arguments, **options), status="interrupted")
+
+    monkeypatch.setattr(learn, "run_sweep", interrupt, raising=False)
+    cell, store = replace(first_training_cell("fig4b"), methods=(NONE,)), CellStore(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        compute_cells([cell], store, jobs=1)
+    assert store.load(cell) is None
 
 
 def test_an_incomplete_or_foreign_file_counts_as_absent(tmp_path: Path) -> None:
