@@ -436,7 +436,7 @@ def main() -> None:
     if not options.json:
         print(f"release: {options.release}\n{HEADER}", flush=True)
 
-    def tell(result: Result) -> None:
+    def show(result: Result) -> None:
         results.append(result)
         if not options.json:
             print(result, flush=True)
@@ -448,9 +448,9 @@ def main() -> None:
             key = setting.noise, setting.message_type, setting.planned_steps
             plan = plans.setdefault(key, plans.get(key) or setting.make_plan())
             make_message = RELEASES[options.release]
-            tell(attack(setting, plan, num_trials=options.trials, make_message=make_message))
+            show(attack(setting, plan, num_trials=options.trials, make_message=make_message))
     if options.processes:
-        tell(attack_processes(options.processes))
+        show(attack_processes(options.processes))
     if options.json:
         rows = [vars(result) | {"p": result.p, "verdict": result.verdict} for result in results]
         print(json.dumps(rows, indent=1))

@@ -54,9 +54,9 @@ def test_one_thread_inside_a_block() -> None:
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize(("said", "expected"), [(None, 1), ("2", 2)])
+@pytest.mark.parametrize(("num_threads", "expected"), [(None, 1), ("2", 2)])
 def test_training_uses_one_thread_unless_the_environment_sets_a_number(
-    said: str | None, expected: int
+    num_threads: str | None, expected: int
 ) -> None:
     code = (
         "import torch, threadpoolctl; from corn.threads import own_threads\n"
@@ -64,7 +64,7 @@ def test_training_uses_one_thread_unless_the_environment_sets_a_number(
         f"with own_threads(): assert torch.get_num_threads() == {expected}\n"
         "assert torch.get_num_threads() == 2"
     )
-    environment = {"PATH": ""} | ({} if said is None else {"OMP_NUM_THREADS": said})
+    environment = {"PATH": ""} | ({} if num_threads is None else {"OMP_NUM_THREADS": num_threads})
     process = subprocess.run([sys.executable, "-c", code], check=False, env=environment)
     assert process.returncode == 0
 

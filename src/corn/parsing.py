@@ -33,7 +33,7 @@ def read_json(path: Path, *, kind: str) -> Any:
     """Read a JSON file; errors call it ``kind``, for example ``a plan``."""
     try:
         with path.open("rb") as file:
-            # One byte more than allowed tells a file that is too long, without reading all of it.
+            # One byte more than allowed reveals a file that is too long, without reading all of it.
             data = file.read(_MAX_FILE_BYTES + 1)
     except FileNotFoundError as error:
         raise FileFormatError(f"{path}: no such file") from error

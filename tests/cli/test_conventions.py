@@ -46,6 +46,15 @@ def test_every_command_offers_json(name: str) -> None:
     assert "--json" in {flag for option in options_of(name) for flag in option.opts}
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_has_a_help_text_of_noun_phrases_or_sentences(name: str) -> None:
+    for option in options_of(name):
+        text = getattr(option, "help", None) or ""
+        assert text.endswith((".", ".)", "…")), (option.name, text)
+        first = text.split()[0]
+        assert first not in ("What", "How", "Who", "Whose", "Where", "Why", "Which"), option.name
+
+
 def test_module_and_script_are_the_same_command() -> None:
     process = subprocess.run(
         [sys.executable, "-m", "corn", "graph", "nonsense"],

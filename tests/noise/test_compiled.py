@@ -99,6 +99,6 @@ def test_cached_code_for_other_constants_is_not_used(tmp_path: Path) -> None:
 
 
 def test_numba_with_its_compiler_disabled_is_not_used(tmp_path: Path) -> None:
-    said = find_elsewhere(tmp_path, NUMBA_DISABLE_JIT="1")
-    assert "False" in said
-    assert "compiler is disabled" in said
+    output = find_elsewhere(tmp_path, NUMBA_DISABLE_JIT="1")
+    assert "False" in output
+    assert "compiler is disabled" in output

@@ -74,8 +74,9 @@ def release(
 class Observer:
     """An eavesdropper or insider that observes all messages and knows all gradients but one.
 
-    It expects of the agent's noise what it can reproduce, and what the others' noise tells of the
-    rest. ``noise_std`` is that of what is left, 1/√[(R^(I))⁻¹]_jj: the promise is about this.
+    It reproduces the noise of its own seeds, and predicts the rest of the agent's noise by
+    regression on the others' noise. ``noise_std`` is that of the residual, 1/√[(R^(I))⁻¹]_jj, on which the
+    promise rests.
     """
 
     def __init__(self, plan: Plan, agent: int, insider: int | None = None) -> None:

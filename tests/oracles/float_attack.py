@@ -1,20 +1,20 @@
-"""An attacker that reads gradients off the low-order bits of noisy floating point messages.
+"""An attacker that identifies gradients by the low-order bits of noisy floating-point messages.
 
-It decides between two candidates g₀ and g₁ for the gradient in a released value s = g + v. Of the
-program that releases it knows nothing but what it sees: with keys of its own it draws as many
-releases of known gradients as it likes. In floating point the values of v lie on lattices (those of
-its own exponent, of the larger numbers it is a sum of, of a weight times the floats). So s − g does
-for the true g, up to rounding, and falls anywhere for another one (Mironov, CCS 2012).
+It decides between two candidates g₀ and g₁ for the gradient in a released value s = g + v. It does
+not use the source code of the program that releases, only its output: with keys of its own it draws
+any number of releases of known gradients. In floating point the values of v lie on lattices (of the
+exponent of v, of the larger numbers that were summed, of a weight times the floats). So s − g lies
+on a lattice for the true g, up to rounding, and anywhere for another one (Mironov, CCS 2012).
 
 1. Each *view* sorts the differences s − g into cells by their place on some lattice. There are many
    views: powers of two, trailing zero bits, multiples of public weights, float32 and float64.
-2. From a first batch of own releases the attacker learns how often the true and the wrong candidate
-   fall into each cell, and keeps the views in which they differ.
-3. On a second batch it weighs the summed log-likelihood ratios of these views by Fisher's linear
-   discriminant, and drops views that separate nothing, so that chance adds no noise to the score.
-4. To this it adds the log-likelihood ratio of ideal Gaussian noise. Where no view separates, this
-   alone is left: the best test that there is for real numbers, which is right with probability
-   Φ(μ/2). The promise allows this test and no better one.
+2. A first batch of its own releases shows how often the true and the wrong candidate fall into each
+   cell. The attacker keeps the views in which these frequencies differ.
+3. A second batch gives weights to the summed log-likelihood ratios of these views, by Fisher's
+   linear discriminant. Views that do not separate are dropped, so that they add no noise.
+4. The log-likelihood ratio of ideal Gaussian noise is added. If no view separates, this is all: the
+   best test for real numbers, which is right with probability Φ(μ/2). The promise allows this test
+   and no better one.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _BINS = 16
 _MOST_LOST_BITS = 3
 _NUM_CELLS = _BINS * _BINS * (_MOST_LOST_BITS + 1)
 _GRIDS = range(2, 60)
-"""Powers of ½ of the noise's standard deviation. Coarser ones would show values, not bits: the
-Gaussian part of the score counts those."""
+"""Exponents of ½, relative to the noise's standard deviation. Coarser grids would measure values,
+not bits, and values belong to the Gaussian part of the score."""
 _FLOAT32_GRIDS = range(12, 36)
 _MOST_VIEWS = 12
 _LEARNED_FROM = 1 << 19
@@ -181,8 +181,8 @@ class FloatAttacker:
     def score(self, pair: Pair, released: Array, predicted: Array | float = 0.0) -> Array:
         """Return log-likelihood ratios, positive for g₁, shape (num,); those of steps add up.
 
-        ``released`` has shape (num, d); ``predicted`` is the part of the noise that the attacker
-        knows or expects from other messages.
+        ``released`` has shape (num, d); ``predicted`` is the expectation of the noise, given the
+        attacker's seeds and all other messages.
         """
         return self.score_bits(pair, released) + self.score_values(pair, released, predicted)
 
@@ -262,7 +262,7 @@ def _discriminate(zeros: Array, ones: Array) -> Array:
     variance = (zeros.var(axis=0) + ones.var(axis=0)) / 2 + _TINY
     kept = np.flatnonzero(gap > _LEAST_T * np.sqrt(2 * variance / len(zeros)))
     if kept.size:
-        # Scaled, and with a ridge: neighbouring grids tell nearly the same.
+        # Scaled, and with a ridge: neighbouring grids carry nearly the same information.
         scale = np.sqrt(variance[kept])
         centred = np.concatenate([own - own.mean(axis=0) for own in (zeros, ones)])[:, kept] / scale
         correlation = centred.T @ centred / len(centred) + 1e-2 * np.eye(kept.size)

@@ -331,7 +331,7 @@ def test_rounding_errors_do_not_count_as_noise(has_copies: bool) -> None:
         copies = tuple(pair for pair in pairs for _ in streams)
         shares = Decomposition(np.zeros(3), copies, tuple(streams) * 3)
     seen = float(np.linalg.inv(shares.hidden_from([2])[:2, :2]).max())
-    assert seen < plan.budget.precision_cap  # whoever takes the matrix as it is
+    assert seen < plan.budget.precision_cap  # without an allowance for rounding
     found = verify_plan(dataclasses.replace(plan, decomposition=shares))
     assert not found.passed
     assert found.guarantees[0].epsilon == np.inf

@@ -1,4 +1,4 @@
-"""What is set aside for floating point covers it: the bounds, each against an independent count."""
+"""The reserve for floating point is sufficient: each bound against an independent computation."""
 
 import math
 

@@ -51,7 +51,7 @@ def test_directed_files(tmp_path: Path) -> None:
     network = load_network(f"directed:{path}")
     assert network.graph.is_directed()
     assert network.weights == "sinkhorn"
-    # 0 → 1 means that agent 1 hears from agent 0.
+    # 0 → 1 means that agent 0 sends to agent 1.
     assert network.mixing_matrix[1, 0] > 0
     assert network.mixing_matrix[0, 1] == 0
     csv = write(tmp_path / "d.csv", "0,1,1\n0,0,1\n1,0,0\n")

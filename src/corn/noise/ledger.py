@@ -191,7 +191,7 @@ class ReleaseLedger:
             self._released += 1
 
     def renew_nonce(self) -> bytes:
-        """End this run and begin another, whose steps start anew under a new nonce."""
+        """End this run and begin another under a new nonce, whose steps start at 0 again."""
         with self._lock:
             self._check_usable()
             self._start_run(settled=self._entry.settled + self._released)
@@ -233,7 +233,7 @@ class ReleaseLedger:
         try:
             _write_durably(self._descriptor, page, at=PAGE_BYTES * (1 + entry.number % 2))
         except OSError as error:
-            # The content of the disk is now unknown: only opening the ledger again can tell.
+            # The content of the disk is now unknown: only opening the ledger again shows it.
             self._failure = error.strerror or "unknown error"
             raise CornError(f"{self._path}: cannot be written: {self._failure}") from error
         self._entry = entry

@@ -180,7 +180,7 @@ def open_seed(package: bytes, delivery: Delivery, *, identity: Identity, roster:
     """
     header, nonce, sealed = _split_package(package)
     # The tag below covers the header, and would refuse it too. Comparing first names the field
-    # that differs, which tells a replay of an old run from damage.
+    # that differs, which distinguishes a replay of an old run from damage.
     _check_package_header(header, delivery)
     key = _package_key(delivery, delivery.receiver, delivery.sender, identity, roster)
     try:

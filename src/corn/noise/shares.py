@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from corn.arrays import FloatArray
-from corn.checks import require_in_range
+from corn.checks import require, require_in_range
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.noise.address import NoiseSource, Owner, StreamAddress
@@ -163,6 +163,5 @@ def _terms(decomposition: Decomposition, agents: tuple[int, ...]) -> tuple[_Term
 
 
 def _check_coordinates(start: int, stop: int) -> range:
-    if stop < start:
-        raise InvalidArgumentError(f"stop must be at least start, found {stop} < {start}")
+    require(stop >= start, "stop", f"at least start, which is {start}", stop)
     return range(start, stop)

@@ -7,6 +7,7 @@ from typing import Any, final
 
 import numpy as np
 
+from corn.checks import require
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.noise.address import (
@@ -102,6 +103,6 @@ def simulated_keys(decomposition: Decomposition, *, seed: int) -> dict[Owner, Se
 
 def _check_seed(seed: int) -> int:
     # Bytes are refused in particular: they would be key material, which this source must not get.
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise InvalidArgumentError(f"seed must be an integer, found {type(seed).__name__}")
+    is_integer = isinstance(seed, int) and not isinstance(seed, bool)
+    require(is_integer, "seed", "an integer", type(seed).__name__)
     return seed

@@ -47,10 +47,10 @@ STREAM_FORMAT = "corn/stream/3"
 class SecureSource(NoiseSource):
     """Streams from keys: AES-128 in counter mode, under a key of its own for every address.
 
-    Without the owner's key a stream cannot be told from independent normals. The key of a stream is
-    BLAKE2b of its address under the owner's key; the counter is the position in the stream. AES-128
-    is as strong as the X25519 keys that pairs agree on. Any number of threads may draw from one
-    source.
+    Without the owner's key a stream is indistinguishable from independent normals. The key of a
+    stream is BLAKE2b of its address under the owner's key; the counter is the position in the
+    stream. AES-128 is as strong as the X25519 keys that pairs agree on. Any number of threads may
+    draw from one source.
 
     >>> owner = Owner((0,))
     >>> source = SecureSource({owner: Secret(bytes(32))})

@@ -144,7 +144,7 @@ class Plan:
         require_provable(self.float_loss, self.budget, num_parameters)
 
     def prove_lower_bound(self) -> float:
-        """Return a bound below the noise energy of all splits on the allowed seeds, proved anew."""
+        """Prove a lower bound on the noise energy of all splits on the allowed seeds."""
         bound = prove_lower_bound(
             self.objective.matrix(self.network.mixing_matrix),
             self.decomposition,
