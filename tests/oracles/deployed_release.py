@@ -75,8 +75,8 @@ class Observer:
     """An eavesdropper or insider that observes all messages and knows all gradients but one.
 
     It reproduces the noise of its own seeds, and predicts the rest of the agent's noise by
-    regression on the others' noise. ``noise_std`` is that of the residual, 1/√[(R^(I))⁻¹]_jj, on which the
-    promise rests.
+    regression on the others' noise. ``noise_std`` is that of the residual, 1/√[(R^(I))⁻¹]_jj, on
+    which the promise rests.
     """
 
     def __init__(self, plan: Plan, agent: int, insider: int | None = None) -> None:
