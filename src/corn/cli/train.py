@@ -48,6 +48,81 @@ _COLUMNS = {
 }
 
 
+@dataclass(frozen=True)
+class SimulationOptions:
+    """Precision, device and noise of the simulation."""
+
+    dtype: Annotated[
+        Literal["float32", "float64"] | None,
+        typer.Option(help="Floating-point type. (Default: float32; quadratic: float64.)"),
+    ] = None
+    device: Annotated[str, typer.Option(help="Torch device to compute on.")] = "cpu"
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse",
+            help="Draw the same noise, bit for bit, as corn launch --rehearse SEED. Slower.",
+        ),
+    ] = False
+
+    def make_settings(
+        self, terms: _TrainingTerms, learning: LearningOptions, num_runs: int
+    ) -> learn.SweepSettings:
+        """Return the settings of a sweep with one seed per run."""
+        return learn.SweepSettings(
+            num_steps=terms.budget.num_steps,
+            batch_size=terms.budget.batch_size or learning.batch_size,
+            seeds=tuple(range(num_runs)),
+            gossip_rounds=terms.gossip_rounds,
+            cooldown_rounds=terms.cooldown_rounds,
+            dtype=self._choose_dtype(terms.plan, is_quadratic=learning.is_quadratic),
+            device=self.device,
+            noise_keys="seed" if self.rehearse else "none",
+        )
+
+    def _choose_dtype(self, plan: Plan | None, *, is_quadratic: bool) -> str:
+        # In single precision the rounding of the quadratic's loss, 1434, hides the gaps to measure.
+        if self.dtype is None and is_quadratic and not (plan and self.rehearse):
+            return "float64"
+        return self.dtype or (plan.dtype if plan else "float32")
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Files for the measurements and the result."""
+
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory for metrics.csv and run.json (configuration and result).",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None
+    parquet: Annotated[
+        bool,
+        typer.Option("--parquet", help="Also write metrics.parquet.", rich_help_panel=_OUTPUT),
+    ] = False
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Directory for TensorBoard.", rich_help_panel=_OUTPUT)
+    ] = None
+
+    def require_libraries(self) -> None:
+        """Raise for missing libraries before the training, not after it."""
+        if self.parquet or self.tensorboard:
+            learn.require_writers(parquet=self.parquet, tensorboard=self.tensorboard is not None)
+
+    def write(self, result: learn.Result, facts: dict[str, object]) -> None:
+        """Write the files that were asked for."""
+        if self.out:
+            # A simulation has the data of all agents, and measures on them without noise.
+            write_run(result.rows, facts, self.out, is_private=True)
+            if self.parquet:
+                learn.write_table(result.rows, self.out / "metrics.parquet", is_private=True)
+        if self.tensorboard:
+            learn.write_tensorboard(result.rows, self.tensorboard)
+            print_note(f"wrote {self.tensorboard}")
+
+
 def train(
     context: typer.Context,
     *,
@@ -82,32 +157,8 @@ def train(
     budget: BudgetOptions,
     mixing: MixingOptions,
     threat: ThreatOptions,
-    dtype: Annotated[
-        Literal["float32", "float64"] | None,
-        typer.Option(help="Floating-point type. (Default: float32; quadratic: float64.)"),
-    ] = None,
-    device: Annotated[str, typer.Option(help="Torch device to compute on.")] = "cpu",
-    rehearse: Annotated[
-        bool,
-        typer.Option(
-            "--rehearse",
-            help="Draw the same noise, bit for bit, as corn launch --rehearse SEED. Slower.",
-        ),
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory for metrics.csv and run.json (configuration and result).",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
-    parquet: Annotated[
-        bool,
-        typer.Option("--parquet", help="Also write metrics.parquet.", rich_help_panel=_OUTPUT),
-    ] = False,
-    tensorboard: Annotated[
-        Path | None, typer.Option(help="Directory for TensorBoard.", rich_help_panel=_OUTPUT)
-    ] = None,
+    simulation: SimulationOptions,
+    output: OutputOptions,
     checkpoint: Annotated[
         Path | None,
         typer.Option(
@@ -119,14 +170,10 @@ def train(
     json: JsonOption = False,
 ) -> None:
     """Train with several mechanisms side by side, at the same privacy, on the same batches."""
-    # Missing libraries are reported now, not after the training.
-    if parquet or tensorboard:
-        learn.require_writers(parquet=parquet, tensorboard=tensorboard is not None)
+    output.require_libraries()
     if plan is not None:
         terms = _read_plan(context, load_plan(plan))
-    elif graph is None:
-        raise typer.BadParameter("give a graph or a --plan", param_hint="--graph")
-    else:
+    elif graph is not None:
         terms = _TrainingTerms(
             network=mixing.load_network(graph),
             budget=budget.make_for_batches(learning.batch_size),
@@ -135,29 +182,21 @@ def train(
             gossip_rounds=mixing.gossip_rounds,
             cooldown_rounds=mixing.cooldown,
         )
+    else:
+        raise typer.BadParameter("give a graph or a --plan", param_hint="--graph")
     problem = learning.make_workload().build(terms.network.num_agents)
     methods = _make_methods(mechanism, terms)
     _note_exposed(methods)
+    trials = learn.make_grid(
+        methods,
+        step_sizes=_parse_step_sizes(step_size, is_quadratic=learning.is_quadratic),
+        schedule=learning.choose_schedule(),
+    )
     result = learn.run_sweep(
         problem,
         terms.network,
-        learn.make_grid(
-            methods,
-            step_sizes=_parse_step_sizes(step_size, is_quadratic=learning.is_quadratic),
-            schedule=learning.choose_schedule(),
-        ),
-        settings=learn.SweepSettings(
-            num_steps=terms.budget.num_steps,
-            batch_size=terms.budget.batch_size or learning.batch_size,
-            seeds=tuple(range(runs)),
-            gossip_rounds=terms.gossip_rounds,
-            cooldown_rounds=terms.cooldown_rounds,
-            dtype=_choose_dtype(
-                dtype, terms.plan, is_quadratic=learning.is_quadratic, rehearse=rehearse
-            ),
-            device=device,
-            noise_keys="seed" if rehearse else "none",
-        ),
+        trials,
+        settings=simulation.make_settings(terms, learning, runs),
         checkpoint=checkpoint,
         resume=checkpoint is not None,
     )
@@ -165,14 +204,7 @@ def train(
     column = "validation_loss" if "validation" in problem.parts else "train_loss"
     tuning = learn.read_tuning(result, column)
     facts = _collect_facts(read_configuration(context), problem, terms, tuning)
-    if out:
-        # A simulation has the data of all agents, and measures on them without noise.
-        write_run(result.rows, facts, out, is_private=True)
-        if parquet:
-            learn.write_table(result.rows, out / "metrics.parquet", is_private=True)
-    if tensorboard:
-        learn.write_tensorboard(result.rows, tensorboard)
-        print_note(f"wrote {tensorboard}")
+    output.write(result, facts)
     if plot:
         _draw(problem, terms, tuning, plot)
     if json:
@@ -181,7 +213,7 @@ def train(
         _print_methods(problem, terms, tuning)
     # After everything was written and printed, so that an interrupted run loses nothing.
     if result.status == "interrupted":
-        kept = f"; {out} has the result so far" if out else ""
+        kept = f"; {output.out} has the result so far" if output.out else ""
         again = f"; the same command resumes from {checkpoint}" if checkpoint else ""
         raise StoppedByUserError(f"interrupted after {result.num_steps} steps{kept}{again}")
 
@@ -241,15 +273,6 @@ def _note_exposed(methods: Sequence[learn.Method]) -> None:
             f"{', '.join(exposed)}: private against an eavesdropper only; a participant can "
             f"subtract the noise of every seed that it shares{advice}"
         )
-
-
-def _choose_dtype(
-    dtype: str | None, plan: Plan | None, *, is_quadratic: bool, rehearse: bool
-) -> str:
-    # In single precision the rounding of the quadratic's loss, 1434, hides the gaps to measure.
-    if dtype is None and is_quadratic and not (plan and rehearse):
-        return "float64"
-    return dtype or (plan.dtype if plan else "float32")
 
 
 def _parse_step_sizes(text: str | None, *, is_quadratic: bool) -> tuple[float, ...]:
