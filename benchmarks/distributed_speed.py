@@ -27,12 +27,12 @@ from torch import Tensor, nn
 
 from corn.covariance import MechanismName, ThreatModel
 from corn.distributed import Rendezvous, RunSettings, launch
-from corn.distributed.exchange import LinkExchange, message_bytes
+from corn.distributed.exchange import Exchange, message_bytes
 from corn.distributed.keyring import NoiseShare, RehearsalLedger, make_rehearsal_source
 from corn.distributed.links import open_links
 from corn.distributed.rendezvous import host_store, join_store
 from corn.distributed.rounds import CellBatches, HalfStep, TrainingRounds
-from corn.distributed.survivors import ActivePlan, AgentNoise
+from corn.distributed.survivors import ActivePlan
 from corn.learn.batches import AgentData, BatchSampler
 from corn.learn.monitor import Interruption
 from corn.learn.schedule import Constant
@@ -100,7 +100,7 @@ class PlainHalfStep:
 
 
 class Nobody:
-    """Observer that records nothing."""
+    """Journal that records nothing."""
 
     def record_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
         """Nothing is written."""
@@ -163,12 +163,12 @@ def run_agent(agent: int, job: Job, results: Any) -> None:
     results.put((found, sent / num_steps, len(start)))
 
 
-def connect(rendezvous: Rendezvous, plan: Plan, start: Tensor) -> LinkExchange:
+def connect(rendezvous: Rendezvous, plan: Plan, start: Tensor) -> Exchange:
     size = message_bytes(NUM_AGENTS, start.nbytes)
     neighbours = sorted(plan.network.graph.neighbors(rendezvous.agent))
     where = {"timeout": 120.0, "address": rendezvous.address}
     links = open_links(rendezvous.store, rendezvous.agent, neighbours, message_bytes=size, **where)  # type: ignore[arg-type]
-    return LinkExchange(
+    return Exchange(
         links,
         agent=rendezvous.agent,
         num_agents=NUM_AGENTS,
@@ -183,17 +183,18 @@ def make_loop(
     plan: Plan,
     name: str,
     half_step: HalfStep,
-    exchange: LinkExchange,
+    exchange: Exchange,
     start: Tensor,
     job: Job,
 ) -> TrainingRounds:
     def activate(plan: Plan, members: tuple[int, ...]) -> ActivePlan:
-        noise: AgentNoise = Silence()
+        noise: Any = Silence()
         if name != "none":
             source = make_rehearsal_source(plan.decomposition, agent, seed=0)
             noise = NoiseShare(plan, agent, source, nonce=bytes(32), num_parameters=len(start))
         return ActivePlan(plan, members, noise)
 
+    nobody: Any = Nobody()
     settings = RunSettings(Constant(0.01), num_steps=job.steps, timeout=120, evaluate_at=())
     return TrainingRounds(
         plan,
@@ -203,7 +204,7 @@ def make_loop(
         half_step=half_step,
         exchange=exchange,
         ledger=RehearsalLedger(job.steps, bytes(32)),
-        observer=Nobody(),
+        journal=nobody,
         first_step=0,
         last_step=job.steps,
         parameters=start.clone(),

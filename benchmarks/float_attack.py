@@ -55,7 +55,7 @@ from tests.oracles.float_attack import Array, FloatAttacker, Pair, p_value
 from corn import Decomposition, Plan, PrivacyBudget, ThreatModel, load_network, make_plan, save_plan
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
 from corn.distributed.agent import prepare_work
-from corn.distributed.exchange import LinkExchange
+from corn.distributed.exchange import Exchange
 from corn.distributed.keyring import make_keys
 from corn.distributed.rendezvous import host_store
 from corn.learn.problem import TrainingProblem
@@ -317,13 +317,13 @@ def serve_orders(connection: Connection) -> None:
     """Run as one agent after the other, and report the first message of each."""
     limit_threads()
     messages: list[Floats] = []
-    start = LinkExchange.start
+    start = Exchange.start
 
-    def record(self: LinkExchange, header: Any, parameters: torch.Tensor) -> None:
+    def record(self: Exchange, header: Any, parameters: torch.Tensor) -> None:
         messages.append(parameters.numpy().copy())
         start(self, header, parameters)
 
-    LinkExchange.start = record  # type: ignore[method-assign]
+    Exchange.start = record  # type: ignore[method-assign]
     while (order := connection.recv()) is not None:
         messages.clear()
         run_workload(order, Reports())

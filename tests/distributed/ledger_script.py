@@ -30,7 +30,7 @@ def read(path: Path) -> tuple[int, str, int]:
 
 
 def check(limit: int, folders: list[Path]) -> dict[int, list[int]]:
-    """What every agent had spent after each run."""
+    """Return what every agent had spent after each run."""
     nonces: dict[int, set[str]] = {}
     spent: dict[int, list[int]] = {}
     for folder in folders:

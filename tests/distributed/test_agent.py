@@ -27,7 +27,7 @@ from corn.distributed import (
 from corn.distributed import (
     agent as agent_module,
 )
-from corn.distributed.exchange import Header, LinkExchange
+from corn.distributed.exchange import Exchange, Header
 from corn.distributed.handshake import HandshakeError
 from corn.distributed.journal import Progress
 from corn.distributed.keyring import make_keys, open_ledger, share_group_seeds
@@ -123,7 +123,7 @@ def test_a_run_that_cannot_be_resumed_leaves_its_files(tmp_path: Path) -> None:
 def test_a_run_is_not_resumed_under_a_ledger_that_has_not_counted_its_releases(
     tmp_path: Path,
 ) -> None:
-    """Where a plan was moved and new keys were made beside it, ε would come out too small."""
+    """With a moved plan and new keys beside it, ε would come out too small."""
     make_keys(tmp_path / "keys", 3)
     run_in_threads(3, lambda rendezvous: train(rendezvous, tmp_path, num_steps=6))
     shutil.move(tmp_path / "keys", tmp_path / "first keys")
@@ -242,6 +242,18 @@ def test_a_spent_budget_is_explained_by_a_crashed_run(tmp_path: Path) -> None:
         assert "its budget is spent, 1 of it reserved by a run that crashed" in str(result)
 
 
+def test_a_run_ends_early_where_one_ledger_allows_fewer_steps(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 3)
+    with open_ledger(tmp_path / "keys", 1, PLAN) as ledger:
+        for step in range(5):
+            ledger.reserve(step)
+    for result in run_in_threads(3, lambda rendezvous: train(rendezvous, tmp_path)):
+        assert isinstance(result, AgentResult), result
+        assert (result.status, result.num_steps) == (RunStatus.INTERRUPTED, 7)
+        assert result.stop.reason is StopReason.BUDGET_SPENT
+        assert result.to_json()["stop_reason"] == "budget spent"
+
+
 def test_an_agent_that_dies_before_links_are_open_is_named_by_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,9 +262,7 @@ def test_an_agent_that_dies_before_links_are_open_is_named_by_all(
     make_keys(tmp_path / "keys", 4)
     connect = agent_module.connect
 
-    def die(
-        plan: Plan, settings: RunSettings, rendezvous: Rendezvous, start: Tensor
-    ) -> LinkExchange:
+    def die(plan: Plan, settings: RunSettings, rendezvous: Rendezvous, start: Tensor) -> Exchange:
         if rendezvous.agent == 0:
             raise SystemExit  # as if killed: publishes nothing
         return connect(plan, settings, rendezvous, start)
@@ -350,13 +360,13 @@ def test_every_message_of_a_run_is_made_of_multiples_of_the_grid(
     """Off the grid, the low-order bits of a message would depend on the gradient."""
     make_keys(tmp_path / "keys", 4)
     sent: dict[int, list[Tensor]] = {agent: [] for agent in range(4)}
-    start = LinkExchange.start
+    start = Exchange.start
 
-    def record(self: LinkExchange, header: Header, parameters: Tensor) -> None:
+    def record(self: Exchange, header: Header, parameters: Tensor) -> None:
         sent[header.sender].append(parameters.clone())
         start(self, header, parameters)
 
-    monkeypatch.setattr(LinkExchange, "start", record)
+    monkeypatch.setattr(Exchange, "start", record)
     results = run_in_threads(4, lambda rendezvous: train(rendezvous, tmp_path, plan=RING))
     assert all(isinstance(result, AgentResult) for result in results)
     # The first message is x − s/2 for a public x of 0, without rounding.
@@ -423,7 +433,7 @@ def test_survivors_continue_where_no_new_plan_can_be_made(
     for result in lose_one("replan", tmp_path):
         assert isinstance(result, AgentResult), result
         assert (result.num_steps, result.status) == (12, RunStatus.PARTIAL)
-        said = [text for text in result.notes if text.startswith("no new plan, the old one goes")]
+        said = [text for text in result.notes if text.startswith("no new plan")]
         assert len(said) == 1
 
 

@@ -137,7 +137,7 @@ def test_a_large_package_is_refused_at_once() -> None:
     """Zeros are empty fields: time must not grow with the square of their number."""
     identity = generate_identity()
     delivery = Delivery(bytes(32), bytes(32), Owner((0, 1, 2), 0), 2)
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(RefusedPackageError):
         open_seed(bytes(1 << 22), delivery, identity=identity, roster=Roster(()))
-    assert time.monotonic() - began < 3
+    assert time.process_time() - began < 3

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from corn.distributed.exchange import (
     NEVER,
     Dropout,
+    Exchange,
     Header,
-    LinkExchange,
     ProtocolError,
     Received,
     StopNotice,
@@ -90,9 +90,7 @@ def header(agent: int, num_agents: int, step: int = 0) -> Header:
     return Header(bytes(8), bytes(8), agent, step, 0, 1, 4 * D, tuple([NEVER] * num_agents))
 
 
-def connect(
-    rendezvous: Rendezvous, neighbours: list[int], *, timeout: float = 20.0
-) -> LinkExchange:
+def connect(rendezvous: Rendezvous, neighbours: list[int], *, timeout: float = 20.0) -> Exchange:
     n = rendezvous.num_agents
     links = open_links(
         rendezvous.store,
@@ -102,7 +100,7 @@ def connect(
         timeout=timeout,
         address=rendezvous.address,
     )
-    return LinkExchange(
+    return Exchange(
         links,
         agent=rendezvous.agent,
         num_agents=n,

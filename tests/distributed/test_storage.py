@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from corn.distributed.settings import RunSettings
 from corn.distributed.storage import (
     AgentCheckpoint,
     CheckpointFolder,
     Folders,
+    find_checkpoints,
     forget_after,
     list_checkpoints,
     make_folders,
@@ -105,6 +107,19 @@ def test_a_run_in_earnest_never_resumes_from_a_rehearsal(tmp_path: Path) -> None
         load(tmp_path, 10)
     again = CheckpointFolder(tmp_path, PLAN, 2, is_rehearsal=True).load(10)
     assert len(again.parameters) == 5
+
+
+def test_a_run_resumes_only_with_its_own_model_and_ledger(tmp_path: Path) -> None:
+    save(tmp_path, 10)  # five parameters, after 17 releases
+    checkpoints, settings = CheckpointFolder(tmp_path, PLAN, 2), RunSettings(resume=True)
+    found = find_checkpoints(checkpoints, settings, num_parameters=5, num_releases=17)
+    assert found == {10}
+    for wrong in (
+        {"num_parameters": 6, "num_releases": 17},
+        {"num_parameters": 5, "num_releases": 16},
+    ):
+        with pytest.raises(FileFormatError, match=r"checkpoint-10\.corn"):
+            find_checkpoints(checkpoints, settings, **wrong)
 
 
 def test_a_full_disk_is_one_line_and_keeps_earlier_checkpoints(

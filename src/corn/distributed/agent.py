@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from corn.distributed.exchange import LinkExchange, message_bytes
+from corn.distributed.exchange import Exchange, message_bytes
 from corn.distributed.handshake import (
     Agreement,
     Hello,
@@ -28,7 +28,7 @@ from corn.distributed.handshake import (
 from corn.distributed.journal import EvaluationData, Journal, ReleaseAccount, Reports, open_account
 from corn.distributed.keyring import Keyring, NoiseShare, open_keyring, share_group_seeds
 from corn.distributed.links import open_links
-from corn.distributed.planning import plan_together, read_request
+from corn.distributed.planning import find_plan
 from corn.distributed.rendezvous import Rendezvous, join, naming_agent
 from corn.distributed.results import AgentResult, judge_status
 from corn.distributed.rounds import CellBatches, HalfStep, TrainingRounds
@@ -37,13 +37,11 @@ from corn.distributed.storage import (
     CheckpointFolder,
     Folders,
     find_checkpoints,
-    find_paid,
     forget_after,
     make_folders,
     read_rows,
 )
 from corn.distributed.survivors import ActivePlan
-from corn.errors import CornError
 from corn.learn.batches import AgentData, BatchSampler, require_few_samples
 from corn.learn.metrics import Row
 from corn.learn.monitor import catch_interruption
@@ -53,7 +51,7 @@ from corn.learn.tasks import HasFingerprint, MeanLoss, Task
 from corn.learn.training import make_task
 from corn.learn.workloads import select_agent
 from corn.noise.stream import STREAM_FORMAT
-from corn.plan import Plan, fingerprint, load_plan, save_plan
+from corn.plan import Plan, fingerprint
 
 
 def run_agent(
@@ -121,7 +119,7 @@ def run_workload(config: AgentConfig, reports: Reports) -> AgentResult:
         opens_store=config.opens_store,
     )
     with announcing_failure(rendezvous), naming_agent(rendezvous.agent):
-        plan, settings = _find_plan(config, rendezvous)
+        plan, settings = find_plan(config, rendezvous)
         if settings.batch_size is None:
             size = plan.budget.batch_size or config.default_batch_size
             settings = replace(settings, batch_size=size)
@@ -195,7 +193,7 @@ def run_problem(
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What is trained: the half step, the data to measure on, and the initial model."""
+    """An agent's task: the half step, the data to measure on, and the initial model."""
 
     half_step: HalfStep
     data: EvaluationData
@@ -222,7 +220,7 @@ class AgreedRun:
 
     @property
     def last_step(self) -> int:
-        """Where the run ends: T, or earlier where a ledger allows fewer steps."""
+        """The end of the run: T, or earlier where a ledger allows fewer steps."""
         return min(self.settings.steps_of(self.plan), self.first_step + self.agreement.max_steps)
 
     def activate(self, plan: Plan, members: tuple[int, ...]) -> ActivePlan:
@@ -299,9 +297,7 @@ def make_hello(
     )
 
 
-def connect(
-    plan: Plan, settings: RunSettings, rendezvous: Rendezvous, start: Tensor
-) -> LinkExchange:
+def connect(plan: Plan, settings: RunSettings, rendezvous: Rendezvous, start: Tensor) -> Exchange:
     """Open the links to neighbours, and to no other agent."""
     graph, agent = plan.network.graph, rendezvous.agent
     # On a one-way link an agent only sends, or only receives.
@@ -315,7 +311,7 @@ def connect(
         timeout=settings.timeout,
         address=rendezvous.address,
     )
-    return LinkExchange(
+    return Exchange(
         links,
         agent=agent,
         num_agents=plan.num_agents,
@@ -327,7 +323,7 @@ def connect(
     )
 
 
-def train_agent(run: AgreedRun, exchange: LinkExchange, reports: Reports) -> AgentResult:
+def train_agent(run: AgreedRun, exchange: Exchange, reports: Reports) -> AgentResult:
     """Run all steps that are left, and record them."""
     plan, settings, ledger = run.plan, run.settings, run.keyring.ledger
     journal = Journal(
@@ -351,7 +347,7 @@ def train_agent(run: AgreedRun, exchange: LinkExchange, reports: Reports) -> Age
         half_step=run.work.half_step,
         exchange=exchange,
         ledger=ledger,
-        observer=journal,
+        journal=journal,
         first_step=run.first_step,
         last_step=run.last_step,
         parameters=parameters,
@@ -402,23 +398,6 @@ def _note_ledger(run: AgreedRun, journal: Journal) -> None:
         journal.note(
             f"a run that crashed had reserved {agreement.reserved} releases, which count as spent"
         )
-
-
-def _find_plan(config: AgentConfig, rendezvous: Rendezvous) -> tuple[Plan, RunSettings]:
-    """Return the plan of a file, or the one that agents make together, which is then shared."""
-    settings = config.settings
-    if config.plan is not None:
-        return load_plan(config.plan), settings
-    request = config.request
-    if request is None:
-        raise CornError("neither a plan nor a request for one was given")
-    if isinstance(request, Path):
-        request = read_request(request)
-    folders = make_folders(config.out, rendezvous.agent, is_rehearsal=settings.is_rehearsal)
-    plan, seed = plan_together(rendezvous, request, config.neighbours)
-    if not any(find_paid(folders.private)):  # the plan of an earlier run stays with that run
-        save_plan(plan, folders.shared / "plan.corn")
-    return plan, settings.with_seed(seed)
 
 
 def _checkpoints(

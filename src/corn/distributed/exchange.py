@@ -4,7 +4,7 @@ A message is one buffer: a header, d parameters, and a seal of eight bytes. Gloo
 that is shorter than the buffer without an error, so only the seal shows that all of it arrived.
 
 An agent that waits for a slow neighbour is not slow itself. So an agent that has sent nothing for a
-third of the time-out sends a short *heartbeat*, upon which its neighbours go on waiting. Only an
+third of the time-out sends a short *heartbeat*, upon which its neighbours keep waiting. Only an
 agent that sends nothing at all is lost, and its silence does not make its neighbours look lost too.
 In a run without trouble there are no heartbeats.
 """
@@ -18,12 +18,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import Protocol, final
+from typing import final
 
 import torch
 from torch import Tensor
 
-from corn.distributed.links import Link, LinkError
+from corn.distributed.links import Link, LinkError, Traffic
 from corn.errors import PublicError
 
 NEVER = 2**32 - 1
@@ -44,7 +44,7 @@ _PROOF_OF_LIFE = 3
 
 
 class StopReason(StrEnum):
-    """Why a run ends before its last step. Headers carry the position in this list."""
+    """The reason for an end before the last step. Headers carry the position in this list."""
 
     NONE = "none"
     INTERRUPTED = "interrupted"
@@ -190,47 +190,16 @@ class Received:
 
 
 class Dropout(StrEnum):
-    """How the loss of a neighbour was noticed."""
+    """The way in which the loss of a neighbour was noticed."""
 
     CLOSED = "closed"
     SILENT = "silent"
     STALLED = "stalled"
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """Counts of messages and bytes over one link."""
-
-    messages_sent: int
-    messages_received: int
-    bytes_sent: int
-    heartbeats: int
-
-
-class Exchange(Protocol):
-    """Messages to and from neighbours, in two halves between which an agent can compute."""
-
-    @property
-    def neighbours(self) -> tuple[int, ...]:
-        """Neighbours that are still linked."""
-
-    @property
-    def was_suspended(self) -> bool:
-        """Whether this process was suspended so long that it may have been declared lost."""
-
-    def start(self, header: Header, parameters: Tensor) -> None:
-        """Begin to send to and receive from every neighbour."""
-
-    def finish(self) -> Mapping[int, Received | Dropout]:
-        """Wait for every neighbour; those that dropped out are no longer neighbours."""
-
-    def drop(self, peer: int) -> None:
-        """Close the link to a neighbour that is known to be lost."""
-
-
 @final
-class LinkExchange:
-    """Exchange over :mod:`corn.distributed.links`.
+class Exchange:
+    """Messages to and from all neighbours, in two halves between which an agent can compute.
 
     Args:
         links: one for each neighbour.
@@ -277,12 +246,12 @@ class LinkExchange:
 
     @property
     def neighbours(self) -> tuple[int, ...]:
-        """See ``Exchange``."""
+        """Neighbours that are still linked."""
         return tuple(sorted(self._links))
 
     @property
     def was_suspended(self) -> bool:
-        """See ``Exchange``."""
+        """Whether this process was suspended so long that it may have been declared lost."""
         self._check_clock()  # after a pause this thread may run before the heartbeat's does
         return self._exchanges_since_pause < _PROOF_OF_LIFE
 
@@ -296,7 +265,7 @@ class LinkExchange:
         return len(self._links), sum(own.bytes_sent for own in self.traffic.values())
 
     def start(self, header: Header, parameters: Tensor) -> None:
-        """See ``Exchange``."""
+        """Begin to send to and receive from every neighbour."""
         self._own, self._dropouts, self._has_begun = header, {}, True
         self._message[: self._payload.start] = _as_bytes(header.encode())
         self._message[self._payload].view(self._dtype).copy_(parameters)
@@ -312,7 +281,7 @@ class LinkExchange:
             self._last_sent = time.monotonic()
 
     def finish(self) -> Mapping[int, Received | Dropout]:
-        """See ``Exchange``.
+        """Wait for every neighbour; those that dropped out are no longer neighbours.
 
         Raises:
             ProtocolError: a neighbour's message is not this step's, in one line that names it.
@@ -331,7 +300,7 @@ class LinkExchange:
         return received | self._dropouts
 
     def drop(self, peer: int) -> None:
-        """See ``Exchange``."""
+        """Close the link to a neighbour that is known to be lost."""
         with self._lock:
             if peer in self._links:
                 self._closed[peer] = self._count(peer)

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import TypeVar
 
 from corn.distributed.links import LinkError
 from corn.distributed.rendezvous import AbsentError, RefusalError, Rendezvous
@@ -81,16 +80,6 @@ class Hello:
             raise InvalidArgumentError("remaining, reserved and checkpoints must not be negative")
         if 0 not in self.checkpoints:
             raise InvalidArgumentError("checkpoints must include step 0, where all can begin")
-
-
-@dataclass(frozen=True)
-class Confirmation:
-    """A hash of the agreement, equal for all agents that read the same messages."""
-
-    agreed: str
-
-
-Message = TypeVar("Message", Hello, Confirmation)
 
 
 @dataclass(frozen=True)
@@ -197,7 +186,8 @@ def naming_absent_agents(rendezvous: Rendezvous, topic: str) -> Iterator[None]:
 
 def shake_hands(rendezvous: Rendezvous, hello: Hello) -> Agreement:
     """Compare terms with all agents; all raise the same ``HandshakeError`` if any differs."""
-    hellos = _publish_and_gather(rendezvous, "hello", hello)
+    texts = _publish_and_gather(rendezvous, "hello", json.dumps(asdict(hello)).encode())
+    hellos = {sender: _parse_hello(text, sender) for sender, text in texts.items()}
     compare_hellos(hellos)
     # The run's nonce is a hash of all contributions: one new nonce makes all noise new, even if
     # every other agent repeats its own.
@@ -226,9 +216,9 @@ def confirm(rendezvous: Rendezvous, agreement: Agreement, topic: str) -> None:
     """Wait until all agents have come here with the same agreement."""
     digest = hashlib.sha256(repr(agreement).encode()).hexdigest()
     # A store that answered agents differently would lead them to different agreements.
-    found = _publish_and_gather(rendezvous, topic, Confirmation(digest))
+    found = _publish_and_gather(rendezvous, topic, digest.encode())
     rendezvous.raise_refusal()  # of an agent that confirmed and failed afterwards
-    _compare("the agreement", {agent: own.agreed for agent, own in found.items()})
+    _compare("the agreement", {agent: repr(own) for agent, own in found.items()})
 
 
 def compare_hellos(hellos: Mapping[int, Hello]) -> None:
@@ -247,14 +237,14 @@ def compare_hellos(hellos: Mapping[int, Hello]) -> None:
         _compare(topic, values)
 
 
-def _publish_and_gather(rendezvous: Rendezvous, topic: str, message: Message) -> dict[int, Message]:
+def _publish_and_gather(rendezvous: Rendezvous, topic: str, own: bytes) -> dict[int, bytes]:
     """Return all agents' messages, this agent's own exactly as it published it."""
-    own, agent = json.dumps(asdict(message)).encode(), rendezvous.agent
+    agent = rendezvous.agent
     rendezvous.publish(topic, own)
     found = rendezvous.gather(topic)
     # The store's host could replay the messages of an earlier run. All noise would then repeat, and
     # differences of messages would show gradients. The nonce in the own message is new, so an agent
-    # goes on only if it reads its own message back.
+    # continues only if it reads its own message back.
     if found[agent] != own:
         raise HandshakeError(
             f"the store has another message ({topic}) of agent {agent} than this agent published: "
@@ -263,7 +253,7 @@ def _publish_and_gather(rendezvous: Rendezvous, topic: str, message: Message) ->
             topic=topic,
             agents=(agent,),
         )
-    return {sender: _parse(type(message), text, topic, sender) for sender, text in found.items()}
+    return found
 
 
 def _choose_start(hellos: Mapping[int, Hello]) -> int:
@@ -300,14 +290,13 @@ def _compare(topic: str, values: Mapping[int, str]) -> None:
         )
 
 
-def _parse(record: type[Message], text: bytes, topic: str, sender: int) -> Message:
+def _parse_hello(text: bytes, sender: int) -> Hello:
     try:
-        message: Message = build(record, parse_json(text), "it")
+        hello: Hello = build(Hello, parse_json(text), "it")
     except InvalidArgumentError as error:
         raise HandshakeError(
-            f"agent {sender}'s message ({topic}) is damaged, or of another version of CorN: "
-            f"{error}",
-            topic=topic,
+            f"agent {sender}'s message (hello) is damaged, or of another version of CorN: {error}",
+            topic="hello",
             agents=(sender,),
         ) from error
-    return message
+    return hello

@@ -133,7 +133,7 @@ def make_trial(plan: Plan, settings: RunSettings) -> Trial:
 
 @final
 class Journal:
-    """Writer of everything that an agent keeps; see :class:`corn.distributed.rounds.Observer`.
+    """Writer of everything that an agent keeps of its run.
 
     Args:
         plan: what is run.
@@ -180,13 +180,13 @@ class Journal:
         self.private_notes: list[str] = []
 
     def note(self, text: str) -> None:
-        """See ``Observer``."""
+        """Record an event that anyone may read."""
         self.notes.append(text)
         if self._reports.on_note:
             self._reports.on_note(text)
 
     def note_privately(self, text: str) -> None:
-        """See ``Observer``."""
+        """Record an event that depends on the agent's data, for its owner alone."""
         self.private_notes.append(text)
         if self._folders is not None:
             with _naming_unwritable(self._folders.private):
@@ -202,7 +202,7 @@ class Journal:
         self._save(step, parameters)
 
     def record_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
-        """See ``Observer``."""
+        """Record that ``step`` steps are done: measure, save and report when due."""
         if step in self._steps:
             self._measure(step, parameters, statistics)
         if step % self._settings.checkpoint_every == 0:
@@ -213,7 +213,7 @@ class Journal:
             self._reports.on_progress(self._progress(step, statistics))
 
     def record_divergence(self) -> None:
-        """See ``Observer``."""
+        """Record that a model is not finite: models from here on are not saved."""
         self._has_diverged = True
 
     def record_end(self, step: int, parameters: Tensor) -> None:

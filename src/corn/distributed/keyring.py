@@ -56,7 +56,7 @@ class Ledger(Protocol):
 
     @property
     def remaining(self) -> int:
-        """How many more releases are allowed."""
+        """The number of releases that are still allowed."""
 
     reserved_before: int
 
@@ -78,7 +78,7 @@ class RehearsalLedger:
 
 @dataclass(frozen=True, eq=False)
 class Keyring:
-    """What an agent draws noise from, and how much it may still release.
+    """The keys from which an agent draws noise, and the ledger of its releases.
 
     Attributes:
         ledger: of this agent under this plan.
@@ -135,7 +135,7 @@ class NoiseShare:
         self._prepared: int | None = None
 
     def prepare(self, step: int) -> None:
-        """See ``AgentNoise``."""
+        """Draw a step's noise while messages are under way. It is released later, once."""
         self._prepared = None  # a draw that is interrupted must not be taken for noise
         draw_share(
             self._plan.decomposition,
@@ -149,7 +149,7 @@ class NoiseShare:
         self._prepared = step
 
     def take(self, step: int) -> Tensor:
-        """See ``AgentNoise``."""
+        """Return v_i of a step, float64 of shape (d,)."""
         if self._prepared != step:
             self.prepare(step)
         self._prepared = None

@@ -160,7 +160,7 @@ def launch(
             only for a machine whose user owns the data of all agents.
 
     Raises:
-        CornError: no agent has a result; the line says why.
+        CornError: no agent has a result; the message has the reason.
     """
     place = placement or Placement()
     plan = load_plan(source) if isinstance(source, Path) else None

@@ -7,6 +7,7 @@ fault ends that link and no other, and agents that are not neighbours are not co
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, final
 
@@ -22,6 +23,16 @@ _SLACK_BYTES = 1 << 20
 
 class LinkError(PublicError):
     """A broken link: its other end is gone, or closed it."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Counts of messages and bytes over one link."""
+
+    messages_sent: int
+    messages_received: int
+    bytes_sent: int
+    heartbeats: int
 
 
 @final

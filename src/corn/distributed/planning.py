@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from corn.covariance import DEFAULT_THREAT, Horizon, MechanismName, ThreatModel
 from corn.distributed.links import Link, LinkError, open_links
 from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.settings import AgentConfig, RunSettings
+from corn.distributed.storage import find_paid, make_folders
 from corn.errors import (
     CornError,
     FileFormatError,
@@ -31,7 +33,7 @@ from corn.errors import (
     make_printable,
 )
 from corn.parsing import build, quote, read_json
-from corn.plan import FloatType, Plan, make_plan
+from corn.plan import FloatType, Plan, load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import one_thread
 from corn.topology import WEIGHTS, load_network
@@ -75,6 +77,23 @@ def read_request(path: Path) -> PlanningRequest:
         why = make_printable(str(error), limit=_MAX_REASON)
         raise FileFormatError(f"{path}: not a request for a plan: {why}") from error
     return request
+
+
+def find_plan(config: AgentConfig, rendezvous: Rendezvous) -> tuple[Plan, RunSettings]:
+    """Return the plan of a file, or the one that agents make together, which is then shared."""
+    settings = config.settings
+    if config.plan is not None:
+        return load_plan(config.plan), settings
+    request = config.request
+    if request is None:
+        raise CornError("neither a plan nor a request for one was given")
+    if isinstance(request, Path):
+        request = read_request(request)
+    folders = make_folders(config.out, rendezvous.agent, is_rehearsal=settings.is_rehearsal)
+    plan, seed = plan_together(rendezvous, request, config.neighbours)
+    if not any(find_paid(folders.private)):  # the plan of an earlier run stays with that run
+        save_plan(plan, folders.shared / "plan.corn")
+    return plan, settings.with_seed(seed)
 
 
 def plan_together(
@@ -124,7 +143,7 @@ class Flood:
 
         Each agent writes its own row. Of several versions the first that arrives is kept.
         """
-        # The first byte of a row says whether it is known, as zeros may be valid content.
+        # The first byte of a row marks it as known, because zeros may be valid content.
         table = np.zeros((self.num_agents, 1 + len(row)), np.uint8)
         table[self.agent] = np.frombuffer(b"\1" + row, np.uint8)
         links = self._links[topic] = self._open(topic, table.size)

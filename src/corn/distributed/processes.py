@@ -155,7 +155,7 @@ def _read_signals(reader: int, interruption: Interruption) -> None:
 
 
 def _write_line(text: str) -> None:
-    """Write to stderr without waiting: if no process reads it, the listener must go on."""
+    """Write to stderr without waiting: without a reader the listener must not stop."""
 
     def write() -> None:
         with suppress(OSError):
@@ -293,7 +293,7 @@ class AgentProcesses:
 
 
 def is_suspended(pid: int | None) -> bool:
-    """Return whether a process was suspended by a signal, as far as the system tells."""
+    """Return whether a process was suspended by a signal, as far as the system reports."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:

@@ -221,7 +221,7 @@ def naming_agent(agent: int) -> Iterator[None]:
 def host_store(host: str, port: int, *, timeout: float) -> TCPStore:
     """Open the store for all agents, at this address only; port 0 takes any that is free."""
     try:
-        # Torch itself would listen on every address, and the store authenticates nobody.
+        # Torch itself would listen on every address, and the store authenticates no client.
         listener = socket.create_server((host, port))
         return TCPStore(
             host,
@@ -262,7 +262,7 @@ def join(
     interruption: Interruption | None = None,
     opens_store: bool | None = None,
 ) -> Rendezvous:
-    """Join the other agents: as torchrun's environment says, or at the address given.
+    """Join the other agents, by torchrun's environment or at the address given.
 
     Args:
         timeout: seconds to wait for the store, and later for other agents.

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from corn.distributed.exchange import NO_STOP, StopNotice, StopReason, Traffic
+from corn.distributed.exchange import NO_STOP, StopNotice, StopReason
 from corn.distributed.journal import make_trial
+from corn.distributed.links import Traffic
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, read_model, read_rows
 from corn.distributed.survivors import name_agents
@@ -29,7 +30,7 @@ _MAX_TRAIN_SAMPLES = 10_000
 
 
 class RunStatus(StrEnum):
-    """How a run ended, of one agent or of all.
+    """The end of a run, of one agent or of all.
 
     ``complete``: all steps by all agents. ``partial``: all steps, but agents were lost.
     ``interrupted``: fewer than all steps. ``failed``: without a result.
@@ -53,7 +54,7 @@ def judge_status(*, all_steps: bool, lost: Collection[int]) -> RunStatus:
 
 
 class FailureKind(StrEnum):
-    """Why an agent has no result.
+    """The reason why an agent has no result.
 
     ``error``: a failure of its own. ``followed``: another agent refused to start, or the store was
     gone. ``lost``: the others went on without it. ``interrupted``: a person stopped it before the
@@ -275,7 +276,7 @@ def merge_measurements(
         for agent, own in folders.items()
         if show_private
     }
-    # Tables say at which steps there is a model; models are measured anew, all by one measure.
+    # Tables list the steps at which there is a model; all models are measured anew here.
     last = max((max(table, default=0) for table in tables.values()), default=0)
     sweep = SweepSettings(settings.steps_of(plan), dtype=plan.dtype)
     _, parts = problem.place(sweep, max_train_samples=_MAX_TRAIN_SAMPLES)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from corn.distributed.exchange import (
+    NO_STOP,
     PREFIX_BYTES,
     SUSPENDED_SHARE,
     Dropout,
@@ -24,6 +25,7 @@ from corn.distributed.exchange import (
     StopNotice,
     StopReason,
 )
+from corn.distributed.journal import Journal
 from corn.distributed.keyring import Ledger
 from corn.distributed.settings import RunSettings
 from corn.distributed.survivors import (
@@ -51,29 +53,6 @@ class LostError(PublicError):
     """The others went on without this agent."""
 
 
-class Observer(Protocol):
-    """Recipient of everything that happens in a run; see ``Journal``."""
-
-    def record_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
-        """Record that ``step`` steps are done."""
-
-    def record_divergence(self) -> None:
-        """Record that a model is not finite: models from here on are of no use."""
-
-    def note(self, text: str) -> None:
-        """Record something that any agent may read."""
-
-    def note_privately(self, text: str) -> None:
-        """Record something that depends on the agent's data, for its owner alone."""
-
-
-class Batches(Protocol):
-    """Source of mini-batches."""
-
-    def draw(self, step: int) -> Batch:
-        """Return the batch of a step, from 0, in one cell."""
-
-
 @final
 class CellBatches:
     """One agent's batches out of those of all agents, as a simulation draws them."""
@@ -82,7 +61,7 @@ class CellBatches:
         self._sampler, self._own = sampler, slice(cell, cell + 1)
 
     def draw(self, step: int) -> Batch:
-        """See ``Batches``."""
+        """Return the batch of a step, from 0, in one cell."""
         batch, own = self._sampler.draw(step), self._own
         return replace(
             batch,
@@ -100,7 +79,7 @@ class HalfStep:
         num_broken: gradients so far that were not finite and counted as zero; for the owner alone.
     """
 
-    def __init__(self, task: Task, batches: Batches, query: ClippedQuery) -> None:
+    def __init__(self, task: Task, batches: CellBatches, query: ClippedQuery) -> None:
         self._task, self._batches, self._query = task, batches, query
         self._clip = torch.tensor([query.clip], dtype=torch.float64)
         self.num_broken = 0
@@ -152,7 +131,7 @@ class TrainingRounds:
         half_step: gradient, clip, noise.
         exchange: the links to neighbours.
         ledger: reserves a step before anything of it is sent.
-        observer: records what happens.
+        journal: records what happens.
         first_step: steps done before.
         last_step: where the run ends: T, or earlier where a ledger allows fewer.
         parameters: the model, shape (d,).
@@ -168,14 +147,14 @@ class TrainingRounds:
         half_step: HalfStep,
         exchange: Exchange,
         ledger: Ledger,
-        observer: Observer,
+        journal: Journal,
         first_step: int,
         last_step: int,
         parameters: Tensor,
     ) -> None:
         self._plan, self._settings, self._agent = plan, settings, agent
         self._activate, self._half_step, self._exchange = activate, half_step, exchange
-        self._ledger, self._observer = ledger, observer
+        self._ledger, self._journal = ledger, journal
         self._num_steps, self._last_step = settings.steps_of(plan), last_step
         self._gossip_rounds, self._cooldown_rounds = settings.rounds_of(plan)
         self._observed_steps = settings.evaluation_steps(plan)
@@ -197,9 +176,9 @@ class TrainingRounds:
 
     @property
     def stop(self) -> StopNotice:
-        """Why the run ended before its last step; a notice without a reason if it did not."""
+        """The reason for an end before the last step; ``NO_STOP`` after the last step."""
         if self.step == self._num_steps:
-            return StopNotice()
+            return NO_STOP
         if self._membership.stop.step <= self.step:
             return self._membership.stop
         return StopNotice(self.step, self._agent, StopReason.BUDGET_SPENT)
@@ -217,7 +196,7 @@ class TrainingRounds:
                 self.parameters = self._mix(self.parameters, mixing_round)
         finally:
             if self._half_step.num_broken > 1:
-                self._observer.note_privately(
+                self._journal.note_privately(
                     f"{self._half_step.num_broken} gradients in all were not finite and counted as "
                     "zero"
                 )
@@ -247,7 +226,7 @@ class TrainingRounds:
                 observe=self.step + 1 in self._observed_steps,
             )
             if self._half_step.num_broken and not had_broken:
-                self._observer.note_privately(
+                self._journal.note_privately(
                     f"gradients were not finite at step {self.step} and counted as zero: check the "
                     "data, or try a smaller step size"
                 )
@@ -256,7 +235,7 @@ class TrainingRounds:
             values = self._mix(values, mixing_round, prepares=prepares)
         self.parameters, self.step = values, self.step + 1
         self._check_divergence()
-        self._observer.record_step(self.step, values, statistics)
+        self._journal.record_step(self.step, values, statistics)
 
     def _check_divergence(self) -> None:
         """Stop the run if the model is not finite."""
@@ -266,12 +245,12 @@ class TrainingRounds:
         is_finite = bool(torch.isfinite(self.parameters.sum()))
         if not (self._has_diverged or is_finite or bool(torch.isfinite(self.parameters).all())):
             self._has_diverged = True
-            self._observer.note(
+            self._journal.note(
                 f"the model is not finite at step {self.step}: try a smaller step size"
             )
             self._announce_stop(StopReason.DIVERGED)
         if self._has_diverged or self._membership.stop.reason is StopReason.DIVERGED:
-            self._observer.record_divergence()
+            self._journal.record_divergence()
 
     @torch.no_grad()
     def _mix(self, values: Tensor, mixing_round: int, *, prepares: bool = False) -> Tensor:
@@ -324,7 +303,7 @@ class TrainingRounds:
                 Dropout.SILENT: f"sent nothing for {self._settings.timeout:g} s (time-out)",
                 Dropout.STALLED: "is alive, but its step does not end",
             }[dropout]
-            self._observer.note(f"agent {peer} {how} at step {self.step}")
+            self._journal.note(f"agent {peer} {how} at step {self.step}")
             self._membership.note_loss(peer, self.step)
 
     def _read_headers(self, received: Mapping[int, Received]) -> None:
@@ -357,10 +336,10 @@ class TrainingRounds:
         own = component_of(graph, self._agent, lost)
         if len(split_survivors(graph, lost)) > 1:
             who = ", ".join(map(str, own))
-            self._observer.note(f"the survivors are cut apart; linked to each other here: {who}")
+            self._journal.note(f"the survivors are cut apart; linked to each other here: {who}")
         alone = "alone, " if len(own) == 1 else ""
         energy = measure_loss(self._plan, own).describe()
-        self._observer.note(f"went on {alone}without {name_agents(lost)}: {energy}")
+        self._journal.note(f"went on {alone}without {name_agents(lost)}: {energy}")
 
     @property
     def _next_prefix(self) -> bytes:
@@ -392,7 +371,7 @@ class TrainingRounds:
         except CornError as error:
             # The same for all survivors, whose present noise keeps the budget without a new plan.
             self._without_plan = lost
-            self._observer.note(f"no new plan, the old one goes on: {error}")
+            self._journal.note(f"no new plan, the old one stays in force: {error}")
             return
         self._next = switch, self._activate(plan, members)
 
@@ -401,7 +380,7 @@ class TrainingRounds:
         self._weights = active.weights_of(self._agent)
         value = active.plan.certificate.value / active.plan.num_agents
         is_other = type(active.plan.objective) is not type(self._plan.objective)
-        self._observer.note(
+        self._journal.note(
             f"new plan {fingerprint(active.plan).hex()[:16]} for {len(active.members)} agents from "
             f"step {self.step} on: noise energy per agent {value:.4g}"
             + (" by another objective, as the one given is of all agents" if is_other else "")

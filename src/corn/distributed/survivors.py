@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol, final
+from typing import final
 
 import networkx as nx
 import numpy as np
-from torch import Tensor
 
 from corn.covariance import GivenObjective, Horizon, Objective, ThreatModel
 from corn.distributed.exchange import NEVER, NO_STOP, PREFIX_BYTES, StopNotice
+from corn.distributed.keyring import NoiseShare
 from corn.errors import InfeasibleError
 from corn.plan import Plan, fingerprint, make_plan
 from corn.privacy import PrivacyBudget
@@ -102,7 +102,7 @@ def split_survivors(graph: Graph, lost: Iterable[int]) -> list[tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class LinkState:
-    """What one end of a link announces in its header.
+    """The announcement of one end of a link, in its header.
 
     Attributes:
         degree: its number of neighbours.
@@ -145,16 +145,6 @@ def _weigh(planned: float, mirrored: float, own: LinkState, other: LinkState) ->
     return min(planned, mirrored, metropolis)
 
 
-class AgentNoise(Protocol):
-    """One agent's noise, step by step."""
-
-    def prepare(self, step: int) -> None:
-        """Draw a step's noise while messages are under way. It is released later, once."""
-
-    def take(self, step: int) -> Tensor:
-        """Return v_i of a step, float64 of shape (d,)."""
-
-
 @final
 @dataclass(frozen=True, eq=False)
 class ActivePlan:
@@ -168,7 +158,7 @@ class ActivePlan:
 
     plan: Plan
     members: tuple[int, ...]
-    noise: AgentNoise
+    noise: NoiseShare
 
     @cached_property
     def prefix(self) -> bytes:
@@ -206,12 +196,12 @@ class EnergyLoss:
 
 
 def measure_loss(plan: Plan, survivors: tuple[int, ...]) -> EnergyLoss:
-    """Return how much cancellation is lost when only ``survivors`` go on with the plan's noise.
+    """Return how much cancellation is lost when only ``survivors`` use the plan's noise.
 
     Both sides are by the same objective, which is another where the plan's is of all agents.
     """
-    # The survivors draw the same noise as before, so their covariance is the block R_SS. Nobody's
-    # privacy is weaker for it, as (R_SS)⁻¹ ⪯ (R⁻¹)_SS; only cancellation is lost.
+    # The survivors draw the same noise as before, so their covariance is the block R_SS. No
+    # agent's privacy is weaker for it, as (R_SS)⁻¹ ⪯ (R⁻¹)_SS; only cancellation is lost.
     R, n = plan.decomposition.covariance, plan.num_agents
     R_left = R[np.ix_(survivors, survivors)]
     objective = _objective_for(plan.objective, len(survivors))
