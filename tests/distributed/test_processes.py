@@ -400,7 +400,7 @@ def test_a_signal_to_all_processes_of_a_launch_stops_agents_together(tmp_path: P
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_modules_are_imported_is_one_line_and_exit_code_130(tmp_path: Path) -> None:
+def test_ctrl_c_soon_after_the_start_ends_with_one_line_and_exit_code_130(tmp_path: Path) -> None:
     """A terminal sends it to the process that forks agents, too, which must not end by it."""
     process = launch_two(tmp_path, stderr=subprocess.PIPE)
     try:
@@ -414,7 +414,11 @@ def test_ctrl_c_while_modules_are_imported_is_one_line_and_exit_code_130(tmp_pat
         process.kill()
         process.wait()
     assert process.returncode == 130
-    assert written.count(b"\n") == written.count(b"corn: ") == 1, written
+    # Whether agents have begun to train by then depends on the machine.
+    *_, last = written.splitlines()
+    assert last.startswith(b"corn: "), written
+    assert b"interrupted" in last
+    assert b"Traceback" not in written
 
 
 def is_fork_server(pid: int) -> bool:
