@@ -138,7 +138,7 @@ def test_one_step_adds_the_noise_of_theorem_1() -> None:
     quiet, *noisy = simulation.parameters.unbind(dim=2)
     for method, found in zip(methods[1:], noisy, strict=True):
         assert method.noise is not None
-        # A server's average is what everyone gets.
+        # A server gives all agents the average.
         mixing = np.full_like(W, 1 / 6) if method.is_central else W
         clean = quiet.mean(dim=1, keepdim=True) if method.is_central else quiet
         measured = (found - clean).square().sum(dim=1).mean().item()

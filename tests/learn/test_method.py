@@ -30,7 +30,7 @@ def test_clipping_must_match_the_budget() -> None:
     """Samples clipped one by one give no privacy to an agent, nor does noise of another unit."""
     shares = make_method("ldp").noise
     for query in (SAMPLE_BUDGET.query, ClippedQuery(0.6), None):
-        with pytest.raises(InvalidArgumentError, match="must clip as its budget says"):
+        with pytest.raises(InvalidArgumentError, match="must clip as its budget states"):
             Method("wrong", shares, query, BUDGET)
     with pytest.raises(InvalidArgumentError, match="both noise and the budget"):
         Method("wrong", shares, BUDGET.query)

@@ -95,7 +95,7 @@ def test_samples_that_are_not_finite_count_as_zero(name: str, value: float) -> N
     found = compute_gradients(
         task, models, Batch(broken, batch.targets, batch.weights, True), CLIP, clips_samples=True
     )
-    # Without that sample; what is clipped the others depends on their number a little.
+    # Without that sample. The factors of the others would depend on their number a little.
     expected = sum_samples(task, Batch(batch.inputs, batch.targets, weights, False))
     np.testing.assert_allclose(found.values.flatten().numpy(), expected, rtol=1e-6, atol=1e-12)
     assert found.num_broken.item() == 1

@@ -89,7 +89,7 @@ def test_every_agent_learns_under_a_private_budget() -> None:
 
 
 def test_a_plan_has_network_budget_and_noise() -> None:
-    """ε is counted against the insiders of the plan, not against an eavesdropper who knows less."""
+    """ε is counted against the insiders of the plan, not against a weaker eavesdropper."""
     plan = make_plan(load_network("ring:4"), BUDGET, objective=Horizon(5, 2, 1))
     options: dict[str, Any] = {"model": LinearClassifier(3, 2), "datasets": make_datasets()}
     result = train(plan, **options)
@@ -202,10 +202,10 @@ def test_a_run_that_broke_down_is_an_error() -> None:
     data = [(torch.randn(20, 3, generator=generator), torch.arange(20) % 2) for _ in range(4)]
     budget = PrivacyBudget(10, 1e-5, num_steps=5, clip=0.5)
     loaders = [DataLoader(TensorDataset(*own)) for own in data]
-    told: dict[str, Any] = {"model": nn.Linear(3, 2), "loss": nn.functional.cross_entropy}
+    given: dict[str, Any] = {"model": nn.Linear(3, 2), "loss": nn.functional.cross_entropy}
     with pytest.raises(InfeasibleError, match="every run broke down; seed 0 stopped at step 1"):
-        train("ring:4", budget, datasets=data, step_size=1e30, **told)
-    assert train("ring:4", budget, datasets=loaders, **told).status == "complete"
+        train("ring:4", budget, datasets=data, step_size=1e30, **given)
+    assert train("ring:4", budget, datasets=loaders, **given).status == "complete"
 
 
 def train_small(**options: Any) -> learn.Result:

@@ -312,7 +312,13 @@ def _draw(
     problem: learn.TrainingProblem, terms: _TrainingTerms, tuning: learn.Tuning, path: Path
 ) -> None:
     """Draw the measurements of each method at its best step size."""
-    promise = f"simulated {terms.budget.describe()}, against {terms.threat.describe()}"
+    # Methods differ in their adversaries, so the title names each with those that hold against it.
+    holders: dict[str, list[str]] = {}
+    for method in dict.fromkeys(trial.method for trial in tuning.result.trials):
+        if method.budget is not None:
+            holders.setdefault(_name_adversary(method), []).append(method.name)
+    against = "; ".join(f"{', '.join(names)} against {who}" for who, names in holders.items())
+    promise = f"simulated {terms.budget.describe()}: {against}" if holders else "no noise"
     draw_run(
         learn.select_measured(problem, tuning.result.rows),
         {name: schedule.describe() for name, schedule in tuning.schedules.items()},

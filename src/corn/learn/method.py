@@ -77,7 +77,7 @@ class Method:
             return
         if self.query != self.budget.query:
             raise InvalidArgumentError(
-                f"{self.name!r} must clip as its budget says ({self.budget.query.recipe}), found "
+                f"{self.name!r} must clip as its budget states ({self.budget.query.recipe}), found "
                 f"{'no clipping' if self.query is None else self.query.recipe}"
             )
         # The check reads the noise that will be drawn, not the report of the design.
@@ -245,8 +245,8 @@ def _shares_of(noise: Design | Decomposition | ArrayLike) -> Decomposition:
                 "eavesdropper: use Method.central or Method.non_private"
             )
         return noise.decomposition
-    # A bare covariance does not say who shares which seed: one seed for all is the safe reading,
-    # which holds against no insider.
+    # A bare covariance does not determine the seeds. One seed for all is assumed, the weakest case:
+    # it holds against no insider.
     R = as_symmetric_matrix(noise, name="noise")
     return Decomposition(np.zeros(len(R)), (tuple(range(len(R))),), (factor_covariance(R),))
 

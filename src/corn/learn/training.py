@@ -135,7 +135,7 @@ def load_parameters(model: nn.Module, vector: Tensor) -> nn.Module:
 
     Frozen parameters are not in the vector and keep their values.
     """
-    # The caller's model stays as it is: it may be loaded with the parameters of several agents.
+    # The caller's model stays unchanged: it may be loaded with the parameters of several agents.
     filled = copy.deepcopy(model)
     trained = trained_parameters(filled)
     expected = sum(parameter.numel() for parameter in trained)

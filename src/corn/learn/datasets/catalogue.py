@@ -43,7 +43,7 @@ class DownloadableDataset:
 
     Attributes:
         files: the training file or files first, then those of the test set. CorN joins them and
-            splits anew, as the paper does.
+            splits them again, as the paper does.
         base_urls: the servers that have the files, tried in this order.
         stand_in: the embedded data set that takes its place when it is absent.
     """

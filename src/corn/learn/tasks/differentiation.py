@@ -122,11 +122,11 @@ class Vectorised:
     ) -> Iterator[tuple[slice, slice, slice]]:
         """Yield the cells, trials and samples of each piece, as many as memory allows."""
         cells, trials, width = *parameters.shape[:2], inputs.shape[1]
-        room = max(1, self._limit // max(1, elements_per_sample))
+        capacity = max(1, self._limit // max(1, elements_per_sample))
         # A mean loss needs all samples of a mini-batch at once; clipped samples can be split.
-        rows = min(width, room) if split_rows else width
-        some_trials = max(1, min(trials, room // rows))
-        some_cells = max(1, min(cells, room // (rows * some_trials)))
+        rows = min(width, capacity) if split_rows else width
+        some_trials = max(1, min(trials, capacity // rows))
+        some_cells = max(1, min(cells, capacity // (rows * some_trials)))
         for c in range(0, cells, some_cells):
             for v in range(0, trials, some_trials):
                 for r in range(0, width, rows):

@@ -48,7 +48,7 @@ def quadratic_objectives(
 class Quadratic:
     """f_i(x) = (x − c_i)ᵀA_i(x − c_i); the one "sample" of agent i is its own A_i and c_i.
 
-    Agents start at the minimiser of the average unless ``start`` says otherwise.
+    Agents start at the minimiser of the average unless ``start`` is given.
 
     >>> task = Quadratic.from_paper(20)
     >>> task.minimizer.round(5).tolist(), round(task.minimum, 3)
