@@ -233,7 +233,10 @@ def _draw_privacy_curves(axes: Axes, loss: PrivacyLoss, names: Sequence[Accounti
                 label = "privacy loss distribution"
             axes.semilogy(curve.epsilon, curve.delta, color=_ACCOUNTANT_COLOURS[name], label=label)
     axes.set(xlabel="ε", ylabel="δ", ylim=(1e-10, 1.5), xlim=(0, None))
-    axes.set_title(f"protects {loss.query.protects}\n{loss.query.recipe}", fontsize=9)
+    # A `PrivacyLoss` is that of an adversary who observes every message and knows no seed.
+    axes.set_title(
+        f"protects {loss.query.protects} against an eavesdropper\n{loss.query.recipe}", fontsize=9
+    )
 
 
 def _draw_tradeoff(axes: Axes, loss: PrivacyLoss) -> None:
