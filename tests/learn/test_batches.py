@@ -97,3 +97,9 @@ def test_inconsistent_agent_data_is_refused() -> None:
         numbered([2, 0])
     with pytest.raises(InvalidArgumentError, match="must agree on the number of samples"):
         AgentData(torch.zeros(3, 1), torch.zeros(2), (0, 3))
+
+
+def test_batches_too_large_to_sum_accurately_are_refused() -> None:
+    """The rounding of the sum would exceed 1 % of one sample's sensitivity."""
+    with pytest.raises(InvalidArgumentError, match="batch_size must be smaller, found 5,000,000"):
+        BatchSampler(numbered([3]), batch_size=5_000_000, seeds=[0], divide_by_batch_size=True)

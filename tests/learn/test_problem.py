@@ -17,7 +17,8 @@ from torch.utils.data import (
 
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData
-from corn.learn.problem import read_samples
+from corn.learn.problem import TrainingProblem, read_samples
+from corn.learn.tasks import LinearClassifier
 
 
 class Items(Dataset[Any]):
@@ -114,3 +115,12 @@ def test_agents_with_different_shapes_are_refused(
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         AgentData.from_parts(parts)
+
+
+def test_samples_to_measure_on_are_validation_or_test() -> None:
+    pair = torch.zeros(2, 1), torch.zeros(2, dtype=torch.long)
+    task, data = LinearClassifier(1, 2), AgentData.from_parts([pair])
+    with pytest.raises(InvalidArgumentError, match="parts must be validation and test"):
+        TrainingProblem(task, data, {"holdout": pair})
+    with pytest.raises(InvalidArgumentError, match="targets of the test data must be 2"):
+        TrainingProblem(task, data, {"test": (pair[0], pair[1][:1])})

@@ -140,6 +140,18 @@ def test_a_sample_budget_needs_a_task_that_clips_samples() -> None:
         compute_gradients(task, torch.zeros(1, 1, 3), batch, CLIP, clips_samples=True)
 
 
+def test_clipped_samples_must_be_summed_in_the_type_of_the_clip() -> None:
+    class Narrow:
+        def gradient(self, *_: object, **__: object) -> Gradients:
+            values, ones = torch.ones(1, 1, 3), torch.ones(1, 1)
+            return Gradients(values, fraction_clipped=ones, num_broken=ones)
+
+    task: Any = Narrow()
+    batch: Any = None
+    with pytest.raises(InvalidArgumentError, match="must be summed in"):
+        compute_gradients(task, torch.zeros(1, 1, 3), batch, CLIP, clips_samples=True)
+
+
 @pytest.mark.parametrize("length", [5, 4096, 4097, 300_000])
 def test_a_clipped_gradient_is_never_longer_than_the_clip(length: int) -> None:
     class Given:
