@@ -144,6 +144,7 @@ def decode_header(data: bytes, *, num_agents: int, sender: int) -> Header:
     """Read a header that came from ``sender``; raise ``ProtocolError`` for anything else."""
     fields = _FIXED.unpack_from(data)
     magic, plan, next_plan, found, step, mixing_round, degree, size, kind, why, who, stop = fields
+    # Every field comes from another machine: positions must be in range before they are used.
     is_sound = kind < 2 and why < len(_REASONS) and who < num_agents
     if magic != _MAGIC or not is_sound:
         raise ProtocolError(f"agent {sender} sent bytes that are not a message of CorN")
@@ -168,6 +169,7 @@ def check_header(found: Header, own: Header, seal: bytes) -> None:
     who = f"agent {found.sender}"
     if found.plan != own.plan:
         raise ProtocolError(f"{who} runs another plan ({found.plan.hex()}, not {own.plan.hex()})")
+    # A model of another step would be mixed without an error, and agents would drift apart.
     if (found.step, found.mixing_round) != (own.step, own.mixing_round):
         raise ProtocolError(
             f"{who} is at step {found.step}, round {found.mixing_round}, not at step {own.step}, "
@@ -238,6 +240,8 @@ class Exchange:
         self._dropouts: dict[int, Dropout] = {}
         self._closed: dict[int, Traffic] = {}
         self._heartbeats = dict.fromkeys(links, 0)
+        # The lock keeps heartbeats from being sent between the parts of an exchange, or over a
+        # link that is being closed.
         self._lock, self._last_sent = threading.RLock(), time.monotonic()
         self._last_check = self._last_sent
         self._ended, self._exchanges_since_pause = threading.Event(), _PROOF_OF_LIFE

@@ -91,6 +91,7 @@ class EvaluationData:
 
     def select_shared(self, row: Row) -> Row:
         """Return the part of a measurement that others may see."""
+        # This is an allow list by column; scores on private samples are removed in addition.
         hidden = () if self.has_public_parts else ("validation_", "test_")
         return {name: math.nan if name.startswith(hidden) else row[name] for name in SHARED_COLUMNS}
 
@@ -207,6 +208,7 @@ class Journal:
             self._measure(step, parameters, statistics)
         if step % self._settings.checkpoint_every == 0:
             self._save(step, parameters)
+        # Reports go through a pipe, and a live table needs a few per second only.
         is_due = time.monotonic() > self._last_report + _SECONDS_BETWEEN_REPORTS
         if self._reports.on_progress and is_due:
             self._last_report = time.monotonic()
@@ -218,6 +220,7 @@ class Journal:
 
     def record_end(self, step: int, parameters: Tensor) -> None:
         """Measure the final model, which replaces a measurement from before a cool-down."""
+        # A cool-down mixes without new gradients: the last step's statistics still hold.
         statistics = None
         if self.rows and self.rows[-1]["step"] == step:
             last = self.rows.pop()

@@ -117,6 +117,7 @@ class LaunchResult:
     @property
     def status(self) -> RunStatus:
         """The status of the run: all steps without all agents are ``partial``."""
+        # Agents on other hosts are missing from the results here, but their neighbours noticed.
         missing = self.lost.keys() | find_missed(self.agents).keys()
         return judge_status(all_steps=self.measured.status == "complete", lost=missing)
 
@@ -237,6 +238,7 @@ def _watch(processes: AgentProcesses, table: ProgressTable) -> bool:
     """
     try:
         with catch_interruption() as interruption, table:
+            # Ctrl-C is caught before the first process starts, so that none is left behind.
             processes.start()
             while processes.is_running:
                 processes.poll(_SECONDS_BETWEEN_POLLS)

@@ -147,6 +147,7 @@ class Flood:
         table = np.zeros((self.num_agents, 1 + len(row)), np.uint8)
         table[self.agent] = np.frombuffer(b"\1" + row, np.uint8)
         links = self._links[topic] = self._open(topic, table.size)
+        # The longest path of n agents has n − 1 links. All agents run the same number of rounds.
         for _ in range(max(self.num_agents - 1, 1)):
             for theirs in self._trade(links, table):
                 new = (table[:, 0] == 0) & (theirs[:, 0] == 1)

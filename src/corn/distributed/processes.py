@@ -58,6 +58,8 @@ class Note:
 
 def run_child(connection: Connection, agent: int, config: AgentConfig) -> None:
     """Run an agent as a child of the launcher, and report its result or failure."""
+    # Two processes with two BLAS threads each on two cores run far slower than with one: see
+    # ``corn.threads``.
     limit_threads()
     _end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which forwards it
@@ -206,6 +208,7 @@ class AgentProcesses:
     def poll(self, seconds: float) -> None:
         """Wait at most so long for reports, and take them in."""
         agents = {connection: agent for agent, connection in self._connections.items()}
+        # One report per agent and poll: an agent that reports fast cannot hide the others.
         for ready in wait(list(agents), timeout=seconds):
             self._take(agents[ready])  # type: ignore[index]
         self._end_suspended()
@@ -281,6 +284,8 @@ class AgentProcesses:
 
         Only when no other agent runs any more, and after so long that they have been lost.
         """
+        # While others run, the time-out of their neighbours decides; all that are left may also be
+        # suspended together, as a laptop's processes are, and wake up again.
         left = [agent for agent in self._configs if agent not in self.results]
         suspended = [agent for agent in left if is_suspended(self._processes[agent].pid)]
         now = time.monotonic()
@@ -295,6 +300,7 @@ class AgentProcesses:
 def is_suspended(pid: int | None) -> bool:
     """Return whether a process was suspended by a signal, as far as the system reports."""
     try:
+        # The state is the first field after the command's name, which may itself contain brackets.
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:
         return False

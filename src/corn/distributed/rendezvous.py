@@ -158,6 +158,7 @@ class Rendezvous:
         Where several refuse, the first refusal counts for all.
         """
         with _explaining_loss():
+            # Only the first refusal is stored, so that all agents report the same reason.
             self.store.compare_set(_REFUSAL, "", json.dumps([self.agent, reason]))
 
     def raise_refusal(self) -> None:
@@ -177,6 +178,7 @@ class Rendezvous:
         with suppress(CornError):
             self.publish("parted", b"")
             if self._is_host:
+                # The store ends with this process: the others must have read the refusal before.
                 is_hurried = self.interruption is not None and self.interruption.requested
                 patience = _SECONDS_TO_ANSWER if is_hurried else _SECONDS_TO_LEAVE
                 self.find_absent("parted", seconds=min(self.timeout, patience))

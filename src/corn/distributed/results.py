@@ -186,6 +186,8 @@ def require_done(
     A run that lost agents and went on, or that a ledger ended, did what it was asked to.
     ``was_interrupted`` marks a stop that a person requested here, even if it came too late.
     """
+    # The exit code depends on the policy, not on losses: survivors that continued as asked are
+    # done, and so are agents whose budget is spent.
     stops = {own.stop for own in results}
     kept = "results so far are written; --resume continues from the newest checkpoint"
     if was_interrupted or any(stop.reason is StopReason.INTERRUPTED for stop in stops):
@@ -207,6 +209,7 @@ def raise_common_failure(results: Mapping[int, AgentResult]) -> None:
         return
     if not failures:
         raise CornError("no agent was started")
+    # An agent that followed another's refusal has nothing of its own to report.
     causes = {a: own for a, own in failures.items() if own.kind is not FailureKind.FOLLOWED}
     agent, failure = next(iter((causes or failures).items()))
     is_stopped = any(own.kind is FailureKind.INTERRUPTED for own in failures.values())
@@ -280,6 +283,7 @@ def merge_measurements(
     last = max((max(table, default=0) for table in tables.values()), default=0)
     sweep = SweepSettings(settings.steps_of(plan), dtype=plan.dtype)
     _, parts = problem.place(sweep, max_train_samples=_MAX_TRAIN_SAMPLES)
+    # Scores on training data are computed without noise; by default no private sample is read.
     if not show_private:
         public = PARTS[1:] if problem.has_public_parts else ()
         parts = {name: part for name, part in parts.items() if name in public}

@@ -277,6 +277,7 @@ class TrainingRounds:
         self._read_headers(received)
         states = {peer: self._link_state(one.header) for peer, one in received.items()}
         weights = weigh_neighbours(self._weights, self._link_state(own), states)
+        # Weights may have changed with a loss, so the own weight is what the others leave of one.
         mixed = values * (1 - sum(weights.values()))
         for peer, weight in weights.items():
             mixed.add_(received[peer].parameters, alpha=weight)
@@ -362,6 +363,7 @@ class TrainingRounds:
     def _make_next_plan(self, switch: int) -> None:
         lost = self._membership.lost_by(switch - self._plan.num_agents)
         members = component_of(self._plan.network.graph, self._agent, lost)
+        # A single survivor has no neighbour to cancel noise with; a plan that failed fails again.
         if len(members) == 1 or lost == self._without_plan:
             return
         try:

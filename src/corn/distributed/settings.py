@@ -75,6 +75,7 @@ class RunSettings:
 
     def steps_of(self, plan: Plan) -> int:
         """Return T: as given, or as planned."""
+        # Fewer steps spend less of the budget. More would exceed it.
         planned = plan.budget.num_steps
         steps = planned if self.num_steps is None else self.num_steps
         if not 1 <= steps <= planned:
@@ -95,6 +96,7 @@ class RunSettings:
 
     def batch_of(self, plan: Plan) -> int | None:
         """Return the batch size; the budget's, where privacy was counted for one."""
+        # In a smaller batch than the one counted each sample would weigh more than noise covers.
         counted = plan.budget.query.batch_size
         if counted is not None and self.batch_size not in (None, counted):
             raise InvalidArgumentError(

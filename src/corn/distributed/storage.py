@@ -113,6 +113,7 @@ def read_rows(path: Path) -> dict[int, Row]:
         return {}
     with path.open(newline="", encoding="utf-8") as stream:
         reader = csv.DictReader(stream)
+        # Columns in another order would be read as other numbers.
         if tuple(reader.fieldnames or ()) not in (COLUMNS, SHARED_COLUMNS):
             raise FileFormatError(f"{path}: not a table of measurements")
         rows = [_parse_row(row) for row in reader]
@@ -190,6 +191,7 @@ class CheckpointFolder:
             data = path.read_bytes()
         except OSError as error:
             raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
+        # The digest finds damage, not forgery: the folder is the owner's alone.
         content, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
         is_whole = hashlib.sha256(content).digest() == digest
         if not content.startswith((_IN_EARNEST, _REHEARSAL)) or not is_whole:
