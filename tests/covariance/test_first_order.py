@@ -168,3 +168,10 @@ def test_common_private_noise_converges_to_the_exact_optimum(graph: Graph) -> No
 def test_a_design_that_takes_minutes_is_announced() -> None:
     with pytest.warns(CornWarning, match="75 coalitions of insiders among 75 agents takes about 1"):
         solve(nx.cycle_graph(75), ThreatModel(1, "edges"), FirstOrder(0.5, max_evaluations=1))
+
+
+def test_large_groups_converge_although_the_objective_is_ill_conditioned() -> None:
+    graph = nx.gnp_random_graph(9, 0.5, seed=4)
+    found = solve(graph, ThreatModel(1, "leave-one-out"), FirstOrder(), length=1000)
+    assert found.converged
+    assert found.evaluations < 2000

@@ -15,6 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, final
 
 import numpy as np
@@ -41,6 +42,7 @@ _PRIOR_FLOOR = -40.0  # of log π, so that a constraint without weight can gain 
 _USUAL_EVALUATIONS = 2500
 _SECONDS_PER_FLOP = 1e-9  # of n³ per inverse, measured for n from 50 to 200 on one thread
 _REVIVAL_SIZE = 1e-3  # variance of revived noise, relative to the mean private variance
+_SMALLEST_RELATIVE_EIGENVALUE = 1e-8  # of A in the metric; a singular A has no root to invert
 _SILENT_SHARE = 0.01
 """Of the tolerance: streams that died out but for so much of all power are not worth drawing."""
 
@@ -88,16 +90,22 @@ class FirstOrder:
         search = _Search(A, assembly, common=common, ridge=problem.ridge)
         with one_thread():
             best = search.run(self.tolerance, self.max_evaluations)
-        factors = _silence_weakest(best.factors, best.theta, share=_SILENT_SHARE * self.tolerance)
-        return conclude_split(
+        conclude = partial(
+            conclude_split,
             problem,
-            scale_split(best.theta, factors, assembly, problem.precision_cap),
             lower_bound=search.lower_bound / problem.precision_cap,
             tolerance=self.tolerance,
             evaluations=search.evaluations,
             coalitions=coalitions,
             multipliers=best.multipliers,
         )
+        # Fewer streams to draw, unless leaving them out costs the tolerance.
+        weak = _silence_weakest(best.factors, best.theta, share=_SILENT_SHARE * self.tolerance)
+        lean = conclude(scale_split(best.theta, weak, assembly, problem.precision_cap))
+        if lean.converged:
+            return lean
+        full = conclude(scale_split(best.theta, best.factors, assembly, problem.precision_cap))
+        return full if full.converged else lean
 
 
 def _warn_if_slow(num_coalitions: int, num_agents: int) -> None:
@@ -169,6 +177,7 @@ class _Search:
         self.evaluations = 0
         self.lower_bound = 0.0
         self._blocks = [bucket.take(self.A) for bucket in assembly.buckets]
+        self._metrics = [_metric(block) for block in self._blocks]
         self._log_prior = np.where(assembly.coalitions.protected, 0.0, -np.inf)
 
     def run(self, tolerance: float, max_evaluations: int) -> _Point:
@@ -269,7 +278,10 @@ class _Search:
     def _gradient(self, point: _Point) -> FloatArray:
         private = (np.diag(self.A) / point.trace - point.pressure_private) * point.theta
         slack = self._slack(point)
-        factors = tuple(2 * S @ F for S, F in zip(slack, point.factors, strict=True))
+        factors = tuple(
+            2 * C.transpose(0, 2, 1) @ S @ F
+            for C, S, F in zip(self._metrics, slack, point.factors, strict=True)
+        )
         head = [private.sum()] if self.common else private
         return np.concatenate([head, *(gradient.ravel() for gradient in factors)])
 
@@ -320,18 +332,36 @@ class _Search:
             revived.append(grown)
         return self._pack(theta, tuple(revived))
 
+    # L-BFGS sees log θ and the coordinates C⁻¹F of each factor in the metric C.
+
     def _pack(self, theta: FloatArray, factors: tuple[FloatArray, ...]) -> FloatArray:
         head = np.log(theta[:1] if self.common else theta)
-        return np.concatenate([head, *(factor.ravel() for factor in factors)])
+        coordinates = [np.linalg.solve(C, F) for C, F in zip(self._metrics, factors, strict=True)]
+        return np.concatenate([head, *(block.ravel() for block in coordinates)])
 
     def _unpack(self, z: FloatArray) -> tuple[FloatArray, tuple[FloatArray, ...]]:
         n = self.assembly.num_agents
         head = 1 if self.common else n
         theta = np.broadcast_to(np.exp(z[:head]), (n,))
         factors, start = [], head
-        for bucket in self.assembly.buckets:
+        for bucket, metric in zip(self.assembly.buckets, self._metrics, strict=True):
             k, m = bucket.members.shape
             columns = 1 if m == 2 and not self.common else m
-            factors.append(z[start : start + k * m * columns].reshape(k, m, columns))
+            factors.append(metric @ z[start : start + k * m * columns].reshape(k, m, columns))
             start += k * m * columns
         return theta, tuple(factors)
+
+
+def _metric(blocks: FloatArray) -> FloatArray:
+    """Return A^(−1/4), scaled to be at least 1, for each block A of a stack.
+
+    With one seed for all the optimum is R ∝ A^(−1/2), whose factor is A^(−1/4): in the coordinates
+    G of F = A^(−1/4) G the solution is well-conditioned, however ill-conditioned A is. Otherwise
+    directions of small eigenvalues of A, on which the lower bound depends most, converge last.
+    """
+    values, vectors = np.linalg.eigh(blocks)
+    # A block of zeros, whose noise nobody receives, has the metric of any other constant.
+    largest = np.where(values[:, -1:] > 0, values[:, -1:], 1.0)
+    relative = np.maximum(values / largest, _SMALLEST_RELATIVE_EIGENVALUE)
+    metric: FloatArray = (vectors * relative[:, None, :] ** -0.25) @ vectors.transpose(0, 2, 1)
+    return metric
