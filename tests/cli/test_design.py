@@ -165,6 +165,33 @@ def test_compare_names_the_adversary_of_each_row(corn: Runner) -> None:
         assert words in table
 
 
+def test_compare_groups_rows_by_adversary(corn: Runner, tmp_path: Path) -> None:
+    arguments = ["compare", "--graph", "ring:6", "--steps", 50, "--plot", tmp_path / "c.svg"]
+    facts = read(corn(*arguments, "--json").stdout)
+    row = facts["objectives"]["horizon of 10 steps"]
+    insider, eavesdropper = ["ldp", "corn one-step", "corn"], ["zero-sum", "decor"]
+    assert list(row) == [*insider, *eavesdropper, "corn eavesdropper", "central", "none"]
+    # CorN against one insider needs more noise than DECOR against none; like for like, less.
+    assert row["corn eavesdropper"]["value"] < row["decor"]["value"] < row["corn"]["value"]
+    assert row["corn eavesdropper"]["adversary"] == row["decor"]["adversary"]
+    alone = read(corn(*arguments, "--json", "--colluders", 0).stdout)
+    assert "corn eavesdropper" not in alone["objectives"]["horizon of 10 steps"]
+
+
+def test_compare_measures_ldp_by_the_best_against_the_same_insiders(corn: Runner) -> None:
+    arguments = ["compare", "--graph", "complete:2", "--horizon", 1]
+    (line,) = (row for row in corn(*arguments).stdout.splitlines() if "LDP (ind" in row)
+    # One insider of two knows the only seed, so that LDP is optimal against it.
+    assert "%" not in line
+
+
+@pytest.mark.parametrize("command", ["compare", "plan"])
+def test_a_single_agent_has_no_insiders_to_fear(corn: Runner, tmp_path: Path, command: str) -> None:
+    options = ["--out", tmp_path / "plan.corn"] if command == "plan" else []
+    facts = read(corn(command, "--graph", "complete:1", *options, "--json").stdout)
+    assert "insider" not in json.dumps(facts)
+
+
 def test_compare_orders_the_mechanisms(corn: Runner, tmp_path: Path) -> None:
     options = ["--colluders", 0, "--json", "--plot", tmp_path / "c.png"]
     facts = read(corn("compare", "--graph", "grid:4x5", *options).stdout)

@@ -14,6 +14,7 @@ import typer
 
 from corn.covariance import (
     DEFAULT_THREAT,
+    EAVESDROPPER,
     Corn,
     Decor,
     Horizon,
@@ -243,8 +244,10 @@ class ThreatOptions:
     seeds: _SeedsOption = "auto"
     private_noise: PrivateNoiseOption = "per-agent"
 
-    def make(self) -> ThreatModel:
-        """Return the threat model."""
+    def make(self, num_agents: int | None = None) -> ThreatModel:
+        """Return the threat model, by default without insiders for a single agent."""
+        if num_agents == 1 and self == ThreatOptions():
+            return EAVESDROPPER
         colluders = DEFAULT_THREAT.max_colluders if self.colluders is None else self.colluders
         return ThreatModel(colluders, self.seeds, self.private_noise)
 

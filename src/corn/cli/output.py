@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import ROUND_CEILING, Context
 from pathlib import Path
@@ -69,13 +69,22 @@ def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     _console().print(table)
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; its first column names the row, the others are numbers or remarks."""
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    section_ends: Collection[int] = (),
+) -> None:
+    """Print a table; its first column names the row, the others are numbers or remarks.
+
+    A line is drawn below each row whose index is in ``section_ends``.
+    """
     table = Table(title=make_printable(title), title_justify="left")
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 else "right")
-    for row in rows:
-        table.add_row(*map(make_printable, row))
+    for index, row in enumerate(rows):
+        table.add_row(*map(make_printable, row), end_section=index in section_ends)
     _console().print(table)
 
 

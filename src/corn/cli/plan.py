@@ -47,12 +47,12 @@ def plan(
     json: JsonOption = False,
 ) -> None:
     """Make the plan of a run: by default against one curious insider, with a seed per pair."""
-    promise = budget.make(batch_size)
+    network, promise = mixing.load_network(graph), budget.make(batch_size)
     with working("designing the noise"):
         made = make_plan(
-            mixing.load_network(graph),
+            network,
             promise,
-            threat=threat.make(),
+            threat=threat.make(network.num_agents),
             objective=mixing.choose_objective(budget.steps),
             mechanism=choose_mechanism(mechanism, Corn(drop_share=drop_share)),
             dtype=dtype,

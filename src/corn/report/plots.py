@@ -80,17 +80,23 @@ def plot_design(network: Network, design: Design, *, title: str) -> Figure:
 
 
 def plot_comparison(
-    values: Mapping[str, Mapping[str, float]], *, objectives: Sequence[str], title: str
+    values: Mapping[str, Mapping[str, float]],
+    *,
+    objectives: Sequence[str],
+    title: str,
+    remarks: Mapping[str, str] | None = None,
 ) -> Figure:
     """Draw bars of noise energy relative to LDP, with one panel per objective.
 
     ``values[objective][mechanism]`` is Tr(A R) of that mechanism; ``ldp`` must be among them.
+    ``remarks[mechanism]`` stands below the name of a mechanism, such as the adversary that its
+    noise holds against: bars of different adversaries do not compare.
     """
     figure = Figure(figsize=(5.2 * len(objectives) + 1, 4.4), layout="constrained")
     figure.suptitle(textwrap.fill(title, 62 * len(objectives)), fontsize=9, parse_math=False)
     panels = figure.subplots(1, len(objectives), squeeze=False)[0]
     for axes, objective in zip(panels, objectives, strict=True):
-        _draw_bars(axes, values[objective])
+        _draw_bars(axes, values[objective], remarks or {})
         axes.set_title(objective, fontsize=10)
     return figure
 
@@ -205,17 +211,18 @@ def _draw_spectrum(axes: Axes, measured: Spectrum) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_bars(axes: Axes, values: Mapping[str, float]) -> None:
+def _draw_bars(axes: Axes, values: Mapping[str, float], remarks: Mapping[str, str]) -> None:
     names = list(values)
     ratios = [values[name] / values["ldp"] for name in names]
-    # "corn one-step" is a variation of "corn": the same colour, hatched.
+    # "corn one-step" and "corn eavesdropper" are variations of "corn": its colour, hatched.
     colours = [MECHANISM_COLOURS[name.split()[0]] for name in names]
     hatches = ["///" if " " in name else "" for name in names]
     bars = axes.barh(
         range(len(names)), ratios, color=colours, hatch=hatches, edgecolor="white", height=0.7
     )
     axes.bar_label(bars, [f"{ratio:.3g}" for ratio in ratios], padding=3, fontsize=9, color=INK)
-    axes.set_yticks(range(len(names)), [MECHANISM_NAMES.get(name, name) for name in names])
+    labels = [f"{MECHANISM_NAMES.get(name, name)}\n{remarks.get(name, '')}" for name in names]
+    axes.set_yticks(range(len(names)), [label.strip() for label in labels])
     axes.invert_yaxis()
     axes.set(xlabel="noise energy relative to independent noise (LDP)", xlim=(0, 1.18))
     axes.spines[["top", "right"]].set_visible(False)

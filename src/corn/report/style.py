@@ -25,6 +25,7 @@ MECHANISM_NAMES = {
     "central": "central DP (trusted server)",
     "none": "no noise",
     "corn one-step": "CorN, designed for one step",
+    "corn eavesdropper": "CorN, no insider",
 }
 INK = "#333333"
 PALE = "#BBBBBB"
