@@ -11,10 +11,11 @@ import pytest
 from corn.cli.agent import RunOptions, agent
 from corn.cli.launch import launch
 from corn.cli.learning import LearningOptions
-from corn.distributed import AgentConfig, AgentResult, Reports
+from corn.distributed import AgentConfig, AgentResult, Reports, RunStatus
 from corn.distributed.keyring import make_keys
 from corn.distributed.settings import RunSettings
-from corn.plan import save_plan
+from corn.learn import SHARED_COLUMNS
+from corn.plan import Plan, fingerprint, save_plan
 from tests.distributed.harness import small_plan
 
 from .commands import Runner
@@ -43,7 +44,7 @@ def test_a_batch_size_that_is_not_given_is_left_to_the_plan(
 ) -> None:
     found: list[AgentConfig] = []
 
-    def run(config: AgentConfig, _: Reports) -> AgentResult:
+    def run(config: AgentConfig, _: Reports) -> tuple[Plan, AgentResult]:
         found.append(config)
         raise KeyboardInterrupt
 
@@ -53,6 +54,23 @@ def test_a_batch_size_that_is_not_given_is_left_to_the_plan(
     (config,) = found
     assert config.settings.batch_size == batch_size
     assert config.default_batch_size == 128
+
+
+def test_the_promise_is_of_the_plan_that_was_run(
+    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of the plan may be gone, or another one, when the run ends."""
+    plan = small_plan("ring:4", 12)
+    row = dict.fromkeys(SHARED_COLUMNS, 0.0)
+    result = AgentResult(0, RunStatus.COMPLETE, num_steps=12, rows=(row,))
+    monkeypatch.setattr("corn.distributed.agent.run_workload", lambda *_: (plan, result))
+    monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
+    gone = str(tmp_path / "gone.corn")
+    done = corn("agent", "--plan", gone, "--keys", "keys", *TASK, "--json")
+    assert done.exit_code == 0, done.output
+    facts = json.loads(done.stdout)
+    assert facts["plan"] == fingerprint(plan).hex()
+    assert facts["promise"] == plan.budget.describe()
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,7 @@ def test_a_missing_agent_that_refused_is_the_reason(error: CornError) -> None:
     first, second = run_in_threads(2, run)
     assert isinstance(first, RefusalError)
     assert (first.refused_by, first.reason) == (1, "no key")
+    assert str(first).startswith("agent 0: ")  # as all failures of an agent do
     assert str(second) == "no key"
 
 

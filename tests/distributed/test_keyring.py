@@ -48,7 +48,12 @@ def test_a_group_shares_a_seed_through_the_store(tmp_path: Path) -> None:
         source = keyring.make_source(plan, rendezvous.agent, (0, 1, 2, 3))
         where = {"source": source, "nonce": NONCE, "step": 3, "stop": 2000}
         share = draw_share(plan.decomposition, rendezvous.agent, **where)  # type: ignore[arg-type]
-        return {number: seed.reveal() for number, seed in seeds.items()}, share
+        found = {number: seed.reveal() for number, seed in seeds.items()}
+        for number, seed in found.items():
+            if groups[number][0] != rendezvous.agent:
+                topic = f"seed/{NONCE.hex()[:16]}/{number}/{groups[number][0]}/{rendezvous.agent}"
+                assert seed not in bytes(rendezvous.store.get(topic))  # it is sealed
+        return found, share
 
     results = run_in_threads(4, run)
     assert all(isinstance(result, tuple) for result in results), results
@@ -61,6 +66,14 @@ def test_a_group_shares_a_seed_through_the_store(tmp_path: Path) -> None:
     R = plan.decomposition.covariance
     expected = R / np.sqrt(np.outer(np.diag(R), np.diag(R)))
     np.testing.assert_allclose(correlation, expected, atol=0.1)
+
+
+def test_noise_is_public_only_in_a_rehearsal() -> None:
+    """Without keys there is no noise, rather than noise that anyone can draw."""
+    plan, ledger = small_plan("ring:4", 10), RehearsalLedger(10, NONCE)
+    with pytest.raises(InvalidArgumentError, match="identity and roster must be given"):
+        Keyring(ledger).make_source(plan, 0, (0, 1, 2, 3))
+    Keyring(ledger, rehearsal_seed=0).make_source(plan, 0, (0, 1, 2, 3))
 
 
 def test_survivors_keep_the_keys_of_their_numbers_in_the_roster(tmp_path: Path) -> None:

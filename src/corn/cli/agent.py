@@ -17,7 +17,7 @@ from corn.cli.output import print_json
 from corn.distributed.settings import DropoutPolicy
 from corn.errors import make_printable
 from corn.learn.names import USUAL_BATCH_SIZE
-from corn.plan import Plan, fingerprint, load_plan
+from corn.plan import Plan, fingerprint
 from corn.threads import limit_threads
 
 EXAMPLE = (
@@ -166,7 +166,8 @@ def agent(
     )
     limit_threads()
     own = os.environ.get("RANK", "") if number is None else str(number)
-    result = distributed.run_workload(
+    # The plan as it was run: its file may have been replaced meanwhile.
+    agreed, result = distributed.run_workload(
         config,
         distributed.Reports(
             on_note=lambda text: _print_line(own, text),
@@ -174,7 +175,6 @@ def agent(
             on_private_note=lambda text: _print_line(own, f"private, do not hand out: {text}"),
         ),
     )
-    agreed = load_plan(plan or out / f"shared/agent-{result.agent}/plan.corn")
     _print_line(own, _describe(result, agreed))
     if json:
         last = result.rows[-1]

@@ -107,8 +107,11 @@ def run_agent(
     )
 
 
-def run_workload(config: AgentConfig, reports: Reports) -> AgentResult:
-    """Run one agent of a workload in this process: join the others, find the plan, and run it."""
+def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResult]:
+    """Run one agent of a workload in this process: join the others, find the plan, and run it.
+
+    Return the plan that was run, and the agent's result.
+    """
     settings = config.settings
     rendezvous = join(
         timeout=settings.timeout,
@@ -124,7 +127,7 @@ def run_workload(config: AgentConfig, reports: Reports) -> AgentResult:
             size = plan.budget.batch_size or config.default_batch_size
             settings = replace(settings, batch_size=size)
         problem = config.workload.build(rendezvous.num_agents)
-    return run_problem(
+    result = run_problem(
         plan,
         select_agent(problem, rendezvous.agent),
         rendezvous=rendezvous,
@@ -135,6 +138,7 @@ def run_workload(config: AgentConfig, reports: Reports) -> AgentResult:
         reports=reports,
         data=config.workload.describe(problem),
     )
+    return plan, result
 
 
 def run_problem(

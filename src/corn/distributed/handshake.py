@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 from corn.distributed.links import LinkError
-from corn.distributed.rendezvous import AbsentError, RefusalError, Rendezvous
+from corn.distributed.rendezvous import AbsentError, RefusalError, Rendezvous, naming_agent
 from corn.distributed.settings import RunSettings
 from corn.distributed.survivors import name_agents
 from corn.errors import (
@@ -158,7 +158,9 @@ def _refuse(rendezvous: Rendezvous, reason: str) -> None:
 
 def _raise_refusal_instead(rendezvous: Rendezvous, error: CornError) -> None:
     try:
-        rendezvous.raise_refusal()
+        # Callers name the agent in failures inside ``announcing_failure``; this one is new.
+        with naming_agent(rendezvous.agent):
+            rendezvous.raise_refusal()
     except RefusalError as refusal:
         rendezvous.leave()
         raise refusal from error

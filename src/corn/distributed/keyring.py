@@ -107,10 +107,11 @@ class Keyring:
         they have in the roster.
         """
         own = members.index(agent)
+        # Public noise only where a rehearsal was asked for, never because a key is missing.
+        if self.rehearsal_seed is not None:
+            return make_rehearsal_source(plan.decomposition, own, seed=self.rehearsal_seed)
         if self.identity is None or self.roster is None:
-            # A simulation derives the keys of all agents from its seed; hold this agent's only.
-            seed = 0 if self.rehearsal_seed is None else self.rehearsal_seed
-            return make_rehearsal_source(plan.decomposition, own, seed=seed)
+            raise InvalidArgumentError("identity and roster must be given unless in a rehearsal")
         keys = agent_keys(
             self.identity,
             own,
@@ -230,6 +231,7 @@ def make_keys(folder: Path, num_agents: int, *, is_one_machine: bool = True) -> 
 
 def make_rehearsal_source(decomposition: Decomposition, agent: int, *, seed: int) -> SecureSource:
     """Return the agent's keys in a simulation with this seed: public, for comparison only."""
+    # A simulation derives the keys of all agents from its seed; hold this agent's only.
     everyone = simulated_keys(decomposition, seed=seed)
     return SecureSource({owner: everyone[owner] for owner in owners(decomposition, [agent])})
 

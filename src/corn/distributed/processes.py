@@ -74,7 +74,7 @@ def run_child(connection: Connection, agent: int, config: AgentConfig) -> None:
         on_private_note=lambda text: _report(connection, Note(text, is_private=True)),
     )
     try:
-        result = run_workload(config, reports)
+        _, result = run_workload(config, reports)
     except CornError as error:
         # The owner keeps the reason; others may read it only if it is public.
         folders = Folders.of_run(config.out).of_agent(agent)

@@ -278,7 +278,7 @@ def join(
     if store is None:
         return _join_torchrun(timeout, interruption)
     if agent is None or num_agents is None:
-        raise CornError("agent and num_agents must be given with a store")
+        raise CornError("the number of this agent and of all agents must be given with a store")
     if not 0 <= agent < num_agents:
         raise InvalidArgumentError(f"agent must be from 0 to {num_agents - 1}, found {agent}")
     is_host = agent == 0 if opens_store is None else opens_store
