@@ -15,6 +15,7 @@ from corn.distributed import AgentConfig, AgentResult, Reports, RunStatus
 from corn.distributed.keyring import make_keys
 from corn.distributed.settings import RunSettings
 from corn.learn import SHARED_COLUMNS
+from corn.learn.metrics import Row
 from corn.plan import Plan, fingerprint, save_plan
 from tests.distributed.harness import small_plan
 
@@ -61,13 +62,13 @@ def test_the_promise_is_of_the_plan_that_was_run(
 ) -> None:
     """The file of the plan may be gone, or another one, when the run ends."""
     plan = small_plan("ring:4", 12)
-    row = dict.fromkeys(SHARED_COLUMNS, 0.0)
+    row: Row = dict.fromkeys(SHARED_COLUMNS, 0.0)
     result = AgentResult(0, RunStatus.COMPLETE, num_steps=12, rows=(row,))
     monkeypatch.setattr("corn.distributed.agent.run_workload", lambda *_: (plan, result))
     monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
     gone = str(tmp_path / "gone.corn")
     done = corn("agent", "--plan", gone, "--keys", "keys", *TASK, "--json")
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["plan"] == fingerprint(plan).hex()
     assert facts["promise"] == plan.budget.describe()

@@ -112,7 +112,7 @@ class Header:
             self.degree,
             self.payload_bytes,
             int(self.is_heartbeat),
-            _REASONS.index(self.stop.reason),
+            _REASONS.index(self.stop.reason),  # by position: a name has no fixed size
             self.stop.agent,
             self.stop.step,
         )
@@ -122,6 +122,7 @@ class Header:
     @property
     def seal(self) -> bytes:
         """The last bytes of the message; never zero."""
+        # Links zero the seal's place before they receive. A seal of zeros would seem to be there.
         return struct.pack("<II", self.step + 1, self.mixing_round + 1)
 
 
@@ -235,6 +236,7 @@ class Exchange:
         self._message = torch.zeros(self._payload.stop + SEAL_BYTES, dtype=torch.uint8)
         unknown = tuple([NEVER] * num_agents)
         nothing = bytes(PREFIX_BYTES)
+        # Heartbeats repeat the last header. Before the first message there is none to repeat.
         self._own = Header(nothing, nothing, agent, 0, 0, 0, 0, unknown)
         self._has_begun = False
         self._dropouts: dict[int, Dropout] = {}
@@ -272,6 +274,7 @@ class Exchange:
         """Begin to send to and receive from every neighbour."""
         self._own, self._dropouts, self._has_begun = header, {}, True
         self._message[: self._payload.start] = _as_bytes(header.encode())
+        # A copy, which stays as it is until ``finish``: gloo reads it while the agent computes.
         self._message[self._payload].view(self._dtype).copy_(parameters)
         self._message[self._payload.stop :] = _as_bytes(header.seal)
         with self._lock:
@@ -299,6 +302,7 @@ class Exchange:
             # time. The receiver of a one-way link may itself be waiting for another agent.
             patience = self._timeout * (1 if peer in self._senders else self._num_agents + 1)
             self._try(peer, partial(Link.wait_sent, seconds=patience))
+        # An exchange with a dropout proves nothing: it may be the others that dropped this agent.
         with self._lock:
             self._exchanges_since_pause += not self._dropouts
         return received | self._dropouts
@@ -306,6 +310,7 @@ class Exchange:
     def drop(self, peer: int) -> None:
         """Close the link to a neighbour that is known to be lost."""
         with self._lock:
+            # Traffic of closed links is kept, as results report all that was sent.
             if peer in self._links:
                 self._closed[peer] = self._count(peer)
                 self._links.pop(peer).close()
@@ -334,6 +339,7 @@ class Exchange:
                 return None
             data = bytes(link.buffer[: self._payload.start].numpy())
             header = decode_header(data, num_agents=self._num_agents, sender=peer)
+            # Heartbeats are not checked further: one may be left over from the step before.
             if not header.is_heartbeat:
                 seal = link.buffer[self._payload.stop : self._payload.stop + SEAL_BYTES]
                 check_header(header, self._own, bytes(seal.numpy()))
@@ -375,6 +381,7 @@ class Exchange:
                 self._exchanges_since_pause = 0
 
     def _send_heartbeats(self) -> None:
+        # A thread of its own, as the agent may compute or wait for longer than the time-out.
         pause = self._timeout / _HEARTBEATS_PER_TIMEOUT
         while not self._ended.wait(pause / 2):
             self._check_clock()

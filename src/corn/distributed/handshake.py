@@ -143,6 +143,7 @@ def is_public(error: Exception) -> bool:
     This is an allow list. Any other error may quote data, or the name of a file that describes its
     owner, and no ε covers that.
     """
+    # By type, never by text: a new kind of error is private until it is listed here.
     return isinstance(error, PublicError | InfeasibleError | BudgetSpentError)
 
 
@@ -178,6 +179,7 @@ def naming_absent_agents(rendezvous: Rendezvous, topic: str) -> Iterator[None]:
         yield
     except LinkError as error:
         absent: list[int] = []
+        # Agents that wait in vain publish this too: those that publish neither are the cause.
         with suppress(CornError):
             rendezvous.publish("trouble", b"")
             absent = rendezvous.find_absent(topic, "trouble", seconds=_SECONDS_FOR_TROUBLE)

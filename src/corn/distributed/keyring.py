@@ -112,6 +112,8 @@ class Keyring:
             return make_rehearsal_source(plan.decomposition, own, seed=self.rehearsal_seed)
         if self.identity is None or self.roster is None:
             raise InvalidArgumentError("identity and roster must be given unless in a rehearsal")
+        # Keys depend on the plan's fingerprint: under a new plan for survivors all streams are new,
+        # though the nonce of the run stays.
         keys = agent_keys(
             self.identity,
             own,
@@ -132,6 +134,7 @@ class NoiseShare:
     ) -> None:
         self._plan, self._agent, self._source = plan, agent, source
         self._nonce = nonce
+        # Noise is drawn in float64 whatever the model's type: the grid's proof assumes it.
         self._share = torch.empty(num_parameters, dtype=torch.float64)
         self._prepared: int | None = None
 
@@ -153,6 +156,7 @@ class NoiseShare:
         """Return v_i of a step, float64 of shape (d,)."""
         if self._prepared != step:
             self.prepare(step)
+        # A share is handed out once: noise used twice cancels in the difference of two messages.
         self._prepared = None
         return self._share
 
@@ -248,6 +252,7 @@ def share_group_seeds(
     if identity is None or roster is None:
         return {}
     seeds: dict[int, Secret] = {}
+    # The nonce in the topic and in the seal keeps packages of an earlier run from being accepted.
     topic = f"seed/{run_nonce.hex()[:16]}"
     larger = {
         number: Owner(group, number)

@@ -269,9 +269,9 @@ def merge_measurements(
     """Measure the models that agents shared on public data, as a simulation would.
 
     With ``show_private``, measure them on the agents' data and average their private measurements
-    too; nothing private is read otherwise. A step counts if an agent that lasted to the end kept
-    it. Agents that were lost count until then. ε is that of the agent that spent most, by its
-    ledger.
+    too; nothing private is read otherwise. A step is in the table if any agent has measured it, and
+    its row is of the agents that have: those that were lost count until then. ε is that of the
+    agent that spent most, by its ledger.
     """
     tables = {agent: read_rows(own.shared / "metrics.csv") for agent, own in folders.items()}
     private = {

@@ -82,6 +82,7 @@ class HalfStep:
     def __init__(self, task: Task, batches: CellBatches, query: ClippedQuery) -> None:
         self._task, self._batches, self._query = task, batches, query
         self._clip = torch.tensor([query.clip], dtype=torch.float64)
+        # Whether a gradient is finite depends on data without noise, so this count is never sent.
         self.num_broken = 0
 
     @torch.no_grad()
@@ -99,6 +100,7 @@ class HalfStep:
 
         The norm of the noise, which takes a while to compute, is NaN unless ``observe``.
         """
+        # The same code as in a simulation, for one cell: one place to check clipping and rounding.
         found = compute_gradients(
             self._task,
             parameters.view(1, 1, -1),
@@ -158,6 +160,8 @@ class TrainingRounds:
         self._num_steps, self._last_step = settings.steps_of(plan), last_step
         self._gossip_rounds, self._cooldown_rounds = settings.rounds_of(plan)
         self._observed_steps = settings.evaluation_steps(plan)
+        # ``_plan`` stays the plan of all agents; ``_active`` is replaced after losses. Members keep
+        # their first numbers in headers and links, whatever numbers a new plan gives them.
         self._active = activate(plan, tuple(range(plan.num_agents)))
         self._weights = self._active.weights_of(agent)
         self._next: tuple[int, ActivePlan] | None = None
@@ -177,6 +181,7 @@ class TrainingRounds:
     @property
     def stop(self) -> StopNotice:
         """The reason for an end before the last step; ``NO_STOP`` after the last step."""
+        # A notice for a later step than the last one came too late to stop anything.
         if self.step == self._num_steps:
             return NO_STOP
         if self._membership.stop.step <= self.step:
@@ -192,6 +197,7 @@ class TrainingRounds:
                 if self._membership.stop.step <= self.step:
                     return
                 self._advance()
+            # Mixing needs no gradient, so a cool-down releases nothing new and spends nothing.
             for mixing_round in range(self._cooldown_rounds):
                 self.parameters = self._mix(self.parameters, mixing_round)
         finally:
@@ -208,6 +214,7 @@ class TrainingRounds:
 
     def _advance(self) -> None:
         """Run one step: half step, then mixing rounds."""
+        # A new plan must be in force before the step's noise is drawn, at all survivors alike.
         self._follow_losses()
         values, statistics = self.parameters, _no_statistics()
         # A model that is not finite stays as it is: its gradients have no meaning, and a release
@@ -267,6 +274,8 @@ class TrainingRounds:
             stop=self._membership.stop,
         )
         self._exchange.start(own, values)
+        # The next noise is drawn while messages travel. If a stop keeps it from being sent, no
+        # budget is spent on it: its step is reserved later, before the noise is used.
         if prepares and self.step + 1 < self._last_step:
             self._active.noise.prepare(self.step + 1)
         began = time.perf_counter()
@@ -292,6 +301,8 @@ class TrainingRounds:
         return LinkState(header.degree, is_aware=bool(unplanned) and not is_directed)
 
     def _note_losses(self, dropouts: Mapping[int, Dropout]) -> None:
+        # After its own pause this agent cannot tell a lost neighbour from one that has gone on
+        # without it. It leaves rather than declare the others lost.
         if dropouts and self._exchange.was_suspended:
             pause = SUSPENDED_SHARE * self._settings.timeout
             raise LostError(
@@ -310,11 +321,13 @@ class TrainingRounds:
     def _read_headers(self, received: Mapping[int, Received]) -> None:
         for peer, one in received.items():
             self._membership.merge(one.header.noticed, one.header.stop)
+            # Compared in the step before the switch, so that no noise of two plans is ever mixed.
             if one.header.next_plan != self._next_prefix:
                 raise PublicError(
                     f"agent {peer} made another plan for the survivors at step {self.step}"
                 )
         lost = self._membership.lost
+        # The others mix without this agent from now on: it ends rather than train on alone.
         if self._agent in lost:
             raise LostError(f"was declared lost by the others at step {self.step}")
         for peer in lost & set(self._exchange.neighbours):
@@ -326,6 +339,8 @@ class TrainingRounds:
     def _report_losses(self, lost: frozenset[int]) -> None:
         """Stop, or note once for each loss what it means for the rest."""
         if self._settings.on_dropout == "stop":
+            # From the step of the first loss, not from this one: then all agents, which hear of it
+            # at different steps, stop after the same step.
             noticed = self._membership.noticed
             first = min(noticed)
             notice = StopNotice(
@@ -361,6 +376,7 @@ class TrainingRounds:
             self._make_next_plan(switch)
 
     def _make_next_plan(self, switch: int) -> None:
+        # Losses noticed later are not known to all survivors yet; they lead to a plan of their own.
         lost = self._membership.lost_by(switch - self._plan.num_agents)
         members = component_of(self._plan.network.graph, self._agent, lost)
         # A single survivor has no neighbour to cancel noise with; a plan that failed fails again.

@@ -238,7 +238,8 @@ def budget_left(plan: Plan, steps_left: int) -> PrivacyBudget:
     # The precision cap per step is what composes: Δ²b per step, whatever plan a step is under.
     budget, cap = plan.budget, plan.precision_cap
     epsilon = find_promise(cap, budget, num_steps=steps_left).epsilon
-    # The cap of a budget comes from a search in floats, and may exceed the plan's by rounding.
+    # The cap of a budget comes from a search in floats, and may exceed the plan's by rounding. Then
+    # the steps left would spend more than was planned for them: ε is reduced until they do not.
     for attempt in range(_MAX_SHRINKS):
         left = replace(
             budget,
@@ -269,6 +270,7 @@ def _threat_for(threat: ThreatModel, survivors: tuple[int, ...]) -> ThreatModel:
         places = {agent: place for place, agent in enumerate(survivors)}
         left = [[places[a] for a in group if a in places] for group in seeds]
         seeds = tuple(tuple(group) for group in left if group)
+    # At least one agent must be left to protect, or the threat model has no meaning.
     colluders = min(threat.max_colluders, len(survivors) - 1)
     return replace(threat, seeds=seeds, max_colluders=colluders)
 
