@@ -17,11 +17,12 @@ from corn.covariance import (
     Sdp,
     SeedGroups,
     ThreatModel,
+    design,
 )
 from corn.covariance.certificate import SplitSolution
 from corn.errors import CornWarning
 from corn.topology import Graph, mixing_matrix
-from tests.covariance.coalition_check import worst_precision
+from tests.covariance.coalition_check import exact_worst_precision, worst_precision
 
 GRAPHS = {"cycle 6": nx.cycle_graph(6), "wheel 7": nx.wheel_graph(7)}
 # Tr(A R) for b = 1, h = 100, Metropolis weights, one θ for all: cvxpy with Clarabel.
@@ -99,6 +100,13 @@ def test_bound_optimum_and_value_are_in_order_and_every_split_is_feasible(
     assert found.value <= np.trace(A) / cap * (1 + 1e-12)
     if found.converged:
         assert exact.value >= found.value / (1 + 1.01e-3)
+
+
+@pytest.mark.parametrize("seeds", ["pairs", "leave-one-out"])
+def test_the_cap_holds_in_exact_arithmetic(seeds: str) -> None:
+    cap, threat = 0.02, ThreatModel(1, seeds)
+    found = design("ring:6", cap, objective=Horizon(1000), threat=threat)
+    assert 0.999 * cap < exact_worst_precision(found.decomposition, 1) <= cap
 
 
 def test_more_colluders_never_cost_less() -> None:

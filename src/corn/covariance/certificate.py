@@ -21,6 +21,8 @@ from corn.covariance.decomposition import Decomposition
 from corn.covariance.feasibility import scale_to_cap
 from corn.covariance.problem import DesignProblem
 
+_EPS = float(np.finfo(np.float64).eps)
+
 
 @dataclass(frozen=True, eq=False)
 class SplitSolution:
@@ -80,14 +82,21 @@ def scale_split(
 
     ``factors`` are stacked as the buckets of the assembly.
     """
+    n = assembly.num_agents
 
     def worst_precision(scale: float) -> float:
         """Return the largest [(R^(I))⁻¹]_ii at stake, from Cholesky factors: Σ_j (L⁻¹)_ji²."""
-        blocks = [scale * F @ F.transpose(0, 2, 1) for F in factors]
+        # Rounded as the factors of the result, whose squares differ from scaled squares.
+        scaled = [np.sqrt(scale) * F for F in factors]
+        blocks = [F @ F.transpose(0, 2, 1) for F in scaled]
         worst = 0.0
         for number, chunk in enumerate(assembly.chunks):
-            L = np.linalg.cholesky(assembly.hidden(scale * theta, blocks, number))
-            x = np.square(np.linalg.inv(L)).sum(axis=1)
+            hidden = assembly.hidden(scale * theta, blocks, number)
+            x = np.square(np.linalg.inv(np.linalg.cholesky(hidden))).sum(axis=1)
+            # The rounding of an inverse, as in ``scale_covariance``: what is computed below the
+            # cap must be below it in exact arithmetic too.
+            strongest = np.diagonal(hidden, axis1=1, axis2=2).max(axis=1, keepdims=True)
+            x = x * (1 + n * _EPS * strongest * x)
             worst = max(worst, float(x[assembly.coalitions.protected[chunk]].max()))
         return worst
 
