@@ -332,6 +332,11 @@ def test_the_first_order_solver_takes_disjoint_groups_too() -> None:
         (lambda: paper_design(np.eye(3), 0.0), "precision_cap"),
         (lambda: paper_design(np.eye(3), math.nan), "precision_cap"),
         (lambda: design("ring:6", 1.0), "objective must be given with a precision cap"),
+        (lambda: paper_design(np.eye(3), 1.0, None), "mechanism"),  # type: ignore[arg-type]
+        (lambda: paper_design(np.eye(3), 1.0, Corn), "mechanism"),  # type: ignore[arg-type]
+        (lambda: design("ring:6", 1.0, objective="one step"), "objective"),  # type: ignore[arg-type]
+        (lambda: design("ring:6", 1.0, objective=Horizon), "objective"),  # type: ignore[arg-type]
+        (lambda: design("ring:6", 1.0, objective=Horizon(), threat=1), "threat"),  # type: ignore[arg-type]
     ],
 )
 def test_misuse_is_named(make: Any, named: str) -> None:
@@ -339,7 +344,7 @@ def test_misuse_is_named(make: Any, named: str) -> None:
         make()
 
 
-@pytest.mark.parametrize("cap", [np.ones(5), "1", [1.0], None])
+@pytest.mark.parametrize("cap", [np.ones(5), "1", [1.0], None, True])
 def test_a_budget_that_is_no_number_is_named(cap: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="budget must be a PrivacyBudget"):
         design(np.full((5, 5), 0.2), cap, objective=Horizon())

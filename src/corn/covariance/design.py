@@ -15,7 +15,13 @@ import scipy.linalg
 from numpy.typing import ArrayLike
 
 from corn.arrays import FloatArray, as_square_matrix
-from corn.checks import require_choice, require_count, require_in_range, require_positive
+from corn.checks import (
+    require,
+    require_choice,
+    require_count,
+    require_in_range,
+    require_positive,
+)
 from corn.covariance.baselines import Central, Decor, Ldp, NoNoise, ZeroSum
 from corn.covariance.decomposition import split_blocks
 from corn.covariance.dual import ClosedForm, Dual
@@ -193,6 +199,7 @@ def design(
     """
     if isinstance(mechanism, str):
         mechanism = _BY_NAME[require_choice("mechanism", mechanism, MECHANISMS)]
+    _require_records(mechanism, objective, threat)
     W, graph = _read_network(network)
     # One step is no default: noise designed for it accumulates to several times the optimum.
     if objective is None:
@@ -284,10 +291,36 @@ def _read_network(
     return W, graph_of(W)
 
 
+def _require_records(mechanism: object, objective: object, threat: object) -> None:
+    """Raise for names and numbers in the place of records, before a solver trips over them."""
+    # Any class may be a mechanism or an objective, so these are known by their methods. A class
+    # itself, ``Corn`` for ``Corn()``, has them too.
+    require(
+        hasattr(mechanism, "solve") and not isinstance(mechanism, type),
+        "mechanism",
+        f"one of {', '.join(MECHANISMS)}, or a record such as Corn()",
+        repr(mechanism),
+    )
+    require(
+        objective is None or (hasattr(objective, "matrix") and not isinstance(objective, type)),
+        "objective",
+        "an objective such as Horizon(100)",
+        repr(objective),
+    )
+    require(
+        threat is None or isinstance(threat, ThreatModel),
+        "threat",
+        "a ThreatModel",
+        repr(threat),
+        advice="ThreatModel(1) is one insider, EAVESDROPPER none",
+    )
+
+
 def _read_cap(budget: object) -> float:
     if isinstance(budget, PrivacyBudget):
         return budget.precision_cap
-    if not isinstance(budget, Real):
+    # A bool is a number to Python, and surely a mistake here.
+    if isinstance(budget, bool) or not isinstance(budget, Real):
         raise InvalidArgumentError(
             "budget must be a PrivacyBudget, or one precision cap for all agents as a number, "
             f"found {type(budget).__name__}"

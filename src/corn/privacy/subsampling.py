@@ -153,8 +153,8 @@ def _search(excess: Callable[[float], float], start: float, *, epsilon: float) -
         private, exposed, step = private - step, private, 2 * step
         if private < start - _WIDEST_SEARCH:
             raise InfeasibleError(
-                f"no noise brings epsilon to {epsilon:g} by numerical accounting: raise epsilon or "
-                "lower num_steps"
+                f"no noise brings epsilon to {epsilon:g} by numerical accounting: raise epsilon "
+                "or delta, or lower num_steps"
             )
     root = float(brentq(excess, private, exposed, xtol=_SEARCH_TOLERANCE / 2))
     while excess(root) > 0:
