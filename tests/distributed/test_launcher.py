@@ -5,14 +5,15 @@ import math
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from corn.distributed.exchange import StopNotice, StopReason
 from corn.distributed.journal import Progress
-from corn.distributed.launcher import Placement, ProgressTable, draw_table
-from corn.distributed.processes import is_suspended
+from corn.distributed.launcher import Placement, ProgressTable, draw_table, launch
+from corn.distributed.processes import AgentProcesses, is_suspended
 from corn.distributed.results import (
     AgentResult,
     Failure,
@@ -24,7 +25,11 @@ from corn.distributed.results import (
     raise_common_failure,
     require_done,
 )
+from corn.distributed.settings import RunSettings
 from corn.errors import CornError, InvalidArgumentError, StoppedByUserError
+from corn.plan import save_plan
+
+from .harness import WORKLOAD, small_plan
 
 KILLED = Failure(FailureKind.ENDED, exit_code=-signal.SIGKILL)
 
@@ -37,6 +42,24 @@ def done(
 
 def failed(agent: int, failure: Failure, notes: tuple[str, ...] = ()) -> AgentResult:
     return AgentResult(agent, RunStatus.FAILED, failure=failure, notes=notes)
+
+
+def test_a_second_ctrl_c_ends_all_processes_and_reports_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents have spent budget and written checkpoints, so it is not as if nothing happened."""
+    closed: list[AgentProcesses] = []
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(AgentProcesses, "start", lambda _: None)
+    monkeypatch.setattr(AgentProcesses, "poll", interrupt)
+    monkeypatch.setattr(AgentProcesses, "close", lambda own: closed.append(own))
+    save_plan(small_plan("ring:3", 5), tmp_path / "plan.corn")
+    with pytest.raises(StoppedByUserError, match="--resume continues from the newest checkpoint"):
+        launch(tmp_path / "plan.corn", WORKLOAD, out=tmp_path / "out", settings=RunSettings())
+    assert len(closed) == 1
 
 
 def test_the_table_shows_every_agent() -> None:

@@ -29,7 +29,7 @@ from corn.distributed.results import (
 )
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.distributed.storage import Folders
-from corn.errors import InvalidArgumentError
+from corn.errors import InvalidArgumentError, StoppedByUserError
 from corn.learn.monitor import catch_interruption
 from corn.learn.problem import TrainingProblem
 from corn.learn.result import Result
@@ -162,6 +162,7 @@ def launch(
 
     Raises:
         CornError: no agent has a result; the message has the reason.
+        StoppedByUserError: a person stopped all agents before the first step, or twice.
     """
     place = placement or Placement()
     plan = load_plan(source) if isinstance(source, Path) else None
@@ -245,6 +246,13 @@ def _watch(processes: AgentProcesses, table: ProgressTable) -> bool:
                 table.update(processes.progress, processes.results)
                 if interruption.requested:
                     processes.request_stop()
+    except KeyboardInterrupt as error:
+        # Agents have written files and spent budget by now, which the user must know.
+        raise StoppedByUserError(
+            "ended by a second signal; ledgers count all releases, and --resume continues from the "
+            "newest checkpoint that all agents have"
+        ) from error
+    else:
         return interruption.requested
     finally:
         processes.close()
