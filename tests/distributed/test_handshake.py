@@ -13,6 +13,7 @@ from corn.distributed.handshake import (
     Agreement,
     HandshakeError,
     Hello,
+    NoReleasesLeftError,
     announcing_failure,
     check_guarantee,
     compare_hellos,
@@ -162,7 +163,8 @@ def test_between_two_agents_agent_0_is_the_standard() -> None:
     ("error", "told"),
     [
         (InfeasibleError("agent 1: the plan is weak"), "agent 1: the plan is weak"),
-        (BudgetSpentError("agent 1: spent"), "agent 1: spent"),
+        (NoReleasesLeftError("agent 1: spent"), "agent 1: spent"),
+        (BudgetSpentError("agent 1: /data/HIV/keys: spent"), "BudgetSpentError; only its owner"),
         (CornError("agent 1: /data/HIV/doe.dcm: missing"), "CornError; only its owner sees"),
         (FileFormatError("agent 1: row 7 has 3.14"), "FileFormatError; only its owner sees"),
     ],

@@ -46,6 +46,10 @@ class HandshakeError(PublicError):
         super().__init__(message)
 
 
+class NoReleasesLeftError(PublicError, BudgetSpentError):
+    """A run that cannot start, because the ledger of an agent allows no more releases."""
+
+
 @dataclass(frozen=True)
 class Hello:
     """The terms that an agent publishes.
@@ -143,8 +147,9 @@ def is_public(error: Exception) -> bool:
     This is an allow list. Any other error may quote data, or the name of a file that describes its
     owner, and no ε covers that.
     """
-    # By type, never by text: a new kind of error is private until it is listed here.
-    return isinstance(error, PublicError | InfeasibleError | BudgetSpentError)
+    # By type, never by text: a new kind of error is private until it is listed here. A ledger's own
+    # ``BudgetSpentError`` names its file, and is not.
+    return isinstance(error, PublicError | InfeasibleError)
 
 
 def _name_kind(error: BaseException) -> str:
@@ -210,7 +215,7 @@ def require_budget(agreement: Agreement) -> None:
     """Raise unless every ledger allows at least one release."""
     if agreement.max_steps == 0:
         crashed = f", {agreement.reserved} of it reserved by a run that crashed"
-        raise BudgetSpentError(
+        raise NoReleasesLeftError(
             f"agent {agreement.scarce}'s ledger allows no more releases under this plan: its "
             f"budget is spent{crashed if agreement.reserved else ''}"
         )
