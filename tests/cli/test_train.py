@@ -9,6 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from corn import learn
+from corn.learn import method
 from corn.plan import fingerprint, load_plan
 
 from .commands import Runner
@@ -118,20 +119,59 @@ def test_networks_are_trained_on_images(corn: Runner, model: str) -> None:
 @pytest.mark.parametrize(
     ("options", "exit_code", "message"),
     [
-        (["--mechanism", "magic"], 1, "mechanism must be one of corn"),
+        (["--mechanism", "corn,magic"], 1, "mechanism must be one of corn"),
+        (["--mechanism", "ldp,corn,ldp"], 1, "must be different names, found ldp twice"),
         (["--step-size", "big"], 1, "step-size must be numbers"),
+        (["--step-size", "0"], 1, "step size must be positive"),
+        (["--step-size", "0.1,0.1"], 1, "step-size must be different numbers, found '0.1,0.1'"),
+        (["--device", "abacus"], 1, "device must be available to torch"),
+        (["--graph", "ring:410"], 1, "num_agents must be at most 409, found 410"),
         (["--partition", "even"], 1, "partition must be iid"),
         (["--model", "cnn"], 1, "which has no images"),
         (["--epsilon", "-1"], 1, "epsilon must be positive"),
         (["--schedule", "linear"], 2, "linear"),
     ],
 )
-def test_bad_options_are_refused(
-    corn: Runner, options: list[str], exit_code: int, message: str
+def test_bad_options_are_refused_before_any_design(
+    corn: Runner,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    exit_code: int,
+    message: str,
 ) -> None:
+    monkeypatch.setattr(method, "design", None)
     outcome = corn("train", *QUICK, *options)
     assert outcome.exit_code == exit_code
     assert message in " ".join(outcome.stderr.split())
+
+
+def test_one_agent_is_trained_with_the_default_options(corn: Runner) -> None:
+    """A single agent has nobody inside the network, so its adversary is an eavesdropper."""
+    outcome = corn("train", *QUICK, "--graph", "complete:1", "--step-size", 0.1, "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    contenders = json.loads(outcome.stdout)["contenders"]
+    assert "eavesdropper" in contenders["corn"]["against"]
+    assert "insider" not in contenders["corn"]["against"]
+
+
+@pytest.mark.parametrize("graph", ["torus:20x20", "torus:32x32"])
+def test_a_network_too_large_for_pair_seeds_is_refused_with_the_option_to_use(
+    corn: Runner, graph: str
+) -> None:
+    outcome = corn("train", "--task", "digits", "--graph", graph, "--steps", 2)
+    assert outcome.exit_code == 1
+    assert outcome.stderr.count("\n") == 1
+    assert "--colluders 0" in outcome.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("graph", ["torus:20x20", "ring:500", "torus:32x32"])
+def test_large_networks_are_trained_against_an_eavesdropper(corn: Runner, graph: str) -> None:
+    options = ("--steps", 2, "--step-size", 0.1, "--mechanism", "corn,ldp", "--colluders", 0)
+    outcome = corn("train", "--task", "digits", "--graph", graph, *options, "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    for own in json.loads(outcome.stdout)["contenders"].values():
+        assert own["simulated_epsilon"] == pytest.approx(10)
 
 
 @pytest.fixture

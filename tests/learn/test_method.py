@@ -3,9 +3,17 @@
 import numpy as np
 import pytest
 
-from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, Horizon, ThreatModel, design
+from corn.covariance import (
+    DEFAULT_THREAT,
+    EAVESDROPPER,
+    Decomposition,
+    Horizon,
+    ThreatModel,
+    design,
+)
 from corn.errors import InvalidArgumentError
 from corn.learn import Method, make_methods
+from corn.plan.plan import coalition_precisions
 from corn.privacy import ClippedQuery, PrivacyBudget
 from corn.topology import load_network
 
@@ -60,6 +68,27 @@ def test_mechanisms_with_seeds_of_their_own_hold_against_an_eavesdropper_only() 
     methods = make_methods(names, NETWORK, BUDGET, objective=Horizon(5))
     insider, outsider = DEFAULT_THREAT.describe(), EAVESDROPPER.describe()
     assert [method.against for method in methods] == [insider, insider, outsider, outsider]
+
+
+def test_one_agent_has_no_insiders() -> None:
+    made = make_methods(["corn", "ldp"], load_network("complete:1"), BUDGET, objective=Horizon(5))
+    assert [method.threat for method in made] == [EAVESDROPPER, EAVESDROPPER]
+
+
+def test_noise_without_shared_seeds_is_checked_once_and_not_per_coalition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One check takes a second at a thousand agents; a thousand checks would take minutes."""
+    sizes = []
+
+    def count(shares: Decomposition, max_colluders: int) -> object:
+        sizes.append(max_colluders)
+        return coalition_precisions(shares, max_colluders)
+
+    monkeypatch.setattr("corn.learn.method.coalition_precisions", count)
+    (ldp,) = make_methods(["ldp"], load_network("torus:32x32"), BUDGET, objective=Horizon(5))
+    assert ldp.threat.max_colluders == DEFAULT_THREAT.max_colluders
+    assert set(sizes) == {0}
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from corn import learn
-from corn.covariance import EAVESDROPPER, Horizon, design
+from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, Horizon, ThreatModel, design
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
 from corn.learn import Method, load_parameters, make_methods, make_workload, train
 from corn.learn.tasks import LinearClassifier
@@ -234,6 +234,21 @@ def test_secret_keys_give_a_promise_that_holds() -> None:
     assert float(result.last_rows[0]["epsilon"]) == pytest.approx(10, rel=1e-5)
     assert float(result.last_rows[0]["epsilon"]) <= 10
     assert np.isnan(float(result.last_rows[0]["simulated_epsilon"]))
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize(("num_agents", "threat"), [(4, DEFAULT_THREAT), (1, EAVESDROPPER)])
+def test_noise_is_designed_against_one_insider_if_there_is_one(
+    num_agents: int, threat: ThreatModel, secure: bool
+) -> None:
+    result = train(
+        f"complete:{num_agents}",
+        BUDGET,
+        model=LinearClassifier(3, 2),
+        datasets=make_datasets(num_agents),
+        secure=secure,
+    )
+    assert result.trials[0].method.threat == threat
 
 
 def test_a_plan_is_run_with_secret_keys() -> None:

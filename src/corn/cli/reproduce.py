@@ -77,7 +77,10 @@ def reproduce(
         str | None,
         typer.Option(help="Run on dask or ray, with :ADDRESS for a running cluster."),
     ] = None,
-    cache: Annotated[Path | None, typer.Option(help="Directory of data sets.")] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Directory of data sets. (Default: $CORN_DATA, or the user's cache.)"),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the claims as JSON.")] = False,
 ) -> None:
     """Reproduce the paper's figures with further methods; finished cells are not computed again."""

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from corn import learn
+from corn.checks import require
 from corn.cli.learning import LEARNING, LearningOptions, draw_run, let_plan_decide, write_run
 from corn.cli.options import (
     BudgetOptions,
@@ -178,25 +179,24 @@ def train(
             network=mixing.load_network(graph),
             budget=budget.make_for_batches(learning.batch_size),
             objective=mixing.choose_objective(budget.steps),
-            threat=threat.make(),
+            threat=threat.make_if_given(),
             gossip_rounds=mixing.gossip_rounds,
             cooldown_rounds=mixing.cooldown,
         )
     else:
         raise typer.BadParameter("give a graph or a --plan", param_hint="--graph")
+    # Options are checked before anything is designed, which can take minutes.
+    step_sizes = _parse_step_sizes(step_size, learning)
+    settings = simulation.make_settings(terms, learning, runs)
     problem = learning.make_workload().build(terms.network.num_agents)
     methods = _make_methods(mechanism, terms)
     _note_exposed(methods)
-    trials = learn.make_grid(
-        methods,
-        step_sizes=_parse_step_sizes(step_size, is_quadratic=learning.is_quadratic),
-        schedule=learning.choose_schedule(),
-    )
+    trials = learn.make_grid(methods, step_sizes=step_sizes, schedule=learning.choose_schedule())
     result = learn.run_sweep(
         problem,
         terms.network,
         trials,
-        settings=simulation.make_settings(terms, learning, runs),
+        settings=settings,
         checkpoint=checkpoint,
         resume=checkpoint is not None,
     )
@@ -225,7 +225,7 @@ class _TrainingTerms:
     network: Network
     budget: PrivacyBudget
     objective: Objective
-    threat: ThreatModel
+    threat: ThreatModel | None
     gossip_rounds: int
     cooldown_rounds: int
     plan: Plan | None = None
@@ -275,10 +275,15 @@ def _note_exposed(methods: Sequence[learn.Method]) -> None:
         )
 
 
-def _parse_step_sizes(text: str | None, *, is_quadratic: bool) -> tuple[float, ...]:
+def _parse_step_sizes(text: str | None, learning: LearningOptions) -> tuple[float, ...]:
     if text is None:
-        return (0.01,) if is_quadratic else learn.STEP_SIZES
-    return parse_numbers("step-size", text, example="0.1,0.01")
+        return (0.01,) if learning.is_quadratic else learn.STEP_SIZES
+    sizes = parse_numbers("step-size", text, example="0.1,0.01")
+    for size in sizes:
+        learn.make_schedule(size, learning.choose_schedule())
+    is_unique = len(set(sizes)) == len(sizes)
+    require(is_unique, "step-size", "different numbers", repr(text), advice="try 0.1,0.01")
+    return sizes
 
 
 def _collect_facts(

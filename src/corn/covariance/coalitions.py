@@ -22,8 +22,8 @@ from corn.covariance.threat import SeedGroups
 from corn.errors import InvalidArgumentError
 
 _ADVICE = (
-    "design against fewer insiders (--colluders 0: an eavesdropper alone) or share fewer seeds "
-    "(--seeds edges)"
+    "design against fewer insiders, or an eavesdropper alone (--colluders 0; in Python "
+    "threat=ThreatModel(0))"
 )
 _MAX_TABLE_BYTES = 400_000_000
 _CHUNK_ENTRIES = 4_000_000  # 32 MB of float64 for the matrices of a chunk

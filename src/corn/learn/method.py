@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from corn.arrays import FloatArray, as_symmetric_matrix
-from corn.checks import require_choice
+from corn.checks import require, require_choice
 from corn.covariance import (
-    DEFAULT_THREAT,
     Decomposition,
     Design,
     MechanismName,
@@ -108,7 +107,8 @@ class Method:
         """
         if threat is None:
             threat = noise.threat if isinstance(noise, Design) else EAVESDROPPER
-        shares, max_colluders = _shares_of(noise), threat.max_colluders
+        shares = _shares_of(noise)
+        max_colluders = _count_colluders(shares, threat)
         if isinstance(noise, Design):
             worst = max(float(p.max()) for *_, p in coalition_precisions(shares, max_colluders))
             cap = (set_aside(budget) if counts_floats else budget).precision_cap
@@ -189,9 +189,7 @@ class Method:
             total = float(self.noise.covariance.sum())
             return np.full(self.noise.num_agents, 1 / total if total else math.inf)
         worst = np.zeros(self.noise.num_agents)
-        # Insiders know the seeds they share. Without shared seeds they know no more than an
-        # eavesdropper, and there are no coalitions to check.
-        max_colluders = self.threat.max_colluders if self.noise.seed_groups else 0
+        max_colluders = _count_colluders(self.noise, self.threat)
         for _, honest, precision in coalition_precisions(self.noise, max_colluders):
             worst[list(honest)] = np.maximum(worst[list(honest)], precision)
         return worst
@@ -235,6 +233,13 @@ class Trial:
         return f"{self.method.name}, step size {self.schedule.describe()}"
 
 
+def _count_colluders(shares: Decomposition, threat: ThreatModel) -> int:
+    """Return the size of the coalitions to check."""
+    # Insiders know the seeds they share. Without shared seeds they know no more than an
+    # eavesdropper, and checking them one by one would take minutes on a large network.
+    return threat.max_colluders if shares.seed_groups else 0
+
+
 def _shares_of(noise: Design | Decomposition | ArrayLike) -> Decomposition:
     if isinstance(noise, Decomposition):
         return noise
@@ -257,21 +262,30 @@ def make_methods(
     budget: PrivacyBudget,
     *,
     objective: Objective,
-    threat: ThreatModel = DEFAULT_THREAT,
+    threat: ThreatModel | None = None,
 ) -> list[Method]:
     """Make methods for the mechanisms named, each designed for the budget under one objective.
 
     ``none`` clips but has no noise; ``unclipped`` has neither; ``central`` trusts a server.
     ``corn`` is designed against ``threat``, and ``ldp``, which shares no seeds, holds against it
-    too. ``decor`` and ``zero-sum`` hold against an eavesdropper only, whatever the threat.
+    too; None is the default of ``corn.design``, one insider. ``decor`` and ``zero-sum`` hold
+    against an eavesdropper only, whatever the threat.
     """
+    # All names are checked before the first design, which can take minutes.
+    for name in names:
+        require_choice("mechanism", name, METHOD_NAMES)
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    require(not repeated, "mechanism", "different names", f"{', '.join(repeated)} twice")
     return [_make_method(name, network, budget, objective, threat) for name in names]
 
 
 def _make_method(
-    name: str, network: Network, budget: PrivacyBudget, objective: Objective, threat: ThreatModel
+    name: str,
+    network: Network,
+    budget: PrivacyBudget,
+    objective: Objective,
+    threat: ThreatModel | None,
 ) -> Method:
-    require_choice("mechanism", name, METHOD_NAMES)
     if name == "unclipped":
         return Method.non_private(name=name)
     if name == "none":

@@ -169,7 +169,7 @@ def _check_labels(labels: ArrayLike, num_agents: int) -> IntArray:
         "num_agents",
         num_agents,
         most=len(found),
-        advice="each agent needs at least one sample",
+        advice="each agent needs a sample of its own; take fewer agents or a larger data set",
     )
     return found.astype(np.int64)
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from corn.checks import require_length
-from corn.covariance import DEFAULT_THREAT, Decomposition, Design, default_objective, design
+from corn.covariance import Decomposition, Design, default_objective, design
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
 from corn.learn.batches import AgentData
 from corn.learn.method import Method, Trial
@@ -57,7 +57,8 @@ def train(
         budget: the promise; its unit decides what is clipped. None trains without privacy, or with
             the plan's budget.
         noise: a design or decomposition for this budget; by default the plan's, or a design of
-            mechanism ``corn`` against ``DEFAULT_THREAT`` (one insider) with the default objective.
+            mechanism ``corn`` with the default threat (one insider; an eavesdropper if there is one
+            agent) and the default objective.
         model: any ``torch.nn.Module`` without batch normalisation and dropout, or a ``Task``.
         loss: for a module: (outputs, targets) → mean loss.
         datasets: one per agent; a data loader stands for its data set.
@@ -213,6 +214,6 @@ def _make_method(
         # part of the budget is set aside.
         cap = (set_aside(budget) if secure else budget).precision_cap
         objective = default_objective(budget.num_steps, *rounds)
-        noise = design(network, cap, objective=objective, threat=DEFAULT_THREAT)
+        noise = design(network, cap, objective=objective)
     name = noise.mechanism if isinstance(noise, Design) else "given noise"
     return network, Method.private(name, noise, budget, counts_floats=secure)

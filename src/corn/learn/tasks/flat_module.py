@@ -164,7 +164,7 @@ def explained(inputs: Tensor, targets: Tensor) -> Iterator[None]:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         raise InvalidArgumentError(
-            f"model and loss must accept the samples, found {_describe(inputs)} and targets "
+            f"model and loss must accept the samples, found inputs {_describe(inputs)} and targets "
             f"{_describe(targets)}, on which they failed: {_first_line(error)}"
         ) from error
 
