@@ -130,6 +130,8 @@ def test_networks_are_trained_on_images(corn: Runner, model: str) -> None:
         (["--model", "cnn"], 1, "which has no images"),
         (["--epsilon", "-1"], 1, "epsilon must be positive"),
         (["--schedule", "linear"], 2, "linear"),
+        (["--parquet"], 2, "needs --out"),
+        (["--out", __file__], 2, "must be a directory, found a file"),
     ],
 )
 def test_bad_options_are_refused_before_any_design(

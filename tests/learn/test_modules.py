@@ -322,7 +322,7 @@ FROZEN = nn.Linear(3, 2).requires_grad_(False)
         (FROZEN, functional.cross_entropy, "parameters that are not frozen"),
         (nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="none"), r"one number.*found shape \(2,\)"),
         (nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="sum"), "found the sum"),
-        (nn.Linear(4, 2), functional.cross_entropy, r"found float32 of shape \(3,\)"),
+        (nn.Linear(4, 2), functional.cross_entropy, r"found inputs float32 of shape \(3,\)"),
         (nn.Linear(3, 1), functional.cross_entropy, "must accept the samples"),
     ],
 )

@@ -107,8 +107,16 @@ class OutputOptions:
         Path | None, typer.Option(help="Directory for TensorBoard.", rich_help_panel=_OUTPUT)
     ] = None
 
-    def require_libraries(self) -> None:
-        """Raise for missing libraries before the training, not after it."""
+    def check(self) -> None:
+        """Raise before the training, not after it, if a file could not be written."""
+        if self.parquet and self.out is None:
+            raise typer.BadParameter(
+                "needs --out, the directory to write to", param_hint="--parquet"
+            )
+        if self.out is not None and self.out.exists() and not self.out.is_dir():
+            raise typer.BadParameter(
+                f"must be a directory, found a file {self.out}", param_hint="--out"
+            )
         if self.parquet or self.tensorboard:
             learn.require_writers(parquet=self.parquet, tensorboard=self.tensorboard is not None)
 
@@ -171,7 +179,7 @@ def train(
     json: JsonOption = False,
 ) -> None:
     """Train with several mechanisms side by side, at the same privacy, on the same batches."""
-    output.require_libraries()
+    output.check()
     if plan is not None:
         terms = _read_plan(context, load_plan(plan))
     elif graph is not None:
