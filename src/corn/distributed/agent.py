@@ -159,6 +159,7 @@ def run_problem(
     partitioned, on which all must agree. The other arguments are those of :func:`run_agent`.
     """
     agent, reports = rendezvous.agent, reports or Reports()
+    # However the run ends, links are closed, so that neighbours notice, and the ledger is unlocked.
     with ExitStack() as stack:
         with announcing_failure(rendezvous), naming_agent(agent):
             # Check. The agent verifies the plan itself before it publishes or writes anything.
@@ -274,6 +275,7 @@ def prepare_work(
         sampling_rate=query.sampling_rate,
         divide_by_batch_size=query.unit == "sample",
     )
+    # All agents start from the same model: its seed is public, and the handshake compares a hash.
     return Work(
         half_step=HalfStep(problem.task, CellBatches(sampler, cell), query),
         data=EvaluationData(problem.task, parts, problem.has_public_parts),
@@ -295,9 +297,9 @@ def make_hello(
         start=hashlib.sha256(work.start.numpy().tobytes()).hexdigest()[:16],
         roster=keyring.digest_roster(),
         settings=settings.describe(plan) | {"partition of data": data, "streams": STREAM_FORMAT},
-        nonce=keyring.ledger.nonce.hex(),
+        nonce=keyring.ledger.nonce.hex(),  # public: noise follows from it only with the keys
         remaining=keyring.ledger.remaining,
-        checkpoints=tuple(sorted(steps | {0})),
+        checkpoints=tuple(sorted(steps | {0})),  # the initial model needs no file
         reserved=keyring.ledger.reserved_before,
     )
 

@@ -305,6 +305,7 @@ def _join_torchrun(timeout: float, interruption: Interruption | None) -> Rendezv
         raise CornError(
             f"{missing[0]} is not set: start agents with torchrun, or give --agent and --store"
         )
+    # Torch would raise a ValueError, which no command reports in one line.
     for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
         if not os.environ[name].isdecimal():
             raise CornError(f"{name} must be a number, found {os.environ[name]!r}")
@@ -332,6 +333,7 @@ def _join_torchrun(timeout: float, interruption: Interruption | None) -> Rendezv
         size,
         timeout=timeout,
         address=address,
+        # Where torchrun itself hosts the store, it outlasts rank 0.
         is_host=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
         interruption=interruption,
     )
