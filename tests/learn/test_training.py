@@ -251,6 +251,32 @@ def test_noise_is_designed_against_one_insider_if_there_is_one(
     assert result.trials[0].method.threat == threat
 
 
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_network_too_large_for_pair_seeds_is_trained_against_an_eavesdropper(
+    secure: bool,
+) -> None:
+    given: dict[str, Any] = {
+        "model": LinearClassifier(3, 2),
+        "datasets": [(own[0][:2], own[1][:2]) for own in make_datasets(400)],
+        "secure": secure,
+        "num_steps": 2,
+    }
+    with pytest.raises(InvalidArgumentError, match=r"threat=ThreatModel\(0\)"):
+        train("torus:20x20", BUDGET, **given)
+    result = train("torus:20x20", BUDGET, threat=ThreatModel(0), **given)
+    assert result.trials[0].method.threat == EAVESDROPPER
+    assert result.is_simulated != secure
+
+
+def test_given_noise_must_hold_against_the_threat() -> None:
+    outside = design("ring:4", BUDGET, threat=EAVESDROPPER)
+    given: dict[str, Any] = {"model": LinearClassifier(3, 2), "datasets": make_datasets()}
+    with pytest.raises(InvalidArgumentError, match="does not keep its budget against"):
+        train("ring:4", BUDGET, outside, threat=DEFAULT_THREAT, **given)
+    with pytest.raises(InvalidArgumentError, match="need a budget"):
+        train("ring:4", threat=DEFAULT_THREAT, **given)
+
+
 def test_a_plan_is_run_with_secret_keys() -> None:
     plan = make_plan(load_network("ring:4"), BUDGET)
     result = train(plan, model=LinearClassifier(3, 2), datasets=make_datasets(), secure=True)

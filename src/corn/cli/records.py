@@ -18,6 +18,7 @@ def spread_records(command: Callable[..., None]) -> Callable[..., None]:
     Typer accepts single options only. Without records, each command with a privacy budget would
     repeat all options of a budget and their defaults.
     """
+    # Annotations are text where a module postpones them; typer needs the types themselves.
     parameters = inspect.signature(command, eval_str=True).parameters.values()
     records = {
         p.name: p.annotation

@@ -93,6 +93,8 @@ class Simulation:
 
     def stop_runs(self, runs: Tensor) -> None:
         """Stop the runs marked in a mask of shape (seeds, trials); their models stay at zero."""
+        # A step size of zero alone would not stop a run that broke down: 0 times an infinite
+        # gradient is NaN, and mixing would keep it.
         self._alive &= ~runs
         self.parameters.masked_fill_(runs.to(self.parameters.device)[:, None, :, None], 0.0)
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from corn.checks import require_length
-from corn.covariance import Decomposition, Design, default_objective, design
+from corn.covariance import Decomposition, Design, ThreatModel, default_objective, design
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
 from corn.learn.batches import AgentData
 from corn.learn.method import Method, Trial
@@ -40,6 +40,7 @@ def train(
     test: DataSource | None = None,
     step_size: float | Schedule = 0.01,
     schedule: ScheduleName = "constant",
+    threat: ThreatModel | None = None,
     num_steps: int | None = None,
     batch_size: int | None = None,
     seeds: Sequence[int] = (0,),
@@ -57,8 +58,7 @@ def train(
         budget: the promise; its unit decides what is clipped. None trains without privacy, or with
             the plan's budget.
         noise: a design or decomposition for this budget; by default the plan's, or a design of
-            mechanism ``corn`` with the default threat (one insider; an eavesdropper if there is one
-            agent) and the default objective.
+            mechanism ``corn`` against ``threat`` with the default objective.
         model: any ``torch.nn.Module`` without batch normalisation and dropout, or a ``Task``.
         loss: for a module: (outputs, targets) → mean loss.
         datasets: one per agent; a data loader stands for its data set.
@@ -66,6 +66,9 @@ def train(
         test: samples to measure on.
         step_size: η₁, or a schedule.
         schedule: ``constant``, ``inverse-sqrt`` or ``cosine``, if ``step_size`` is a number.
+        threat: the adversary that the noise must hold against; by default the plan's, or that of
+            the given noise, or one insider (an eavesdropper if there is one agent only). For
+            networks too large for a seed per pair, take ``ThreatModel(0)``, an eavesdropper.
         num_steps: T; by default the budget's.
         batch_size: samples per mini-batch; by default the budget's, else each agent's whole data.
         seeds: one run for each.
@@ -98,7 +101,7 @@ def train(
     """
     task = make_task(model, loss)
     rounds = _choose_rounds(source, gossip_rounds, cooldown_rounds)
-    network, method = _make_method(source, budget, noise, rounds, secure=secure)
+    network, method = _make_method(source, budget, noise, rounds, threat=threat, secure=secure)
     query = method.query
     settings = SweepSettings(
         num_steps=_choose_steps(num_steps, method.budget),
@@ -197,23 +200,26 @@ def _make_method(
     noise: Design | Decomposition | None,
     rounds: tuple[int, int],
     *,
+    threat: ThreatModel | None,
     secure: bool,
 ) -> tuple[Network, Method]:
     # A plan was checked as a whole: another budget or other noise would void its promise.
     if isinstance(source, Plan):
-        if budget is not None or noise is not None:
-            raise InvalidArgumentError("budget and noise must be None with a plan, which has both")
+        if budget is not None or noise is not None or threat is not None:
+            raise InvalidArgumentError(
+                "budget, noise and threat must be None with a plan, which has all three"
+            )
         return source.network, Method.from_plan(source)
     network = source if isinstance(source, Network) else load_network(source)
     if budget is None:
-        if noise is not None or secure:
-            raise InvalidArgumentError("noise and secure need a budget, found None")
+        if noise is not None or threat is not None or secure:
+            raise InvalidArgumentError("noise, threat and secure need a budget, found None")
         return network, Method.non_private()
     if noise is None:
         # Noise that protects somebody must also cover the rounding of floating point, for which a
         # part of the budget is set aside.
         cap = (set_aside(budget) if secure else budget).precision_cap
         objective = default_objective(budget.num_steps, *rounds)
-        noise = design(network, cap, objective=objective)
+        noise = design(network, cap, objective=objective, threat=threat)
     name = noise.mechanism if isinstance(noise, Design) else "given noise"
-    return network, Method.private(name, noise, budget, counts_floats=secure)
+    return network, Method.private(name, noise, budget, threat=threat, counts_floats=secure)
