@@ -32,6 +32,8 @@ from corn.noise import SecureSource, draw_all_shares, simulated_keys
 from corn.plan import Plan, fingerprint, load_plan, make_plan, save_plan, verify_plan
 from corn.plan.plan import prove_lower_bound
 from corn.plan.verify import guarantees_against
+from corn.privacy import subsampling
+from corn.privacy.floats import set_aside
 
 from ..mutations import find_complaint, is_clear
 
@@ -217,6 +219,33 @@ def test_forged_promises_are_detected(plan: Plan, tmp_path: Path) -> None:
         found = verify_plan(load_plan(rewrite(plan, tmp_path / "forged.corn", change)))
         assert not found.passed
         assert any(words in problem for problem in found.problems), (words, found.problems)
+
+
+@pytest.mark.parametrize("difference", [-1e-4, 1e-4])
+def test_a_plan_is_judged_by_its_epsilon_not_by_the_cap_that_another_search_finds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, difference: float
+) -> None:
+    sampled = dataclasses.replace(BUDGET, unit="sample", batch_size=8, sampling_rate=0.1)
+    plan = make_plan(load_network("ring:4"), sampled)
+    weaker = dataclasses.replace(plan, decomposition=_scale(plan.decomposition, 0.999))
+    save_plan(plan, tmp_path / "plan.corn")
+    save_plan(weaker, tmp_path / "weaker.corn")
+
+    def calibrate(*args: Any, **options: Any) -> float:
+        return (1 + difference) * found(*args, **options)
+
+    found = subsampling.calibrate_precision
+    monkeypatch.setattr(subsampling, "calibrate_precision", calibrate)
+    loaded = load_plan(tmp_path / "plan.corn")
+    assert set_aside(loaded.budget).precision_cap != plan.precision_cap
+    assert verify_plan(loaded).passed
+    exposed = verify_plan(load_plan(tmp_path / "weaker.corn")).guarantees
+    assert all(guarantee.epsilon > 3 for guarantee in exposed)
+
+
+def _scale(shares: Decomposition, scale: float) -> Decomposition:
+    factors = tuple(np.sqrt(scale) * factor for factor in shares.factors)
+    return Decomposition(scale * shares.private_variance, shares.seed_groups, factors)
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-300, 1.0, 1e300, 1e308])

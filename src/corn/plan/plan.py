@@ -41,7 +41,7 @@ from corn.noise.grid import (
     count_parameters,
     require_provable,
 )
-from corn.privacy import PrivacyBudget, gaussian
+from corn.privacy import PrivacyBudget, account_precision, gaussian
 from corn.privacy.floats import FloatLoss, set_aside
 from corn.topology import Graph, Network
 from corn.version import __version__
@@ -53,6 +53,7 @@ _BOUND_ITERATIONS = 100
 _BOUND_TOLERANCE = 1e-6
 # Coalitions are checked one by one, each with an eigendecomposition.
 _MAX_COALITIONS = 200_000
+_CAP_SPREAD = 0.01  # relative, of caps that searches may find
 _MAX_SCALINGS = 30
 _SCALING_MARGIN = 1e-14
 
@@ -122,7 +123,24 @@ class Plan:
     @cached_property
     def precision_cap(self) -> float:
         """b: the largest [R⁻¹]_ii that keeps the budget after the reserve for floating point."""
-        return set_aside(self.budget).precision_cap
+        ideal = set_aside(self.budget)
+        cap, query = ideal.precision_cap, self.budget.query
+        if not query.is_subsampled:
+            return cap
+        # Under Poisson sampling a search finds the cap, and may stop at another one on another host
+        # or in another version. The bound on ε decides whether noise keeps the promise, so the cap
+        # of a plan is the precision of its own noise where that is near the cap found here and the
+        # bound confirms it. Else plans would be refused, for ε or for their claimed lower bound.
+        worst = max(
+            float(precision.max())
+            for _, _, precision in coalition_precisions(
+                self.decomposition, self.threat.max_colluders
+            )
+        )
+        if not abs(worst - cap) <= _CAP_SPREAD * cap:
+            return cap
+        loss = account_precision([worst], query, num_steps=self.budget.num_steps)
+        return worst if loss.worst_epsilon(ideal.delta) <= ideal.epsilon else cap
 
     @cached_property
     def float_loss(self) -> FloatLoss:
