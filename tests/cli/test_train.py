@@ -66,6 +66,23 @@ def test_a_checkpoint_is_resumed(corn: Runner, tmp_path: Path) -> None:
     assert first["contenders"] == again["contenders"]
 
 
+def test_a_second_ctrl_c_leaves_the_last_checkpoint(
+    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("corn.learn.api.run_sweep", interrupt)
+    path = tmp_path / "state"
+    arguments = ("train", *QUICK, "--mechanism", "ldp", "--checkpoint", path)
+    outcome = corn(*arguments)
+    assert (outcome.exit_code, outcome.stderr) == (130, "corn: interrupted; nothing was written\n")
+    path.touch()
+    outcome = corn(*arguments)
+    assert outcome.exit_code == 130
+    assert f"resumes from the last checkpoint in {path}" in outcome.stderr
+
+
 def test_the_paper_s_quadratic(corn: Runner) -> None:
     outcome = corn(
         "train", "--task", "quadratic", "--graph", "er:n=20,p=0.2,seed=1", "--steps", 300, "--json"

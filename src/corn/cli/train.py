@@ -200,14 +200,23 @@ def train(
     methods = _make_methods(mechanism, terms)
     _note_exposed(methods)
     trials = learn.make_grid(methods, step_sizes=step_sizes, schedule=learning.choose_schedule())
-    result = learn.run_sweep(
-        problem,
-        terms.network,
-        trials,
-        settings=settings,
-        checkpoint=checkpoint,
-        resume=checkpoint is not None,
-    )
+    try:
+        result = learn.run_sweep(
+            problem,
+            terms.network,
+            trials,
+            settings=settings,
+            checkpoint=checkpoint,
+            resume=checkpoint is not None,
+        )
+    except KeyboardInterrupt:
+        # The first Ctrl-C ends the sweep with a result. A second one ends it in the middle of a
+        # step, and only an earlier checkpoint is left.
+        if checkpoint is None or not checkpoint.exists():
+            raise
+        raise StoppedByUserError(
+            f"interrupted; the same command resumes from the last checkpoint in {checkpoint}"
+        ) from None
     # The quadratic has no held-out samples; its training loss is its objective.
     column = "validation_loss" if "validation" in problem.parts else "train_loss"
     tuning = learn.read_tuning(result, column)
