@@ -35,6 +35,7 @@ from corn.distributed.rounds import CellBatches, HalfStep, TrainingRounds
 from corn.distributed.survivors import ActivePlan
 from corn.learn.batches import AgentData, BatchSampler
 from corn.learn.monitor import Interruption
+from corn.learn.sampling import SeededChoices
 from corn.learn.schedule import Constant
 from corn.learn.step import StepStatistics, clip_factors, gradient_norms
 from corn.learn.tasks import ModuleTask
@@ -88,10 +89,11 @@ class PlainHalfStep:
 
     @torch.no_grad()
     def take(
-        self, parameters: Tensor, _: Tensor, *, step: int, step_size: float, **_unused: object
+        self, parameters: Tensor, _: Tensor, *, number: int, step_size: float, **_unused: object
     ) -> tuple[Tensor, StepStatistics]:
         """Return the message, as ``HalfStep`` does."""
-        g = self._task.gradient(parameters.view(1, 1, -1), self._batches.draw(step)).values.view(-1)
+        batch = self._batches.draw(number)
+        g = self._task.gradient(parameters.view(1, 1, -1), batch).values.view(-1)
         norm = gradient_norms(g)
         g.mul_(clip_factors(norm, self._clip))
         nothing = norm.view(1, 1)
@@ -140,7 +142,8 @@ def run_agent(agent: int, job: Job, results: Any) -> None:
         torch.randint(CLASSES, (2048,), generator=generator),
         (0, 2048),
     )
-    batches = CellBatches(BatchSampler(data, batch_size=job.batch, seeds=(agent,)), 0)
+    choices = [SeededChoices(agent)]
+    batches = CellBatches(BatchSampler(data, batch_size=job.batch, choices=choices), 0)
     half_step = HalfStep(task, batches, plan.budget.query)
     plain: Any = PlainHalfStep(task, batches, plan.budget.clip)
     start = task.initialize(0).float()

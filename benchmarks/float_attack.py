@@ -59,6 +59,7 @@ from corn.distributed.exchange import Exchange
 from corn.distributed.keyring import make_keys
 from corn.distributed.rendezvous import host_store
 from corn.learn.problem import TrainingProblem
+from corn.learn.sampling import SeededChoices
 from corn.learn.schedule import Constant
 from corn.learn.workloads import Workload, select_agent
 from corn.noise import NoiseSource, SecureSource, draw_share, simulated_keys
@@ -389,10 +390,15 @@ def find_candidates(
     found = []
     for is_flipped in (False, True):
         problem = replace(workload, is_flipped=is_flipped).build(plan.num_agents)
-        work = prepare_work(plan, VICTIM, settings, select_agent(problem, VICTIM))
+        own = select_agent(problem, VICTIM)
+        work = prepare_work(plan, VICTIM, settings, own, SeededChoices(0))
         # Without noise, on a grid so fine that nothing is lost: linear models start at 0.
         half, _ = work.half_step.take(
-            work.start, torch.zeros(len(work.start)).double(), step=0, step_size=1.0, grid=2.0**-60
+            work.start,
+            torch.zeros(len(work.start)).double(),
+            number=0,
+            step_size=1.0,
+            grid=2.0**-60,
         )
         found.append((work.start - half).double().numpy())
     return (found[0], found[1]), work.start.double().numpy()

@@ -19,7 +19,7 @@ def send(
 ) -> torch.Tensor:
     task = GivenGradient(gradient)
     half = HalfStep(task, task, ClippedQuery(CLIP))  # type: ignore[arg-type]
-    return half.take(model, noise, step=0, step_size=STEP_SIZE, grid=grid)[0]
+    return half.take(model, noise, number=0, step_size=STEP_SIZE, grid=grid)[0]
 
 
 def test_gradient_and_noise_are_summed_and_rounded_before_the_model_is_added() -> None:
@@ -62,6 +62,6 @@ def test_a_gradient_that_is_not_finite_is_sent_as_zero(value: float) -> None:
     broken[7] = value
     task = GivenGradient(broken)
     half = HalfStep(task, task, ClippedQuery(CLIP))  # type: ignore[arg-type]
-    sent, _ = half.take(model, noise, step=0, step_size=STEP_SIZE, grid=GRID)
+    sent, _ = half.take(model, noise, number=0, step_size=STEP_SIZE, grid=GRID)
     assert torch.equal(sent, send(torch.zeros(D), noise, model))
     assert half.num_broken == 1

@@ -15,6 +15,7 @@ from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders
 from corn.learn import Constant, Method, SweepSettings, Trial, run_sweep
 from corn.learn.batches import BatchSampler
+from corn.learn.sampling import SeededChoices
 from corn.learn.workloads import Workload
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
@@ -99,7 +100,8 @@ def test_per_sample_clipping_matches(tmp_path: Path) -> None:
 
 def test_poisson_batches_are_those_of_the_simulation() -> None:
     data = WORKLOAD.build(4).data
-    sampler = BatchSampler(data, batch_size=8, seeds=(SEED,), sampling_rate=0.1)
+    choices = [SeededChoices(SEED)]
+    sampler = BatchSampler(data, batch_size=8, choices=choices, rates=[0.1] * 4)
     whole = sampler.draw(5)
     for agent in range(4):
         own = CellBatches(sampler, agent).draw(5)

@@ -13,6 +13,7 @@ from corn.covariance import Horizon, MechanismName, design
 from corn.learn.batches import AgentData, BatchSampler
 from corn.learn.method import Method, Trial
 from corn.learn.perturbation import JointNoise, simulation_nonce, symmetric_root
+from corn.learn.sampling import SeededChoices
 from corn.learn.schedule import Constant, Cosine, InverseSqrt, Schedule
 from corn.learn.settings import SweepSettings
 from corn.learn.simulation import Simulation
@@ -58,7 +59,9 @@ def reference_run(
     per_sample: bool,
 ) -> FloatArray:
     """Run Algorithm 1: for each agent clip, add its share of N(0, R), round, step; then mix."""
-    sampler = BatchSampler(data, batch_size=8, seeds=[seed], divide_by_batch_size=per_sample)
+    sampler = BatchSampler(
+        data, batch_size=8, choices=[SeededChoices(seed)], divide_by_batch_size=per_sample
+    )
     n, x = NETWORK.num_agents, np.tile(start, (NETWORK.num_agents, 1))
     normals = JointNoise([np.eye(n)], seeds=[seed], num_parameters=len(start), dtype=torch.float64)
     R = np.zeros((n, n)) if method.noise is None else method.noise.covariance

@@ -331,15 +331,19 @@ def test_pages_of_two_versions_are_refused(tmp_path: Path) -> None:
 def test_crashes_tears_and_restarts_never_overspend(tmp_path: Path, seed: int) -> None:
     dice, path, limit = random.Random(seed), tmp_path / "ledger", 1500
     released: set[tuple[bytes, int]] = set()
+    numbers_given = [-1]
     for life in range(40):
         ledger = open_ledger(path, limit)
         crash = tmp_path / f"crash {life}"
         for step in range(dice.randrange(150)):
             try:
-                ledger.reserve(step)
+                number = ledger.reserve(step)
             except BudgetSpentError:
                 assert ledger.remaining == 0
                 break
+            # The batches of a release follow from its number, so none may come twice.
+            assert numbers_given[-1] < number < limit
+            numbers_given.append(number)
             assert (ledger.nonce, step) not in released
             released.add((ledger.nonce, step))
             if dice.random() < 0.01:

@@ -66,7 +66,7 @@ def release(
     task: Any = GivenGradient(torch.from_numpy(gradient.astype(dtype)))
     half_step = HalfStep(task, task, ClippedQuery(1e6))
     model = torch.from_numpy(np.broadcast_to(sent.model, gradient.shape).astype(dtype))
-    message, _ = half_step.take(model, noise, step=step, step_size=sent.step_size, grid=plan.grid)
+    message, _ = half_step.take(model, noise, number=step, step_size=sent.step_size, grid=plan.grid)
     return np.asarray(message.numpy())
 
 

@@ -6,7 +6,6 @@ An agent checks the plan, agrees with the others, connects to its neighbours, an
 from __future__ import annotations
 
 import hashlib
-import secrets
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,6 +45,7 @@ from corn.learn.batches import AgentData, BatchSampler, require_few_samples
 from corn.learn.metrics import Row
 from corn.learn.monitor import catch_interruption
 from corn.learn.problem import DataSource, TrainingProblem, read_samples
+from corn.learn.sampling import Choices
 from corn.learn.settings import SweepSettings
 from corn.learn.tasks import HasFingerprint, MeanLoss, Task
 from corn.learn.training import make_task
@@ -169,7 +169,8 @@ def run_problem(
                 folders = make_folders(out, agent, is_rehearsal=settings.is_rehearsal)
             keyring = open_keyring(plan, agent, settings, keys, stack)
             releases_left = keyring.ledger.remaining
-            work = prepare_work(plan, agent, settings, problem, cohort)
+            choices = keyring.make_choices(plan, agent)
+            work = prepare_work(plan, agent, settings, problem, choices, cohort=cohort)
             steps: set[int] = set()
             if folders is not None:
                 steps = find_checkpoints(
@@ -251,11 +252,14 @@ def prepare_work(
     agent: int,
     settings: RunSettings,
     problem: TrainingProblem,
+    choices: Choices,
+    *,
     cohort: AgentData | None = None,
 ) -> Work:
     """Prepare an agent's data and initial model.
 
-    ``cohort`` has the data of all agents, for a rehearsal that draws a simulation's batches.
+    ``choices`` are the agent's own. ``cohort`` has the data of all agents, for a rehearsal that
+    draws a simulation's batches.
     """
     # The plan's proof for floats holds up to a number of parameters and of samples.
     plan.check_parameters(problem.task.num_parameters)
@@ -265,15 +269,15 @@ def prepare_work(
     cell = 0
     if settings.rehearsal_seed is not None and cohort is not None:
         (data, _), cell = replace(problem, data=cohort).place(sweep), agent
-    query, seed = plan.budget.query, settings.rehearsal_seed
+    query = plan.budget.query
     sampler = BatchSampler(
         data,
         batch_size=settings.batch_of(plan),
-        # Amplification by sampling assumes that no other agent knows which samples are in a batch:
-        # the order is the agent's own secret, and new in every run.
-        seeds=(secrets.randbits(63) if seed is None else seed,),
-        sampling_rate=query.sampling_rate,
+        choices=[choices],
+        rates=None if query.sampling_rate is None else [query.sampling_rate] * data.num_agents,
         divide_by_batch_size=query.unit == "sample",
+        # Neighbours see when messages come, and batches of a simulation are padded to its largest.
+        hides_counts=not settings.is_rehearsal,
     )
     # All agents start from the same model: its seed is public, and the handshake compares a hash.
     return Work(

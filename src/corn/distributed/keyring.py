@@ -22,6 +22,7 @@ from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.settings import RunSettings
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn.perturbation import simulation_nonce
+from corn.learn.sampling import Choices, SeededChoices
 from corn.noise import (
     Delivery,
     Identity,
@@ -44,6 +45,8 @@ from corn.noise import (
     seal_seed,
     simulated_keys,
 )
+from corn.noise.choices import SecretChoices
+from corn.noise.seeds import derive_key
 from corn.plan import Plan, fingerprint
 
 
@@ -60,8 +63,8 @@ class Ledger(Protocol):
 
     reserved_before: int
 
-    def reserve(self, step: int) -> None:
-        """Allow the release of a step, once; nothing of the step may be sent before."""
+    def reserve(self, step: int) -> int:
+        """Allow the release of a step, once, and number it; nothing may be sent before."""
 
 
 @final
@@ -71,9 +74,10 @@ class RehearsalLedger:
     def __init__(self, max_releases: int, nonce: bytes) -> None:
         self.remaining, self.nonce, self.reserved_before = max_releases, nonce, 0
 
-    def reserve(self, step: int) -> None:  # noqa: ARG002
-        """See ``Ledger``."""
+    def reserve(self, step: int) -> int:
+        """See ``Ledger``; numbers are those of steps, as in a simulation."""
         self.remaining -= 1
+        return step
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +103,19 @@ class Keyring:
         if self.roster is None:
             return "none"
         return hashlib.sha256(b"".join(self.roster.public_keys)).hexdigest()[:16]
+
+    def make_choices(self, plan: Plan, agent: int) -> Choices:
+        """Return the source of an agent's coins and orders, secret unless in a rehearsal."""
+        if self.rehearsal_seed is not None:
+            return SeededChoices(self.rehearsal_seed)
+        if self.identity is None:
+            raise InvalidArgumentError("identity must be given unless in a rehearsal")
+        # Coins are new in every run. Orders belong to releases, which the ledger numbers across
+        # runs: one that resumes within a pass must not take samples that the pass has used.
+        orders = derive_key(
+            self.identity.secret, "orders of passes", agent, plan_fingerprint=fingerprint(plan)
+        )
+        return SecretChoices(coins=Secret.random(), orders=orders)
 
     def make_source(self, plan: Plan, agent: int, members: tuple[int, ...]) -> SecureSource:
         """Return the noise source of an agent under a plan for ``members``.

@@ -60,9 +60,9 @@ class CellBatches:
     def __init__(self, sampler: BatchSampler, cell: int) -> None:
         self._sampler, self._own = sampler, slice(cell, cell + 1)
 
-    def draw(self, step: int) -> Batch:
-        """Return the batch of a step, from 0, in one cell."""
-        batch, own = self._sampler.draw(step), self._own
+    def draw(self, number: int) -> Batch:
+        """Return the batch of a number, from 0, in one cell."""
+        batch, own = self._sampler.draw(number), self._own
         return replace(
             batch,
             inputs=batch.inputs[own],
@@ -91,20 +91,21 @@ class HalfStep:
         parameters: Tensor,
         noise: Tensor,
         *,
-        step: int,
+        number: int,
         step_size: float,
         grid: float,
         observe: bool = True,
     ) -> tuple[Tensor, StepStatistics]:
         """Return X − η (clipped gradient + noise, on the grid), shape (d,), and its statistics.
 
-        The norm of the noise, which takes a while to compute, is NaN unless ``observe``.
+        ``number`` is that of the release, which decides the batch. The norm of the noise, which
+        takes a while to compute, is NaN unless ``observe``.
         """
         # The same code as in a simulation, for one cell: one place to check clipping and rounding.
         found = compute_gradients(
             self._task,
             parameters.view(1, 1, -1),
-            self._batches.draw(step),
+            self._batches.draw(number),
             self._clip,
             clips_samples=self._query.unit == "sample",
         )
@@ -222,12 +223,12 @@ class TrainingRounds:
         if not self._has_diverged:
             # No noise is released twice: the step is durably reserved before anything of it is
             # sent, so a run that crashes from here on can never release it again.
-            self._ledger.reserve(self.step)
+            number = self._ledger.reserve(self.step)
             had_broken = self._half_step.num_broken > 0
             values, statistics = self._half_step.take(
                 self.parameters,
                 self._active.noise.take(self.step),
-                step=self.step,
+                number=number,
                 step_size=self._settings.schedule.at(self.step + 1, self._num_steps),
                 grid=self._active.plan.grid,
                 observe=self.step + 1 in self._observed_steps,

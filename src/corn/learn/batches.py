@@ -1,8 +1,4 @@
-"""The samples of all agents as one tensor, and the mini-batch of each agent at each step.
-
-Batches are a function of (seed, step) alone. So runs that differ in mechanism or step size use the
-same batches (common random numbers), and a resumed run uses the batches of an uninterrupted one.
-"""
+"""The samples of all agents as one tensor, and the mini-batch of each agent at each step."""
 
 from __future__ import annotations
 
@@ -13,17 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from corn.arrays import IntArray
+from corn.arrays import FloatArray, IntArray
 from corn.checks import require_length
 from corn.errors import InvalidArgumentError
+from corn.learn.sampling import Choices, round_rate_down, usual_width
 from corn.privacy import ClippedQuery
 from corn.privacy.query import MOST_SAMPLES
 
 # With more clipped samples, the rounding of their sum exceeds 1 % of one sample's sensitivity.
 _MOST_SUMMED = 4 * 10**6
-
-# The first word of a seed, so that the two kinds of sampling never share random numbers.
-_EPOCHS, _POISSON = 1, 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,20 +118,25 @@ class Batch:
 
 
 class BatchSampler:
-    """Mini-batches of all agents for several seeds; cells are seed-major.
+    """Mini-batches of all agents for several runs; cells are run-major.
 
-    No sample occurs twice in a batch, because sample-level sensitivity counts it once. Without a
-    sampling rate each agent goes through its data in random order, epoch by epoch. With a
-    ``sampling_rate`` each sample is in a batch with that probability (Poisson), and the divisor is
-    fixed.
+    No sample occurs twice in a batch, because sample-level sensitivity counts it once. Without
+    ``rates`` each agent goes through its data in passes: batches of fixed size in a random order,
+    which is new in each pass. The few samples left over wait for the next pass, so none is in two
+    batches of one pass. With ``rates`` each sample is in a batch with its agent's rate,
+    independently of all others (Poisson); batches differ in size and may be empty, and the divisor
+    is fixed.
 
     Args:
         data: the samples of all agents.
-        batch_size: samples per mini-batch, or the whole data of each agent if None.
-        seeds: one per run.
-        sampling_rate: for Poisson sampling; then ``batch_size`` is the divisor.
+        batch_size: samples per mini-batch, or the whole data of each agent if None. An agent with
+            fewer samples takes all of them in every batch.
+        choices: the source of randomness of each run.
+        rates: of each agent, for Poisson sampling; then ``batch_size`` is the divisor.
         divide_by_batch_size: give every sample weight 1/batch_size even if an agent has fewer
             samples, as sample-level accounting assumes; otherwise a batch is averaged.
+        hides_counts: pad Poisson batches to a public width, so that the time of a step does not
+            show how many samples were drawn.
     """
 
     def __init__(
@@ -145,13 +144,12 @@ class BatchSampler:
         data: AgentData,
         *,
         batch_size: int | None,
-        seeds: Sequence[int],
-        sampling_rate: float | None = None,
+        choices: Sequence[Choices],
+        rates: Sequence[float] | None = None,
         divide_by_batch_size: bool = False,
+        hides_counts: bool = False,
     ) -> None:
-        self._data, self._seeds = data, tuple(seeds)
-        self._rate = sampling_rate
-        self._sizes = data.sizes
+        self._data, self._choices, self._sizes = data, tuple(choices), data.sizes
         largest = max(self._sizes)
         self._batch_size = largest if batch_size is None else min(batch_size, largest)
         # A fixed divisor bounds the weight of one sample by 1/B, for agents with fewer too.
@@ -159,35 +157,43 @@ class BatchSampler:
         # A Poisson batch exceeds this with a probability far below 2⁻¹⁴⁴, because an agent has at
         # most MOST_SAMPLES times batch_size / sampling_rate samples.
         size = batch_size or largest
-        self._most = size if sampling_rate is None else int((MOST_SAMPLES + 1) * size) + 2000
+        self._most = size if rates is None else int((MOST_SAMPLES + 1) * size) + 2000
         if self._divisor is not None and self._most > _MOST_SUMMED:
             raise InvalidArgumentError(
                 f"batch_size must be smaller, found {batch_size:,}: sums of {self._most:,} clipped "
                 f"samples are too inaccurate even in float64 (at most {_MOST_SUMMED:,})"
             )
+        self._limits: FloatArray | None = None
+        self._step_width = 1
+        if rates is not None:
+            rounded = [round_rate_down(rate) for rate in rates]
+            self._limits = np.repeat(rounded, self._sizes)
+            if hides_counts:
+                pairs = zip(self._sizes, rounded, strict=True)
+                self._step_width = max(usual_width(size, rate) for size, rate in pairs)
         # Padding is one of the agent's own samples: a model that mixes samples must not see those
         # of another agent.
-        self._padding = np.array([*data.offsets[:-1]] * len(self._seeds), np.int64)[:, None]
+        self._padding = np.array([*data.offsets[:-1]] * len(self._choices), np.int64)[:, None]
         self._orders: dict[tuple[int, int], tuple[int, IntArray]] = {}
         self._whole: Batch | None = None
         self._kept: Tensor | None = None
 
-    def draw(self, step: int) -> Batch:
-        """Return the batches of a step, from 0."""
-        if self._rate is not None or self._batch_size < max(self._sizes):
-            return self._draw(step)
+    def draw(self, number: int) -> Batch:
+        """Return the batches of a number, from 0: of a step, or of a release."""
+        if self._limits is not None or self._batch_size < max(self._sizes):
+            return self._draw(number)
         # Every batch is an agent's whole data, the same at every step.
         if self._whole is None:
-            self._whole = self._draw(step)
+            self._whole = self._draw(number)
         return self._whole
 
-    def draw_each(self, step: int) -> list[Batch]:
-        """Return the batches of a step one by one, without padding, one for each cell.
+    def draw_each(self, number: int) -> list[Batch]:
+        """Return the batches of a number one by one, without padding, one for each cell.
 
         An agent's gradient then does not depend, not even in its last bits, on the number of
         another agent's samples.
         """
-        rows = self._draw_rows(step)
+        rows = self.choose_rows(number)
         starts = self._padding[:, 0]
         # An empty Poisson batch becomes one sample of weight 0: tasks need at least one row.
         tables = [own if len(own) else start[None] for own, start in zip(rows, starts, strict=True)]
@@ -196,42 +202,42 @@ class BatchSampler:
             self._gather(table[None], count) for table, count in zip(tables, counts, strict=True)
         ]
 
-    def _draw(self, step: int) -> Batch:
-        rows = self._draw_rows(step)
+    def choose_rows(self, number: int) -> list[IntArray]:
+        """Return the rows of ``data`` that are in the batch of each cell."""
+        if self._limits is not None:
+            limits = self._limits
+            return [rows for each in self._choices for rows in self._toss(each, number, limits)]
+        runs, agents = range(len(self._choices)), range(self._data.num_agents)
+        return [self._next_in_order(run, agent, number) for run in runs for agent in agents]
+
+    def _draw(self, number: int) -> Batch:
+        rows = self.choose_rows(number)
         counts = np.array([len(own) for own in rows])
-        width = max(int(counts.max()), 1)
+        # Multiples of a width that few batches exceed: see ``hides_counts``.
+        width = -(-max(int(counts.max()), 1) // self._step_width) * self._step_width
         table = np.empty((len(rows), width), np.int64)
         table[:] = self._padding
         for cell, own in enumerate(rows):
             table[cell, : len(own)] = own
         return self._gather(table, counts)
 
-    def _draw_rows(self, step: int) -> list[IntArray]:
-        if self._rate is not None:
-            return [rows for seed in self._seeds for rows in self._poisson(seed, step, self._rate)]
-        agents = range(self._data.num_agents)
-        return [self._next_in_order(seed, agent, step) for seed in self._seeds for agent in agents]
-
-    def _next_in_order(self, seed: int, agent: int, step: int) -> IntArray:
+    def _next_in_order(self, run: int, agent: int, number: int) -> IntArray:
         size = self._sizes[agent]
         batch = min(self._batch_size, size)
         if batch == size:
             return np.arange(size) + self._data.offsets[agent]
-        # An epoch is a permutation cut into whole batches; the few samples left over wait for the
-        # next permutation. It depends on (seed, agent, epoch) alone, so that any step can be drawn
-        # without the steps before it.
-        epoch, place = divmod(step, size // batch)
-        known = self._orders.get((seed, agent))
-        if known is None or known[0] != epoch:
-            rng = np.random.default_rng([_EPOCHS, seed, agent, epoch])
-            known = (epoch, rng.permutation(size) + self._data.offsets[agent])
-            self._orders[seed, agent] = known
+        # A pass is a permutation cut into whole batches. It depends on its own number alone, so
+        # that any batch can be drawn without those before it.
+        passes, place = divmod(number, size // batch)
+        known = self._orders.get((run, agent))
+        if known is None or known[0] != passes:
+            order = self._choices[run].draw_order(agent, passes, size=size)
+            known = (passes, order + self._data.offsets[agent])
+            self._orders[run, agent] = known
         return known[1][place * batch : (place + 1) * batch]
 
-    def _poisson(self, seed: int, step: int, rate: float) -> list[IntArray]:
-        rng = np.random.default_rng([_POISSON, seed, step])
-        # One draw for the samples of all agents, cut at the agents' offsets.
-        taken = np.flatnonzero(rng.random(self._data.offsets[-1]) < rate)
+    def _toss(self, choices: Choices, number: int, limits: FloatArray) -> list[IntArray]:
+        taken = np.flatnonzero(choices.draw_coins(number, self._sizes) < limits)
         cuts = np.searchsorted(taken, self._data.offsets[1:-1])
         return np.split(taken, cuts)
 

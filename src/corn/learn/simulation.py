@@ -7,7 +7,6 @@ are kept from step to step, so memory does not grow with the number of steps.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -21,6 +20,7 @@ from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, BatchSampler, require_few_samples
 from corn.learn.method import Method, Trial
 from corn.learn.perturbation import JointNoise, KeyedNoise, StepNoise
+from corn.learn.sampling import Choices, SeededChoices
 from corn.learn.settings import SweepSettings
 from corn.learn.step import (
     ClippedGradients,
@@ -30,6 +30,8 @@ from corn.learn.step import (
     release,
 )
 from corn.learn.tasks import Task
+from corn.noise import Secret
+from corn.noise.choices import SecretChoices
 from corn.privacy import ClippedQuery
 from corn.topology import Network, repeat_gossip
 
@@ -241,12 +243,15 @@ def _make_sampler(
     data: AgentData, query: ClippedQuery | None, settings: SweepSettings
 ) -> BatchSampler:
     # Amplification by sampling assumes that nobody knows which samples are in a batch.
-    is_secret = settings.noise_keys == "secret"
+    choices: list[Choices] = [SeededChoices(seed) for seed in settings.seeds]
+    if settings.noise_keys == "secret":
+        choices = [SecretChoices(coins=Secret.random(), orders=Secret.random())]
+    rate = None if query is None else query.sampling_rate
     return BatchSampler(
         data,
         batch_size=settings.batch_size,
-        seeds=(secrets.randbits(63),) if is_secret else settings.seeds,
-        sampling_rate=None if query is None else query.sampling_rate,
+        choices=choices,
+        rates=None if rate is None else [rate] * data.num_agents,
         divide_by_batch_size=query is not None and query.unit == "sample",
     )
 

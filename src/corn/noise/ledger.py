@@ -160,8 +160,11 @@ class ReleaseLedger:
     def __repr__(self) -> str:
         return f"ReleaseLedger({self.remaining} of {self._max_releases} releases remain)"
 
-    def reserve(self, step: int) -> None:
+    def reserve(self, step: int) -> int:
         """Reserve a step's release durably; the message may leave once this has returned.
+
+        Return the number of the release, from 0. No two releases under the plan have the same, in
+        whichever runs they are: after a crash, numbers that were reserved are skipped.
 
         Steps of a run increase, and may skip. One in 64 calls waits for the disk (more of them
         under plans of fewer than 3200 releases; see ``steps_per_block``). The release counts even
@@ -187,8 +190,10 @@ class ReleaseLedger:
             if step >= self._entry.stop_step:
                 stop = step + min(steps_per_block(self._max_releases), self.remaining)
                 self._write(released=self._released, first_step=step, stop_step=stop)
+            number = self._entry.settled + self._released
             self._next_step = step + 1
             self._released += 1
+            return number
 
     def renew_nonce(self) -> bytes:
         """End this run and begin another under a new nonce, whose steps start at 0 again."""
