@@ -4,6 +4,7 @@ import networkx as nx
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 
 from corn.arrays import FloatArray
 from corn.covariance import (
@@ -41,7 +42,7 @@ def random_network(num_agents: int, p: float, seed: int) -> FloatArray:
 
 def paper_design(
     W: FloatArray,
-    cap: float = 1.0,
+    cap: ArrayLike = 1.0,
     mechanism: Mechanism | MechanismName = "corn",
     *,
     objective: Objective = ONE_STEP,

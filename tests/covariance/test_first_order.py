@@ -45,7 +45,7 @@ def solve(
     solver: FirstOrder | Sdp = FirstOrder(),  # noqa: B008 - frozen
     length: float = 100,
 ) -> SplitSolution:
-    problem = DesignProblem(horizon(graph, length), 1.0, threat=threat)
+    problem = DesignProblem(horizon(graph, length), np.ones(len(graph)), threat=threat)
     return solver.solve_split(problem, threat.seed_groups(graph))
 
 
@@ -86,7 +86,7 @@ def test_bound_optimum_and_value_are_in_order_and_every_split_is_feasible(
 ) -> None:
     A, groups, colluders, cap = problem
     threat = ThreatModel(colluders, groups, "common" if common else "per-agent")
-    posed = DesignProblem(A, cap, threat=threat)
+    posed = DesignProblem(A, np.full(len(A), cap), threat=threat)
     exact = Sdp().solve_split(posed, groups)
     found = FirstOrder(max_evaluations=2000).solve_split(posed, groups)
     for solution in (exact, found):

@@ -254,7 +254,7 @@ def test_no_multipliers_prove_more_than_the_optimum(plan: Plan, size: float, noi
     """The proof is compared with the optimum itself, before it is capped by the plan's value."""
     A = plan.objective.matrix(NETWORK.mixing_matrix)
     groups = DEFAULT_THREAT.seed_groups(NETWORK.graph)
-    problem = DesignProblem(A, 1.0, threat=DEFAULT_THREAT)
+    problem = DesignProblem(A, np.ones(len(A)), threat=DEFAULT_THREAT)
     optimum = Sdp().solve_split(problem, groups).value
     parts = plan.decomposition
     if noise == "poor":

@@ -187,7 +187,7 @@ def design_facts(
         "status": result.status,
         "iterations": result.iterations,
         "num_coalitions": result.num_coalitions,
-        "precision_cap": result.precision_cap,
+        "precision_caps": result.precision_caps,
         "value": result.value,
         "lower_bound": result.lower_bound,
         "normalized_value": result.normalized_value,

@@ -26,7 +26,7 @@ _TOLERANCE = 1e-12  # relative, of the noise limit
 @final
 @dataclass(frozen=True)
 class Ldp:
-    """Local differential privacy, R = I/b: every agent draws its noise alone.
+    """Local differential privacy, R = diag(1/b_i): every agent draws its noise alone.
 
     It shares no seed, so it holds against any number of insiders.
     """
@@ -35,11 +35,11 @@ class Ldp:
     default_threat: ClassVar[ThreatModel] = DEFAULT_THREAT
 
     def solve(self, problem: DesignProblem) -> Design:
-        """Return I/b."""
+        """Return diag(1/b_i)."""
         # Seeds that nobody uses would only cost tables of coalitions to whoever checks the design.
         threat = replace(problem.threat, seeds="global")
         threat.seed_groups(problem.graph)  # raises if there are more insiders than agents
-        R = np.eye(problem.num_agents) / problem.precision_cap
+        R = np.diag(1 / problem.precision_caps)
         return _conclude(replace(problem, threat=threat), R, self.name, "formula", evaluations=1)
 
 
@@ -52,7 +52,10 @@ class Decor:
         laplacian: L, shape (n, n); by default that of the network's links, either direction
             counting as a link.
         local_share: σ²/(σ² + τ²), fixed instead of searched.
-        max_noise_std: a bound on √R_ii; None is 32/√b, ``math.inf`` no limit.
+        max_noise_std: a bound on √R_ii; None is 32/√b_i, ``math.inf`` no limit.
+
+    The scale of the noise is one for all agents and follows from the strictest, max_i [R⁻¹]_ii/b_i:
+    an agent with a looser promise gets more privacy than it asked for.
     """
 
     laplacian: ArrayLike | None = None
@@ -100,14 +103,17 @@ class ZeroSum:
 @final
 @dataclass(frozen=True)
 class Central:
-    """A trusted server's noise on the average, 11ᵀ/(n²b): a reference without messages."""
+    """A trusted server's noise on the average, 11ᵀ/(n² min b): a reference without messages.
+
+    All agents have the same noise in the average, so that the strictest promise decides.
+    """
 
     name: ClassVar[MechanismName] = "central"
     default_threat: ClassVar[ThreatModel] = EAVESDROPPER
 
     def solve(self, problem: DesignProblem) -> Design:
-        """Return 11ᵀ/(n²b)."""
-        return _refer(problem, self.name, 1 / (problem.num_agents * problem.precision_cap**0.5))
+        """Return 11ᵀ/(n² min b)."""
+        return _refer(problem, self.name, 1 / (problem.num_agents * problem.strictest_cap**0.5))
 
 
 @final
@@ -162,14 +168,14 @@ def _conclude(
 ) -> Design:
     """Return the design, with the bound of the dual: the best of *all* covariances."""
     # Insiders only ask for more noise, so the bound against an eavesdropper holds for any threat.
-    dual, A = Dual(), problem.objective_matrix
+    dual, A = Dual(), problem.scaled_objective
     best = solve_dual(A, tolerance=dual.tolerance, max_iterations=dual.max_iterations)
     return conclude(
         problem,
         covariance,
         mechanism=mechanism,
         solver=solver,
-        lower_bound=best.lower_bound / problem.precision_cap,
+        lower_bound=best.lower_bound / problem.strictest_cap,
         iterations=evaluations,
         status="family optimum",
     )
@@ -187,7 +193,7 @@ def _refer(problem: DesignProblem, mechanism: MechanismName, noise_std: float) -
         covariance=R,
         precision=None,
         factor=F,
-        precision_cap=problem.precision_cap,
+        precision_caps=problem.precision_caps,
         value=value,
         lower_bound=value,
         iterations=0,
@@ -197,7 +203,7 @@ def _refer(problem: DesignProblem, mechanism: MechanismName, noise_std: float) -
 def _search_ratio(
     problem: DesignProblem, laplacian: FloatArray, local_share: float | None
 ) -> tuple[FloatArray, int]:
-    """Return the best c·(I + r L) with [R⁻¹]_ii ≤ 1, and the number of ratios r tried.
+    """Return the best c·(I + r L) with [R⁻¹]_ii ≤ b_i/min b, and the number of ratios r tried.
 
     The scale c follows from r. ``local_share`` fixes r instead: the share of σ² in σ² + τ² for
     R = σ² I + τ² L.
@@ -219,7 +225,7 @@ def _search_ratio(
         low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
         grid = np.linspace(low, high, _ZOOM_GRID)
         evaluations += len(grid)
-    # r = 0 is LDP, which is always within the family and within any noise limit.
+    # r = 0 is LDP at the strictest cap, which is always within the family and any noise limit.
     ratios = np.append(np.exp(grid), 0.0)
     ratio = ratios[int(np.argmin(family.values(ratios)))]
     return family.covariance(ratio), evaluations
@@ -237,11 +243,14 @@ def _ratio_of_share(local_share: float) -> float:
 
 
 class _Family:
-    """One eigendecomposition of L, after which each ratio costs n²."""
+    """One eigendecomposition of L, after which each ratio costs n²; in units of 1/min b."""
 
     def __init__(self, problem: DesignProblem, laplacian: FloatArray) -> None:
         self._laplacian = laplacian
-        self._limit = problem.variance_ratio_limit * (1 + _TOLERANCE)
+        self._slack = np.square(problem.scales)  # min b/b_i: what an agent may exceed its cap by
+        # No member of the family has less noise than the strictest agent needs, for anybody.
+        limits = np.maximum(problem.variance_ratio_limits * self._slack, 1.0)
+        self._limits = limits * (1 + _TOLERANCE)
         self._eigenvalues, U = scipy.linalg.eigh(laplacian, driver="evd", check_finite=False)
         self._squared_vectors = np.square(U)
         A = problem.objective_matrix
@@ -251,9 +260,9 @@ class _Family:
         """Return Tr(A R) for each ratio, infinite where the noise limit does not hold."""
         # [(I + r L)⁻¹]_ii from the eigenvalues of L gives the scale that meets the cap.
         scales = self._scales(ratios)
-        strongest = scales * (1 + ratios * self._laplacian.diagonal().max())
+        variances = scales * (1 + np.outer(self._laplacian.diagonal(), ratios))
         values = scales * (self._traces[0] + ratios * self._traces[1])
-        return np.where(strongest <= self._limit, values, np.inf)
+        return np.where((variances <= self._limits[:, None]).all(axis=0), values, np.inf)
 
     def covariance(self, ratio: float) -> FloatArray:
         """Return c·(I + r L)."""
@@ -262,4 +271,4 @@ class _Family:
 
     def _scales(self, ratios: FloatArray) -> FloatArray:
         spectra = 1 / (1 + np.outer(np.maximum(self._eigenvalues, 0.0), ratios))
-        return np.asarray((self._squared_vectors @ spectra).max(axis=0))
+        return np.asarray((self._slack[:, None] * (self._squared_vectors @ spectra)).max(axis=0))

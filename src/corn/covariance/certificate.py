@@ -5,7 +5,8 @@ every seed group and every agent's private noise,
 
     Tr(A R) ≥ Σ_I Tr(Y_Iᵀ R^(I) Y_I) ≥ Σ_{I,i} (Y_I)_ii² / [(R^(I))⁻¹]_ii ≥ Σ_{I,i} (Y_I)_ii² / b,
 
-the second step by Cauchy and Schwarz.
+the second step by Cauchy and Schwarz. Agents with different caps have the same cap b after the
+scaling of `DesignProblem`, which is applied to A and to the noise of every group.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ def conclude_split(
     """Return the solution that a feasible split is; independent noise replaces a worse split."""
     value = problem.value(decomposition.covariance)
     # LDP shares no seed, so it holds against every coalition.
-    independent = float(np.trace(problem.objective_matrix)) / problem.precision_cap
+    independent = float((problem.objective_matrix.diagonal() / problem.precision_caps).sum())
     if value >= independent:
         value = independent
-        decomposition = Decomposition(np.full(problem.num_agents, 1 / problem.precision_cap))
+        decomposition = Decomposition(1 / problem.precision_caps)
     return SplitSolution(
         decomposition=decomposition,
         value=value,
@@ -76,31 +77,36 @@ def conclude_split(
 
 
 def scale_split(
-    theta: FloatArray, factors: Sequence[FloatArray], assembly: Assembly, precision_cap: float
+    problem: DesignProblem, theta: FloatArray, factors: Sequence[FloatArray], assembly: Assembly
 ) -> Decomposition:
-    """Return the split, scaled so that the worst coalition just meets the cap, on the safe side.
+    """Return the split, restored and scaled so that every coalition just meets the problem's caps.
 
-    ``factors`` are stacked as the buckets of the assembly.
+    ``theta`` and ``factors``, stacked as the buckets of the assembly, solve the scaled problem.
     """
-    n = assembly.num_agents
+    n, caps, units = assembly.num_agents, problem.precision_caps, problem.scales
+    theta = theta * units**2
+    factors = [
+        units[bucket.members][:, :, None] * F
+        for bucket, F in zip(assembly.buckets, factors, strict=True)
+    ]
 
-    def worst_precision(scale: float) -> float:
-        """Return the largest [(R^(I))⁻¹]_ii at stake, from Cholesky factors: Σ_j (L⁻¹)_ji²."""
+    def worst_ratio(scale: float) -> float:
+        """Return the largest [(R^(I))⁻¹]_ii/b_i at stake, by Cholesky factors: Σ_j (L⁻¹)_ji²."""
         # Rounded as the factors of the result, whose squares differ from scaled squares.
         scaled = [np.sqrt(scale) * F for F in factors]
         blocks = [F @ F.transpose(0, 2, 1) for F in scaled]
         worst = 0.0
         for number, chunk in enumerate(assembly.chunks):
             hidden = assembly.hidden(scale * theta, blocks, number)
-            x = np.square(np.linalg.inv(np.linalg.cholesky(hidden))).sum(axis=1)
+            x = np.square(np.linalg.inv(np.linalg.cholesky(hidden))).sum(axis=1) / caps
             # The rounding of an inverse, as in ``scale_covariance``: what is computed below the
             # cap must be below it in exact arithmetic too.
-            strongest = np.diagonal(hidden, axis1=1, axis2=2).max(axis=1, keepdims=True)
-            x = x * (1 + n * _EPS * strongest * x)
+            variances = np.diagonal(hidden, axis1=1, axis2=2) * caps
+            x = x * (1 + n * _EPS * variances.max(axis=1, keepdims=True) * x)
             worst = max(worst, float(x[assembly.coalitions.protected[chunk]].max()))
         return worst
 
-    scale = scale_to_cap(worst_precision, precision_cap)
+    scale = scale_to_cap(worst_ratio)
     placed: dict[int, FloatArray] = {}
     for bucket, stacked in zip(assembly.buckets, factors, strict=True):
         placed |= {int(k): np.sqrt(scale) * F for k, F in zip(bucket.groups, stacked, strict=True)}

@@ -13,7 +13,7 @@ import scipy.fft
 from numpy.typing import ArrayLike
 
 from corn.arrays import FloatArray
-from corn.checks import require
+from corn.checks import require, require_positive
 from corn.covariance.objective import ONE_STEP, Horizon
 from corn.covariance.problem import DesignProblem
 
@@ -65,7 +65,8 @@ def design_circulant(
 ) -> CirculantDesign:
     """Return the design for W_ij = first_row[(j − i) mod n], in O(n log n).
 
-    A directed circulant is as good as any: A is symmetric either way. Privacy holds exactly as for
+    A directed circulant is as good as any: A is symmetric either way. All agents have one promise:
+    with different ones they are not alike, and `design` must be used. Privacy holds exactly as for
     `design`: the mean of the eigenvalues of R⁻¹ is its diagonal, and is at most b.
 
     >>> ring = np.zeros(20); ring[[0, 1, -1]] = 1 / 3
@@ -77,10 +78,11 @@ def design_circulant(
     require(is_row, "first_row", "one or more finite numbers", f"shape {row.shape}")
     a = _horizon_spectrum(np.abs(scipy.fft.fft(row)), objective)
     # Only for its checks and its noise limit: the problem is solved by formula.
-    problem = DesignProblem(np.array([[a.sum()]]), precision_cap, max_noise_std=max_noise_std)
+    caps = np.array([require_positive("precision_cap", precision_cap)])
+    problem = DesignProblem(np.array([[a.sum()]]), caps, max_noise_std=max_noise_std)
     # Eigenvalues of R⁻¹ are proportional to √a; of mean 1 they have the diagonal of the cap b = 1.
     root = np.sqrt(a)
-    theta = _blend(root / root.mean(), problem.variance_ratio_limit)
+    theta = _blend(root / root.mean(), float(problem.variance_ratio_limits[0]))
     r = _scale_to_mean(1 / theta, precision_cap)
     value = float((a * r).sum())
     return CirculantDesign(

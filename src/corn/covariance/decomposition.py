@@ -67,6 +67,21 @@ class Decomposition:
         """R, shape (n, n): the covariance of all agents' noise, as an eavesdropper sees it."""
         return self.hidden_from(())
 
+    def rescale(self, weights: FloatArray) -> Decomposition:
+        """Return the split in which the noise of agent i is multiplied by weight i, shape (n,).
+
+        >>> Decomposition(np.ones(2)).rescale(np.array([1.0, 3.0])).private_variance
+        array([1., 9.])
+        """
+        return Decomposition(
+            self.private_variance * weights**2,
+            self.seed_groups,
+            tuple(
+                weights[list(group), None] * factor
+                for group, factor in zip(self.seed_groups, self.factors, strict=True)
+            ),
+        )
+
     def hidden_from(self, coalition: Iterable[int]) -> FloatArray:
         """Return R^(I), shape (n, n): the covariance of noise that a coalition cannot reproduce.
 
@@ -128,21 +143,29 @@ def _is_agent_number(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def split_blocks(covariance: FloatArray, seed_groups: SeedGroups) -> Decomposition:
+def split_blocks(
+    covariance: FloatArray, seed_groups: SeedGroups, *, precision_caps: FloatArray
+) -> Decomposition:
     """Return the paper's split R = σ_mix² I + R_cor on each group, with the largest σ_mix².
 
     As much noise as possible is private, since no insider can subtract it. So an agent alone in its
-    group shares no seed.
+    group shares no seed. Where caps differ, σ_mix² is in units of each agent's own 1/b_i, so that
+    an agent with a stricter promise has more private noise.
     """
     shared = tuple(group for group in seed_groups if len(group) > 1)
     private = np.diag(covariance).copy()
+    # Exactly 1 where all caps are equal.
+    units = np.sqrt(precision_caps.min() / precision_caps)
     factors = []
     for group in shared:
-        values, vectors = np.linalg.eigh(covariance[np.ix_(group, group)])
+        members = list(group)
+        unit = units[members]
+        block = covariance[np.ix_(group, group)] / np.outer(unit, unit)
+        values, vectors = np.linalg.eigh(block)
         # R − σ² I ⪰ 0 allows σ² up to the smallest eigenvalue; rounding may put that below zero.
         least = max(float(values[0]), 0.0)
-        private[list(group)] = least
-        factors.append(vectors * np.sqrt(np.maximum(values - least, 0)))
+        private[members] = least * unit**2
+        factors.append(unit[:, None] * vectors * np.sqrt(np.maximum(values - least, 0)))
     return Decomposition(private, shared, tuple(factors))
 
 

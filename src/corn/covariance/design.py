@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from numbers import Real
 from pathlib import Path
 from typing import ClassVar, Protocol, TypeAlias, final
 
@@ -25,6 +23,7 @@ from corn.checks import (
 from corn.covariance.baselines import Central, Decor, Ldp, NoNoise, ZeroSum
 from corn.covariance.decomposition import split_blocks
 from corn.covariance.dual import ClosedForm, Dual
+from corn.covariance.feasibility import expand_caps
 from corn.covariance.first_order import FirstOrder
 from corn.covariance.insiders import design_against_insiders
 from corn.covariance.objective import Objective, default_objective
@@ -102,7 +101,7 @@ class Corn:
     Attributes:
         solver: `Dual` or `ClosedForm` where seed groups are disjoint and nobody colludes,
             `FirstOrder` anywhere, `Sdp` for small networks.
-        max_noise_std: a bound on √R_ii; None is 32/√b, which keeps float32 cancellation harmless;
+        max_noise_std: a bound on √R_ii; None is 32/√b_i, which keeps float32 cancellation harmless;
             ``math.inf`` is no limit. The gap includes the cost of the limit.
         ridge: γ ≥ 0 adds γ·(Tr A/n)·I to the matrix that is minimised: less noise, a larger gap.
         drop_share: leaves out the weakest seed groups, which together have this part of the noise
@@ -168,7 +167,7 @@ MECHANISMS: tuple[MechanismName, ...] = tuple(_BY_NAME)
 
 def design(
     network: Network | str | Path | nx.Graph | ArrayLike,
-    budget: PrivacyBudget | float,
+    budget: PrivacyBudget | ArrayLike,
     *,
     mechanism: Mechanism | MechanismName = "corn",
     objective: Objective | None = None,
@@ -176,14 +175,15 @@ def design(
 ) -> Design:
     """Choose the covariance R of the noise across agents: Problems (13) and (16) of the paper.
 
-    The result minimises Tr(A R) within its mechanism, with [R⁻¹]_ii ≤ b for every agent, checked by
-    an independent Cholesky inverse. For every private mechanism ``lower_bound`` bounds the best of
-    *all* covariances under the cap, so that DECOR's gap, say, is its distance from the optimum.
+    The result minimises Tr(A R) within its mechanism, with [R⁻¹]_ii ≤ b_i for every agent, checked
+    by an independent Cholesky inverse. For every private mechanism ``lower_bound`` bounds the best
+    of *all* covariances under the caps: DECOR's gap, say, is its distance from the optimum.
 
     Args:
         network: a network, a spec or file, a graph, or a mixing matrix W, shape (n, n), which need
             not be symmetric. Seeds follow its links.
-        budget: the promise, or the precision cap b that a promise leads to.
+        budget: the promises, or the precision caps that promises lead to: one number b for all
+            agents, or b_i of each agent, shape (n,).
         mechanism: `Corn`, `Decor`, `Ldp`, `ZeroSum`, `Central` or `NoNoise` with its options, or
             its name for the default options.
         objective: the matrix A to minimise; by default `default_objective` of the budget's steps. A
@@ -196,6 +196,9 @@ def design(
     >>> result = design("complete:4", 2.0, mechanism="ldp", objective=ONE_STEP)
     >>> round(result.value, 6), result.status, result.noise_std.round(3)
     (0.5, 'family optimum', array([0.707, 0.707, 0.707, 0.707]))
+    >>> strict = design("complete:4", [0.5, 2, 2, 2], mechanism="ldp", objective=ONE_STEP)
+    >>> strict.noise_std.round(3)
+    array([1.414, 0.707, 0.707, 0.707])
     """
     if isinstance(mechanism, str):
         mechanism = _BY_NAME[require_choice("mechanism", mechanism, MECHANISMS)]
@@ -214,7 +217,7 @@ def design(
         threat = mechanism.default_threat if len(graph) > 1 else EAVESDROPPER
     problem = DesignProblem(
         objective_matrix=objective.matrix(W),
-        precision_cap=_read_cap(budget),
+        precision_caps=_read_caps(budget, len(graph)),
         graph=graph,
         threat=threat,
     )
@@ -230,40 +233,44 @@ def design_blocks(
 ) -> Design:
     """Design each disjoint group's block by itself, in parallel, and join the blocks.
 
-    With no seed shared across groups R is block-diagonal, so R⁻¹ is too: the cap binds in each
+    With no seed shared across groups R is block-diagonal, so R⁻¹ is too: the caps bind in each
     block on its own, and the problem separates into the same problem on the diagonal blocks of A.
     Values and lower bounds add up exactly. Very large networks are designed that way.
 
     Agents whose noise nobody receives (a block of A that is zero) keep LDP noise. The gap is
     against the best block-diagonal covariance for these groups.
     """
-    cap = problem.precision_cap
+    caps = problem.precision_caps
     blocks = [problem.objective_matrix[np.ix_(group, group)] for group in groups]
     seen = [k for k, block in enumerate(blocks) if np.trace(block) > 0]
-    problems = [replace(problem, objective_matrix=blocks[k]) for k in seen]
+    problems = [
+        replace(problem, objective_matrix=blocks[k], precision_caps=caps[list(groups[k])])
+        for k in seen
+    ]
     designs = map_in_workers(solve, problems, num_workers=num_workers)
     solved = dict(zip(seen, designs, strict=True))
     # Blocks stand in the order of the groups; this permutation restores that of the agents.
     order = np.argsort(np.concatenate(groups))
 
-    def join(unseen: float, part: Callable[[Design], FloatArray | None]) -> FloatArray:
+    def join(unseen: FloatArray, part: Callable[[Design], FloatArray | None]) -> FloatArray:
         parts = [
-            part(solved[k]) if k in solved else unseen * np.eye(len(group))
+            part(solved[k]) if k in solved else np.diag(unseen[list(group)])
             for k, group in enumerate(groups)
         ]
         return np.asarray(scipy.linalg.block_diag(*parts)[np.ix_(order, order)])
 
-    covariance = join(1 / cap, lambda block: block.covariance)
+    covariance = join(1 / caps, lambda block: block.covariance)
     return replace(
         designs[0],
         status=max((block.status for block in designs), key=_STATUS_ORDER.index),
         covariance=covariance,
-        precision=join(cap, lambda block: block.precision),
-        factor=join(1 / math.sqrt(cap), lambda block: block.factor),
+        precision=join(caps, lambda block: block.precision),
+        factor=join(1 / np.sqrt(caps), lambda block: block.factor),
+        precision_caps=caps,
         value=sum(block.value for block in designs),
         lower_bound=sum(block.lower_bound for block in designs),
         iterations=max(block.iterations for block in designs),
-        shares=split_blocks(covariance, groups),
+        shares=split_blocks(covariance, groups, precision_caps=caps),
     )
 
 
@@ -316,13 +323,13 @@ def _require_records(mechanism: object, objective: object, threat: object) -> No
     )
 
 
-def _read_cap(budget: object) -> float:
+def _read_caps(budget: PrivacyBudget | ArrayLike, num_agents: int) -> FloatArray:
     if isinstance(budget, PrivacyBudget):
-        return budget.precision_cap
-    # A bool is a number to Python, and surely a mistake here.
-    if isinstance(budget, bool) or not isinstance(budget, Real):
+        return expand_caps(budget.precision_cap, num_agents)
+    # A bool is a number to Python, and surely a mistake here, as is text that holds a number.
+    if np.asarray(budget).dtype.kind not in "iuf":
         raise InvalidArgumentError(
-            "budget must be a PrivacyBudget, or one precision cap for all agents as a number, "
-            f"found {type(budget).__name__}"
+            "budget must be a PrivacyBudget, or precision caps: one number for all agents, or an "
+            f"array with one for each, found {type(budget).__name__}"
         )
-    return float(budget)
+    return expand_caps(budget, num_agents)

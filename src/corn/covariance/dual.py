@@ -11,7 +11,8 @@ and both follow from one eigendecomposition. The right-hand side is reached by s
 approached where A is singular. It is first order in the distance from the optimum: scaling leaves
 slack in every constraint but one. Raising the diagonal of R⁻¹ to the cap takes the slack back, and
 with it exactly the first order, so that the covariance of a point is far better than its scaled
-value says (`attained_value`). Everything here is in units of b = 1.
+value says (`attained_value`). Everything here is in units of b = 1, and A is the scaled objective
+of `DesignProblem`, in which agents with different caps have the same one.
 
 Where the diagonal of A^{1/2} is constant, equal multipliers are optimal, and the first evaluation
 is the closed form R = (Tr A^{1/2}/(n b)) · A^{-1/2}. That holds on vertex-transitive graphs whose
@@ -72,7 +73,7 @@ class Dual:
     def solve(self, problem: DesignProblem) -> Design:
         """Return the certified optimum of Problem (13), within the problem's noise limit."""
         solution = solve_dual(
-            problem.objective_matrix,
+            problem.scaled_objective,
             tolerance=self.tolerance,
             max_iterations=self.max_iterations,
         )
@@ -90,14 +91,15 @@ class ClosedForm:
 
     def solve(self, problem: DesignProblem) -> Design:
         """Return the optimum at equal multipliers, or raise if the agents are not all alike."""
-        A = problem.objective_matrix
+        A = problem.scaled_objective
         solution = solve_dual(A, tolerance=_ALIKE_TOLERANCE, max_iterations=1)
         if not solution.converged:
             diagonal = solution.point.diagonal
             raise InvalidArgumentError(
                 "solver ClosedForm (closed-form) needs agents that are all alike (ring, torus, "
-                "hypercube, complete, circulant): the diagonal of A^(1/2) must be constant, found "
-                f"from {diagonal.min():.6g} to {diagonal.max():.6g}; use Dual (dual)"
+                "hypercube, complete, circulant) and have one promise: the diagonal of A^(1/2) "
+                f"must be constant, found from {diagonal.min():.6g} to {diagonal.max():.6g}; use "
+                "Dual (dual)"
             )
         return _conclude(problem, solution, self)
 
@@ -299,10 +301,10 @@ def _conclude(problem: DesignProblem, solution: DualSolution, solver: Dual | Clo
     status: Status = "noise limited" if limited else "accuracy limit"
     return conclude(
         problem,
-        R,
+        problem.restore(R),
         mechanism="corn",
         solver=solver.name,
-        lower_bound=solution.lower_bound / problem.precision_cap,
+        lower_bound=solution.lower_bound / problem.strictest_cap,
         iterations=solution.iterations,
         status=status if solution.converged else "iteration limit",
         tolerance=solver.tolerance,
@@ -312,18 +314,22 @@ def _conclude(problem: DesignProblem, solution: DualSolution, solver: Dual | Clo
 def _recover_covariance(
     problem: DesignProblem, solution: DualSolution, max_iterations: int, tolerance: float
 ) -> tuple[FloatArray, bool]:
-    """Return the covariance of a dual solution within the noise limit, and if that limited it.
+    """Return the scaled covariance of a solution within the noise limits, and if they limited it.
 
     Where A is singular, or nearly so, the optimum lets noise grow without bound along directions
     that mix away, and float32 could not cancel it. Blending with LDP (`limit_noise`) is a remedy at
     no cost. A ridge, Tr((A + γI)R), takes further solves and gives a better value where the limit
     is tight, so it is tried when blending alone loses more than `_WORTH_A_RIDGE`.
     """
-    A, limit = problem.objective_matrix, problem.variance_ratio_limit
+    A, limits = problem.scaled_objective, problem.variance_ratio_limits
+
+    def value(R: FloatArray) -> float:
+        return float(np.sum(A * R))
+
     if problem.ridge > 0:
         solution = _solve_with_ridge(A, problem.ridge, solution, tolerance, max_iterations)
-    best, limited = limit_noise(solution.point.precision(), limit)
-    if not limited or problem.value(best) <= (1 + _WORTH_A_RIDGE) * solution.lower_bound:
+    best, limited = limit_noise(solution.point.precision(), limits)
+    if not limited or value(best) <= (1 + _WORTH_A_RIDGE) * solution.lower_bound:
         return best, limited or problem.ridge > 0
     # Bisect for the ridge at which the noise just meets the limit. A ridge that is too small is
     # blended the rest of the way, so every candidate is within the limit and the best one counts.
@@ -331,9 +337,9 @@ def _recover_covariance(
     for _ in range(_RIDGE_BISECTIONS):
         middle = (low + high) / 2
         solution = _solve_with_ridge(A, 10**middle, solution, _RIDGE_TOLERANCE, max_iterations)
-        candidate, limited = limit_noise(solution.point.precision(), limit)
+        candidate, limited = limit_noise(solution.point.precision(), limits)
         low, high = (middle, high) if limited else (low, middle)
-        best = min(best, candidate, key=problem.value)
+        best = min(best, candidate, key=value)
     return best, True
 
 

@@ -9,15 +9,36 @@ from collections.abc import Callable
 
 import numpy as np
 import scipy.linalg
+from numpy.typing import ArrayLike
 
 from corn.arrays import FloatArray
-from corn.errors import InfeasibleError
+from corn.checks import require
+from corn.errors import InfeasibleError, InvalidArgumentError
 
 _MAX_RESCALINGS = 40
 _BLEND_BISECTIONS = 60
 _SMALLEST_BLEND = 1e-12
 _MARGIN = 1e-10  # below the noise limit, for the rounding of later steps
 _EPS = float(np.finfo(np.float64).eps)
+
+
+def expand_caps(precision_caps: ArrayLike, num_agents: int) -> FloatArray:
+    """Return the precision cap b_i of each agent, shape (n,); one number is the cap of all.
+
+    >>> expand_caps(2.0, 3)
+    array([2., 2., 2.])
+    """
+    try:
+        given = np.array(precision_caps, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"precision_caps must be numbers: {error}") from error
+    rule = f"one number, or {num_agents}, one for each agent"
+    require(given.shape in ((), (num_agents,)), "precision_caps", rule, f"shape {given.shape}")
+    wrong = given[~((given > 0) & (given < np.inf))]
+    require(not wrong.size, "precision_caps", "positive and finite", wrong[:1].tolist())
+    caps = np.broadcast_to(given, (num_agents,)).copy()
+    caps.setflags(write=False)
+    return caps
 
 
 def invert_covariance(covariance: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -31,9 +52,10 @@ def invert_covariance(covariance: FloatArray) -> tuple[FloatArray, FloatArray]:
     array([0.5 , 0.25])
     """
     F = _try_cholesky(covariance)
-    # Rounding lets Cholesky pass on a singular matrix with pivots of the size of the error.
-    floor = 4 * len(covariance) * _EPS * covariance.diagonal().max()
-    if F is None or F.diagonal().min() ** 2 <= floor:
+    # Rounding lets Cholesky pass on a singular matrix with pivots of the size of the error, which
+    # is relative to each agent's own variance: scaling rows and columns does not change it.
+    floors = 4 * len(covariance) * _EPS * covariance.diagonal()
+    if F is None or (np.square(F.diagonal()) <= floors).any():
         raise InfeasibleError(
             "the covariance is singular: some combination of agents carries no noise, so there is "
             "no privacy guarantee against an eavesdropper; add independent noise for every agent"
@@ -47,25 +69,26 @@ def invert_definite(matrix: FloatArray) -> FloatArray | None:
     return None if F is None else _invert_from_factor(F)
 
 
-def is_private(covariance: FloatArray, precision_cap: float) -> bool:
-    """Return whether R ≻ 0 and [R⁻¹]_ii ≤ b for every agent."""
+def is_private(covariance: FloatArray, precision_caps: ArrayLike) -> bool:
+    """Return whether R ≻ 0 and [R⁻¹]_ii ≤ b_i for every agent; one number is the cap of all."""
+    caps = expand_caps(precision_caps, len(covariance))
     try:
         precision, _ = invert_covariance(covariance)
     except InfeasibleError:
         return False
-    return bool(precision.diagonal().max() <= precision_cap)
+    return bool((precision.diagonal() <= caps).all())
 
 
-def scale_to_cap(worst_precision: Callable[[float], float], precision_cap: float) -> float:
-    """Return the factor on all noise variances at which the worst [R⁻¹]_ii is just below b.
+def scale_to_cap(worst_ratio: Callable[[float], float]) -> float:
+    """Return the factor on all noise variances at which the worst [R⁻¹]_ii/b_i is just below 1.
 
-    ``worst_precision`` maps a factor to the largest precision *as computed* for noise scaled by it.
-    In exact arithmetic one evaluation would do. Scaling changes the rounding, so the result is
+    ``worst_ratio`` maps a factor to the largest ratio *as computed* for noise scaled by it. In
+    exact arithmetic one evaluation would do. Scaling changes the rounding, so the result is
     computed again until it is on the private side, with a margin that doubles.
     """
-    scale = worst_precision(1.0) / precision_cap
+    scale = worst_ratio(1.0)
     for attempt in range(_MAX_RESCALINGS):
-        excess = worst_precision(scale) / precision_cap
+        excess = worst_ratio(scale)
         if excess <= 1:
             return scale
         scale *= excess * (1 + 2**attempt * _EPS)
@@ -76,33 +99,34 @@ def scale_to_cap(worst_precision: Callable[[float], float], precision_cap: float
 
 
 def scale_covariance(
-    covariance: FloatArray, precision_cap: float
+    covariance: FloatArray, precision_caps: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return (R, R⁻¹, F), R scaled so that the largest computed [R⁻¹]_ii is just below b.
+    """Return (R, R⁻¹, F), R scaled so that every computed [R⁻¹]_ii ≤ b_i, and one is just below.
 
-    The distance from b is the rounding of such an inverse, n·ε·max(b R_ii), so that an inverse
+    The distance from b is the rounding of such an inverse, n·ε·max(b_i R_ii), so that an inverse
     computed any other way is below b as well.
     """
 
-    def worst_precision(scale: float) -> float:
+    def worst_ratio(scale: float) -> float:
         R = covariance * scale
-        largest = float(invert_covariance(R)[0].diagonal().max())
-        return largest * (1 + len(R) * _EPS * float(R.diagonal().max()) * largest)
+        largest = float((invert_covariance(R)[0].diagonal() / precision_caps).max())
+        strongest = float((R.diagonal() * precision_caps).max())
+        return largest * (1 + len(R) * _EPS * strongest * largest)
 
-    R = covariance * scale_to_cap(worst_precision, precision_cap)
+    R = covariance * scale_to_cap(worst_ratio)
     return R, *invert_covariance(R)
 
 
-def limit_noise(precision: FloatArray, variance_limit: float) -> tuple[FloatArray, bool]:
-    """Return the inverse of a precision Y of unit diagonal with every R_ii ≤ the limit ≥ 1.
+def limit_noise(precision: FloatArray, variance_limits: FloatArray) -> tuple[FloatArray, bool]:
+    """Return the inverse of a precision Y of unit diagonal with every R_ii ≤ its limit ≥ 1.
 
-    ``precision`` has shape (n, n) and may be singular. The second result is whether the limit
-    changed anything. Y is blended with I: (1−t) Y + t I keeps the diagonal at the cap, so privacy
-    is untouched, and every R_ii falls as t grows (each is convex in t with slope 0 at t = 1), down
-    to LDP at t = 1. Hence one number is bisected.
+    ``precision`` has shape (n, n) and may be singular, ``variance_limits`` shape (n,). The second
+    result is whether a limit changed anything. Y is blended with I: (1−t) Y + t I keeps the
+    diagonal at the cap, so privacy is untouched, and every R_ii falls as t grows (each is convex in
+    t with slope 0 at t = 1), down to LDP at t = 1. Hence one number is bisected.
     """
     R = invert_definite(precision)
-    if R is not None and R.diagonal().max() <= variance_limit:
+    if R is not None and (R.diagonal() <= variance_limits).all():
         return R, False
     theta, U = scipy.linalg.eigh(precision, driver="evd", check_finite=False)
     theta, squares = np.maximum(theta, 0.0), np.square(U)
@@ -111,7 +135,7 @@ def limit_noise(precision: FloatArray, variance_limit: float) -> tuple[FloatArra
         middle = (low + high) / 2
         t = np.exp(middle)
         variances = squares @ (1 / ((1 - t) * theta + t))
-        fits = variances.max() <= (1 - _MARGIN) * variance_limit
+        fits = (variances <= (1 - _MARGIN) * variance_limits).all()
         low, high = (low, middle) if fits else (middle, high)
     t = np.exp(high)
     R = (U / ((1 - t) * theta + t)) @ U.T

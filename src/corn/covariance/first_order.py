@@ -71,14 +71,14 @@ class FirstOrder:
         The noise limit of the problem is left to the caller; its ridge limits noise where A is
         singular, while value and bound are those of A itself.
         """
-        A, n, threat = problem.objective_matrix, problem.num_agents, problem.threat
+        A, n, threat = problem.scaled_objective, problem.num_agents, problem.threat
         coalitions = list_coalitions(seed_groups, num_agents=n, max_colluders=threat.max_colluders)
         if not coalitions.unknown.any():
             # Every coalition knows every seed, so shared noise hides nothing and only costs.
             return conclude_split(
                 problem,
-                Decomposition(np.full(n, 1 / problem.precision_cap)),
-                lower_bound=float(np.trace(A)) / problem.precision_cap,
+                Decomposition(1 / problem.precision_caps),
+                lower_bound=float(np.trace(A)) / problem.strictest_cap,
                 tolerance=self.tolerance,
                 evaluations=0,
                 coalitions=coalitions,
@@ -93,7 +93,7 @@ class FirstOrder:
         conclude = partial(
             conclude_split,
             problem,
-            lower_bound=search.lower_bound / problem.precision_cap,
+            lower_bound=search.lower_bound / problem.strictest_cap,
             tolerance=self.tolerance,
             evaluations=search.evaluations,
             coalitions=coalitions,
@@ -101,10 +101,10 @@ class FirstOrder:
         )
         # Fewer streams to draw, unless leaving them out costs the tolerance.
         weak = _silence_weakest(best.factors, best.theta, share=_SILENT_SHARE * self.tolerance)
-        lean = conclude(scale_split(best.theta, weak, assembly, problem.precision_cap))
+        lean = conclude(scale_split(problem, best.theta, weak, assembly))
         if lean.converged:
             return lean
-        full = conclude(scale_split(best.theta, best.factors, assembly, problem.precision_cap))
+        full = conclude(scale_split(problem, best.theta, best.factors, assembly))
         return full if full.converged else lean
 
 

@@ -45,7 +45,7 @@ def design_against_insiders(
 ) -> Design:
     """Minimise Tr(A R) over private noise and the noise of each seed group: Problem (16).
 
-    Every coalition of the problem's threat meets the cap, exactly. With ``drop_share`` the seed
+    Every coalition of the problem's threat meets the caps, exactly. With ``drop_share`` the seed
     groups that are weak after a first solution are left out of a second; the lower bound stays that
     of all groups, so the gap shows the cost of dropping.
     """
@@ -58,8 +58,8 @@ def design_against_insiders(
         final, limited = _solve_within_noise_limit(problem, kept, solver)
     # Insiders only ask for more noise, so the bound against an eavesdropper holds as well. It is
     # the better one where A is singular on a seed group: the bound for insiders is then 0.
-    dual = solve_dual(problem.objective_matrix, tolerance=1e-6, max_iterations=_BOUND_ITERATIONS)
-    eavesdropper_bound = dual.lower_bound / problem.precision_cap
+    dual = solve_dual(problem.scaled_objective, tolerance=1e-6, max_iterations=_BOUND_ITERATIONS)
+    eavesdropper_bound = dual.lower_bound / problem.strictest_cap
     bound = min(max(first.lower_bound, eavesdropper_bound), final.value)
     status: Status = "noise limited" if limited else solver.shortfall
     if final.value <= (1 + final.tolerance) * bound:
@@ -77,7 +77,7 @@ def design_against_insiders(
         covariance=R,
         precision=precision,
         factor=factor,
-        precision_cap=problem.precision_cap,
+        precision_caps=problem.precision_caps,
         value=final.value,
         lower_bound=bound,
         iterations=final.evaluations,
@@ -94,15 +94,15 @@ def _solve_within_noise_limit(
     problem: DesignProblem, seed_groups: SeedGroups, solver: SplitSolver
 ) -> tuple[SplitSolution, bool]:
     """Return a solution without noise above the limit, and whether that needed a ridge on A."""
-    eigenvalues = np.linalg.eigvalsh(problem.objective_matrix)
-    limit = problem.variance_ratio_limit / problem.precision_cap
+    eigenvalues = np.linalg.eigvalsh(problem.scaled_objective)
+    limits = problem.variance_ratio_limits / problem.precision_caps
     ridge = problem.ridge
     # With a singular A noise grows without bound along its null space, and no bound is proved.
     if eigenvalues[0] <= _SINGULAR * eigenvalues[-1]:
         ridge = max(ridge, _SMALLEST_RIDGE)
     while True:
         solution = solver.solve_split(replace(problem, ridge=ridge), seed_groups)
-        if solution.decomposition.covariance.diagonal().max() <= limit * (1 + 1e-9):
+        if (solution.decomposition.covariance.diagonal() <= limits * (1 + 1e-9)).all():
             return solution, ridge > 0
         # Noise variance falls about as the root of the ridge, and each solve is expensive.
         ridge = max(10 * ridge, _SMALLEST_RIDGE)

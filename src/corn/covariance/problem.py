@@ -12,9 +12,9 @@ import numpy as np
 import scipy.linalg
 
 from corn.arrays import FloatArray
-from corn.checks import require, require_in_range, require_positive
+from corn.checks import require, require_in_range
 from corn.covariance.decomposition import Decomposition, split_blocks, split_pairs
-from corn.covariance.feasibility import scale_covariance
+from corn.covariance.feasibility import expand_caps, scale_covariance
 from corn.covariance.threat import EAVESDROPPER, ThreatModel
 from corn.errors import InfeasibleError
 from corn.topology.graphs import Graph
@@ -33,7 +33,7 @@ Status: TypeAlias = Literal[
 ]
 
 DEFAULT_NOISE_RATIO = 32.0
-"""Default limit on an agent's noise, in units of the LDP standard deviation 1/√b.
+"""Default limit on an agent's noise, in units of its own LDP standard deviation 1/√b_i.
 
 Correlated noise cancels in the average of models, and float32 cancels only what it represents:
 noise 32 times as strong as LDP's leaves a rounding error of 32 · 6e-8 = 2e-6 LDP deviations, far
@@ -46,28 +46,34 @@ LARGEST_NOISE_RATIO = 3e3
 
 @dataclass(frozen=True, eq=False)
 class DesignProblem:
-    """Minimise Tr(A R) over R ≻ 0 with [R⁻¹]_ii ≤ b: Problem (13) of the paper, for any A ⪰ 0.
+    """Minimise Tr(A R) over R ≻ 0 with [R⁻¹]_ii ≤ b_i: Problem (13) of the paper, for any A ⪰ 0.
+
+    Solvers know one cap for all. With t_i = √(min b/b_i) and R = T R' T the problem is the same one
+    for T A T: Tr(A R) = Tr(T A T R'), and [R⁻¹]_ii = [R'⁻¹]_ii b_i/min b ≤ b_i where R' keeps the
+    strictest cap for every agent. So solvers minimise ``scaled_objective``, in units where the
+    strictest cap is 1, and ``restore`` what they find. Bounds carry over with the values.
 
     Attributes:
         objective_matrix: A, shape (n, n).
-        precision_cap: b.
+        precision_caps: b, shape (n,).
         graph: the links that seeds follow.
         threat: the adversary, and the seeds that agents share: Problem (16) if there are insiders.
-        max_noise_std: a bound on √R_ii: None is 32/√b, ``math.inf`` no limit but float64's own
-            (3000/√b).
-        ridge: γ adds γ·(Tr A/n)·I to the matrix that is minimised, never to the matrix that value
-            and bound are stated for.
+        max_noise_std: a bound on √R_ii: None is 32/√b_i, ``math.inf`` no limit but float64's own
+            (3000/√b_i).
+        ridge: γ adds γ·(Tr A/n)·I to the scaled matrix that is minimised, never to the matrix that
+            value and bound are stated for.
     """
 
     objective_matrix: FloatArray
-    precision_cap: float
+    precision_caps: FloatArray
     graph: Graph = field(default_factory=nx.Graph)
     threat: ThreatModel = EAVESDROPPER
     max_noise_std: float | None = None
     ridge: float = 0.0
 
     def __post_init__(self) -> None:
-        require_positive("precision_cap", self.precision_cap)
+        caps = expand_caps(self.precision_caps, self.num_agents)
+        object.__setattr__(self, "precision_caps", caps)
         require_in_range("ridge", self.ridge, 0, 1e100)
         require(
             bool(np.trace(self.objective_matrix) > 0),
@@ -76,12 +82,13 @@ class DesignProblem:
             "zero for every agent",
             advice="check mixing_matrix and objective",
         )
-        limit, ldp_std = self.max_noise_std, 1 / math.sqrt(self.precision_cap)
-        # R_ii ≥ 1/[R⁻¹]_ii ≥ 1/b for every positive definite R, so a smaller limit has no solution.
+        limit, ldp_std = self.max_noise_std, 1 / math.sqrt(self.strictest_cap)
+        # R_ii ≥ 1/[R⁻¹]_ii ≥ 1/b_i for every positive definite R: a smaller limit has no solution.
         if limit is not None and not limit >= ldp_std * (1 - 1e-12):
             raise InfeasibleError(
                 f"max_noise_std must be at least 1/√precision_cap = {ldp_std:.6g}, the noise that "
-                f"any agent needs under this cap, found {limit}; raise it, or the privacy budget"
+                f"an agent needs under the strictest cap, found {limit}; raise it, or the privacy "
+                "budget"
             )
 
     @property
@@ -90,12 +97,37 @@ class DesignProblem:
         return int(self.objective_matrix.shape[0])
 
     @property
-    def variance_ratio_limit(self) -> float:
-        """The largest b·R_ii allowed, at least 1."""
+    def strictest_cap(self) -> float:
+        """The smallest b_i: the unit of solvers, and the cap of a trusted server."""
+        return float(self.precision_caps.min())
+
+    @property
+    def scales(self) -> FloatArray:
+        """t_i = √(min b/b_i), shape (n,): exactly 1 for every agent with the strictest cap."""
+        return np.sqrt(self.strictest_cap / self.precision_caps)
+
+    @cached_property
+    def scaled_objective(self) -> FloatArray:
+        """T A T, shape (n, n); A itself, not a copy, where all caps are equal."""
+        return self._scale(self.objective_matrix)
+
+    def restore(self, scaled_covariance: FloatArray) -> FloatArray:
+        """Return T R' T: the covariance of agents whose noise is R' in units of their own."""
+        return self._scale(scaled_covariance)
+
+    def _scale(self, matrix: FloatArray) -> FloatArray:
+        if self.precision_caps.max() == self.strictest_cap:
+            return matrix
+        # The outer product is exactly symmetric, and so is the result.
+        return matrix * np.outer(self.scales, self.scales)
+
+    @property
+    def variance_ratio_limits(self) -> FloatArray:
+        """The largest b_i·R_ii allowed, at least 1, shape (n,)."""
         if self.max_noise_std is None:
-            return DEFAULT_NOISE_RATIO**2
-        ratio = min(self.max_noise_std, LARGEST_NOISE_RATIO / math.sqrt(self.precision_cap))
-        return max(1.0, ratio**2 * self.precision_cap)
+            return np.full(self.num_agents, DEFAULT_NOISE_RATIO**2)
+        stds = np.minimum(self.max_noise_std, LARGEST_NOISE_RATIO / np.sqrt(self.precision_caps))
+        return np.maximum(1.0, stds**2 * self.precision_caps)
 
     def value(self, covariance: FloatArray) -> float:
         """Return Tr(A R)."""
@@ -104,7 +136,7 @@ class DesignProblem:
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """A noise covariance R under a precision cap b, its value Tr(A R), and a bound on any other's.
+    """A noise covariance R under precision caps b_i, its value Tr(A R), and a bound on any other's.
 
     Attributes:
         mechanism: the rule that correlates the noise.
@@ -118,12 +150,12 @@ class Design:
             zero-sum), which need not contain the optimum. ``reference``: no guarantee against an
             eavesdropper (central, none).
         covariance: R, shape (n, n).
-        precision: R⁻¹, shape (n, n), from the Cholesky factor of R; its diagonal is at most b,
-            exactly. None for references, whose R is singular.
+        precision: R⁻¹, shape (n, n), from the Cholesky factor of R; its diagonal is at most
+            b, exactly. None for references, whose R is singular.
         factor: F with R = F Fᵀ, shape (n, k); noise is F times k standard normals.
-        precision_cap: b.
+        precision_caps: b, shape (n,).
         value: Tr(A R).
-        lower_bound: a certified lower bound on Tr(A R) over every covariance under the cap, with no
+        lower_bound: a certified lower bound on Tr(A R) over every covariance under the caps, no
             limit on its noise; for the seed groups and coalitions of the threat, if it has any.
             Equal to the value for references.
         iterations: eigendecompositions or evaluations that the solver took.
@@ -142,7 +174,7 @@ class Design:
     covariance: FloatArray
     precision: FloatArray | None
     factor: FloatArray
-    precision_cap: float
+    precision_caps: FloatArray
     value: float
     lower_bound: float
     iterations: int
@@ -170,7 +202,8 @@ class Design:
             return Decomposition(self.covariance.diagonal())
         if self.mechanism == "decor":
             return split_pairs(self.covariance)
-        return split_blocks(self.covariance, (tuple(range(self.num_agents)),))
+        everyone = (tuple(range(self.num_agents)),)
+        return split_blocks(self.covariance, everyone, precision_caps=self.precision_caps)
 
     @property
     def num_agents(self) -> int:
@@ -183,14 +216,19 @@ class Design:
         return self.value / self.lower_bound - 1 if self.lower_bound > 0 else 0.0
 
     @property
+    def strictest_cap(self) -> float:
+        """The smallest b_i."""
+        return float(self.precision_caps.min())
+
+    @property
     def normalized_value(self) -> float:
-        """Value × b: the same for every budget."""
-        return self.value * self.precision_cap
+        """Value × min b: the same for every budget, and for all budgets in the same proportion."""
+        return self.value * self.strictest_cap
 
     @property
     def normalized_lower_bound(self) -> float:
-        """Lower bound × b."""
-        return self.lower_bound * self.precision_cap
+        """Lower bound × min b."""
+        return self.lower_bound * self.strictest_cap
 
     @property
     def noise_std(self) -> FloatArray:
@@ -204,8 +242,11 @@ class Design:
 
     @property
     def central_ratio(self) -> float:
-        """The variance above, over the floor 1/(n² b) that a trusted server would add."""
-        return self.average_noise_variance * self.num_agents**2 * self.precision_cap
+        """The variance above, over the 1/(n² min b) that a trusted server would add.
+
+        Nobody can go below: 1ᵀR1 ≥ 1/[R⁻¹]_ii ≥ 1/b_i for every agent i.
+        """
+        return self.average_noise_variance * self.num_agents**2 * self.strictest_cap
 
     @cached_property
     def independent_variance(self) -> float:
@@ -236,12 +277,12 @@ def conclude(
     status: Status,
     tolerance: float | None = None,
 ) -> Design:
-    """Scale a covariance to the problem's cap, check it independently, and return the design.
+    """Scale a covariance to the problem's caps, check it independently, and return the design.
 
     A gap within ``tolerance`` is ``optimal`` whatever explains a larger one; ``status`` is that
     explanation. Without a tolerance ``status`` stands.
     """
-    R, Y, F = scale_covariance(covariance, problem.precision_cap)
+    R, Y, F = scale_covariance(covariance, problem.precision_caps)
     value = problem.value(R)
     # At convergence rounding can leave the value a little below the bound; the smaller of two
     # lower bounds is one too.
@@ -255,7 +296,7 @@ def conclude(
         covariance=R,
         precision=Y,
         factor=F,
-        precision_cap=problem.precision_cap,
+        precision_caps=problem.precision_caps,
         value=value,
         lower_bound=bound,
         iterations=iterations,

@@ -60,29 +60,29 @@ class Sdp:
     def solve(self, problem: DesignProblem) -> Design:
         """Return the optimum of Problem (13)."""
         cp = _import_cvxpy()
-        n, b, A = problem.num_agents, problem.precision_cap, problem.objective_matrix
+        n, A, most = problem.num_agents, problem.scaled_objective, problem.variance_ratio_limits
         tolerance = self.tolerance or _TOLERANCE
         # In units of b = 1 and Tr A = n: the backend stops at absolute tolerances too.
         unit = float(np.trace(A)) / n
         R = cp.Variable((n, n), symmetric=True)
         private, multipliers = _POSE[self.formulation](cp, R)
-        limits = [cp.diag(R) <= problem.variance_ratio_limit]
+        limits = [cp.diag(R) <= most]
         program = cp.Problem(cp.Minimize(cp.sum(cp.multiply(A / unit, R))), [*private, *limits])
         accuracy = tolerance / 10
         ran_out = _run(cp, program, tol_gap_rel=accuracy, tol_feas=min(accuracy, 1e-8))
         lam = np.maximum(multipliers(), 0.0)
         lam = np.maximum(lam, _SMALLEST_MULTIPLIER * lam.max()) if lam.max() > 0 else np.ones(n)
         # Feasible only to the backend's accuracy: bring R within the noise limit exactly.
-        near_limit = R.value.diagonal().max() > (1 - _LIMIT_ACCURACY) * problem.variance_ratio_limit
+        near_limit = (R.value.diagonal() > (1 - _LIMIT_ACCURACY) * most).any()
         Y, _ = invert_covariance((R.value + R.value.T) / 2)
-        repaired, limited = limit_noise(Y / Y.diagonal().max(), problem.variance_ratio_limit)
+        repaired, limited = limit_noise(Y / Y.diagonal().max(), most)
         status: Status = "noise limited" if limited or near_limit else "accuracy limit"
         return conclude(
             problem,
-            repaired / b,
+            problem.restore(repaired),
             mechanism="corn",
             solver=self.name,
-            lower_bound=evaluate(A, lam).lower_bound / b,
+            lower_bound=evaluate(A, lam).lower_bound / problem.strictest_cap,
             iterations=int(program.solver_stats.num_iters or 0),
             status="iteration limit" if ran_out else status,
             tolerance=tolerance,
@@ -96,19 +96,20 @@ class Sdp:
             "'single' against insiders or with overlapping seed groups",
             repr(self.formulation),
         )
-        A, n, threat = problem.objective_matrix, problem.num_agents, problem.threat
+        A, n, threat = problem.scaled_objective, problem.num_agents, problem.threat
         coalitions = list_coalitions(seed_groups, num_agents=n, max_colluders=threat.max_colluders)
         assembly = Assembly(seed_groups, coalitions, n)
         common = threat.private_noise == "common"
         ridged = A + problem.ridge * float(np.trace(A)) / n * np.eye(n)
         theta, blocks, multipliers, iterations = _solve_split(ridged, assembly, common=common)
         factors = [_factor(block) for block in blocks]
-        decomposition = scale_split(theta, factors, assembly, problem.precision_cap)
-        bound = certify(A, assembly, decomposition, multipliers, common=common)
+        decomposition = scale_split(problem, theta, factors, assembly)
+        scaled = decomposition.rescale(1 / problem.scales)
+        bound = certify(A, assembly, scaled, multipliers, common=common)
         return conclude_split(
             problem,
             decomposition,
-            lower_bound=bound / problem.precision_cap,
+            lower_bound=bound / problem.strictest_cap,
             tolerance=self.tolerance or _SPLIT_TOLERANCE,
             evaluations=iterations,
             coalitions=coalitions,

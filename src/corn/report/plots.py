@@ -63,12 +63,13 @@ def plot_network(network: Network, gossip_matrix: FloatArray, measured: Spectrum
 
 
 def plot_design(network: Network, design: Design, *, title: str) -> Figure:
-    """Draw the graph, the covariance in units of the LDP variance, and the correlations."""
+    """Draw the graph, the covariance in units of agents' LDP deviations, and the correlations."""
     figure = Figure(figsize=(13, 4.7), layout=ConstrainedLayoutEngine(wspace=0.06))
     figure.suptitle(title, fontsize=10, parse_math=False)
     left, middle, right = figure.subplots(1, 3)
     _draw_graph(left, network)
-    scaled = design.covariance * design.precision_cap
+    roots = np.sqrt(design.precision_caps)
+    scaled = design.covariance * np.outer(roots, roots)
     limit = float(np.abs(scaled).max()) or 1.0
     _draw_matrix(middle, scaled, cmap="RdBu_r", vmin=-limit, vmax=limit)
     middle.set_title("covariance R, LDP variance = 1", fontsize=10)
