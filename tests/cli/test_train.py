@@ -72,7 +72,7 @@ def test_a_second_ctrl_c_leaves_the_last_checkpoint(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("corn.learn.api.run_sweep", interrupt)
+    monkeypatch.setattr("corn.learn.search.run_sweep", interrupt)
     path = tmp_path / "state"
     arguments = ("train", *QUICK, "--mechanism", "ldp", "--checkpoint", path)
     outcome = corn(*arguments)
@@ -294,3 +294,19 @@ def test_a_figure_is_drawn(corn: Runner, tmp_path: Path) -> None:
     outcome = corn("train", *QUICK, "--runs", 2, "--plot", tmp_path / "train.png")
     assert outcome.exit_code == 0, outcome.stderr
     assert (tmp_path / "train.png").stat().st_size > 10_000
+
+
+def test_intervals_ends_and_the_number_of_runs_are_stated(corn: Runner) -> None:
+    quick = ("train", *QUICK, "--mechanism", "ldp,none")
+    outcome = corn(*quick, "--step-size", "0.001,0.002")
+    assert "One run" in " ".join(outcome.stdout.split())
+    assert "±" not in outcome.stdout
+    assert "none: the best step size, 0.002, is the largest that was tried" in outcome.stderr
+    outcome = corn(*quick, "--step-size", "1000,2000", "--runs", 3, "--mechanism", "ldp")
+    assert "95 % interval of 3 runs" in " ".join(outcome.stdout.split())
+    assert "±" in outcome.stdout
+    assert "ldp: the best step size, 1000, is the smallest that was tried" in outcome.stderr
+    facts = json.loads(corn(*quick, "--step-size", 0.1, "--runs", 2, "--json").stdout)
+    assert facts["grid_ends"] == {}
+    assert facts["contenders"]["ldp"]["intervals"]["test_loss"] > 0
+    assert facts["contenders"]["ldp"]["num_step_sizes"] == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +12,8 @@ import typer
 
 from corn import learn
 from corn.checks import require
-from corn.cli.learning import LEARNING, LearningOptions, draw_run, let_plan_decide, write_run
+from corn.cli.comparison import TrainingTerms, collect_facts, draw_comparison, print_comparison
+from corn.cli.learning import LEARNING, LearningOptions, let_plan_decide, write_run
 from corn.cli.options import (
     BudgetOptions,
     JsonOption,
@@ -22,14 +24,11 @@ from corn.cli.options import (
     ThreatOptions,
     parse_numbers,
 )
-from corn.cli.output import print_json, print_note, print_table
+from corn.cli.output import print_json, print_note
 from corn.cli.records import read_configuration
-from corn.covariance import Objective, ThreatModel
 from corn.errors import StoppedByUserError
 from corn.learn.names import METHOD_NAMES
-from corn.plan import Plan, fingerprint, load_plan
-from corn.privacy import PrivacyBudget
-from corn.topology import Network
+from corn.plan import Plan, load_plan
 
 EXAMPLE = (
     "corn train --task breast-cancer --graph er:n=20,p=0.2,seed=1 "
@@ -38,15 +37,6 @@ EXAMPLE = (
 
 _OUTPUT = "Output"
 _MECHANISMS = "corn,decor,ldp,none"
-
-# Columns of the printed table, by the names of summaries.
-_COLUMNS = {
-    "test_loss": "test loss",
-    "test_accuracy": "test accuracy",
-    "train_loss": "train loss",
-    "optimality_gap": "optimality gap",
-    "consensus_distance": "disagreement",
-}
 
 
 @dataclass(frozen=True)
@@ -67,7 +57,7 @@ class SimulationOptions:
     ] = False
 
     def make_settings(
-        self, terms: _TrainingTerms, learning: LearningOptions, num_runs: int
+        self, terms: TrainingTerms, learning: LearningOptions, num_runs: int
     ) -> learn.SweepSettings:
         """Return the settings of a sweep with one seed per run."""
         return learn.SweepSettings(
@@ -140,7 +130,8 @@ def train(
         str | None,
         typer.Option(
             help="First step size, or several separated by commas: each mechanism gets the one "
-            "with the least validation loss. (Default: the paper's grid; quadratic: 0.01.)",
+            "with the least validation loss. (Default: a search that starts where clip and noise "
+            "suggest, and goes on while its end is best; quadratic: 0.01.)",
             rich_help_panel=LEARNING,
         ),
     ] = None,
@@ -157,7 +148,8 @@ def train(
         int,
         typer.Option(
             min=1,
-            help="Number of runs, with seeds 0, 1, …; the table shows their average.",
+            help="Number of runs, with seeds 0, 1, …; the table shows their mean and its 95 % "
+            "interval.",
             rich_help_panel=LEARNING,
         ),
     ] = 1,
@@ -183,7 +175,7 @@ def train(
     if plan is not None:
         terms = _read_plan(context, load_plan(plan))
     elif graph is not None:
-        terms = _TrainingTerms(
+        terms = TrainingTerms(
             network=mixing.load_network(graph),
             budget=budget.make_for_batches(learning.batch_size),
             objective=mixing.choose_objective(budget.steps),
@@ -199,16 +191,17 @@ def train(
     problem = learning.make_workload().build(terms.network.num_agents)
     methods = _make_methods(mechanism, terms)
     _note_exposed(methods)
-    trials = learn.make_grid(methods, step_sizes=step_sizes, schedule=learning.choose_schedule())
+    # The quadratic has no held-out samples; its training loss is its objective.
+    column = "validation_loss" if "validation" in problem.parts else "train_loss"
+    schedule = learning.choose_schedule()
+    if step_sizes:
+        trials = learn.make_grid(methods, step_sizes=step_sizes, schedule=schedule)
+        sweep = partial(learn.run_sweep, problem, terms.network, trials)
+    else:
+        search = partial(learn.search_step_sizes, schedule=schedule, column=column)
+        sweep = partial(search, problem, terms.network, methods)
     try:
-        result = learn.run_sweep(
-            problem,
-            terms.network,
-            trials,
-            settings=settings,
-            checkpoint=checkpoint,
-            resume=checkpoint is not None,
-        )
+        result = sweep(settings=settings, checkpoint=checkpoint, resume=checkpoint is not None)
     except KeyboardInterrupt:
         # The first Ctrl-C ends the sweep with a result. A second one ends it in the middle of a
         # step, and only an earlier checkpoint is left.
@@ -217,17 +210,15 @@ def train(
         raise StoppedByUserError(
             f"interrupted; the same command resumes from the last checkpoint in {checkpoint}"
         ) from None
-    # The quadratic has no held-out samples; its training loss is its objective.
-    column = "validation_loss" if "validation" in problem.parts else "train_loss"
     tuning = learn.read_tuning(result, column)
-    facts = _collect_facts(read_configuration(context), problem, terms, tuning)
+    facts = collect_facts(read_configuration(context), problem, terms, tuning)
     output.write(result, facts)
     if plot:
-        _draw(problem, terms, tuning, plot)
+        draw_comparison(problem, terms, tuning, plot)
     if json:
         print_json(facts)
     else:
-        _print_methods(problem, terms, tuning)
+        print_comparison(problem, terms, tuning)
     # After everything was written and printed, so that an interrupted run loses nothing.
     if result.status == "interrupted":
         kept = f"; {output.out} has the result so far" if output.out else ""
@@ -235,23 +226,10 @@ def train(
         raise StoppedByUserError(f"interrupted after {result.num_steps} steps{kept}{again}")
 
 
-@dataclass(frozen=True, eq=False)
-class _TrainingTerms:
-    """The network, its mixing and the promise, from options or from a plan."""
-
-    network: Network
-    budget: PrivacyBudget
-    objective: Objective
-    threat: ThreatModel | None
-    gossip_rounds: int
-    cooldown_rounds: int
-    plan: Plan | None = None
-
-
-def _read_plan(context: typer.Context, plan: Plan) -> _TrainingTerms:
+def _read_plan(context: typer.Context, plan: Plan) -> TrainingTerms:
     let_plan_decide(context, plan)
     gossip_rounds, cooldown_rounds = learn.planned_rounds(plan)
-    return _TrainingTerms(
+    return TrainingTerms(
         network=plan.network,
         budget=plan.budget,
         objective=plan.objective,
@@ -262,7 +240,7 @@ def _read_plan(context: typer.Context, plan: Plan) -> _TrainingTerms:
     )
 
 
-def _make_methods(mechanisms: str | None, terms: _TrainingTerms) -> list[learn.Method]:
+def _make_methods(mechanisms: str | None, terms: TrainingTerms) -> list[learn.Method]:
     """Return the plan's method, if there is a plan, and those named, for the same budget."""
     # Named "plan", because a mechanism of the same name may stand beside it.
     planned = [] if terms.plan is None else [learn.Method.from_plan(terms.plan, name="plan")]
@@ -293,107 +271,12 @@ def _note_exposed(methods: Sequence[learn.Method]) -> None:
 
 
 def _parse_step_sizes(text: str | None, learning: LearningOptions) -> tuple[float, ...]:
+    """Return the step sizes to try; none if they are to be searched for."""
     if text is None:
-        return (0.01,) if learning.is_quadratic else learn.STEP_SIZES
+        return (0.01,) if learning.is_quadratic else ()
     sizes = parse_numbers("step-size", text, example="0.1,0.01")
     for size in sizes:
         learn.make_schedule(size, learning.choose_schedule())
     is_unique = len(set(sizes)) == len(sizes)
     require(is_unique, "step-size", "different numbers", repr(text), advice="try 0.1,0.01")
     return sizes
-
-
-def _collect_facts(
-    configuration: dict[str, object],
-    problem: learn.TrainingProblem,
-    terms: _TrainingTerms,
-    tuning: learn.Tuning,
-) -> dict[str, object]:
-    """Return configuration and result for JSON."""
-    result, network, plan = tuning.result, terms.network, terms.plan
-    return {
-        "configuration": configuration,
-        "task": problem.task.describe(),
-        "notes": list(result.notes),
-        **({} if plan is None else {"plan": fingerprint(plan).hex()}),
-        "graph": network.source,
-        "num_agents": network.num_agents,
-        "agent_samples": problem.data.sizes,
-        "promise": f"simulated: {terms.budget.describe()}",
-        "privacy": result.privacy,
-        "objective": terms.objective.describe(),
-        "status": result.status,
-        "num_steps": result.num_steps,
-        "seeds": result.seeds,
-        "stopped": [f"{', '.join(map(str, run))}: {why}" for run, why in result.stopped.items()],
-        "contenders": learn.summarize_methods(problem, tuning),
-    }
-
-
-def _draw(
-    problem: learn.TrainingProblem, terms: _TrainingTerms, tuning: learn.Tuning, path: Path
-) -> None:
-    """Draw the measurements of each method at its best step size."""
-    # Methods differ in their adversaries, so the title names each with those that hold against it.
-    holders: dict[str, list[str]] = {}
-    for method in dict.fromkeys(trial.method for trial in tuning.result.trials):
-        if method.budget is not None:
-            holders.setdefault(_name_adversary(method), []).append(method.name)
-    against = "; ".join(f"{', '.join(names)} against {who}" for who, names in holders.items())
-    promise = f"simulated {terms.budget.describe()}: {against}" if holders else "no noise"
-    draw_run(
-        learn.select_measured(problem, tuning.result.rows),
-        {name: schedule.describe() for name, schedule in tuning.schedules.items()},
-        agent_samples=problem.data.sizes,
-        title=f"{problem.task.describe()}: {promise}",
-        path=path,
-    )
-
-
-def _print_methods(
-    problem: learn.TrainingProblem, terms: _TrainingTerms, tuning: learn.Tuning
-) -> None:
-    """Print a table with the scores, the spent ε and the adversary of each method, and notes."""
-    result, network = tuning.result, terms.network
-    facts = learn.summarize_methods(problem, tuning)
-    shown = [name for name in _COLUMNS if any(name in own for own in facts.values())]
-    methods = dict.fromkeys(trial.method for trial in result.trials)
-    title = f"{problem.task.describe()}, {network.num_agents} agents on {network.source}"
-    print_table(
-        "\n".join([f"{title}.", *result.notes, f"Simulated: {terms.budget.describe()}."]),
-        [
-            "mechanism",
-            "step size",
-            *(_COLUMNS[name] for name in shown),
-            "simulated ε (unit)",
-            "holds against",
-        ],
-        [_make_row(method, facts[method.name], shown) for method in methods],
-    )
-    print_note(result.privacy)
-    for note in result.private_notes:
-        print_note(note)
-    for run, breakdown in result.stopped.items():
-        print_note(f"{', '.join(map(str, run))}: {breakdown}")
-
-
-def _make_row(method: learn.Method, own: dict[str, object], shown: Sequence[str]) -> list[str]:
-    spent = own["simulated_epsilon"]
-    return [
-        method.name,
-        str(own["step_size"] or "all broke down"),
-        *(f"{own[column]:.4g}" if column in own else "" for column in shown),
-        "none" if spent is None else f"{spent:.4g} ({own['unit']})",
-        _name_adversary(method),
-    ]
-
-
-def _name_adversary(method: learn.Method) -> str:
-    """Return the adversary in a few words; ``Method.against`` has the full description."""
-    if method.budget is None:
-        return "nobody"
-    if method.is_central:
-        return "model readers"
-    if not method.threat.max_colluders:
-        return "eavesdropper"
-    return method.threat.describe_colluders()

@@ -26,6 +26,7 @@ from corn.learn.schedule import Cosine as Cosine
 from corn.learn.schedule import InverseSqrt as InverseSqrt
 from corn.learn.schedule import Schedule as Schedule
 from corn.learn.schedule import make_schedule as make_schedule
+from corn.learn.search import search_step_sizes as search_step_sizes
 from corn.learn.settings import SweepSettings as SweepSettings
 from corn.learn.simulation import Simulation as Simulation
 from corn.learn.sweep import run_sweep as run_sweep
@@ -34,6 +35,7 @@ from corn.learn.training import planned_rounds as planned_rounds
 from corn.learn.training import train as train
 from corn.learn.tuning import STEP_SIZES as STEP_SIZES
 from corn.learn.tuning import Tuning as Tuning
+from corn.learn.tuning import find_ends as find_ends
 from corn.learn.tuning import make_grid as make_grid
 from corn.learn.tuning import read_tuning as read_tuning
 from corn.learn.tuning import select_measured as select_measured

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+import torch
+from scipy.stats import t as student
 from torch import Tensor
 
 from corn.checks import require_choice
+from corn.errors import InvalidArgumentError
 from corn.learn.method import Trial
 from corn.learn.metrics import COLUMNS, Row
 
@@ -96,17 +99,31 @@ class Result:
 
         If a run broke down, the mean is infinite for a loss and NaN for any other column.
         """
+        return {key: sum(found) / len(found) for key, found in self._last_values(column).items()}
+
+    def interval(self, column: str) -> dict[tuple[str, str], float]:
+        """Return half the width of the 95 % interval of ``average``, by (method, step size).
+
+        It is Student's, for seeds as a sample of all seeds: it covers the chance in batches, noise
+        and first models, and not that in the data, which all runs share. NaN for one seed, and if a
+        run broke down.
+        """
+        return {key: _half_width(found) for key, found in self._last_values(column).items()}
+
+    def _last_values(self, column: str) -> dict[tuple[str, str], list[float]]:
+        """Return the last value of a column for each seed, by (method, step size)."""
         require_choice("column", column, COLUMNS)
         # Less is better for a loss alone; for other columns there is no worst value to put in.
         failed = math.inf if "loss" in column else math.nan
         last = {(r["contender"], r["step_size"], r["seed"]): r for r in self.last_rows}
-        averages: dict[tuple[str, str], float] = {}
+        values: dict[tuple[str, str], list[float]] = {}
         for trial in self.trials:
             key = trial.method.name, trial.schedule.describe()
             runs = [(*key, seed) for seed in self.seeds]
-            found = [failed if run in self.stopped else float(last[run][column]) for run in runs]
-            averages[key] = sum(found) / len(found)
-        return averages
+            values[key] = [
+                failed if run in self.stopped else float(last[run][column]) for run in runs
+            ]
+        return values
 
     def best_step_sizes(self, column: str = "validation_loss") -> dict[str, str]:
         """Return the step size with the least value of a column, for each method."""
@@ -123,3 +140,34 @@ class Result:
             for row in self.rows
             if row["contender"] == method and step_size in (None, row["step_size"])
         ]
+
+
+def join_results(first: Result, second: Result) -> Result:
+    """Return the result of one sweep with the trials of two, which ran the same seeds and steps."""
+    if (first.seeds, first.num_steps) != (second.seeds, second.num_steps):
+        raise InvalidArgumentError(
+            f"results must have the same seeds and steps, found {first.seeds} and {second.seeds}, "
+            f"{first.num_steps} and {second.num_steps} steps"
+        )
+    # Runs are ordered by seed first, so the trials of both sweeps alternate.
+    by_seed = [
+        own.parameters.reshape(len(own.seeds), -1, *own.parameters.shape[1:])
+        for own in (first, second)
+    ]
+    return replace(
+        first,
+        trials=first.trials + second.trials,
+        parameters=torch.cat(by_seed, dim=1).flatten(0, 1),
+        rows=tuple(sorted(first.rows + second.rows, key=lambda row: int(row["step"]))),
+        stopped={**first.stopped, **second.stopped},
+        private_notes=first.private_notes + second.private_notes,
+    )
+
+
+def _half_width(values: list[float]) -> float:
+    count = len(values)
+    if count < 2 or not all(map(math.isfinite, values)):
+        return math.nan
+    mean = sum(values) / count
+    variance = sum((value - mean) ** 2 for value in values) / (count - 1)
+    return float(student.ppf(0.975, count - 1)) * math.sqrt(variance / count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.learn.method import Method, Trial
@@ -21,7 +21,10 @@ from corn.topology import Network
 STEP_SIZES = (1e-1, 5e-2, 1e-2, 5e-3, 1e-3)
 """The paper's grid."""
 
+GridEnd: TypeAlias = Literal["smallest", "largest"]
+
 _SCORES = ("loss", "accuracy", "loss_of_average", "accuracy_of_average")
+_SCORE_COLUMNS = (*(f"{part}_{score}" for part in PARTS for score in _SCORES), "consensus_distance")
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,10 +41,14 @@ class Tuning:
 
     def score(self, column: str) -> dict[str, float]:
         """Return a column's last value at the best step size, averaged over seeds, by method."""
-        averages = self.result.average(column)
-        return {
-            name: averages[name, schedule.describe()] for name, schedule in self.schedules.items()
-        }
+        return self._at_best(self.result.average(column))
+
+    def interval(self, column: str) -> dict[str, float]:
+        """Return half the width of the 95 % interval of ``score``, by method (``Result``)."""
+        return self._at_best(self.result.interval(column))
+
+    def _at_best(self, values: dict[tuple[str, str], float]) -> dict[str, float]:
+        return {name: values[name, own.describe()] for name, own in self.schedules.items()}
 
 
 def make_grid(
@@ -95,6 +102,23 @@ def read_tuning(result: Result, column: str = "validation_loss") -> Tuning:
     return Tuning(schedules, result)
 
 
+def find_ends(tuning: Tuning) -> dict[str, GridEnd]:
+    """Return the methods whose best step size is an end of their grid, and which end it is.
+
+    A grid of one step size has no ends.
+    """
+    tried: dict[str, list[float]] = {}
+    for trial in tuning.result.trials:
+        tried.setdefault(trial.method.name, []).append(trial.schedule.initial)
+    ends: dict[str, GridEnd] = {}
+    for name, schedule in tuning.schedules.items():
+        if len(tried[name]) > 1 and schedule.initial == min(tried[name]):
+            ends[name] = "smallest"
+        elif len(tried[name]) > 1 and schedule.initial == max(tried[name]):
+            ends[name] = "largest"
+    return ends
+
+
 def summarize_methods(problem: TrainingProblem, tuning: Tuning) -> dict[str, dict[str, object]]:
     """Return the scores of each method at its best step size, averaged over seeds, and its ε.
 
@@ -124,6 +148,8 @@ def _summarize(method: Method, problem: TrainingProblem, tuning: Tuning) -> dict
     return {
         "step_size": None if schedule is None else schedule.describe(),
         **({} if schedule is None else _scores(method.name, problem, tuning)),
+        "intervals": {} if schedule is None else _intervals(method.name, problem, tuning),
+        "num_step_sizes": sum(trial.method is method for trial in tuning.result.trials),
         f"{prefix}epsilon": None if spent is None else float(spent.max()),
         f"{prefix}epsilon_of_each_agent": spent,
         "unit": None if method.budget is None else method.budget.unit,
@@ -132,8 +158,15 @@ def _summarize(method: Method, problem: TrainingProblem, tuning: Tuning) -> dict
 
 
 def _scores(name: str, problem: TrainingProblem, tuning: Tuning) -> dict[str, float]:
-    columns = (*(f"{part}_{score}" for part in PARTS for score in _SCORES), "consensus_distance")
-    scores = {column: tuning.score(column)[name] for column in columns}
+    scores = {column: tuning.score(column)[name] for column in _SCORE_COLUMNS}
     if isinstance(problem.task, Quadratic):
         scores["optimality_gap"] = scores["train_loss"] - problem.task.minimum
     return {column: value for column, value in scores.items() if not math.isnan(value)}
+
+
+def _intervals(name: str, problem: TrainingProblem, tuning: Tuning) -> dict[str, float]:
+    """Return half the width of the 95 % interval of each score; none for a single run."""
+    widths = {column: tuning.interval(column)[name] for column in _SCORE_COLUMNS}
+    if isinstance(problem.task, Quadratic):
+        widths["optimality_gap"] = widths["train_loss"]
+    return {column: width for column, width in widths.items() if not math.isnan(width)}

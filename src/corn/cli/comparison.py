@@ -1,0 +1,162 @@
+"""The output of ``corn train``: a table with notes, JSON, and a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from corn import learn
+from corn.cli.learning import draw_run
+from corn.cli.output import print_note, print_table
+from corn.covariance import Objective, ThreatModel
+from corn.plan import Plan, fingerprint
+from corn.privacy import PrivacyBudget
+from corn.topology import Network
+
+if TYPE_CHECKING:
+    from corn.learn.tuning import GridEnd
+
+# Columns of the printed table, by the names of summaries.
+_COLUMNS = {
+    "test_loss": "test loss",
+    "test_accuracy": "test accuracy",
+    "train_loss": "train loss",
+    "optimality_gap": "optimality gap",
+    "consensus_distance": "disagreement",
+}
+_BEYOND: dict[GridEnd, str] = {"smallest": "smaller", "largest": "larger"}
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingTerms:
+    """The network, its mixing and the promise, from options or from a plan."""
+
+    network: Network
+    budget: PrivacyBudget
+    objective: Objective
+    threat: ThreatModel | None
+    gossip_rounds: int
+    cooldown_rounds: int
+    plan: Plan | None = None
+
+
+def collect_facts(
+    configuration: dict[str, object],
+    problem: learn.TrainingProblem,
+    terms: TrainingTerms,
+    tuning: learn.Tuning,
+) -> dict[str, object]:
+    """Return configuration and result for JSON."""
+    result, network, plan = tuning.result, terms.network, terms.plan
+    return {
+        "configuration": configuration,
+        "task": problem.task.describe(),
+        "notes": list(result.notes),
+        **({} if plan is None else {"plan": fingerprint(plan).hex()}),
+        "graph": network.source,
+        "num_agents": network.num_agents,
+        "agent_samples": problem.data.sizes,
+        "promise": f"simulated: {terms.budget.describe()}",
+        "privacy": result.privacy,
+        "objective": terms.objective.describe(),
+        "status": result.status,
+        "num_steps": result.num_steps,
+        "seeds": result.seeds,
+        "stopped": [f"{', '.join(map(str, run))}: {why}" for run, why in result.stopped.items()],
+        "grid_ends": learn.find_ends(tuning),
+        "contenders": learn.summarize_methods(problem, tuning),
+    }
+
+
+def draw_comparison(
+    problem: learn.TrainingProblem, terms: TrainingTerms, tuning: learn.Tuning, path: Path
+) -> None:
+    """Draw the measurements of each method at its best step size."""
+    # Methods differ in their adversaries, so the title names each with those that hold against it.
+    holders: dict[str, list[str]] = {}
+    for method in dict.fromkeys(trial.method for trial in tuning.result.trials):
+        if method.budget is not None:
+            holders.setdefault(_name_adversary(method), []).append(method.name)
+    against = "; ".join(f"{', '.join(names)} against {who}" for who, names in holders.items())
+    promise = f"simulated {terms.budget.describe()}: {against}" if holders else "no noise"
+    draw_run(
+        learn.select_measured(problem, tuning.result.rows),
+        {name: schedule.describe() for name, schedule in tuning.schedules.items()},
+        agent_samples=problem.data.sizes,
+        title=f"{problem.task.describe()}: {promise}",
+        path=path,
+    )
+
+
+def print_comparison(
+    problem: learn.TrainingProblem, terms: TrainingTerms, tuning: learn.Tuning
+) -> None:
+    """Print a table with the scores, the spent ε and the adversary of each method, and notes."""
+    result, network = tuning.result, terms.network
+    facts = learn.summarize_methods(problem, tuning)
+    shown = [name for name in _COLUMNS if any(name in own for own in facts.values())]
+    methods = dict.fromkeys(trial.method for trial in result.trials)
+    runs = _describe_runs(len(result.seeds))
+    title = f"{problem.task.describe()}, {network.num_agents} agents on {network.source}"
+    print_table(
+        "\n".join([f"{title}.", *result.notes, f"Simulated: {terms.budget.describe()}.", runs]),
+        [
+            "mechanism",
+            "step size",
+            *(_COLUMNS[name] for name in shown),
+            "simulated ε (unit)",
+            "holds against",
+        ],
+        [_make_row(method, facts[method.name], shown) for method in methods],
+    )
+    print_note(result.privacy)
+    for note in result.private_notes:
+        print_note(note)
+    for name, end in learn.find_ends(tuning).items():
+        best = tuning.schedules[name].describe()
+        print_note(
+            f"{name}: the best step size, {best}, is the {end} that was tried; a "
+            f"{_BEYOND[end]} one may be better (--step-size)"
+        )
+    for run, breakdown in result.stopped.items():
+        print_note(f"{', '.join(map(str, run))}: {breakdown}")
+
+
+def _make_row(method: learn.Method, own: dict[str, object], shown: Sequence[str]) -> list[str]:
+    spent = own["simulated_epsilon"]
+    return [
+        method.name,
+        str(own["step_size"] or "all broke down"),
+        *(_format_score(own, column) for column in shown),
+        "none" if spent is None else f"{spent:.4g} ({own['unit']})",
+        _name_adversary(method),
+    ]
+
+
+def _format_score(own: dict[str, object], column: str) -> str:
+    """Return a score, with its 95 % interval if there were several runs."""
+    if column not in own:
+        return ""
+    width = cast("dict[str, float]", own["intervals"]).get(column)
+    return f"{own[column]:.4g}" + ("" if width is None else f" ± {width:.2g}")
+
+
+def _describe_runs(num_runs: int) -> str:
+    if num_runs == 1:
+        return "One run, whose chance is not shown: --runs 5 gives intervals."
+    return (
+        f"Mean ± 95 % interval of {num_runs} runs, which differ in batches, noise and first models."
+    )
+
+
+def _name_adversary(method: learn.Method) -> str:
+    """Return the adversary in a few words; ``Method.against`` has the full description."""
+    if method.budget is None:
+        return "nobody"
+    if method.is_central:
+        return "model readers"
+    if not method.threat.max_colluders:
+        return "eavesdropper"
+    return method.threat.describe_colluders()

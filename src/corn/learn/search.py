@@ -1,0 +1,154 @@
+"""Search for step sizes: begin where the noise suggests, go on while an end is best, then refine.
+
+Step sizes are members of the series … 0.1, 0.2, 0.5, 1, 2, 5 …, known by their place in it: 1 has
+place 0. Every round trains the whole number of steps, because short runs favour step sizes that are
+too large. All rounds have the same seeds, and so the same batches and noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from corn.learn.method import Method, Trial
+from corn.learn.problem import TrainingProblem
+from corn.learn.result import Result, join_results
+from corn.learn.schedule import Schedule, ScheduleName, make_schedule
+from corn.learn.settings import SweepSettings
+from corn.learn.sweep import run_sweep
+from corn.plan.advice import expect_step_size
+from corn.topology import Network
+
+_MANTISSAS = (1, 2, 5)
+# Two places are a factor of 4 to 5. A search ends 5 times as far from its start at most, which is a
+# factor of about 2000.
+_STRIDE, _FURTHEST = 2, 10
+# An end whose loss is less than this better than the last one is not worth another run.
+_LEAST_GAIN = 0.01
+# The paper's largest step size. Without clipping there is nothing to tell the scale of gradients.
+_UNCLIPPED_START = 0.1
+
+
+def search_step_sizes(
+    problem: TrainingProblem,
+    network: Network,
+    methods: Sequence[Method],
+    *,
+    settings: SweepSettings,
+    schedule: ScheduleName = "constant",
+    column: str = "validation_loss",
+    checkpoint: Path | None = None,
+    **options: Any,
+) -> Result:
+    """Run each method with three step sizes, then with further ones as ``propose_places`` decides.
+
+    Every round after the first has a checkpoint of its own, with the number of the round in its
+    name. An interrupted round is left out, unless it is the first. ``options`` are those of
+    :func:`corn.learn.sweep.run_sweep`.
+    """
+    starts = {m: expect_place(m, problem, settings.num_steps, schedule) for m in methods}
+    wanted: dict[Method, tuple[int, ...]] = {
+        m: (place - _STRIDE, place, place + _STRIDE) for m, place in starts.items()
+    }
+    tried: dict[Method, tuple[int, ...]] = dict.fromkeys(methods, ())
+    found: Result | None = None
+    number = 0
+    while found is None or wanted:
+        number += 1
+        trials = [Trial(m, _schedule_at(k, schedule)) for m, own in wanted.items() for k in own]
+        file = _name_checkpoint(checkpoint, number)
+        new = run_sweep(problem, network, trials, settings=settings, checkpoint=file, **options)
+        if new.status == "interrupted":
+            return new if found is None else replace(found, status="interrupted")
+        found = new if found is None else join_results(found, new)
+        tried = {m: tried[m] + wanted.get(m, ()) for m in methods}
+        average = found.average(column)
+        proposed = {
+            m: propose_places(
+                {k: average[m.name, _schedule_at(k, schedule).describe()] for k in tried[m]},
+                start=starts[m],
+            )
+            for m in methods
+        }
+        wanted = {m: places for m, places in proposed.items() if places}
+    return found
+
+
+def propose_places(losses: Mapping[int, float], *, start: int) -> tuple[int, ...]:
+    """Return the places to try next, given the losses so far; none if the search is over.
+
+    Beyond an end that is the best so far there may be a better one, unless the end has gained less
+    than one percent. An inner place is refined by its two neighbours.
+
+    >>> propose_places({-2: 0.9, 0: 0.7, 2: 0.6}, start=0)
+    (4,)
+    >>> propose_places({-2: 0.9, 0: 0.7, 2: 0.6, 4: 0.8}, start=0)
+    (1, 3)
+    """
+    tried = sorted(losses)
+    best = min(tried, key=losses.__getitem__)
+    if best == tried[0]:
+        outward, inner = best - _STRIDE, tried[1]
+    else:
+        outward, inner = best + _STRIDE, tried[tried.index(best) - 1]
+    gain = losses[inner] - losses[best]
+    # If all runs broke down, the least step size counts as the best, and a smaller one is tried.
+    is_worthwhile = math.isinf(losses[best]) or gain > _LEAST_GAIN * abs(losses[best])
+    is_end = best in (tried[0], tried[-1])
+    if is_end and is_worthwhile and abs(outward - start) <= _FURTHEST:
+        return (outward,)
+    between = (best - 1, best + 1)
+    return tuple(k for k in between if k not in losses and tried[0] < k < tried[-1])
+
+
+def expect_place(
+    method: Method, problem: TrainingProblem, num_steps: int, schedule: ScheduleName
+) -> int:
+    """Return the place of the step size that a method's clip and noise suggest."""
+    if math.isinf(method.clip):
+        return nearest_place(_UNCLIPPED_START)
+    noise = method.noise
+    # The average over agents has the noise 1ᵀv/n, whose variance is 1ᵀR1/n².
+    variance = 0.0 if noise is None else float(noise.covariance.sum()) / noise.num_agents**2
+    expected = expect_step_size(
+        num_steps=num_steps,
+        clip=method.clip,
+        num_parameters=problem.task.num_parameters,
+        noise_variance=max(variance, 0.0),  # noise that cancels may leave a rounding below 0
+    )
+    # A schedule that falls begins as much higher as its average over the steps is lower.
+    shape = make_schedule(1.0, schedule)
+    mean = float(np.mean([shape.at(step, num_steps) for step in range(1, num_steps + 1)]))
+    return nearest_place(expected / mean)
+
+
+def step_size_at(place: int) -> float:
+    """Return a member of the series.
+
+    >>> [step_size_at(place) for place in (-3, -1, 0, 1, 5)]
+    [0.1, 0.5, 1.0, 2.0, 50.0]
+    """
+    decade, digit = divmod(place, len(_MANTISSAS))
+    return float(f"{_MANTISSAS[digit]}e{decade}")
+
+
+def nearest_place(step_size: float) -> int:
+    """Return the place of the member nearest to a step size.
+
+    >>> nearest_place(0.5), nearest_place(1.1)
+    (-1, 0)
+    """
+    return round(len(_MANTISSAS) * math.log10(step_size))
+
+
+def _schedule_at(place: int, name: ScheduleName) -> Schedule:
+    return make_schedule(step_size_at(place), name)
+
+
+def _name_checkpoint(path: Path | None, number: int) -> Path | None:
+    return path if path is None or number == 1 else path.with_name(f"{path.name}.{number}")

@@ -1,0 +1,132 @@
+"""The search for step sizes: it reaches the best place, and its runs are those of one sweep."""
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from corn.errors import InvalidArgumentError
+from corn.learn import Constant, Method, Trial, run_sweep, search_step_sizes
+from corn.learn import search as search_module
+from corn.learn.result import Result, join_results
+from corn.learn.search import expect_place, propose_places, step_size_at
+from corn.learn.tuning import find_ends, read_tuning
+
+from .problems import NETWORK, make_method
+from .sweeps import SETTINGS, make_logistic
+
+
+@given(start=st.integers(-9, 9), shift=st.integers(-10, 10), slope=st.floats(0.05, 3))
+def test_a_valley_is_found_wherever_it_is(start: int, shift: int, slope: float) -> None:
+    """From three places, a search ends at the least of any unimodal loss within its reach."""
+    best = start + shift
+
+    def loss(place: int) -> float:
+        return math.exp(slope * abs(place - best))
+
+    losses = {place: loss(place) for place in (start - 2, start, start + 2)}
+    for _ in range(12):
+        new = propose_places(losses, start=start)
+        if not new:
+            break
+        losses |= {place: loss(place) for place in new}
+    assert not propose_places(losses, start=start)
+    assert min(losses, key=losses.__getitem__) == best
+    assert len(losses) <= 10
+
+
+def test_a_search_ends_where_nothing_more_is_gained() -> None:
+    assert propose_places({0: 1.0, 2: 0.7, 4: 0.699}, start=2) == (3,)
+    assert propose_places({0: 1.0, 2: 0.7, 3: 0.7, 4: 0.699}, start=2) == ()
+    falling = {place: 0.5**place for place in range(-10, 11, 2)}
+    assert propose_places(falling, start=0) == (9,)
+    assert propose_places({0: math.inf, 2: math.inf, 4: math.inf}, start=2) == (-2,)
+
+
+def test_more_noise_and_more_steps_start_lower() -> None:
+    problem = make_logistic()
+    none, ldp, central = (make_method(name) for name in ("none", "ldp", "central"))
+    places = [expect_place(method, problem, 10, "constant") for method in (ldp, central, none)]
+    assert places[0] < places[1] <= places[2]
+    assert expect_place(none, problem, 1000, "constant") < places[2]
+    # A falling schedule begins higher.
+    assert expect_place(none, problem, 1000, "inverse-sqrt") > expect_place(
+        none, problem, 1000, "constant"
+    )
+
+
+def test_rounds_give_the_runs_of_one_sweep(tmp_path: Path) -> None:
+    problem, methods = make_logistic(), [make_method("ldp"), make_method("none")]
+    settings = replace(SETTINGS, seeds=(0, 1))
+    file = tmp_path / "state"
+    found = search_step_sizes(
+        problem, NETWORK, methods, settings=settings, checkpoint=file, resume=True
+    )
+    assert len(list(tmp_path.iterdir())) > 1
+    together = run_sweep(problem, NETWORK, found.trials, settings=settings)
+    assert found.average("test_loss") == pytest.approx(together.average("test_loss"))
+    torch.testing.assert_close(found.parameters, together.parameters)
+    assert [row["step"] for row in found.rows] == sorted(row["step"] for row in found.rows)
+    again = search_step_sizes(
+        problem, NETWORK, methods, settings=settings, checkpoint=file, resume=True
+    )
+    assert again.average("test_loss") == found.average("test_loss")
+
+
+def test_the_search_finds_what_a_fine_grid_has() -> None:
+    problem, method = make_logistic(), make_method("ldp")
+    found = search_step_sizes(problem, NETWORK, [method], settings=SETTINGS)
+    grid = [Trial(method, Constant(step_size_at(place))) for place in range(-12, 10)]
+    best = min(
+        run_sweep(problem, NETWORK, grid, settings=SETTINGS).average("validation_loss").values()
+    )
+    assert min(found.average("validation_loss").values()) <= best * 1.02
+
+
+def test_an_interrupted_round_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = itertools.count()
+
+    def run(*arguments: object, **options: object) -> Result:
+        result: Result = run_sweep(*arguments, **options)  # type: ignore[arg-type]
+        return replace(result, status="interrupted") if next(calls) == 1 else result
+
+    monkeypatch.setattr(search_module, "run_sweep", run)
+    found = search_step_sizes(make_logistic(), NETWORK, [make_method("none")], settings=SETTINGS)
+    assert (found.status, len(found.trials), next(calls)) == ("interrupted", 3, 2)
+
+
+def test_ends_of_a_grid_are_named() -> None:
+    methods = [make_method("none")]
+    problem = make_logistic()
+    for sizes, ends in (
+        ((1e-4, 1e-3), {"none": "largest"}),
+        ((1e-3,), {}),
+    ):
+        trials = [Trial(method, Constant(size)) for method in methods for size in sizes]
+        result = run_sweep(problem, NETWORK, trials, settings=SETTINGS)
+        assert find_ends(read_tuning(result)) == ends
+
+
+def test_intervals_are_student_s() -> None:
+    trials = [Trial(make_method("ldp"), Constant(0.1))]
+    settings = replace(SETTINGS, seeds=(0, 1, 2, 3))
+    result = run_sweep(make_logistic(), NETWORK, trials, settings=settings)
+    losses = [float(row["test_loss"]) for row in result.last_rows]
+    low, high = stats.t.interval(0.95, 3, loc=np.mean(losses), scale=stats.sem(losses))
+    assert result.interval("test_loss")["ldp", "0.1"] == pytest.approx((high - low) / 2)
+    single = run_sweep(make_logistic(), NETWORK, trials, settings=replace(SETTINGS, seeds=(0,)))
+    assert math.isnan(single.interval("test_loss")["ldp", "0.1"])
+    with pytest.raises(InvalidArgumentError, match="same seeds and steps"):
+        join_results(result, single)
+
+
+def test_settings_without_clipping_start_at_the_paper_s_step_size() -> None:
+    place = expect_place(Method.non_private(), make_logistic(), 10, "constant")
+    assert step_size_at(place) == 0.1
