@@ -27,7 +27,14 @@ def main() -> None:
     datasets = [(inputs[train[part]], targets[train[part]]) for part in parts]
 
     budget = corn.PrivacyBudget(
-        epsilon=8, delta=1e-5, num_steps=NUM_STEPS, clip=1.0, unit="sample", batch_size=BATCH
+        epsilon=8,
+        delta=1e-5,
+        num_steps=NUM_STEPS,
+        clip=1.0,
+        unit="sample",
+        batch_size=BATCH,
+        # The rate of Poisson sampling follows from the batch size and the smallest data set.
+        samples_per_agent=min(len(part) for part in parts),
     )
     network = corn.load_network(f"ring:{NUM_CLINICS}")
     plan = corn.make_plan(network, budget)

@@ -38,7 +38,14 @@ def test_the_paper_calibration_beyond_its_proof_is_noted(corn: Runner) -> None:
     ("options", "words"),
     [
         ([], ["one agent's whole data set", "clipped once to 0.1"]),
-        (["--unit", "sample", "--batch-size", "64"], ["one sample of one agent", "batches of 64"]),
+        (
+            ["--unit", "sample", "--batch-size", "64", "--sampling", "every-step"],
+            ["one sample of one agent", "batches of 64, of which each may have the sample"],
+        ),
+        (
+            ["--unit", "sample", "--batch-size", "64", "--samples-per-agent", "640"],
+            ["one sample of one agent", "with probability 0.1 (Poisson sampling)"],
+        ),
     ],
 )
 def test_unit_clipping_and_adversary_are_named(
@@ -53,8 +60,31 @@ def test_poisson_sampling(corn: Runner) -> None:
     options = ["--unit", "sample", "--batch-size", 10, "--sampling-rate", 0.1, "--steps", 20]
     facts = json.loads(corn("account", "--epsilon", 1, *options, "--json").stdout)
     assert facts["mu"] is None
-    full = json.loads(corn("account", "--epsilon", 1, *options[:4], "--steps", 20, "--json").stdout)
+    assert (facts["sampling"], facts["sampling_rate"]) == ("poisson", 0.1)
+    unsampled = [*options[:4], "--sampling", "every-step", "--steps", 20]
+    full = json.loads(corn("account", "--epsilon", 1, *unsampled, "--json").stdout)
     assert facts["precision_cap"] > full["precision_cap"]
+
+
+def test_passes_count_once_each(corn: Runner) -> None:
+    options = ["--unit", "sample", "--batch-size", 128, "--steps", 1000, "--epsilon", 1, "--json"]
+    worst = json.loads(corn("account", *options, "--sampling", "every-step").stdout)
+    passes = json.loads(
+        corn("account", *options, "--sampling", "passes", "--samples-per-agent", 2800).stdout
+    )
+    assert (passes["sampling"], passes["steps_per_pass"]) == ("passes", 21)
+    # 48 passes of 21 batches are begun in 1000 steps.
+    assert passes["precision_cap"] == pytest.approx(worst["precision_cap"] * 1000 / 48, rel=1e-12)
+    for own in (worst, passes):
+        calibrated = own["calibrations"]["gdp"]["independent_noise_std"]
+        assert calibrated == pytest.approx(own["independent_noise_std"], rel=1e-12)
+
+
+def test_a_missing_sampling_rate_names_all_choices(corn: Runner) -> None:
+    outcome = corn("account", "--epsilon", 1, "--unit", "sample", "--batch-size", 128)
+    assert outcome.exit_code == 1
+    for word in ("samples_per_agent", "sampling_rate", "poisson", "passes", "every-step"):
+        assert word in outcome.stderr
 
 
 def test_noise_to_privacy_and_back(corn: Runner, tmp_path: Path) -> None:

@@ -175,6 +175,7 @@ def test_a_rehearsal_promises_nothing(corn: Runner, tmp_path: Path) -> None:
 def test_the_batch_size_is_the_plans(corn: Runner, tmp_path: Path) -> None:
     made = corn(
         *("plan", "--graph", "ring:3", "--steps", 5, "--unit", "sample", "--batch-size", 16),
+        *("--sampling", "every-step"),
         *("--out", tmp_path / "plan.corn"),
     )
     assert made.exit_code == 0, made.stderr
@@ -223,7 +224,9 @@ def test_misuse_exits_with_2(corn: Runner, arguments: list[str]) -> None:
         ["--steps", "2"],
         ["--weights", "lazy"],
         ["--mechanism", "decor"],
+        ["--sampling", "passes"],
         ["--sampling-rate", "0.1"],
+        ["--samples-per-agent", "2800"],
         ["--seeds", "balls:1"],
     ],
 )

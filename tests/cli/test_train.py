@@ -118,7 +118,9 @@ def test_a_comparison_against_an_eavesdropper_is_asked_for(corn: Runner) -> None
 
 
 def test_sample_level_privacy_is_named(corn: Runner) -> None:
-    outcome = corn("train", *QUICK, "--unit", "sample", "--mechanism", "corn")
+    outcome = corn(
+        "train", *QUICK, "--unit", "sample", "--mechanism", "corn", "--sampling", "every-step"
+    )
     assert outcome.exit_code == 0
     assert "(sample)" in outcome.stdout
     assert "each sample's gradient is clipped" in " ".join(outcome.stdout.split())
@@ -199,7 +201,8 @@ def plan(corn: Runner, tmp_path: Path) -> Path:
     path = tmp_path / "plan.corn"
     outcome = corn(
         *("plan", "--graph", "ring:6", "--steps", 20, "--epsilon", 7, "--clip", 0.5),
-        *("--unit", "sample", "--batch-size", 16, "--gossip-rounds", 2, "--cooldown", 1),
+        *("--unit", "sample", "--batch-size", 16, "--sampling", "every-step"),
+        *("--gossip-rounds", 2, "--cooldown", 1),
         *("--out", path),
     )
     assert outcome.exit_code == 0

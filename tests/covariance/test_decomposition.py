@@ -79,7 +79,7 @@ def shares(threat: ThreatModel) -> Decomposition:
 
 def epsilons(decomposition: Decomposition, coalition: list[int]) -> dict[int, float]:
     exposure = expose(decomposition, coalition, BUDGET.query, num_steps=BUDGET.num_steps)
-    return exposure.epsilon(BUDGET.delta)
+    return exposure.epsilon(BUDGET.promise.delta)
 
 
 @pytest.mark.parametrize("coalition", [[], [0], [3], [0, 3], [2, 5]])

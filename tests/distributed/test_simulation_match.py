@@ -92,7 +92,9 @@ def test_four_processes_match_for_every_mechanism(
 
 
 def test_per_sample_clipping_matches(tmp_path: Path) -> None:
-    budget = PrivacyBudget(10, 1e-5, num_steps=8, clip=0.1, unit="sample", batch_size=8)
+    budget = PrivacyBudget(
+        10, 1e-5, num_steps=8, clip=0.1, unit="sample", batch_size=8, sampling="every-step"
+    )
     plan = make_plan(load_network("path:4"), budget)
     settings = RunSettings(Constant(0.2), rehearsal_seed=SEED, timeout=30, evaluate_at=(0,))
     compare(plan, tmp_path, settings=settings)

@@ -148,7 +148,7 @@ def test_losses_weaken_no_agents_privacy(lost: tuple[int, ...]) -> None:
         before = np.array([planned[honest.index(agent)] for agent in left])
         assert (precision <= before * (1 + 1e-9)).all()
         loss = account_precision(precision, budget.query, num_steps=budget.num_steps)
-        assert loss.worst_epsilon(budget.delta) <= budget.epsilon * (1 + 1e-9)
+        assert loss.worst_epsilon(budget.promise.delta) <= budget.promise.epsilon * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("steps_left", [1, 73, 199])
@@ -161,8 +161,8 @@ def test_a_new_plan_spends_what_was_left(steps_left: int) -> None:
     steps_done = PLAN.budget.num_steps - steps_left
     worst = max(float(p.max()) for *_, p in coalition_precisions(plan.decomposition, 1))
     squared = PLAN.budget.sensitivity**2 * (steps_done * PLAN.precision_cap + steps_left * worst)
-    spent = gaussian.epsilon_from(float(np.sqrt(squared)), PLAN.budget.delta)
-    assert spent <= PLAN.budget.epsilon * (1 + 1e-9)
+    spent = gaussian.epsilon_from(float(np.sqrt(squared)), PLAN.budget.promise.delta)
+    assert spent <= PLAN.budget.promise.epsilon * (1 + 1e-9)
 
 
 def test_every_survivor_makes_the_same_plan() -> None:

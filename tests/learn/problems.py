@@ -12,7 +12,9 @@ from corn.topology import Network, load_network
 
 NETWORK = load_network("er:n=6,p=0.6,seed=3")
 BUDGET = PrivacyBudget(10, 1e-5, num_steps=400, clip=0.5)
-SAMPLE_BUDGET = PrivacyBudget(10, 1e-5, num_steps=400, clip=0.5, unit="sample", batch_size=8)
+SAMPLE_BUDGET = PrivacyBudget(
+    10, 1e-5, num_steps=400, clip=0.5, unit="sample", batch_size=8, sampling="every-step"
+)
 
 
 def make_method(

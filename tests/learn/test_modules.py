@@ -19,7 +19,9 @@ from corn.privacy import PrivacyBudget
 CELLS, VARIANTS, BATCH = 3, 2, 5
 CLIP = torch.tensor([0.3, torch.inf]).double()
 AGENT = PrivacyBudget(10, 1e-5, num_steps=4, clip=0.5)
-SAMPLE = PrivacyBudget(10, 1e-5, num_steps=4, clip=0.5, unit="sample", batch_size=8)
+SAMPLE = PrivacyBudget(
+    10, 1e-5, num_steps=4, clip=0.5, unit="sample", batch_size=8, sampling="every-step"
+)
 
 
 class Language(nn.Module):

@@ -217,7 +217,6 @@ def test_data_and_noise_must_have_one_part_per_agent() -> None:
 
 
 def test_poisson_sampled_runs_are_accounted() -> None:
-    pytest.importorskip("dp_accounting")
     query = ClippedQuery(0.5, unit="sample", batch_size=8, sampling_rate=0.25)
     trials = [Trial(Method.non_private(query), Constant(0.3))]
     result = run_sweep(make_logistic(), NETWORK, trials, settings=replace(SETTINGS, num_steps=200))

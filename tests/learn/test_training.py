@@ -105,7 +105,9 @@ def test_a_plan_has_network_budget_and_noise() -> None:
 
 
 def test_sample_level_budget_sets_the_batch() -> None:
-    budget = PrivacyBudget(10, 1e-5, num_steps=5, clip=0.5, unit="sample", batch_size=8)
+    budget = PrivacyBudget(
+        10, 1e-5, num_steps=5, clip=0.5, unit="sample", batch_size=8, sampling="every-step"
+    )
     model = nn.Sequential(nn.Linear(3, 2))
     options: dict[str, Any] = {"model": model, "loss": functional.cross_entropy}
     result = train("ring:4", budget, datasets=make_datasets(), **options)
@@ -336,7 +338,6 @@ def test_secret_keys_need_a_promise_that_holds_in_floating_point(name: str) -> N
 
 
 def test_more_samples_than_the_rounding_bound_covers_are_refused() -> None:
-    pytest.importorskip("dp_accounting")
     budget = PrivacyBudget(
         1, 1e-5, num_steps=3, clip=1, unit="sample", batch_size=1, sampling_rate=0.5
     )

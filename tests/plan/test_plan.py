@@ -225,7 +225,9 @@ def test_forged_promises_are_detected(plan: Plan, tmp_path: Path) -> None:
 def test_a_plan_is_judged_by_its_epsilon_not_by_the_cap_that_another_search_finds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, difference: float
 ) -> None:
-    sampled = dataclasses.replace(BUDGET, unit="sample", batch_size=8, sampling_rate=0.1)
+    sampled = dataclasses.replace(
+        BUDGET, unit="sample", batch_size=8, sampling="poisson", sampling_rate=0.1
+    )
     plan = make_plan(load_network("ring:4"), sampled)
     weaker = dataclasses.replace(plan, decomposition=_scale(plan.decomposition, 0.999))
     save_plan(plan, tmp_path / "plan.corn")
@@ -310,7 +312,7 @@ def test_too_many_coalitions_are_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"corn_plan": 2}', '{"a": NaN}', "[" * 9999]
+    "text", ["", "{", "[]", "null", '{"corn_plan": 3}', '{"a": NaN}', "[" * 9999]
 )
 def test_damaged_files_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad.corn").write_text(text)
@@ -397,7 +399,7 @@ def test_any_changed_value_is_refused_or_detected(
     except CornError:
         return
     if found.passed:
-        assert all(g.epsilon <= loaded.budget.epsilon for g in found.guarantees)
+        assert all(g.epsilon <= loaded.budget.promise.epsilon for g in found.guarantees)
 
 
 def test_plans_are_records(plan: Plan) -> None:
@@ -427,5 +429,5 @@ def test_an_epsilon_that_floats_cannot_keep_is_refused() -> None:
 
 def test_epsilon_against_more_insiders_than_planned_is_proved(plan: Plan) -> None:
     beyond = guarantees_against(plan, [0, 1, 2])
-    assert all(own.epsilon > plan.budget.epsilon for own in beyond)
+    assert all(own.epsilon > plan.budget.promise.epsilon for own in beyond)
     assert any(own.epsilon < np.inf for own in beyond)

@@ -33,7 +33,9 @@ def test_per_sample_clipping_does_not_give_agent_level_privacy() -> None:
     generator = np.random.default_rng(0)
     samples = generator.normal(size=(128, 10)) + 5
     moved = 2 * float(np.linalg.norm(np.mean([clipped(g, 0.1) for g in samples], axis=0)))
-    sample = PrivacyBudget(10, 1e-5, 1000, 0.1, unit="sample", batch_size=128)
+    sample = PrivacyBudget(
+        10, 1e-5, 1000, 0.1, unit="sample", batch_size=128, sampling="every-step"
+    )
     agent = PrivacyBudget(10, 1e-5, 1000, 0.1)
     assert sample.sensitivity < moved <= agent.sensitivity
     assert agent.independent_noise_std == pytest.approx(128 * sample.independent_noise_std)

@@ -12,10 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corn.errors import CornError, CornWarning, InvalidArgumentError
-from corn.privacy import Accounting, ClippedQuery, PrivacyBudget, Unit, account_precision, gaussian
+from corn.privacy import (
+    Accounting,
+    ClippedQuery,
+    PrivacyBudget,
+    Sampling,
+    Unit,
+    account_precision,
+    gaussian,
+)
 
 BASE: dict[str, Any] = {"epsilon": 10, "delta": 1e-5, "num_steps": 5000, "clip": 0.1}
 SAMPLE: dict[str, Any] = {**BASE, "unit": "sample", "batch_size": 64}
+EVERY_STEP: dict[str, Any] = {**SAMPLE, "sampling": "every-step"}
 
 
 @st.composite
@@ -25,6 +34,8 @@ def budgets(draw: st.DrawFn, accounting: Accounting = "gdp") -> PrivacyBudget:
     if accounting == "paper":  # within its limit, where it does not warn
         epsilon = min(epsilon, -2.3 * math.log(delta))
     unit: Unit = draw(st.sampled_from(["agent", "sample"]))
+    sampling: Sampling = draw(st.sampled_from(["passes", "every-step"]))
+    in_passes = unit == "sample" and sampling == "passes"
     return PrivacyBudget(
         epsilon=epsilon,
         delta=delta,
@@ -34,6 +45,8 @@ def budgets(draw: st.DrawFn, accounting: Accounting = "gdp") -> PrivacyBudget:
         accounting=accounting,
         adjacency=draw(st.sampled_from(["replace", "add-remove"])),
         batch_size=draw(st.integers(1, 1000)) if unit == "sample" else None,
+        sampling=sampling if unit == "sample" else None,
+        samples_per_agent=draw(st.integers(1, 10**5)) if in_passes else None,
     )
 
 
@@ -45,10 +58,11 @@ def test_budget_to_cap_to_epsilon_is_close_and_never_above(
 ) -> None:
     budget = data.draw(budgets(accounting))
     loss = account_precision([budget.precision_cap], budget.query, num_steps=budget.num_steps)
-    spent = loss.worst_epsilon(budget.delta, accounting=accounting)
-    assert budget.epsilon * (1 - 1e-8) <= spent <= budget.epsilon
+    epsilon, delta, _ = budget.promise
+    spent = loss.worst_epsilon(delta, accounting=accounting)
+    assert epsilon * (1 - 1e-8) <= spent <= epsilon
     # The other accountants promise at most what the exact one finds.
-    assert loss.worst_epsilon(budget.delta) <= budget.epsilon
+    assert loss.worst_epsilon(delta) <= epsilon
 
 
 @given(budget=budgets(), factor=st.floats(1.01, 3), more=st.integers(2, 5))
@@ -57,15 +71,20 @@ def test_cap_rises_with_epsilon_and_delta_and_falls_with_steps_and_clip(
 ) -> None:
     cap = budget.precision_cap
     looser = [
-        dataclasses.replace(budget, epsilon=budget.epsilon * factor),
-        dataclasses.replace(budget, delta=budget.delta * factor),
+        dataclasses.replace(budget, epsilon=budget.promise.epsilon * factor),
+        dataclasses.replace(budget, delta=budget.promise.delta * factor),
     ]
     tighter = [
         dataclasses.replace(budget, num_steps=budget.num_steps * more),
         dataclasses.replace(budget, clip=budget.clip * factor),
     ]
     assert all(other.precision_cap > cap for other in looser)
-    assert all(other.precision_cap < cap for other in tighter)
+    assert tighter[1].precision_cap < cap
+    # More steps within the same pass cost nothing.
+    more_passes = budget.query.participations(
+        more * budget.num_steps
+    ) > budget.query.participations(budget.num_steps)
+    assert (tighter[0].precision_cap < cap) == more_passes
 
 
 @pytest.mark.parametrize(
@@ -97,7 +116,9 @@ def test_caps_match_reference_values(accounting: Accounting, cap: float) -> None
 def test_sensitivity_of_every_unit(
     unit: Any, adjacency: Any, batch_size: int | None, sensitivity: float
 ) -> None:
-    budget = PrivacyBudget(**BASE, unit=unit, adjacency=adjacency, batch_size=batch_size)
+    budget = PrivacyBudget(
+        **BASE, unit=unit, adjacency=adjacency, batch_size=batch_size, sampling="every-step"
+    )
     assert budget.sensitivity == pytest.approx(sensitivity, rel=1e-15)
     expected = (budget.mu / sensitivity) ** 2 / 5000
     assert budget.precision_cap == pytest.approx(expected, rel=1e-14)
@@ -107,7 +128,7 @@ def test_sensitivity_of_every_unit(
 def test_sampling_at_rate_one_is_no_sampling() -> None:
     everyone = PrivacyBudget(**SAMPLE, sampling_rate=1.0)
     assert everyone.mu == gaussian.mu_from(10, 1e-5)
-    assert everyone.precision_cap == PrivacyBudget(**SAMPLE).precision_cap
+    assert everyone.precision_cap == PrivacyBudget(**EVERY_STEP).precision_cap
 
 
 @pytest.mark.parametrize(
@@ -124,27 +145,43 @@ def test_sampling_at_rate_one_is_no_sampling() -> None:
             "gradient is clipped once to 0.1; zero-out adjacency; Rényi DP, Theorem 2)",
         ),
         (
-            {**SAMPLE, "accounting": "paper"},
+            {**EVERY_STEP, "accounting": "paper"},
             "ε = 10, δ = 1e-05 over 5000 steps for one sample of one agent (each sample's gradient "
-            "is clipped to 0.1 and averaged over batches of 64; replace-one adjacency; the paper's "
-            "eq. (13b))",
+            "is clipped to 0.1 and averaged over batches of 64, of which each may have the sample; "
+            "replace-one adjacency; the paper's eq. (13b))",
         ),
         (
             {**SAMPLE, "sampling_rate": 0.01},
             "ε = 10, δ = 1e-05 over 5000 steps for one sample of one agent (each sample's gradient "
-            "is clipped to 0.1, taken with probability 0.01, and the sum divided by 64; "
+            "is clipped to 0.1, taken with probability 0.01 (Poisson sampling), and the sum "
+            "divided by 64; "
             "replace-one adjacency; privacy loss distributions)",
         ),
         (
-            {**SAMPLE, "adjacency": "add-remove"},
+            {**EVERY_STEP, "adjacency": "add-remove"},
             "ε = 10, δ = 1e-05 over 5000 steps for one sample of one agent (each sample's gradient "
-            "is clipped to 0.1 and averaged over batches of 64; zero-out adjacency; exact Gaussian "
-            "DP)",
+            "is clipped to 0.1 and averaged over batches of 64, of which each may have the sample; "
+            "zero-out adjacency; exact Gaussian DP)",
+        ),
+        (
+            {**SAMPLE, "sampling": "passes", "samples_per_agent": 640},
+            "ε = 10, δ = 1e-05 over 5000 steps for one sample of one agent (each sample's gradient "
+            "is clipped to 0.1 and averaged over batches of 64, each once in a pass of 10 batches "
+            "in a new secret order; replace-one adjacency; exact Gaussian DP of at most 500 steps "
+            "with a sample)",
+        ),
+        (
+            {**SAMPLE, "epsilon": (10, 3), "samples_per_agent": (6400, 640)},
+            "ε = 3 to 10, δ = 1e-05, each agent with its own, over 5000 steps for one sample of "
+            "one agent (each sample's gradient is clipped to 0.1, taken with probability 0.01 to "
+            "0.1 (Poisson sampling), and the sum divided by 64; replace-one adjacency; privacy "
+            "loss distributions)",
         ),
         (
             {**SAMPLE, "sampling_rate": 0.01, "adjacency": "add-remove"},
             "ε = 10, δ = 1e-05 over 5000 steps for one sample of one agent (each sample's gradient "
-            "is clipped to 0.1, taken with probability 0.01, and the sum divided by 64; "
+            "is clipped to 0.1, taken with probability 0.01 (Poisson sampling), and the sum "
+            "divided by 64; "
             "add-or-remove-one adjacency; privacy loss distributions)",
         ),
     ],
@@ -180,7 +217,7 @@ def test_describe_names_unit_clipping_adjacency_and_accounting(
         ),
         ({"sampling_rate": 0.1}, "sampling_rate must be None for unit='agent', found 0.1"),
         ({"unit": "sample"}, "batch_size must be given for unit='sample', found None"),
-        ({"unit": "sample", "batch_size": 10**400}, "batch_size must be at most 1,000,000,000,000"),
+        ({**EVERY_STEP, "batch_size": 10**400}, "batch_size must be at most 1,000,000,000,000"),
         (
             {"unit": "sample", "batch_size": 0},
             "batch_size must be an integer of at least 1, found 0",

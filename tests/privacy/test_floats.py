@@ -29,12 +29,14 @@ def test_a_run_at_its_largest_size_keeps_the_budget(budget: PrivacyBudget) -> No
     loss = FloatLoss(ratio, failure=1e-40)
     num_values = int(loss.max_values(budget))
     assert num_values == pytest.approx(10_000, abs=1)
-    each, ideal = RESERVE * budget.epsilon / 2, set_aside(budget)
+    each, ideal = RESERVE * budget.promise.epsilon / 2, set_aside(budget)
     delta_1 = randomised_response_delta(2 * ratio, num_values // 2, each)
     added = delta_1 + num_values * loss.failure
-    total = math.exp(each) * (ideal.delta + added * (1 + math.exp(ideal.epsilon + each)))
-    assert ideal.epsilon + 2 * each <= budget.epsilon * (1 + 1e-12)
-    assert total <= budget.delta
+    total = math.exp(each) * (
+        ideal.promise.delta + added * (1 + math.exp(ideal.promise.epsilon + each))
+    )
+    assert ideal.promise.epsilon + 2 * each <= budget.promise.epsilon * (1 + 1e-12)
+    assert total <= budget.promise.delta
 
 
 def randomised_response_delta(ratio: float, num_values: int, epsilon: float) -> float:
@@ -72,10 +74,10 @@ def test_an_epsilon_too_large_for_floats_is_not_proved() -> None:
 def test_a_run_at_the_cap_spends_exactly_the_budget(budget: PrivacyBudget) -> None:
     cap = set_aside(budget).precision_cap
     spent = account_floats([cap, cap / 2], budget, num_steps=1000)
-    assert spent[0] == pytest.approx(budget.epsilon, rel=1e-8)
-    assert spent[0] <= budget.epsilon * (1 + 1e-12)
+    assert spent[0] == pytest.approx(budget.promise.epsilon, rel=1e-8)
+    assert spent[0] <= budget.promise.epsilon * (1 + 1e-12)
     assert spent[1] < spent[0]
-    real = account_precision([cap], budget.query, num_steps=10).epsilon(budget.delta)
+    real = account_precision([cap], budget.query, num_steps=10).epsilon(budget.promise.delta)
     assert account_floats([cap], budget, num_steps=10) > real
     assert account_floats([cap], budget, num_steps=0) == 0
 
@@ -85,13 +87,14 @@ def test_the_reserve_does_not_cover_agents_above_the_cap() -> None:
     cap = set_aside(budget).precision_cap
     assert account_floats([1.01 * cap], budget, num_steps=1000) == math.inf
     weaker = find_promise(1.01 * cap, budget, num_steps=1000)
-    assert 1 < weaker.epsilon < 1.02
+    assert 1 < weaker.promise.epsilon < 1.02
     assert set_aside(weaker).precision_cap == pytest.approx(1.01 * cap, rel=1e-6)
-    assert account_floats([1.01 * cap], weaker, num_steps=1000)[0] <= weaker.epsilon * (1 + 1e-12)
+    assert account_floats([1.01 * cap], weaker, num_steps=1000)[0] <= weaker.promise.epsilon * (
+        1 + 1e-12
+    )
 
 
 def test_subsampled_budgets_are_kept() -> None:
-    pytest.importorskip("dp_accounting")
     budget = PrivacyBudget(
         1, 1e-5, num_steps=100, clip=1, unit="sample", batch_size=128, sampling_rate=0.05
     )

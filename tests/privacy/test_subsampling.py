@@ -1,9 +1,8 @@
-"""Poisson sampling: the worst pair, the grid, the search, and the missing extra."""
+"""Poisson sampling: the worst pair, the grid, and the search."""
 
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 
-from corn.errors import InfeasibleError, InvalidArgumentError, MissingExtraError
+from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.privacy import (
     Adjacency,
     ClippedQuery,
@@ -119,7 +118,7 @@ def test_the_search_ends_close_below_its_target(
 def test_sampling_allows_much_less_noise_than_no_sampling() -> None:
     common: dict[str, Any] = {"clip": 0.1, "unit": "sample", "batch_size": 50}
     sampled = PrivacyBudget(2, 1e-5, 500, sampling_rate=0.05, **common).precision_cap
-    assert sampled > 20 * PrivacyBudget(2, 1e-5, 500, **common).precision_cap
+    assert sampled > 20 * PrivacyBudget(2, 1e-5, 500, sampling="every-step", **common).precision_cap
 
 
 def test_a_coarser_grid_overstates_epsilon() -> None:
@@ -197,14 +196,8 @@ def test_a_subsampled_loss_has_no_mu_and_one_accountant() -> None:
         _ = loss.mu
     with pytest.raises(InvalidArgumentError, match="accounting must be 'gdp' under Poisson"):
         loss.epsilon(1e-5, accounting="rdp")
-    query = ClippedQuery(0.1, unit="sample", batch_size=50)
+    query = ClippedQuery(0.1, unit="sample", batch_size=50, sampling="every-step")
     with pytest.raises(
         InvalidArgumentError, match="sampling_rate must be below 1 here, found None"
     ):
         subsampling.calibrate_precision(1.0, 1e-5, num_steps=10, query=query)
-
-
-def test_without_dp_accounting_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "dp_accounting.pld.privacy_loss_distribution", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'corn-dsgd\[dp\]'"):
-        subsampling.bound_epsilon([1.0], 1e-5, num_steps=[3], query=sample_query(0.123))

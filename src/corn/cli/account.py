@@ -106,30 +106,33 @@ def _report_budget(budget: PrivacyBudget, plot: Path | None, *, json: bool) -> N
 
 def _calibrations(budget: PrivacyBudget) -> dict[Accounting, dict[str, object]]:
     """Return for each accountant the noise that it asks for, and the exact ε of that noise."""
-    exact_mu = gaussian.mu_from(budget.epsilon, budget.delta)
+    promise = budget.promise
+    exact_mu = gaussian.mu_from(promise.epsilon, promise.delta)
+    participations = promise.query.participations(budget.num_steps)
     rows: dict[Accounting, dict[str, object]] = {}
     for name, accountant in ACCOUNTANTS.items():
-        mu = accountant.mu_from(budget.epsilon, budget.delta)
-        exact = gaussian.epsilon_from(mu, budget.delta)
+        mu = accountant.mu_from(promise.epsilon, promise.delta)
+        exact = gaussian.epsilon_from(mu, promise.delta)
         ratio = (exact_mu / mu) ** 2
         rows[name] = {
             "mu": mu,
-            "independent_noise_std": budget.sensitivity * math.sqrt(budget.num_steps) / mu,
+            "independent_noise_std": budget.sensitivity * math.sqrt(participations) / mu,
             "variance_ratio": ratio,
             "exact_epsilon": exact,
-            "proved": name != "paper" or is_proved(budget.epsilon, budget.delta),
+            "proved": name != "paper" or is_proved(promise.epsilon, promise.delta),
             "verdict": _verdict(name, exact, ratio, budget),
         }
     return rows
 
 
 def _verdict(name: Accounting, exact: float, ratio: float, budget: PrivacyBudget) -> str:
+    promise = budget.promise
     if name == "gdp":
         return "exact"
-    if exact > budget.epsilon:
-        return f"VIOLATES ε = {budget.epsilon:g}"
+    if exact > promise.epsilon:
+        return f"VIOLATES ε = {promise.epsilon:g}"
     wasted = f"wastes {ratio - 1:.0%} noise variance"
-    proved = name != "paper" or is_proved(budget.epsilon, budget.delta)
+    proved = name != "paper" or is_proved(promise.epsilon, promise.delta)
     return wasted if proved else f"{wasted}; not proved at this ε"
 
 
@@ -226,7 +229,9 @@ def _query_facts(query: ClippedQuery) -> dict[str, object]:
         "adjacency": query.adjacency,
         "clip": query.clip,
         "batch_size": query.batch_size,
+        "sampling": query.sampling,
         "sampling_rate": query.sampling_rate,
+        "steps_per_pass": query.steps_per_pass,
         "sensitivity": query.sensitivity,
     }
 

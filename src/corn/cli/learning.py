@@ -11,10 +11,12 @@ import numpy as np
 import typer
 
 from corn import learn
+from corn.cli.options import parse_samples
 from corn.cli.output import print_note, save_json
 from corn.learn.names import USUAL_BATCH_SIZE, ModelName, WorkloadName, usual_schedule
 from corn.learn.schedule import ScheduleName
 from corn.plan import Plan
+from corn.privacy import PrivacyBudget
 from corn.topology import load_network
 
 LEARNING = "Learning"
@@ -133,7 +135,9 @@ def _fixed_by_plan(plan: Plan, given: Mapping[str, Any]) -> dict[str, object]:
         "unit": budget.unit,
         "accounting": budget.accounting,
         "adjacency": budget.adjacency,
+        "sampling": budget.sampling,
         "sampling_rate": budget.sampling_rate,
+        "samples_per_agent": _samples_as_given(budget, given["samples_per_agent"]),
         "horizon": getattr(objective, "length", None),
         "gossip_rounds": getattr(objective, "gossip_rounds", 1),
         "cooldown": getattr(objective, "cooldown_rounds", 0),
@@ -148,6 +152,15 @@ def _fixed_by_plan(plan: Plan, given: Mapping[str, Any]) -> dict[str, object]:
     if "dtype" in given and given.get("rehearse"):
         fixed["dtype"] = plan.dtype
     return fixed
+
+
+def _samples_as_given(budget: PrivacyBudget, given: str | None) -> str | None:
+    """Return the plan's samples per agent as the option's text, as it was given if it agrees."""
+    samples = budget.samples_per_agent
+    if given is not None and parse_samples(given) == samples:
+        return given
+    listed = samples if isinstance(samples, tuple) else (samples,)
+    return None if samples is None else ",".join(map(str, listed))
 
 
 def write_run(

@@ -26,7 +26,7 @@ from corn.covariance import (
 )
 from corn.covariance.threat import PrivateNoise
 from corn.errors import InvalidArgumentError
-from corn.privacy import Accounting, Adjacency, ClippedQuery, PrivacyBudget, Unit
+from corn.privacy import Accounting, Adjacency, ClippedQuery, PrivacyBudget, Sampling, Unit
 from corn.topology import Network, load_network
 from corn.topology.mixing import WEIGHTS
 
@@ -156,28 +156,41 @@ class OpenBudgetOptions:
         Adjacency,
         typer.Option(
             help="Relation of neighbouring data sets: the unit's data is replaced by any other, or "
-            "its gradient by zero (with --sampling-rate: a sample is added or removed).",
+            "its gradient by zero (with Poisson sampling: a sample is added or removed).",
             rich_help_panel=_BUDGET,
         ),
     ] = "replace"
+    sampling: Annotated[
+        Sampling | None,
+        typer.Option(
+            help="Rule by which samples enter mini-batches (with --unit sample only): poisson, "
+            "each by its own secret coin; passes, in batches of fixed size and a new secret order "
+            "for each pass; every-step, any sample in any batch, which needs the most noise. "
+            "(Default: poisson.)",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = None
     sampling_rate: Annotated[
         float | None,
         typer.Option(
-            help="Probability that a sample is in a mini-batch, by Poisson sampling (with --unit "
-            "sample only). (Default: mini-batches of fixed size.)",
+            help="Largest probability that a sample is in a mini-batch (with --sampling poisson), "
+            "instead of --samples-per-agent.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = None
+    samples_per_agent: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COUNT[,COUNT…]",
+            help="Least number of samples of an agent, or one number for each agent, from which "
+            "the sampling rate or the passes follow (with --unit sample only).",
             rich_help_panel=_BUDGET,
         ),
     ] = None
 
     def make_query(self, batch_size: int | None) -> ClippedQuery:
-        """Return the query that is released at each step."""
-        return ClippedQuery(
-            clip=self.clip,
-            unit=self.unit,
-            adjacency=self.adjacency,
-            batch_size=batch_size,
-            sampling_rate=self.sampling_rate,
-        )
+        """Return the query that is released at each step, whatever ε is."""
+        return self.make_with(1.0, batch_size).query
 
     def make_with(self, epsilon: float, batch_size: int | None) -> PrivacyBudget:
         """Return the budget of this ε; a batch size belongs to the sample unit only."""
@@ -190,7 +203,9 @@ class OpenBudgetOptions:
             accounting=self.accounting,
             adjacency=self.adjacency,
             batch_size=batch_size,
+            sampling=self.sampling,
             sampling_rate=self.sampling_rate,
+            samples_per_agent=parse_samples(self.samples_per_agent),
         )
 
 
@@ -277,6 +292,24 @@ def choose_mechanism(name: MechanismName, options: Corn) -> Mechanism | Mechanis
             f"--max-noise-std limits correlated noise, found mechanism {name!r}: leave it out"
         )
     return name
+
+
+def parse_samples(text: str | None) -> int | tuple[int, ...] | None:
+    """Return the number of samples of an agent, or of each agent, or None if not given.
+
+    >>> parse_samples("2800"), parse_samples("2800,1400")
+    (2800, (2800, 1400))
+    """
+    if text is None:
+        return None
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise InvalidArgumentError(
+            "--samples-per-agent must be a whole number, or one for each agent separated by "
+            f"commas, found {text!r}: try 2800"
+        ) from error
+    return counts if "," in text else counts[0]
 
 
 def parse_numbers(name: str, text: str | None, *, example: str) -> tuple[float, ...]:

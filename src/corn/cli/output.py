@@ -122,7 +122,7 @@ def warn_of_insiders(
         worst = max(
             max(
                 expose(decomposition, [agent], query, num_steps=steps)
-                .epsilon(budget.delta)
+                .epsilon(budget.promise.delta)
                 .values()
             )
             for agent in range(decomposition.num_agents)

@@ -245,7 +245,7 @@ class Journal:
         # By releases, which are more than steps after a restart.
         spent = self._account.epsilon(self._count_releases())
         promise: Row = {"epsilon": spent, "epsilon_least": spent}
-        promise |= {"delta": self._account.budget.delta, "unit": self._account.budget.unit}
+        promise |= {"delta": self._account.budget.promise.delta, "unit": self._account.budget.unit}
         self.rows.append(row | promise)
         if self._folders is None:
             return

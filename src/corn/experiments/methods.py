@@ -74,7 +74,7 @@ class MethodSpec:
         unit: Unit = "agent",
         batch_size: int | None = None,
     ) -> PrivacyBudget:
-        """Return the budget that this line states.
+        """Return the budget that this line states; samples count at every step, as in the paper.
 
         The paper's constant may spend more than the budget outside its proven range. The claims
         check that, so the warning is suppressed here: it would appear for every point of a figure.
@@ -82,7 +82,14 @@ class MethodSpec:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CornWarning)
             return PrivacyBudget(
-                epsilon, delta, num_steps, clip, unit, self.accounting, batch_size=batch_size
+                epsilon,
+                delta,
+                num_steps,
+                clip,
+                unit,
+                self.accounting,
+                batch_size=batch_size,
+                sampling="every-step",
             )
 
     def objective(self, num_steps: int) -> Horizon:

@@ -69,7 +69,15 @@ class AgentData:
 
 
 def require_few_samples(query: ClippedQuery, sizes: Sequence[int]) -> None:
-    """Raise for more samples than the bound on floating-point errors covers."""
+    """Raise for more samples than the float bound covers, or fewer than a pass was counted for."""
+    if query.sampling == "passes":
+        for agent, size in enumerate(sizes):
+            if size < query.least_samples:
+                raise InvalidArgumentError(
+                    f"samples must be at least {query.least_samples:,}, the number that the budget "
+                    f"counts passes of, found {size:,} of agent {agent}: make the budget with "
+                    f"samples_per_agent={size}"
+                )
     if query.sampling_rate is None or query.batch_size is None:
         return
     most = int(MOST_SAMPLES * query.batch_size / query.sampling_rate)

@@ -28,7 +28,7 @@ from corn.learn.schedule import Schedule
 from corn.noise import factor_covariance
 from corn.noise.grid import bound_loss, choose_grid, require_provable
 from corn.plan.plan import Plan, coalition_precisions, meet_cap, require_sound
-from corn.privacy import ClippedQuery, PrivacyBudget, account_precision
+from corn.privacy import ClippedQuery, PrivacyBudget, account_promises
 from corn.privacy.floats import account_floats, set_aside
 from corn.topology import Network
 
@@ -217,8 +217,7 @@ class Method:
             precision = np.full(self.noise.num_agents, precision.max())
         if self.counts_floats:
             return account_floats(precision, self.budget, num_steps=num_steps)
-        loss = account_precision(precision, self.query, num_steps=num_steps)
-        return loss.epsilon(self.budget.delta)
+        return account_promises(precision, self.budget, num_steps=num_steps)
 
 
 @dataclass(frozen=True, eq=False)

@@ -98,9 +98,10 @@ def require_provable(loss: FloatLoss, budget: PrivacyBudget, num_parameters: int
     most = count_parameters(loss, budget)
     if num_parameters <= most:
         return
-    if budget.epsilon > _LARGEST_PROVED_EPSILON:
+    largest = max(promise.epsilon for promise in budget.promises)
+    if largest > _LARGEST_PROVED_EPSILON:
         raise InfeasibleError(
-            f"epsilon={budget.epsilon:g} cannot be promised in floating point: e^ε times the "
+            f"epsilon={largest:g} cannot be promised in floating point: e^ε times the "
             f"chance of a far tail exceeds delta; choose at most {_LARGEST_PROVED_EPSILON:g}"
         )
     raise InfeasibleError(

@@ -29,7 +29,7 @@ from corn.privacy import PrivacyBudget
 from corn.topology import Network, name_of
 
 # Raised with every change of a plan's content. Fingerprints, and so keys, depend on the content.
-SCHEMA = 2
+SCHEMA = 3
 Json: TypeAlias = dict[str, Any]
 _MAX_REASON = 300
 

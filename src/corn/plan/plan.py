@@ -140,7 +140,8 @@ class Plan:
         if not abs(worst - cap) <= _CAP_SPREAD * cap:
             return cap
         loss = account_precision([worst], query, num_steps=self.budget.num_steps)
-        return worst if loss.worst_epsilon(ideal.delta) <= ideal.epsilon else cap
+        promise = ideal.promise
+        return worst if loss.worst_epsilon(promise.delta) <= promise.epsilon else cap
 
     @cached_property
     def float_loss(self) -> FloatLoss:
@@ -282,11 +283,12 @@ def require_sound(budget: PrivacyBudget) -> None:
     if budget.query.is_subsampled:
         return
     # Under Poisson sampling accounting is always exact. Otherwise eq. (13b) may promise too much.
-    exact = gaussian.epsilon_from(budget.mu, budget.delta)
-    if exact > budget.epsilon * (1 + 1e-9):
+    promise = budget.promise
+    exact = gaussian.epsilon_from(budget.mu, promise.delta)
+    if exact > promise.epsilon * (1 + 1e-9):
         raise InfeasibleError(
             f"accounting {budget.accounting!r} would give an exact ε of {exact:.6g} instead of "
-            f"{budget.epsilon:g}: use 'gdp'"
+            f"{promise.epsilon:g}: use 'gdp'"
         )
 
 

@@ -100,7 +100,7 @@ def _epsilon_at(plan: Plan, precision: float) -> float:
         return math.inf
     loss = bound_loss(plan.decomposition, plan.grid, precision_cap=precision, query=budget.query)
     is_proved = count_parameters(loss, promise) >= plan.max_parameters
-    return promise.epsilon if is_proved else math.inf
+    return promise.promise.epsilon if is_proved else math.inf
 
 
 def _guarantees(plan: Plan) -> tuple[AgentGuarantee, ...]:
@@ -125,7 +125,7 @@ def _guarantees(plan: Plan) -> tuple[AgentGuarantee, ...]:
 
 def _privacy_problems(plan: Plan, guarantees: tuple[AgentGuarantee, ...]) -> list[str]:
     """List the agents with less privacy than promised, by the cap and by their exact ε."""
-    cap, epsilon = plan.precision_cap, plan.budget.epsilon
+    cap, epsilon = plan.precision_cap, plan.budget.promise.epsilon
     problems = [
         f"agent {g.agent} gets ε = {g.epsilon:.6g} instead of {epsilon:g} against "
         f"{describe_coalition(g.worst_coalition)}"

@@ -1,11 +1,13 @@
 """Privacy accounting: from a budget to the noise it needs, and from noise to its privacy.
 
-- ``PrivacyBudget``: (ε, δ) for a run, its unit, and the largest [R⁻¹]_ii that keeps it.
-- ``account``, ``account_precision``: from noise to ε(δ), δ(ε) and curves, agent by agent.
+- ``PrivacyBudget``: (ε, δ) for a run, one for all agents or one for each; its unit, its sampling,
+  and the largest [R⁻¹]_ii that keeps it.
+- ``account``, ``account_precision``: from noise to ε(δ), δ(ε) and curves, agent by agent;
+  ``account_promises``: each agent's ε at the δ that a budget promises it.
 - ``check_budget``: whether a covariance keeps a budget, by its ``precision_diagonal``.
 - ``ACCOUNTANTS``: exact, Theorem 2 and eq. (13b), each turning two of μ, ε and δ into the third.
 - ``gaussian``: exact Gaussian DP, and the trade-off between the two errors of a test.
-- ``subsampling``: privacy of one sample under Poisson sampling; needs the extra ``dp``.
+- ``subsampling``: privacy of one sample under Poisson sampling.
 """
 
 from corn.privacy import gaussian, subsampling
@@ -17,26 +19,30 @@ from corn.privacy.accounting import (
     TradeoffCurve,
     account,
     account_precision,
+    account_promises,
     check_budget,
 )
-from corn.privacy.budget import PrivacyBudget
+from corn.privacy.budget import AgentPromise, PrivacyBudget
 from corn.privacy.precision import precision_diagonal
-from corn.privacy.query import Adjacency, ClippedQuery, Unit
+from corn.privacy.query import Adjacency, ClippedQuery, Sampling, Unit
 
 __all__ = [
     "ACCOUNTANTS",
     "Accountant",
     "Accounting",
     "Adjacency",
+    "AgentPromise",
     "BudgetCheck",
     "ClippedQuery",
     "PrivacyBudget",
     "PrivacyCurve",
     "PrivacyLoss",
+    "Sampling",
     "TradeoffCurve",
     "Unit",
     "account",
     "account_precision",
+    "account_promises",
     "check_budget",
     "gaussian",
     "is_proved",

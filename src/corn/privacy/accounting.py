@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from corn.arrays import FloatArray
-from corn.checks import require_count, require_fraction
+from corn.checks import require_count, require_fraction, require_length
 from corn.errors import InvalidArgumentError
 from corn.privacy import gaussian, subsampling
 from corn.privacy.accountants import (
@@ -22,7 +22,7 @@ from corn.privacy.accountants import (
     require_exact,
     warn_if_unproved,
 )
-from corn.privacy.budget import PrivacyBudget
+from corn.privacy.budget import AgentPromise, PrivacyBudget
 from corn.privacy.precision import precision_diagonal
 from corn.privacy.query import ClippedQuery
 
@@ -50,7 +50,9 @@ class PrivacyLoss:
     The run has phases k: ``num_steps[k]`` steps, each with **fresh** noise of precision diagonal
     ``precision[k]``; ``precision`` has shape (phases, n). Changing agent j's data moves only row
     j, by at most Δ, so the run is exactly μ_j-GDP with μ_j² = Δ² Σ_k T_k [R_k⁻¹]_jj, where the
-    paper's Theorem 2 has an upper bound. Made by ``account`` and ``account_precision``.
+    paper's Theorem 2 has an upper bound. In passes over the data a sample moves one step of each
+    pass, and the largest [R_k⁻¹]_jj of each pass begun is summed. Made by ``account`` and
+    ``account_precision``.
     """
 
     precision: FloatArray
@@ -145,7 +147,7 @@ class PrivacyLoss:
 
     @property
     def _total_precision(self) -> FloatArray:
-        return np.array(self.num_steps, dtype=np.float64) @ self.precision
+        return _sum_over_passes(self.precision, self.num_steps, self.query.steps_per_pass or 1)
 
     def _least_protected(self) -> PrivacyLoss:
         # Under Poisson sampling, losses of several phases cannot be ordered by one number.
@@ -213,12 +215,45 @@ def account_precision(
     return _loss([_checked_diagonal(diagonal) for diagonal in phases], steps, query)
 
 
+def account_promises(precision: ArrayLike, budget: PrivacyBudget, *, num_steps: int) -> FloatArray:
+    """Return each agent's exact ε at its own δ, shape (n,), after ``num_steps`` of a budget's run.
+
+    Args:
+        precision: [R⁻¹]_ii of each agent, shape (n,).
+        budget: the promises, whose queries the noise is added to.
+        num_steps: the steps that were released; without any, nothing is spent.
+
+    >>> budget = PrivacyBudget((1, 10), 1e-5, num_steps=5000, clip=0.1)
+    >>> account_promises(budget.precision_caps(2), budget, num_steps=5000).round(6)
+    array([ 1., 10.])
+    """
+    diagonal = _checked_diagonal(precision)
+    spent = np.zeros(diagonal.size)
+    if num_steps == 0:
+        return spent
+    for promise, agents in group_agents(budget, diagonal.size).items():
+        loss = account_precision(diagonal[agents], promise.query, num_steps=num_steps)
+        spent[agents] = loss.epsilon(promise.delta)
+    return spent
+
+
+def group_agents(budget: PrivacyBudget, num_agents: int) -> dict[AgentPromise, list[int]]:
+    """Return the agents that have each of a budget's promises, in increasing order."""
+    if budget.num_agents is None:
+        return {budget.promise: list(range(num_agents))}
+    require_length("precision", num_agents, budget.num_agents, per="agent")
+    groups: dict[AgentPromise, list[int]] = {}
+    for agent, promise in enumerate(budget.promises):
+        groups.setdefault(promise, []).append(agent)
+    return groups
+
+
 @dataclass(frozen=True, eq=False)
 class BudgetCheck:
-    """Every agent's [R⁻¹]_ii, shape (n,), the cap, and whether each agent is within it, (n,)."""
+    """Every agent's [R⁻¹]_ii, its cap, and whether it is within it, each of shape (n,)."""
 
     precision: FloatArray
-    precision_cap: float
+    precision_caps: FloatArray
     met: NDArray[np.bool_]
 
     @property
@@ -228,16 +263,16 @@ class BudgetCheck:
 
     @property
     def worst_agent(self) -> int:
-        """The least protected agent."""
-        return int(self.precision.argmax())
+        """The agent whose [R⁻¹]_ii is the largest relative to its cap."""
+        return int((self.precision / self.precision_caps).argmax())
 
     def describe(self) -> str:
-        """Return one line that compares the least protected agent with the cap."""
-        worst = float(self.precision[self.worst_agent])
+        """Return one line that compares the worst agent with its cap."""
+        worst = self.worst_agent
         verdict = "met for all" if self.passed else f"broken for {np.count_nonzero(~self.met)} of"
         return (
-            f"{verdict} {self.precision.size} agents: the largest [R⁻¹]_ii is {worst:.6g} (agent "
-            f"{self.worst_agent}), the cap {self.precision_cap:.6g}"
+            f"{verdict} {self.precision.size} agents: the worst is agent {worst}, whose [R⁻¹]_ii "
+            f"is {self.precision[worst]:.6g}, its cap {self.precision_caps[worst]:.6g}"
         )
 
 
@@ -251,12 +286,34 @@ def check_budget(
 
     >>> budget = PrivacyBudget(10, 1e-5, num_steps=5000, clip=0.1)
     >>> print(check_budget([[60.0, 0.0], [0.0, 40.0]], budget).describe())
-    broken for 1 of 2 agents: the largest [R⁻¹]_ii is 0.025 (agent 1), the cap 0.0200089
+    broken for 1 of 2 agents: the worst is agent 1, whose [R⁻¹]_ii is 0.025, its cap 0.0200089
     """
     require_fraction("relative_tolerance", relative_tolerance)
     precision = precision_diagonal(covariance)
-    cap = budget.precision_cap
-    return BudgetCheck(precision, cap, precision <= cap * (1 + relative_tolerance))
+    caps = budget.precision_caps(precision.size)
+    return BudgetCheck(precision, caps, precision <= caps * (1 + relative_tolerance))
+
+
+def _sum_over_passes(
+    precision: FloatArray, num_steps: tuple[int, ...], steps_per_pass: int
+) -> FloatArray:
+    """Return Σ over the passes begun of the largest [R_k⁻¹]_jj of their phases, shape (n,)."""
+    total = np.zeros(precision.shape[1])
+    parts: dict[int, FloatArray] = {}
+    start = 0
+    for own, count in zip(precision, num_steps, strict=True):
+        stop = start + count
+        whole = stop // steps_per_pass - -(-start // steps_per_pass)
+        if whole > 0:
+            total += whole * own
+        # A pass that a phase begins or ends in may belong to several phases. The sample may be in
+        # any of its steps, so it counts with the least noise of them.
+        for edge in (start, stop):
+            if edge % steps_per_pass:
+                index = edge // steps_per_pass
+                parts[index] = np.maximum(parts.get(index, own), own)
+        start = stop
+    return total + sum(parts.values(), np.zeros(precision.shape[1]))
 
 
 def _split_phases(noise: Any, num_steps: Any) -> tuple[list[Any], tuple[int, ...]]:

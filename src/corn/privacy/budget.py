@@ -1,20 +1,45 @@
-"""The privacy budget of a run, and the largest [R⁻¹]_ii that keeps it."""
+"""The privacy budget of a run, and the largest [R⁻¹]_ii of each agent that keeps it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
-from corn.checks import require, require_count
+import numpy as np
+
+from corn.arrays import FloatArray
+from corn.checks import require, require_count, require_length
 from corn.errors import InvalidArgumentError
 from corn.privacy import subsampling
 from corn.privacy.accountants import Accounting, find_accountant, require_exact, warn_if_unproved
-from corn.privacy.query import Adjacency, ClippedQuery, Unit
+from corn.privacy.query import (
+    Adjacency,
+    ClippedQuery,
+    Sampling,
+    Unit,
+    choose_sampling,
+    describe_queries,
+    describe_range,
+)
 
 # Beyond these no promise has a meaning, and arithmetic would not be exact.
 LARGEST_EPSILON = 1e9
 _MOST_STEPS = 10**15
+_MOST_SAMPLES = 10**15
+
+# The fields that may have a value for each agent.
+_PER_AGENT = ("epsilon", "delta", "sampling_rate", "samples_per_agent")
+
+
+class AgentPromise(NamedTuple):
+    """What one agent is promised, and the query that it is promised for."""
+
+    epsilon: float
+    delta: float
+    query: ClippedQuery
 
 
 @dataclass(frozen=True)
@@ -22,13 +47,21 @@ class PrivacyBudget:
     """A promise of (ε, δ) for a run of ``num_steps`` steps and a unit of data (``ClippedQuery``).
 
     Against an adversary who observes every message, a run with noise of covariance R, drawn afresh
-    at each step, keeps the promise for agent i if [R⁻¹]_ii ≤ ``precision_cap``. With exact
-    accounting this is also necessary.
+    at each step, keeps the promise for agent i if [R⁻¹]_ii ≤ ``precision_caps(n)[i]``. With exact
+    accounting this is also necessary, except that the secret order of passes is counted as known.
+
+    ``epsilon`` and ``delta`` are one number for all agents, or a tuple with one for each agent.
+    So are the two that describe how agents sample (unit ``"sample"`` only):
+
+    - ``sampling_rate``: for ``sampling="poisson"``, the largest probability that a sample is in a
+      batch.
+    - ``samples_per_agent``: the least number of samples m that an agent has, instead of a rate:
+      Poisson sampling then has the rate B/m (at most 1), passes have ⌊m/B⌋ batches.
 
     ``accounting``: ``"gdp"`` is exact; ``"rdp"`` inverts the paper's Theorem 2; ``"paper"`` is its
-    eq. (13b), which wastes noise for small ε and warns where it is not proved. With a
-    ``sampling_rate`` below 1 only ``"gdp"`` is accepted: the composition is then computed
-    numerically, by privacy loss distributions, because the paper has no bound for it.
+    eq. (13b), which wastes noise for small ε and warns where it is not proved. Under Poisson
+    sampling only ``"gdp"`` is accepted: the composition is then computed numerically, by privacy
+    loss distributions, because the paper has no bound for it.
 
     >>> budget = PrivacyBudget(epsilon=10, delta=1e-5, num_steps=5000, clip=0.1)
     >>> budget.sensitivity, round(budget.mu, 6), round(budget.precision_cap, 7)
@@ -36,57 +69,91 @@ class PrivacyBudget:
     >>> print(budget.describe())
     ε = 10, δ = 1e-05 over 5000 steps for one agent's whole data set (its mini-batch gradient
     is clipped once to 0.1; replace-one adjacency; exact Gaussian DP)
+    >>> strict = PrivacyBudget((1, 10), 1e-5, num_steps=5000, clip=0.1)
+    >>> strict.of_agent(1) == budget, strict.precision_caps(2).round(7)
+    (True, array([0.0003577, 0.0200089]))
     """
 
-    epsilon: float
-    delta: float
+    epsilon: float | tuple[float, ...]
+    delta: float | tuple[float, ...]
     num_steps: int
     clip: float
     unit: Unit = "agent"
     accounting: Accounting = "gdp"
     adjacency: Adjacency = "replace"
     batch_size: int | None = None
-    sampling_rate: float | None = None
+    sampling: Sampling | None = None
+    sampling_rate: float | tuple[float, ...] | None = None
+    samples_per_agent: int | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        require(
-            0 < self.epsilon <= LARGEST_EPSILON,
-            "epsilon",
-            f"positive, at most {LARGEST_EPSILON:g}",
-            self.epsilon,
-            advice="try 1 to 10",
-        )
-        require(
-            0 < self.delta < 1,
-            "delta",
-            "in (0, 1)",
-            self.delta,
-            advice="try 1e-5, or less than one over the number of people",
-        )
+        for name in _PER_AGENT:
+            value = getattr(self, name)
+            if isinstance(value, list | np.ndarray):
+                object.__setattr__(self, name, tuple(np.asarray(value).tolist()))
+        object.__setattr__(self, "sampling", choose_sampling(self.unit, self.sampling))
         require_count("num_steps", self.num_steps, most=_MOST_STEPS)
         find_accountant(self.accounting)
-        # Making the query checks clip, unit, adjacency, batch size and sampling rate.
-        if self.query.is_subsampled:
-            require_exact(self.accounting)
-            subsampling.require_meaningful(self.delta, num_steps=self.num_steps, query=self.query)
-        if self.accounting == "paper":
-            warn_if_unproved(self.epsilon, self.delta, stacklevel=3)
+        self._check_sampling()
+        # Making the queries checks clip, adjacency, batch size and sampling rates.
+        for promise in dict.fromkeys(self.promises):
+            _check_promise(promise)
+            if promise.query.is_subsampled:
+                require_exact(self.accounting)
+                subsampling.require_meaningful(
+                    promise.delta, num_steps=self.num_steps, query=promise.query
+                )
+            if self.accounting == "paper":
+                warn_if_unproved(promise.epsilon, promise.delta, stacklevel=3)
+
+    @property
+    def num_agents(self) -> int | None:
+        """The number of agents that some field has values for; None if all have one for all."""
+        values = (getattr(self, name) for name in _PER_AGENT)
+        return next((len(value) for value in values if isinstance(value, tuple)), None)
 
     @cached_property
-    def query(self) -> ClippedQuery:
-        """The clipped gradient that each agent releases at each step."""
-        return ClippedQuery(
-            self.clip,
-            unit=self.unit,
-            adjacency=self.adjacency,
-            batch_size=self.batch_size,
-            sampling_rate=self.sampling_rate,
+    def promises(self) -> tuple[AgentPromise, ...]:
+        """The promise of each agent, or one for all agents if ``num_agents`` is None."""
+        return tuple(
+            AgentPromise(epsilon, delta, self._make_query(rate, samples))
+            for epsilon, delta, rate, samples in zip(*self._columns(), strict=True)
         )
+
+    @cached_property
+    def is_uniform(self) -> bool:
+        """Whether all agents have the same promise, sampling included."""
+        return len(set(self.promises)) == 1
+
+    def of_agent(self, agent: int) -> PrivacyBudget:
+        """Return the budget of one agent, in which every field has one value."""
+        if self.num_agents is None:
+            return self
+        require(0 <= agent < self.num_agents, "agent", f"below {self.num_agents}", agent)
+        values = {name: getattr(self, name) for name in _PER_AGENT}
+        own = {name: v[agent] if isinstance(v, tuple) else v for name, v in values.items()}
+        return replace(self, **own)
+
+    @property
+    def promise(self) -> AgentPromise:
+        """The promise that all agents have; raises if they differ."""
+        if not self.is_uniform:
+            raise InvalidArgumentError(
+                "this budget has different promises or samplings for different agents, so it has "
+                "no single one: use of_agent(i) for agent i, or precision_caps for all"
+            )
+        return self.promises[0]
+
+    @property
+    def query(self) -> ClippedQuery:
+        """The clipped gradient that each agent releases at each step; raises if they differ."""
+        return self.promise.query
 
     @property
     def sensitivity(self) -> float:
         """Δ: the largest distance between the releases of neighbouring data sets at one step."""
-        return self.query.sensitivity
+        # Agents can differ in sampling, which does not change it.
+        return self.promises[0].query.sensitivity
 
     @cached_property
     def mu(self) -> float:
@@ -94,25 +161,34 @@ class PrivacyBudget:
 
         Raises ``InvalidArgumentError`` for a subsampled budget: no single μ describes such a run.
         """
-        if self.query.is_subsampled:
+        promise = self.promise
+        if promise.query.is_subsampled:
             raise InvalidArgumentError(
-                f"mu is not defined with sampling_rate={self.sampling_rate:g}: no single μ "
-                "describes a subsampled run; use precision_cap"
+                f"mu is not defined with sampling_rate={promise.query.sampling_rate:g}: no single "
+                "μ describes a subsampled run; use precision_cap"
             )
-        return find_accountant(self.accounting).mu_from(self.epsilon, self.delta)
+        return self._mu_of(promise)
 
-    @cached_property
+    @property
     def precision_cap(self) -> float:
-        """b: the largest [R⁻¹]_ii that the budget allows, μ²/(Δ²T) without subsampling.
+        """b: the largest [R⁻¹]_ii that the budget allows, μ²/(Δ²K) for K participations.
 
-        Rounded down: accounting for a run at the cap gives an ε of at most ``epsilon``.
+        Rounded down: accounting for a run at the cap gives an ε of at most ``epsilon``. Raises if
+        agents have different promises: see ``precision_caps``.
         """
-        if self.query.is_subsampled:
-            return subsampling.calibrate_precision(
-                self.epsilon, self.delta, num_steps=self.num_steps, query=self.query
-            )
-        ratio = self.mu / self.sensitivity
-        return ratio * ratio / self.num_steps
+        return self._caps[self.promise]
+
+    def precision_caps(self, num_agents: int) -> FloatArray:
+        """Return the largest [R⁻¹]_ii of each agent, shape (n,); see ``precision_cap``."""
+        return self._each(num_agents, lambda promise: self._caps[promise])
+
+    def epsilons(self, num_agents: int) -> FloatArray:
+        """Return the ε promised to each agent, shape (n,)."""
+        return self._each(num_agents, lambda promise: promise.epsilon)
+
+    def deltas(self, num_agents: int) -> FloatArray:
+        """Return the δ promised to each agent, shape (n,)."""
+        return self._each(num_agents, lambda promise: promise.delta)
 
     @property
     def independent_noise_std(self) -> float:
@@ -120,10 +196,118 @@ class PrivacyBudget:
         return 1 / math.sqrt(self.precision_cap)
 
     def describe(self) -> str:
-        """Return one line with the promise, the protected data and the accounting."""
+        """Return one line with the promise, the protected data, the sampling and the accounting."""
         steps = f"{self.num_steps} step" + ("s" if self.num_steps > 1 else "")
+        queries = [promise.query for promise in self.promises]
         counted = find_accountant(self.accounting).description
-        if self.query.is_subsampled:
+        if any(query.is_subsampled for query in queries):
             counted = "privacy loss distributions"
-        promise = f"ε = {self.epsilon:.12g}, δ = {self.delta:.12g} over {steps}"
-        return f"{promise} for {self.query.protects} ({self.query.recipe}; {counted})"
+        if self.sampling == "passes":
+            most = describe_range([query.participations(self.num_steps) for query in queries])
+            counted = f"{counted} of at most {most} steps with a sample"
+        epsilon = describe_range([promise.epsilon for promise in self.promises])
+        delta = describe_range([promise.delta for promise in self.promises])
+        whose = "" if self.is_uniform else ", each agent with its own,"
+        promise = f"ε = {epsilon}, δ = {delta}{whose} over {steps}"
+        return f"{promise} for {queries[0].protects} ({describe_queries(queries)}; {counted})"
+
+    @cached_property
+    def _caps(self) -> dict[AgentPromise, float]:
+        # Calibration under Poisson sampling takes a second: once for each distinct promise.
+        return {promise: self._find_cap(promise) for promise in dict.fromkeys(self.promises)}
+
+    def _find_cap(self, promise: AgentPromise) -> float:
+        query, steps = promise.query, self.num_steps
+        if query.is_subsampled:
+            return subsampling.calibrate_precision(
+                promise.epsilon, promise.delta, num_steps=steps, query=query
+            )
+        ratio = self._mu_of(promise) / query.sensitivity
+        return ratio * ratio / query.participations(steps)
+
+    def _mu_of(self, promise: AgentPromise) -> float:
+        return find_accountant(self.accounting).mu_from(promise.epsilon, promise.delta)
+
+    def _each(self, num_agents: int, value_of: Callable[[AgentPromise], float]) -> FloatArray:
+        values = [value_of(promise) for promise in self.promises]
+        if self.num_agents is None:
+            return np.full(num_agents, values[0], dtype=np.float64)
+        require_length("promises of the budget", len(values), num_agents, per="agent")
+        return np.array(values, dtype=np.float64)
+
+    def _columns(self) -> list[tuple[float, ...]]:
+        """Return ε, δ, rates and samples, with one value for each agent, or one in all."""
+        count = self.num_agents or 1
+        values = [getattr(self, name) for name in _PER_AGENT]
+        return [value if isinstance(value, tuple) else (value,) * count for value in values]
+
+    def _make_query(self, rate: float | None, samples: float | None) -> ClippedQuery:
+        size, steps_per_pass = self.batch_size, None
+        if size is not None and samples is not None:
+            if self.sampling == "poisson":
+                rate = min(1.0, size / samples)
+            elif self.sampling == "passes":
+                # An agent with less than one batch uses all its samples at every step.
+                steps_per_pass = max(1, int(samples) // size)
+        return ClippedQuery(
+            self.clip,
+            unit=self.unit,
+            adjacency=self.adjacency,
+            batch_size=size,
+            sampling=self.sampling,
+            sampling_rate=rate,
+            steps_per_pass=steps_per_pass,
+        )
+
+    def _check_sampling(self) -> None:
+        """Check the fields that may differ between agents, and that the sampling has its number."""
+        for name in _PER_AGENT:
+            value = getattr(self, name)
+            if isinstance(value, tuple):
+                require(len(value) > 0, name, "a number or one for each agent", value)
+                require_length(name, len(value), self.num_agents or 0, per="agent")
+        rate, samples = self.sampling_rate, self.samples_per_agent
+        for count in samples if isinstance(samples, tuple) else (samples,):
+            if count is not None:
+                require_count("samples_per_agent", count, most=_MOST_SAMPLES)
+        if self.batch_size is None:
+            # The query refuses a rate, and a missing batch size; samples never reach it.
+            is_allowed = samples is None or self.unit == "sample"
+            require(is_allowed, "samples_per_agent", "None for unit='agent'", samples)
+            return
+        require_count("batch_size", self.batch_size)
+        if self.sampling == "poisson" and (rate is None) == (samples is None):
+            found = "neither" if rate is None else "both"
+            raise InvalidArgumentError(
+                "sampling='poisson' needs either sampling_rate or samples_per_agent, found "
+                f"{found}: {_SAMPLINGS}"
+            )
+        if self.sampling == "passes" and samples is None:
+            raise InvalidArgumentError(
+                f"sampling='passes' needs samples_per_agent, found None: {_SAMPLINGS}"
+            )
+
+
+_SAMPLINGS = (
+    "give the least number of samples that an agent has as samples_per_agent, or sampling_rate "
+    "with sampling='poisson'; sampling is 'poisson' (each sample by a coin, the least noise), "
+    "'passes' (batches of fixed size, a sample counts once for each pass) or 'every-step' (a "
+    "sample counts at every step, the most noise; needs no number)"
+)
+
+
+def _check_promise(promise: AgentPromise) -> None:
+    require(
+        0 < promise.epsilon <= LARGEST_EPSILON,
+        "epsilon",
+        f"positive, at most {LARGEST_EPSILON:g}",
+        promise.epsilon,
+        advice="try 1 to 10",
+    )
+    require(
+        0 < promise.delta < 1,
+        "delta",
+        "in (0, 1)",
+        promise.delta,
+        advice="try 1e-5, or less than one over the number of people",
+    )

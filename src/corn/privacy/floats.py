@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 
 from corn.arrays import FloatArray
 from corn.errors import InfeasibleError
-from corn.privacy.accounting import account_precision
+from corn.privacy.accounting import account_precision, account_promises
 from corn.privacy.budget import LARGEST_EPSILON, PrivacyBudget
 
 RESERVE = 2.0**-9
@@ -52,12 +52,17 @@ class FloatLoss:
         >>> FloatLoss(log_ratio=1e-9, failure=1e-40).max_values(budget) > 1e9
         True
         """
-        each = RESERVE * budget.epsilon / 2  # ε₁, of which there are two
+        # The strictest promise decides: all agents release values of the same model.
+        return min(
+            self._max_values(epsilon, delta)
+            for epsilon, delta in {(p.epsilon, p.delta) for p in budget.promises}
+        )
+
+    def _max_values(self, epsilon: float, delta: float) -> float:
+        each = RESERVE * epsilon / 2  # ε₁, of which there are two
         # ln(1/δ₁), where δ₁ and Nβ are a quarter of the reserve of δ each, so that with the factor
         # e^ε₁ < 2 both are within it. Computed as a logarithm, because e^ε overflows.
-        log_inverse = math.log(4 / (RESERVE * budget.delta)) + float(
-            np.logaddexp(0, budget.epsilon)
-        )
+        log_inverse = math.log(4 / (RESERVE * delta)) + float(np.logaddexp(0, epsilon))
         # √ρ from ε₁ = ρ + 2√(ρ ln(1/δ₁)), without the difference of two almost equal roots.
         root = each / (math.sqrt(log_inverse + each) + math.sqrt(log_inverse))
         by_ratio = (root / self.log_ratio) ** 2 if self.log_ratio > 0 else math.inf
@@ -73,13 +78,17 @@ def set_aside(budget: PrivacyBudget) -> PrivacyBudget:
     (True, True)
     """
     # ε₀ + 2ε₁ = ε with ε₁ = RESERVE·ε/2; and e^ε₁ δ₀ leaves RESERVE·δ for the failures.
-    epsilon = budget.epsilon * (1 - RESERVE)
-    delta = budget.delta * (1 - RESERVE) * math.exp(-RESERVE * budget.epsilon / 2)
-    return replace(budget, epsilon=epsilon, delta=delta)
+    epsilons = tuple(p.epsilon * (1 - RESERVE) for p in budget.promises)
+    deltas = tuple(
+        p.delta * (1 - RESERVE) * math.exp(-RESERVE * p.epsilon / 2) for p in budget.promises
+    )
+    if budget.num_agents is None:
+        return replace(budget, epsilon=epsilons[0], delta=deltas[0])
+    return replace(budget, epsilon=epsilons, delta=deltas)
 
 
 def account_floats(precision: ArrayLike, budget: PrivacyBudget, *, num_steps: int) -> FloatArray:
-    """Return each agent's ε at the budget's δ, reserve included, for a run within its limits.
+    """Return each agent's ε at its own δ, reserve included, for a run within the budget's limits.
 
     Args:
         precision: [R⁻¹]_ii of each agent, shape (n,).
@@ -89,24 +98,26 @@ def account_floats(precision: ArrayLike, budget: PrivacyBudget, *, num_steps: in
     It is infinite for an agent with less privacy than ``budget`` promises: the reserve is then not
     proved to be sufficient; see :func:`find_promise`.
     """
-    if num_steps == 0:
-        return np.zeros(np.shape(precision))
-    loss = account_precision(precision, budget.query, num_steps=num_steps)
     ideal = set_aside(budget)
-    real = loss.epsilon(ideal.delta)
+    real = account_promises(precision, ideal, num_steps=num_steps)
+    if num_steps == 0:
+        return real
+    promised, kept = budget.epsilons(real.size), ideal.epsilons(real.size)
     # Not RESERVE·ε, but the rest of ε: at the cap the sum is then ε itself, to the last digit.
-    is_kept = real <= ideal.epsilon * (1 + _ROUNDING)
-    return np.where(is_kept, real + (budget.epsilon - ideal.epsilon), math.inf)
+    return np.where(real <= kept * (1 + _ROUNDING), real + (promised - kept), math.inf)
 
 
 def find_promise(precision: float, budget: PrivacyBudget, *, num_steps: int) -> PrivacyBudget:
-    """Return the smallest budget at the same δ that this many steps at this [R⁻¹]_ii keep."""
+    """Return the smallest budget at the same δ that this many steps at this [R⁻¹]_ii keep.
+
+    ``budget`` is that of one agent, or has the same promise for all.
+    """
     loss = account_precision([precision], budget.query, num_steps=num_steps)
     promise = replace(budget, num_steps=num_steps, accounting="gdp")
     # The reserve of δ depends on ε, if only a little. Each round comes closer from below.
     for _ in range(_MAX_ROUNDS):
-        needed = float(loss.epsilon(set_aside(promise).delta)[0]) / (1 - RESERVE)
+        needed = float(loss.epsilon(set_aside(promise).promise.delta)[0]) / (1 - RESERVE)
         if not 0 < needed <= LARGEST_EPSILON:
             raise InfeasibleError(f"no budget is kept at a precision of {precision:.6g}")
         promise = replace(promise, epsilon=needed)
-    return replace(promise, epsilon=promise.epsilon * (1 + _ROUNDING))
+    return replace(promise, epsilon=needed * (1 + _ROUNDING))

@@ -1,7 +1,9 @@
-"""The clipped gradient that an agent releases at each step: its unit and its sensitivity."""
+"""The clipped gradient that an agent releases at each step: unit, sampling and sensitivity."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -10,6 +12,7 @@ from corn.errors import InvalidArgumentError
 
 Unit: TypeAlias = Literal["agent", "sample"]
 Adjacency: TypeAlias = Literal["replace", "add-remove"]
+Sampling: TypeAlias = Literal["poisson", "passes", "every-step"]
 
 
 MOST_SAMPLES = 16.0
@@ -29,9 +32,15 @@ class ClippedQuery:
     - ``"agent"``: one agent's whole data set. Its mini-batch gradient is clipped **once** to norm
       ``clip``. Clipping each sample does not give this unit, however the samples are averaged.
     - ``"sample"``: one sample of one agent. **Each** sample's gradient is clipped, and their sum
-      divided by ``batch_size``. With ``sampling_rate`` p every sample is in a batch with
-      probability p, independently (Poisson sampling); ``batch_size`` is then the fixed divisor, the
-      *expected* size, never the size that was drawn.
+      divided by ``batch_size``, the fixed divisor: never by the number of samples in the batch.
+
+    ``sampling`` states which steps may use one sample:
+
+    - ``"poisson"`` (the default for samples): each sample is in a batch with probability
+      ``sampling_rate``, independently, by secret coins. ``batch_size`` is the *expected* size.
+    - ``"passes"``: batches of ``batch_size`` samples, in passes of ``steps_per_pass`` batches over
+      the data, each in a new secret order. A sample is in at most one batch of a pass.
+    - ``"every-step"``: a sample may be in every batch. The only one for unit ``"agent"``.
 
     ``adjacency`` defines neighbouring data sets: ``"replace"`` (the unit's data becomes any other)
     or ``"add-remove"`` (its gradient is present, or is zero). Under Poisson sampling the latter is
@@ -47,11 +56,13 @@ class ClippedQuery:
     unit: Unit = "agent"
     adjacency: Adjacency = "replace"
     batch_size: int | None = None
+    sampling: Sampling | None = None
     sampling_rate: float | None = None
+    steps_per_pass: int | None = None
 
     def __post_init__(self) -> None:
         require_in_range("clip", self.clip, _SMALLEST_CLIP, _LARGEST_CLIP, advice="try 0.1")
-        require_choice("unit", self.unit, get_args(Unit))
+        object.__setattr__(self, "sampling", choose_sampling(self.unit, self.sampling))
         require_choice("adjacency", self.adjacency, get_args(Adjacency))
         if self.unit == "agent":
             self._check_agent()
@@ -86,30 +97,44 @@ class ClippedQuery:
         return self.sampling_rate is not None and self.sampling_rate < 1
 
     @property
+    def least_samples(self) -> int:
+        """The fewest samples an agent may have, for its sampling to be what was counted.
+
+        With fewer, batches of the same expected size would use each sample more often.
+        """
+        if self.batch_size is None:
+            return 1
+        if self.steps_per_pass is not None:
+            return self.batch_size * self.steps_per_pass if self.steps_per_pass > 1 else 1
+        if not self.is_subsampled or self.sampling_rate is None:
+            return 1
+        least = math.ceil(self.batch_size / self.sampling_rate)
+        # Division rounds: the rate that was computed from m samples must accept m samples.
+        fewer = max(least - 1, 1)
+        return fewer if self.batch_size / fewer <= self.sampling_rate else least
+
+    def participations(self, num_steps: int) -> int:
+        """Return the most steps of a run that use the unit's data: all, or one for each pass begun.
+
+        Under Poisson sampling all steps may; the coins make most of them unlikely.
+
+        >>> query = ClippedQuery(
+        ...     1, unit="sample", batch_size=128, sampling="passes", steps_per_pass=21
+        ... )
+        >>> query.participations(1000)
+        48
+        """
+        return -(-num_steps // (self.steps_per_pass or 1))
+
+    @property
     def protects(self) -> str:
         """The data that the noise protects, in words."""
         return "one agent's whole data set" if self.unit == "agent" else "one sample of one agent"
 
     @property
     def recipe(self) -> str:
-        """The clipping, the averaging and the adjacency, in words."""
-        # Printed beside every ε: under zero-out, Δ and with it μ are half of those of replace-one.
-        relation = "replace-one"
-        if self.adjacency == "add-remove":
-            relation = "zero-out" if self.sampling_rate is None else "add-or-remove-one"
-        return f"{self._clipping}; {relation} adjacency"
-
-    @property
-    def _clipping(self) -> str:
-        if self.unit == "agent":
-            return f"its mini-batch gradient is clipped once to {self.clip:g}"
-        clipping = f"each sample's gradient is clipped to {self.clip:g}"
-        if self.sampling_rate is None:
-            return f"{clipping} and averaged over batches of {self.batch_size}"
-        return (
-            f"{clipping}, taken with probability {self.sampling_rate:g}, and the sum divided by "
-            f"{self.batch_size}"
-        )
+        """The clipping, the sampling and the adjacency, in words."""
+        return describe_queries([self])
 
     def _check_agent(self) -> None:
         # The mean over the batch is clipped as a whole. Its norm is at most C for any batch size,
@@ -120,12 +145,13 @@ class ClippedQuery:
                 "gradient is clipped once, whatever the batch, so the batch cannot lower its "
                 "sensitivity; if each sample is clipped, use unit='sample'"
             )
-        if self.sampling_rate is not None:
-            raise InvalidArgumentError(
-                f"sampling_rate must be None for unit='agent', found {self.sampling_rate}: every "
-                "agent takes part in every step, so nothing is amplified; to protect samples, use "
-                "unit='sample'"
-            )
+        for name in ("sampling_rate", "steps_per_pass"):
+            found = getattr(self, name)
+            if found is not None:
+                raise InvalidArgumentError(
+                    f"{name} must be None for unit='agent', found {found}: every agent takes part "
+                    "in every step, so nothing is amplified; to protect samples, use unit='sample'"
+                )
 
     def _check_sample(self) -> None:
         if self.batch_size is None:
@@ -134,6 +160,16 @@ class ClippedQuery:
                 "the clip over the batch size"
             )
         require_count("batch_size", self.batch_size, most=_LARGEST_BATCH)
+        needed = {"poisson": "sampling_rate", "passes": "steps_per_pass"}
+        for kind, name in needed.items():
+            found = getattr(self, name)
+            # A number that the sampling does not use would be ignored in silence.
+            if (found is not None) != (kind == self.sampling):
+                state = "be given" if found is None else "be None"
+                raise InvalidArgumentError(
+                    f"{name} must {state} for sampling={self.sampling!r}, found {found}: poisson "
+                    "needs sampling_rate, passes needs steps_per_pass, every-step needs neither"
+                )
         require(
             self.sampling_rate is None or 0 < self.sampling_rate <= 1,
             "sampling_rate",
@@ -141,3 +177,63 @@ class ClippedQuery:
             self.sampling_rate,
             advice="it is the expected batch size over the agent's number of samples",
         )
+        if self.steps_per_pass is not None:
+            require_count("steps_per_pass", self.steps_per_pass)
+
+
+def choose_sampling(unit: Unit, sampling: Sampling | None) -> Sampling:
+    """Return the sampling, or the default of the unit: Poisson for samples.
+
+    >>> choose_sampling("sample", None)
+    'poisson'
+    """
+    require_choice("unit", unit, get_args(Unit))
+    if sampling is None:
+        return "every-step" if unit == "agent" else "poisson"
+    require_choice("sampling", sampling, get_args(Sampling))
+    require(
+        unit == "sample" or sampling == "every-step",
+        "sampling",
+        "'every-step' for unit='agent'",
+        repr(sampling),
+        advice="every agent takes part in every step; to protect samples, use unit='sample'",
+    )
+    return sampling
+
+
+def describe_queries(queries: Sequence[ClippedQuery]) -> str:
+    """Return clipping, sampling and adjacency in words; the queries differ in sampling at most."""
+    query = queries[0]
+    # Printed beside every ε: under zero-out, Δ and with it μ are half of those of replace-one.
+    relation = "replace-one"
+    if query.adjacency == "add-remove":
+        relation = "add-or-remove-one" if query.sampling == "poisson" else "zero-out"
+    return f"{_describe_clipping(queries)}; {relation} adjacency"
+
+
+def _describe_clipping(queries: Sequence[ClippedQuery]) -> str:
+    query = queries[0]
+    if query.unit == "agent":
+        return f"its mini-batch gradient is clipped once to {query.clip:g}"
+    clipping = f"each sample's gradient is clipped to {query.clip:g}"
+    if query.sampling == "poisson":
+        rates = describe_range([q.sampling_rate or 1.0 for q in queries])
+        return (
+            f"{clipping}, taken with probability {rates} (Poisson sampling), and the sum divided "
+            f"by {query.batch_size}"
+        )
+    batches = f"{clipping} and averaged over batches of {query.batch_size}"
+    if query.sampling == "passes":
+        lengths = describe_range([q.steps_per_pass or 1 for q in queries])
+        return f"{batches}, each once in a pass of {lengths} batches in a new secret order"
+    return f"{batches}, of which each may have the sample"
+
+
+def describe_range(values: Sequence[float]) -> str:
+    """Return the one value, or the least and the largest.
+
+    >>> describe_range([1, 8, 1]), describe_range([0.05, 0.05])
+    ('1 to 8', '0.05')
+    """
+    least, most = min(values), max(values)
+    return f"{least:.12g}" if least == most else f"{least:.12g} to {most:.12g}"
