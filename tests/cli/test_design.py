@@ -9,13 +9,22 @@ import numpy as np
 import pytest
 
 from corn.cli.options import MixingOptions, ThreatOptions
-from corn.covariance import DEFAULT_THREAT, Corn, Horizon, Ldp, ThreatModel, default_objective
+from corn.covariance import (
+    DEFAULT_THREAT,
+    ONE_STEP,
+    Corn,
+    Horizon,
+    Ldp,
+    ThreatModel,
+    default_objective,
+)
 from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
 
 from .commands import Runner
 
 DESIGN = ["design", "--graph", "ring:8", "--epsilon", 10, "--steps", 500]
+ALL_ENERGY = ["--disagreement-weight", 1]
 
 
 def read(text: str) -> dict:  # type: ignore[type-arg]
@@ -35,7 +44,7 @@ def test_design_for_one_step_is_the_papers_value(corn: Runner) -> None:
 
 def test_the_default_horizon_is_a_fifth_of_the_run(corn: Runner) -> None:
     facts = read(corn(*DESIGN, "--json").stdout)
-    assert facts["objective"] == "horizon of 100 steps"
+    assert facts["objective"] == "horizon of 100 steps, disagreement weighted by 0.1"
     again = read(corn(*DESIGN, "--horizon", 100, "--json").stdout)
     assert again["value"] == facts["value"]
 
@@ -44,7 +53,10 @@ def test_entry_points_share_their_defaults() -> None:
     assert ThreatOptions().make() == DEFAULT_THREAT == ThreatModel(1, "pairs")
     assert Corn.default_threat == Ldp.default_threat == DEFAULT_THREAT
     assert signature(make_plan).parameters["threat"].default == DEFAULT_THREAT
-    assert MixingOptions().choose_objective(500) == default_objective(500) == Horizon(100)
+    assert MixingOptions().choose_objective(500) == default_objective(500) == Horizon(100, 0.1)
+    assert MixingOptions(horizon=1).choose_objective(500) == ONE_STEP
+    assert signature(make_plan).parameters["cooldown_steps"].default is None
+    assert MixingOptions().cooldown_steps is None
 
 
 def test_the_default_adversary_is_one_insider_with_pair_seeds(corn: Runner) -> None:
@@ -144,7 +156,9 @@ def test_common_private_noise_converges_on_a_ladder(corn: Runner, tmp_path: Path
     links = tmp_path / "ladder.edges"
     links.write_text("\n".join(f"{i} {j}" for i, j in nx.ladder_graph(5).edges))
     threat = ["--colluders", 1, "--seeds", "edges", "--private-noise", "common"]
-    facts = read(corn("design", "--graph", links, *threat, "--horizon", 50, "--json").stdout)
+    facts = read(
+        corn("design", "--graph", links, *threat, "--horizon", 50, *ALL_ENERGY, "--json").stdout
+    )
     assert facts["status"] == "optimal"
     assert facts["gap"] <= 1e-3
     assert facts["normalized_value"] == pytest.approx(22.3123, rel=1e-3)
@@ -168,6 +182,7 @@ def test_compare_names_the_adversary_of_each_row(corn: Runner) -> None:
 
 def test_compare_groups_rows_by_adversary(corn: Runner, tmp_path: Path) -> None:
     arguments = ["compare", "--graph", "ring:6", "--steps", 50, "--plot", tmp_path / "c.svg"]
+    arguments += ALL_ENERGY
     facts = read(corn(*arguments, "--json").stdout)
     row = facts["objectives"]["horizon of 10 steps"]
     insider, eavesdropper = ["ldp", "corn one-step", "corn"], ["zero-sum", "decor"]
@@ -194,7 +209,7 @@ def test_a_single_agent_has_no_insiders_to_fear(corn: Runner, tmp_path: Path, co
 
 
 def test_compare_orders_the_mechanisms(corn: Runner, tmp_path: Path) -> None:
-    options = ["--colluders", 0, "--json", "--plot", tmp_path / "c.png"]
+    options = ["--colluders", 0, *ALL_ENERGY, "--json", "--plot", tmp_path / "c.png"]
     facts = read(corn("compare", "--graph", "grid:4x5", *options).stdout)
     assert (tmp_path / "c.png").stat().st_size > 10_000
     for row in facts["objectives"].values():

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from corn.topology import load_network, repeat_gossip
+from corn.topology import Gossip, load_network
 
 from .commands import Runner
 
@@ -26,10 +26,11 @@ def test_table_states_graph_and_weights(corn: Runner) -> None:
 
 
 def test_rounds_and_saved_matrix(corn: Runner, tmp_path: Path) -> None:
-    corn("graph", "path:5", "--rounds", 3, "--out", tmp_path / "W.npy")
-    expected = repeat_gossip(load_network("path:5").mixing_matrix, 3)
+    corn("graph", "path:5", "--gossip", 3, "--out", tmp_path / "W.npy")
+    expected = Gossip(3).matrix(load_network("path:5").mixing_matrix)
     np.testing.assert_allclose(np.load(tmp_path / "W.npy"), expected)
-    fast = json.loads(corn("graph", "path:5", "--rounds", 3, "--chebyshev", "--json").stdout)
+    fast = json.loads(corn("graph", "path:5", "--gossip", "chebyshev:3", "--json").stdout)
+    assert fast["gossip"] == "chebyshev:3"
     assert fast["second_singular_value"] < np.linalg.norm(expected - 1 / 5, 2)
 
 

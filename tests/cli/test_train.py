@@ -202,7 +202,7 @@ def plan(corn: Runner, tmp_path: Path) -> Path:
     outcome = corn(
         *("plan", "--graph", "ring:6", "--steps", 20, "--epsilon", 7, "--clip", 0.5),
         *("--unit", "sample", "--batch-size", 16, "--sampling", "every-step"),
-        *("--gossip-rounds", 2, "--cooldown", 1),
+        *("--gossip", "chebyshev:2", "--cooldown", 1),
         *("--out", path),
     )
     assert outcome.exit_code == 0
@@ -253,7 +253,9 @@ def test_baselines_next_to_a_plan_have_its_budget(corn: Runner, plan: Path) -> N
         ["--batch-size", "128"],
         ["--colluders", "0"],
         ["--horizon", "3"],
-        ["--gossip-rounds", "1"],
+        ["--gossip", "2"],
+        ["--cooldown", "2"],
+        ["--disagreement-weight", "1"],
         ["--rehearse", "--dtype", "float64"],
     ],
 )

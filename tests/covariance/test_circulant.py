@@ -9,25 +9,38 @@ from hypothesis import strategies as st
 from corn.arrays import FloatArray
 from corn.covariance import Horizon, design_circulant
 from corn.errors import InfeasibleError, InvalidArgumentError
+from corn.topology import Gossip
 from tests.covariance.networks import PROPERTY, paper_design
 
-ROWS = st.lists(st.floats(0, 1), min_size=1, max_size=9).filter(lambda row: sum(row) > 0.1)
+WEIGHTS = st.sampled_from([0.0]) | st.floats(0.01, 1)
+ROWS = st.lists(WEIGHTS, min_size=1, max_size=9).filter(lambda row: sum(row) > 0.1)
 
 
 @PROPERTY
-@given(ROWS, st.floats(1, 50), st.integers(1, 2), st.integers(0, 2))
+@given(ROWS, st.floats(1, 50), st.sampled_from([1.0, 0.1]), st.integers(1, 2))
 def test_the_fft_agrees_with_the_dual_on_circulants(
-    weights: list[float], length: float, gossip: int, cooldown: int
+    weights: list[float], length: float, gamma: float, rounds: int
 ) -> None:
     row = np.array(weights) / sum(weights)
     W = scipy.linalg.circulant(row).T
-    objective = Horizon(length, gossip_rounds=gossip, cooldown_rounds=cooldown)
-    fast = design_circulant(row, 2.0, objective=objective)
-    dense = paper_design(W, 2.0, objective=objective)
+    objective = Horizon(length, gamma)
+    fast = design_circulant(row, 2.0, objective=objective, gossip=Gossip(rounds))
+    dense = paper_design(Gossip(rounds).matrix(W), 2.0, objective=objective)
     assert fast.lower_bound == pytest.approx(dense.lower_bound, rel=1e-5)
     assert fast.value == pytest.approx(dense.value, rel=1e-5)
     assert fast.central_ratio == pytest.approx(dense.central_ratio, rel=1e-4)
     assert fast.average_noise_variance == pytest.approx(dense.average_noise_variance, rel=1e-4)
+
+
+def test_chebyshev_rounds_agree_with_the_dual_too() -> None:
+    gossip, objective = Gossip(3, "chebyshev"), Horizon(50, 0.1)
+    fast = design_circulant(ring(12), 2.0, objective=objective, gossip=gossip)
+    step = gossip.matrix(scipy.linalg.circulant(ring(12)).T)
+    dense = paper_design(step, 2.0, objective=objective)
+    assert fast.value == pytest.approx(dense.value, rel=1e-5)
+    assert fast.central_ratio == pytest.approx(dense.central_ratio, rel=1e-4)
+    with pytest.raises(InvalidArgumentError, match="first_row must be symmetric"):
+        design_circulant([0.5, 0.5, 0.0], 1.0, objective=objective, gossip=gossip)
 
 
 def test_the_first_row_is_the_covariance() -> None:

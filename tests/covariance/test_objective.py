@@ -3,44 +3,94 @@
 import networkx as nx
 import numpy as np
 import pytest
+import scipy.linalg
 from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.arrays import FloatArray
 from corn.covariance import ONE_STEP, FiniteRun, GivenObjective, Horizon
 from corn.errors import InvalidArgumentError
+from corn.topology import Gossip
 from tests.covariance.networks import NETWORKS, PROPERTY, directed, metropolis
 
-ROUNDS = st.integers(1, 3), st.integers(0, 3)
 
-
-def add_up(W: FloatArray, weights: FloatArray, gossip: int, cooldown: int) -> FloatArray:
-    """Σ_k weights[k−1] (W^{rk+K})ᵀ W^{rk+K}, term by term."""
-    A = np.zeros_like(W)
-    for k, weight in enumerate(weights, start=1):
-        power = np.linalg.matrix_power(W, gossip * k + cooldown)
+def add_up(W: FloatArray, weights: FloatArray) -> FloatArray:
+    """Σ_k weights[k−1] (Wᵏ)ᵀ Wᵏ, term by term."""
+    A, power = np.zeros_like(W), np.eye(len(W))
+    for weight in weights:
+        power = power @ W
         A += weight * power.T @ power
     return A
 
 
+def average_of_parts(W: FloatArray) -> FloatArray:
+    """The limit of the powers of (I + W)/2, in which every connected part agrees."""
+    return np.linalg.matrix_power((np.eye(len(W)) + W) / 2, 2**20)
+
+
+def discounts(length: float) -> FloatArray:
+    return np.asarray((1 - 1 / length) ** np.arange(1000.0 if length > 1 else 1.0))
+
+
 @PROPERTY
-@given(NETWORKS, st.floats(1, 30), *ROUNDS)
-def test_a_horizon_is_the_discounted_sum(
-    W: FloatArray, length: float, gossip: int, cooldown: int
-) -> None:
-    weights = np.power(1 - 1 / length, np.arange(1000.0 if length > 1 else 1.0))
-    expected = add_up(W, weights, gossip, cooldown)
-    found = Horizon(length, gossip_rounds=gossip, cooldown_rounds=cooldown).matrix(W)
+@given(NETWORKS, st.floats(1, 30))
+def test_a_horizon_is_the_discounted_sum(W: FloatArray, length: float) -> None:
+    expected = add_up(W, discounts(length))
+    found = Horizon(length).matrix(W)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9 * np.abs(expected).max())
 
 
 @PROPERTY
-@given(NETWORKS, st.lists(st.floats(0.001, 3), min_size=1, max_size=6), *ROUNDS)
-def test_a_finite_run_mixes_the_noise_of_each_step_until_the_end(
-    W: FloatArray, steps: list[float], gossip: int, cooldown: int
+@given(NETWORKS, st.floats(1, 30), st.floats(0.01, 1), st.integers(1, 3))
+def test_the_weight_scales_disagreement_and_not_the_average(
+    W: FloatArray, length: float, gamma: float, rounds: int
 ) -> None:
-    expected = add_up(W, np.square(steps[::-1]), gossip, cooldown)
-    found = FiniteRun(steps, gossip_rounds=gossip, cooldown_rounds=cooldown).matrix(W)
+    V = np.linalg.matrix_power(W, rounds)
+    P = average_of_parts(V)
+    expected = length * P + gamma * add_up(V - P, discounts(length))
+    found = Horizon(length, gamma).matrix(V)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-8 * np.abs(expected).max())
+
+
+def test_parts_that_exchange_nothing_have_averages_of_their_own() -> None:
+    W = scipy.linalg.block_diag(metropolis(nx.path_graph(4)), directed(5, seed=1))
+    A = Horizon(20, 0.1).matrix(W)
+    np.testing.assert_allclose(A[:4, :4], Horizon(20, 0.1).matrix(W[:4, :4]), atol=1e-10)
+    np.testing.assert_allclose(A[4:, 4:], Horizon(20, 0.1).matrix(W[4:, 4:]), atol=1e-10)
+    assert not A[:4, 4:].any()
+
+
+def test_a_slow_network_is_still_one_network() -> None:
+    """An eigenvalue close to 1 is disagreement, if a link is there that removes it in the end."""
+    weak = 1e-9
+    W = np.array([[1 - weak, weak], [weak, 1 - weak]])
+    A = Horizon(100, 0.1).matrix(W)
+    disagreement = np.array([1, -1]) / np.sqrt(2)
+    assert disagreement @ A @ disagreement == pytest.approx(10, rel=1e-4)
+    assert np.ones(2) @ A @ np.ones(2) / 2 == pytest.approx(100)
+
+
+def test_chebyshev_rounds_are_weighed_like_any_other() -> None:
+    V = Gossip(3, "chebyshev").matrix(metropolis(nx.path_graph(7)))
+    P = np.full((7, 7), 1 / 7)
+    expected = 30 * P + 0.1 * add_up(V - P, discounts(30))
+    np.testing.assert_allclose(Horizon(30, 0.1).matrix(V), expected, atol=1e-9)
+
+
+def test_the_weight_needs_rows_and_columns_that_sum_to_one() -> None:
+    W = 0.9 * np.eye(3)
+    assert Horizon(10).matrix(W) == pytest.approx(add_up(W, discounts(10)))
+    with pytest.raises(InvalidArgumentError, match="rows and columns sum to 1"):
+        Horizon(10, 0.1).matrix(W)
+
+
+@PROPERTY
+@given(NETWORKS, st.lists(st.floats(0.001, 3), min_size=1, max_size=6))
+def test_a_finite_run_mixes_the_noise_of_each_step_until_the_end(
+    W: FloatArray, steps: list[float]
+) -> None:
+    expected = add_up(W, np.square(steps[::-1]))
+    found = FiniteRun(steps).matrix(W)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12 * np.abs(expected).max())
 
 
@@ -100,10 +150,9 @@ def test_parameters_are_checked() -> None:
         Horizon(1e12)
     with pytest.raises(InvalidArgumentError, match=r"step_sizes must be .* to 1e"):
         FiniteRun([1e160])
-    with pytest.raises(InvalidArgumentError, match="gossip_rounds"):
-        Horizon(gossip_rounds=0)
-    with pytest.raises(InvalidArgumentError, match="cooldown_rounds"):
-        FiniteRun([1.0], cooldown_rounds=-1)
+    for weight in (0.0, -1.0, 1.5, float("nan")):
+        with pytest.raises(InvalidArgumentError, match="disagreement_weight"):
+            Horizon(10, weight)
     with pytest.raises(InvalidArgumentError, match="step_sizes"):
         FiniteRun([])
     with pytest.raises(InvalidArgumentError, match="not all of them zero"):
@@ -112,8 +161,7 @@ def test_parameters_are_checked() -> None:
 
 def test_descriptions_name_the_objective() -> None:
     assert ONE_STEP.describe() == "one step"
-    assert Horizon(50, 2, 3).describe() == (
-        "horizon of 50 steps, 2 gossip rounds a step, 3 rounds at the end"
-    )
+    assert Horizon(50).describe() == "horizon of 50 steps"
+    assert Horizon(50, 0.1).describe() == "horizon of 50 steps, disagreement weighted by 0.1"
     assert FiniteRun([0.1, 0.2]).describe() == "end of a run of 2 steps"
     assert GivenObjective(np.eye(2)).describe() == "given matrix of shape (2, 2)"

@@ -16,7 +16,7 @@ from corn.learn.schedule import Constant
 from corn.learn.workloads import Workload
 from corn.plan import Plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
-from corn.topology import load_network
+from corn.topology import ONE_ROUND, Gossip, load_network
 
 WORKLOAD = Workload("breast-cancer", partition="iid")
 
@@ -27,9 +27,17 @@ def small_plan(
     *,
     mechanism: MechanismName = "corn",
     threat: ThreatModel = DEFAULT_THREAT,
+    gossip: Gossip = ONE_ROUND,
+    cooldown_steps: int | None = None,
 ) -> Plan:
     budget = PrivacyBudget(10, 1e-5, num_steps=num_steps, clip=0.1)
-    return make_plan(load_network(graph), budget, mechanism=mechanism, threat=threat)
+    return make_plan(
+        load_network(graph, gossip=gossip),
+        budget,
+        mechanism=mechanism,
+        threat=threat,
+        cooldown_steps=cooldown_steps,
+    )
 
 
 @dataclass(frozen=True)

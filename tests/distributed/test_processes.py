@@ -27,6 +27,7 @@ from corn.distributed.storage import Folders
 from corn.errors import CornError
 from corn.learn.schedule import Constant
 from corn.plan import Plan, save_plan
+from corn.topology import Gossip
 
 from . import ledger_script
 from .harness import (
@@ -315,9 +316,10 @@ def test_no_agent_starts_once_the_budget_is_spent(tmp_path: Path) -> None:
 
 
 def test_each_round_is_one_message_per_neighbour(tmp_path: Path) -> None:
-    plan = small_plan("ring:5", 20)
-    results = run_processes(plan, tmp_path, replace(SETTINGS, gossip_rounds=2, cooldown_rounds=3))
-    rounds = 20 * 2 + 3
+    plan = small_plan("ring:5", 20, gossip=Gossip(2), cooldown_steps=3)
+    results = run_processes(plan, tmp_path, SETTINGS)
+    rounds = (20 + 3) * 2
+    assert plan.num_messages == rounds
     for agent, own in finished(results).items():
         neighbours = set(plan.network.graph.neighbors(agent))
         assert len(neighbours) < 4

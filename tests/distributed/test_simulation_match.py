@@ -19,7 +19,7 @@ from corn.learn.sampling import SeededChoices
 from corn.learn.workloads import Workload
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
-from corn.topology import load_network
+from corn.topology import Gossip, load_network
 
 from .harness import failures, run_processes, small_plan
 
@@ -39,7 +39,6 @@ def compare(plan: Plan, out: Path, *, settings: RunSettings | None = None) -> No
     own = {agent: folders.of_agent(agent) for agent in range(n)}
     found = merge_measurements(plan, problem, own, settings=chosen, show_private=True)
     method = Method.private(plan.mechanism, plan.decomposition, plan.budget, threat=plan.threat)
-    gossip, cooldown = chosen.rounds_of(plan)
     expected = run_sweep(
         problem,
         plan.network,
@@ -48,8 +47,7 @@ def compare(plan: Plan, out: Path, *, settings: RunSettings | None = None) -> No
             chosen.steps_of(plan),
             chosen.batch_of(plan),
             (SEED,),
-            gossip,
-            cooldown,
+            plan.cooldown_steps,
             plan.dtype,
             noise_keys="seed",
         ),
@@ -113,10 +111,16 @@ def test_poisson_batches_are_those_of_the_simulation() -> None:
 
 
 def test_gossip_rounds_cool_down_and_one_way_links_match(tmp_path: Path) -> None:
-    network = load_network(nx.cycle_graph(4, create_using=nx.DiGraph))
+    network = load_network(nx.cycle_graph(4, create_using=nx.DiGraph), gossip=Gossip(2))
     budget = PrivacyBudget(10, 1e-5, num_steps=10, clip=0.1)
-    plan = make_plan(network, budget, objective=Horizon(3, gossip_rounds=2, cooldown_rounds=3))
+    plan = make_plan(network, budget, objective=Horizon(3), cooldown_steps=3)
     compare(plan, tmp_path, settings=replace(SETTINGS, on_dropout="stop"))
+
+
+def test_chebyshev_rounds_match(tmp_path: Path) -> None:
+    network = load_network("path:4", gossip=Gossip(3, "chebyshev"))
+    budget = PrivacyBudget(10, 1e-5, num_steps=10, clip=0.1)
+    compare(make_plan(network, budget, cooldown_steps=2), tmp_path)
 
 
 def test_double_precision_matches(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from corn.learn.tasks.quadratic import quadratic_objectives
 from corn.learn.workloads import make_workload
 from corn.noise import SecureSource, draw_share, simulated_keys
 from corn.privacy import PrivacyBudget
-from corn.topology import load_network
+from corn.topology import Gossip, load_network
 
 from .problems import BUDGET, NETWORK, SAMPLE_BUDGET, make_method, make_problem
 
@@ -149,17 +150,19 @@ def test_one_step_adds_the_noise_of_theorem_1() -> None:
         assert measured == pytest.approx(expected, rel=0.05)
 
 
-def test_gossip_rounds_and_cool_down_are_powers_of_the_mixing_matrix() -> None:
+@pytest.mark.parametrize("gossip", [Gossip(3), Gossip(3, "chebyshev")], ids=str)
+def test_every_step_and_step_of_the_cool_down_gossips(gossip: Gossip) -> None:
     task, data = make_problem("logistic")
     trials = [Trial(make_method("ldp"), Constant(0.1))]
-    settings = SweepSettings(1, 8, gossip_rounds=3, cooldown_rounds=2, dtype="float64")
-    simulation = Simulation(task, data, NETWORK, trials, settings=settings)
+    settings = SweepSettings(1, 8, cooldown_steps=2, dtype="float64")
+    network = replace(NETWORK, gossip=gossip)
+    simulation = Simulation(task, data, network, trials, settings=settings)
     plain = Simulation(task, data, NETWORK, trials, settings=SweepSettings(1, 8, dtype="float64"))
     simulation.advance()
     simulation.cool_down()
     plain.advance()
     half = np.linalg.solve(W, plain.parameters[0, :, 0].numpy())
-    expected = np.linalg.matrix_power(W, 5) @ half
+    expected = np.linalg.matrix_power(gossip.matrix(W), 3) @ half
     np.testing.assert_allclose(simulation.parameters[0, :, 0].numpy(), expected, atol=1e-9)
 
 

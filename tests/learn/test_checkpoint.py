@@ -37,7 +37,7 @@ def test_resuming_gives_the_same_result_to_the_last_bit(tmp_path: Path, interrup
         if rows[0]["step"] == interrupt_at:
             os.kill(os.getpid(), signal.SIGINT)
 
-    settings = replace(SETTINGS, cooldown_rounds=2, dtype="float32")
+    settings = replace(SETTINGS, cooldown_steps=2, dtype="float32")
     options: dict[str, Any] = {
         "settings": settings,
         "evaluate_at": [0, 13, 20],

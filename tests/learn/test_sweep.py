@@ -194,7 +194,7 @@ def test_sweeps_that_would_break_a_promise_are_refused(
         {"seeds": (-1,)},
         {"dtype": "float16"},
         {"device": "abacus"},
-        {"cooldown_rounds": -1},
+        {"cooldown_steps": -1},
     ],
 )
 def test_bad_settings_are_refused(change: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from corn.learn import Method, load_parameters, make_methods, make_workload, tra
 from corn.learn.tasks import LinearClassifier
 from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
-from corn.topology import load_network
+from corn.topology import Gossip, load_network
 
 from .problems import make_samples
 
@@ -82,7 +82,7 @@ def test_every_agent_learns_under_a_private_budget() -> None:
             model=LinearClassifier(3, 2),
             datasets=make_datasets(),
             batch_size=16,
-            cooldown_rounds=3,
+            cooldown_steps=3,
         )
         assert result.status == "complete"
         assert result.last_rows[0]["simulated_epsilon"] == pytest.approx(10)
@@ -90,16 +90,17 @@ def test_every_agent_learns_under_a_private_budget() -> None:
 
 def test_a_plan_has_network_budget_and_noise() -> None:
     """ε is counted against the insiders of the plan, not against a weaker eavesdropper."""
-    plan = make_plan(load_network("ring:4"), BUDGET, objective=Horizon(5, 2, 1))
+    network = load_network("ring:4", gossip=Gossip(2, "chebyshev"))
+    plan = make_plan(network, BUDGET, cooldown_steps=1)
     options: dict[str, Any] = {"model": LinearClassifier(3, 2), "datasets": make_datasets()}
     result = train(plan, **options)
     spent = float(result.last_rows[0]["simulated_epsilon"])
     assert spent == pytest.approx(10, rel=1e-3)
     assert spent <= 10
     assert result.trials[0].method.against == plan.threat.describe()
-    explicit = train(plan, **options, gossip_rounds=2, cooldown_rounds=1)
+    explicit = train(plan, **options, cooldown_steps=1)
     assert torch.equal(result.parameters, explicit.parameters)
-    assert not torch.equal(result.parameters, train(plan, **options, gossip_rounds=1).parameters)
+    assert not torch.equal(result.parameters, train(plan, **options, cooldown_steps=0).parameters)
     with pytest.raises(InvalidArgumentError, match="must be None with a plan"):
         train(plan, BUDGET, **options)
 

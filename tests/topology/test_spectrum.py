@@ -1,4 +1,4 @@
-"""Spectrum and gossip against eigenvalues known in closed form and brute-force powers."""
+"""Spectrum against eigenvalues known in closed form and brute-force powers."""
 
 import math
 
@@ -12,13 +12,10 @@ from corn.errors import InvalidArgumentError
 from corn.topology import (
     GENERATORS,
     Graph,
-    chebyshev_gossip,
     is_connected,
     mixing_matrix,
-    repeat_gossip,
     spectrum,
 )
-from corn.topology.generators import karate
 
 from .test_mixing import connected_graphs, strong_digraphs
 
@@ -93,35 +90,6 @@ def test_slow_digraph_contracts_in_the_long_run_only() -> None:
     assert measured.mixing_time == brute_force_mixing_time(W, 0.01)
 
 
-def test_plain_gossip_is_a_matrix_power() -> None:
-    W = mixing_matrix(nx.path_graph(5))
-    np.testing.assert_allclose(repeat_gossip(W, 3), W @ W @ W, atol=1e-15)
-
-
-@pytest.mark.parametrize("rounds", [1, 2, 3, 7, 40])
-@pytest.mark.parametrize("graph", [nx.path_graph(8), nx.complete_graph(5), karate()])
-def test_chebyshev_gossip_is_the_chebyshev_polynomial(graph: Graph, rounds: int) -> None:
-    W = mixing_matrix(graph)
-    values, vectors = np.linalg.eigh(W)
-    sigma = spectrum(W).second_singular_value
-    if sigma == 0:
-        expected = np.full_like(W, 1 / len(W))
-    else:
-        chebyshev = np.polynomial.chebyshev.Chebyshev.basis(rounds)
-        expected = vectors @ np.diag(chebyshev(values / sigma) / chebyshev(1 / sigma)) @ vectors.T
-    accelerated = chebyshev_gossip(W, rounds)
-    np.testing.assert_allclose(accelerated, expected, atol=1e-9)
-    np.testing.assert_allclose(accelerated.sum(axis=0), 1, atol=1e-12)
-    slower = spectrum(repeat_gossip(W, rounds)).second_singular_value
-    assert spectrum(accelerated).second_singular_value <= slower + 1e-12
-
-
-def test_gossip_refuses_bad_arguments() -> None:
-    with pytest.raises(InvalidArgumentError, match="rounds must be an integer of at least 1"):
-        repeat_gossip(np.eye(2), 0)
-    with pytest.raises(InvalidArgumentError, match="needs a symmetric mixing matrix"):
-        chebyshev_gossip(mixing_matrix(GENERATORS["directed-ring"](4)), 2)
-    with pytest.raises(InvalidArgumentError, match="needs a W that mixes"):
-        chebyshev_gossip(np.eye(2), 2)
+def test_spectrum_refuses_bad_arguments() -> None:
     with pytest.raises(InvalidArgumentError, match=r"accuracy must be in \(0, 1\)"):
         spectrum(np.eye(2), accuracy=1.0)

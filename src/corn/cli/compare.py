@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from corn.cli.options import (
@@ -25,6 +24,7 @@ from corn.cli.output import (
 )
 from corn.covariance import (
     EAVESDROPPER,
+    ONE_STEP,
     Design,
     Horizon,
     MechanismName,
@@ -62,9 +62,7 @@ def compare(
     """
     network, promise = mixing.load_network(graph), budget.make(batch_size)
     against = threat.make(network.num_agents)
-    objectives = [
-        own.choose_objective(budget.steps) for own in (replace(mixing, horizon=1.0), mixing)
-    ]
+    objectives = [ONE_STEP, mixing.choose_objective(budget.steps)]
     with working("designing the noise"):
         designs = {
             objective.describe(): _design_all(network, promise, objective, against)
@@ -119,7 +117,7 @@ def _values(
     one_step, accumulated = objectives
     if one_step != accumulated:
         paper = designs[one_step.describe()]["corn"].covariance
-        A = accumulated.matrix(network.mixing_matrix)
+        A = accumulated.matrix(network.step_matrix)
         # It stands before CorN's own row, which minimises what both are judged by.
         row = values[accumulated.describe()]
         own = {name: row.pop(name) for name in ("corn", EAVESDROPPER_DESIGN) if name in row}

@@ -37,8 +37,7 @@ class TrainingTerms:
     budget: PrivacyBudget
     objective: Objective
     threat: ThreatModel | None
-    gossip_rounds: int
-    cooldown_rounds: int
+    cooldown_steps: int
     plan: Plan | None = None
 
 

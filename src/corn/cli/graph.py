@@ -9,16 +9,22 @@ import numpy as np
 import typer
 
 from corn.arrays import FloatArray
-from corn.cli.options import GraphArgument, JsonOption, PlotOption, WeightsOption
+from corn.cli.options import (
+    GossipOption,
+    GraphArgument,
+    JsonOption,
+    PlotOption,
+    WeightsOption,
+)
 from corn.cli.output import print_facts, print_json, print_written
 from corn.errors import FileFormatError
 from corn.topology import (
+    ONE_ROUND,
+    Gossip,
     Network,
     Spectrum,
-    chebyshev_gossip,
     load_network,
     name_of,
-    repeat_gossip,
     spectrum,
 )
 
@@ -28,27 +34,23 @@ EXAMPLE = "corn graph er:n=20,p=0.2,seed=1 --plot graph.png"
 def graph(
     source: GraphArgument,
     weights: WeightsOption = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Mixing rounds per step.")] = 1,
-    chebyshev: Annotated[
-        bool, typer.Option("--chebyshev", help="Chebyshev acceleration of the rounds.")
-    ] = False,
+    gossip: GossipOption = str(ONE_ROUND),
     plot: PlotOption = None,
-    out: Annotated[Path | None, typer.Option(help="File for the mixing matrix: .npy.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the matrix of a step: .npy.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Print and draw a network, its mixing weights and their mixing speed."""
     if out and out.suffix != ".npy":
         raise FileFormatError(f"{out}: a mixing matrix's file must end in .npy")
-    network = load_network(source, weights=weights)
-    gossip = chebyshev_gossip if chebyshev else repeat_gossip
-    W = gossip(network.mixing_matrix, rounds)
+    network = load_network(source, weights=weights, gossip=Gossip.parse(gossip))
+    W = network.step_matrix
     measured = spectrum(W)
     if plot:
         _draw(network, W, measured, plot)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
         np.save(out, W)
-    facts = _facts(network, W, measured, rounds, "Chebyshev" if chebyshev else "plain")
+    facts = _facts(network, measured)
     if json:
         print_json(facts)
     else:
@@ -56,9 +58,7 @@ def graph(
     print_written(plot, out)
 
 
-def _facts(
-    network: Network, W: FloatArray, measured: Spectrum, rounds: int, gossip: str
-) -> dict[str, object]:
+def _facts(network: Network, measured: Spectrum) -> dict[str, object]:
     degrees = [degree for _, degree in network.graph.degree]
     return {
         "graph": network.source,
@@ -68,8 +68,7 @@ def _facts(
         "min_degree": min(degrees),
         "max_degree": max(degrees),
         "weights": network.weights,
-        "rounds": rounds,
-        "gossip": gossip,
+        "gossip": str(network.gossip),
         "second_singular_value": measured.second_singular_value,
         "second_eigenvalue": measured.second_eigenvalue,
         "spectral_gap": measured.spectral_gap,
@@ -79,7 +78,8 @@ def _facts(
         "mixing_accuracy": measured.accuracy,
         "agents": [name_of(network.graph, agent) for agent in range(network.num_agents)],
         "links": [[int(i), int(j)] for i, j in network.graph.edges],
-        "mixing_matrix": W,
+        "mixing_matrix": network.mixing_matrix,
+        "step_matrix": network.step_matrix,
     }
 
 
@@ -90,7 +90,7 @@ def _print(network: Network, measured: Spectrum, facts: dict[str, object]) -> No
         [
             ("degree", f"{facts['min_degree']} to {facts['max_degree']}"),
             ("mixing weights", network.weights),
-            ("rounds per step", f"{facts['rounds']} ({facts['gossip']})"),
+            ("rounds per step", f"{network.gossip.rounds} ({network.gossip.kind})"),
             ("second singular value", f"{measured.second_singular_value:.6g}"),
             ("second eigenvalue, modulus", f"{measured.second_eigenvalue:.6g}"),
             ("spectral gap", f"{measured.spectral_gap:.6g}"),

@@ -23,6 +23,7 @@ from corn.cli.options import (
 from corn.cli.output import print_facts, print_json, print_note
 from corn.cli.records import read_configuration
 from corn.plan import fingerprint, load_plan
+from corn.topology import Gossip
 
 EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/run"
 
@@ -127,6 +128,8 @@ def launch(
             threat=threat.make(),
             mechanism=mechanism,
             weights=mixing.weights,
+            gossip=Gossip.parse(mixing.gossip),
+            cooldown_steps=mixing.cooldown_steps,
         )
     settings = run.make_settings(
         learning,

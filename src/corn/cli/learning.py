@@ -120,7 +120,7 @@ def let_plan_decide(context: typer.Context, plan: Plan, **also_fixed: object) ->
 def _fixed_by_plan(plan: Plan, given: Mapping[str, Any]) -> dict[str, object]:
     """Return the values of the options that a plan decides."""
     budget, threat, objective = plan.budget, plan.threat, plan.objective
-    graph, weights = given["graph"], given["weights"]
+    graph, weights, cooldown = given["graph"], given["weights"], given["cooldown"]
     # The plan's graph under another name, such as a file with the same weights, is no
     # contradiction.
     named = plan.network if graph is None else load_network(graph, weights=weights)
@@ -139,8 +139,10 @@ def _fixed_by_plan(plan: Plan, given: Mapping[str, Any]) -> dict[str, object]:
         "sampling_rate": budget.sampling_rate,
         "samples_per_agent": _samples_as_given(budget, given["samples_per_agent"]),
         "horizon": getattr(objective, "length", None),
-        "gossip_rounds": getattr(objective, "gossip_rounds", 1),
-        "cooldown": getattr(objective, "cooldown_rounds", 0),
+        "disagreement_weight": getattr(objective, "disagreement_weight", None),
+        "gossip": str(plan.network.gossip),
+        # Automatic is no contradiction either.
+        "cooldown": cooldown if cooldown == "auto" else str(plan.cooldown_steps),
         "colluders": threat.max_colluders,
         "seeds": threat.seeds,
         "private_noise": threat.private_noise,

@@ -15,6 +15,7 @@ import typer
 from corn.covariance import (
     DEFAULT_THREAT,
     EAVESDROPPER,
+    ONE_STEP,
     Corn,
     Decor,
     Horizon,
@@ -24,10 +25,11 @@ from corn.covariance import (
     ZeroSum,
     default_objective,
 )
+from corn.covariance.objective import DISAGREEMENT_WEIGHT
 from corn.covariance.threat import PrivateNoise
 from corn.errors import InvalidArgumentError
 from corn.privacy import Accounting, Adjacency, ClippedQuery, PrivacyBudget, Sampling, Unit
-from corn.topology import Network, load_network
+from corn.topology import ONE_ROUND, Gossip, Network, choose_cooldown, load_network
 from corn.topology.mixing import WEIGHTS
 
 _GRAPH_HELP = (
@@ -37,6 +39,10 @@ _GRAPH_HELP = (
 _BUDGET = "Privacy budget"
 _NETWORK = "Network"
 _THREAT = "Insiders"
+_AUTO = "auto"
+_MOST_DIGITS = 9
+DEFAULT_GOSSIP = str(ONE_ROUND)
+"""The mixing rounds of a step in commands that design or train."""
 
 GraphArgument: TypeAlias = Annotated[str, typer.Argument(metavar="GRAPH", help=_GRAPH_HELP)]
 GraphOption: TypeAlias = Annotated[str, typer.Option(help=_GRAPH_HELP, rich_help_panel=_NETWORK)]
@@ -88,6 +94,37 @@ HorizonOption: TypeAlias = Annotated[
         min=1,
         help="Number of steps over which the design lets noise accumulate; 1 is the paper's "
         "objective. (Default: a fifth of the steps.)",
+    ),
+]
+
+
+def _name_gossip(text: str) -> str:
+    """Return the one name of a gossip that may be written in several ways."""
+    return str(Gossip.parse(text))
+
+
+def _check_cooldown(text: str) -> str:
+    if text != _AUTO and not (text.isdecimal() and len(text) <= _MOST_DIGITS):
+        raise typer.BadParameter(f"must be {_AUTO} or a number of steps, found {text!r}")
+    return text if text == _AUTO else str(int(text))
+
+
+GossipOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        help="Mixing rounds of a step: a number, plain:ROUNDS or chebyshev:ROUNDS (accelerated). "
+        "Each costs one message over every link, in each direction, and no privacy.",
+        callback=_name_gossip,
+        rich_help_panel=_NETWORK,
+    ),
+]
+_CooldownOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        help="Number of steps after the last that only mix, until agents agree on one model; auto "
+        "is one mixing time. Each costs the messages of a step, and no privacy.",
+        callback=_check_cooldown,
+        rich_help_panel=_NETWORK,
     ),
 ]
 _ColludersOption: TypeAlias = Annotated[
@@ -228,27 +265,43 @@ class BudgetOptions(OpenBudgetOptions):
 
 @dataclass(frozen=True)
 class MixingOptions:
-    """Mixing weights and rounds, and the horizon of the objective."""
+    """Mixing weights and rounds, the cool-down, and the objective of the noise."""
 
     horizon: HorizonOption = None
+    disagreement_weight: Annotated[
+        float | None,
+        typer.Option(
+            help="Weight of disagreement between agents in the design, in (0, 1]; 1 is the noise "
+            "energy of all models. A cool-down removes disagreement, but not noise in the average. "
+            f"(Default: {DISAGREEMENT_WEIGHT:g}; 1 with --horizon 1.)"
+        ),
+    ] = None
     weights: WeightsOption = None
-    gossip_rounds: Annotated[
-        int, typer.Option(min=1, help="Mixing rounds per step.", rich_help_panel=_NETWORK)
-    ] = 1
-    cooldown: Annotated[
-        int,
-        typer.Option(min=0, help="Mixing rounds after the last step.", rich_help_panel=_NETWORK),
-    ] = 0
+    gossip: GossipOption = DEFAULT_GOSSIP
+    cooldown: _CooldownOption = _AUTO
 
     def load_network(self, graph: str) -> Network:
         """Return the network of a graph spec or file."""
-        return load_network(graph, weights=self.weights)
+        return load_network(graph, weights=self.weights, gossip=Gossip.parse(self.gossip))
 
     def choose_objective(self, num_steps: int) -> Horizon:
-        """Return the objective of the given horizon, or the default for so many steps."""
-        if self.horizon is None:
-            return default_objective(num_steps, self.gossip_rounds, self.cooldown)
-        return Horizon(self.horizon, self.gossip_rounds, self.cooldown)
+        """Return the objective asked for, or the default for so many steps."""
+        usual = default_objective(num_steps)
+        length = usual.length if self.horizon is None else self.horizon
+        gamma = self.disagreement_weight
+        if gamma is None:
+            gamma = ONE_STEP.disagreement_weight if self.horizon == 1 else usual.disagreement_weight
+        return Horizon(length, gamma)
+
+    @property
+    def cooldown_steps(self) -> int | None:
+        """The number of steps that only mix; None for one mixing time."""
+        return None if self.cooldown == _AUTO else int(self.cooldown)
+
+    def choose_cooldown(self, network: Network, num_steps: int) -> int:
+        """Return the number of steps that only mix after a run of so many steps."""
+        given = self.cooldown_steps
+        return choose_cooldown(network, num_steps) if given is None else given
 
 
 @dataclass(frozen=True)

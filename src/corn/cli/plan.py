@@ -55,6 +55,7 @@ def plan(
             threat=threat.make(network.num_agents),
             objective=mixing.choose_objective(budget.steps),
             mechanism=choose_mechanism(mechanism, Corn(drop_share=drop_share)),
+            cooldown_steps=mixing.cooldown_steps,
             dtype=dtype,
         )
     save_plan(made, out)

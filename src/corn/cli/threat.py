@@ -10,11 +10,9 @@ from corn.cli.options import (
     BatchSizeOption,
     BudgetOptions,
     GraphOption,
-    HorizonOption,
     JsonOption,
     MixingOptions,
     PrivateNoiseOption,
-    WeightsOption,
 )
 from corn.cli.output import print_facts, print_json, print_table, progress
 from corn.covariance import Auto, Corn, Design, Horizon, ThreatModel, design
@@ -32,8 +30,7 @@ def threat(
     graph: GraphOption,
     budget: BudgetOptions,
     batch_size: BatchSizeOption = None,
-    horizon: HorizonOption = None,
-    weights: WeightsOption = None,
+    mixing: MixingOptions,
     seeds: Annotated[
         str, typer.Option(help="Ways to share seeds, separated by commas.")
     ] = "global,groups:2,edges,pairs",
@@ -45,7 +42,6 @@ def threat(
     json: JsonOption = False,
 ) -> None:
     """Compare ways to share seeds against growing coalitions of curious insiders."""
-    mixing = MixingOptions(horizon, weights)
     network, promise = mixing.load_network(graph), budget.make(batch_size)
     objective = mixing.choose_objective(budget.steps)
     threats = [

@@ -64,8 +64,7 @@ class SimulationOptions:
             num_steps=terms.budget.num_steps,
             batch_size=terms.budget.batch_size or learning.batch_size,
             seeds=tuple(range(num_runs)),
-            gossip_rounds=terms.gossip_rounds,
-            cooldown_rounds=terms.cooldown_rounds,
+            cooldown_steps=terms.cooldown_steps,
             dtype=self._choose_dtype(terms.plan, is_quadratic=learning.is_quadratic),
             device=self.device,
             noise_keys="seed" if self.rehearse else "none",
@@ -175,13 +174,13 @@ def train(
     if plan is not None:
         terms = _read_plan(context, load_plan(plan))
     elif graph is not None:
+        network = mixing.load_network(graph)
         terms = TrainingTerms(
-            network=mixing.load_network(graph),
+            network=network,
             budget=budget.make_for_batches(learning.batch_size),
             objective=mixing.choose_objective(budget.steps),
             threat=threat.make_if_given(),
-            gossip_rounds=mixing.gossip_rounds,
-            cooldown_rounds=mixing.cooldown,
+            cooldown_steps=mixing.choose_cooldown(network, budget.steps),
         )
     else:
         raise typer.BadParameter("give a graph or a --plan", param_hint="--graph")
@@ -228,14 +227,12 @@ def train(
 
 def _read_plan(context: typer.Context, plan: Plan) -> TrainingTerms:
     let_plan_decide(context, plan)
-    gossip_rounds, cooldown_rounds = learn.planned_rounds(plan)
     return TrainingTerms(
         network=plan.network,
         budget=plan.budget,
         objective=plan.objective,
         threat=plan.threat,
-        gossip_rounds=gossip_rounds,
-        cooldown_rounds=cooldown_rounds,
+        cooldown_steps=plan.cooldown_steps,
         plan=plan,
     )
 

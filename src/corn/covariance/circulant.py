@@ -6,16 +6,19 @@ All agents of a circulant are alike, so R = (Tr A^{1/2}/(n b)) · A^{-1/2} is op
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import scipy.fft
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from corn.arrays import FloatArray
 from corn.checks import require, require_positive
 from corn.covariance.objective import ONE_STEP, Horizon
 from corn.covariance.problem import DesignProblem
+from corn.topology.gossip import ONE_ROUND, Gossip, accelerate
+from corn.topology.mixing import STOCHASTIC_TOLERANCE
 
 _BISECTIONS = 100
 
@@ -61,13 +64,15 @@ def design_circulant(
     precision_cap: float,
     *,
     objective: Horizon = ONE_STEP,
+    gossip: Gossip = ONE_ROUND,
     max_noise_std: float | None = None,
 ) -> CirculantDesign:
     """Return the design for W_ij = first_row[(j − i) mod n], in O(n log n).
 
     A directed circulant is as good as any: A is symmetric either way. All agents have one promise:
     with different ones they are not alike, and `design` must be used. Privacy holds exactly as for
-    `design`: the mean of the eigenvalues of R⁻¹ is its diagonal, and is at most b.
+    `design`: the mean of the eigenvalues of R⁻¹ is its diagonal, and is at most b. ``gossip`` are
+    the mixing rounds of a step (default: one).
 
     >>> ring = np.zeros(20); ring[[0, 1, -1]] = 1 / 3
     >>> round(design_circulant(ring, 1.0).value, 6)
@@ -76,7 +81,7 @@ def design_circulant(
     row = np.array(first_row, dtype=np.float64)
     is_row = row.ndim == 1 and row.size > 0 and bool(np.isfinite(row).all())
     require(is_row, "first_row", "one or more finite numbers", f"shape {row.shape}")
-    a = _horizon_spectrum(np.abs(scipy.fft.fft(row)), objective)
+    a = _horizon_spectrum(row, objective, gossip)
     # Only for its checks and its noise limit: the problem is solved by formula.
     caps = np.array([require_positive("precision_cap", precision_cap)])
     problem = DesignProblem(np.array([[a.sum()]]), caps, max_noise_std=max_noise_std)
@@ -95,18 +100,48 @@ def design_circulant(
     )
 
 
-def _horizon_spectrum(moduli: FloatArray, objective: Horizon) -> FloatArray:
-    """Return the eigenvalues of A from the moduli |w| of those of W, which is a normal matrix."""
+def _horizon_spectrum(row: FloatArray, objective: Horizon, gossip: Gossip) -> FloatArray:
+    """Return the eigenvalues of A; W is normal, so it has the moduli of those of W alone."""
+    q = np.abs(_gossip_spectrum(row, gossip)) ** 2
     contraction = 1 - 1 / objective.length
-    q = moduli ** (2 * objective.gossip_rounds)
     require(
         bool(contraction * q.max() < 1),
         "first_row",
         "without an eigenvalue that this horizon does not discount",
-        f"one of modulus {moduli.max():.6g}",
+        f"one of modulus {np.sqrt(q.max()):.6g}",
         advice="use weights that sum to 1",
     )
-    return np.asarray(q / (1 - contraction * q) * moduli ** (2 * objective.cooldown_rounds))
+    a, gamma = q / (1 - contraction * q), objective.disagreement_weight
+    if gamma != 1:
+        mean = _mean_modes(row, gossip.rounds)
+        a = np.where(mean, objective.length, gamma * a)
+    return np.asarray(a)
+
+
+def _gossip_spectrum(row: FloatArray, gossip: Gossip) -> NDArray[np.complex128]:
+    """Return the eigenvalues of the polynomial of W that a step applies."""
+    w = scipy.fft.fft(row)
+    if gossip.kind == "plain":
+        return np.asarray(w**gossip.rounds)
+    sigma = float(np.abs(w[1:]).max(initial=0.0))
+    is_symmetric = bool(np.allclose(row[1:], row[:0:-1], rtol=0, atol=1e-12))
+    require(is_symmetric and sigma < 1, "first_row", "symmetric and mixing for Chebyshev", row[:5])
+    previous = current = np.ones_like(w)
+    for alpha in accelerate(sigma, gossip.rounds):
+        previous, current = current, alpha * w * current + (1 - alpha) * previous
+    return np.asarray(current)
+
+
+def _mean_modes(row: FloatArray, rounds: int) -> NDArray[np.bool_]:
+    """Return which Fourier modes are averages of connected parts; the first always is."""
+    total = float(row.sum())
+    is_stochastic = bool((row >= 0).all()) and abs(total - 1) <= STOCHASTIC_TOLERANCE
+    require(is_stochastic, "first_row", "weights that sum to 1", f"a sum of {total:.9g}")
+    # Hops h reach the multiples of g = gcd(n, hops), and the modes that are constant on these are
+    # the multiples of n/g. The hops of r rounds are the sums of r hops.
+    n, hops = len(row), np.flatnonzero(row)
+    g = math.gcd(n, rounds * int(hops[0]), *(int(hop) for hop in np.unique(np.diff(hops))))
+    return np.asarray(np.arange(n) % (n // g) == 0)
 
 
 def _blend(theta: FloatArray, variance_limit: float) -> FloatArray:

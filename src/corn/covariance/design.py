@@ -180,8 +180,8 @@ def design(
     of *all* covariances under the caps: DECOR's gap, say, is its distance from the optimum.
 
     Args:
-        network: a network, a spec or file, a graph, or a mixing matrix W, shape (n, n), which need
-            not be symmetric. Seeds follow its links.
+        network: a network, a spec or file, a graph, or the mixing matrix W of a step, shape (n, n),
+            which need not be symmetric. Seeds follow its links.
         budget: the promises, or the precision caps that promises lead to: one number b for all
             agents, or b_i of each agent, shape (n,).
         mechanism: `Corn`, `Decor`, `Ldp`, `ZeroSum`, `Central` or `NoNoise` with its options, or
@@ -288,12 +288,12 @@ def _separates(groups: SeedGroups, threat: ThreatModel, num_agents: int) -> bool
 def _read_network(
     network: Network | str | Path | nx.Graph | ArrayLike,
 ) -> tuple[FloatArray, Graph]:
-    """Return the mixing matrix and the links; a matrix links agents where weights are not zero."""
+    """Return the matrix of a step and the links: of a matrix, where weights are not zero."""
     if isinstance(network, str | Path | nx.Graph):
         network = load_network(network)
     if isinstance(network, Network):
         # Its graph may have links without weight, whose agents can share a seed all the same.
-        return network.mixing_matrix, network.graph
+        return network.step_matrix, network.graph
     W = as_square_matrix(network, name="network")
     return W, graph_of(W)
 

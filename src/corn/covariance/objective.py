@@ -11,13 +11,19 @@ from dataclasses import dataclass
 from typing import Protocol, final
 
 import numpy as np
+import scipy.sparse
+import scipy.sparse.csgraph
 from numpy.typing import ArrayLike
 
 from corn.arrays import FloatArray, as_square_matrix, as_symmetric_matrix
-from corn.checks import require, require_count, require_in_range
+from corn.checks import require, require_in_range
+from corn.topology.mixing import STOCHASTIC_TOLERANCE
+
+DISAGREEMENT_WEIGHT = 0.1
+"""The default weight γ of disagreement, for runs that end with a cool-down."""
 
 _SYMMETRY_TOLERANCE = 1e-12
-_MOST_ROUNDS = 10**6
+_LEAST_WEIGHT = 1e-6
 _LONGEST = 1e9
 _LARGEST = 1e50  # products of such numbers stay far from overflow
 _SEMIDEFINITE_TOLERANCE = 1e-10
@@ -25,7 +31,7 @@ _MAX_DOUBLINGS = 64  # 2⁶⁴ terms: more than any horizon has
 
 
 class Objective(Protocol):
-    """A way to weigh noise: from a mixing matrix to the matrix A of Tr(A R)."""
+    """A way to weigh noise: from the mixing matrix of a step to the matrix A of Tr(A R)."""
 
     def matrix(self, mixing_matrix: ArrayLike) -> FloatArray:
         """Return A, symmetric positive semidefinite, of the shape (n, n) of the mixing matrix."""
@@ -45,8 +51,11 @@ class Horizon:
     ρ² = 1 − 1/length, the stationary energy is Tr(A R) with A = Σ_{k≥1} ρ^{2(k−1)} (Wᵏ)ᵀWᵏ.
     Length 1 keeps the first term, WᵀW: eq. (13a) of the paper.
 
-    ``gossip_rounds`` r mixes r times a step (W becomes Wʳ); ``cooldown_rounds`` K mixes K times
-    more after the last step (A becomes (Wᴷ)ᵀ A Wᴷ). Both are post-processing: no privacy is spent.
+    Write P for the projection on the averages of connected parts of the network. Rows and columns
+    of W sum to one, so WP = PW = P, Wᵏ = P + (W − P)ᵏ, and A splits into the energy of averages and
+    that of disagreement: A = length·P + Σ_{k≥1} ρ^{2(k−1)} ((W − P)ᵏ)ᵀ(W − P)ᵏ. Mixing after the
+    last step removes disagreement but not noise in averages, so ``disagreement_weight`` γ scales
+    the second part down. It is never zero: gradients are computed at models that disagree.
 
     >>> Horizon().matrix([[0.5, 0.5], [0.5, 0.5]])
     array([[0.5, 0.5],
@@ -54,35 +63,42 @@ class Horizon:
     """
 
     length: float = 1.0
-    gossip_rounds: int = 1
-    cooldown_rounds: int = 0
+    disagreement_weight: float = 1.0
 
     def __post_init__(self) -> None:
         # Beyond the longest horizon, rounding in W would count for as much as its eigenvalues.
         require_in_range("length", self.length, 1, _LONGEST)
-        _check_rounds(self.gossip_rounds, self.cooldown_rounds)
+        require_in_range("disagreement_weight", self.disagreement_weight, _LEAST_WEIGHT, 1)
 
     def matrix(self, mixing_matrix: ArrayLike) -> FloatArray:
-        """Return A, from the eigenvalues of a symmetric W and by doubling for any other."""
+        """Return A; a weight other than 1 needs a W whose rows and columns sum to one."""
         W = as_square_matrix(mixing_matrix, name="mixing_matrix")
+        A, gamma = self._accumulate(W), self.disagreement_weight
+        if gamma == 1:
+            return A
+        # Of all of A, only length·P keeps its full weight.
+        return np.asarray(gamma * A + (1 - gamma) * self.length * _project_on_averages(W))
+
+    def _accumulate(self, W: FloatArray) -> FloatArray:
+        """Sum from the eigenvalues of a symmetric W, and by doubling for any other."""
         # One term, without a series that must converge: W may be any matrix.
         if self.length == 1:
-            V = np.linalg.matrix_power(W, self.gossip_rounds + self.cooldown_rounds)
-            return np.asarray(V.T @ V)
+            return np.asarray(W.T @ W)
         contraction = 1 - 1 / self.length
         if not _is_symmetric(W):
-            V = np.linalg.matrix_power(W, self.gossip_rounds)
-            return _cool_down(_sum_by_doubling(V, contraction), W, self.cooldown_rounds)
+            A = _sum_by_doubling(W, contraction)
+            return (A + A.T) / 2
         # Powers of a symmetric W share its eigenvectors, so that each mode is a geometric series.
         w, U = np.linalg.eigh(W)
-        q = w ** (2 * self.gossip_rounds)
-        _check_converges(bool(contraction * q.max() < 1))
-        return _rebuild(U, q / (1 - contraction * q) * w ** (2 * self.cooldown_rounds))
+        _check_converges(bool(contraction * (w**2).max() < 1))
+        return _rebuild(U, w**2 / (1 - contraction * w**2))
 
     def describe(self) -> str:
         """Return the objective in one line of words."""
         what = "one step" if self.length == 1 else f"horizon of {self.length:g} steps"
-        return what + _describe_rounds(self.gossip_rounds, self.cooldown_rounds)
+        if self.disagreement_weight == 1:
+            return what
+        return f"{what}, disagreement weighted by {self.disagreement_weight:g}"
 
 
 @final
@@ -90,8 +106,8 @@ class Horizon:
 class FiniteRun:
     """Noise energy in the models at the end of a run with the given step sizes η_1 … η_T.
 
-    A = Σ_t η_t² (W^{T−t+1})ᵀ W^{T−t+1}; ``gossip_rounds`` and ``cooldown_rounds`` as in `Horizon`.
-    For a non-symmetric W the cost is 2T products of n×n matrices.
+    A = Σ_t η_t² (W^{T−t+1})ᵀ W^{T−t+1}. For a non-symmetric W the cost is 2T products of n×n
+    matrices.
 
     >>> FiniteRun([2.0]).matrix([[0.5, 0.5], [0.5, 0.5]])
     array([[2., 2.],
@@ -99,8 +115,6 @@ class FiniteRun:
     """
 
     step_sizes: Sequence[float]
-    gossip_rounds: int = 1
-    cooldown_rounds: int = 0
 
     def __post_init__(self) -> None:
         steps = tuple(float(step) for step in self.step_sizes)
@@ -108,28 +122,25 @@ class FiniteRun:
         rule = f"one or more numbers from 0 to {_LARGEST:g}, not all of them zero"
         require(is_valid, "step_sizes", rule, f"{self.step_sizes!r:.80}")
         object.__setattr__(self, "step_sizes", steps)
-        _check_rounds(self.gossip_rounds, self.cooldown_rounds)
 
     def matrix(self, mixing_matrix: ArrayLike) -> FloatArray:
         """Return A by Horner's rule: A ← Wᵀ(A + η_t² I)W, on eigenvalues where W is symmetric."""
         W = as_square_matrix(mixing_matrix, name="mixing_matrix")
         if _is_symmetric(W):
             w, U = np.linalg.eigh(W)
-            q, a = w ** (2 * self.gossip_rounds), np.zeros_like(w)
+            a = np.zeros_like(w)
             for step in self.step_sizes:
-                a = q * (a + step**2)
-            return _rebuild(U, a * w ** (2 * self.cooldown_rounds))
-        V = np.linalg.matrix_power(W, self.gossip_rounds)
+                a = w**2 * (a + step**2)
+            return _rebuild(U, a)
         A = np.zeros_like(W)
         for step in self.step_sizes:
             A[np.diag_indices_from(A)] += step**2
-            A = V.T @ A @ V
-        return _cool_down(A, W, self.cooldown_rounds)
+            A = W.T @ A @ W
+        return (A + A.T) / 2
 
     def describe(self) -> str:
         """Return the objective in one line of words."""
-        what = f"end of a run of {len(self.step_sizes)} steps"
-        return what + _describe_rounds(self.gossip_rounds, self.cooldown_rounds)
+        return f"end of a run of {len(self.step_sizes)} steps"
 
 
 @final
@@ -167,15 +178,21 @@ class GivenObjective:
         return f"given matrix of shape {np.shape(self.given)}"
 
 
-def _check_rounds(gossip_rounds: int, cooldown_rounds: int) -> None:
-    # An eigenvalue of 1 is computed as 1 + 1e-16, whose power overflows in the end.
-    require_count("gossip_rounds", gossip_rounds, most=_MOST_ROUNDS)
-    require_count("cooldown_rounds", cooldown_rounds, least=0, most=_MOST_ROUNDS)
-
-
-def _describe_rounds(gossip_rounds: int, cooldown_rounds: int) -> str:
-    gossip = f", {gossip_rounds} gossip rounds a step" if gossip_rounds > 1 else ""
-    return gossip + (f", {cooldown_rounds} rounds at the end" if cooldown_rounds else "")
+def _project_on_averages(W: FloatArray) -> FloatArray:
+    """Return P: every agent's value becomes the average of its connected part of the network."""
+    sums = np.concatenate([W.sum(axis=0), W.sum(axis=1)]) - 1
+    require(
+        bool(np.abs(sums).max() <= STOCHASTIC_TOLERANCE),
+        "mixing_matrix",
+        "one whose rows and columns sum to 1, which splits noise into averages and disagreement",
+        f"a sum of {1 + sums[np.abs(sums).argmax()]:.9g}",
+        advice="or take disagreement_weight=1",
+    )
+    # Parts that exchange nothing never agree, so each has an average of its own. From the links and
+    # not from eigenvalues near 1, which a slow but connected network has too.
+    _, part = scipy.sparse.csgraph.connected_components(scipy.sparse.csr_matrix(W != 0))
+    together = part[:, None] == part
+    return np.asarray(together / together.sum(axis=1))
 
 
 def _is_symmetric(W: FloatArray) -> bool:
@@ -185,12 +202,6 @@ def _is_symmetric(W: FloatArray) -> bool:
 def _rebuild(eigenvectors: FloatArray, eigenvalues: FloatArray) -> FloatArray:
     A = (eigenvectors * eigenvalues) @ eigenvectors.T
     # Solvers read one triangle only; rounding must not make the two differ.
-    return (A + A.T) / 2
-
-
-def _cool_down(A: FloatArray, W: FloatArray, rounds: int) -> FloatArray:
-    V = np.linalg.matrix_power(W, rounds)
-    A = V.T @ A @ V
     return (A + A.T) / 2
 
 
@@ -221,16 +232,17 @@ def _check_converges(converges: bool) -> None:
     )
 
 
-def default_objective(num_steps: int, gossip_rounds: int = 1, cooldown_rounds: int = 0) -> Horizon:
+def default_objective(num_steps: int) -> Horizon:
     """Return the objective for a run of ``num_steps`` steps unless another one is given.
 
     Noise accumulates over a fifth of the run. The loss after training is flat in the length of the
-    horizon between a fifteenth and a half of the run, so that a rule without tuning suffices.
+    horizon between a fifteenth and a half of the run, and in the weight of disagreement between
+    0.03 and 0.3 if the run ends with a cool-down, so that a rule without tuning suffices.
 
-    >>> default_objective(5000).length
-    1000.0
+    >>> default_objective(5000)
+    Horizon(length=1000.0, disagreement_weight=0.1)
     """
-    return Horizon(max(1.0, num_steps / 5), gossip_rounds, cooldown_rounds)
+    return Horizon(max(1.0, num_steps / 5), DISAGREEMENT_WEIGHT)
 
 
 ONE_STEP = Horizon()

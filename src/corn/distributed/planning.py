@@ -36,7 +36,7 @@ from corn.parsing import build, quote, read_json
 from corn.plan import FloatType, Plan, load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import one_thread
-from corn.topology import WEIGHTS, load_network
+from corn.topology import ONE_ROUND, WEIGHTS, Gossip, load_network
 
 _DIGEST_BYTES, _MAX_REASON = 32, 300
 Table = NDArray[np.uint8]
@@ -55,6 +55,8 @@ class PlanningRequest:
     threat: ThreatModel = DEFAULT_THREAT
     mechanism: MechanismName = "corn"
     weights: str | None = None
+    gossip: Gossip = ONE_ROUND
+    cooldown_steps: int | None = None
     dtype: FloatType = "float32"
 
     def __post_init__(self) -> None:
@@ -110,11 +112,12 @@ def plan_together(
         flood.close()
     with one_thread():
         plan = make_plan(
-            load_network(graph, weights=request.weights),
+            load_network(graph, weights=request.weights, gossip=request.gossip),
             request.budget,
             threat=request.threat,
             objective=request.objective,
             mechanism=request.mechanism,
+            cooldown_steps=request.cooldown_steps,
             dtype=request.dtype,
         )
     return plan, seed

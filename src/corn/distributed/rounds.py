@@ -25,6 +25,7 @@ from corn.distributed.exchange import (
     StopNotice,
     StopReason,
 )
+from corn.distributed.gossiping import LinkFlows
 from corn.distributed.journal import Journal
 from corn.distributed.keyring import Ledger
 from corn.distributed.settings import RunSettings
@@ -159,12 +160,11 @@ class TrainingRounds:
         self._activate, self._half_step, self._exchange = activate, half_step, exchange
         self._ledger, self._journal = ledger, journal
         self._num_steps, self._last_step = settings.steps_of(plan), last_step
-        self._gossip_rounds, self._cooldown_rounds = settings.rounds_of(plan)
         self._observed_steps = settings.evaluation_steps(plan)
         # ``_plan`` stays the plan of all agents; ``_active`` is replaced after losses. Members keep
         # their first numbers in headers and links, whatever numbers a new plan gives them.
         self._active = activate(plan, tuple(range(plan.num_agents)))
-        self._weights = self._active.weights_of(agent)
+        self._weights, self._coefficients = self._active.weights_of(agent), _coefficients(plan)
         self._next: tuple[int, ActivePlan] | None = None
         self._without_plan: frozenset[int] = frozenset()
         self._has_diverged = False
@@ -199,8 +199,8 @@ class TrainingRounds:
                     return
                 self._advance()
             # Mixing needs no gradient, so a cool-down releases nothing new and spends nothing.
-            for mixing_round in range(self._cooldown_rounds):
-                self.parameters = self._mix(self.parameters, mixing_round)
+            for cooldown_step in range(self._plan.cooldown_steps):
+                self.parameters = self._gossip(self.parameters, cooldown_step)
         finally:
             if self._half_step.num_broken > 1:
                 self._journal.note_privately(
@@ -238,9 +238,7 @@ class TrainingRounds:
                     f"gradients were not finite at step {self.step} and counted as zero: check the "
                     "data, or try a smaller step size"
                 )
-        for mixing_round in range(self._gossip_rounds):
-            prepares = mixing_round == 0 and not self._has_diverged
-            values = self._mix(values, mixing_round, prepares=prepares)
+        values = self._gossip(values, prepares=not self._has_diverged)
         self.parameters, self.step = values, self.step + 1
         self._check_divergence()
         self._journal.record_step(self.step, values, statistics)
@@ -260,8 +258,18 @@ class TrainingRounds:
         if self._has_diverged or self._membership.stop.reason is StopReason.DIVERGED:
             self._journal.record_divergence()
 
-    @torch.no_grad()
-    def _mix(self, values: Tensor, mixing_round: int, *, prepares: bool = False) -> Tensor:
+    def _gossip(self, values: Tensor, cooldown_step: int = 0, *, prepares: bool = False) -> Tensor:
+        """Run the mixing rounds of one step, or of one of the steps that only mix."""
+        flows, num_rounds = LinkFlows(self._coefficients), len(self._coefficients)
+        for k in range(num_rounds):
+            # Numbers go on through the cool-down, so that no two messages have the same ones.
+            number = cooldown_step * num_rounds + k
+            values = self._mix(flows, values, number, prepares=prepares and k == 0)
+        return values
+
+    def _mix(
+        self, flows: LinkFlows, values: Tensor, mixing_round: int, *, prepares: bool
+    ) -> Tensor:
         """Run one mixing round: send, draw the next noise meanwhile, receive, average."""
         own = Header(
             plan=self._active.prefix,
@@ -287,11 +295,7 @@ class TrainingRounds:
         self._read_headers(received)
         states = {peer: self._link_state(one.header) for peer, one in received.items()}
         weights = weigh_neighbours(self._weights, self._link_state(own), states)
-        # Weights may have changed with a loss, so the own weight is what the others leave of one.
-        mixed = values * (1 - sum(weights.values()))
-        for peer, weight in weights.items():
-            mixed.add_(received[peer].parameters, alpha=weight)
-        return mixed
+        return flows.mix(values, {peer: one.parameters for peer, one in received.items()}, weights)
 
     def _link_state(self, header: Header) -> LinkState:
         """Return what a header announces for weights."""
@@ -397,6 +401,7 @@ class TrainingRounds:
     def _switch(self, active: ActivePlan) -> None:
         self._active, self._next = active, None
         self._weights = active.weights_of(self._agent)
+        self._coefficients = _coefficients(active.plan)
         value = active.plan.certificate.value / active.plan.num_agents
         is_other = type(active.plan.objective) is not type(self._plan.objective)
         self._journal.note(
@@ -404,6 +409,10 @@ class TrainingRounds:
             f"step {self.step} on: noise energy per agent {value:.4g}"
             + (" by another objective, as the one given is of all agents" if is_other else "")
         )
+
+
+def _coefficients(plan: Plan) -> tuple[float, ...]:
+    return plan.network.gossip.coefficients(plan.network.mixing_matrix)
 
 
 def _no_statistics() -> StepStatistics:

@@ -30,8 +30,6 @@ class RunSettings:
         num_steps: T; at most the plan's, and by default the plan's.
         batch_size: samples per mini-batch; by default the budget's, or an agent's whole data.
         seed: of the initial models; public.
-        gossip_rounds: mixing rounds per step; by default those the plan was designed for.
-        cooldown_rounds: mixing rounds after the last step; by default the plan's.
         on_dropout: what the others do when an agent is lost: ``continue`` on the surviving graph,
             ``replan`` their noise for it, or ``stop``.
         timeout: seconds without a message after which an agent is lost.
@@ -46,8 +44,6 @@ class RunSettings:
     num_steps: int | None = None
     batch_size: int | None = None
     seed: int = 0
-    gossip_rounds: int | None = None
-    cooldown_rounds: int | None = None
     on_dropout: DropoutPolicy = "continue"
     timeout: float = 60.0
     checkpoint_every: int = 100
@@ -84,16 +80,6 @@ class RunSettings:
             )
         return steps
 
-    def rounds_of(self, plan: Plan) -> tuple[int, int]:
-        """Return mixing rounds per step and after the last step: as given, or as planned."""
-        from corn.learn.training import planned_rounds
-
-        gossip, cooldown = planned_rounds(plan)
-        return (
-            gossip if self.gossip_rounds is None else self.gossip_rounds,
-            cooldown if self.cooldown_rounds is None else self.cooldown_rounds,
-        )
-
     def batch_of(self, plan: Plan) -> int | None:
         """Return the batch size; the budget's, where privacy was counted for one."""
         # In a smaller batch than the one counted each sample would weigh more than noise covers.
@@ -113,14 +99,11 @@ class RunSettings:
 
     def describe(self, plan: Plan) -> dict[str, str]:
         """Return everything that all agents must agree on, by name, as text."""
-        gossip, cooldown = self.rounds_of(plan)
         return {
             "step sizes": repr(self.schedule),
             "steps": str(self.steps_of(plan)),
             "batch size": str(self.batch_of(plan)),
             "seed of initial models": str(self.seed),
-            "gossip rounds": str(gossip),
-            "cool-down rounds": str(cooldown),
             "type of models": plan.dtype,
             "policy on dropout": self.on_dropout,
             "time-out": f"{self.timeout:g} s",

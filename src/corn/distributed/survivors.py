@@ -23,9 +23,8 @@ from corn.plan import Plan, fingerprint, make_plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.floats import find_promise, set_aside
 from corn.threads import one_thread
-from corn.topology import load_network
+from corn.topology import Network, load_network
 from corn.topology.graphs import Graph
-from corn.topology.mixing import metropolis_weights
 
 _SHRINK = 1e-9
 _MAX_SHRINKS = 40
@@ -205,8 +204,8 @@ def measure_loss(plan: Plan, survivors: tuple[int, ...]) -> EnergyLoss:
     R, n = plan.decomposition.covariance, plan.num_agents
     R_left = R[np.ix_(survivors, survivors)]
     objective = _objective_for(plan.objective, len(survivors))
-    A = objective.matrix(plan.network.mixing_matrix)
-    A_left = objective.matrix(metropolis_weights(_subgraph(plan, survivors)))
+    A = objective.matrix(plan.network.step_matrix)
+    A_left = objective.matrix(_network_of(plan, survivors).step_matrix)
     return EnergyLoss(
         planned=float((A * R).sum()) / n, continued=float((A_left * R_left).sum()) / len(survivors)
     )
@@ -220,15 +219,14 @@ def replan(plan: Plan, survivors: tuple[int, ...], *, steps_left: int) -> Plan:
     left, so the run spends Δ²b per step as planned: t steps before and T − t after make the
     budget's μ². Deterministic: every survivor computes the same plan, to the bit.
     """
-    who = ",".join(map(str, survivors))
     with one_thread():  # BLAS threads would change the order of sums, and so the last bits
-        network = load_network(_subgraph(plan, survivors))
         return make_plan(
-            replace(network, source=f"survivors {who} of {plan.network.source}"),
+            _network_of(plan, survivors),
             budget_left(plan, steps_left),
             threat=_threat_for(plan.threat, survivors),
             objective=_objective_for(plan.objective, len(survivors)),
             mechanism=plan.mechanism,
+            cooldown_steps=plan.cooldown_steps,
             dtype=plan.dtype,
         )
 
@@ -250,6 +248,14 @@ def budget_left(plan: Plan, steps_left: int) -> PrivacyBudget:
         if set_aside(left).precision_cap <= cap:
             return left
     raise InfeasibleError(f"no budget for {steps_left} steps keeps the precision cap {cap:.6g}")
+
+
+def _network_of(plan: Plan, survivors: tuple[int, ...]) -> Network:
+    """Return the survivors' network, with Metropolis weights and as many rounds as before."""
+    # Metropolis weights of a connected graph are symmetric and mix: Chebyshev rounds need that.
+    network = load_network(_subgraph(plan, survivors), gossip=plan.network.gossip)
+    who = ",".join(map(str, survivors))
+    return replace(network, source=f"survivors {who} of {plan.network.source}")
 
 
 def _subgraph(plan: Plan, survivors: tuple[int, ...]) -> Graph:

@@ -94,7 +94,9 @@ class MethodSpec:
 
     def objective(self, num_steps: int) -> Horizon:
         """Return the objective of its design for a run of ``num_steps`` steps."""
-        return default_objective(num_steps) if self.accumulates else ONE_STEP
+        # Agents of the paper's experiments use their own models, without a cool-down, so the weight
+        # of disagreement stays 1.
+        return Horizon(default_objective(num_steps).length) if self.accumulates else ONE_STEP
 
 
 LDP_PAPER = MethodSpec("ldp-paper", "LDP (paper)", "ldp", "paper")

@@ -31,7 +31,6 @@ from corn.learn.settings import SweepSettings as SweepSettings
 from corn.learn.simulation import Simulation as Simulation
 from corn.learn.sweep import run_sweep as run_sweep
 from corn.learn.training import load_parameters as load_parameters
-from corn.learn.training import planned_rounds as planned_rounds
 from corn.learn.training import train as train
 from corn.learn.tuning import STEP_SIZES as STEP_SIZES
 from corn.learn.tuning import Tuning as Tuning

@@ -100,7 +100,7 @@ def fingerprint_sweep(
     }
     digest.update(json.dumps(plain).encode())
     # Initial parameters are part of it: a task may draw them in its own way.
-    arrays = [network.mixing_matrix, data.inputs.cpu().numpy(), data.targets.cpu().numpy()]
+    arrays = [network.step_matrix, data.inputs.cpu().numpy(), data.targets.cpu().numpy()]
     arrays += [t.method.noise.covariance for t in trials if t.method.noise is not None]
     arrays += [task.initialize(seed).numpy() for seed in settings.seeds]
     # Measurements before and after an interruption must be of the same samples.

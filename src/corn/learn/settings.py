@@ -23,8 +23,7 @@ class SweepSettings:
         num_steps: T.
         batch_size: samples per mini-batch; None for each agent's whole data.
         seeds: seeds of batches, noise and initial models; every trial is run once per seed.
-        gossip_rounds: mixing rounds per step.
-        cooldown_rounds: mixing rounds after the last step, without new gradients or privacy cost.
+        cooldown_steps: steps after the last that only mix, without new gradients or privacy cost.
         dtype: ``float32`` or ``float64``.
         device: the torch device to compute on.
         noise_keys: the source of noise. ``none``: fast streams of the seed, which all mechanisms
@@ -36,8 +35,7 @@ class SweepSettings:
     num_steps: int
     batch_size: int | None = 128
     seeds: tuple[int, ...] = (0,)
-    gossip_rounds: int = 1
-    cooldown_rounds: int = 0
+    cooldown_steps: int = 0
     dtype: str = "float32"
     device: str = "cpu"
     noise_keys: NoiseKeys = "none"
@@ -45,8 +43,7 @@ class SweepSettings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "seeds", tuple(int(seed) for seed in self.seeds))
         require_count("num_steps", self.num_steps)
-        require_count("gossip_rounds", self.gossip_rounds)
-        require_count("cooldown_rounds", self.cooldown_rounds, least=0)
+        require_count("cooldown_steps", self.cooldown_steps, least=0)
         if self.batch_size is not None:
             require_count("batch_size", self.batch_size, advice="None is the whole data")
         are_seeds = bool(self.seeds) and min(self.seeds) >= 0

@@ -33,7 +33,7 @@ from corn.learn.tasks import Task
 from corn.noise import Secret
 from corn.noise.choices import SecretChoices
 from corn.privacy import ClippedQuery
-from corn.topology import Network, repeat_gossip
+from corn.topology import Network
 
 
 @final
@@ -65,9 +65,8 @@ class Simulation:
             _check_release(self._trials, data, task.num_parameters)
         self._clips_samples = query is not None and query.unit == "sample"
         self._sampler = _make_sampler(data, query, settings)
-        # Several gossip rounds per step are one product with a power of the mixing matrix.
-        W = repeat_gossip(network.mixing_matrix, settings.gossip_rounds)
-        self._W, self._one_round = self._tensor(W), self._tensor(np.array(network.mixing_matrix))
+        # Several rounds per step are one product with a polynomial of the mixing matrix.
+        self._W = self._tensor(np.array(network.step_matrix))
         # Gradients to be released are clipped, and samples summed, in float64.
         real = settings.torch_dtype if settings.noise_keys == "none" else torch.float64
         clips = [trial.method.clip for trial in trials]
@@ -147,11 +146,11 @@ class Simulation:
 
     @torch.no_grad()
     def cool_down(self) -> None:
-        """Mix without new gradients, for the settings' number of rounds."""
+        """Mix without new gradients, for the settings' number of steps."""
         shape = self.parameters.shape
         flat = self.parameters.view(shape[0], shape[1], -1)
-        for _ in range(self._settings.cooldown_rounds):
-            flat = torch.matmul(self._one_round, flat)
+        for _ in range(self._settings.cooldown_steps):
+            flat = torch.matmul(self._W, flat)
         self.parameters = flat.view(shape)
 
     def _step_sizes(self) -> Tensor:

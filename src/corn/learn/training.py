@@ -25,7 +25,7 @@ from corn.learn.tasks.flat_module import trained_parameters
 from corn.plan import Plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.floats import set_aside
-from corn.topology import Network, load_network
+from corn.topology import Network, choose_cooldown, load_network
 
 
 def train(
@@ -44,8 +44,7 @@ def train(
     num_steps: int | None = None,
     batch_size: int | None = None,
     seeds: Sequence[int] = (0,),
-    gossip_rounds: int | None = None,
-    cooldown_rounds: int | None = None,
+    cooldown_steps: int | None = None,
     dtype: str | None = None,
     device: str = "cpu",
     secure: bool = False,
@@ -72,8 +71,8 @@ def train(
         num_steps: T; by default the budget's.
         batch_size: samples per mini-batch; by default the budget's, else each agent's whole data.
         seeds: one run for each.
-        gossip_rounds: mixing rounds per step; by default those the plan was designed for, or 1.
-        cooldown_rounds: mixing rounds after the last step; by default the plan's, or none.
+        cooldown_steps: steps after the last that only mix, so that agents agree on one model; by
+            default the plan's, or one mixing time of the network. They cost messages, not privacy.
         dtype: ``float32`` or ``float64``; by default the plan's, or float32.
         device: the torch device to compute on.
         secure: draw noise from new secret keys, so that the models keep the promise and the result
@@ -100,15 +99,16 @@ def train(
     ('complete', torch.Size([1, 4, 8]), 5.0)
     """
     task = make_task(model, loss)
-    rounds = _choose_rounds(source, gossip_rounds, cooldown_rounds)
-    network, method = _make_method(source, budget, noise, rounds, threat=threat, secure=secure)
-    query = method.query
+    network, method = _make_method(source, budget, noise, threat=threat, secure=secure)
+    query, steps = method.query, _choose_steps(num_steps, method.budget)
+    if cooldown_steps is None:
+        planned = source.cooldown_steps if isinstance(source, Plan) else None
+        cooldown_steps = choose_cooldown(network, steps) if planned is None else planned
     settings = SweepSettings(
-        num_steps=_choose_steps(num_steps, method.budget),
+        num_steps=steps,
         batch_size=batch_size if batch_size is not None or query is None else query.batch_size,
         seeds=tuple(seeds),
-        gossip_rounds=rounds[0],
-        cooldown_rounds=rounds[1],
+        cooldown_steps=cooldown_steps,
         dtype=dtype or (source.dtype if isinstance(source, Plan) else "float32"),
         device=device,
         noise_keys="secret" if secure else "none",
@@ -152,12 +152,6 @@ def load_parameters(model: nn.Module, vector: Tensor) -> nn.Module:
     return filled
 
 
-def planned_rounds(plan: Plan) -> tuple[int, int]:
-    """Return the mixing rounds per step and after the last step that a plan was designed for."""
-    objective = plan.objective
-    return getattr(objective, "gossip_rounds", 1), getattr(objective, "cooldown_rounds", 0)
-
-
 def _choose_steps(num_steps: int | None, budget: PrivacyBudget | None) -> int:
     if num_steps is not None:
         return num_steps
@@ -183,22 +177,10 @@ def make_task(model: nn.Module | Task, loss: MeanLoss | None) -> Task:
     return model
 
 
-def _choose_rounds(
-    source: object, gossip_rounds: int | None, cooldown_rounds: int | None
-) -> tuple[int, int]:
-    """Return the mixing rounds given, or else those that the plan's noise was designed for."""
-    gossip, cooldown = planned_rounds(source) if isinstance(source, Plan) else (1, 0)
-    return (
-        gossip if gossip_rounds is None else gossip_rounds,
-        cooldown if cooldown_rounds is None else cooldown_rounds,
-    )
-
-
 def _make_method(
     source: Plan | Network | str | Path,
     budget: PrivacyBudget | None,
     noise: Design | Decomposition | None,
-    rounds: tuple[int, int],
     *,
     threat: ThreatModel | None,
     secure: bool,
@@ -219,7 +201,7 @@ def _make_method(
         # Noise that protects somebody must also cover the rounding of floating point, for which a
         # part of the budget is set aside.
         cap = (set_aside(budget) if secure else budget).precision_cap
-        objective = default_objective(budget.num_steps, *rounds)
+        objective = default_objective(budget.num_steps)
         noise = design(network, cap, objective=objective, threat=threat)
     name = noise.mechanism if isinstance(noise, Design) else "given noise"
     return network, Method.private(name, noise, budget, threat=threat, counts_floats=secure)

@@ -26,7 +26,7 @@ from corn.errors import CornError, FileFormatError, InvalidArgumentError, make_p
 from corn.parsing import build, build_fields, quote, read_json
 from corn.plan.plan import Certificate, FloatType, Plan
 from corn.privacy import PrivacyBudget
-from corn.topology import Network, name_of
+from corn.topology import Gossip, Network, name_of
 
 # Raised with every change of a plan's content. Fingerprints, and so keys, depend on the content.
 SCHEMA = 3
@@ -112,12 +112,14 @@ def _encode(plan: Plan) -> Json:
             "agents": [name_of(graph, agent) for agent in range(plan.num_agents)],
             "links": sorted([int(i), int(j)] for i, j in graph.edges),
             "mixing_matrix": plan.network.mixing_matrix.tolist(),
+            "gossip": dataclasses.asdict(plan.network.gossip),
         },
         "budget": dataclasses.asdict(plan.budget),
         "threat": dataclasses.asdict(plan.threat),
         "objective": _encode_objective(plan.objective),
         "mechanism": plan.mechanism,
         "grid": plan.grid,
+        "cooldown_steps": plan.cooldown_steps,
         "dtype": plan.dtype,
         "decomposition": {
             "private_variance": parts.private_variance.tolist(),
@@ -140,6 +142,7 @@ def _decode(content: object) -> Plan:
         "objective": object,
         "mechanism": MechanismName,
         "grid": float,
+        "cooldown_steps": int,
         "dtype": FloatType,
         "decomposition": object,
         "certificate": Certificate,
@@ -159,6 +162,7 @@ def _decode_network(data: object) -> Network:
         "agents": tuple[str, ...],
         "links": tuple[tuple[int, int], ...],
         "mixing_matrix": FloatArray,
+        "gossip": Gossip,
     }
     fields = build_fields(hints, data, "network")
     graph = nx.DiGraph() if fields["directed"] else nx.Graph()
@@ -171,7 +175,9 @@ def _decode_network(data: object) -> Network:
         if i not in graph or j not in graph:
             raise InvalidArgumentError(f"a link joins {i} and {j}, which are not both agents")
         graph.add_edge(i, j)
-    return Network(graph, fields["mixing_matrix"], fields["source"], fields["weights"])
+    return Network(
+        graph, fields["mixing_matrix"], fields["source"], fields["weights"], fields["gossip"]
+    )
 
 
 def _decode_decomposition(data: object) -> Decomposition:

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from corn.arrays import FloatArray
-from corn.checks import require_choice
+from corn.checks import require_choice, require_count
 from corn.covariance import (
     DEFAULT_THREAT,
     Decomposition,
@@ -43,7 +43,7 @@ from corn.noise.grid import (
 )
 from corn.privacy import PrivacyBudget, account_precision, gaussian
 from corn.privacy.floats import FloatLoss, set_aside
-from corn.topology import Graph, Network
+from corn.topology import Graph, Network, choose_cooldown
 from corn.version import __version__
 
 FloatType: TypeAlias = Literal["float32", "float64"]
@@ -85,6 +85,7 @@ class Plan:
         decomposition: the noise weights of each agent, in float64.
         certificate: the value of the noise, with a proof of its lower bound.
         grid: γ, a power of two: every release is a multiple of it.
+        cooldown_steps: steps after the last that only mix. They release nothing new.
         dtype: the type of models and messages, which are computed from releases.
         corn_version: the version that made the plan.
     """
@@ -97,6 +98,7 @@ class Plan:
     decomposition: Decomposition
     certificate: Certificate
     grid: float
+    cooldown_steps: int = 0
     dtype: FloatType = "float32"
     corn_version: str = ""
 
@@ -113,6 +115,7 @@ class Plan:
             )
         self.threat.seed_groups(self.network.graph)  # raises if more may collude than there are
         require_choice("dtype", self.dtype, get_args(FloatType))
+        require_count("cooldown_steps", self.cooldown_steps, least=0)
         check_grid(self.grid)
 
     @property
@@ -154,6 +157,11 @@ class Plan:
         )
 
     @property
+    def num_messages(self) -> int:
+        """The messages over each link, in each direction, in a run of all steps."""
+        return self.network.gossip.count_messages(self.budget.num_steps, self.cooldown_steps)
+
+    @property
     def max_parameters(self) -> int:
         """The most parameters for which the promise is proved to hold in floating point."""
         return count_parameters(self.float_loss, self.budget)
@@ -165,7 +173,7 @@ class Plan:
     def prove_lower_bound(self) -> float:
         """Prove a lower bound on the noise energy of all splits on the allowed seeds."""
         bound = prove_lower_bound(
-            self.objective.matrix(self.network.mixing_matrix),
+            self.objective.matrix(self.network.step_matrix),
             self.decomposition,
             self.threat,
             allowed_groups(self.network.graph, self.threat, self.mechanism),
@@ -185,14 +193,15 @@ def make_plan(
     threat: ThreatModel = DEFAULT_THREAT,
     objective: Objective | None = None,
     mechanism: Mechanism | MechanismName = "corn",
+    cooldown_steps: int | None = None,
     dtype: FloatType = "float32",
 ) -> Plan:
     """Design the noise of a run and return the plan that its agents agree on.
 
     The default threat is one curious insider, with a seed for every pair. The default objective is
-    a horizon of a fifth of the run. A part of ε and δ is set aside for floating point
-    (``corn.privacy.floats``), and noise weights are scaled up until the check of every coalition
-    passes, so the promise holds for the bits that are released.
+    `default_objective`, the default cool-down one mixing time. A part of ε and δ is set aside for
+    floating point (``corn.privacy.floats``), and noise weights are scaled up until the check of
+    every coalition passes, so the promise holds for the bits that are released.
     """
     name = mechanism if isinstance(mechanism, str) else mechanism.name
     _require_private(name)
@@ -202,7 +211,7 @@ def make_plan(
     cap = set_aside(budget).precision_cap
     result = design_noise(network, cap, mechanism=mechanism, objective=target, threat=threat)
     shares = meet_cap(choose_factors(result.decomposition), cap, threat.max_colluders)
-    A = target.matrix(network.mixing_matrix)
+    A = target.matrix(network.step_matrix)
     value = float((A * shares.covariance).sum())
     plan = Plan(
         network=network,
@@ -219,6 +228,9 @@ def make_plan(
             multipliers=result.multipliers,
         ),
         grid=choose_grid(shares, cap),
+        cooldown_steps=(
+            choose_cooldown(network, budget.num_steps) if cooldown_steps is None else cooldown_steps
+        ),
         dtype=dtype,
         corn_version=__version__,
     )

@@ -56,7 +56,7 @@ def verify_plan(plan: Plan) -> Verification:
     they are drawn. The lower bound is proved again, over all seeds that the threat allows.
     """
     guarantees = _guarantees(plan)
-    A = plan.objective.matrix(plan.network.mixing_matrix)
+    A = plan.objective.matrix(plan.network.step_matrix)
     value = float((A * plan.decomposition.covariance).sum())
     proved = plan.prove_lower_bound()
     problems = [*_privacy_problems(plan, guarantees), *_claim_problems(plan, value, proved)]

@@ -1,8 +1,6 @@
-"""Mixing weights: doubly stochastic matrices whose support is the graph, and their powers.
+"""Mixing weights: doubly stochastic matrices whose support is the graph.
 
-Agent i replaces its model by Σ_j w_ij x_j, so w_ij > 0 needs a link from j to i (or i = j). Several
-mixing rounds per step, plain (W^r) or Chebyshev-accelerated, only post-process messages that the
-adversary has already observed: they cost communication but no privacy.
+Agent i replaces its model by Σ_j w_ij x_j, so w_ij > 0 needs a link from j to i (or i = j).
 """
 
 from __future__ import annotations
@@ -18,10 +16,9 @@ import scipy.sparse.csgraph
 from numpy.typing import ArrayLike
 
 from corn.arrays import FloatArray, IntArray, as_square_matrix
-from corn.checks import require_choice, require_count
+from corn.checks import require_choice
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError, MissingExtraError
 from corn.topology.graphs import Graph
-from corn.topology.spectrum import disagreement, is_symmetric
 
 STOCHASTIC_TOLERANCE = 1e-8
 """The largest distance from one of the sum of a row or column of a mixing matrix."""
@@ -197,38 +194,6 @@ def balance(matrix: FloatArray, *, tolerance: float = 1e-13) -> FloatArray:
     _require_total_support(A)
     r, c = _sweep(A)
     return _polish(r[:, None] * A * c, tolerance)
-
-
-def repeat_gossip(mixing_matrix: FloatArray, rounds: int) -> FloatArray:
-    """Return W^rounds: the effect of ``rounds`` plain mixing rounds."""
-    W = as_square_matrix(mixing_matrix, name="mixing_matrix")
-    require_count("rounds", rounds)
-    return np.linalg.matrix_power(W, rounds)
-
-
-def chebyshev_gossip(mixing_matrix: FloatArray, rounds: int) -> FloatArray:
-    """Return T_r(W/σ)/T_r(1/σ): of all polynomials in W of degree r, the one that mixes fastest.
-
-    σ = ‖W − 11ᵀ/n‖₂ must be below one and W symmetric. Agents run it with the three-term recurrence
-    x_{k+1} = 2 (c_k/(σ c_{k+1})) W x_k − (c_{k−1}/c_{k+1}) x_{k−1}, c_k = T_k(1/σ), and no more
-    messages than plain gossip. The result preserves averages but may have negative entries.
-    """
-    W = as_square_matrix(mixing_matrix, name="mixing_matrix")
-    require_count("rounds", rounds)
-    if not is_symmetric(W):
-        raise InvalidArgumentError(
-            "Chebyshev gossip needs a symmetric mixing matrix: try plain rounds"
-        )
-    sigma = disagreement(W)
-    if not sigma < 1:
-        raise InvalidArgumentError(f"Chebyshev gossip needs a W that mixes, found σ₂ = {sigma:g}")
-    # Ratios c_{k−1}/c_k instead of c_k itself: T_k(1/σ) overflows when σ is small. Written with
-    # a_k = c_{k−1}/(σ c_k), the recurrence also holds in the limit σ = 0, where a_1 = 1, a_k = 1/2.
-    previous, current, a = np.eye(len(W)), W, 1.0
-    for _ in range(rounds - 1):
-        a = 1 / (2 - sigma**2 * a)
-        previous, current = current, 2 * a * W @ current - (2 * a - 1) * previous
-    return current
 
 
 def _undirected_links(graph: Graph, rule: str) -> tuple[FloatArray, FloatArray]:
