@@ -80,6 +80,24 @@ def test_passes_count_once_each(corn: Runner) -> None:
         assert calibrated == pytest.approx(own["independent_noise_std"], rel=1e-12)
 
 
+def test_samplings_side_by_side(corn: Runner) -> None:
+    options = ["--unit", "sample", "--batch-size", 128, "--steps", 1000, "--epsilon", 1]
+    given = ("account", *options, "--clip", 1, "--samples-per-agent")
+    found = json.loads(corn(*given, 2800, "--json").stdout)["samplings"]
+    assert list(found) == ["poisson", "passes", "every-step"]
+    assert found["every-step"]["variance_ratio"] == pytest.approx(479, abs=1)
+    text = " ".join(corn(*given, 2800).stdout.split())
+    for word in ("poisson (chosen)", "478.6 ×", "22.97 ×", "1000 with probability 0.045714"):
+        assert word in text
+    several = corn(*given, "2800,2800,2800,1400", "--sampling", "passes")
+    for word in ("0–2", "passes of 10 steps", "passes (chosen)"):
+        assert word in several.stdout
+    facts = json.loads(corn(*given, "2800,1400", "--json").stdout)
+    assert len(facts["precision_cap"]) == 2
+    lone = corn("account", *options, "--sampling", "every-step")
+    assert "--samples-per-agent adds what poisson and passes would need" in lone.stderr
+
+
 def test_a_missing_sampling_rate_names_all_choices(corn: Runner) -> None:
     outcome = corn("account", "--epsilon", 1, "--unit", "sample", "--batch-size", 128)
     assert outcome.exit_code == 1

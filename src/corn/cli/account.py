@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
 from corn.arrays import FloatArray
 from corn.cli.options import BatchSizeOption, JsonOption, OpenBudgetOptions, PlotOption
 from corn.cli.output import print_facts, print_json, print_note, print_table, print_written
+from corn.cli.samplings import print_promises, print_samplings, sampling_facts
 from corn.covariance.threat import ThreatModel
 from corn.errors import CornWarning, InvalidArgumentError
 from corn.privacy import (
@@ -20,6 +23,7 @@ from corn.privacy import (
     ClippedQuery,
     PrivacyBudget,
     PrivacyLoss,
+    compare_samplings,
     gaussian,
     is_proved,
 )
@@ -56,22 +60,25 @@ def account(
 
 
 def _report_budget(budget: PrivacyBudget, plot: Path | None, *, json: bool) -> None:
-    # The paper's calibrations are defined without subsampling only.
-    calibrations = {} if budget.query.is_subsampled else _calibrations(budget)
+    # The paper's calibrations are defined for one promise without subsampling only.
+    is_plain = budget.is_uniform and not budget.query.is_subsampled
+    calibrations = _calibrations(budget) if is_plain else {}
+    costs = compare_samplings(budget) if budget.unit == "sample" else ()
     if plot:
         _draw(measure([[1 / budget.precision_cap]], budget.query, num_steps=budget.num_steps), plot)
     if json:
         print_json(
             {
-                **_query_facts(budget.query),
+                **_query_facts(budget.promises[0].query),
                 "epsilon": budget.epsilon,
                 "delta": budget.delta,
                 "num_steps": budget.num_steps,
                 "accounting": budget.accounting,
-                "mu": None if budget.query.is_subsampled else budget.mu,
-                "precision_cap": budget.precision_cap,
-                "independent_noise_std": budget.independent_noise_std,
+                "promise": budget.describe(),
+                "mu": budget.mu if is_plain else None,
+                **_noise_facts(budget),
                 "calibrations": calibrations,
+                "samplings": {cost.sampling: sampling_facts(cost) for cost in costs},
             }
         )
         return
@@ -79,29 +86,48 @@ def _report_budget(budget: PrivacyBudget, plot: Path | None, *, json: bool) -> N
         ("promise", budget.describe()),
         ("against", ADVERSARY),
         ("sensitivity Δ", f"{budget.sensitivity:.6g}"),
-        ("precision cap b", f"{budget.precision_cap:.8g}   (largest [R⁻¹]_ii)"),
-        ("noise std of an LDP agent", f"{budget.independent_noise_std:.6g}"),
-        ("floating point", f"not included; a plan sets {RESERVE:.2%} of ε and δ aside for it"),
+        *([("μ of the whole run", f"{budget.mu:.8f}")] if is_plain else []),
     ]
-    if not budget.query.is_subsampled:
-        facts.insert(3, ("μ of the whole run", f"{budget.mu:.8f}"))
-    print_facts("", facts)
+    if budget.is_uniform:
+        facts += [
+            ("precision cap b", f"{budget.precision_cap:.8g}   (largest [R⁻¹]_ii)"),
+            ("noise std of an LDP agent", f"{budget.independent_noise_std:.6g}"),
+        ]
+    reserve = f"not included; a plan sets {RESERVE:.2%} of ε and δ aside for it"
+    print_facts("", [*facts, ("floating point", reserve)])
+    if not budget.is_uniform:
+        print_promises(budget)
     if calibrations:
-        print_table(
-            "Noise of each calibration",
-            ["calibration", "LDP noise std", "variance", "exact ε", "verdict"],
-            [
-                [
-                    f"{name} ({ACCOUNTANTS[name].description})",
-                    f"{row['independent_noise_std']:.6g}",
-                    f"{row['variance_ratio']:.3f} ×",
-                    f"{row['exact_epsilon']:.4g}",
-                    str(row["verdict"]),
-                ]
-                for name, row in calibrations.items()
-            ],
-        )
+        _print_calibrations(calibrations)
+    if costs:
+        print_samplings(budget, costs)
     print_written(plot)
+
+
+def _print_calibrations(calibrations: Mapping[Accounting, Mapping[str, object]]) -> None:
+    print_table(
+        "Noise of each calibration",
+        ["calibration", "LDP noise std", "variance", "exact ε", "verdict"],
+        [
+            [
+                f"{name} ({ACCOUNTANTS[name].description})",
+                f"{row['independent_noise_std']:.6g}",
+                f"{row['variance_ratio']:.3f} ×",
+                f"{row['exact_epsilon']:.4g}",
+                str(row["verdict"]),
+            ]
+            for name, row in calibrations.items()
+        ],
+    )
+
+
+def _noise_facts(budget: PrivacyBudget) -> dict[str, object]:
+    """Return caps and noise as single numbers, or as one for each agent if promises differ."""
+    if budget.is_uniform:
+        cap: object = budget.precision_cap
+        return {"precision_cap": cap, "independent_noise_std": budget.independent_noise_std}
+    caps = budget.precision_caps(len(budget.promises))
+    return {"precision_cap": caps, "independent_noise_std": 1 / np.sqrt(caps)}
 
 
 def _calibrations(budget: PrivacyBudget) -> dict[Accounting, dict[str, object]]:

@@ -21,7 +21,7 @@ from corn.learn.result import Result, join_results
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
 from corn.learn.settings import SweepSettings
 from corn.learn.sweep import run_sweep
-from corn.plan.advice import expect_step_size
+from corn.plan.advice import bound_gradient_variance, expect_step_size
 from corn.topology import Network
 
 _MANTISSAS = (1, 2, 5)
@@ -112,14 +112,18 @@ def expect_place(
     """Return the place of the step size that a method's clip and noise suggest."""
     if math.isinf(method.clip):
         return nearest_place(_UNCLIPPED_START)
-    noise = method.noise
+    noise, query = method.noise, method.query
     # The average over agents has the noise 1ᵀv/n, whose variance is 1ᵀR1/n².
-    variance = 0.0 if noise is None else float(noise.covariance.sum()) / noise.num_agents**2
+    n = problem.data.num_agents
+    variance = 0.0 if noise is None else float(noise.covariance.sum()) / n**2
     expected = expect_step_size(
         num_steps=num_steps,
         clip=method.clip,
         num_parameters=problem.task.num_parameters,
         noise_variance=max(variance, 0.0),  # noise that cancels may leave a rounding below 0
+        gradient_variance=bound_gradient_variance(
+            method.clip, n, None if query is None else query.batch_size
+        ),
     )
     # A schedule that falls begins as much higher as its average over the steps is lower.
     shape = make_schedule(1.0, schedule)

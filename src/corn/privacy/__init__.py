@@ -5,6 +5,7 @@
 - ``account``, ``account_precision``: from noise to ε(δ), δ(ε) and curves, agent by agent;
   ``account_promises``: each agent's ε at the δ that a budget promises it.
 - ``check_budget``: whether a covariance keeps a budget, by its ``precision_diagonal``.
+- ``compare_samplings``: the noise that each sampling needs for the same promise.
 - ``ACCOUNTANTS``: exact, Theorem 2 and eq. (13b), each turning two of μ, ε and δ into the third.
 - ``gaussian``: exact Gaussian DP, and the trade-off between the two errors of a test.
 - ``subsampling``: privacy of one sample under Poisson sampling.
@@ -25,6 +26,7 @@ from corn.privacy.accounting import (
 from corn.privacy.budget import AgentPromise, PrivacyBudget
 from corn.privacy.precision import precision_diagonal
 from corn.privacy.query import Adjacency, ClippedQuery, Sampling, Unit
+from corn.privacy.samplings import SamplingCost, compare_samplings
 
 __all__ = [
     "ACCOUNTANTS",
@@ -38,12 +40,14 @@ __all__ = [
     "PrivacyCurve",
     "PrivacyLoss",
     "Sampling",
+    "SamplingCost",
     "TradeoffCurve",
     "Unit",
     "account",
     "account_precision",
     "account_promises",
     "check_budget",
+    "compare_samplings",
     "gaussian",
     "is_proved",
     "precision_diagonal",
