@@ -217,7 +217,7 @@ def attack(setting: Setting, plan: Plan, *, num_trials: int, make_message: Relea
 
 def promise_of(plan: Plan, num_steps: int) -> float:
     """Return Φ(μ/2) after this many steps: the success rate of the best test on ideal noise."""
-    mu = plan.budget.query.sensitivity * math.sqrt(num_steps * plan.precision_cap)
+    mu = plan.budget.query.sensitivity * math.sqrt(num_steps * plan.precision_caps.max())
     return float(norm.cdf(mu / 2))
 
 

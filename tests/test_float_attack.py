@@ -101,6 +101,6 @@ def test_messages_leak_no_more_than_promised(
         step_size=STEP_SIZE,
         num_messages=60,
     )
-    mu = plan.budget.query.sensitivity * np.sqrt(plan.precision_cap)
+    mu = plan.budget.query.sensitivity * np.sqrt(plan.precision_caps.max())
     right = count_right(attacker, draw, pairs[2:], 10)
     assert p_value(right, 200, float(norm.cdf(mu / 2))) > 1e-4, f"{right} of 200"

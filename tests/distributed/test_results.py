@@ -58,7 +58,7 @@ def make_journal(
         SETTINGS,
         agent=agent,
         data=EvaluationData(TASK, {"train": SAMPLES, "test": SAMPLES}, is_public),
-        account=ReleaseAccount(PLAN.budget, PLAN.precision_cap),
+        account=ReleaseAccount(PLAN.budget, float(PLAN.precision_caps[0])),
         folders=make_folders(out, agent, is_rehearsal=False),
         count_releases=count_releases,
         summarize_traffic=lambda: (2, 0),

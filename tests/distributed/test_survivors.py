@@ -157,10 +157,11 @@ def test_a_new_plan_spends_what_was_left(steps_left: int) -> None:
     plan = replan(PLAN, survivors, steps_left=steps_left)
     assert verify_plan(plan).passed
     assert plan.budget.num_steps == steps_left
-    assert plan.precision_cap <= PLAN.precision_cap
+    assert (plan.precision_caps <= PLAN.precision_caps[list(survivors)]).all()
     steps_done = PLAN.budget.num_steps - steps_left
     worst = max(float(p.max()) for *_, p in coalition_precisions(plan.decomposition, 1))
-    squared = PLAN.budget.sensitivity**2 * (steps_done * PLAN.precision_cap + steps_left * worst)
+    cap = PLAN.precision_caps.max()
+    squared = PLAN.budget.sensitivity**2 * (steps_done * cap + steps_left * worst)
     spent = gaussian.epsilon_from(float(np.sqrt(squared)), PLAN.budget.promise.delta)
     assert spent <= PLAN.budget.promise.epsilon * (1 + 1e-9)
 
@@ -201,5 +202,5 @@ def test_the_budget_left_keeps_the_cap(accounting: str) -> None:
     budget = PrivacyBudget(5, 1e-5, num_steps=100, clip=0.1, accounting=accounting)  # type: ignore[arg-type]
     plan = make_plan(load_network("ring:4"), budget, mechanism="ldp", threat=ThreatModel())
     for steps in (1, 50, 99):
-        cap = set_aside(budget_left(plan, steps)).precision_cap
-        assert plan.precision_cap * (1 - 1e-6) < cap <= plan.precision_cap
+        cap = set_aside(budget_left(plan, (0,), steps)).precision_cap
+        assert plan.precision_caps[0] * (1 - 1e-6) < cap <= plan.precision_caps[0]

@@ -13,7 +13,7 @@ from corn.covariance import (
 )
 from corn.errors import InvalidArgumentError
 from corn.learn import Method, make_methods
-from corn.plan.plan import coalition_precisions
+from corn.plan.plan import worst_precisions
 from corn.privacy import ClippedQuery, PrivacyBudget
 from corn.topology import load_network
 
@@ -83,9 +83,9 @@ def test_noise_without_shared_seeds_is_checked_once_and_not_per_coalition(
 
     def count(shares: Decomposition, max_colluders: int) -> object:
         sizes.append(max_colluders)
-        return coalition_precisions(shares, max_colluders)
+        return worst_precisions(shares, max_colluders)
 
-    monkeypatch.setattr("corn.learn.method.coalition_precisions", count)
+    monkeypatch.setattr("corn.learn.method.worst_precisions", count)
     (ldp,) = make_methods(["ldp"], load_network("torus:32x32"), BUDGET, objective=Horizon(5))
     assert ldp.threat.max_colluders == DEFAULT_THREAT.max_colluders
     assert set(sizes) == {0}
@@ -101,3 +101,23 @@ def test_designs_of_large_networks_are_trained() -> None:
     )
     for own in methods:
         assert budget.precision_cap * (1 - 1e-6) < own.precision.max() <= budget.precision_cap
+
+
+@pytest.mark.parametrize("name", ["corn", "decor", "ldp", "zero-sum", "central"])
+def test_every_agent_spends_at_most_its_own_promise(name: str) -> None:
+    epsilons = np.array([0.5, *[4.0] * (NETWORK.num_agents - 1)])
+    budget = PrivacyBudget(tuple(epsilons), 1e-5, num_steps=40, clip=0.5)
+    (method,) = make_methods([name], NETWORK, budget, objective=Horizon(10))
+    spent = method.epsilon_spent(40)
+    assert spent is not None
+    assert (spent <= epsilons * (1 + 1e-6)).all()
+    assert spent[0] == pytest.approx(0.5, rel=1e-3)
+    assert method.central_ratio is not None
+    assert method.central_ratio >= 1 - 1e-9
+    if name == "central":
+        assert method.central_ratio == pytest.approx(1)
+    # Noise for one agent's promise is refused for another's.
+    turned = PrivacyBudget(tuple(epsilons[::-1]), 1e-5, num_steps=40, clip=0.5)
+    if name in ("corn", "ldp"):
+        with pytest.raises(InvalidArgumentError, match=rf"agent {len(epsilons) - 1} is"):
+            Method.private(name, method.noise, turned, threat=method.threat)  # type: ignore[arg-type]

@@ -24,7 +24,6 @@ from corn.noise.grid import (
     require_provable,
 )
 from corn.noise.stream import _start_keystream
-from corn.privacy import ClippedQuery
 from tests.noise.test_normals import exact_block
 
 BUDGET = PrivacyBudget(1, 1e-5, num_steps=1000, clip=0.1)
@@ -138,7 +137,7 @@ def test_a_larger_model_is_refused_with_advice() -> None:
 
 
 def test_too_fine_a_grid_proves_nothing() -> None:
-    at: Any = {"precision_cap": PLAN.precision_cap, "query": BUDGET.query}
+    at: Any = {"precision_caps": PLAN.precision_caps, "budget": BUDGET}
     coarse, fine = (
         count_parameters(bound_loss(PLAN.decomposition, grid, **at), BUDGET)
         for grid in (PLAN.grid, PLAN.grid * 2.0**-20)
@@ -152,7 +151,7 @@ def test_too_fine_a_grid_proves_nothing() -> None:
 def test_the_grid_depends_on_the_covariance_alone() -> None:
     alone = Decomposition(np.full(4, 2.0))
     shared = Decomposition(np.zeros(4), ((0, 1, 2, 3),), (math.sqrt(2) * np.eye(4),))
-    assert choose_grid(alone, 0.5) == choose_grid(shared, 0.5)
+    assert choose_grid(alone, np.full(4, 0.5)) == choose_grid(shared, np.full(4, 0.5))
 
 
 @pytest.mark.parametrize("grid", [0.0, -1.0, 0.3, math.inf, math.nan])
@@ -163,10 +162,11 @@ def test_a_grid_is_a_power_of_two(grid: float) -> None:
 
 def test_large_batches_count_in_the_bound() -> None:
     few, many = (
-        ClippedQuery(1.0, unit="sample", batch_size=10, sampling_rate=rate) for rate in (0.5, 1e-12)
+        PrivacyBudget(1, 1e-5, 100, 1.0, unit="sample", batch_size=10, sampling_rate=rate)
+        for rate in (0.5, 1e-3)
     )
     small, large = (
-        bound_loss(PLAN.decomposition, PLAN.grid, precision_cap=PLAN.precision_cap, query=query)
-        for query in (few, many)
+        bound_loss(PLAN.decomposition, PLAN.grid, precision_caps=PLAN.precision_caps, budget=budget)
+        for budget in (few, many)
     )
     assert small.log_ratio < large.log_ratio

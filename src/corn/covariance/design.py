@@ -325,7 +325,7 @@ def _require_records(mechanism: object, objective: object, threat: object) -> No
 
 def _read_caps(budget: PrivacyBudget | ArrayLike, num_agents: int) -> FloatArray:
     if isinstance(budget, PrivacyBudget):
-        return expand_caps(budget.precision_cap, num_agents)
+        return budget.precision_caps(num_agents)
     # A bool is a number to Python, and surely a mistake here, as is text that holds a number.
     if np.asarray(budget).dtype.kind not in "iuf":
         raise InvalidArgumentError(

@@ -98,7 +98,10 @@ class EvaluationData:
 
 @dataclass(frozen=True)
 class ReleaseAccount:
-    """The ε that an agent has spent: by its own precision against the worst coalition, exactly."""
+    """The ε that an agent has spent: by its own precision against the worst coalition, exactly.
+
+    ``budget`` is the agent's own.
+    """
 
     budget: PrivacyBudget
     precision: float
@@ -118,9 +121,10 @@ def open_account(
     plan: Plan, guarantee: AgentGuarantee, settings: RunSettings, *, releases_left: int
 ) -> ReleaseAccount:
     """Return the account of an agent, which never states less than it spends."""
+    budget = plan.budget.of_agent(guarantee.agent)
     if settings.is_rehearsal:  # its noise is public
-        return ReleaseAccount(plan.budget, math.inf)
-    account = ReleaseAccount(plan.budget, guarantee.precision)
+        return ReleaseAccount(budget, math.inf)
+    account = ReleaseAccount(budget, guarantee.precision)
     # New plans for survivors give an agent other noise, of which only the cap is the same. Runs
     # before this one may have made some too.
     is_first_run = releases_left == plan.budget.num_steps

@@ -83,7 +83,7 @@ class RunSettings:
     def batch_of(self, plan: Plan) -> int | None:
         """Return the batch size; the budget's, where privacy was counted for one."""
         # In a smaller batch than the one counted each sample would weigh more than noise covers.
-        counted = plan.budget.query.batch_size
+        counted = plan.budget.batch_size
         if counted is not None and self.batch_size not in (None, counted):
             raise InvalidArgumentError(
                 f"batch_size must be {counted}, for which privacy was counted, found "

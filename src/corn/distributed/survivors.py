@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import final
+from typing import Any, final
 
 import networkx as nx
 import numpy as np
@@ -215,14 +215,14 @@ def replan(plan: Plan, survivors: tuple[int, ...], *, steps_left: int) -> Plan:
     """Return a plan for the survivors, renumbered 0 … m−1 in their order, for the steps left.
 
     The noise of the survivors lacks what the lost agents would have cancelled. A design for the
-    surviving graph restores cancellation. It keeps the plan's precision cap b for each of the steps
-    left, so the run spends Δ²b per step as planned: t steps before and T − t after make the
-    budget's μ². Deterministic: every survivor computes the same plan, to the bit.
+    surviving graph restores cancellation. It keeps the plan's precision caps for each of the steps
+    left, so the run spends Δ²b_i per step as planned: t steps before and T − t after make agent
+    i's μ². Deterministic: every survivor computes the same plan, to the bit.
     """
     with one_thread():  # BLAS threads would change the order of sums, and so the last bits
         return make_plan(
             _network_of(plan, survivors),
-            budget_left(plan, steps_left),
+            budget_left(plan, survivors, steps_left),
             threat=_threat_for(plan.threat, survivors),
             objective=_objective_for(plan.objective, len(survivors)),
             mechanism=plan.mechanism,
@@ -231,11 +231,30 @@ def replan(plan: Plan, survivors: tuple[int, ...], *, steps_left: int) -> Plan:
         )
 
 
-def budget_left(plan: Plan, steps_left: int) -> PrivacyBudget:
-    """Return the budget of the steps left: the same cap on precision per step, or slightly less."""
+def budget_left(plan: Plan, survivors: tuple[int, ...], steps_left: int) -> PrivacyBudget:
+    """Return the survivors' budget of the steps left: the same caps per step, or slightly less."""
+    if plan.budget.num_agents is None:
+        return _promise_left(plan.budget, float(plan.precision_caps[0]), steps_left)
+    # Each distinct promise is sought once: under Poisson sampling that takes seconds.
+    found: dict[tuple[PrivacyBudget, float], PrivacyBudget] = {}
+    own = [(plan.budget.of_agent(agent), float(plan.precision_caps[agent])) for agent in survivors]
+    for budget, cap in own:
+        if (budget, cap) not in found:
+            found[budget, cap] = _promise_left(budget, cap, steps_left)
+    left = [found[key] for key in own]
+    return replace(
+        left[0],
+        epsilon=tuple(promise.promise.epsilon for promise in left),
+        delta=tuple(promise.promise.delta for promise in left),
+        sampling_rate=_join([promise.sampling_rate for promise in left]),
+        samples_per_agent=_join([promise.samples_per_agent for promise in left]),
+    )
+
+
+def _promise_left(budget: PrivacyBudget, cap: float, steps_left: int) -> PrivacyBudget:
+    """Return the budget of agents with one promise for the steps left under their cap."""
     # The precision cap per step is what composes: Δ²b per step, whatever plan a step is under.
-    budget, cap = plan.budget, plan.precision_cap
-    epsilon = find_promise(cap, budget, num_steps=steps_left).epsilon
+    epsilon = find_promise(cap, budget, num_steps=steps_left).promise.epsilon
     # The cap of a budget comes from a search in floats, and may exceed the plan's by rounding. Then
     # the steps left would spend more than was planned for them: ε is reduced until they do not.
     for attempt in range(_MAX_SHRINKS):
@@ -248,6 +267,11 @@ def budget_left(plan: Plan, steps_left: int) -> PrivacyBudget:
         if set_aside(left).precision_cap <= cap:
             return left
     raise InfeasibleError(f"no budget for {steps_left} steps keeps the precision cap {cap:.6g}")
+
+
+def _join(values: list[Any]) -> Any:
+    """Return one value for all agents, which a budget states as one, or one for each."""
+    return values[0] if len(set(values)) == 1 else tuple(values)
 
 
 def _network_of(plan: Plan, survivors: tuple[int, ...]) -> Network:

@@ -27,8 +27,9 @@ from corn.learn.names import METHOD_NAMES
 from corn.learn.schedule import Schedule
 from corn.noise import factor_covariance
 from corn.noise.grid import bound_loss, choose_grid, require_provable
-from corn.plan.plan import Plan, coalition_precisions, meet_cap, require_sound
+from corn.plan.plan import Plan, meet_caps, require_sound, worst_precisions
 from corn.privacy import ClippedQuery, PrivacyBudget, account_promises
+from corn.privacy.accounting import group_agents
 from corn.privacy.floats import account_floats, set_aside
 from corn.topology import Network
 
@@ -74,20 +75,23 @@ class Method:
             )
         if self.budget is None:
             return
-        if self.query != self.budget.query:
+        stated = _query_of(self.budget)
+        if self.query != stated:
             raise InvalidArgumentError(
-                f"{self.name!r} must clip as its budget states ({self.budget.query.recipe}), found "
+                f"{self.name!r} must clip as its budget states ({stated.recipe}), found "
                 f"{'no clipping' if self.query is None else self.query.recipe}"
             )
-        # The check reads the noise that will be drawn, not the report of the design.
-        worst, cap = float(self.precision.max()), self.precision_cap
         if self.counts_floats:
             require_sound(self.budget)
+        # The check reads the noise that will be drawn, not the report of the design.
+        precision, caps = self.precision, self.precision_caps
         tolerance = 0.0 if self.counts_floats else _TOLERANCE
-        if not worst <= cap * (1 + tolerance):
+        if not (precision <= caps * (1 + tolerance)).all():
+            worst = int((precision / caps).argmax())
             raise InvalidArgumentError(
-                f"the noise of {self.name!r} does not keep its budget against {self.against}: the "
-                f"largest [R⁻¹]_ii is {worst:.6g}, the cap {cap:.6g}; design it for this cap"
+                f"the noise of {self.name!r} does not keep its budget against {self.against}: "
+                f"[R⁻¹]_ii of agent {worst} is {precision[worst]:.6g}, its cap {caps[worst]:.6g}; "
+                "design it for this cap"
             )
 
     @classmethod
@@ -110,17 +114,17 @@ class Method:
         shares = _shares_of(noise)
         max_colluders = _count_colluders(shares, threat)
         if isinstance(noise, Design):
-            worst = max(float(p.max()) for *_, p in coalition_precisions(shares, max_colluders))
-            cap = (set_aside(budget) if counts_floats else budget).precision_cap
-            # A design for this cap may miss it by rounding, and is scaled to meet it. A design for
-            # another cap is refused.
-            if cap < worst <= cap * (1 + _DESIGN_TOLERANCE):
-                shares = meet_cap(shares, cap, max_colluders)
+            kept = set_aside(budget) if counts_floats else budget
+            caps = kept.precision_caps(shares.num_agents)
+            worst = float((worst_precisions(shares, max_colluders) / caps).max())
+            # A design for these caps may miss them by rounding, and is scaled to meet them. A
+            # design for other caps is refused.
+            if 1 < worst <= 1 + _DESIGN_TOLERANCE:
+                shares = meet_caps(shares, caps, max_colluders)
         # Simulations round to the grid too, so that they show its effect on learning.
-        grid = choose_grid(shares, budget.precision_cap)
-        return cls(
-            name, shares, budget.query, budget, threat, grid=grid, counts_floats=counts_floats
-        )
+        grid = choose_grid(shares, budget.precision_caps(shares.num_agents))
+        query = _query_of(budget)
+        return cls(name, shares, query, budget, threat, grid=grid, counts_floats=counts_floats)
 
     @classmethod
     def from_plan(cls, plan: Plan, *, name: str | None = None) -> Method:
@@ -128,7 +132,7 @@ class Method:
         return cls(
             name or plan.mechanism,
             plan.decomposition,
-            plan.budget.query,
+            _query_of(plan.budget),
             plan.budget,
             plan.threat,
             grid=plan.grid,
@@ -139,13 +143,15 @@ class Method:
     def central(cls, budget: PrivacyBudget, num_agents: int, *, name: str = "central") -> Method:
         """Make a method whose trusted server adds N(0, 1/(n² b)) to the average clipped gradient.
 
-        The promise holds against those who see the server's models, not the agents' messages.
+        All agents share that noise, so that b is the strictest agent's. The promise holds against
+        those who see the server's models, not the agents' messages.
         """
         # The server's noise is one share that all agents add: the average of equal noise is that
         # noise, with standard deviation 1/(n √b).
-        factor = np.full((num_agents, 1), budget.independent_noise_std / num_agents)
+        noise_std = 1 / math.sqrt(budget.precision_caps(num_agents).min())
+        factor = np.full((num_agents, 1), noise_std / num_agents)
         shares = Decomposition(np.zeros(num_agents), (tuple(range(num_agents)),), (factor,))
-        return cls(name, shares, budget.query, budget, is_central=True)
+        return cls(name, shares, _query_of(budget), budget, is_central=True)
 
     @classmethod
     def non_private(cls, query: ClippedQuery | None = None, *, name: str = "none") -> Method:
@@ -167,12 +173,19 @@ class Method:
         return self.threat.describe()
 
     @cached_property
-    def precision_cap(self) -> float:
-        """The largest [R⁻¹]_ii that keeps the budget; infinite without a budget."""
-        if self.budget is None:
-            return math.inf
+    def precision_caps(self) -> FloatArray:
+        """The largest [R⁻¹]_ii that keep the budget, shape (n,); infinite without a budget."""
+        if self.budget is None or self.noise is None:
+            return np.array([math.inf])
         budget = set_aside(self.budget) if self.counts_floats else self.budget
-        return budget.precision_cap
+        return budget.precision_caps(self.noise.num_agents)
+
+    @property
+    def central_ratio(self) -> float | None:
+        """The noise variance of the average over a trusted server's; None without noise."""
+        if self.budget is None or self.noise is None:
+            return None
+        return float(self.noise.covariance.sum() * self.precision_caps.min())
 
     @cached_property
     def precision(self) -> FloatArray:
@@ -188,33 +201,30 @@ class Method:
             # under n times that noise, whose variance is the sum of all entries.
             total = float(self.noise.covariance.sum())
             return np.full(self.noise.num_agents, 1 / total if total else math.inf)
-        worst = np.zeros(self.noise.num_agents)
-        max_colluders = _count_colluders(self.noise, self.threat)
-        for _, honest, precision in coalition_precisions(self.noise, max_colluders):
-            worst[list(honest)] = np.maximum(worst[list(honest)], precision)
-        return worst
+        return worst_precisions(self.noise, _count_colluders(self.noise, self.threat))
 
     def check_parameters(self, num_parameters: int) -> None:
         """Raise ``InfeasibleError`` if rounding would cost more ε than is set aside for it."""
         if self.budget is not None and self.noise is not None:
             loss = bound_loss(
-                self.noise, self.grid, precision_cap=self.precision_cap, query=self.budget.query
+                self.noise, self.grid, precision_caps=self.precision_caps, budget=self.budget
             )
             require_provable(loss, self.budget, num_parameters)
 
     def epsilon_spent(self, num_steps: int) -> FloatArray | None:
-        """Return ε of each agent after ``num_steps`` at the budget's δ, shape (n,); None without.
+        """Return ε of each agent after ``num_steps`` at its own δ, shape (n,); None without.
 
         It is exact, whatever accounting the budget was designed with. Under Poisson sampling, where
-        each ε takes seconds to compute, all agents get the ε of the least protected.
+        each ε takes seconds to compute, agents with one promise get the ε of the least protected.
         """
         if self.noise is None or self.budget is None or self.query is None:
             return None
         if num_steps == 0:
             return np.zeros(self.noise.num_agents)
-        precision = self.precision
-        if self.query.is_subsampled:
-            precision = np.full(self.noise.num_agents, precision.max())
+        precision = self.precision.copy()
+        for promise, agents in group_agents(self.budget, self.noise.num_agents).items():
+            if promise.query.is_subsampled:
+                precision[agents] = precision[agents].max()
         if self.counts_floats:
             return account_floats(precision, self.budget, num_steps=num_steps)
         return account_promises(precision, self.budget, num_steps=num_steps)
@@ -230,6 +240,11 @@ class Trial:
     def describe(self) -> str:
         """Return name and step size."""
         return f"{self.method.name}, step size {self.schedule.describe()}"
+
+
+def _query_of(budget: PrivacyBudget) -> ClippedQuery:
+    """Return the query of the first agent: those of the others differ in sampling at most."""
+    return budget.promises[0].query
 
 
 def _count_colluders(shares: Decomposition, threat: ThreatModel) -> int:
@@ -288,7 +303,7 @@ def _make_method(
     if name == "unclipped":
         return Method.non_private(name=name)
     if name == "none":
-        return Method.non_private(budget.query)
+        return Method.non_private(_query_of(budget))
     if name == "central":
         return Method.central(budget, network.num_agents)
     made = design(

@@ -145,7 +145,8 @@ def _privacy_spent(method: Method, step: int, prefix: str) -> dict[str, Any]:
     return {
         f"{prefix}epsilon": float(spent.max()),
         f"{prefix}epsilon_least": float(spent.min()),
-        "delta": method.budget.delta,
+        # Where promises differ, each agent's ε is at its own δ.
+        "delta": max(promise.delta for promise in method.budget.promises),
         "unit": method.budget.unit,
     }
 

@@ -200,8 +200,8 @@ def _make_method(
     if noise is None:
         # Noise that protects somebody must also cover the rounding of floating point, for which a
         # part of the budget is set aside.
-        cap = (set_aside(budget) if secure else budget).precision_cap
+        caps = (set_aside(budget) if secure else budget).precision_caps(network.num_agents)
         objective = default_objective(budget.num_steps)
-        noise = design(network, cap, objective=objective, threat=threat)
+        noise = design(network, caps, objective=objective, threat=threat)
     name = noise.mechanism if isinstance(noise, Design) else "given noise"
     return network, Method.private(name, noise, budget, threat=threat, counts_floats=secure)

@@ -17,7 +17,7 @@ from corn.checks import require
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InfeasibleError
 from corn.noise.normals import ERROR, FAILURE, LARGEST
-from corn.privacy import ClippedQuery, PrivacyBudget
+from corn.privacy import PrivacyBudget
 from corn.privacy.floats import FloatLoss
 
 VARIANCE_SHARE = 2.0**-9
@@ -30,21 +30,21 @@ _LARGEST_PROVED_EPSILON = 50.0
 _DEVIATIONS, _FAR = 24.0, 1e-115
 
 
-def choose_grid(decomposition: Decomposition, precision_cap: float) -> float:
+def choose_grid(decomposition: Decomposition, precision_caps: FloatArray) -> float:
     """Return γ: the largest power of two that costs next to no accuracy.
 
     The error of rounding is uniform, because the noise is far wider than γ, and independent between
     agents: it adds γ²/12 to the variance of each, and so γ²/(12n) to that of the average, which no
     mixing removes. The share of the average's variance may be up to ``VARIANCE_SHARE``. A coarser
     grid hides more of the rounding errors, so the largest γ is taken, but at most an eighth of
-    1/√b, the standard deviation of an agent that draws alone.
+    1/√b_i of every agent, the standard deviation of one that draws alone.
 
     Args:
         decomposition: the noise.
-        precision_cap: b.
+        precision_caps: b, shape (n,).
     """
     average = float(decomposition.covariance.mean())
-    largest = 0.125 / math.sqrt(precision_cap)
+    largest = 0.125 / math.sqrt(float(precision_caps.max()))
     if average > 0:
         largest = min(largest, math.sqrt(12 * decomposition.num_agents * VARIANCE_SHARE * average))
     return math.ldexp(1.0, math.frexp(largest)[1] - 1)
@@ -58,28 +58,30 @@ def check_grid(grid: float) -> float:
 
 
 def bound_loss(
-    decomposition: Decomposition, grid: float, *, precision_cap: float, query: ClippedQuery
+    decomposition: Decomposition, grid: float, *, precision_caps: FloatArray, budget: PrivacyBudget
 ) -> FloatLoss:
     """Bound the effect of float64 on one coordinate of a step, released by all agents on the grid.
 
     The bound holds against an eavesdropper and against every coalition whose honest agents keep
-    [(R^(I))⁻¹]_ii ≤ b, because a coalition observes fewer honest agents and a part of their noise.
+    [(R^(I))⁻¹]_ii ≤ b_i, because a coalition observes fewer honest agents and a part of their
+    noise.
 
     Args:
         decomposition: the noise, and who draws it.
         grid: γ.
-        precision_cap: b.
-        query: the clipped gradient, which bounds how large a release can be.
+        precision_caps: b, shape (n,).
+        budget: the promises; their clipped gradients bound how large a release can be.
     """
-    n, root_cap = decomposition.num_agents, math.sqrt(precision_cap)
-    errors = _bound_errors(decomposition, query.largest_norm)
+    n, roots = decomposition.num_agents, np.sqrt(precision_caps)
+    largest_norm = max(promise.query.largest_norm for promise in budget.promises)
+    errors = _bound_errors(decomposition, largest_norm)
     # Stretching a cell by e on both sides multiplies its volume by (1 + 2e/γ) and moves its points
     # by e at most, where the density changes by e√b for each standard deviation.
-    deviations = _DEVIATIONS + n * grid * root_cap
+    deviations = _DEVIATIONS + grid * float(roots.sum())
     worst = float(errors.max())
-    if worst > grid / 1000 or n * worst * root_cap > 0.5:
+    if worst > grid / 1000 or worst * float(roots.sum()) > 0.5:
         return FloatLoss(math.inf, 1.0)
-    log_ratio = float(errors.sum()) * (2.01 / grid + (deviations + 1) * root_cap)
+    log_ratio = float((errors * (2.01 / grid + (deviations + 1) * roots)).sum())
     num_streams = np.count_nonzero(decomposition.private_variance) + sum(
         factor.shape[1] for factor in decomposition.factors
     )

@@ -31,6 +31,7 @@ from corn.covariance.certificate import certify
 from corn.covariance.coalitions import Assembly, list_coalitions
 from corn.covariance.decomposition import hidden_precision
 from corn.covariance.dual import solve_dual
+from corn.covariance.problem import DesignProblem
 from corn.covariance.threat import SeedGroups
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.noise import choose_factors
@@ -42,6 +43,8 @@ from corn.noise.grid import (
     require_provable,
 )
 from corn.privacy import PrivacyBudget, account_precision, gaussian
+from corn.privacy.accountants import find_accountant
+from corn.privacy.accounting import group_agents
 from corn.privacy.floats import FloatLoss, set_aside
 from corn.topology import Graph, Network, choose_cooldown
 from corn.version import __version__
@@ -78,7 +81,7 @@ class Plan:
 
     Attributes:
         network: the links and mixing weights.
-        budget: the privacy promised to every agent.
+        budget: the privacy promised to every agent, or to each its own.
         threat: the adversary against whom it holds.
         objective: the quantity that the noise was designed to minimise.
         mechanism: the rule that correlates the noise.
@@ -124,27 +127,33 @@ class Plan:
         return self.network.num_agents
 
     @cached_property
-    def precision_cap(self) -> float:
-        """b: the largest [R⁻¹]_ii that keeps the budget after the reserve for floating point."""
+    def precision_caps(self) -> FloatArray:
+        """b: the largest [R⁻¹]_ii that keep the budget after the reserve for floats, shape (n,)."""
         ideal = set_aside(self.budget)
-        cap, query = ideal.precision_cap, self.budget.query
-        if not query.is_subsampled:
-            return cap
+        caps = ideal.precision_caps(self.num_agents)
+        if not any(promise.query.is_subsampled for promise in ideal.promises):
+            return caps
         # Under Poisson sampling a search finds the cap, and may stop at another one on another host
         # or in another version. The bound on ε decides whether noise keeps the promise, so the cap
-        # of a plan is the precision of its own noise where that is near the cap found here and the
-        # bound confirms it. Else plans would be refused, for ε or for their claimed lower bound.
-        worst = max(
-            float(precision.max())
-            for _, _, precision in coalition_precisions(
-                self.decomposition, self.threat.max_colluders
-            )
-        )
-        if not abs(worst - cap) <= _CAP_SPREAD * cap:
-            return cap
-        loss = account_precision([worst], query, num_steps=self.budget.num_steps)
-        promise = ideal.promise
-        return worst if loss.worst_epsilon(promise.delta) <= promise.epsilon else cap
+        # of agents with one promise is the largest precision among them where that is near the cap
+        # found here and the bound confirms it. Else plans would be refused, for ε or for their
+        # claimed lower bound.
+        precisions = worst_precisions(self.decomposition, self.threat.max_colluders)
+        for promise, agents in group_agents(ideal, self.num_agents).items():
+            worst, cap = float(precisions[agents].max()), caps[agents[0]]
+            if promise.query.is_subsampled and abs(worst - cap) <= _CAP_SPREAD * cap:
+                loss = account_precision([worst], promise.query, num_steps=ideal.num_steps)
+                if loss.worst_epsilon(promise.delta) <= promise.epsilon:
+                    caps[agents] = worst
+        return caps
+
+    @property
+    def central_ratio(self) -> float:
+        """The noise variance of the average of all agents, over that of a trusted server.
+
+        The server's is 1/(n² min b); nobody can go below it.
+        """
+        return float(self.decomposition.covariance.sum() * self.precision_caps.min())
 
     @cached_property
     def float_loss(self) -> FloatLoss:
@@ -152,8 +161,8 @@ class Plan:
         return bound_loss(
             self.decomposition,
             self.grid,
-            precision_cap=self.precision_cap,
-            query=self.budget.query,
+            precision_caps=self.precision_caps,
+            budget=self.budget,
         )
 
     @property
@@ -172,14 +181,17 @@ class Plan:
 
     def prove_lower_bound(self) -> float:
         """Prove a lower bound on the noise energy of all splits on the allowed seeds."""
+        A = self.objective.matrix(self.network.step_matrix)
+        problem = DesignProblem(A, self.precision_caps)
+        # The proof is of the problem in which all agents have the strictest cap.
         bound = prove_lower_bound(
-            self.objective.matrix(self.network.step_matrix),
-            self.decomposition,
+            problem.scaled_objective,
+            self.decomposition.rescale(1 / problem.scales),
             self.threat,
             allowed_groups(self.network.graph, self.threat, self.mechanism),
             self.certificate.multipliers,
         )
-        return bound / self.precision_cap
+        return bound / problem.strictest_cap
 
     def describe(self) -> str:
         """Return the promise and the adversary in one line."""
@@ -208,9 +220,9 @@ def make_plan(
     require_sound(budget)
     threat = _resolve_communities(threat, network)
     target = objective or default_objective(budget.num_steps)
-    cap = set_aside(budget).precision_cap
-    result = design_noise(network, cap, mechanism=mechanism, objective=target, threat=threat)
-    shares = meet_cap(choose_factors(result.decomposition), cap, threat.max_colluders)
+    caps = set_aside(budget).precision_caps(network.num_agents)
+    result = design_noise(network, caps, mechanism=mechanism, objective=target, threat=threat)
+    shares = meet_caps(choose_factors(result.decomposition), caps, threat.max_colluders)
     A = target.matrix(network.step_matrix)
     value = float((A * shares.covariance).sum())
     plan = Plan(
@@ -227,7 +239,7 @@ def make_plan(
             lower_bound=0.0,
             multipliers=result.multipliers,
         ),
-        grid=choose_grid(shares, cap),
+        grid=choose_grid(shares, caps),
         cooldown_steps=(
             choose_cooldown(network, budget.num_steps) if cooldown_steps is None else cooldown_steps
         ),
@@ -261,24 +273,31 @@ def coalition_precisions(
         yield coalition, *hidden_precision(decomposition, coalition)
 
 
-def meet_cap(
-    decomposition: Decomposition, precision_cap: float, max_colluders: int
-) -> Decomposition:
-    """Scale noise up until the check of every coalition accepts it under the cap.
+def worst_precisions(decomposition: Decomposition, max_colluders: int) -> FloatArray:
+    """Return each agent's largest [(R^(I))⁻¹]_ii over all coalitions of this size, shape (n,)."""
+    worst = np.zeros(decomposition.num_agents)
+    for _, honest, precision in coalition_precisions(decomposition, max_colluders):
+        members = list(honest)
+        worst[members] = np.maximum(worst[members], precision)
+    return worst
 
-    Solvers scale to the cap by their own value of [R⁻¹]_ii. The check rounds that up, by more the
+
+def meet_caps(
+    decomposition: Decomposition, precision_caps: FloatArray, max_colluders: int
+) -> Decomposition:
+    """Scale noise up until the check of every coalition accepts it under every agent's cap.
+
+    Solvers scale to the caps by their own value of [R⁻¹]_ii. The check rounds that up, by more the
     larger the network is.
     """
     shares = decomposition
     for attempt in range(_MAX_SCALINGS):
-        worst = max(
-            float(precision.max())
-            for _, _, precision in coalition_precisions(shares, max_colluders)
-        )
-        if worst <= precision_cap:
+        precisions = worst_precisions(shares, max_colluders)
+        if (precisions <= precision_caps).all():
             return shares
-        # The margin grows, because scaling rounds too and could miss the cap again and again.
-        scale = worst / precision_cap * (1 + _SCALING_MARGIN * 4**attempt)
+        # The margin grows, because scaling rounds too and could miss a cap again and again.
+        worst = float((precisions / precision_caps).max())
+        scale = worst * (1 + _SCALING_MARGIN * 4**attempt)
         shares = Decomposition(
             scale * shares.private_variance,
             shares.seed_groups,
@@ -291,17 +310,20 @@ def meet_cap(
 
 
 def require_sound(budget: PrivacyBudget) -> None:
-    """Raise if the exact ε of a budget's noise exceeds the promised one, as eq. (13b) allows."""
-    if budget.query.is_subsampled:
-        return
-    # Under Poisson sampling accounting is always exact. Otherwise eq. (13b) may promise too much.
-    promise = budget.promise
-    exact = gaussian.epsilon_from(budget.mu, promise.delta)
-    if exact > promise.epsilon * (1 + 1e-9):
-        raise InfeasibleError(
-            f"accounting {budget.accounting!r} would give an exact ε of {exact:.6g} instead of "
-            f"{promise.epsilon:g}: use 'gdp'"
-        )
+    """Raise if the exact ε of a budget's noise exceeds a promised one, as eq. (13b) allows."""
+    accountant = find_accountant(budget.accounting)
+    for promise in dict.fromkeys(budget.promises):
+        # Under Poisson sampling accounting is always exact. Otherwise eq. (13b) may promise too
+        # much.
+        if promise.query.is_subsampled:
+            continue
+        mu = accountant.mu_from(promise.epsilon, promise.delta)
+        exact = gaussian.epsilon_from(mu, promise.delta)
+        if exact > promise.epsilon * (1 + 1e-9):
+            raise InfeasibleError(
+                f"accounting {budget.accounting!r} would give an exact ε of {exact:.6g} instead of "
+                f"{promise.epsilon:g}: use 'gdp'"
+            )
 
 
 def allowed_groups(graph: Graph, threat: ThreatModel, mechanism: MechanismName) -> SeedGroups:

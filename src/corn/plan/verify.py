@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from corn.arrays import FloatArray
 from corn.covariance.decomposition import hidden_precision
 from corn.errors import InfeasibleError
 from corn.noise.grid import bound_loss, choose_grid, count_parameters
@@ -17,11 +18,12 @@ from corn.privacy.floats import account_floats, find_promise
 # Allowances for rounding: sums are recomputed in another order, ε from rounded numbers.
 _CLAIM_TOLERANCE = 1e-6
 _EPSILON_TOLERANCE = 1e-9
+_COMMON_TOLERANCE = 0.02  # caps of Poisson sampling are found by a search
 
 
 @dataclass(frozen=True)
 class AgentGuarantee:
-    """The exact ε of one agent at the plan's δ, against the worst coalition."""
+    """The exact ε of one agent at the δ it is promised, against the worst coalition."""
 
     agent: int
     epsilon: float
@@ -36,6 +38,7 @@ class Verification:
     guarantees: tuple[AgentGuarantee, ...]
     value: float
     lower_bound: float
+    central_ratio: float
     problems: tuple[str, ...]
 
     @property
@@ -64,6 +67,7 @@ def verify_plan(plan: Plan) -> Verification:
         guarantees=guarantees,
         value=value,
         lower_bound=min(proved, value),
+        central_ratio=plan.central_ratio,
         problems=tuple(problems),
     )
 
@@ -71,25 +75,31 @@ def verify_plan(plan: Plan) -> Verification:
 def guarantees_against(plan: Plan, coalition: Iterable[int]) -> tuple[AgentGuarantee, ...]:
     """Return the guarantee of each honest agent against one coalition, of any size."""
     members = tuple(sorted(set(coalition)))
-    honest, precision = hidden_precision(plan.decomposition, members)
+    honest, own = hidden_precision(plan.decomposition, members)
+    precision = np.zeros(plan.num_agents)
+    precision[list(honest)] = own
     return tuple(
         AgentGuarantee(
             agent=agent,
-            epsilon=_epsilon_at(plan, float(own)),
-            precision=float(own),
+            epsilon=_epsilon_of(plan, agent, precision),
+            precision=float(precision[agent]),
             worst_coalition=members,
         )
-        for agent, own in zip(honest, precision, strict=True)
+        for agent in honest
     )
 
 
-def _epsilon_at(plan: Plan, precision: float) -> float:
-    """Return ε of an agent with this [R⁻¹]_ii, even above the cap, for models the plan allows."""
-    budget, steps = plan.budget, plan.budget.num_steps
+def _epsilon_of(plan: Plan, agent: int, precisions: FloatArray) -> float:
+    """Return ε of an agent, even with less privacy than promised, for models the plan allows.
+
+    ``precisions`` are the [R⁻¹]_ii of all agents, shape (n,), zero for insiders.
+    """
+    budget, steps = plan.budget.of_agent(agent), plan.budget.num_steps
+    precision = float(precisions[agent])
     if plan.max_parameters < 1:
         return math.inf
     # Within the cap, the plan's own reserve covers floating point.
-    if precision <= plan.precision_cap:
+    if precision <= plan.precision_caps[agent]:
         return float(account_floats([precision], budget, num_steps=steps)[0])
     if math.isinf(precision):
         return math.inf
@@ -98,7 +108,9 @@ def _epsilon_at(plan: Plan, precision: float) -> float:
         promise = find_promise(precision, budget, num_steps=steps)
     except InfeasibleError:
         return math.inf
-    loss = bound_loss(plan.decomposition, plan.grid, precision_cap=precision, query=budget.query)
+    # The loss of floats depends on the privacy of all agents, which may be beyond the caps too.
+    caps = np.maximum(plan.precision_caps, precisions)
+    loss = bound_loss(plan.decomposition, plan.grid, precision_caps=caps, budget=plan.budget)
     is_proved = count_parameters(loss, promise) >= plan.max_parameters
     return promise.promise.epsilon if is_proved else math.inf
 
@@ -115,7 +127,7 @@ def _guarantees(plan: Plan) -> tuple[AgentGuarantee, ...]:
     return tuple(
         AgentGuarantee(
             agent=agent,
-            epsilon=_epsilon_at(plan, float(worst[agent])),
+            epsilon=_epsilon_of(plan, agent, worst),
             precision=float(worst[agent]),
             worst_coalition=worst_coalition[agent],
         )
@@ -125,27 +137,29 @@ def _guarantees(plan: Plan) -> tuple[AgentGuarantee, ...]:
 
 def _privacy_problems(plan: Plan, guarantees: tuple[AgentGuarantee, ...]) -> list[str]:
     """List the agents with less privacy than promised, by the cap and by their exact ε."""
-    cap, epsilon = plan.precision_cap, plan.budget.promise.epsilon
+    caps, promised = plan.precision_caps, plan.budget.epsilons(plan.num_agents)
     problems = [
-        f"agent {g.agent} gets ε = {g.epsilon:.6g} instead of {epsilon:g} against "
+        f"agent {g.agent} gets ε = {g.epsilon:.6g} instead of {promised[g.agent]:g} against "
         f"{describe_coalition(g.worst_coalition)}"
         for g in guarantees
         # Both: an accountant without proof can have a cap that does not keep ε.
-        if g.precision > cap or g.epsilon > epsilon * (1 + _EPSILON_TOLERANCE)
+        if g.precision > caps[g.agent] or g.epsilon > promised[g.agent] * (1 + _EPSILON_TOLERANCE)
     ]
     if plan.max_parameters < 1:
         problems.append(
             f"its grid of {plan.grid:g} is too fine, or its ε too large, to prove its privacy in "
             "floating point"
         )
-    largest = choose_grid(plan.decomposition, plan.precision_cap)
+    largest = choose_grid(plan.decomposition, plan.precision_caps)
     if plan.grid > largest:
         problems.append(
             f"its grid of {plan.grid:g} is coarser than {largest:g}, so releases are noisier than "
             "the plan states"
         )
-    theta = plan.decomposition.private_variance
-    if plan.threat.private_noise == "common" and theta.min() != theta.max():
+    # Where promises differ, common noise is the same in units of each agent's own 1/b_i.
+    theta = plan.decomposition.private_variance * (caps / caps.min())
+    tolerance = 0.0 if caps.min() == caps.max() else _COMMON_TOLERANCE
+    if plan.threat.private_noise == "common" and theta.max() > theta.min() * (1 + tolerance):
         problems.append(
             "private noise differs between agents, although the threat requires it to be common"
         )
