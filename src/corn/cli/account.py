@@ -14,6 +14,7 @@ import typer
 from corn.arrays import FloatArray
 from corn.cli.options import BatchSizeOption, JsonOption, OpenBudgetOptions, PlotOption
 from corn.cli.output import print_facts, print_json, print_note, print_table, print_written
+from corn.cli.promises import parse_per_agent
 from corn.cli.samplings import print_promises, print_samplings, sampling_facts
 from corn.covariance.threat import ThreatModel
 from corn.errors import CornWarning, InvalidArgumentError
@@ -50,13 +51,11 @@ def account(
     if covariance is not None:
         R = read_matrix(covariance, name="a covariance")
         loss = measure(R, budget.make_query(batch_size), num_steps=budget.steps)
-        _report_loss(
-            loss, budget.delta, budget.epsilon, budget.accounting, covariance, plot, json=json
-        )
+        delta, epsilon = _read_number("delta", budget.delta), budget.epsilon
+        at = None if epsilon is None else _read_number("epsilon", epsilon)
+        _report_loss(loss, delta, at, budget.accounting, covariance, plot, json=json)
         return
-    if budget.epsilon is None:
-        raise typer.BadParameter("give --epsilon, or --covariance to compute ε")
-    _report_budget(budget.make_with(budget.epsilon, batch_size), plot, json=json)
+    _report_budget(budget.make(batch_size), plot, json=json)
 
 
 def _report_budget(budget: PrivacyBudget, plot: Path | None, *, json: bool) -> None:
@@ -119,6 +118,13 @@ def _print_calibrations(calibrations: Mapping[Accounting, Mapping[str, object]])
             for name, row in calibrations.items()
         ],
     )
+
+
+def _read_number(name: str, text: str) -> float:
+    found = parse_per_agent(text)
+    if isinstance(found, tuple):
+        raise InvalidArgumentError(f"--{name} must be one number with --covariance, found {text}")
+    return found
 
 
 def _noise_facts(budget: PrivacyBudget) -> dict[str, object]:

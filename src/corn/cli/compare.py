@@ -60,7 +60,8 @@ def compare(
     against no insider, so a row shows CorN against an eavesdropper too; --colluders 0 compares all
     mechanisms against an eavesdropper.
     """
-    network, promise = mixing.load_network(graph), budget.make(batch_size)
+    network = mixing.load_network(graph)
+    promise = budget.make(batch_size, network)
     against = threat.make(network.num_agents)
     objectives = [ONE_STEP, mixing.choose_objective(budget.steps)]
     with working("designing the noise"):

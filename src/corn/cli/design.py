@@ -93,7 +93,8 @@ def design(
     # Before the design, which may take minutes.
     if out and out.suffix not in (".json", ".npy"):
         raise FileFormatError(f"{out}: a design's file must end in .json or .npy")
-    network, promise = mixing.load_network(graph), budget.make(batch_size)
+    network = mixing.load_network(graph)
+    promise = budget.make(batch_size, network)
     target: Objective = mixing.choose_objective(budget.steps)
     if objective:
         target = GivenObjective(read_matrix(objective, name="an objective"))

@@ -121,9 +121,9 @@ def launch(
         planned = load_plan(plan)
         let_plan_decide(context, planned, mechanism=planned.mechanism)
         source, batch_size = plan, planned.budget.batch_size or batch_size
-    else:
+    elif graph is not None:
         source = distributed.PlanningRequest(
-            budget=budget.make_for_batches(batch_size),
+            budget=budget.make_for_batches(batch_size, mixing.load_network(graph)),
             objective=mixing.choose_objective(budget.steps),
             threat=threat.make(),
             mechanism=mechanism,

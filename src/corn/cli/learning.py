@@ -11,8 +11,8 @@ import numpy as np
 import typer
 
 from corn import learn
-from corn.cli.options import parse_samples
 from corn.cli.output import print_note, save_json
+from corn.cli.promises import find_promises, format_per_agent, parse_samples
 from corn.learn.names import USUAL_BATCH_SIZE, ModelName, WorkloadName, usual_schedule
 from corn.learn.schedule import ScheduleName
 from corn.plan import Plan
@@ -128,8 +128,7 @@ def _fixed_by_plan(plan: Plan, given: Mapping[str, Any]) -> dict[str, object]:
     fixed = {
         "graph": graph if is_same else plan.network.source,
         "weights": weights if is_same and graph is not None else "weights of its own",
-        "epsilon": budget.epsilon,
-        "delta": budget.delta,
+        **_promises_as_given(plan, given["epsilon"], given["delta"]),
         "steps": budget.num_steps,
         "clip": budget.clip,
         "unit": budget.unit,
@@ -154,6 +153,16 @@ def _fixed_by_plan(plan: Plan, given: Mapping[str, Any]) -> dict[str, object]:
     if "dtype" in given and given.get("rehearse"):
         fixed["dtype"] = plan.dtype
     return fixed
+
+
+def _promises_as_given(plan: Plan, epsilon: str, delta: str) -> dict[str, object]:
+    """Return the plan's ε and δ as the options' texts, as they were given if they agree."""
+    budget = plan.budget
+    found = find_promises(epsilon, delta, plan.network)
+    return {
+        "epsilon": epsilon if found[0] == budget.epsilon else format_per_agent(budget.epsilon),
+        "delta": delta if found[1] == budget.delta else format_per_agent(budget.delta),
+    }
 
 
 def _samples_as_given(budget: PrivacyBudget, given: str | None) -> str | None:

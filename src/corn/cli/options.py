@@ -12,6 +12,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from corn.cli.promises import find_promises, name_delta, name_epsilon, parse_samples
 from corn.covariance import (
     DEFAULT_THREAT,
     EAVESDROPPER,
@@ -35,6 +36,10 @@ from corn.topology.mixing import WEIGHTS
 _GRAPH_HELP = (
     "Graph spec (er:n=20,p=0.2,seed=1, ring:20, grid:4x5, karate, …) or file: edge list, GraphML, "
     "node-link JSON, adjacency matrix as .csv, or mixing matrix as .csv or .npy."
+)
+_EPSILON_HELP = (
+    "ε of the whole run: a number, one for each agent separated by commas, or a .csv file with the "
+    "columns agent,epsilon or agent,epsilon,delta."
 )
 _BUDGET = "Privacy budget"
 _NETWORK = "Network"
@@ -159,15 +164,23 @@ class OpenBudgetOptions:
     """A privacy budget in which ε may be missing, because it is the result."""
 
     epsilon: Annotated[
-        float | None,
+        str | None,
         typer.Option(
-            help="ε of the whole run. With --covariance: ε at which δ is reported.",
+            metavar="NUMBER[,NUMBER…]|FILE",
+            help=f"{_EPSILON_HELP} With --covariance: ε at which δ is reported.",
+            callback=name_epsilon,
             rich_help_panel=_BUDGET,
         ),
     ] = None
-    delta: Annotated[float, typer.Option(help="δ of the whole run.", rich_help_panel=_BUDGET)] = (
-        1e-5
-    )
+    delta: Annotated[
+        str,
+        typer.Option(
+            metavar="NUMBER[,NUMBER…]",
+            help="δ of the whole run, or one for each agent separated by commas.",
+            callback=name_delta,
+            rich_help_panel=_BUDGET,
+        ),
+    ] = "1e-05"
     steps: Annotated[
         int, typer.Option(help="Number of training steps T.", rich_help_panel=_BUDGET)
     ] = 5000
@@ -225,15 +238,25 @@ class OpenBudgetOptions:
         ),
     ] = None
 
+    def make(self, batch_size: int | None, network: Network | None = None) -> PrivacyBudget:
+        """Return the budget; a batch size belongs to the sample unit only.
+
+        ``network`` has the names by which a file of promises calls the agents; without it they are
+        numbered.
+        """
+        if self.epsilon is None:
+            raise typer.BadParameter("give --epsilon, or --covariance to compute ε")
+        return self._make(self.epsilon, batch_size, network)
+
     def make_query(self, batch_size: int | None) -> ClippedQuery:
         """Return the query that is released at each step, whatever ε is."""
-        return self.make_with(1.0, batch_size).query
+        return self._make("1", batch_size, None).query
 
-    def make_with(self, epsilon: float, batch_size: int | None) -> PrivacyBudget:
-        """Return the budget of this ε; a batch size belongs to the sample unit only."""
+    def _make(self, epsilon: str, batch_size: int | None, network: Network | None) -> PrivacyBudget:
+        epsilons, deltas = find_promises(epsilon, self.delta, network)
         return PrivacyBudget(
-            epsilon=epsilon,
-            delta=self.delta,
+            epsilon=epsilons,
+            delta=deltas,
             num_steps=self.steps,
             clip=self.clip,
             unit=self.unit,
@@ -250,17 +273,19 @@ class OpenBudgetOptions:
 class BudgetOptions(OpenBudgetOptions):
     """A privacy budget."""
 
-    epsilon: Annotated[float, typer.Option(help="ε of the whole run.", rich_help_panel=_BUDGET)] = (
-        10.0
-    )
+    epsilon: Annotated[
+        str,
+        typer.Option(
+            metavar="NUMBER[,NUMBER…]|FILE",
+            help=_EPSILON_HELP,
+            callback=name_epsilon,
+            rich_help_panel=_BUDGET,
+        ),
+    ] = "10"
 
-    def make(self, batch_size: int | None) -> PrivacyBudget:
-        """Return the budget; a batch size belongs to the sample unit only."""
-        return self.make_with(self.epsilon, batch_size)
-
-    def make_for_batches(self, size: int) -> PrivacyBudget:
+    def make_for_batches(self, size: int, network: Network | None = None) -> PrivacyBudget:
         """Return the budget of training in mini-batches; their size counts for samples only."""
-        return self.make(size if self.unit == "sample" else None)
+        return self.make(size if self.unit == "sample" else None, network)
 
 
 @dataclass(frozen=True)
@@ -345,24 +370,6 @@ def choose_mechanism(name: MechanismName, options: Corn) -> Mechanism | Mechanis
             f"--max-noise-std limits correlated noise, found mechanism {name!r}: leave it out"
         )
     return name
-
-
-def parse_samples(text: str | None) -> int | tuple[int, ...] | None:
-    """Return the number of samples of an agent, or of each agent, or None if not given.
-
-    >>> parse_samples("2800"), parse_samples("2800,1400")
-    (2800, (2800, 1400))
-    """
-    if text is None:
-        return None
-    try:
-        counts = tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise InvalidArgumentError(
-            "--samples-per-agent must be a whole number, or one for each agent separated by "
-            f"commas, found {text!r}: try 2800"
-        ) from error
-    return counts if "," in text else counts[0]
 
 
 def parse_numbers(name: str, text: str | None, *, example: str) -> tuple[float, ...]:

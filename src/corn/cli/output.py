@@ -25,10 +25,12 @@ from rich.progress import (
 from rich.table import Table
 
 import corn
-from corn.covariance import Decomposition, ThreatModel, expose
+from corn.covariance import Decomposition, ThreatModel
+from corn.covariance.decomposition import hidden_precision
 from corn.errors import CornWarning, make_printable
 from corn.files import writing_whole
-from corn.privacy import PrivacyBudget
+from corn.privacy import PrivacyBudget, account_precision
+from corn.privacy.accounting import group_agents
 
 JsonValue = Any
 Item = TypeVar("Item")
@@ -117,21 +119,29 @@ def warn_of_insiders(
             f"all agents share one seed, so each can subtract everyone's shared noise; {advice}"
         )
     elif decomposition.num_agents <= _MOST_AGENTS_TO_EXPOSE:
-        query, steps = budget.query, budget.num_steps
-        # One insider after the other: exact, but too slow for large networks.
-        worst = max(
-            max(
-                expose(decomposition, [agent], query, num_steps=steps)
-                .epsilon(budget.promise.delta)
-                .values()
-            )
-            for agent in range(decomposition.num_agents)
-        )
+        worst = _worst_exposed(decomposition, budget)
         print_note(f"against one curious agent, ε of another can be {worst:.3g}; {advice}")
     else:
         print_note(
             f"the noise is not designed against agents, who can subtract shared noise; {advice}"
         )
+
+
+def _worst_exposed(decomposition: Decomposition, budget: PrivacyBudget) -> float:
+    """Return the largest ε of any agent, at its own δ, against any one other agent."""
+    n = decomposition.num_agents
+    worst = np.zeros(n)
+    # One insider after the other: exact, but too slow for large networks.
+    for insider in range(n):
+        honest, precision = hidden_precision(decomposition, [insider])
+        worst[list(honest)] = np.maximum(worst[list(honest)], precision)
+    # Among agents with one promise, the least protected has the largest ε.
+    return max(
+        account_precision(
+            [worst[agents].max()], promise.query, num_steps=budget.num_steps
+        ).worst_epsilon(promise.delta)
+        for promise, agents in group_agents(budget, n).items()
+    )
 
 
 def print_written(*paths: Path | None) -> None:

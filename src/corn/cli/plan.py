@@ -47,7 +47,8 @@ def plan(
     json: JsonOption = False,
 ) -> None:
     """Make the plan of a run: by default against one curious insider, with a seed per pair."""
-    network, promise = mixing.load_network(graph), budget.make(batch_size)
+    network = mixing.load_network(graph)
+    promise = budget.make(batch_size, network)
     with working("designing the noise"):
         made = make_plan(
             network,

@@ -42,7 +42,8 @@ def threat(
     json: JsonOption = False,
 ) -> None:
     """Compare ways to share seeds against growing coalitions of curious insiders."""
-    network, promise = mixing.load_network(graph), budget.make(batch_size)
+    network = mixing.load_network(graph)
+    promise = budget.make(batch_size, network)
     objective = mixing.choose_objective(budget.steps)
     threats = [
         ThreatModel(q, kind, private_noise)

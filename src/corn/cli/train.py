@@ -177,7 +177,7 @@ def train(
         network = mixing.load_network(graph)
         terms = TrainingTerms(
             network=network,
-            budget=budget.make_for_batches(learning.batch_size),
+            budget=budget.make_for_batches(learning.batch_size, network),
             objective=mixing.choose_objective(budget.steps),
             threat=threat.make_if_given(),
             cooldown_steps=mixing.choose_cooldown(network, budget.steps),

@@ -75,6 +75,8 @@ def verify(
 def _facts(plan: Plan, found: Verification, shown: list[AgentGuarantee]) -> dict[str, object]:
     claims = plan_facts(plan)
     del claims["status"]  # a claim of the maker that verification does not check
+    promised = plan.budget.epsilons(plan.num_agents)
+    deltas = plan.budget.deltas(plan.num_agents)
     return {
         **claims,
         "passed": found.passed,
@@ -89,6 +91,8 @@ def _facts(plan: Plan, found: Verification, shown: list[AgentGuarantee]) -> dict
             {
                 "agent": g.agent,
                 "epsilon": g.epsilon,
+                "promised_epsilon": float(promised[g.agent]),
+                "delta": float(deltas[g.agent]),
                 "precision": g.precision,
                 "worst_coalition": g.worst_coalition,
             }
@@ -114,13 +118,14 @@ def _print(plan: Plan, found: Verification, shown: list[AgentGuarantee]) -> None
         ],
     )
     print_table(
-        f"ε at δ = {plan.budget.delta:g} for {plan.budget.query.protects}, recomputed",
-        ["agent", "ε", "promised", "[R⁻¹]_ii", "against"],
+        f"ε for {plan.budget.promises[0].query.protects}, recomputed",
+        ["agent", "ε", "promised", "at δ", "[R⁻¹]_ii", "against"],
         [
             [
                 str(g.agent),
                 round_up(g.epsilon),
-                f"{plan.budget.epsilon:.12g}",
+                f"{plan.budget.epsilons(plan.num_agents)[g.agent]:.12g}",
+                f"{plan.budget.deltas(plan.num_agents)[g.agent]:g}",
                 f"{g.precision:.6g}",
                 describe_coalition(g.worst_coalition),
             ]

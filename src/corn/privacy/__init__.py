@@ -6,6 +6,7 @@
   ``account_promises``: each agent's ε at the δ that a budget promises it.
 - ``check_budget``: whether a covariance keeps a budget, by its ``precision_diagonal``.
 - ``compare_samplings``: the noise that each sampling needs for the same promise.
+- ``order_promises``, ``read_promises``: ε of each agent by name, from a mapping or a file.
 - ``ACCOUNTANTS``: exact, Theorem 2 and eq. (13b), each turning two of μ, ε and δ into the third.
 - ``gaussian``: exact Gaussian DP, and the trade-off between the two errors of a test.
 - ``subsampling``: privacy of one sample under Poisson sampling.
@@ -25,6 +26,7 @@ from corn.privacy.accounting import (
 )
 from corn.privacy.budget import AgentPromise, PrivacyBudget
 from corn.privacy.precision import precision_diagonal
+from corn.privacy.promises import order_promises, read_promises
 from corn.privacy.query import Adjacency, ClippedQuery, Sampling, Unit
 from corn.privacy.samplings import SamplingCost, compare_samplings
 
@@ -50,6 +52,8 @@ __all__ = [
     "compare_samplings",
     "gaussian",
     "is_proved",
+    "order_promises",
     "precision_diagonal",
+    "read_promises",
     "subsampling",
 ]

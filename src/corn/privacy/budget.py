@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -89,6 +89,11 @@ class PrivacyBudget:
     def __post_init__(self) -> None:
         for name in _PER_AGENT:
             value = getattr(self, name)
+            if isinstance(value, Mapping):
+                raise InvalidArgumentError(
+                    f"{name} must be a number or a tuple with one for each agent, found a mapping: "
+                    "corn.privacy.order_promises puts it in the order of agents"
+                )
             if isinstance(value, list | np.ndarray):
                 object.__setattr__(self, name, tuple(np.asarray(value).tolist()))
         object.__setattr__(self, "sampling", choose_sampling(self.unit, self.sampling))

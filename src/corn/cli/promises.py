@@ -1,0 +1,96 @@
+"""Options with one value for all agents, or one for each: ε, δ and numbers of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import typer
+
+from corn.errors import InvalidArgumentError
+from corn.privacy.promises import read_promises
+from corn.topology import Network, name_of
+
+PerAgent: TypeAlias = float | tuple[float, ...]
+
+_TABLE_SUFFIX = ".csv"
+
+
+def name_epsilon(text: str | None) -> str | None:
+    """Return the one way to write ε that may be written in several, or raise before any work."""
+    if text is None or _is_table(text):
+        return text
+    return _name_numbers(text, also=f", or a {_TABLE_SUFFIX} file with a line for each agent")
+
+
+def name_delta(text: str) -> str:
+    """Return the one way to write δ that may be written in several, or raise before any work."""
+    return _name_numbers(text)
+
+
+def parse_per_agent(text: str) -> PerAgent:
+    """Return the number for all agents, or the numbers of each.
+
+    >>> parse_per_agent("10"), parse_per_agent("1,8")
+    (10.0, (1.0, 8.0))
+    """
+    numbers = tuple(float(part) for part in text.split(","))
+    return numbers if "," in text else numbers[0]
+
+
+def format_per_agent(value: PerAgent) -> str:
+    """Return the text that ``parse_per_agent`` reads as this value.
+
+    >>> format_per_agent((1.0, 0.1)), format_per_agent(1e-5)
+    ('1,0.1', '1e-05')
+    """
+    numbers = value if isinstance(value, tuple) else (value,)
+    short = [f"{number:g}" for number in numbers]
+    exact = [s if float(s) == x else repr(float(x)) for s, x in zip(short, numbers, strict=True)]
+    return ",".join(exact)
+
+
+def find_promises(epsilon: str, delta: str, network: Network | None) -> tuple[PerAgent, PerAgent]:
+    """Return ε and δ of the options; a table gives both, by the names of agents, or ε alone."""
+    if not _is_table(epsilon):
+        return parse_per_agent(epsilon), parse_per_agent(delta)
+    names = None if network is None else list_names(network)
+    epsilons, deltas = read_promises(Path(epsilon), names)
+    return epsilons, parse_per_agent(delta) if deltas is None else deltas
+
+
+def list_names(network: Network) -> Sequence[str]:
+    """Return the name of each agent in the file of its graph, or its number."""
+    return [name_of(network.graph, agent) for agent in range(network.num_agents)]
+
+
+def parse_samples(text: str | None) -> int | tuple[int, ...] | None:
+    """Return the number of samples of an agent, or of each agent, or None if not given.
+
+    >>> parse_samples("2800"), parse_samples("2800,1400")
+    (2800, (2800, 1400))
+    """
+    if text is None:
+        return None
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise InvalidArgumentError(
+            "--samples-per-agent must be a whole number, or one for each agent separated by "
+            f"commas, found {text!r}: try 2800"
+        ) from error
+    return counts if "," in text else counts[0]
+
+
+def _is_table(text: str) -> bool:
+    return Path(text).suffix == _TABLE_SUFFIX or Path(text).is_file()
+
+
+def _name_numbers(text: str, *, also: str = "") -> str:
+    try:
+        return format_per_agent(parse_per_agent(text))
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"must be a number, or one for each agent separated by commas{also}, found {text!r}"
+        ) from error

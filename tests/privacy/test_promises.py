@@ -1,0 +1,293 @@
+"""Promises of single agents: budgets of tuples, mappings and files, and every refusal."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corn.errors import FileFormatError, InvalidArgumentError
+from corn.privacy import (
+    PrivacyBudget,
+    account_precision,
+    account_promises,
+    check_budget,
+    gaussian,
+    order_promises,
+    read_promises,
+)
+from corn.privacy.floats import FloatLoss, account_floats, find_promise, set_aside
+
+BASE: dict[str, Any] = {"num_steps": 1000, "clip": 0.1}
+SAMPLE: dict[str, Any] = {**BASE, "unit": "sample", "batch_size": 10}
+NAMES = ["north", "south", "east"]
+
+
+@given(
+    epsilons=st.lists(st.floats(0.01, 30), min_size=1, max_size=6),
+    data=st.data(),
+)
+def test_each_agent_gets_the_cap_of_its_own_budget(
+    epsilons: list[float], data: st.DataObject
+) -> None:
+    n = len(epsilons)
+    deltas = data.draw(st.lists(st.floats(1e-9, 1e-2), min_size=n, max_size=n))
+    samples = data.draw(st.lists(st.integers(1, 10**4), min_size=n, max_size=n))
+    budget = PrivacyBudget(
+        tuple(epsilons),
+        tuple(deltas),
+        sampling="passes",
+        samples_per_agent=tuple(samples),
+        **SAMPLE,
+    )
+    caps = budget.precision_caps(n)
+    for agent in range(n):
+        own = PrivacyBudget(
+            epsilons[agent],
+            deltas[agent],
+            sampling="passes",
+            samples_per_agent=samples[agent],
+            **SAMPLE,
+        )
+        assert budget.of_agent(agent) == own
+        assert caps[agent] == own.precision_cap
+    # Every agent at its cap spends what it was promised, and never more.
+    spent = account_promises(caps, budget, num_steps=1000)
+    assert (spent <= epsilons).all()
+    np.testing.assert_allclose(spent, epsilons, rtol=1e-8)
+    assert budget.is_uniform == (len(set(budget.promises)) == 1)
+
+
+@given(
+    epsilon=st.floats(0.05, 20),
+    delta=st.floats(1e-9, 1e-3),
+    samples=st.integers(1, 10**5),
+    factor=st.floats(1.01, 4),
+)
+def test_caps_rise_with_epsilon_delta_and_samples(
+    epsilon: float, delta: float, samples: int, factor: float
+) -> None:
+    def caps(**change: Any) -> np.ndarray:
+        values: dict[str, Any] = {
+            "epsilon": epsilon,
+            "delta": delta,
+            "samples_per_agent": samples,
+            **change,
+        }
+        return PrivacyBudget(sampling="passes", **values, **SAMPLE).precision_caps(1)
+
+    assert caps(epsilon=(epsilon, epsilon * factor)[1:])[0] > caps()[0]
+    assert caps(delta=(min(delta * factor, 0.5),))[0] > caps()[0]
+    assert caps(samples_per_agent=(samples + 1,))[0] >= caps()[0]
+    # Longer passes are fewer, until one pass is longer than the run of 1000 steps.
+    assert (caps(samples_per_agent=(2 * samples + 20,))[0] > caps()[0]) == (samples < 10_000)
+
+
+def test_poisson_caps_rise_with_epsilon_delta_and_samples() -> None:
+    budget = PrivacyBudget(
+        (1.0, 2.0, 1.0, 1.0),
+        (1e-5, 1e-5, 1e-4, 1e-5),
+        samples_per_agent=(200, 200, 200, 400),
+        **{**SAMPLE, "num_steps": 100},
+    )
+    caps = budget.precision_caps(4)
+    assert (caps[1:] > caps[0]).all()
+    spent = account_promises(caps, budget, num_steps=100)
+    promised = budget.epsilons(4)
+    assert (spent <= promised).all()
+    assert (spent >= promised * (1 - 3e-4)).all()
+
+
+def test_equal_promises_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from corn.privacy import subsampling
+
+    calls = []
+
+    def calibrate(epsilon: float, *_: Any, **__: Any) -> float:
+        calls.append(epsilon)
+        return epsilon
+
+    monkeypatch.setattr(subsampling, "calibrate_precision", calibrate)
+    budget = PrivacyBudget((1, 8, 1, 8), 1e-5, sampling_rate=0.1, **SAMPLE)
+    assert budget.precision_caps(4).tolist() == [1, 8, 1, 8]
+    assert budget.precision_caps(4).tolist() == [1, 8, 1, 8]
+    assert sorted(calls) == [1, 8]
+
+
+def test_agents_of_equal_sampling_are_uniform() -> None:
+    """Passes over 105 and 109 samples have 10 batches each, so nothing differs."""
+    budget = PrivacyBudget(1, 1e-5, sampling="passes", samples_per_agent=(105, 109), **SAMPLE)
+    assert budget.is_uniform
+    assert budget.num_agents == 2
+    assert budget.precision_cap == budget.precision_caps(2)[1]
+    assert not dataclasses.replace(budget, samples_per_agent=(105, 110)).is_uniform
+
+
+@pytest.mark.parametrize("name", ["promise", "query", "precision_cap", "mu"])
+def test_different_promises_have_no_single_one(name: str) -> None:
+    budget = PrivacyBudget((1, 8), 1e-5, **BASE)
+    with pytest.raises(InvalidArgumentError, match=r"different promises .* of_agent\(i\)"):
+        getattr(budget, name)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epsilon": ()}, "epsilon must be a number or one for each agent"),
+        ({"epsilon": (1, 0)}, "epsilon must be positive"),
+        ({"epsilon": (1, 2), "delta": (1e-5,) * 3}, "delta must be 2, one for each agent, found 3"),
+        ({"epsilon": {"a": 1}}, "order_promises puts it in the order of agents"),
+        ({"delta": (1e-5, 1.0)}, r"delta must be in \(0, 1\), found 1.0"),
+        ({"samples_per_agent": 5}, "samples_per_agent must be None for unit='agent', found 5"),
+        ({"sampling": "passes"}, "sampling must be 'every-step' for unit='agent'"),
+        ({"sampling": "poisson"}, "sampling must be 'every-step' for unit='agent'"),
+        ({**SAMPLE}, "found neither: .* 'poisson' .* 'passes' .* 'every-step'"),
+        ({**SAMPLE, "sampling_rate": 0.1, "samples_per_agent": 5}, "found both"),
+        ({**SAMPLE, "sampling": "passes"}, "'passes' needs samples_per_agent, found None"),
+        (
+            {**SAMPLE, "sampling": "passes", "sampling_rate": 0.1, "samples_per_agent": 5},
+            "sampling_rate must be None for sampling='passes', found 0.1",
+        ),
+        (
+            {**SAMPLE, "sampling": "every-step", "sampling_rate": 0.1},
+            "sampling_rate must be None for sampling='every-step', found 0.1",
+        ),
+        ({**SAMPLE, "samples_per_agent": 0}, "samples_per_agent must be an integer of at least 1"),
+        ({**SAMPLE, "samples_per_agent": (5, 2.5)}, "samples_per_agent must be an integer"),
+        ({**SAMPLE, "sampling": "once"}, "sampling must be one of poisson, passes, every-step"),
+    ],
+)
+def test_refusals_name_the_argument(change: dict[str, Any], message: str) -> None:
+    values: dict[str, Any] = {"epsilon": 1, "delta": 1e-5, **BASE, **change}
+    with pytest.raises(InvalidArgumentError, match=message):
+        PrivacyBudget(**values)
+
+
+def test_a_budget_of_other_agents_is_refused() -> None:
+    budget = PrivacyBudget((1, 8), 1e-5, **BASE)
+    with pytest.raises(InvalidArgumentError, match="must be 3, one for each agent, found 2"):
+        budget.precision_caps(3)
+    with pytest.raises(InvalidArgumentError, match="agent must be below 2, found 2"):
+        budget.of_agent(2)
+    with pytest.raises(InvalidArgumentError, match="one for each agent"):
+        account_promises([1.0], budget, num_steps=1)
+
+
+def test_lists_and_arrays_become_tuples() -> None:
+    made = PrivacyBudget([1, 8], np.array([1e-5, 1e-6]), **BASE)  # type: ignore[arg-type]
+    assert made == PrivacyBudget((1, 8), (1e-5, 1e-6), **BASE)
+    assert hash(made) == hash(PrivacyBudget((1, 8), (1e-5, 1e-6), **BASE))
+
+
+def test_each_agent_sets_its_own_reserve_aside() -> None:
+    budget = PrivacyBudget((0.5, 8), (1e-6, 1e-5), **BASE)
+    ideal = set_aside(budget)
+    for agent in range(2):
+        assert ideal.of_agent(agent) == set_aside(budget.of_agent(agent))
+    caps = ideal.precision_caps(2)
+    spent = account_floats(caps, budget, num_steps=1000)
+    np.testing.assert_allclose(spent, [0.5, 8], rtol=1e-8)
+    # The lenient agent's noise does not keep the strict agent's promise.
+    assert account_floats(caps[::-1], budget, num_steps=1000)[0] == np.inf
+    assert find_promise(caps[1], budget.of_agent(0), num_steps=1000).promise.epsilon > 7
+
+
+def test_the_strictest_promise_limits_the_model() -> None:
+    loss = FloatLoss(log_ratio=1e-9, failure=1e-40)
+    budget = PrivacyBudget((0.5, 8), 1e-5, **BASE)
+    alone = [loss.max_values(budget.of_agent(agent)) for agent in range(2)]
+    assert loss.max_values(budget) == min(alone) < max(alone)
+
+
+def test_a_check_compares_each_agent_with_its_own_cap() -> None:
+    budget = PrivacyBudget((1, 8), 1e-5, **BASE)
+    caps = budget.precision_caps(2)
+    assert check_budget(np.diag(1 / caps), budget).passed
+    swapped = check_budget(np.diag(1 / caps[::-1]), budget)
+    assert swapped.met.tolist() == [False, True]
+    assert swapped.worst_agent == 0
+
+
+def test_mappings_are_put_in_the_order_of_agents() -> None:
+    assert order_promises({"south": 8, "east": 3, "north": 1}, NAMES) == (1, 8, 3)
+    assert order_promises({1: 8, 0: 1}) == (1, 8)
+    assert order_promises({"north": 1, "1": 8, "2": 3}, NAMES) == (1, 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"north": 1, "south": 8}, "found none for east"),
+        ({}, "found none for north, south, east"),
+        ({"north": 1, "south": 8, "east": 1, "west": 2}, "there is no agent 'west'.* north, south"),
+        ({"north": 1, "south": 8, "east": 1, "0": 2}, "'0' must have one promise, found two"),
+    ],
+)
+def test_missing_unknown_and_repeated_agents_are_named(
+    given: dict[str, float], message: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        order_promises(given, NAMES)
+
+
+def test_files_have_any_order_of_rows(tmp_path: Path) -> None:
+    path = tmp_path / "promises.csv"
+    path.write_text("agent,epsilon\nsouth,8\n\neast, 3\nnorth,1\n", encoding="utf-8")
+    assert read_promises(path, NAMES) == ((1, 8, 3), None)
+    path.write_text("agent,epsilon,delta\n1,8,1e-6\n0,1,1e-5\n", encoding="utf-8")
+    assert read_promises(path) == ((1, 8), (1e-5, 1e-6))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the first line must be agent,epsilon or agent,epsilon,delta"),
+        ("north,1\n", "the first line must be .* found 'north,1'"),
+        ("agent,epsilon\nnorth\n", "line 2 must have 2 entries, found 1"),
+        ("agent,epsilon\nnorth,1,1e-5\n", "line 2 must have 2 entries, found 3"),
+        ("agent,epsilon\nnorth,much\n", "line 2 must have numbers"),
+        ("agent,epsilon\nnorth,1\nnorth,2\n", "agent 'north' must have one promise, found two"),
+        ("agent,epsilon\nnorth,1\n", "every agent must have a promise, found none for south, east"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "promises.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(FileFormatError, match=f"promises.csv: {message}"):
+        read_promises(path, NAMES)
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match="no such file"):
+        read_promises(tmp_path / "none.csv")
+    with pytest.raises(FileFormatError, match="cannot be read"):
+        read_promises(tmp_path)
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\xfa")
+    with pytest.raises(FileFormatError, match="not text in UTF-8"):
+        read_promises(tmp_path / "bytes.csv")
+
+
+@settings(max_examples=50)
+@given(text=st.text(alphabet="agent,epsilodh01\n\"' \x00é", max_size=80))
+def test_any_text_is_read_or_refused(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("promises") / "promises.csv"
+    path.write_text(text, encoding="utf-8")
+    try:
+        epsilons, _ = read_promises(path)
+    except FileFormatError:
+        return
+    assert all(isinstance(epsilon, float) for epsilon in epsilons)
+
+
+def test_strict_agents_pay_by_the_square_of_their_mu() -> None:
+    budget = PrivacyBudget((1, 8), 1e-5, **BASE)
+    caps = budget.precision_caps(2)
+    ratio = gaussian.mu_from(1, 1e-5) / gaussian.mu_from(8, 1e-5)
+    assert caps[0] / caps[1] == pytest.approx(ratio**2, rel=1e-12)
+    alone = account_precision(caps[:1], budget.of_agent(0).query, num_steps=1000)
+    assert alone.worst_epsilon(1e-5) <= 1
