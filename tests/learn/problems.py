@@ -24,7 +24,7 @@ def make_method(
     if mechanism == "unclipped":
         return Method.non_private(name=mechanism)
     if mechanism == "none":
-        return Method.non_private(budget.query)
+        return Method.non_private(*budget.queries)
     if mechanism == "central":
         return Method.central(budget, network.num_agents)
     made = design(

@@ -37,11 +37,11 @@ def test_noise_that_does_not_keep_the_budget_is_refused() -> None:
 def test_clipping_must_match_the_budget() -> None:
     """Samples clipped one by one give no privacy to an agent, nor does noise of another unit."""
     shares = make_method("ldp").noise
-    for query in (SAMPLE_BUDGET.query, ClippedQuery(0.6), None):
+    for queries in (SAMPLE_BUDGET.queries, (ClippedQuery(0.6),), ()):
         with pytest.raises(InvalidArgumentError, match="must clip as its budget states"):
-            Method("wrong", shares, query, BUDGET)
+            Method("wrong", shares, queries, BUDGET)
     with pytest.raises(InvalidArgumentError, match="both noise and the budget"):
-        Method("wrong", shares, BUDGET.query)
+        Method("wrong", shares, BUDGET.queries)
     with pytest.raises(InvalidArgumentError, match="a reference without a guarantee"):
         Method.private("none", design(NETWORK, BUDGET, mechanism="none"), BUDGET)
 

@@ -31,6 +31,7 @@ from corn.distributed.planning import find_plan
 from corn.distributed.rendezvous import Rendezvous, join, naming_agent
 from corn.distributed.results import AgentResult, judge_status
 from corn.distributed.rounds import CellBatches, HalfStep, TrainingRounds
+from corn.distributed.samples import check_samples
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.distributed.storage import (
     CheckpointFolder,
@@ -41,11 +42,11 @@ from corn.distributed.storage import (
     read_rows,
 )
 from corn.distributed.survivors import ActivePlan
-from corn.learn.batches import AgentData, BatchSampler, require_few_samples
+from corn.learn.batches import AgentData, BatchSampler
 from corn.learn.metrics import Row
 from corn.learn.monitor import catch_interruption
 from corn.learn.problem import DataSource, TrainingProblem, read_samples
-from corn.learn.sampling import Choices
+from corn.learn.sampling import Choices, choose_rates
 from corn.learn.settings import SweepSettings
 from corn.learn.tasks import HasFingerprint, MeanLoss, Task
 from corn.learn.training import make_task
@@ -263,18 +264,21 @@ def prepare_work(
     """
     # The plan's proof for floats holds up to a number of parameters and of samples.
     plan.check_parameters(problem.task.num_parameters)
-    require_few_samples(plan.budget.query, problem.data.sizes)
+    (num_samples,) = problem.data.sizes
+    check_samples(plan, agent, num_samples)
     sweep = SweepSettings(settings.steps_of(plan), settings.batch_of(plan), dtype=plan.dtype)
     data, parts = problem.place(sweep)
     cell = 0
     if settings.rehearsal_seed is not None and cohort is not None:
         (data, _), cell = replace(problem, data=cohort).place(sweep), agent
-    query = plan.budget.query
+    queries = plan.budget.queries
+    query = queries[0] if len(queries) == 1 else queries[agent]
     sampler = BatchSampler(
         data,
         batch_size=settings.batch_of(plan),
         choices=[choices],
-        rates=None if query.sampling_rate is None else [query.sampling_rate] * data.num_agents,
+        # A rehearsal's batches are those of all agents, each at its own rate.
+        rates=choose_rates(queries if len(data.sizes) > 1 else (query,), data.sizes),
         divide_by_batch_size=query.unit == "sample",
         # Neighbours see when messages come, and batches of a simulation are padded to its largest.
         hides_counts=not settings.is_rehearsal,

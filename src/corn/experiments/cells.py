@@ -179,7 +179,7 @@ class TrainingCell:
             self.epsilon, self.delta, self.num_steps, self.clip, self.unit, batch_size
         )
         if spec.mechanism == "none":
-            return learn.Method.non_private(budget.query, name=spec.name)
+            return learn.Method.non_private(*budget.queries, name=spec.name)
         if spec.mechanism == "central":
             return learn.Method.central(budget, num_agents, name=spec.name)
         shares = _read_noise(designs[spec.name]["noise"], budget.precision_cap)

@@ -13,7 +13,6 @@ from corn.arrays import FloatArray, IntArray
 from corn.checks import require_length
 from corn.errors import InvalidArgumentError
 from corn.learn.sampling import Choices, round_rate_down, usual_width
-from corn.privacy import ClippedQuery
 from corn.privacy.query import MOST_SAMPLES
 
 # With more clipped samples, the rounding of their sum exceeds 1 % of one sample's sensitivity.
@@ -66,28 +65,6 @@ class AgentData:
     def sizes(self) -> tuple[int, ...]:
         """The number of samples of each agent."""
         return tuple(np.diff(self.offsets).tolist())
-
-
-def require_few_samples(query: ClippedQuery, sizes: Sequence[int]) -> None:
-    """Raise for more samples than the float bound covers, or fewer than a pass was counted for."""
-    if query.sampling == "passes":
-        for agent, size in enumerate(sizes):
-            if size < query.least_samples:
-                raise InvalidArgumentError(
-                    f"samples must be at least {query.least_samples:,}, the number that the budget "
-                    f"counts passes of, found {size:,} of agent {agent}: make the budget with "
-                    f"samples_per_agent={size}"
-                )
-    if query.sampling_rate is None or query.batch_size is None:
-        return
-    most = int(MOST_SAMPLES * query.batch_size / query.sampling_rate)
-    for agent, size in enumerate(sizes):
-        if size > most:
-            raise InvalidArgumentError(
-                f"samples must be at most {most:,} with a batch size of {query.batch_size} and a "
-                f"sampling rate of {query.sampling_rate:g}, found {size:,} of agent {agent}: raise "
-                "the batch size"
-            )
 
 
 def _check_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> None:

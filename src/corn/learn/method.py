@@ -31,6 +31,7 @@ from corn.plan.plan import Plan, meet_caps, require_sound, worst_precisions
 from corn.privacy import ClippedQuery, PrivacyBudget, account_promises
 from corn.privacy.accounting import group_agents
 from corn.privacy.floats import account_floats, set_aside
+from corn.privacy.query import describe_queries
 from corn.topology import Network
 
 # Simulations allow for rounding of [R⁻¹]_ii. Where noise protects somebody, nothing is allowed.
@@ -50,7 +51,8 @@ class Method:
     Attributes:
         name: the name in tables.
         noise: the noise that each agent draws at each step; None for no noise.
-        query: the clipping; None for no clipping.
+        queries: clipping and sampling, one query for all agents or one for each; none for no
+            clipping.
         budget: the promise; None without one.
         threat: the adversary against whom the promise holds.
         is_central: whether a trusted server averages, and everybody sees its models alone.
@@ -61,7 +63,7 @@ class Method:
 
     name: str
     noise: Decomposition | None = field(default=None, repr=False)
-    query: ClippedQuery | None = None
+    queries: tuple[ClippedQuery, ...] = ()
     budget: PrivacyBudget | None = None
     threat: ThreatModel = EAVESDROPPER
     is_central: bool = False
@@ -75,11 +77,11 @@ class Method:
             )
         if self.budget is None:
             return
-        stated = _query_of(self.budget)
-        if self.query != stated:
+        expected = self.budget.queries
+        if self.queries != expected:
             raise InvalidArgumentError(
-                f"{self.name!r} must clip as its budget states ({stated.recipe}), found "
-                f"{'no clipping' if self.query is None else self.query.recipe}"
+                f"{self.name!r} must clip as its budget states ({describe_queries(expected)}), "
+                f"found {describe_queries(self.queries) if self.queries else 'no clipping'}"
             )
         if self.counts_floats:
             require_sound(self.budget)
@@ -123,8 +125,9 @@ class Method:
                 shares = meet_caps(shares, caps, max_colluders)
         # Simulations round to the grid too, so that they show its effect on learning.
         grid = choose_grid(shares, budget.precision_caps(shares.num_agents))
-        query = _query_of(budget)
-        return cls(name, shares, query, budget, threat, grid=grid, counts_floats=counts_floats)
+        return cls(
+            name, shares, budget.queries, budget, threat, grid=grid, counts_floats=counts_floats
+        )
 
     @classmethod
     def from_plan(cls, plan: Plan, *, name: str | None = None) -> Method:
@@ -132,7 +135,7 @@ class Method:
         return cls(
             name or plan.mechanism,
             plan.decomposition,
-            _query_of(plan.budget),
+            plan.budget.queries,
             plan.budget,
             plan.threat,
             grid=plan.grid,
@@ -151,12 +154,17 @@ class Method:
         noise_std = 1 / math.sqrt(budget.precision_caps(num_agents).min())
         factor = np.full((num_agents, 1), noise_std / num_agents)
         shares = Decomposition(np.zeros(num_agents), (tuple(range(num_agents)),), (factor,))
-        return cls(name, shares, _query_of(budget), budget, is_central=True)
+        return cls(name, shares, budget.queries, budget, is_central=True)
 
     @classmethod
-    def non_private(cls, query: ClippedQuery | None = None, *, name: str = "none") -> Method:
-        """Make a method without noise or promise; it clips if ``query`` is given."""
-        return cls(name, None, query)
+    def non_private(cls, *queries: ClippedQuery, name: str = "none") -> Method:
+        """Make a method without noise or promise; it clips if ``queries`` are given."""
+        return cls(name, None, queries)
+
+    @property
+    def query(self) -> ClippedQuery | None:
+        """The first agent's query: all agents clip alike, and may differ in their sampling."""
+        return self.queries[0] if self.queries else None
 
     @property
     def clip(self) -> float:
@@ -242,11 +250,6 @@ class Trial:
         return f"{self.method.name}, step size {self.schedule.describe()}"
 
 
-def _query_of(budget: PrivacyBudget) -> ClippedQuery:
-    """Return the query of the first agent: those of the others differ in sampling at most."""
-    return budget.promises[0].query
-
-
 def _count_colluders(shares: Decomposition, threat: ThreatModel) -> int:
     """Return the size of the coalitions to check."""
     # Insiders know the seeds they share. Without shared seeds they know no more than an
@@ -303,7 +306,7 @@ def _make_method(
     if name == "unclipped":
         return Method.non_private(name=name)
     if name == "none":
-        return Method.non_private(_query_of(budget))
+        return Method.non_private(*budget.queries)
     if name == "central":
         return Method.central(budget, network.num_agents)
     made = design(

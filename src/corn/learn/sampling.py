@@ -1,4 +1,4 @@
-"""How samples are chosen for mini-batches: by whose random numbers, and at which rates."""
+"""How samples are chosen for mini-batches: by whose random numbers, at which rates, from whom."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ import numpy as np
 from scipy import stats
 
 from corn.arrays import FloatArray, IntArray
+from corn.errors import InvalidArgumentError
 from corn.noise.choices import COIN_BITS
+from corn.privacy import ClippedQuery, PrivacyBudget
+from corn.privacy.query import MOST_SAMPLES
 
 # The first word of a seed, so that the two kinds of sampling never share random numbers.
 _EPOCHS, _POISSON = 1, 2
 
 # Batches wider than the usual width are this rare.
 _RARE = 1e-9
+
+
+class TooFewSamplesError(InvalidArgumentError):
+    """An agent has fewer samples than its budget counts on."""
 
 
 class Choices(Protocol):
@@ -68,3 +75,65 @@ def usual_width(num_samples: int, rate: float) -> int:
     (199, 1)
     """
     return max(1, int(stats.binom.isf(_RARE, num_samples, rate)))
+
+
+def choose_rates(
+    queries: tuple[ClippedQuery, ...], sizes: Sequence[int]
+) -> tuple[float, ...] | None:
+    """Return the rate of each agent under Poisson sampling, None under other samplings.
+
+    ``queries`` are one for all agents, or one for each. The rate of a query is the largest that was
+    counted. An agent with more samples than that rate was made for takes B/m, so that its batches
+    have B samples on average. Under add-remove adjacency the number of samples is itself private,
+    so all agents take the rate of the query.
+    """
+    if not queries or queries[0].sampling != "poisson":
+        return None
+    each = queries * len(sizes) if len(queries) == 1 else queries
+    return tuple(_own_rate(query, size) for query, size in zip(each, sizes, strict=True))
+
+
+def _own_rate(query: ClippedQuery, num_samples: int) -> float:
+    counted = query.sampling_rate or 1.0
+    if query.adjacency == "add-remove" or query.batch_size is None:
+        return counted
+    return min(counted, query.batch_size / num_samples)
+
+
+def require_fitting_samples(budget: PrivacyBudget, sizes: Sequence[int], *, first: int = 0) -> None:
+    """Raise unless the agents have as many samples as the budget counts on, and not far more.
+
+    ``first`` is the number of the first agent, for error messages.
+
+    Raises:
+        TooFewSamplesError: the sampling would not be the one that was counted.
+    """
+    count = len(sizes)
+    promises = budget.promises * count if budget.num_agents is None else budget.promises
+    planned = budget.samples_per_agent
+    samples = planned if isinstance(planned, tuple) else (planned,) * count
+    for agent, (size, promise, least) in enumerate(
+        zip(sizes, promises, samples, strict=True), start=first
+    ):
+        # Passes are counted in whole batches: leftover samples may be missing.
+        if budget.sampling == "passes":
+            least = promise.query.least_samples
+        if least is not None and size < least:
+            raise TooFewSamplesError(
+                f"samples of agent {agent} must be at least {least:,}, on which its budget counts, "
+                f"found {size:,}: count on {size} samples per agent"
+            )
+        _require_few(promise.query, size, agent)
+
+
+def _require_few(query: ClippedQuery, size: int, agent: int) -> None:
+    """Raise for more samples than the bound on floating-point errors covers."""
+    if query.sampling_rate is None or query.batch_size is None:
+        return
+    most = int(MOST_SAMPLES * query.batch_size / query.sampling_rate)
+    if size > most:
+        raise InvalidArgumentError(
+            f"samples must be at most {most:,} with a batch size of {query.batch_size} and a "
+            f"sampling rate of {query.sampling_rate:g}, found {size:,} of agent {agent}: raise "
+            "the batch size"
+        )

@@ -8,6 +8,7 @@ are kept from step to step, so memory does not grow with the number of steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import numpy as np
@@ -17,10 +18,10 @@ from torch import Tensor
 from corn.checks import require_length
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
-from corn.learn.batches import AgentData, BatchSampler, require_few_samples
+from corn.learn.batches import AgentData, BatchSampler
 from corn.learn.method import Method, Trial
 from corn.learn.perturbation import JointNoise, KeyedNoise, StepNoise
-from corn.learn.sampling import Choices, SeededChoices
+from corn.learn.sampling import Choices, SeededChoices, choose_rates, require_fitting_samples
 from corn.learn.settings import SweepSettings
 from corn.learn.step import (
     ClippedGradients,
@@ -33,6 +34,7 @@ from corn.learn.tasks import Task
 from corn.noise import Secret
 from corn.noise.choices import SecretChoices
 from corn.privacy import ClippedQuery
+from corn.privacy.query import describe_queries
 from corn.topology import Network
 
 
@@ -58,13 +60,13 @@ class Simulation:
         settings: SweepSettings,
     ) -> None:
         self._task, self._trials, self._settings = task, tuple(trials), settings
-        query = _check_trials(self._trials, data, network, settings)
+        queries = _check_trials(self._trials, data, network, settings)
         # Everything that a release needs is checked before the first gradient is computed: an error
         # that depended on a gradient would reveal it.
         if settings.noise_keys == "secret":
-            _check_release(self._trials, data, task.num_parameters)
-        self._clips_samples = query is not None and query.unit == "sample"
-        self._sampler = _make_sampler(data, query, settings)
+            _check_release(self._trials, task.num_parameters)
+        self._clips_samples = bool(queries) and queries[0].unit == "sample"
+        self._sampler = _make_sampler(data, queries, settings)
         # Several rounds per step are one product with a polynomial of the mixing matrix.
         self._W = self._tensor(np.array(network.step_matrix))
         # Gradients to be released are clipped, and samples summed, in float64.
@@ -239,50 +241,52 @@ def _is_regular(indices: list[int]) -> bool:
 
 
 def _make_sampler(
-    data: AgentData, query: ClippedQuery | None, settings: SweepSettings
+    data: AgentData, queries: tuple[ClippedQuery, ...], settings: SweepSettings
 ) -> BatchSampler:
     # Amplification by sampling assumes that nobody knows which samples are in a batch.
     choices: list[Choices] = [SeededChoices(seed) for seed in settings.seeds]
     if settings.noise_keys == "secret":
         choices = [SecretChoices(coins=Secret.random(), orders=Secret.random())]
-    rate = None if query is None else query.sampling_rate
     return BatchSampler(
         data,
         batch_size=settings.batch_size,
         choices=choices,
-        rates=None if rate is None else [rate] * data.num_agents,
-        divide_by_batch_size=query is not None and query.unit == "sample",
+        rates=choose_rates(queries, data.sizes),
+        divide_by_batch_size=bool(queries) and queries[0].unit == "sample",
     )
 
 
 def _check_trials(
     trials: Sequence[Trial], data: AgentData, network: Network, settings: SweepSettings
-) -> ClippedQuery | None:
-    """Return the query that all clipping trials share, up to its norm; None if none clips."""
+) -> tuple[ClippedQuery, ...]:
+    """Return the queries that all clipping trials share, up to their norm; none if none clips."""
     if not trials:
         raise InvalidArgumentError("trials must be at least one, found none")
     require_length("data", data.num_agents, network.num_agents, per="agent")
-    for trial in trials:
-        _check_method(trial.method, network.num_agents, settings.num_steps)
+    for method in dict.fromkeys(trial.method for trial in trials):
+        _check_method(method, network.num_agents, settings.num_steps)
+        if method.budget is not None:
+            require_fitting_samples(method.budget, data.sizes)
     # All trials share their mini-batches, so they must agree on the sampling. Their clipping norms
     # may differ.
-    queries = [v.method.query for v in trials if v.method.query is not None]
-    kinds = {(query.unit, query.batch_size, query.sampling_rate): query for query in queries}
+    clipping = [trial.method.queries for trial in trials if trial.method.queries]
+    kinds = {tuple(replace(own, clip=1.0) for own in each): each for each in clipping}
     if len(kinds) > 1:
+        found = sorted({describe_queries(each) for each in kinds.values()})
         raise InvalidArgumentError(
-            "all methods of a sweep must have the same unit, batch size and sampling rate, "
-            f"found {sorted(map(str, kinds))}: run one sweep for each"
+            "all methods of a sweep must have the same unit, batch size and sampling, "
+            f"found {'; and '.join(found)}: run one sweep for each"
         )
-    query = next(iter(kinds.values()), None)
-    if query is not None and query.batch_size not in (None, settings.batch_size):
+    queries = next(iter(kinds.values()), ())
+    if queries and queries[0].batch_size not in (None, settings.batch_size):
         raise InvalidArgumentError(
-            f"batch_size must be {query.batch_size}, for which privacy was counted, found "
+            f"batch_size must be {queries[0].batch_size}, for which privacy was counted, found "
             f"{settings.batch_size}"
         )
-    return query
+    return queries
 
 
-def _check_release(trials: Sequence[Trial], data: AgentData, num_parameters: int) -> None:
+def _check_release(trials: Sequence[Trial], num_parameters: int) -> None:
     """Raise unless every promise holds in floating point, as a release with secret keys needs."""
     for method in (trial.method for trial in trials):
         if method.budget is None:
@@ -293,7 +297,6 @@ def _check_release(trials: Sequence[Trial], data: AgentData, num_parameters: int
                 "use a plan, or corn.train with secure=True"
             )
         method.check_parameters(num_parameters)
-        require_few_samples(method.budget.query, data.sizes)
 
 
 def _check_method(method: Method, num_agents: int, num_steps: int) -> None:

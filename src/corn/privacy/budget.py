@@ -125,6 +125,11 @@ class PrivacyBudget:
             for epsilon, delta, rate, samples in zip(*self._columns(), strict=True)
         )
 
+    @property
+    def queries(self) -> tuple[ClippedQuery, ...]:
+        """The query of each agent, or one for all agents if ``num_agents`` is None."""
+        return tuple(promise.query for promise in self.promises)
+
     @cached_property
     def is_uniform(self) -> bool:
         """Whether all agents have the same promise, sampling included."""

@@ -1,0 +1,54 @@
+"""Whether an agent's own samples fit the plan, and which plan would fit them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from corn.learn.sampling import TooFewSamplesError, require_fitting_samples
+from corn.plan import Plan
+
+
+def check_samples(plan: Plan, agent: int, num_samples: int) -> None:
+    """Raise unless a plan's sampling can be followed with so many samples of an agent.
+
+    The error is for the agent's owner: the number of samples is not told to others.
+    """
+    own = plan.budget.of_agent(agent)
+    try:
+        require_fitting_samples(own, [num_samples], first=agent)
+    except TooFewSamplesError as error:
+        fitting = suggest_plan(plan, agent, num_samples)
+        raise TooFewSamplesError(
+            f"refuses to start: {error}; a plan that fits: {fitting}"
+        ) from error
+
+
+def suggest_plan(plan: Plan, agent: int, num_samples: int) -> str:
+    """Return the command that makes the same plan for an agent with so many samples."""
+    budget = plan.budget
+    samples = budget.samples_per_agent
+    if isinstance(samples, tuple):
+        samples = tuple(num_samples if k == agent else own for k, own in enumerate(samples))
+    else:
+        samples = num_samples
+    fitting = replace(budget, samples_per_agent=samples)
+    options = {
+        "graph": plan.network.source,
+        "epsilon": _join(fitting.epsilon),
+        "delta": _join(fitting.delta),
+        "steps": str(fitting.num_steps),
+        "clip": f"{fitting.clip:g}",
+        "unit": fitting.unit,
+        "adjacency": fitting.adjacency,
+        "batch-size": str(fitting.batch_size),
+        "sampling": str(fitting.sampling),
+        "samples-per-agent": _join(samples),
+    }
+    return "corn plan " + " ".join(f"--{name} {value}" for name, value in options.items())
+
+
+def _join(values: float | tuple[float, ...]) -> str:
+    return ",".join(
+        f"{value:g}" if isinstance(value, float) else str(value)
+        for value in (values if isinstance(values, tuple) else (values,))
+    )
