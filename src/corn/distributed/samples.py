@@ -19,7 +19,8 @@ def check_samples(plan: Plan, agent: int, num_samples: int) -> None:
     except TooFewSamplesError as error:
         fitting = suggest_plan(plan, agent, num_samples)
         raise TooFewSamplesError(
-            f"refuses to start: {error}; a plan that fits: {fitting}"
+            f"refuses to start: {error}; a plan that fits, with its other options as before: "
+            f"{fitting}"
         ) from error
 
 

@@ -1,0 +1,244 @@
+"""Batches of agents: secret, none twice in a pass, refused if data does not fit, never written."""
+
+import re
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from corn.arrays import FloatArray, IntArray
+from corn.covariance import ThreatModel
+from corn.distributed import AgentResult, Rendezvous, RunSettings, RunStatus, run_agent
+from corn.distributed.keyring import Keyring, RehearsalLedger, make_keys, open_ledger
+from corn.distributed.rendezvous import RefusalError
+from corn.distributed.samples import suggest_plan
+from corn.learn import Constant
+from corn.learn.batches import BatchSampler
+from corn.learn.sampling import TooFewSamplesError
+from corn.noise import Secret, generate_identity
+from corn.noise.choices import SecretChoices
+from corn.plan import Plan, make_plan
+from corn.privacy import PrivacyBudget
+from corn.topology import load_network
+
+from .threads import run_in_threads
+
+SAMPLES, BATCH, STEPS = 40, 8, 12
+
+
+def sample_plan(sampling: Any, num_steps: int = STEPS, **changes: Any) -> Plan:
+    common = {"unit": "sample", "batch_size": BATCH, "samples_per_agent": SAMPLES}
+    budget = PrivacyBudget(
+        10, 1e-5, num_steps=num_steps, clip=0.5, sampling=sampling, **{**common, **changes}
+    )
+    return make_plan(load_network("ring:3"), budget, mechanism="ldp", threat=ThreatModel())
+
+
+def samples_of(agent: int, size: int = SAMPLES) -> TensorDataset:
+    inputs = torch.randn(size, 5, generator=torch.Generator().manual_seed(agent))
+    return TensorDataset(inputs, (inputs.sum(dim=1) > 0).long())
+
+
+class Recorder:
+    """The batches that each agent's sampler chose, as (number, rows)."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.agent = threading.local()
+        self.batches: dict[int, list[tuple[int, list[int]]]] = defaultdict(list)
+        choose = BatchSampler.choose_rows
+
+        def record(sampler: BatchSampler, number: int) -> list[IntArray]:
+            rows = choose(sampler, number)
+            self.batches[self.agent.number].append((number, rows[0].tolist()))
+            return rows
+
+        monkeypatch.setattr(BatchSampler, "choose_rows", record)
+
+    def run(
+        self,
+        plan: Plan,
+        keys: Path,
+        out: Path,
+        *,
+        sizes: Sequence[int] = (SAMPLES,) * 3,
+        **more: Any,
+    ) -> list[AgentResult | BaseException]:
+        def train(rendezvous: Rendezvous) -> AgentResult:
+            self.agent.number = rendezvous.agent
+            model = nn.Linear(5, 2)
+            nn.init.zeros_(model.weight)
+            nn.init.zeros_(model.bias)
+            return run_agent(
+                plan,
+                rendezvous=rendezvous,
+                model=model,
+                loss=nn.functional.cross_entropy,
+                dataset=samples_of(rendezvous.agent, sizes[rendezvous.agent]),
+                keys=keys,
+                out=out,
+                settings=RunSettings(
+                    Constant(0.5), evaluate_at=(0,), timeout=5, checkpoint_every=3, **more
+                ),
+            )
+
+        make_keys(keys, 3)
+        return run_in_threads(3, train)
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    return Recorder(monkeypatch)
+
+
+def test_passes_go_on_where_a_crashed_run_stopped(recorder: Recorder, tmp_path: Path) -> None:
+    """Replay: over both runs no sample is in more batches than passes of 5 batches were begun."""
+    plan, keys = sample_plan("passes"), tmp_path / "keys"
+    recorder.run(plan, keys, tmp_path, num_steps=7)
+    crashed = {agent: list(own) for agent, own in recorder.batches.items()}
+    # Without its last checkpoint the run resumes from step 6, in the middle of the second pass.
+    for path in tmp_path.glob("private/agent-*/checkpoint-7*"):
+        path.unlink()
+    results = recorder.run(plan, keys, tmp_path, resume=True, num_steps=10)
+    assert all(isinstance(result, AgentResult) for result in results), results
+    for agent, own in recorder.batches.items():
+        assert len(crashed[agent]) == 7
+        assert [number for number, _ in own] == list(range(len(own)))
+        assert len(own) > 9
+        counts = np.bincount(np.concatenate([rows for _, rows in own]), minlength=SAMPLES)
+        assert counts.max() <= -(-len(own) // (SAMPLES // BATCH))
+        passes: dict[int, list[int]] = defaultdict(list)
+        for number, rows in own:
+            passes[number // (SAMPLES // BATCH)] += rows
+        assert all(len(set(rows)) == len(rows) for rows in passes.values())
+        assert passes[0] != passes[1]
+
+
+def test_two_runs_of_an_agent_take_other_samples(recorder: Recorder, tmp_path: Path) -> None:
+    plan = sample_plan("poisson")
+    for name in ("one", "two"):
+        for result in recorder.run(plan, tmp_path / "keys", tmp_path / name, num_steps=6):
+            assert isinstance(result, AgentResult), result
+    for own in recorder.batches.values():
+        numbers, rows = zip(*own, strict=True)
+        assert numbers == tuple(range(12))
+        assert rows[:6] != rows[6:]
+
+
+def test_nothing_public_determines_coins_or_orders() -> None:
+    """Equal plan, agent, nonce and ledger: coins are new each time, orders follow from the key."""
+    plan = sample_plan("poisson")
+    ledger = RehearsalLedger(12, bytes(32))
+    rings = [Keyring(ledger, identity=generate_identity()) for _ in range(2)]
+    made = [ring.make_choices(plan, 0) for ring in rings for _ in range(2)]
+    coins = [tuple(each.draw_coins(0, [20])) for each in made]
+    assert len(set(coins)) == 4
+    orders = [tuple(each.draw_order(0, 0, size=20)) for each in made]
+    assert orders[0] == orders[1] != orders[2] == orders[3]
+    # Another plan or another agent has other orders, under the same key.
+    other = rings[0].make_choices(sample_plan("poisson", 13), 0).draw_order(0, 0, size=20)
+    second = rings[0].make_choices(plan, 1).draw_order(0, 0, size=20)
+    assert len({orders[0], tuple(other), tuple(second)}) == 3
+    assert all(isinstance(each, SecretChoices) for each in made)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "passes"])
+def test_no_file_of_a_run_has_a_secret_or_a_batch(
+    sampling: str, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets: list[bytes] = []
+    monkeypatch.setattr(SecretChoices, "__init__", spy_on_secrets(secrets))
+    for result in recorder.run(sample_plan(sampling), tmp_path / "keys", tmp_path):
+        assert isinstance(result, AgentResult), result
+    found = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(found) > 9
+    assert len(secrets) == 6
+    hidden = [form for secret in secrets for form in (secret, secret.hex().encode())]
+    for own in recorder.batches.values():
+        for _, rows in own:
+            if len(rows) >= 4:  # shorter ones may occur by chance
+                hidden += [np.array(rows[:4], kind).tobytes() for kind in ("<i8", "<i4")]
+                hidden += [
+                    ", ".join(map(str, rows[:4])).encode(),
+                    ",".join(map(str, rows[:4])).encode(),
+                ]
+    assert len(hidden) > 100
+    for path in found:
+        content = path.read_bytes()
+        assert not any(form in content for form in hidden), path
+
+
+def spy_on_secrets(found: list[bytes]) -> Any:
+    def keep(self: Any, coins: Secret, orders: Secret) -> None:
+        self._coins, self._orders = coins, orders
+        found.extend([coins.reveal(), orders.reveal()])
+
+    return keep
+
+
+def test_an_empty_batch_is_a_batch(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise alone is sent, every release counts, and nobody else learns of it."""
+
+    def draw_tails(_: object, number: int, sizes: Sequence[int]) -> FloatArray:  # noqa: ARG001
+        return np.full(sum(sizes), 1 - 2.0**-53)
+
+    monkeypatch.setattr(SecretChoices, "draw_coins", draw_tails)
+    plan = sample_plan("poisson")
+    for agent, result in enumerate(recorder.run(plan, tmp_path / "keys", tmp_path)):
+        assert isinstance(result, AgentResult), result
+        assert (result.status, result.num_steps) == (RunStatus.COMPLETE, STEPS)
+        assert result.notes == ()
+        assert float(result.rows[-1]["gradient_norm"]) == 0
+        assert float(result.rows[-1]["epsilon"]) == pytest.approx(10, rel=1e-3)
+        assert float(result.parameters.abs().min()) > 0
+        assert [rows for _, rows in recorder.batches[agent]] == [[]] * STEPS
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "passes"])
+def test_data_that_does_not_fit_the_plan_is_refused_before_any_release(
+    sampling: str, recorder: Recorder, tmp_path: Path
+) -> None:
+    plan, keys = sample_plan(sampling), tmp_path / "keys"
+    results = recorder.run(plan, keys, tmp_path, sizes=(40, 31, 55))
+    owner = results[1]
+    assert isinstance(owner, TooFewSamplesError)
+    assert "agent 1: refuses to start: samples of agent 1 must be at least 40" in str(owner)
+    assert "corn plan --graph ring:n=3" in str(owner)
+    assert "--samples-per-agent 31" in str(owner)
+    for agent in (0, 2):
+        assert isinstance(results[agent], RefusalError), results[agent]
+        assert "TooFewSamplesError; only its owner sees the details" in str(results[agent])
+        assert not re.search(r"\b(31|40)\b", str(results[agent]))
+        with open_ledger(keys, agent, plan) as ledger:
+            assert ledger.remaining == STEPS
+    assert not recorder.batches
+    assert not list((tmp_path / "shared").rglob("*.npy"))
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "passes", "every-step"])
+def test_agents_of_different_sizes_train_together(
+    sampling: str, recorder: Recorder, tmp_path: Path
+) -> None:
+    samples = None if sampling == "every-step" else SAMPLES
+    plan = sample_plan(sampling, samples_per_agent=samples)
+    for result in recorder.run(plan, tmp_path / "keys", tmp_path, sizes=(40, 47, 90)):
+        assert isinstance(result, AgentResult), result
+        assert result.num_steps == STEPS
+    lengths = {agent: {len(rows) for _, rows in own} for agent, own in recorder.batches.items()}
+    if sampling != "poisson":
+        assert set(map(tuple, lengths.values())) == {(BATCH,)}
+
+
+def test_the_suggested_plan_names_every_agent_that_differs() -> None:
+    plan = sample_plan("passes", samples_per_agent=(40, 50, 60))
+    command = suggest_plan(plan, 2, 33)
+    assert command.endswith("--batch-size 8 --sampling passes --samples-per-agent 40,50,33")
+    assert "--epsilon 10 --delta 1e-05 --steps 12 --clip 0.5 --unit sample" in command
