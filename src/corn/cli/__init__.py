@@ -19,6 +19,7 @@ import typer
 import corn
 from corn.cli import (
     account,
+    advise,
     agent,
     compare,
     data,
@@ -39,6 +40,7 @@ from corn.errors import CornError, StoppedByUserError
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "graph": (graph.graph, graph.EXAMPLE),
     "account": (account.account, account.EXAMPLE),
+    "advise": (advise.advise, advise.EXAMPLE),
     "design": (design.design, design.EXAMPLE),
     "compare": (compare.compare, compare.EXAMPLE),
     "threat": (threat.threat, threat.EXAMPLE),

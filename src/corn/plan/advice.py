@@ -1,14 +1,204 @@
-"""Advice on training that needs no data: step sizes from the noise and the number of steps."""
+"""Advice on training that needs no data: batches, steps and step sizes from signal against noise.
+
+**The model.** T steps of size η end within
+
+    D²/(2ηT) + η(s² + d·v)/2
+
+of the least loss of a convex problem (the usual bound for SGD). D is the distance to go, s² the
+variance that samples give the agents' average gradient, and v the variance of its noise in each
+of d coordinates. With n agents, batches of B of m samples, clip C and Poisson rate p = B/m,
+
+    s² ≤ C²/(nB),    v = ρ/(n² b),    b ≈ (B/C)² arsinh(μ²/(4p²T)),
+
+where ρ is ``central_ratio`` of the noise design, and μ that of the promise. This cap b is the
+central limit of T subsampled Gaussian steps (replace adjacency); exact calibration replaces it in
+the end. The best η gives an excess of D√((s² + d·v)/T), as long as no step is longer than D, that
+is η ≤ D/C. The ratio ρ falls with the number of steps: the longer a run, the less its design must
+care for disagreement between agents.
+
+**Where more stops paying.** Once p²T is well above μ², arsinh(x) ≈ x, and the noise part becomes
+D·C·√(4dρ)/(μ·n·m): neither a larger rate nor more steps lower it any more. What is left is the
+price of the promise. So the cheapest batches and steps within a tenth of the best are proposed.
+
+**How good it is.** ``docs/advice.md`` compares it with real runs. It is a model for choosing
+between settings, and its excess is no forecast of a loss.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from corn.checks import require_count, require_in_range
+from corn.checks import require, require_count, require_in_range
+from corn.errors import InfeasibleError
+from corn.privacy import PrivacyBudget, Sampling, Unit, gaussian
 
 USUAL_DISTANCE = 3.0
 """D: the distance from the first model to a good one. It cannot be known without data; on the
 built-in tasks 1 to 10 fits the best step sizes."""
+
+USUAL_CLIPS: dict[Unit, float] = {"sample": 1.0, "agent": 0.1}
+"""C where nothing is known of gradients. A smaller clip with larger steps does nearly the same, as
+long as most gradients are clipped; a much larger one adds noise without signal."""
+
+_STEPS = (50, 100, 200, 500, 1000, 2000, 5000)
+_SMALLEST_BATCH = 16
+# Up to this squared shift of one step the central limit is within a few percent of the exact cap.
+_LARGEST_SQUARED_SHIFT = 0.25
+_TOLERANCE = 0.1
+
+
+@dataclass(frozen=True)
+class TrainingScale:
+    """What is known of a training problem without looking at data.
+
+    Attributes:
+        num_agents: n.
+        samples: m, the least number of samples of an agent.
+        num_parameters: d.
+        epsilon: ε of the run.
+        delta: δ of the run.
+        unit: what the promise protects.
+        clip: C.
+        distance: D, a guess.
+    """
+
+    num_agents: int
+    samples: int
+    num_parameters: int
+    epsilon: float
+    delta: float
+    unit: Unit = "sample"
+    clip: float = 1.0
+    distance: float = USUAL_DISTANCE
+
+    def __post_init__(self) -> None:
+        for name in ("num_agents", "samples", "num_parameters"):
+            require_count(name, getattr(self, name))
+        require_in_range("distance", self.distance, 1e-9, 1e9)
+        # Making a budget checks ε, δ, clip and unit.
+        self.make_budget(1, 1, sampling="every-step")
+
+    def make_budget(
+        self, batch_size: int, num_steps: int, sampling: Sampling | None = None
+    ) -> PrivacyBudget:
+        """Return the promise for these batches and steps, by default with Poisson sampling."""
+        is_sample = self.unit == "sample"
+        return PrivacyBudget(
+            self.epsilon,
+            self.delta,
+            num_steps=num_steps,
+            clip=self.clip,
+            unit=self.unit,
+            batch_size=batch_size if is_sample else None,
+            sampling=sampling,
+            samples_per_agent=self.samples if is_sample else None,
+        )
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """A choice of batches and steps, and what the model expects of it.
+
+    Attributes:
+        batch_size: B.
+        num_steps: T.
+        noise_variance: v of the agents' average.
+        step_size: η.
+        excess: the bound on the loss above the least one.
+    """
+
+    batch_size: int
+    num_steps: int
+    noise_variance: float
+    step_size: float
+    excess: float
+
+    @property
+    def work(self) -> int:
+        """The number of gradients that an agent computes."""
+        return self.batch_size * self.num_steps
+
+
+def expect(
+    scale: TrainingScale,
+    batch_size: int,
+    num_steps: int,
+    *,
+    precision_cap: float,
+    central_ratio: float,
+) -> Prospect:
+    """Return what the model expects of noise with this cap and this ratio to a trusted server's."""
+    noise_variance = central_ratio / (scale.num_agents**2 * precision_cap)
+    per_sample = batch_size if scale.unit == "sample" else None
+    gradient_variance = bound_gradient_variance(scale.clip, scale.num_agents, per_sample)
+    step_size = expect_step_size(
+        num_steps=num_steps,
+        clip=scale.clip,
+        num_parameters=scale.num_parameters,
+        noise_variance=noise_variance,
+        gradient_variance=gradient_variance,
+        distance=scale.distance,
+    )
+    chance = gradient_variance + scale.num_parameters * noise_variance
+    excess = scale.distance**2 / (2 * step_size * num_steps) + step_size * chance / 2
+    return Prospect(batch_size, num_steps, noise_variance, step_size, excess)
+
+
+def list_prospects(
+    scale: TrainingScale, *, central_ratio: Callable[[int], float]
+) -> list[Prospect]:
+    """Return the prospects of all usual batches and steps, in order of steps and batches.
+
+    ``central_ratio`` is ρ as a function of the number of steps.
+    """
+    mu = gaussian.mu_from(scale.epsilon, scale.delta)
+    found = []
+    for num_steps in _STEPS:
+        ratio = central_ratio(num_steps)
+        for batch_size in _list_batches(scale):
+            cap = _approximate_cap(scale, batch_size, num_steps, mu)
+            if cap is not None:
+                settings = (scale, batch_size, num_steps)
+                found.append(expect(*settings, precision_cap=cap, central_ratio=ratio))
+    if not found:
+        raise InfeasibleError(
+            f"epsilon={scale.epsilon:g} is too large for advice on {scale.samples} samples: the "
+            "noise would hardly matter; try a smaller epsilon"
+        )
+    return found
+
+
+def choose_prospect(prospects: Sequence[Prospect], *, tolerance: float = _TOLERANCE) -> Prospect:
+    """Return the prospect with the least work of those within ``tolerance`` of the least excess."""
+    require(bool(prospects), "prospects", "at least one", "none")
+    limit = (1 + tolerance) * min(own.excess for own in prospects)
+    within = [own for own in prospects if own.excess <= limit]
+    return min(within, key=lambda own: (own.work, own.num_steps))
+
+
+def _list_batches(scale: TrainingScale) -> list[int]:
+    """Return powers of two up to half of the samples, or up to all of very few."""
+    if scale.unit == "agent":
+        # The whole batch is clipped once, whatever its size, which then is no matter of privacy.
+        return [min(scale.samples, 128)]
+    sizes = [2**k for k in range(40) if _SMALLEST_BATCH <= 2**k <= scale.samples / 2]
+    return sizes or [scale.samples]
+
+
+def _approximate_cap(
+    scale: TrainingScale, batch_size: int, num_steps: int, mu: float
+) -> float | None:
+    """Return about the cap b of these batches and steps; None where there is too little noise."""
+    budget = scale.make_budget(batch_size, num_steps, sampling="every-step")
+    if scale.unit == "agent":
+        return budget.precision_cap
+    rate = batch_size / scale.samples
+    squared_shift = math.asinh(mu**2 / (4 * rate**2 * num_steps))
+    if squared_shift > _LARGEST_SQUARED_SHIFT:
+        return None
+    return squared_shift / budget.query.contribution**2
 
 
 def expect_step_size(

@@ -1,0 +1,251 @@
+"""``corn advise``: propose clip, batches, steps, step sizes and gossip without looking at data."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from corn import learn
+from corn.checks import require
+from corn.cli.options import JsonOption, OptionalGraphOption, ThreatOptions
+from corn.cli.output import print_facts, print_json, print_note, print_table, working
+from corn.learn.names import ModelName, WorkloadName
+from corn.plan.advice import USUAL_CLIPS, Prospect, TrainingScale
+from corn.plan.proposal import Proposal, propose
+from corn.privacy import Unit
+from corn.topology import Network, load_network
+
+EXAMPLE = "corn advise --samples 2800 --agents 20 --epsilon 1 --parameters 7850"
+
+_PLAN = "plan.corn"
+
+
+def advise(
+    *,
+    epsilon: Annotated[float, typer.Option(help="ε of the whole run.")],
+    delta: Annotated[float, typer.Option(help="δ of the whole run.")] = 1e-5,
+    unit: Annotated[
+        Unit, typer.Option(help="Protected unit: one sample, or an agent's whole data set.")
+    ] = "sample",
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="Least number of samples of an agent. (Default: the task's.)"),
+    ] = None,
+    agents: Annotated[
+        int | None, typer.Option(min=1, help="Number of agents. (Default: those of the graph.)")
+    ] = None,
+    graph: OptionalGraphOption = None,
+    task: Annotated[
+        WorkloadName | None,
+        typer.Option(help="Built-in task, for its numbers of parameters and samples."),
+    ] = None,
+    model: Annotated[
+        ModelName | None,
+        typer.Option(help="Model of the task. (Default: linear; mnist: network.)"),
+    ] = None,
+    parameters: Annotated[
+        int | None, typer.Option(min=1, help="Number of parameters of the model, without --task.")
+    ] = None,
+    clip: Annotated[
+        float | None,
+        typer.Option(help="Largest norm C of a clipped gradient. (Default: 1; unit agent: 0.1.)"),
+    ] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Directory of data sets. (Default: $CORN_DATA, or the user's cache.)"),
+    ] = None,
+    threat: ThreatOptions,
+    json: JsonOption = False,
+) -> None:
+    """Propose clip, batches, steps, step sizes and gossip, and print the commands to go on with."""
+    network = _choose_network(graph, agents)
+    n = network.num_agents
+    if (task is None) == (parameters is None):
+        raise typer.BadParameter("give a built-in --task or the number of --parameters")
+    if task is not None:
+        # The built-in data sets are public, so their sizes may be looked at.
+        problem = learn.make_workload(task, n, model=model, directory=cache, stand_in=False)
+        parameters = problem.task.num_parameters
+        samples = samples or min(problem.data.sizes)
+    if samples is None or parameters is None:
+        raise typer.BadParameter("give the least number of --samples of an agent")
+    scale = TrainingScale(
+        num_agents=n,
+        samples=samples,
+        num_parameters=parameters,
+        epsilon=epsilon,
+        delta=delta,
+        unit=unit,
+        clip=USUAL_CLIPS[unit] if clip is None else clip,
+    )
+    with working("comparing settings"):
+        proposal = propose(network, scale, threat=threat.make(n))
+    learner = _list_options(task=task, model=model, cache=cache)
+    commands = _write_commands(proposal, network.source, learner, is_runnable=task is not None)
+    if json:
+        print_json(_collect(proposal, network, commands))
+    else:
+        _print(proposal, network, commands)
+
+
+def _choose_network(graph: str | None, agents: int | None) -> Network:
+    """Return the network given, or a random one in which every agent has four neighbours."""
+    if graph is None:
+        if agents is None:
+            raise typer.BadParameter("give the number of --agents or a --graph")
+        # A random regular graph mixes fast with few links; very few agents can all be linked.
+        graph = f"regular:n={agents},degree=4,seed=1" if agents > 5 else f"complete:{agents}"
+    network = load_network(graph)
+    is_same = agents is None or agents == network.num_agents
+    require(is_same, "agents", f"{network.num_agents}, as in the graph", agents)
+    return network
+
+
+def _write_commands(
+    proposal: Proposal, graph: str, learner: Sequence[str], *, is_runnable: bool
+) -> list[str]:
+    """Return commands that run as they are; those that train need a built-in task."""
+    scale, prospect, mixing = proposal.scale, proposal.prospect, proposal.mixing
+    size = prospect.batch_size if scale.unit == "sample" else None
+    promise = _list_options(
+        unit=scale.unit,
+        epsilon=scale.epsilon,
+        delta=scale.delta,
+        steps=prospect.num_steps,
+        clip=scale.clip,
+    )
+    network = _list_options(graph=graph, gossip=str(mixing.gossip))
+    samples = _list_options(
+        batch_size=size, samples_per_agent=None if size is None else scale.samples
+    )
+    batches = _list_options(batch_size=prospect.batch_size)
+    step = _list_options(step_size=round_step_size(prospect.step_size))
+    train = ["corn", "train", *learner, *network, *promise, *batches]
+    plan = ["corn", "plan", *network, *promise, *samples, "--out", _PLAN]
+    launch = ["corn", "launch", _PLAN, *learner, *batches, *step, "--out", "out/run"]
+    verify = ["corn", "verify", _PLAN]
+    chosen = [train, plan, verify, launch] if is_runnable else [plan, verify]
+    return [shlex.join(command) for command in chosen]
+
+
+def _list_options(**options: object) -> list[str]:
+    """Return the options of a command line that have a value.
+
+    >>> _list_options(batch_size=128, model=None)
+    ['--batch-size', '128']
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    texts = {n: f"{v:g}" if isinstance(v, float) else str(v) for n, v in given.items()}
+    return [part for n, text in texts.items() for part in (f"--{n.replace('_', '-')}", text)]
+
+
+def round_step_size(step_size: float) -> float:
+    """Return a step size with one digit, which is more than is known of it.
+
+    >>> round_step_size(0.1384)
+    0.1
+    """
+    return float(f"{step_size:.1g}")
+
+
+def _print(proposal: Proposal, network: Network, commands: Sequence[str]) -> None:
+    scale, prospect, mixing = proposal.scale, proposal.prospect, proposal.mixing
+    eta = round_step_size(prospect.step_size)
+    noise = (scale.num_parameters * prospect.noise_variance) ** 0.5
+    print_facts(
+        f"advice for {scale.num_agents} agents on {network.source}, with at least {scale.samples} "
+        f"samples each, and {scale.num_parameters} parameters",
+        [
+            ("promise", proposal.budget.describe()),
+            ("against", proposal.threat.describe()),
+            ("clip", f"{scale.clip:g}"),
+            ("batches and steps", _describe_batches(proposal)),
+            ("step sizes", f"about {eta:g}; corn train searches for it on public data"),
+            ("noise", f"of norm {noise:.3g} in the agents' average gradient at each step"),
+            (
+                "gossip",
+                f"{mixing.gossip}, and at the end {mixing.cooldown_steps} steps that mix only",
+            ),
+            (
+                "of a trusted server",
+                f"{mixing.central_ratio:.3g} × its noise variance in the average model",
+            ),
+        ],
+    )
+    _print_prospects(proposal)
+    print_table(
+        "Gossip: messages cost no privacy",
+        ["gossip", "× noise of a server", "cool-down", "messages per link", "excess"],
+        [
+            [
+                str(own.gossip) + (" (proposed)" if own == mixing else ""),
+                f"{own.central_ratio:.3g}",
+                str(own.cooldown_steps),
+                str(own.num_messages),
+                f"{own.excess:.3g}",
+            ]
+            for own in proposal.mixings
+        ],
+    )
+    # Not in a table, which would break the lines.
+    typer.echo("\n".join(["Commands:", *commands]))
+    print_note(
+        "excess is a bound on the loss above the least one, for a convex problem whose solution is "
+        f"at distance {scale.distance:g}: for choosing between settings, not a forecast"
+    )
+
+
+def _describe_batches(proposal: Proposal) -> str:
+    own, scale = proposal.prospect, proposal.scale
+    if scale.unit == "agent":
+        return f"{own.num_steps} steps; the batch size is no matter of privacy"
+    rate = proposal.budget.query.sampling_rate
+    return f"B = {own.batch_size}, rate {rate:.4g} (Poisson sampling), {own.num_steps} steps"
+
+
+def _print_prospects(proposal: Proposal) -> None:
+    """Print the excess of all steps and batches, where it stops falling to the right and below."""
+    sizes = sorted({own.batch_size for own in proposal.prospects})
+    found = {(own.num_steps, own.batch_size): own for own in proposal.prospects}
+    steps = sorted({own.num_steps for own in proposal.prospects})
+    chosen = proposal.prospect.num_steps, proposal.prospect.batch_size
+    print_table(
+        "Excess by steps T and batch size B, with one gossip round; * is proposed",
+        ["T", *(f"B = {size}" for size in sizes)],
+        [[str(T), *(_mark(found.get((T, B)), chosen == (T, B)) for B in sizes)] for T in steps],
+    )
+
+
+def _mark(prospect: Prospect | None, is_chosen: bool) -> str:
+    return "" if prospect is None else f"{prospect.excess:.3g}" + ("*" if is_chosen else "")
+
+
+def _collect(proposal: Proposal, network: Network, commands: Sequence[str]) -> dict[str, object]:
+    scale, prospect, mixing = proposal.scale, proposal.prospect, proposal.mixing
+    return {
+        "graph": network.source,
+        "num_agents": scale.num_agents,
+        "samples": scale.samples,
+        "num_parameters": scale.num_parameters,
+        "promise": proposal.budget.describe(),
+        "adversary": proposal.threat.describe(),
+        "clip": scale.clip,
+        "batch_size": prospect.batch_size,
+        "sampling": proposal.budget.sampling,
+        "sampling_rate": proposal.budget.query.sampling_rate,
+        "num_steps": prospect.num_steps,
+        "step_size": prospect.step_size,
+        "precision_cap": proposal.budget.precision_cap,
+        "noise_variance_of_average": prospect.noise_variance,
+        "excess": prospect.excess,
+        "gossip": str(mixing.gossip),
+        "cooldown_steps": mixing.cooldown_steps,
+        "central_ratio": mixing.central_ratio,
+        "prospects": [vars(own) for own in proposal.prospects],
+        "mixings": [{**vars(own), "gossip": str(own.gossip)} for own in proposal.mixings],
+        "commands": list(commands),
+    }

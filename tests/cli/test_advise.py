@@ -1,0 +1,73 @@
+"""``corn advise`` proposes settings without data, and its commands run as they are printed."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from corn.cli import app
+
+from .commands import Runner
+
+SMALL = ("advise", "--agents", 6, "--epsilon", 2, "--colluders", 0)
+
+
+def test_a_proposal_from_numbers_alone(corn: Runner) -> None:
+    outcome = corn(*SMALL, "--samples", 500, "--parameters", 40)
+    assert outcome.exit_code == 0, outcome.stderr
+    text = " ".join(outcome.stdout.split())
+    for word in (
+        "ε = 2",
+        "one sample of one agent",
+        "Poisson sampling",
+        "eavesdropper",
+        "Commands:",
+    ):
+        assert word in text
+    assert "not a forecast" in outcome.stderr
+    facts = json.loads(corn(*SMALL, "--samples", 500, "--parameters", 40, "--json").stdout)
+    assert facts["sampling_rate"] == pytest.approx(facts["batch_size"] / 500)
+    assert facts["central_ratio"] >= 1
+    # Without a built-in task nothing can be trained.
+    assert [command.split()[1] for command in facts["commands"]] == ["plan", "verify"]
+
+
+@pytest.mark.parametrize("unit", ["sample", "agent"])
+def test_commands_run_as_printed(
+    corn: Runner, unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    task = ("--task", "breast-cancer", "--unit", unit)
+    commands = json.loads(corn(*SMALL, *task, "--json").stdout)["commands"]
+    assert [command.split()[1] for command in commands] == ["train", "plan", "verify", "launch"]
+    parsers = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for command in commands:
+        _, name, *arguments = shlex.split(command)
+        # Parsing checks every option and value; training is left to the slow test.
+        parsers[name].make_context(name, list(arguments))
+        if name in ("plan", "verify"):
+            outcome = corn(name, *arguments)
+            assert outcome.exit_code == 0, outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "exit_code", "message"),
+    [
+        (["--samples", "9", "--parameters", "3"], 2, "--agents or a --graph"),
+        (["--agents", "4", "--samples", "9"], 2, "--task or the number of --parameters"),
+        (["--agents", "4", "--parameters", "9"], 2, "--samples of an agent"),
+        (
+            ["--agents", "4", "--graph", "ring:5", "--samples", "9", "--parameters", "3"],
+            1,
+            "agents must be 5",
+        ),
+    ],
+)
+def test_missing_or_contradicting_numbers(
+    corn: Runner, options: list[str], exit_code: int, message: str
+) -> None:
+    outcome = corn("advise", "--epsilon", 1, *options)
+    assert outcome.exit_code == exit_code
+    assert message in " ".join(outcome.stderr.replace("│", " ").split())
