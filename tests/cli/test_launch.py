@@ -48,7 +48,8 @@ def test_a_plan_is_run_and_its_results_are_written(corn: Runner, tmp_path: Path)
     arguments[3] = tmp_path / "another folder for results"
     again = corn(*arguments)
     assert again.exit_code == 1
-    assert again.stderr.count("\n") == 1
+    assert "this run by itself: at most ε = 0;" in again.stderr
+    assert again.stderr.count("\n") == 2
     assert "ledger allows no more releases under this plan" in again.stderr
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 PAGE = 4096
 ENTRY = re.compile(
-    rb"entry (\d+) run ([0-9a-f]{64}) settled (\d+) released (\d+) reserved (\d+) to (\d+)\n"
+    rb"entry (\d+) run ([0-9a-f]{64}) settled (\d+) released (\d+) reserved (\d+) to (\d+) "
 )
 HEADER = re.compile(rb"plan ([0-9a-f]{64}) agent (\d+) limit (\d+)\n")
 

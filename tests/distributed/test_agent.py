@@ -232,7 +232,7 @@ def test_all_must_have_the_same_frozen_parameters_and_loss(tmp_path: Path) -> No
 
 def test_a_spent_budget_is_explained_by_a_crashed_run(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 3)
-    with open_ledger(tmp_path / "keys", 1, PLAN) as ledger:
+    with open_ledger(tmp_path / "keys", 1, PLAN, precision=float(PLAN.precision_caps[0])) as ledger:
         for step in range(12):
             ledger.reserve(step)
         (path,) = (tmp_path / "keys").glob("*.ledger")
@@ -244,7 +244,7 @@ def test_a_spent_budget_is_explained_by_a_crashed_run(tmp_path: Path) -> None:
 
 def test_a_run_ends_early_where_one_ledger_allows_fewer_steps(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 3)
-    with open_ledger(tmp_path / "keys", 1, PLAN) as ledger:
+    with open_ledger(tmp_path / "keys", 1, PLAN, precision=float(PLAN.precision_caps[0])) as ledger:
         for step in range(5):
             ledger.reserve(step)
     for result in run_in_threads(3, lambda rendezvous: train(rendezvous, tmp_path)):

@@ -217,7 +217,7 @@ def test_data_that_does_not_fit_the_plan_is_refused_before_any_release(
         assert isinstance(results[agent], RefusalError), results[agent]
         assert "TooFewSamplesError; only its owner sees the details" in str(results[agent])
         assert not re.search(r"\b(31|40)\b", str(results[agent]))
-        with open_ledger(keys, agent, plan) as ledger:
+        with open_ledger(keys, agent, plan, precision=1.0) as ledger:
             assert ledger.remaining == STEPS
     assert not recorder.batches
     assert not list((tmp_path / "shared").rglob("*.npy"))

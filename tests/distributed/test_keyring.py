@@ -1,5 +1,6 @@
 """Keys come from the agent's own files, and seeds of larger groups reach their members only."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,14 +20,19 @@ from corn.distributed.keyring import (
 from corn.distributed.rendezvous import Rendezvous
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.noise import (
+    ReleaseLedger,
     SecureSource,
     draw_all_shares,
     draw_share,
     generate_identity,
+    list_used_plans,
+    load_identity,
     load_roster,
+    read_history,
     save_identity,
     simulated_keys,
 )
+from corn.plan import Plan, fingerprint
 
 from .harness import small_plan
 from .threads import run_in_threads
@@ -136,11 +142,62 @@ def test_missing_and_wrong_keys_are_refused(tmp_path: Path) -> None:
         load_keys(tmp_path, 1, 3)
 
 
+def open_for(folder: Path, plan: Plan, agent: int = 1) -> ReleaseLedger:
+    return open_ledger(folder, agent, plan, precision=float(plan.precision_caps[0]))
+
+
 def test_the_ledger_belongs_to_key_and_plan(tmp_path: Path) -> None:
     plan, other = small_plan("ring:4", 10), small_plan("ring:4", 11)
-    with open_ledger(tmp_path, 1, plan) as ledger:
+    make_keys(tmp_path, 4)
+    with open_for(tmp_path, plan) as ledger:
         ledger.reserve(0)
         with pytest.raises(CornError, match=r"another process has this ledger"):
-            open_ledger(tmp_path, 1, plan)
-    with open_ledger(tmp_path, 1, plan) as ledger, open_ledger(tmp_path, 1, other) as fresh:
+            open_for(tmp_path, plan)
+    with open_for(tmp_path, plan) as ledger, open_for(tmp_path, other) as fresh:
         assert (ledger.remaining, fresh.remaining) == (9, 11)
+    used = [fingerprint(own).hex() for own in (plan, other)]
+    assert list_used_plans(tmp_path / "agent-1.key") == tuple(used)
+
+
+def test_a_lost_ledger_is_not_replaced_by_an_empty_one(tmp_path: Path) -> None:
+    plan = small_plan("ring:4", 10)
+    make_keys(tmp_path / "keys", 4)
+    with open_for(tmp_path / "keys", plan) as ledger:
+        ledger.reserve(0)
+    # A key that is copied to another host tells that its ledger was left behind.
+    (tmp_path / "copy").mkdir()
+    shutil.copy(tmp_path / "keys/agent-1.key", tmp_path / "copy")
+    next((tmp_path / "keys").glob("*.ledger")).unlink()
+    for folder in (tmp_path / "keys", tmp_path / "copy"):
+        with pytest.raises(
+            FileFormatError, match=r"is missing.*still count.*total is then unknown"
+        ):
+            open_for(folder, plan)
+        assert not list(folder.glob("*.ledger"))
+        history = read_history([folder], 1)
+        assert (history.records, len(history.problems)) == ((), 1)
+
+
+def test_a_crash_before_the_key_records_its_use_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = small_plan("ring:4", 10)
+    make_keys(tmp_path, 4)
+    key = tmp_path / "agent-1.key"
+    unused = key.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr("corn.distributed.keyring.record_use", _crash)
+        with pytest.raises(OSError, match="crash"):
+            open_for(tmp_path, plan)
+    # Nothing of the line, a part of it, or all of it is on the disk.
+    line = f"plan {fingerprint(plan).hex()}\n".encode()
+    for written in (b"", line[:3], line[:40], line[:-1], line):
+        key.write_bytes(unused + written)
+        load_identity(key)
+        with open_for(tmp_path, plan) as ledger:
+            assert ledger.remaining == 10
+        assert key.read_bytes() == unused + line
+
+
+def _crash(*_: object) -> None:
+    raise OSError("crash")

@@ -12,14 +12,19 @@ import time
 from pathlib import Path
 
 from corn.noise.ledger import BudgetSpentError, ReleaseLedger
+from corn.privacy import PrivacyBudget
+from corn.privacy.composition import PlanTerms
 
 PLAN = bytes(32)
 
 
 def release_until_killed(path: Path, log: Path, limit: int, dice: random.Random) -> None:
+    terms = PlanTerms(PrivacyBudget(1, 1e-5, num_steps=limit, clip=0.1), max_colluders=1)
     messages = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     while True:
-        with ReleaseLedger.open(path, plan_fingerprint=PLAN, agent=0, max_releases=limit) as ledger:
+        with ReleaseLedger.open(
+            path, plan_fingerprint=PLAN, agent=0, terms=terms, precision=0.01
+        ) as ledger:
             step = dice.choice([0, 0, 1000])
             while dice.random() > 0.002:
                 ledger.reserve(step)

@@ -18,18 +18,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
-from corn.noise import BudgetSpentError, ReleaseLedger, agree_on_nonce, count_remaining
-from corn.noise.ledger import FILE_BYTES, PAGE_BYTES, STEPS_PER_BLOCK
+from corn.noise import BudgetSpentError, ReleaseLedger, agree_on_nonce, read_ledger
+from corn.noise.ledger_file import FILE_BYTES, PAGE_BYTES, STEPS_PER_BLOCK, format_page
+from corn.privacy import PrivacyBudget
+from corn.privacy.composition import PlanTerms
+from corn.privacy.floats import set_aside
 
 PLAN = bytes(32)
 ENTRY = re.compile(
-    rb"entry (\d+) run \w{64} settled (\d+) released (\d+) reserved (\d+) to (\d+)\n"
+    rb"entry (\d+) run \w{64} settled (\d+) released (\d+) reserved (\d+) to (\d+) precision "
 )
 
 
+def make_terms(limit: int = 200, **changes: Any) -> PlanTerms:
+    return PlanTerms(PrivacyBudget(1, 1e-5, num_steps=limit, clip=0.1, **changes), 1)
+
+
 def open_ledger(path: Path, limit: int = 200, **changes: Any) -> ReleaseLedger:
-    plan = {"plan_fingerprint": PLAN, "agent": 3, "max_releases": limit, **changes}
-    return ReleaseLedger.open(path, **plan)
+    plan = {"plan_fingerprint": PLAN, "agent": 3, "terms": make_terms(limit), "precision": 0.01}
+    return ReleaseLedger.open(path, **(plan | changes))  # type: ignore[arg-type]
+
+
+def count_remaining(path: Path) -> int:
+    expense = read_ledger(path).expense
+    return expense.terms.budget.num_steps - expense.num_releases
 
 
 def reserve(ledger: ReleaseLedger, first: int, stop: int) -> set[tuple[bytes, int]]:
@@ -67,7 +79,7 @@ def test_a_clean_stop_loses_nothing(tmp_path: Path) -> None:
             assert ledger.remaining == 200 - 7 * (run + 1)
             assert "of 200 releases remain" in repr(ledger)
     assert len(nonces) == 5
-    assert count_remaining(path, plan_fingerprint=PLAN, agent=3, max_releases=200) == 165
+    assert count_remaining(path) == 165
 
 
 def test_a_crash_costs_at_most_a_block(tmp_path: Path) -> None:
@@ -90,8 +102,6 @@ def test_a_ledger_allows_exactly_the_releases_of_the_plan(tmp_path: Path) -> Non
         with pytest.raises(BudgetSpentError, match="all 100 releases of the plan are spent"):
             ledger.reserve(100)
     with open_ledger(tmp_path / "ledger", limit=100) as ledger, pytest.raises(BudgetSpentError):
-        ledger.reserve(0)
-    with open_ledger(tmp_path / "none", limit=0) as ledger, pytest.raises(BudgetSpentError):
         ledger.reserve(0)
 
 
@@ -186,8 +196,10 @@ def test_a_second_process_cannot_open_the_ledger(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     code = (
         "import sys, pathlib; from corn.noise.ledger import ReleaseLedger\n"
+        "from corn.privacy.composition import PlanTerms\n"
+        f"terms = PlanTerms.from_text({make_terms().to_text()!r})\n"
         "ReleaseLedger.open(pathlib.Path(sys.argv[1]), plan_fingerprint=bytes(32), agent=3,"
-        " max_releases=200)"
+        " terms=terms, precision=0.01)"
     )
     with open_ledger(path) as ledger:
         with pytest.raises(CornError, match="another process has this ledger open"):
@@ -237,7 +249,7 @@ def test_threads_never_get_the_same_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"plan_fingerprint": b"\x01" * 32}, {"agent": 4}, {"max_releases": 201}]
+    "change", [{"plan_fingerprint": b"\x01" * 32}, {"agent": 4}, {"terms": make_terms(201)}]
 )
 def test_another_plans_or_agents_ledger_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     open_ledger(tmp_path / "ledger").close()
@@ -250,7 +262,6 @@ def test_another_plans_or_agents_ledger_is_refused(tmp_path: Path, change: dict[
     [
         ({"plan_fingerprint": b"short"}, "plan_fingerprint must be 32 bytes, found 5 bytes"),
         ({"agent": -1}, "agent must be an integer of at least 0, found -1"),
-        ({"max_releases": -1}, "max_releases must be an integer of at least 0, found -1"),
     ],
 )
 def test_bad_arguments_leave_no_file(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -280,7 +291,7 @@ def test_a_changed_byte_is_counted_conservatively_or_refused(
     path = tmp_path_factory.mktemp("changed") / "ledger"
     path.write_bytes(changed)
     if page == 0:
-        with pytest.raises(FileFormatError, match="no more may be made: make a new plan"):
+        with pytest.raises(FileFormatError, match="no more may be made under this plan"):
             open_ledger(path)
         return
     with open_ledger(path) as ledger:
@@ -293,7 +304,7 @@ def test_a_changed_byte_is_counted_conservatively_or_refused(
 def test_a_cut_ledger_is_refused(used_ledger: bytes, tmp_path: Path, size: int) -> None:
     path = tmp_path / "ledger"
     path.write_bytes(used_ledger[:size])
-    with pytest.raises(FileFormatError, match="damaged, or not a release ledger"):
+    with pytest.raises(FileFormatError, match=r"damaged.*still count"):
         open_ledger(path)
     assert path.read_bytes() == used_ledger[:size]
 
@@ -310,10 +321,15 @@ def test_a_longer_or_doubly_damaged_ledger_is_refused(used_ledger: bytes, tmp_pa
     for content in (used_ledger + b"\n", bytes(both), swapped, bytes(FILE_BYTES), os.urandom(9999)):
         path = tmp_path / "ledger"
         path.write_bytes(content)
-        with pytest.raises(FileFormatError, match="damaged, or not a release ledger"):
+        with pytest.raises(FileFormatError, match="damaged"):
             open_ledger(path)
-        with pytest.raises(FileFormatError, match="damaged, or not a release ledger"):
-            count_remaining(path, plan_fingerprint=PLAN, agent=3, max_releases=200)
+        if content[:PAGE_BYTES] == used_ledger[:PAGE_BYTES]:
+            found = read_ledger(path)
+            assert (found.is_known, found.expense.num_releases) == (False, 200)
+            assert found.expense.precision >= set_aside(make_terms().budget).precision_cap
+        else:
+            with pytest.raises(FileFormatError, match="the total is then unknown"):
+                read_ledger(path)
 
 
 def test_pages_of_two_versions_are_refused(tmp_path: Path) -> None:
@@ -362,7 +378,7 @@ def test_crashes_tears_and_restarts_never_overspend(tmp_path: Path, seed: int) -
             content[page * PAGE_BYTES : page * PAGE_BYTES + length] = os.urandom(length)
         crash.write_bytes(content)
         path = crash
-        left = count_remaining(path, plan_fingerprint=PLAN, agent=3, max_releases=limit)
+        left = count_remaining(path)
         assert left <= limit - len(released)
     assert len(released) <= limit
 
@@ -378,7 +394,7 @@ def test_killed_processes_never_reuse_noise_nor_overspend(tmp_path: Path) -> Non
     assert 1000 < len(lines) <= limit
     spent = read_spent(path.read_bytes())
     assert len(lines) <= spent <= limit
-    with ReleaseLedger.open(path, plan_fingerprint=PLAN, agent=0, max_releases=limit) as ledger:
+    with open_ledger(path, limit, agent=0) as ledger:
         assert ledger.remaining == limit - spent
 
 
@@ -417,3 +433,31 @@ def test_a_crash_leaves_most_of_a_short_plan(tmp_path: Path) -> None:
         with open_ledger(crashed, limit) as restarted:
             assert (restarted.remaining, restarted.reserved_before) == (left, limit - left)
         path.unlink()
+
+
+def test_a_ledger_states_the_terms_and_the_worst_noise_of_all_runs(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    for precision, worst in ((0.01, 0.01), (0.03, 0.03), (0.02, 0.03)):
+        with open_ledger(path, precision=precision) as ledger:
+            reserve(ledger, 0, 5)
+            assert ledger.precision == worst
+    found = read_ledger(path)
+    assert (found.plan, found.agent, found.is_known) == (PLAN.hex(), 3, True)
+    assert found.expense.terms == make_terms()
+    assert (found.expense.precision, found.expense.num_releases) == (0.03, 15)
+
+
+def test_other_terms_under_the_same_plan_are_refused(tmp_path: Path) -> None:
+    open_ledger(tmp_path / "ledger").close()
+    with pytest.raises(FileFormatError, match="but under other terms"):
+        open_ledger(tmp_path / "ledger", terms=make_terms(adjacency="add-remove"))
+
+
+def test_a_ledger_of_another_version_is_not_called_a_new_start(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    text = f"CorN release ledger 1. Never copy or edit it.\nplan {PLAN.hex()} agent 3 limit 200\n"
+    entry = f"entry 0 run {'0' * 64} settled 0 released 0 reserved 0 to 0\n"
+    path.write_bytes(b"".join(format_page(page, header=text) for page in (text, entry, entry)))
+    for read in (open_ledger, read_ledger):
+        with pytest.raises(FileFormatError, match=r"another version.*still count.*unknown"):
+            read(path)

@@ -64,6 +64,33 @@ class RunOptions:
         ),
     ] = False
 
+    lifetime_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="Refuse to start if all releases of an agent's data, under this and other plans, "
+            "could exceed this ε.",
+            rich_help_panel=AGENTS,
+        ),
+    ] = None
+    lifetime_delta: Annotated[
+        float | None,
+        typer.Option(help="δ of that total. (Default: the plan's.)", rich_help_panel=AGENTS),
+    ] = None
+    other_keys: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Another folder of keys whose agents of the same numbers have the same data; its "
+            "ledgers count to the total. Can be given several times.",
+            rich_help_panel=AGENTS,
+        ),
+    ] = None
+
+    def make_lifetime(self) -> distributed.Lifetime:
+        """Return the owner's limit on all releases."""
+        return distributed.Lifetime(
+            self.lifetime_epsilon, self.lifetime_delta, tuple(self.other_keys or ())
+        )
+
     def make_settings(
         self,
         learning: LearningOptions,
@@ -163,6 +190,7 @@ def agent(
         num_agents=agents,
         store=None if store is None else distributed.parse_address(store),
         default_batch_size=USUAL_BATCH_SIZE,
+        lifetime=run.make_lifetime(),
     )
     limit_threads()
     own = os.environ.get("RANK", "") if number is None else str(number)
@@ -173,6 +201,9 @@ def agent(
             on_note=lambda text: _print_line(own, text),
             interruption=distributed.listen_for_signals(),
             on_private_note=lambda text: _print_line(own, f"private, do not hand out: {text}"),
+            on_total=lambda total: _print_line(
+                own, f"private, do not hand out: {total.describe()}"
+            ),
         ),
     )
     _print_line(own, _describe(result, agreed))

@@ -28,6 +28,7 @@ from corn.topology import Gossip
 EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/run"
 
 _TOGETHER = "Decentralised planning"
+_OWNERS_OPTIONS = ("lifetime_epsilon", "lifetime_delta", "other_keys")
 _WARNING = (
     "private numbers are computed from private data without noise: no ε covers them, and they must "
     "not be handed out"
@@ -147,6 +148,8 @@ def launch(
         placement=distributed.Placement(
             agents_per_host, host, None if store is None else distributed.parse_address(store)
         ),
+        lifetime=run.make_lifetime(),
+        on_total=lambda total: print_note(f"private, do not hand out: {total.describe()}"),
         show_table=not json,
         show_private=show_private,
     )
@@ -198,10 +201,11 @@ def _facts(
     """Return the content of run.json: nothing computed from private data without noise."""
     result, plan = launched.measured, launched.plan
     return {
-        # Names of folders may describe the owner of the data.
+        # Names of folders may describe the owner of the data, and limits its other runs.
         "configuration": {
             name: value.name if isinstance(value, Path) else value
             for name, value in configuration.items()
+            if name not in _OWNERS_OPTIONS
         },
         "task": launched.problem.task.describe(),
         "plan": fingerprint(plan).hex(),

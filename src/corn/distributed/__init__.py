@@ -5,8 +5,8 @@
 - ``corn agent``: one agent of a workload, for torchrun.
 
 The modules, in the order in which things happen: ``settings``, ``launcher``, ``processes``;
-``agent`` with ``rendezvous``, ``planning``, ``keyring``, ``handshake``, ``links``, ``exchange``;
-``rounds`` with ``survivors``; ``journal``, ``storage``, ``results``.
+``agent`` with ``rendezvous``, ``planning``, ``keyring``, ``handshake``, ``lifetime``, ``links``,
+``exchange``; ``rounds`` with ``survivors``; ``journal``, ``storage``, ``results``.
 
 Names are imported when first used, as torch takes seconds.
 """
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from corn.distributed.launcher import LaunchResult as LaunchResult
     from corn.distributed.launcher import Placement as Placement
     from corn.distributed.launcher import launch as launch
+    from corn.distributed.lifetime import Lifetime as Lifetime
+    from corn.distributed.lifetime import LifetimeSpentError as LifetimeSpentError
+    from corn.distributed.lifetime import LifetimeTotal as LifetimeTotal
     from corn.distributed.planning import PlanningRequest as PlanningRequest
     from corn.distributed.processes import listen_for_signals as listen_for_signals
     from corn.distributed.rendezvous import Rendezvous as Rendezvous
@@ -40,6 +43,9 @@ _MODULES = {
     "AgentConfig": "settings",
     "AgentResult": "results",
     "LaunchResult": "launcher",
+    "Lifetime": "lifetime",
+    "LifetimeSpentError": "lifetime",
+    "LifetimeTotal": "lifetime",
     "Placement": "launcher",
     "PlanningRequest": "planning",
     "Rendezvous": "rendezvous",

@@ -24,8 +24,9 @@ from corn.distributed.handshake import (
     require_budget,
     shake_hands,
 )
-from corn.distributed.journal import EvaluationData, Journal, ReleaseAccount, Reports, open_account
+from corn.distributed.journal import EvaluationData, Journal, ReleaseAccount, Reports
 from corn.distributed.keyring import Keyring, NoiseShare, open_keyring, share_group_seeds
+from corn.distributed.lifetime import Lifetime, check_lifetime
 from corn.distributed.links import open_links
 from corn.distributed.planning import find_plan
 from corn.distributed.rendezvous import Rendezvous, join, naming_agent
@@ -68,6 +69,7 @@ def run_agent(
     out: Path | None = None,
     settings: RunSettings | None = None,
     reports: Reports | None = None,
+    lifetime: Lifetime | None = None,
 ) -> AgentResult:
     """Run one agent of a plan in this process, with its own data and keys, to the end.
 
@@ -88,6 +90,7 @@ def run_agent(
             and checkpoints, and only its owner can open it.
         settings: of the run.
         reports: callbacks for news of the run.
+        lifetime: the owner's limit on all releases of this data, under this and other plans.
 
     Raises:
         CornError: in one line that begins with the agent's number.
@@ -104,7 +107,14 @@ def run_agent(
             {name: read_samples(part) for name, part in parts.items() if part is not None},
         )
     return run_problem(
-        plan, own, rendezvous=rendezvous, keys=keys, out=out, settings=chosen, reports=reports
+        plan,
+        own,
+        rendezvous=rendezvous,
+        keys=keys,
+        out=out,
+        settings=chosen,
+        reports=reports,
+        lifetime=lifetime,
     )
 
 
@@ -137,6 +147,7 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
         out=config.out,
         settings=settings,
         reports=reports,
+        lifetime=config.lifetime,
         data=config.workload.describe(problem),
     )
     return plan, result
@@ -152,6 +163,7 @@ def run_problem(
     out: Path | None = None,
     settings: RunSettings,
     reports: Reports | None = None,
+    lifetime: Lifetime | None = None,
     data: str = "",
 ) -> AgentResult:
     """Run one agent of a plan on a problem with its own data.
@@ -168,7 +180,9 @@ def run_problem(
             folders = None
             if out is not None:
                 folders = make_folders(out, agent, is_rehearsal=settings.is_rehearsal)
-            keyring = open_keyring(plan, agent, settings, keys, stack)
+            keyring = open_keyring(
+                plan, agent, settings, keys, stack, precision=guarantee.precision
+            )
             releases_left = keyring.ledger.remaining
             choices = keyring.make_choices(plan, agent)
             work = prepare_work(plan, agent, settings, problem, choices, cohort=cohort)
@@ -184,6 +198,21 @@ def run_problem(
             hello = make_hello(plan, settings, work, keyring, steps, data)
             agreement = shake_hands(rendezvous, hello)
             require_budget(agreement)
+            # The owner's limit is on all plans together. Checked with the ledger open, so that no
+            # second run can add to the total meanwhile, and before anything is released.
+            total = None
+            if keys is not None and not settings.is_rehearsal:
+                left = settings.steps_of(plan) - agreement.first_step
+                total = check_lifetime(
+                    plan,
+                    agent,
+                    keys=keys,
+                    ledger=keyring.ledger,
+                    lifetime=lifetime or Lifetime(),
+                    num_steps=min(left, agreement.max_steps),
+                )
+                if reports.on_total:
+                    reports.on_total(total)
             group_seeds = share_group_seeds(rendezvous, plan, keyring, run_nonce=agreement.nonce)
             keyring = replace(keyring, group_seeds=group_seeds)
             # Connect. Opening a link notices no signal, so it waits until both ends are there.
@@ -193,9 +222,9 @@ def run_problem(
                 stack.callback(exchange.close)
             confirm(rendezvous, agreement, "ready")
         with naming_agent(agent):
-            account = open_account(plan, guarantee, settings, releases_left=releases_left)
+            account = ReleaseAccount(plan.budget.of_agent(agent), keyring.ledger.precision)
             run = AgreedRun(plan, settings, agent, agreement, keyring, work, account, folders)
-            return train_agent(run, exchange, reports)
+            return replace(train_agent(run, exchange, reports), lifetime=total)
 
 
 @dataclass(frozen=True, eq=False)

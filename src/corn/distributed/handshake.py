@@ -153,7 +153,9 @@ def is_public(error: Exception) -> bool:
 
 
 def _name_kind(error: BaseException) -> str:
-    return f"{type(error).__name__}; only its owner sees the details"
+    # A few errors have a word for others beside the message for the owner.
+    word = getattr(error, "public_reason", type(error).__name__)
+    return f"{word}; only its owner sees the details"
 
 
 def _refuse(rendezvous: Rendezvous, reason: str) -> None:

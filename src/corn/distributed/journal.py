@@ -11,12 +11,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
 from torch import Tensor
 
+from corn.distributed.lifetime import LifetimeTotal
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import (
     AgentCheckpoint,
@@ -31,9 +32,9 @@ from corn.learn.metrics import COLUMNS, SHARED_COLUMNS, Row, Samples, measure, w
 from corn.learn.monitor import Interruption
 from corn.learn.step import StepStatistics
 from corn.learn.tasks import Task
-from corn.plan import AgentGuarantee, Plan
+from corn.plan import Plan
 from corn.privacy import PrivacyBudget
-from corn.privacy.floats import account_floats, set_aside
+from corn.privacy.floats import account_floats
 
 _SECONDS_BETWEEN_REPORTS = 0.1
 _STATISTICS = ("gradient_norm", "fraction_clipped", "noise_norm")
@@ -66,13 +67,15 @@ class Progress:
 class Reports:
     """Callbacks for news of a run while it lasts, and the request to stop it.
 
-    Private notes depend on the agent's data, and so does a part of its progress.
+    Private notes depend on the agent's data, and so does a part of its progress. The total of all
+    releases is for the agent's owner alone.
     """
 
     on_progress: Callable[[Progress], None] | None = None
     on_note: Callable[[str], None] | None = None
     interruption: Interruption | None = None
     on_private_note: Callable[[str], None] | None = None
+    on_total: Callable[[LifetimeTotal], None] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,37 +101,21 @@ class EvaluationData:
 
 @dataclass(frozen=True)
 class ReleaseAccount:
-    """The ε that an agent has spent: by its own precision against the worst coalition, exactly.
+    """The ε that an agent has spent under a plan.
 
-    ``budget`` is the agent's own.
+    Attributes:
+        budget: the plan's promise to this agent.
+        precision: the largest [R⁻¹]_ii of any release, against the worst coalition.
     """
 
     budget: PrivacyBudget
     precision: float
-
-    def capped(self) -> ReleaseAccount:
-        """Return the account of the most that any plan under this budget spends."""
-        return replace(self, precision=max(self.precision, set_aside(self.budget).precision_cap))
 
     def epsilon(self, num_releases: int) -> float:
         """Return ε after so many releases, at the budget's δ."""
         if num_releases == 0:
             return 0.0
         return float(account_floats([self.precision], self.budget, num_steps=num_releases)[0])
-
-
-def open_account(
-    plan: Plan, guarantee: AgentGuarantee, settings: RunSettings, *, releases_left: int
-) -> ReleaseAccount:
-    """Return the account of an agent, which never states less than it spends."""
-    budget = plan.budget.of_agent(guarantee.agent)
-    if settings.is_rehearsal:  # its noise is public
-        return ReleaseAccount(budget, math.inf)
-    account = ReleaseAccount(budget, guarantee.precision)
-    # New plans for survivors give an agent other noise, of which only the cap is the same. Runs
-    # before this one may have made some too.
-    is_first_run = releases_left == plan.budget.num_steps
-    return account if is_first_run and settings.on_dropout != "replan" else account.capped()
 
 
 def make_trial(plan: Plan, settings: RunSettings) -> Trial:

@@ -8,6 +8,7 @@ key must find what was released before, and keys and nonces are not handed out w
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -36,18 +37,22 @@ from corn.noise import (
     check_identity,
     draw_share,
     generate_identity,
+    list_used_plans,
     load_identity,
     load_roster,
     open_seed,
     owners,
+    record_use,
     save_identity,
     save_roster,
     seal_seed,
     simulated_keys,
 )
 from corn.noise.choices import SecretChoices
+from corn.noise.history import explain_missing, ledger_path
 from corn.noise.seeds import derive_key
 from corn.plan import Plan, fingerprint
+from corn.privacy.composition import PlanTerms
 
 
 class Ledger(Protocol):
@@ -61,6 +66,10 @@ class Ledger(Protocol):
     def remaining(self) -> int:
         """The number of releases that are still allowed."""
 
+    @property
+    def precision(self) -> float:
+        """The largest [R⁻¹]_ii under which any release was made."""
+
     reserved_before: int
 
     def reserve(self, step: int) -> int:
@@ -73,6 +82,7 @@ class RehearsalLedger:
 
     def __init__(self, max_releases: int, nonce: bytes) -> None:
         self.remaining, self.nonce, self.reserved_before = max_releases, nonce, 0
+        self.precision = math.inf  # its noise is public
 
     def reserve(self, step: int) -> int:
         """See ``Ledger``; numbers are those of steps, as in a simulation."""
@@ -179,9 +189,18 @@ class NoiseShare:
 
 
 def open_keyring(
-    plan: Plan, agent: int, settings: RunSettings, folder: Path | None, stack: ExitStack
+    plan: Plan,
+    agent: int,
+    settings: RunSettings,
+    folder: Path | None,
+    stack: ExitStack,
+    *,
+    precision: float,
 ) -> Keyring:
-    """Load an agent's keys and open its ledger, which ``stack`` closes."""
+    """Load an agent's keys and open its ledger, which ``stack`` closes.
+
+    ``precision`` is the agent's [R⁻¹]_ii under the plan, against its adversary.
+    """
     seed = settings.rehearsal_seed
     # A rehearsal must not touch the ledger: its releases protect nothing, and cost nothing.
     if seed is not None:
@@ -192,7 +211,10 @@ def open_keyring(
     identity, roster = load_keys(folder, agent, plan.num_agents)
     # Opening the ledger begins a run: it locks the file, so that no second process releases under
     # the same count, and writes a nonce that was never used before.
-    opened = stack.enter_context(open_ledger(folder, agent, plan))
+    # New plans for survivors give an agent other noise, of which only the cap is the same.
+    if settings.on_dropout == "replan":
+        precision = max(precision, float(plan.precision_caps[agent]))
+    opened = stack.enter_context(open_ledger(folder, agent, plan, precision=precision))
     return Keyring(opened, identity, roster)
 
 
@@ -210,16 +232,37 @@ def load_keys(folder: Path, agent: int, num_agents: int) -> tuple[Identity, Rost
     return identity, roster
 
 
-def open_ledger(folder: Path, agent: int, plan: Plan) -> ReleaseLedger:
-    """Open the ledger of an agent under a plan."""
-    # One ledger per plan: a budget is one plan's, and releases under another do not count to it.
-    plan_fingerprint = fingerprint(plan)
-    return ReleaseLedger.open(
-        folder / f"agent-{agent}-{plan_fingerprint.hex()[:16]}.ledger",
+def find_terms(plan: Plan, agent: int) -> PlanTerms:
+    """Return the terms under which an agent releases by a plan."""
+    return PlanTerms(plan.budget.of_agent(agent), plan.threat.max_colluders)
+
+
+def open_ledger(folder: Path, agent: int, plan: Plan, *, precision: float) -> ReleaseLedger:
+    """Open the ledger of an agent under a plan, and record in the agent's key that it exists.
+
+    Raises:
+        FileFormatError: it is damaged, or missing although the key was used with this plan.
+    """
+    key, plan_fingerprint = folder / f"agent-{agent}.key", fingerprint(plan)
+    path = ledger_path(folder, agent, plan_fingerprint.hex())
+    # A new ledger in its place would count from zero, and the plan could be released again.
+    if not path.exists() and plan_fingerprint.hex() in list_used_plans(key):
+        raise FileFormatError(explain_missing(path))
+    ledger = ReleaseLedger.open(
+        path,
         plan_fingerprint=plan_fingerprint,
         agent=agent,
-        max_releases=plan.budget.num_steps,
+        terms=find_terms(plan, agent),
+        precision=precision,
     )
+    try:
+        # After the ledger is there, or a crash in between would look like a lost ledger; and before
+        # anything is released.
+        record_use(key, plan_fingerprint)
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
 
 
 def default_key_folder(plan: Path | None) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
@@ -14,6 +14,7 @@ from rich.table import Table
 
 from corn.distributed.journal import Progress
 from corn.distributed.keyring import default_key_folder, make_keys
+from corn.distributed.lifetime import Lifetime, LifetimeTotal, bound_lifetime
 from corn.distributed.planning import PlanningRequest
 from corn.distributed.processes import AgentProcesses
 from corn.distributed.rendezvous import host_store
@@ -34,7 +35,8 @@ from corn.learn.monitor import catch_interruption
 from corn.learn.problem import TrainingProblem
 from corn.learn.result import Result
 from corn.learn.workloads import Workload
-from corn.plan import Plan, load_plan
+from corn.plan import Plan, fingerprint, load_plan
+from corn.privacy.composition import Expense, PlanTerms
 from corn.topology import Network
 
 _LOCALHOST = "127.0.0.1"
@@ -141,6 +143,8 @@ def launch(
     network: Network | None = None,
     keys: Path | None = None,
     placement: Placement | None = None,
+    lifetime: Lifetime | None = None,
+    on_total: Callable[[LifetimeTotal], None] | None = None,
     show_table: bool = True,
     show_private: bool = False,
 ) -> LaunchResult:
@@ -156,6 +160,10 @@ def launch(
         keys: the folder of keys and ledgers, by default beside the plan: ``plan.keys``, or
             ``corn.keys`` here without a plan. Made for all agents of one machine if not there.
         placement: which agents run here.
+        lifetime: the owner's limit on all releases of each agent's data, under this and other
+            plans.
+        on_total: called before agents start with the totals of the agent here that will have
+            released most.
         show_table: show a live table if there is a terminal.
         show_private: show and return measurements on private data, too. No noise protects them:
             only for a machine whose user owns the data of all agents.
@@ -165,7 +173,8 @@ def launch(
         StoppedByUserError: a person stopped all agents before the first step, or twice.
     """
     place = placement or Placement()
-    plan = load_plan(source) if isinstance(source, Path) else None
+    promised = load_plan(source) if isinstance(source, Path) else source
+    plan = promised if isinstance(promised, Plan) else None
     known = network if plan is None else plan.network
     if known is None:
         raise InvalidArgumentError("network must be given where agents plan together, found None")
@@ -188,6 +197,9 @@ def launch(
         host, port = address or (_LOCALHOST, 0)
         store = host_store(host, port, timeout=settings.timeout)
         address = host, store.port
+    owners_limit = lifetime or Lifetime()
+    if on_total is not None and not settings.is_rehearsal:
+        on_total(foresee_total(promised, agents, settings, keys=folder, lifetime=owners_limit))
     # Each agent gets its own neighbours and no more of the graph: with a request instead of a plan
     # this is all that it knows.
     config = AgentConfig(
@@ -200,6 +212,10 @@ def launch(
         num_agents=known.num_agents,
         store=address,
         opens_store=False,
+        lifetime=replace(
+            owners_limit,
+            other_keys=tuple(other.resolve() for other in owners_limit.other_keys),
+        ),
     )
     processes = AgentProcesses(
         {
@@ -229,6 +245,35 @@ def launch(
         is_rehearsal=settings.is_rehearsal,
         seconds_to_start=processes.seconds_to_start,
         was_interrupted=was_interrupted,
+    )
+
+
+def foresee_total(
+    source: Plan | PlanningRequest,
+    agents: Iterable[int],
+    settings: RunSettings,
+    *,
+    keys: Path,
+    lifetime: Lifetime,
+) -> LifetimeTotal:
+    """Return the totals of the agent that will have released most after a run, or a little more.
+
+    Agents that make their plan together get noise of at most the budget's precision.
+    """
+    colluders, budget = source.threat.max_colluders, source.budget
+    terms = {agent: PlanTerms(budget.of_agent(agent), colluders) for agent in agents}
+    if isinstance(source, Plan):
+        precisions = {agent: float(source.precision_caps[agent]) for agent in terms}
+    else:
+        # The promises of several agents are often the same, and a cap can take a second to find.
+        caps = {own: own.precision_cap for own in set(terms.values())}
+        precisions = {agent: caps[own] for agent, own in terms.items()}
+    return bound_lifetime(
+        {agent: Expense(own, precisions[agent], 0) for agent, own in terms.items()},
+        plan=fingerprint(source).hex() if isinstance(source, Plan) else "",
+        keys=keys,
+        lifetime=lifetime,
+        num_steps=settings.num_steps or source.budget.num_steps,
     )
 
 

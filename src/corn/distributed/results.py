@@ -14,6 +14,7 @@ from torch import Tensor
 
 from corn.distributed.exchange import NO_STOP, StopNotice, StopReason
 from corn.distributed.journal import make_trial
+from corn.distributed.lifetime import LifetimeTotal
 from corn.distributed.links import Traffic
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, read_model, read_rows
@@ -132,6 +133,7 @@ class AgentResult:
             report to the launcher.
         private_notes: events that depend on the agent's data; for its owner.
         seconds_waited: for neighbours, which depends on how much data they have.
+        lifetime: the total of all releases of the agent's data; for its owner.
     """
 
     agent: int
@@ -147,6 +149,7 @@ class AgentResult:
     rows: tuple[Row, ...] = field(default=(), repr=False)
     private_notes: tuple[str, ...] = field(default=(), repr=False)
     seconds_waited: float = field(default=0.0, repr=False)
+    lifetime: LifetimeTotal | None = field(default=None, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return the public part, as plain data."""

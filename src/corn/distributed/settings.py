@@ -12,6 +12,7 @@ from corn.learn.schedule import Constant, Schedule
 from corn.plan import Plan
 
 if TYPE_CHECKING:  # torch takes seconds to import, and every command reads this module
+    from corn.distributed.lifetime import Lifetime
     from corn.distributed.planning import PlanningRequest
     from corn.learn.workloads import Workload
 
@@ -153,6 +154,7 @@ class AgentConfig:
         opens_store: whether the agent hosts the store; None lets agent 0 do so.
         default_batch_size: the batch size where neither settings nor budget name one; None takes
             an agent's whole data.
+        lifetime: the owner's limit on all releases of the agent's data; None has no limit.
     """
 
     workload: Workload
@@ -167,6 +169,7 @@ class AgentConfig:
     store: tuple[str, int] | None = None
     opens_store: bool | None = None
     default_batch_size: int | None = None
+    lifetime: Lifetime | None = None
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -2,17 +2,21 @@
 
 from corn.noise.address import NoiseSource, Owner, StreamAddress, Terms
 from corn.noise.factor import choose_factors, factor_covariance, pool_groups
+from corn.noise.history import HistoryLoss, ReleaseHistory, compose_history, read_history
 from corn.noise.keys import (
     Identity,
     Roster,
     Secret,
     generate_identity,
+    list_used_plans,
     load_identity,
     load_roster,
+    record_use,
     save_identity,
     save_roster,
 )
-from corn.noise.ledger import BudgetSpentError, ReleaseLedger, agree_on_nonce, count_remaining
+from corn.noise.ledger import BudgetSpentError, ReleaseLedger, agree_on_nonce
+from corn.noise.ledger_file import LedgerContent, read_ledger
 from corn.noise.normals import find_compiled
 from corn.noise.seeds import (
     Delivery,
@@ -30,10 +34,13 @@ from corn.noise.stream import SecureSource
 __all__ = [
     "BudgetSpentError",
     "Delivery",
+    "HistoryLoss",
     "Identity",
+    "LedgerContent",
     "NoiseSource",
     "Owner",
     "RefusedPackageError",
+    "ReleaseHistory",
     "ReleaseLedger",
     "Roster",
     "Secret",
@@ -45,18 +52,22 @@ __all__ = [
     "agree_on_nonce",
     "check_identity",
     "choose_factors",
-    "count_remaining",
+    "compose_history",
     "draw_all_shares",
     "draw_share",
     "factor_covariance",
     "find_compiled",
     "generate_identity",
+    "list_used_plans",
     "load_identity",
     "load_roster",
     "open_seed",
     "owners",
     "pair_key",
     "pool_groups",
+    "read_history",
+    "read_ledger",
+    "record_use",
     "save_identity",
     "save_roster",
     "seal_seed",

@@ -6,6 +6,7 @@ accident: not by print, log, pickle, copy or JSON. Only public keys ever leave a
 
 from __future__ import annotations
 
+import fcntl
 import hmac
 import json
 import os
@@ -25,10 +26,13 @@ from corn.parsing import build_fields, parse_hex, read_json
 SECRET_BYTES = 32
 
 _IDENTITY_PREFIX = b"corn-identity-1 "
+# The key, and then the plans that it was used with. A crash may leave a part of the last line: then
+# nothing was released under that plan.
 _IDENTITY_PATTERN = re.compile(
-    re.escape(_IDENTITY_PREFIX) + rb"([0-9a-f]{%d})\n" % (2 * SECRET_BYTES)
+    re.escape(_IDENTITY_PREFIX)
+    + rb"([0-9a-f]{%d})\n((?:plan [0-9a-f]{64}\n)*)(?:[plan 0-9a-f]*\Z)" % (2 * SECRET_BYTES)
 )
-_MAX_IDENTITY_BYTES = 4096
+_MAX_IDENTITY_BYTES = 1 << 20
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 _ROSTER_FORMAT = "corn roster 1"
@@ -157,6 +161,43 @@ def save_identity(identity: Identity, path: Path) -> None:
 
 def load_identity(path: Path) -> Identity:
     """Read an identity; a file that others than its owner can read or change is refused."""
+    return Identity(Secret(bytes.fromhex(_read_identity(path)[1].decode())))
+
+
+def list_used_plans(path: Path) -> tuple[str, ...]:
+    """Return the fingerprints of the plans that a key was used with, in hexadecimal."""
+    return tuple(line[5:].decode() for line in _read_identity(path)[2].splitlines())
+
+
+def record_use(path: Path, plan_fingerprint: bytes) -> None:
+    """Record in the key's file that it is used with a plan, durably, before the first release.
+
+    A copy of the key without the release ledger of that plan is then known to lack it.
+    """
+    plan = plan_fingerprint.hex()
+    if plan in list_used_plans(path):
+        return
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+        try:
+            # One agent may start under two plans at the same time.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            size = os.fstat(descriptor).st_size
+            # A line that a crash left incomplete is removed; its plan was never used.
+            whole = os.pread(descriptor, size, 0).rfind(b"\n") + 1
+            os.ftruncate(descriptor, whole)
+            os.write(descriptor, f"plan {plan}\n".encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise FileFormatError(
+            f"{path}: cannot be written: {error.strerror}; a key records the plans that it was "
+            "used with, so that a lost ledger is noticed"
+        ) from error
+
+
+def _read_identity(path: Path) -> re.Match[bytes]:
     try:
         with path.open("rb") as file:
             # Of the open file, not of the path, which could be replaced between check and read.
@@ -173,7 +214,7 @@ def load_identity(path: Path) -> Identity:
     match = _IDENTITY_PATTERN.fullmatch(content)
     if match is None:
         raise FileFormatError(f"{path}: not an identity of CorN, or a damaged one")
-    return Identity(Secret(bytes.fromhex(match[1].decode())))
+    return match
 
 
 def save_roster(roster: Roster, path: Path) -> None:

@@ -87,6 +87,19 @@ def set_aside(budget: PrivacyBudget) -> PrivacyBudget:
     return replace(budget, epsilon=epsilons, delta=deltas)
 
 
+def bound_reserve(budget: PrivacyBudget) -> tuple[float, float]:
+    """Return ε₁ and δ′ = e^ε₁ (δ₁ + Nβ), at the most, of a run within the limits of a budget.
+
+    On the same data, the computed releases are (ε₁, δ′)-close to the ideal ones. ``budget`` is that
+    of one agent, or has the same promise for all.
+    """
+    epsilon, delta, _ = budget.promise
+    each = RESERVE * epsilon / 2
+    # δ₁ and Nβ are a quarter of the reserve of δ each: see ``FloatLoss.max_values``.
+    log_failure = math.log(RESERVE * delta / 2) - float(np.logaddexp(0, epsilon))
+    return each, math.exp(each + log_failure)
+
+
 def account_floats(precision: ArrayLike, budget: PrivacyBudget, *, num_steps: int) -> FloatArray:
     """Return each agent's ε at its own δ, reserve included, for a run within the budget's limits.
 

@@ -43,7 +43,7 @@ SMALLEST_DELTA = 1e-12
 # The most that rounding in the composition of one more step may take from δ. It was measured as
 # 3e-17 at a sampling rate next to 1, where the result is known: the Gaussian mechanism. δ must be
 # at least ten times the sum over all steps.
-_LOST_PER_STEP = 1e-16
+LOST_PER_STEP = 1e-16
 
 _SEARCH_TOLERANCE = 2e-4
 _MOST_ESTIMATES, _WIDEST_SEARCH = 3, 15.0
@@ -65,7 +65,7 @@ def bound_epsilon(
     """Return an upper bound on ε(δ) after ``num_steps[k]`` steps at [R⁻¹]_jj = ``precision[k]``."""
     if math.inf in precision:
         return math.inf
-    left = delta - _LOST_PER_STEP * sum(num_steps)
+    left = delta - LOST_PER_STEP * sum(num_steps)
     if left <= 0:
         return math.inf
     losses = _compose(tuple(precision), tuple(num_steps), query, discretisation)
@@ -84,7 +84,7 @@ def bound_delta(
     if math.inf in precision:
         return 1.0
     losses = _compose(tuple(precision), tuple(num_steps), query, discretisation)
-    lost = _LOST_PER_STEP * sum(num_steps)
+    lost = LOST_PER_STEP * sum(num_steps)
     return min(1.0, float(losses.get_delta_for_epsilon(epsilon)) + lost)
 
 
@@ -133,7 +133,7 @@ def require_meaningful(delta: float, *, num_steps: int, query: ClippedQuery) -> 
     if rate is None or rate == 1:
         raise InvalidArgumentError(f"sampling_rate must be below 1 here, found {rate}")
     drawn = -math.expm1(num_steps * math.log1p(-rate))
-    least = max(SMALLEST_DELTA, 10 * _LOST_PER_STEP * num_steps)
+    least = max(SMALLEST_DELTA, 10 * LOST_PER_STEP * num_steps)
     if not least <= delta < drawn:
         raise InvalidArgumentError(
             f"delta must be in [{least:g}, {drawn:.3g}) with sampling_rate={rate:g} and "
@@ -243,7 +243,7 @@ def _compose(
     relation = relations.REPLACE_ONE if replace else relations.ADD_OR_REMOVE_ONE
     rate = query.sampling_rate or 1.0
     shifts = [query.contribution * math.sqrt(y) for y in precision]
-    interval = _interval(shifts, num_steps, rate, discretisation)
+    interval = choose_interval(shifts, num_steps, rate, discretisation)
     total = distributions.identity(value_discretization_interval=interval)
     for shift, count in zip(shifts, num_steps, strict=True):
         if shift == 0:
@@ -258,9 +258,13 @@ def _compose(
     return total
 
 
-def _interval(
-    shifts: list[float], num_steps: tuple[int, ...], sampling_rate: float, discretisation: float
+def choose_interval(
+    shifts: Sequence[float],
+    num_steps: Sequence[int],
+    sampling_rate: float,
+    discretisation: float = DISCRETISATION,
 ) -> float:
+    """Return the interval of the grid of losses, for phases of ``num_steps[k]`` steps each."""
     # One step's loss has variance about p²(exp(s²) − 1), to which rounding to the grid adds about
     # interval²/4. Below 1e-5 the rounding of floats, added up over the steps, is the larger error.
     variances = [math.expm1(min(shift * shift, 50.0)) for shift in shifts]

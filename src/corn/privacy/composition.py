@@ -1,0 +1,295 @@
+"""Composition of the releases under several plans into one total ε of an agent or a sample.
+
+Privacy losses on the same data add up, whatever plans, keys and machines they were released with.
+The totals here are computed from the mechanisms themselves, not from their ε:
+
+- Gaussian mechanisms compose to one with μ² = Σ Δ² K y, over K uses of the unit at [R⁻¹]_ii = y.
+- Poisson sampling composes by privacy loss distributions (``dp_accounting``); the Gaussian rest is
+  one more distribution.
+
+**Unit.** A release that protects an agent's whole data protects each sample of it: whatever
+happens to one sample moves the agent's gradient by 2C at most. A release that protects a sample
+promises nothing for the whole data.
+
+**Neighbours.** If all plans that protect the unit have the same adjacency, so has the total. If
+not, the total is for replacing, for which every mechanism can be counted: its shift then is at most
+twice its contribution (under Poisson sampling: two opposite shifts).
+
+**Adversary.** The total holds against as many insiders as every plan covers.
+
+**Floats.** Releases of a plan are (ε₁, δ′)-close to ideal ones (``corn.privacy.floats``), and those
+of all plans together (Σε₁, Σδ′)-close. If the ideal releases are (ε₀, δ₀)-private, the computed
+ones are (ε₀ + 2Σε₁, δ)-private with either of
+
+    δ = e^Σε₁ δ₀ + Σδ′ (1 + e^(ε₀ + Σε₁))      all plans at once, as for a single plan;
+    δ = e^Σε₁ (δ₀ + Σδ″) + Σδ′                 plan by plan.
+
+In the second, δ″ bounds the ideal probability under one data set of outcomes of a plan that have
+probability δ′ under its neighbour: it is e^x δ′ + δ(x) for any x, with the plan's own δ(x). It does
+not grow with the total ε₀. ``docs/floats.md`` has the proof.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from corn.checks import require, require_count, require_in_range
+from corn.errors import InvalidArgumentError
+from corn.parsing import build, parse_json
+from corn.privacy import gaussian
+from corn.privacy.budget import PrivacyBudget
+from corn.privacy.floats import bound_reserve, set_aside
+from corn.privacy.query import Adjacency, ClippedQuery, Unit
+from corn.privacy.subsampling import LOST_PER_STEP, choose_interval
+
+_ROUNDING = 2.0**-45
+_MAX_ROUNDS = 40
+_FINEST = 1e-6
+_NUM_LEVELS = 80
+
+
+@dataclass(frozen=True)
+class PlanTerms:
+    """The public terms under which one agent releases by a plan.
+
+    Attributes:
+        budget: the plan's promise to this agent, with one number in each field.
+        max_colluders: the number of insiders against whom it holds.
+    """
+
+    budget: PrivacyBudget
+    max_colluders: int
+
+    def __post_init__(self) -> None:
+        require_count("max_colluders", self.max_colluders, least=0)
+        if self.budget.num_agents is not None:
+            raise InvalidArgumentError(
+                "budget must be that of one agent, with one number in each field: use "
+                "budget.of_agent(i)"
+            )
+        # The accountant by which noise was designed does not matter for what was released, and a
+        # name of it in a file would let its warnings appear wherever the file is read.
+        if self.budget.accounting != "gdp":
+            object.__setattr__(self, "budget", replace(self.budget, accounting="gdp"))
+
+    @property
+    def precision_cap(self) -> float:
+        """The largest [R⁻¹]_ii that a plan with these terms gives the agent, or a little more."""
+        # Under Poisson sampling the cap is searched, and plans may be up to 1 % above it.
+        margin = 1.01 if self.budget.query.is_subsampled else 1 + 1e-9
+        return margin * set_aside(self.budget).precision_cap
+
+    def to_text(self) -> str:
+        """Return one line of JSON, the same for equal terms."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_text(cls, text: str) -> PlanTerms:
+        """Read what :meth:`to_text` wrote, or raise ``InvalidArgumentError``."""
+        terms: PlanTerms = build(cls, parse_json(text.encode()), "the terms")
+        return terms
+
+
+@dataclass(frozen=True)
+class Expense:
+    """The releases of one agent under one plan.
+
+    Attributes:
+        terms: of the plan.
+        precision: the largest [R⁻¹]_ii of the noise, against the plan's adversary.
+        num_releases: how many there were, or may have been.
+    """
+
+    terms: PlanTerms
+    precision: float
+    num_releases: int
+
+    def __post_init__(self) -> None:
+        require_in_range("precision", self.precision, 0)
+        require_count("num_releases", self.num_releases, least=0)
+
+    @property
+    def query(self) -> ClippedQuery:
+        """The clipped gradient that was released."""
+        return self.terms.budget.query
+
+
+@dataclass(frozen=True)
+class TotalLoss:
+    """The privacy of everything that was released of one agent's data, as an upper bound.
+
+    Attributes:
+        epsilon: at ``delta``, effects of floating point included. It is infinite where nothing is
+            promised: for unit ``agent`` if any release protects only samples.
+        delta: δ of the total.
+        unit: the data that it protects.
+        adjacency: of the total; None without releases.
+        max_colluders: the insiders against whom all of it holds; None without releases.
+    """
+
+    epsilon: float
+    delta: float
+    unit: Unit
+    adjacency: Adjacency | None = None
+    max_colluders: int | None = None
+
+
+def common_unit(expenses: Iterable[Expense]) -> Unit:
+    """Return the largest unit for which all releases promise something."""
+    units = {expense.query.unit for expense in expenses}
+    return "sample" if "sample" in units else "agent"
+
+
+def compose_expenses(
+    expenses: Iterable[Expense], delta: float, *, unit: Unit | None = None
+) -> TotalLoss:
+    """Return the total of several plans at one δ, for a unit or else the ``common_unit``.
+
+    >>> budget = PrivacyBudget(1, 1e-5, num_steps=100, clip=0.1)
+    >>> expense = Expense(PlanTerms(budget, max_colluders=1), precision=0.01, num_releases=100)
+    >>> once, twice = (compose_expenses([expense] * n, 1e-5).epsilon for n in (1, 2))
+    >>> once < twice < 2 * once
+    True
+    """
+    require(0 < delta < 1, "delta", "in (0, 1)", delta, advice="try 1e-5")
+    spent = [expense for expense in expenses if expense.num_releases > 0 and expense.precision > 0]
+    unit = unit or common_unit(spent)
+    if not spent:
+        return TotalLoss(0.0, delta, unit)
+    adjacency = _common_adjacency(spent, unit)
+    against = min(expense.terms.max_colluders for expense in spent)
+    is_promised = unit == "sample" or all(expense.query.unit == "agent" for expense in spent)
+    if not is_promised or any(math.isinf(expense.precision) for expense in spent):
+        return TotalLoss(math.inf, delta, unit, adjacency, against)
+    epsilon = _include_floats(tuple(spent), delta, unit, adjacency)
+    return TotalLoss(epsilon, delta, unit, adjacency, against)
+
+
+def _common_adjacency(expenses: Sequence[Expense], unit: Unit) -> Adjacency:
+    own = {expense.query.adjacency for expense in expenses if expense.query.unit == unit}
+    return "add-remove" if own == {"add-remove"} else "replace"
+
+
+@dataclass(frozen=True)
+class _Ideal:
+    """Releases of real numbers: a Gaussian part, and phases of Poisson sampling.
+
+    ``phases`` has (shift, sampling rate, number of steps) of each.
+    """
+
+    mu: float
+    phases: tuple[tuple[float, float, int], ...]
+    adjacency: Adjacency
+
+    @property
+    def lost(self) -> float:
+        """The most that rounding in the composition may take from δ."""
+        return LOST_PER_STEP * (1 + sum(steps for _, _, steps in self.phases))
+
+    def epsilon(self, delta: float) -> float:
+        """Return an upper bound on ε(δ)."""
+        if not self.phases:
+            return gaussian.epsilon_from(self.mu, delta) if delta > 0 else math.inf
+        left = delta - self.lost
+        return float(_compose_phases(self).get_epsilon_for_delta(left)) if left > 0 else math.inf
+
+    def delta(self, epsilon: float) -> float:
+        """Return an upper bound on δ(ε)."""
+        if not self.phases:
+            return gaussian.delta_from(self.mu, epsilon) * (1 + _ROUNDING)
+        return float(_compose_phases(self).get_delta_for_epsilon(epsilon)) + self.lost
+
+
+def _idealise(expenses: Sequence[Expense], unit: Unit, adjacency: Adjacency) -> _Ideal:
+    """Return the mechanisms of several plans, as releases of real numbers."""
+    square, phases = 0.0, []
+    for expense in expenses:
+        query, count = expense.query, expense.num_releases
+        if query.is_subsampled:
+            shift = query.contribution * math.sqrt(expense.precision)
+            phases.append((shift, query.sampling_rate or 1.0, count))
+            continue
+        # A sample that comes, goes or changes can turn an agent's clipped gradient around.
+        is_doubled = adjacency == "replace" or query.unit != unit
+        sensitivity = query.contribution * (2 if is_doubled else 1)
+        square += sensitivity * sensitivity * query.participations(count) * expense.precision
+    return _Ideal(math.sqrt(square) * (1 + _ROUNDING), tuple(phases), adjacency)
+
+
+@lru_cache(maxsize=16)
+def _compose_phases(ideal: _Ideal) -> Any:
+    distributions = importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
+    relations = importlib.import_module("dp_accounting").NeighboringRelation
+    relation = relations.ADD_OR_REMOVE_ONE
+    if ideal.adjacency == "replace":
+        relation = relations.REPLACE_ONE
+    # All losses must lie on one grid. The finest is accurate for all; the Gaussian part, whose
+    # losses spread furthest, limits how fine it can be.
+    finest = min(choose_interval([shift], [steps], rate) for shift, rate, steps in ideal.phases)
+    interval = max(finest, _FINEST * ideal.mu * (ideal.mu / 2 + 10))
+    total = distributions.identity(value_discretization_interval=interval)
+    for shift, rate, steps in ideal.phases:
+        step = distributions.from_gaussian_mechanism(
+            standard_deviation=1 / shift,
+            sampling_prob=rate,
+            value_discretization_interval=interval,
+            neighboring_relation=relation,
+        )
+        total = total.compose(step.self_compose(steps))
+    if ideal.mu > 0:
+        # μ already has the sensitivity of the adjacency: one release of this shift.
+        rest = distributions.from_gaussian_mechanism(
+            standard_deviation=1 / ideal.mu, value_discretization_interval=interval
+        )
+        total = total.compose(rest)
+    return total
+
+
+def _include_floats(
+    expenses: tuple[Expense, ...], delta: float, unit: Unit, adjacency: Adjacency
+) -> float:
+    """Return ε of the computed releases at δ; the smaller one of the two proofs."""
+    ideal = _idealise(expenses, unit, adjacency)
+    reserves = [bound_reserve(expense.terms.budget) for expense in expenses]
+    ratio, failure = (math.fsum(part) for part in zip(*reserves, strict=True))
+    exposed = [
+        _expose_failure(_idealise([expense], unit, adjacency), own)
+        for expense, (_, own) in zip(expenses, reserves, strict=True)
+    ]
+    by_plan = ideal.epsilon((delta - failure) * math.exp(-ratio) - math.fsum(exposed))
+    at_once = _solve_at_once(
+        ideal.epsilon, lambda x: (delta - failure * (1 + math.exp(x + ratio))) * math.exp(-ratio)
+    )
+    return (min(by_plan, at_once) + 2 * ratio) * (1 + _ROUNDING)
+
+
+def _expose_failure(ideal: _Ideal, failure: float) -> float:
+    """Return δ″: the most that a failure of this probability has under a neighbouring data set."""
+    levels = np.linspace(0, -math.log(failure), _NUM_LEVELS).tolist()
+    return min(math.exp(level) * failure + ideal.delta(level) for level in levels)
+
+
+def _solve_at_once(
+    epsilon_at: Callable[[float], float], delta_left: Callable[[float], float]
+) -> float:
+    """Return an x with ``epsilon_at(delta_left(x))`` ≤ x, or ∞; the less δ is left, the larger."""
+    x = epsilon_at(delta_left(0.0))
+    for _ in range(_MAX_ROUNDS):
+        # e^x overflows beyond this, and no δ would be left long before.
+        if not x < 500:
+            return math.inf
+        # A little above the last round: rounds approach the solution from below.
+        x *= 1 + 1e-9
+        found = epsilon_at(delta_left(x))
+        if found <= x:
+            return x
+        x = found
+    return math.inf
