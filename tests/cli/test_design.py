@@ -50,7 +50,7 @@ def test_the_default_horizon_is_a_fifth_of_the_run(corn: Runner) -> None:
 
 
 def test_entry_points_share_their_defaults() -> None:
-    assert ThreatOptions().make() == DEFAULT_THREAT == ThreatModel(1, "pairs")
+    assert ThreatOptions().make() == DEFAULT_THREAT == ThreatModel(1, "auto")
     assert Corn.default_threat == Ldp.default_threat == DEFAULT_THREAT
     assert signature(make_plan).parameters["threat"].default == DEFAULT_THREAT
     assert MixingOptions().choose_objective(500) == default_objective(500) == Horizon(100, 0.1)

@@ -32,13 +32,13 @@ def test_pruning_keeps_every_constraint(groups: list[tuple[int, ...]], colluders
         unknown = tuple(set(coalition).isdisjoint(group) for group in groups)
         expected.setdefault(unknown, set()).update(set(range(6)) - set(coalition))
     assert table == expected
-    assert len(kept) <= kept.num_before_pruning
+    assert len(kept) <= kept.merged.size
 
 
 def test_disjoint_groups_need_one_constraint_set_each() -> None:
     groups = ThreatModel(1, "groups:3").seed_groups(nx.path_graph(12))
     kept = list_coalitions(groups, num_agents=12, max_colluders=1)
-    assert (len(kept), kept.num_before_pruning) == (3, 12)
+    assert (len(kept), kept.merged.size) == (3, 12)
     assert kept.protected.all()
 
 

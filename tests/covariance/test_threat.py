@@ -12,10 +12,12 @@ from corn.covariance.threat import (
     EAVESDROPPER,
     SeedGroups,
     ThreatModel,
+    choose_partners,
     find_communities,
     split_agents,
 )
 from corn.errors import InvalidArgumentError
+from corn.topology import Graph
 from tests.covariance.networks import PROPERTY
 
 
@@ -53,7 +55,7 @@ def test_direction_of_links_does_not_matter() -> None:
         (
             1,
             "everyone",
-            "seeds must be one of auto, global, edges, pairs, leave-one-out, balls:N",
+            "seeds must be one of auto, global, edges, pairs, sparse:NUMBER, leave-one-out",
         ),
         (1, "balls", "balls:NUMBER"),
         (1, "balls:0", "found 'balls:0'"),
@@ -78,7 +80,37 @@ def test_seeds_are_pairs_with_insiders_and_global_without() -> None:
     assert ThreatModel().seeds == "global"
     assert ThreatModel() == ThreatModel(0, "auto") == EAVESDROPPER
     assert ThreatModel(1) == DEFAULT_THREAT
-    assert ThreatModel(2).seeds == "pairs"
+    assert ThreatModel(2).resolve(40).seeds == "pairs"
+    assert ThreatModel(2).resolve(41).seeds == "sparse:8"
+    assert ThreatModel(2, "edges").resolve(41).seeds == "edges"
+
+
+@pytest.mark.parametrize("number", [1, 2, 5, 8])
+@pytest.mark.parametrize("graph", [nx.cycle_graph(31), nx.star_graph(30), nx.path_graph(30)])
+def test_sparse_seeds_are_links_and_a_few_partners_of_each_agent(graph: Graph, number: int) -> None:
+    groups = ThreatModel(1, f"sparse:{number}").seed_groups(graph)
+    assert set(ThreatModel(1, "edges").seed_groups(graph)) <= set(groups)
+    added = nx.Graph()
+    added.add_nodes_from(graph)
+    added.add_edges_from(choose_partners(graph, number))
+    degrees = [degree for _, degree in added.degree]
+    assert max(degrees) <= number
+    assert sum(degrees) >= len(graph) * number * 0.5
+    assert not any(graph.has_edge(*pair) for pair in added.edges)
+    assert len(groups) == graph.number_of_edges() + added.number_of_edges()
+
+
+def test_partners_are_the_same_everywhere() -> None:
+    """Another choice would be other seeds: agents that plan for themselves must agree."""
+    pairs = choose_partners(nx.cycle_graph(10), 4)
+    assert pairs == choose_partners(nx.relabel_nodes(nx.cycle_graph(10), {}), 4)
+    nearby = [(i, j) for i, j in pairs if min(j - i, 10 - j + i) == 2]
+    assert len(nearby) >= 8
+
+
+def test_more_partners_than_agents_are_all_pairs() -> None:
+    threat = ThreatModel(1, "sparse:9")
+    assert len(threat.seed_groups(nx.path_graph(6))) == 15
 
 
 def test_the_adversary_is_described_in_words() -> None:

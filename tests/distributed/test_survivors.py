@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.covariance import GivenObjective, ThreatModel
+from corn.covariance.coalition_bounds import coalition_precisions
 from corn.distributed.exchange import NEVER, StopNotice, StopReason
 from corn.distributed.survivors import (
     LinkState,
@@ -19,7 +20,6 @@ from corn.distributed.survivors import (
     weigh_neighbours,
 )
 from corn.plan import fingerprint, make_plan, verify_plan
-from corn.plan.plan import coalition_precisions
 from corn.privacy import PrivacyBudget, account_precision, gaussian, precision_diagonal
 from corn.privacy.floats import set_aside
 from corn.topology import load_network

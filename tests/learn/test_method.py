@@ -11,9 +11,9 @@ from corn.covariance import (
     ThreatModel,
     design,
 )
+from corn.covariance.coalition_bounds import worst_precisions
 from corn.errors import InvalidArgumentError
 from corn.learn import Method, make_methods
-from corn.plan.plan import worst_precisions
 from corn.privacy import ClippedQuery, PrivacyBudget
 from corn.topology import load_network
 

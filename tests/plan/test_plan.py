@@ -59,7 +59,7 @@ def rewrite(plan: Plan, path: Path, change: Change) -> Path:
 
 
 def test_the_default_threat_is_one_insider_with_pair_seeds(plan: Plan) -> None:
-    assert plan.threat == DEFAULT_THREAT == ThreatModel(1, "pairs")
+    assert plan.threat == DEFAULT_THREAT.resolve(plan.num_agents) == ThreatModel(1, "pairs")
     assert plan.objective == Horizon(10, 0.1)
     found = verify_plan(plan)
     assert found.passed

@@ -27,7 +27,7 @@ from corn.covariance import (
     default_objective,
 )
 from corn.covariance.objective import DISAGREEMENT_WEIGHT
-from corn.covariance.threat import PrivateNoise
+from corn.covariance.threat import MOST_FOR_PAIRS, SPARSE_PARTNERS, PrivateNoise
 from corn.errors import InvalidArgumentError
 from corn.privacy import Accounting, Adjacency, ClippedQuery, PrivacyBudget, Sampling, Unit
 from corn.topology import ONE_ROUND, Gossip, Network, choose_cooldown, load_network
@@ -144,8 +144,10 @@ _ColludersOption: TypeAlias = Annotated[
 _SeedsOption: TypeAlias = Annotated[
     str,
     typer.Option(
-        help="Sets of agents that share a seed: global, edges, pairs, balls:R, groups:M, "
-        "communities:SIZE or leave-one-out; auto is pairs, or global without insiders.",
+        help="Sets of agents that share a seed: global, edges, pairs, sparse:K (links and K more "
+        "partners of each agent), balls:R, groups:M, communities:SIZE or leave-one-out; auto is "
+        f"global without insiders, pairs up to {MOST_FOR_PAIRS} agents, and "
+        f"sparse:{SPARSE_PARTNERS} above.",
         rich_help_panel=_THREAT,
     ),
 ]
@@ -331,7 +333,7 @@ class MixingOptions:
 
 @dataclass(frozen=True)
 class ThreatOptions:
-    """The adversary that noise is designed against: by default one insider, with pair seeds."""
+    """The adversary that noise is designed against: by default one insider, with seeds of pairs."""
 
     colluders: _ColludersOption = None
     seeds: _SeedsOption = "auto"

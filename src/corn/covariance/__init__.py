@@ -7,6 +7,7 @@ from corn.covariance.design import MECHANISMS, Auto, Corn, Mechanism, Solver, de
 from corn.covariance.dual import ClosedForm, Dual
 from corn.covariance.feasibility import invert_covariance, is_private
 from corn.covariance.first_order import FirstOrder
+from corn.covariance.low_rank import LowRank
 from corn.covariance.objective import (
     ONE_STEP,
     FiniteRun,
@@ -47,6 +48,7 @@ __all__ = [
     "GivenObjective",
     "Horizon",
     "Ldp",
+    "LowRank",
     "Mechanism",
     "MechanismName",
     "NoNoise",

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from corn.arrays import FloatArray
-from corn.covariance.coalitions import Assembly, Coalitions
+from corn.covariance.coalitions import Assembly
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.feasibility import scale_to_cap
 from corn.covariance.problem import DesignProblem
@@ -31,7 +31,8 @@ class SplitSolution:
 
     ``lower_bound`` holds for every split over the same seed groups and the same coalitions.
     ``multipliers``, shape (coalitions, n), let anyone compute it again: see ``certify``.
-    ``tolerance`` is the relative gap that the solver was asked for.
+    ``tolerance`` is the relative gap that the solver was asked for. ``interrupted`` is whether the
+    user ended the search before.
     """
 
     decomposition: Decomposition
@@ -39,8 +40,9 @@ class SplitSolution:
     lower_bound: float
     tolerance: float
     evaluations: int
-    coalitions: Coalitions
-    multipliers: FloatArray
+    num_coalitions: int
+    multipliers: FloatArray | None
+    interrupted: bool = False
 
     @property
     def converged(self) -> bool:
@@ -55,8 +57,9 @@ def conclude_split(
     lower_bound: float,
     tolerance: float,
     evaluations: int,
-    coalitions: Coalitions,
-    multipliers: FloatArray,
+    num_coalitions: int,
+    multipliers: FloatArray | None,
+    interrupted: bool = False,
 ) -> SplitSolution:
     """Return the solution that a feasible split is; independent noise replaces a worse split."""
     value = problem.value(decomposition.covariance)
@@ -71,8 +74,9 @@ def conclude_split(
         lower_bound=min(lower_bound, value),
         tolerance=tolerance,
         evaluations=evaluations,
-        coalitions=coalitions,
+        num_coalitions=num_coalitions,
         multipliers=multipliers,
+        interrupted=interrupted,
     )
 
 

@@ -37,12 +37,12 @@ class Coalitions:
     Attributes:
         unknown: (coalitions, groups) of bool: is the group's seed unknown to the coalition?
         protected: (coalitions, agents) of bool: is the agent's privacy at stake against it?
-        num_before_pruning: number of coalitions of size exactly q.
+        merged: the row above of each coalition of size q, in lexicographic order.
     """
 
     unknown: NDArray[np.bool_]
     protected: NDArray[np.bool_]
-    num_before_pruning: int
+    merged: IntArray
 
     def __len__(self) -> int:
         return len(self.unknown)
@@ -76,7 +76,7 @@ def list_coalitions(seed_groups: SeedGroups, *, num_agents: int, max_colluders: 
     protected = np.zeros((len(kept), num_agents), dtype=bool)
     np.logical_or.at(protected, merged.ravel(), outside)
     unpacked = np.unpackbits(kept, axis=1, count=len(seed_groups)).astype(bool)
-    return Coalitions(unpacked, protected, count)
+    return Coalitions(unpacked, protected, merged.ravel())
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,6 +26,7 @@ from corn.covariance.dual import ClosedForm, Dual
 from corn.covariance.feasibility import expand_caps
 from corn.covariance.first_order import FirstOrder
 from corn.covariance.insiders import design_against_insiders
+from corn.covariance.low_rank import LowRank, fits_pairs
 from corn.covariance.objective import Objective, default_objective
 from corn.covariance.problem import Design, DesignProblem, MechanismName, Status
 from corn.covariance.sdp import Sdp
@@ -45,6 +46,7 @@ _STATUS_ORDER: tuple[Status, ...] = (
     "constrained",
     "iteration limit",
 )
+_LEAST_FOR_UPDATES = 24  # agents: below it FirstOrder is fast, and its bound tighter
 
 
 class Mechanism(Protocol):
@@ -72,7 +74,10 @@ class Mechanism(Protocol):
 @final
 @dataclass(frozen=True)
 class Auto:
-    """The default solver: `Dual` where the problem separates into blocks, `FirstOrder` elsewhere.
+    """The default solver.
+
+    `Dual` where the problem separates into blocks, `LowRank` for seeds of pairs from 24 agents on,
+    and `FirstOrder` elsewhere.
 
     ``tolerance`` is the relative gap to stop at; None is the default of the solver chosen.
     """
@@ -83,14 +88,19 @@ class Auto:
         if self.tolerance is not None:
             require_positive("tolerance", self.tolerance)
 
-    def choose(self, *, separates: bool) -> Dual | FirstOrder:
-        """Return the solver for a problem that separates into blocks, or does not."""
-        if self.tolerance is None:
-            return Dual() if separates else FirstOrder()
-        return Dual(self.tolerance) if separates else FirstOrder(self.tolerance)
+    def choose(
+        self, seed_groups: SeedGroups, threat: ThreatModel, num_agents: int
+    ) -> Dual | FirstOrder | LowRank:
+        """Return the solver for these seeds and this threat."""
+        solver: type[Dual] | type[FirstOrder] | type[LowRank] = FirstOrder
+        if _separates(seed_groups, threat, num_agents):
+            solver = Dual
+        elif num_agents >= _LEAST_FOR_UPDATES and fits_pairs(seed_groups, threat):
+            solver = LowRank
+        return solver() if self.tolerance is None else solver(self.tolerance)
 
 
-Solver: TypeAlias = Auto | Dual | ClosedForm | FirstOrder | Sdp
+Solver: TypeAlias = Auto | Dual | ClosedForm | FirstOrder | LowRank | Sdp
 
 
 @final
@@ -100,7 +110,7 @@ class Corn:
 
     Attributes:
         solver: `Dual` or `ClosedForm` where seed groups are disjoint and nobody colludes,
-            `FirstOrder` anywhere, `Sdp` for small networks.
+            `FirstOrder` anywhere, `LowRank` for seeds of pairs, `Sdp` for small networks.
         max_noise_std: a bound on √R_ii; None is 32/√b_i, which keeps float32 cancellation harmless;
             ``math.inf`` is no limit. The gap includes the cost of the limit.
         ridge: γ ≥ 0 adds γ·(Tr A/n)·I to the matrix that is minimised: less noise, a larger gap.
@@ -128,8 +138,8 @@ class Corn:
         groups = threat.seed_groups(problem.graph)
         separates = _separates(groups, threat, problem.num_agents)
         if isinstance(solver, Auto):
-            solver = solver.choose(separates=separates)
-        if separates and not isinstance(solver, FirstOrder):
+            solver = solver.choose(groups, threat, problem.num_agents)
+        if separates and not isinstance(solver, FirstOrder | LowRank):
             return self._solve_blocks(problem, groups, solver)
         if isinstance(solver, Dual | ClosedForm):
             raise InvalidArgumentError(
@@ -188,7 +198,7 @@ def design(
             its name for the default options.
         objective: the matrix A to minimise; by default `default_objective` of the budget's steps. A
             precision cap has no number of steps, so an objective must be given with it.
-        threat: the adversary and the seeds; by default one insider and a seed for every pair, and
+        threat: the adversary and the seeds; by default one insider and seeds of pairs, and
             an eavesdropper for DECOR and zero-sum noise, which hold against no insider. The
             design's ``threat`` has the answer; an explicit threat is never weakened but refused.
 
@@ -219,7 +229,7 @@ def design(
         objective_matrix=objective.matrix(W),
         precision_caps=_read_caps(budget, len(graph)),
         graph=graph,
-        threat=threat,
+        threat=threat.resolve(len(graph)),
     )
     return mechanism.solve(problem)
 

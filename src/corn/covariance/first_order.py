@@ -81,7 +81,7 @@ class FirstOrder:
                 lower_bound=float(np.trace(A)) / problem.strictest_cap,
                 tolerance=self.tolerance,
                 evaluations=0,
-                coalitions=coalitions,
+                num_coalitions=len(coalitions),
                 multipliers=coalitions.protected.astype(np.float64),
             )
         assembly = Assembly(seed_groups, coalitions, n)
@@ -96,7 +96,7 @@ class FirstOrder:
             lower_bound=search.lower_bound / problem.strictest_cap,
             tolerance=self.tolerance,
             evaluations=search.evaluations,
-            coalitions=coalitions,
+            num_coalitions=len(coalitions),
             multipliers=best.multipliers,
         )
         # Fewer streams to draw, unless leaving them out costs the tolerance.
@@ -177,7 +177,7 @@ class _Search:
         self.evaluations = 0
         self.lower_bound = 0.0
         self._blocks = [bucket.take(self.A) for bucket in assembly.buckets]
-        self._metrics = [_metric(block) for block in self._blocks]
+        self._metrics = [scale_blocks(block) for block in self._blocks]
         self._log_prior = np.where(assembly.coalitions.protected, 0.0, -np.inf)
 
     def run(self, tolerance: float, max_evaluations: int) -> _Point:
@@ -352,7 +352,7 @@ class _Search:
         return theta, tuple(factors)
 
 
-def _metric(blocks: FloatArray) -> FloatArray:
+def scale_blocks(blocks: FloatArray) -> FloatArray:
     """Return A^(−1/4), scaled to be at least 1, for each block A of a stack.
 
     With one seed for all the optimum is R ∝ A^(−1/2), whose factor is A^(−1/4): in the coordinates

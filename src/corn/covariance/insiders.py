@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from corn.arrays import FloatArray
 from corn.covariance.certificate import SplitSolution
 from corn.covariance.dual import solve_dual
 from corn.covariance.feasibility import invert_covariance
@@ -64,6 +65,8 @@ def design_against_insiders(
     status: Status = "noise limited" if limited else solver.shortfall
     if final.value <= (1 + final.tolerance) * bound:
         status = "optimal"
+    elif final.interrupted:
+        status = "interrupted"
     elif first.lower_bound < eavesdropper_bound:
         status = "loose bound"
     elif num_dropped:
@@ -83,7 +86,7 @@ def design_against_insiders(
         iterations=final.evaluations,
         threat=problem.threat,
         shares=final.decomposition,
-        num_coalitions=len(final.coalitions),
+        num_coalitions=final.num_coalitions,
         multipliers=first.multipliers,
         num_dropped_groups=num_dropped,
         value_before_dropping=first.value,
@@ -94,15 +97,15 @@ def _solve_within_noise_limit(
     problem: DesignProblem, seed_groups: SeedGroups, solver: SplitSolver
 ) -> tuple[SplitSolution, bool]:
     """Return a solution without noise above the limit, and whether that needed a ridge on A."""
-    eigenvalues = np.linalg.eigvalsh(problem.scaled_objective)
     limits = problem.variance_ratio_limits / problem.precision_caps
     ridge = problem.ridge
-    # With a singular A noise grows without bound along its null space, and no bound is proved.
-    if eigenvalues[0] <= _SINGULAR * eigenvalues[-1]:
+    # With an A that is singular on a group, noise grows without bound and no bound is proved.
+    if _is_singular_on_a_group(problem.scaled_objective, seed_groups):
         ridge = max(ridge, _SMALLEST_RIDGE)
     while True:
         solution = solver.solve_split(replace(problem, ridge=ridge), seed_groups)
-        if (solution.decomposition.covariance.diagonal() <= limits * (1 + 1e-9)).all():
+        is_within = (solution.decomposition.covariance.diagonal() <= limits * (1 + 1e-9)).all()
+        if is_within or solution.interrupted:
             return solution, ridge > 0
         # Noise variance falls about as the root of the ridge, and each solve is expensive.
         ridge = max(10 * ridge, _SMALLEST_RIDGE)
@@ -115,3 +118,15 @@ def _drop_weak_groups(solution: SplitSolution, drop_share: float) -> SeedGroups:
     order = np.argsort(power)
     weak = order[np.cumsum(power[order]) <= drop_share * power.sum()]
     return tuple(group for k, group in enumerate(parts.seed_groups) if k not in weak)
+
+
+def _is_singular_on_a_group(A: FloatArray, seed_groups: SeedGroups) -> bool:
+    by_size: dict[int, list[tuple[int, ...]]] = {}
+    for group in seed_groups:
+        by_size.setdefault(len(group), []).append(group)
+    for groups in by_size.values():
+        members = np.array(groups)
+        values = np.linalg.eigvalsh(A[members[:, :, None], members[:, None, :]])
+        if (values[:, 0] <= _SINGULAR * values[:, -1]).any():
+            return True
+    return False

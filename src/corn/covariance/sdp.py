@@ -112,7 +112,7 @@ class Sdp:
             lower_bound=bound / problem.strictest_cap,
             tolerance=self.tolerance or _SPLIT_TOLERANCE,
             evaluations=iterations,
-            coalitions=coalitions,
+            num_coalitions=len(coalitions),
             multipliers=multipliers,
         )
 

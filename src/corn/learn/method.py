@@ -21,13 +21,14 @@ from corn.covariance import (
     ThreatModel,
     design,
 )
+from corn.covariance.coalition_bounds import worst_precisions
 from corn.covariance.threat import EAVESDROPPER
 from corn.errors import InvalidArgumentError
 from corn.learn.names import METHOD_NAMES
 from corn.learn.schedule import Schedule
 from corn.noise import factor_covariance
 from corn.noise.grid import bound_loss, choose_grid, require_provable
-from corn.plan.plan import Plan, meet_caps, require_sound, worst_precisions
+from corn.plan.plan import Plan, meet_caps, require_sound
 from corn.privacy import ClippedQuery, PrivacyBudget, account_promises
 from corn.privacy.accounting import group_agents
 from corn.privacy.floats import account_floats, set_aside

@@ -43,12 +43,12 @@ def choose_factors(decomposition: Decomposition) -> Decomposition:
     the part of it that a coalition cannot reproduce. Done once, where the plan is made: the members
     of a group must all draw with the same factor, to the last bit.
     """
-    covariances = (factor @ factor.T for factor in decomposition.factors)
-    return Decomposition(
-        decomposition.private_variance,
-        decomposition.seed_groups,
-        tuple(map(factor_covariance, covariances)),
+    # One stream is as few as can be.
+    chosen = (
+        factor if factor.shape[1] == 1 else factor_covariance(factor @ factor.T)
+        for factor in decomposition.factors
     )
+    return Decomposition(decomposition.private_variance, decomposition.seed_groups, tuple(chosen))
 
 
 def pool_groups(decomposition: Decomposition) -> Decomposition:

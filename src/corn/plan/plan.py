@@ -6,11 +6,8 @@ of every coalition passes, and certifies its value with a lower bound that anybo
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -28,8 +25,8 @@ from corn.covariance import (
 )
 from corn.covariance import design as design_noise
 from corn.covariance.certificate import certify
+from corn.covariance.coalition_bounds import worst_precisions
 from corn.covariance.coalitions import Assembly, list_coalitions
-from corn.covariance.decomposition import hidden_precision
 from corn.covariance.dual import solve_dual
 from corn.covariance.problem import DesignProblem
 from corn.covariance.threat import SeedGroups
@@ -54,8 +51,6 @@ FloatType: TypeAlias = Literal["float32", "float64"]
 # The proof need not be the best one: a slightly lower bound is still a bound.
 _BOUND_ITERATIONS = 100
 _BOUND_TOLERANCE = 1e-6
-# Coalitions are checked one by one, each with an eigendecomposition.
-_MAX_COALITIONS = 200_000
 _CAP_SPREAD = 0.01  # relative, of caps that searches may find
 _MAX_SCALINGS = 30
 _SCALING_MARGIN = 1e-14
@@ -210,7 +205,7 @@ def make_plan(
 ) -> Plan:
     """Design the noise of a run and return the plan that its agents agree on.
 
-    The default threat is one curious insider, with a seed for every pair. The default objective is
+    The default threat is one curious insider, with seeds of pairs. The default objective is
     `default_objective`, the default cool-down one mixing time. A part of ε and δ is set aside for
     floating point (``corn.privacy.floats``), and noise weights are scaled up until the check of
     every coalition passes, so the promise holds for the bits that are released.
@@ -218,7 +213,7 @@ def make_plan(
     name = mechanism if isinstance(mechanism, str) else mechanism.name
     _require_private(name)
     require_sound(budget)
-    threat = _resolve_communities(threat, network)
+    threat = _resolve_seeds(threat, network)
     target = objective or default_objective(budget.num_steps)
     caps = set_aside(budget).precision_caps(network.num_agents)
     result = design_noise(network, caps, mechanism=mechanism, objective=target, threat=threat)
@@ -252,34 +247,6 @@ def make_plan(
     # scaled and split.
     proved = min(plan.prove_lower_bound(), value)
     return replace(plan, certificate=replace(plan.certificate, lower_bound=proved))
-
-
-def coalition_precisions(
-    decomposition: Decomposition, max_colluders: int
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], FloatArray]]:
-    """Yield each coalition of this size, the honest agents, and their [(R^(I))⁻¹]_ii.
-
-    Computed for one coalition after the other from the noise weights themselves: slower than the
-    solvers, and independent of them.
-    """
-    everyone = range(decomposition.num_agents)
-    count = math.comb(len(everyone), max_colluders)
-    if count > _MAX_COALITIONS:
-        raise InvalidArgumentError(
-            f"{count:,} coalitions of {max_colluders} among {len(everyone)} agents are too many to "
-            f"check one by one (at most {_MAX_COALITIONS:,}): reduce max_colluders"
-        )
-    for coalition in combinations(everyone, max_colluders):
-        yield coalition, *hidden_precision(decomposition, coalition)
-
-
-def worst_precisions(decomposition: Decomposition, max_colluders: int) -> FloatArray:
-    """Return each agent's largest [(R^(I))⁻¹]_ii over all coalitions of this size, shape (n,)."""
-    worst = np.zeros(decomposition.num_agents)
-    for _, honest, precision in coalition_precisions(decomposition, max_colluders):
-        members = list(honest)
-        worst[members] = np.maximum(worst[members], precision)
-    return worst
 
 
 def meet_caps(
@@ -366,9 +333,10 @@ def prove_lower_bound(
     return max(bounds)
 
 
-def _resolve_communities(threat: ThreatModel, network: Network) -> ThreatModel:
-    """Replace communities by their groups: another version might find other communities."""
-    if isinstance(threat.seeds, str) and threat.seeds.startswith("communities"):
+def _resolve_seeds(threat: ThreatModel, network: Network) -> ThreatModel:
+    """Replace communities and partners by the groups found: another version might find others."""
+    threat = threat.resolve(network.num_agents)
+    if isinstance(threat.seeds, str) and threat.seeds.startswith(("communities", "sparse")):
         return replace(threat, seeds=threat.seed_groups(network.graph))
     return threat
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from corn.arrays import FloatArray
+from corn.covariance.coalition_bounds import coalition_precisions
 from corn.covariance.decomposition import hidden_precision
 from corn.errors import InfeasibleError
 from corn.noise.grid import bound_loss, choose_grid, count_parameters
-from corn.plan.plan import Plan, allowed_groups, coalition_precisions
+from corn.plan.plan import Plan, allowed_groups
 from corn.privacy.floats import account_floats, find_promise
 
 # Allowances for rounding: sums are recomputed in another order, ε from rounded numbers.
@@ -179,7 +180,7 @@ def _claim_problems(plan: Plan, value: float, proved: float) -> list[str]:
     if proved > value * (1 + _CLAIM_TOLERANCE):
         problems.append(f"the lower bound {proved:.6g} is above the value {value:.6g}")
     # The lower bound is proved for the allowed seeds. With others it would mean nothing.
-    allowed = allowed_groups(plan.network.graph, plan.threat, plan.mechanism)
+    allowed = set(allowed_groups(plan.network.graph, plan.threat, plan.mechanism))
     stray = [group for group in plan.decomposition.seed_groups if group not in allowed]
     if stray:
         problems.append(f"agents {stray[0]} share a seed, which seeds={plan.threat.seeds} excludes")

@@ -1,0 +1,291 @@
+"""The solver for pair seeds in large networks: one inverse per evaluation, whatever the insiders.
+
+Like `FirstOrder` it minimises log Tr(A R) + (1/p) log Σ_{I,i} π_Ii x_Ii^p by L-BFGS, updates the
+weights π, and proves a lower bound from the same weights. It is restricted to one stream per pair
+and private noise per agent, which loses nothing, and in return evaluates all coalitions by
+low-rank updates (`PairUpdates`): n³ instead of n⁴ for one insider.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import ClassVar, final
+
+import numpy as np
+import scipy.optimize
+
+from corn.arrays import FloatArray
+from corn.checks import require_count, require_positive
+from corn.covariance.certificate import SplitSolution, conclude_split
+from corn.covariance.coalition_bounds import worst_precisions
+from corn.covariance.coalitions import list_coalitions
+from corn.covariance.decomposition import Decomposition
+from corn.covariance.feasibility import scale_to_cap
+from corn.covariance.first_order import scale_blocks
+from corn.covariance.pair_updates import PairUpdates, Pressure
+from corn.covariance.problem import DesignProblem, SolverName, Status
+from corn.covariance.threat import SeedGroups, ThreatModel
+from corn.covariance.watch import DesignProgress, is_watched, report_progress
+from corn.errors import InvalidArgumentError
+from corn.threads import one_thread
+
+_SHARPNESS = (10.0, 30.0, 60.0)  # p: first smooth and easy, then sharp enough for the weights
+_ITERATIONS_PER_ROUND = 50
+_PRIOR_FLOOR = -40.0  # of log π, so that a constraint without weight can gain some again
+_FAR = 1e10  # the value of a point at which R is not definite
+_LEAST_COEFFICIENT = 1e-30  # its square does not underflow
+_MOST_MULTIPLIERS = 100_000  # of a proof that is worth carrying along: about 2 MB of text
+_REVIVAL_SIZE = 1e-3  # variance of revived noise, relative to the mean private variance
+_STALL = 5e-4  # relative: less progress in a round than this, twice, ends the search
+
+
+@final
+@dataclass(frozen=True)
+class LowRank:
+    """The solver for pair seeds and private noise per agent, for hundreds of agents and more.
+
+    ``tolerance`` is the relative gap to stop at. Out of ``max_evaluations``, or without progress,
+    the split is private all the same, and not converged.
+    """
+
+    tolerance: float = 1e-2
+    max_evaluations: int = 500
+    name: ClassVar[SolverName] = "low-rank"
+    shortfall: ClassVar[Status] = "iteration limit"
+
+    def __post_init__(self) -> None:
+        require_positive("tolerance", self.tolerance)
+        require_count("max_evaluations", self.max_evaluations)
+
+    def solve_split(self, problem: DesignProblem, seed_groups: SeedGroups) -> SplitSolution:
+        """Minimise Tr(A R) so that no coalition learns more than the caps allow.
+
+        The noise limit of the problem is left to the caller; its ridge limits noise, while value
+        and bound are those of A itself.
+        """
+        threat = problem.threat
+        if not fits_pairs(seed_groups, threat):
+            raise InvalidArgumentError(
+                "solver LowRank (low-rank) is for seeds of pairs with private noise per agent, "
+                f"found seeds={threat.seeds!r:.60} and private_noise={threat.private_noise!r}: use "
+                "FirstOrder or Auto (--solver auto)"
+            )
+        search = _PairSearch(problem, seed_groups)
+        with one_thread():
+            best, interrupted = search.run(self.tolerance, self.max_evaluations)
+            decomposition = _scale_pairs(problem, seed_groups, best)
+        return conclude_split(
+            problem,
+            decomposition,
+            lower_bound=search.lower_bound / problem.strictest_cap,
+            tolerance=self.tolerance,
+            evaluations=search.evaluations,
+            num_coalitions=search.updates.num_coalitions,
+            multipliers=_merge_multipliers(search.proof, seed_groups, search.updates),
+            interrupted=interrupted,
+        )
+
+
+def fits_pairs(seed_groups: SeedGroups, threat: ThreatModel) -> bool:
+    """Return whether the low-rank method applies: seeds of pairs, private noise per agent."""
+    has_pairs = bool(seed_groups) and all(len(group) == 2 for group in seed_groups)
+    return has_pairs and threat.private_noise == "per-agent"
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidate:
+    """Noise in the scaled problem, and its value for b = 1 after scaling."""
+
+    theta: FloatArray
+    factors: FloatArray
+    value: float
+
+
+class _PairSearch:
+    """L-BFGS in rounds on log θ and the coordinates of each pair's factor in a metric."""
+
+    def __init__(self, problem: DesignProblem, seed_groups: SeedGroups) -> None:
+        n, q = problem.num_agents, problem.threat.max_colluders
+        pairs = np.array(seed_groups, dtype=int)
+        self.updates = PairUpdates(pairs, num_agents=n, max_colluders=q)
+        true_A = problem.scaled_objective
+        ridge = problem.ridge * float(np.trace(true_A)) / n
+        self._places = pairs[:, :, None], pairs[:, None, :]
+        self._true_diagonal, self._true_blocks = true_A.diagonal(), true_A[self._places]
+        self._diagonal = self._true_diagonal + ridge
+        self._blocks = self._true_blocks + ridge * np.eye(2)
+        self._metric = scale_blocks(self._blocks)
+        self._log_prior = np.zeros((self.updates.num_coalitions, n))
+        coalitions = list(combinations(range(n), q))
+        members = np.array(coalitions, dtype=int).reshape(len(coalitions), q)
+        np.put_along_axis(self._log_prior, members, -np.inf, axis=1)
+        self._at_stake = np.isfinite(self._log_prior)
+        self.evaluations = 0
+        self.lower_bound = self._bound = 0.0
+        self.proof: FloatArray | None = None
+        self.best: _Candidate | None = None
+        self._max_evaluations = 0
+
+    def run(self, tolerance: float, max_evaluations: int) -> tuple[_Candidate, bool]:
+        """Return the best candidate, and whether the user ended the search."""
+        self._max_evaluations = max_evaluations
+        try:
+            return self._run_rounds(tolerance), False
+        except KeyboardInterrupt:
+            if self.best is None or not is_watched():
+                raise
+            return self.best, True
+
+    def _run_rounds(self, tolerance: float) -> _Candidate:
+        n, pairs = self.updates.num_agents, self.updates.pairs
+        per_agent = 2 * len(pairs) / n
+        opposite = np.tile([1.0, -1.0], (len(pairs), 1)) / np.sqrt(per_agent)
+        z = self._pack(np.ones(n), opposite)
+        stalled, before, number = 0, np.inf, 0
+        while True:
+            sharpness = _SHARPNESS[min(number, len(_SHARPNESS) - 1)]
+            number += 1
+            z = self._minimise(z, sharpness)
+            candidate, pressure = self._evaluate(z, sharpness)
+            if pressure is None or self.best is None:
+                raise InvalidArgumentError("the objective is too ill-conditioned for LowRank")
+            self._improve_bound(pressure)
+            is_sharp = number >= len(_SHARPNESS)
+            stalled = stalled + 1 if is_sharp and self.best.value > (1 - _STALL) * before else 0
+            before = self.best.value
+            converged = self.best.value <= (1 + tolerance) * self._bound
+            if converged or stalled == 2 or self.evaluations >= self._max_evaluations:
+                return self.best
+            if is_sharp:
+                log_weights = np.maximum(pressure.log_weights, _PRIOR_FLOOR)
+                self._log_prior = np.where(self._at_stake, log_weights, -np.inf)
+            z = self._revive(candidate, pressure)
+
+    def _minimise(self, z: FloatArray, sharpness: float) -> FloatArray:
+        def fun(z: FloatArray) -> tuple[float, FloatArray]:
+            candidate, pressure = self._evaluate(z, sharpness)
+            if pressure is None:
+                return _FAR, np.zeros_like(z)
+            trace = self._trace(candidate)
+            private = (self._diagonal / trace - pressure.private) * candidate.theta
+            slack = self._blocks / trace - pressure.blocks
+            paired = 2 * np.einsum("eij,ej->ei", slack, candidate.factors)
+            paired = np.einsum("eji,ej->ei", self._metric, paired)
+            return np.log(trace) + pressure.smooth, np.concatenate([private, paired.ravel()])
+
+        left = max(1, self._max_evaluations - self.evaluations)
+        result = scipy.optimize.minimize(
+            fun,
+            z,
+            jac=True,
+            method="L-BFGS-B",
+            options={
+                # A minimum need not be exact: the weights π move it after every round.
+                "maxiter": _ITERATIONS_PER_ROUND,
+                "maxfun": left,
+                "maxcor": _ITERATIONS_PER_ROUND,
+                "ftol": 0.0,
+                "gtol": 1e-12,
+            },
+        )
+        solution: FloatArray = result.x
+        return solution
+
+    def _evaluate(self, z: FloatArray, sharpness: float) -> tuple[_Candidate, Pressure | None]:
+        self.evaluations += 1
+        theta, factors = self._unpack(z)
+        pressure = self.updates.press(theta, factors, self._log_prior, sharpness)
+        candidate = _Candidate(theta, factors, np.inf)
+        if pressure is not None:
+            value = self._trace(candidate) * pressure.largest
+            candidate = _Candidate(theta, factors, value)
+            if self.best is None or value < self.best.value:
+                self.best = candidate
+        value = np.inf if self.best is None else self.best.value
+        gap = value / self._bound - 1 if self._bound else np.inf
+        report_progress(DesignProgress(self.evaluations, self._max_evaluations, gap))
+        return candidate, pressure
+
+    def _trace(self, candidate: _Candidate) -> float:
+        paired = np.einsum("ei,eij,ej->", candidate.factors, self._blocks, candidate.factors)
+        return float(candidate.theta @ self._diagonal + paired)
+
+    def _improve_bound(self, pressure: Pressure) -> None:
+        """Keep the better of two bounds, with its multipliers: see ``relative_pressure``.
+
+        With a ridge the bound for the true A may be zero; the search then goes by the ridged one.
+        """
+        self._bound = max(self._bound, _bound_by(pressure, self._diagonal, self._blocks))
+        true_bound = _bound_by(pressure, self._true_diagonal, self._true_blocks)
+        if self.proof is None or true_bound > self.lower_bound:
+            self.lower_bound, self.proof = true_bound, pressure.multipliers
+
+    def _revive(self, candidate: _Candidate, pressure: Pressure) -> FloatArray:
+        """Return the point with a little noise where more would help but none is left."""
+        trace = self._trace(candidate)
+        size = _REVIVAL_SIZE * float(candidate.theta.mean())
+        helps = pressure.private > self._diagonal / trace
+        theta = np.where(helps, np.maximum(candidate.theta, size), candidate.theta)
+        values, vectors = np.linalg.eigh(self._blocks / trace - pressure.blocks)
+        wanted = (values[:, 0] < 0) & (np.square(candidate.factors).sum(axis=1) < size)
+        revived = np.where(wanted[:, None], np.sqrt(size) * vectors[:, :, 0], candidate.factors)
+        return self._pack(theta, revived)
+
+    def _pack(self, theta: FloatArray, factors: FloatArray) -> FloatArray:
+        coordinates = np.linalg.solve(self._metric, factors[:, :, None])
+        return np.concatenate([np.log(theta), coordinates.ravel()])
+
+    def _unpack(self, z: FloatArray) -> tuple[FloatArray, FloatArray]:
+        n = self.updates.num_agents
+        factors = np.einsum("eij,ej->ei", self._metric, z[n:].reshape(-1, 2))
+        # The pressure on a pair is divided by these numbers.
+        tiny = abs(factors) < _LEAST_COEFFICIENT
+        return np.exp(z[:n]), np.where(tiny, _LEAST_COEFFICIENT, factors)
+
+
+def _bound_by(pressure: Pressure, diagonal: FloatArray, blocks: FloatArray) -> float:
+    """Return the lower bound for b = 1 that the multipliers prove; 0 if A is singular on a pair."""
+    with np.errstate(divide="ignore"):
+        t = float((pressure.private / diagonal).max())
+    try:
+        inverse = np.linalg.inv(np.linalg.cholesky(blocks))
+    except np.linalg.LinAlgError:
+        return 0.0
+    relative = inverse @ pressure.blocks @ inverse.transpose(0, 2, 1)
+    t = max(t, float(np.linalg.eigvalsh(relative).max()))
+    return pressure.mean / t if 0 < t < np.inf else 0.0
+
+
+def _scale_pairs(
+    problem: DesignProblem, seed_groups: SeedGroups, best: _Candidate
+) -> Decomposition:
+    """Return the candidate as a split, restored and scaled until every coalition meets the caps.
+
+    The check of every coalition shares no code with the search.
+    """
+    factors = tuple(best.factors[:, :, None])
+    restored = Decomposition(best.theta, seed_groups, factors).rescale(problem.scales)
+
+    def scaled(scale: float) -> Decomposition:
+        return restored.rescale(np.full(problem.num_agents, np.sqrt(scale)))
+
+    def worst_ratio(scale: float) -> float:
+        precisions = worst_precisions(scaled(scale), problem.threat.max_colluders)
+        return float((precisions / problem.precision_caps).max())
+
+    return scaled(scale_to_cap(worst_ratio))
+
+
+def _merge_multipliers(
+    multipliers: FloatArray | None, seed_groups: SeedGroups, updates: PairUpdates
+) -> FloatArray | None:
+    """Return the multipliers of the coalitions that ``list_coalitions`` keeps, if they are few."""
+    if multipliers is None or multipliers.size > _MOST_MULTIPLIERS:
+        return None
+    n, q = updates.num_agents, updates.max_colluders
+    coalitions = list_coalitions(seed_groups, num_agents=n, max_colluders=q)
+    merged = np.zeros(coalitions.protected.shape)
+    # Coalitions that leave the same noise unknown have the same inverses, so that multipliers add.
+    np.add.at(merged, coalitions.merged, multipliers)
+    return merged

@@ -1,0 +1,55 @@
+"""Progress of designs that take minutes, and what to do when the user interrupts one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True)
+class DesignProgress:
+    """How far a design is.
+
+    Attributes:
+        evaluations: evaluations so far.
+        max_evaluations: where the search ends at the latest.
+        gap: the largest relative distance of the best candidate from the optimum for its seeds;
+            infinite before the first bound.
+    """
+
+    evaluations: int
+    max_evaluations: int
+    gap: float
+
+
+Watcher: TypeAlias = Callable[[DesignProgress], None]
+_watcher: ContextVar[Watcher | None] = ContextVar("design watcher", default=None)
+
+
+@contextmanager
+def watch_designs(watcher: Watcher) -> Iterator[None]:
+    """Call ``watcher`` after every evaluation of a design inside the ``with`` block.
+
+    Inside the block Ctrl-C ends the search, and the design returns the best candidate so far with
+    the status ``interrupted``. Elsewhere it raises ``KeyboardInterrupt``, as usual in Python.
+    """
+    token = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
+
+
+def is_watched() -> bool:
+    """Return whether the caller wants the best design so far when it is interrupted."""
+    return _watcher.get() is not None
+
+
+def report_progress(progress: DesignProgress) -> None:
+    """Call the watcher, if there is one."""
+    watcher = _watcher.get()
+    if watcher is not None:
+        watcher(progress)
