@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from corn.covariance import Horizon
@@ -98,4 +97,4 @@ def test_passes_of_survivors_spend_no_more_than_was_planned() -> None:
         loss = account_precision(phases, own.query, num_steps=[steps_done, 20 - steps_done])
         assert loss.worst_epsilon(own.promise.delta) <= own.promise.epsilon * (1 + 1e-9)
     lengths = [own.query.steps_per_pass for own in map(again.budget.of_agent, range(3))]
-    assert np.array_equal(lengths, [7, 7, 2])
+    assert lengths == [7, 7, 2]

@@ -50,8 +50,9 @@ class PrivacyLoss:
     The run has phases k: ``num_steps[k]`` steps, each with **fresh** noise of precision diagonal
     ``precision[k]``; ``precision`` has shape (phases, n). Changing agent j's data moves only row
     j, by at most Δ, so the run is exactly μ_j-GDP with μ_j² = Δ² Σ_k T_k [R_k⁻¹]_jj, where the
-    paper's Theorem 2 has an upper bound. In passes over the data a sample moves one step of each
-    pass, and the largest [R_k⁻¹]_jj of each pass begun is summed. Made by ``account`` and
+    paper's Theorem 2 has an upper bound. In passes of ``steps_per_pass`` steps, counted from the
+    first step, a sample moves one step of each pass, and the largest [R_k⁻¹]_jj of each pass begun
+    is summed; with one phase that also bounds longer passes. Made by ``account`` and
     ``account_precision``.
     """
 

@@ -71,7 +71,7 @@ class PrivacyBudget:
     is clipped once to 0.1; replace-one adjacency; exact Gaussian DP)
     >>> strict = PrivacyBudget((1, 10), 1e-5, num_steps=5000, clip=0.1)
     >>> strict.of_agent(1) == budget, strict.precision_caps(2).round(7)
-    (True, array([0.0003577, 0.0200089]))
+    (True, array([0.0003593, 0.0200089]))
     """
 
     epsilon: float | tuple[float, ...]
@@ -217,7 +217,8 @@ class PrivacyBudget:
             counted = f"{counted} of at most {most} steps with a sample"
         epsilon = describe_range([promise.epsilon for promise in self.promises])
         delta = describe_range([promise.delta for promise in self.promises])
-        whose = "" if self.is_uniform else ", each agent with its own,"
+        is_common = len({(promise.epsilon, promise.delta) for promise in self.promises}) == 1
+        whose = "" if is_common else ", each agent with its own,"
         promise = f"ε = {epsilon}, δ = {delta}{whose} over {steps}"
         return f"{promise} for {queries[0].protects} ({describe_queries(queries)}; {counted})"
 

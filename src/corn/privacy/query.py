@@ -217,7 +217,7 @@ def _describe_clipping(queries: Sequence[ClippedQuery]) -> str:
         return f"its mini-batch gradient is clipped once to {query.clip:g}"
     clipping = f"each sample's gradient is clipped to {query.clip:g}"
     if query.sampling == "poisson":
-        rates = describe_range([q.sampling_rate or 1.0 for q in queries])
+        rates = describe_range([q.sampling_rate or 1.0 for q in queries], digits=6)
         return (
             f"{clipping}, taken with probability {rates} (Poisson sampling), and the sum divided "
             f"by {query.batch_size}"
@@ -229,11 +229,11 @@ def _describe_clipping(queries: Sequence[ClippedQuery]) -> str:
     return f"{batches}, of which each may have the sample"
 
 
-def describe_range(values: Sequence[float]) -> str:
+def describe_range(values: Sequence[float], *, digits: int = 12) -> str:
     """Return the one value, or the least and the largest.
 
     >>> describe_range([1, 8, 1]), describe_range([0.05, 0.05])
     ('1 to 8', '0.05')
     """
     least, most = min(values), max(values)
-    return f"{least:.12g}" if least == most else f"{least:.12g} to {most:.12g}"
+    return " to ".join(f"{value:.{digits}g}" for value in dict.fromkeys((least, most)))
