@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
+from corn.arrays import FloatArray
 from corn.cli.options import (
     BatchSizeOption,
     BudgetOptions,
@@ -21,6 +23,12 @@ from corn.cli.output import (
     print_table,
     warn_of_insiders,
     working,
+)
+from corn.cli.strictest import (
+    StrictestPromise,
+    find_strictest,
+    list_agents,
+    strictest_facts,
 )
 from corn.covariance import (
     EAVESDROPPER,
@@ -44,6 +52,13 @@ _EAVESDROPPER_ROWS = ("zero-sum", "decor", EAVESDROPPER_DESIGN)
 _REFERENCES = ("central", "none")
 
 
+class CostOfStrictest(NamedTuple):
+    """The noise energy with the strictest promise relaxed, and the ratio of promised to it."""
+
+    relaxed_value: float
+    ratio: float
+
+
 def compare(
     *,
     graph: GraphOption,
@@ -59,31 +74,48 @@ def compare(
     Rows stand in groups by the adversary that they hold against. DECOR and zero-sum noise hold
     against no insider, so a row shows CorN against an eavesdropper too; --colluders 0 compares all
     mechanisms against an eavesdropper.
+
+    Where agents have different promises, a last table shows what the strictest costs: the noise
+    energy of each mechanism with the next strictest promise in its place.
     """
     network = mixing.load_network(graph)
     promise = budget.make(batch_size, network)
     against = threat.make(network.num_agents)
     objectives = [ONE_STEP, mixing.choose_objective(budget.steps)]
+    strictest = find_strictest(promise, network.num_agents)
     with working("designing the noise"):
         designs = {
             objective.describe(): _design_all(network, promise, objective, against)
             for objective in objectives
         }
+        relaxed = {}
+        if strictest is not None:
+            caps = strictest.relaxed_caps
+            relaxed = _design_all(network, caps, objectives[-1], against)
     values = _values(network, objectives, designs, against)
     best = designs[objectives[-1].describe()]["corn"]
     warn_of_insiders(best.decomposition, promise, best.threat)
     if plot:
         _draw(network, promise, against, designs, values, plot)
+    costs = {
+        name: CostOfStrictest(relaxed[name].value, own.value / relaxed[name].value)
+        for name, own in designs[objectives[-1].describe()].items()
+        if name in relaxed and name != "none"
+    }
     if json:
-        print_json(_facts(network, promise, against, designs, values))
+        print_json(
+            _facts(network, promise, against, designs, values) | _cost_facts(strictest, costs)
+        )
         return
     _print(network, promise, against, designs, values)
+    if strictest is not None:
+        _print_costs(strictest, designs[objectives[-1].describe()], costs, against)
     if plot:
         print_note(f"wrote {plot}")
 
 
 def _design_all(
-    network: Network, budget: PrivacyBudget, objective: Horizon, threat: ThreatModel
+    network: Network, budget: PrivacyBudget | FloatArray, objective: Horizon, threat: ThreatModel
 ) -> dict[str, Design]:
     """Return each mechanism's design, against the threat or the weaker one it can hold against."""
     designs: dict[str, Design] = {
@@ -147,20 +179,22 @@ def _facts(
     designs: Mapping[str, dict[str, Design]],
     values: Mapping[str, Mapping[str, float]],
 ) -> dict[str, object]:
+    caps = budget.precision_caps(network.num_agents)
     return {
         "graph": network.source,
         "num_agents": network.num_agents,
         "weights": network.weights,
         "promise": budget.describe(),
         "adversary": threat.describe(),
-        "precision_cap": budget.precision_cap,
+        "precision_caps": caps,
         "objectives": {
             objective: {
                 name: {
                     "value": value,
-                    "normalized_value": value * budget.precision_cap,
+                    "normalized_value": value * caps.min(),
                     "ratio_to_ldp": value / row["ldp"],
                     "ratio_to_central": value / row["central"],
+                    "central_ratio": _central_ratio(designs, objective, name),
                     "adversary": _find_design(designs[objective], name).adversary,
                     **_design_facts(designs[objective].get(name)),
                 }
@@ -184,8 +218,15 @@ def _design_facts(result: Design | None) -> dict[str, object]:
         "gap": result.gap,
         "status": result.status,
         "max_noise_std": float(result.noise_std.max()),
-        "central_ratio": result.central_ratio,
     }
+
+
+def _central_ratio(designs: Mapping[str, dict[str, Design]], objective: str, name: str) -> float:
+    """Return the noise variance of the average of a row, over that of a trusted server."""
+    if name == ONE_STEP_DESIGN:
+        # Its covariance is CorN's of the first objective.
+        return next(iter(designs.values()))["corn"].central_ratio
+    return designs[objective][name].central_ratio
 
 
 def _print(
@@ -201,6 +242,7 @@ def _print(
         f"{network.source}, {network.num_agents} agents, {network.weights} weights",
         [
             ("promise", budget.describe()),
+            *strictest_facts(budget, network.num_agents),
             ("against", "an eavesdropper who sees every message, and insiders as listed"),
         ],
     )
@@ -213,6 +255,7 @@ def _print(
                 "value",
                 "× LDP",
                 "× central DP",
+                "average × central DP",
                 "above the best",
                 "status",
                 "holds against",
@@ -223,6 +266,7 @@ def _print(
                     f"{value:.5g}",
                     f"{value / row['ldp']:.4f}",
                     f"{value / row['central']:.3f}",
+                    f"{_central_ratio(designs, objective, name):.3f}",
                     *_table_cells(name, designs[objective]),
                     _name_adversary(_find_design(designs[objective], name), threat),
                 ]
@@ -230,6 +274,46 @@ def _print(
             ],
             section_ends=[k for k in range(len(groups) - 1) if groups[k] != groups[k + 1]],
         )
+
+
+def _cost_facts(
+    strictest: StrictestPromise | None, costs: Mapping[str, CostOfStrictest]
+) -> dict[str, object]:
+    if strictest is None:
+        return {}
+    return {
+        "strictest": {
+            "agents": strictest.agents,
+            "promise": strictest.promise,
+            "relaxed_promise": strictest.relaxed,
+            "costs": {name: cost._asdict() for name, cost in costs.items()},
+        }
+    }
+
+
+def _print_costs(
+    strictest: StrictestPromise,
+    designs: Mapping[str, Design],
+    costs: Mapping[str, CostOfStrictest],
+    threat: ThreatModel,
+) -> None:
+    from corn.report.style import MECHANISM_NAMES
+
+    print_table(
+        f"Cost of the strictest promise: noise energy with {strictest.relaxed} for "
+        f"{list_agents(strictest.agents)}",
+        ["mechanism", "as promised", "relaxed", "cost of the strictest", "holds against"],
+        [
+            [
+                MECHANISM_NAMES[name],
+                f"{designs[name].value:.5g}",
+                f"{cost.relaxed_value:.5g}",
+                f"× {cost.ratio:.3f}",
+                _name_adversary(designs[name], threat),
+            ]
+            for name, cost in sorted(costs.items(), key=lambda item: _group_of(item[0], threat))
+        ],
+    )
 
 
 def _table_cells(name: str, designs: Mapping[str, Design]) -> tuple[str, str]:

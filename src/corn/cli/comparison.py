@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 from corn import learn
 from corn.cli.learning import draw_run
 from corn.cli.output import print_note, print_table
+from corn.cli.strictest import format_range, strictest_facts
 from corn.covariance import Objective, ThreatModel
 from corn.plan import Plan, fingerprint
 from corn.privacy import PrivacyBudget
@@ -98,14 +99,25 @@ def print_comparison(
     shown = [name for name in _COLUMNS if any(name in own for own in facts.values())]
     methods = dict.fromkeys(trial.method for trial in result.trials)
     runs = _describe_runs(len(result.seeds))
+    strictest = strictest_facts(terms.budget, network.num_agents)
     title = f"{problem.task.describe()}, {network.num_agents} agents on {network.source}"
     print_table(
-        "\n".join([f"{title}.", *result.notes, f"Simulated: {terms.budget.describe()}.", runs]),
+        "\n".join(
+            [
+                f"{title}.",
+                *result.notes,
+                f"Simulated: {terms.budget.describe()}.",
+                *(f"The {what} is of {who}." for what, who in strictest),
+                runs,
+                "average × server: the noise variance of the average over a trusted server's.",
+            ]
+        ),
         [
             "mechanism",
             "step size",
             *(_COLUMNS[name] for name in shown),
             "simulated ε (unit)",
+            "average × server",
             "holds against",
         ],
         [_make_row(method, facts[method.name], shown) for method in methods],
@@ -124,12 +136,15 @@ def print_comparison(
 
 
 def _make_row(method: learn.Method, own: dict[str, object], shown: Sequence[str]) -> list[str]:
-    spent = own["simulated_epsilon"]
+    # The range of agents, where their promises differ; else that of the least protected.
+    is_uniform = method.budget is None or method.budget.is_uniform
+    spent = own["simulated_epsilon" if is_uniform else "simulated_epsilon_of_each_agent"]
     return [
         method.name,
         str(own["step_size"] or "all broke down"),
         *(_format_score(own, column) for column in shown),
-        "none" if spent is None else f"{spent:.4g} ({own['unit']})",
+        "none" if spent is None else f"{format_range(spent)} ({own['unit']})",
+        "" if method.central_ratio is None else f"{method.central_ratio:.3g}",
         _name_adversary(method),
     ]
 

@@ -27,6 +27,7 @@ from corn.cli.output import (
     warn_of_insiders,
     working,
 )
+from corn.cli.strictest import format_range, strictest_facts
 from corn.covariance import (
     Auto,
     ClosedForm,
@@ -222,18 +223,19 @@ def _print(
     objective: Objective,
     result: Design,
 ) -> None:
-    ldp_std = budget.independent_noise_std
+    ldp_std = 1 / np.sqrt(result.precision_caps)
     streams = result.decomposition.count_streams()
     facts = [
         ("promise", budget.describe()),
+        *strictest_facts(budget, network.num_agents),
         ("against", result.adversary),
         ("minimises", f"Tr(A R), {objective.describe()}"),
         ("status", f"{result.status} ({result.solver}, {result.iterations} iterations)"),
-        ("value", f"{result.value:.6g}   (× precision cap: {result.normalized_value:.6g})"),
+        ("value", f"{result.value:.6g}   (× strictest cap: {result.normalized_value:.6g})"),
         ("lower bound", f"{result.lower_bound:.6g}   (gap {result.gap:.2g})"),
         (
             "noise std of an agent",
-            f"{result.noise_std.min():.4g} to {result.noise_std.max():.4g}   (LDP {ldp_std:.4g})",
+            f"{format_range(result.noise_std)}   (LDP {format_range(ldp_std)})",
         ),
         (
             "noise in the average",
@@ -247,7 +249,8 @@ def _print(
         ),
     ]
     if result.num_coalitions is not None:
-        facts.insert(2, ("coalitions checked", f"{result.num_coalitions:,}"))
+        after = [name for name, _ in facts].index("against") + 1
+        facts.insert(after, ("coalitions checked", f"{result.num_coalitions:,}"))
     if result.value_before_dropping is not None and result.num_dropped_groups:
         facts.append(
             (

@@ -21,7 +21,9 @@ from corn.cli.options import (
     ThreatOptions,
 )
 from corn.cli.output import print_facts, print_json, print_note
+from corn.cli.plan import describe_average
 from corn.cli.records import read_configuration
+from corn.cli.strictest import format_range, strictest_facts
 from corn.plan import fingerprint, load_plan
 from corn.topology import Gossip
 
@@ -213,6 +215,7 @@ def _facts(
         "num_agents": plan.num_agents,
         "promise": _promise(launched),
         "adversary": plan.threat.describe(),
+        "central_ratio": plan.central_ratio,
         "status": launched.status.value,
         "num_steps": result.num_steps,
         "measured": _measured(launched, learn.SHARED_COLUMNS),
@@ -263,6 +266,14 @@ def _promise(launched: distributed.LaunchResult) -> str:
     return launched.plan.budget.describe()
 
 
+def _describe_spent(launched: distributed.LaunchResult) -> str:
+    last = launched.measured.rows[-1]
+    if launched.plan.budget.is_uniform:
+        return f"{last['epsilon']:.4g} ({last['unit']}), of the agent that spent most"
+    spent = format_range([last["epsilon_least"], last["epsilon"]])
+    return f"{spent} ({last['unit']}), each agent by its own promise"
+
+
 def _print(launched: distributed.LaunchResult) -> None:
     result, plan, last = launched.measured, launched.plan, launched.measured.rows[-1]
     measured = {"test loss": "test_loss", "test accuracy": "test_accuracy"}
@@ -270,7 +281,9 @@ def _print(launched: distributed.LaunchResult) -> None:
         f"{launched.problem.task.describe()}, {plan.num_agents} agents on {plan.network.source}",
         [
             ("promise", _promise(launched)),
+            *strictest_facts(plan.budget, plan.num_agents),
             ("against", plan.threat.describe()),
+            ("noise in the average", describe_average(plan.central_ratio)),
             ("steps", f"{result.num_steps} ({launched.status})"),
             *(
                 (what, f"{last[name]:.4g}")
@@ -278,7 +291,7 @@ def _print(launched: distributed.LaunchResult) -> None:
                 if last[name] == last[name]
             ),
             ("disagreement", f"{last['consensus_distance']:.4g}"),
-            ("ε spent", f"{last['epsilon']:.4g} ({last['unit']}), of the agent that spent most"),
+            ("ε spent", _describe_spent(launched)),
             ("agents lost", ", ".join(map(str, launched.lost)) or "none"),
         ],
     )

@@ -18,6 +18,7 @@ from corn.cli.options import (
     choose_mechanism,
 )
 from corn.cli.output import print_facts, print_json, print_note, warn_of_insiders, working
+from corn.cli.strictest import strictest_facts
 from corn.covariance import Corn
 from corn.plan import FloatType, Plan, fingerprint, make_plan, save_plan
 
@@ -84,12 +85,18 @@ def plan_facts(made: Plan) -> dict[str, object]:
         "status": made.certificate.status,
         "value": made.certificate.value,
         "lower_bound": made.certificate.lower_bound,
+        "central_ratio": made.central_ratio,
         "num_seed_groups": len(made.decomposition.seed_groups),
         "max_streams": max(streams),
         "grid": made.grid,
         "max_parameters": made.max_parameters,
         "dtype": made.dtype,
     }
+
+
+def describe_average(central_ratio: float) -> str:
+    """Return the noise variance of the average relative to a trusted server's."""
+    return f"{central_ratio:.4g} × the variance of a trusted server's, for the same promise"
 
 
 def describe_grid(made: Plan) -> str:
@@ -108,10 +115,12 @@ def _print(made: Plan) -> None:
         f"{made.network.source}",
         [
             ("promise", made.budget.describe()),
+            *strictest_facts(made.budget, made.num_agents),
             ("against", made.threat.describe()),
             ("minimises", f"Tr(A R), {made.objective.describe()}"),
             ("noise energy", f"{certificate.value:.6g} ({certificate.status})"),
             ("lower bound", f"{certificate.lower_bound:.6g}"),
+            ("noise in the average", describe_average(made.central_ratio)),
             (
                 "seeds",
                 f"{len(made.decomposition.seed_groups)} shared, up to {max(streams)} streams per "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -15,7 +16,8 @@ from corn.cli.options import (
     PrivateNoiseOption,
 )
 from corn.cli.output import print_facts, print_json, print_table, progress
-from corn.covariance import Auto, Corn, Design, Horizon, ThreatModel, design
+from corn.cli.strictest import StrictestPromise, find_strictest, strictest_facts
+from corn.covariance import Auto, Corn, Design, Horizon, MechanismName, ThreatModel, design
 from corn.errors import InvalidArgumentError
 from corn.privacy import PrivacyBudget
 from corn.topology import Network
@@ -23,6 +25,7 @@ from corn.topology import Network
 EXAMPLE = "corn threat --graph er:n=12,p=0.4,seed=1 --seeds global,edges,pairs --colluders 0,1,2"
 WORTHLESS = 0.99
 """Share of LDP's noise energy above which a design is not worth its shared seeds."""
+_REFERENCES: dict[MechanismName, str] = {"ldp": "LDP", "central": "a trusted server"}
 
 
 def threat(
@@ -41,7 +44,11 @@ def threat(
     tolerance: Annotated[float, typer.Option(help="Relative gap to stop at.")] = 1e-2,
     json: JsonOption = False,
 ) -> None:
-    """Compare ways to share seeds against growing coalitions of curious insiders."""
+    """Compare ways to share seeds against growing coalitions of curious insiders.
+
+    Where agents have different promises, each row also has the cost of the strictest: its noise
+    energy over that of the same design with the next strictest promise in its place.
+    """
     network = mixing.load_network(graph)
     promise = budget.make(batch_size, network)
     objective = mixing.choose_objective(budget.steps)
@@ -54,14 +61,26 @@ def threat(
     mechanism = Corn(solver=Auto(tolerance))
     ldp = design(network, promise, mechanism="ldp", objective=objective)
     central = design(network, promise, mechanism="central", objective=objective)
+    strictest = find_strictest(promise, network.num_agents)
+    relax = partial(design, network, objective=objective)
     rows = []
     for model in progress(threats, "designing"):
         result = design(network, promise, mechanism=mechanism, objective=objective, threat=model)
-        rows.append(_row(model, result, ldp.value, central.value))
+        row = _row(model, result, ldp.value, central.value)
+        if strictest is not None:
+            relaxed = relax(strictest.relaxed_caps, mechanism=mechanism, threat=model)
+            row["strictest_cost"] = result.value / relaxed.value
+        rows.append(row)
+    references = {}
+    if strictest is not None:
+        references = {
+            own.mechanism: own.value / relax(strictest.relaxed_caps, mechanism=own.mechanism).value
+            for own in (ldp, central)
+        }
     if json:
-        print_json(_facts(network, promise, objective, rows))
+        print_json(_facts(network, promise, objective, rows, strictest, references))
     else:
-        _print(network, promise, objective, rows)
+        _print(network, promise, objective, rows, references)
 
 
 def _row(model: ThreatModel, result: Design, ldp: float, central: float) -> dict[str, object]:
@@ -75,6 +94,7 @@ def _row(model: ThreatModel, result: Design, ldp: float, central: float) -> dict
         "normalized_lower_bound": result.normalized_lower_bound,
         "ratio_to_ldp": result.value / ldp,
         "ratio_to_central": result.value / central,
+        "central_ratio": result.central_ratio,
         "gap": result.gap,
         "status": result.status,
         "num_coalitions": result.num_coalitions,
@@ -95,31 +115,57 @@ def _remark(model: ThreatModel, result: Design, *, worthless: bool) -> str:
 
 
 def _facts(
-    network: Network, budget: PrivacyBudget, objective: Horizon, rows: list[dict[str, object]]
+    network: Network,
+    budget: PrivacyBudget,
+    objective: Horizon,
+    rows: list[dict[str, object]],
+    strictest: StrictestPromise | None,
+    references: dict[MechanismName, float],
 ) -> dict[str, object]:
+    costs = {} if strictest is None else {"strictest": strictest.describe()}
     return {
         "graph": network.source,
         "num_agents": network.num_agents,
         "promise": budget.describe(),
         "objective": objective.describe(),
+        **costs,
+        **{f"strictest_cost_of_{name}": cost for name, cost in references.items()},
         "rows": rows,
     }
 
 
 def _print(
-    network: Network, budget: PrivacyBudget, objective: Horizon, rows: list[dict[str, object]]
+    network: Network,
+    budget: PrivacyBudget,
+    objective: Horizon,
+    rows: list[dict[str, object]],
+    references: dict[MechanismName, float],
 ) -> None:
+    costs = [f"{_REFERENCES[name]} × {cost:.3f}" for name, cost in references.items()]
     print_facts(
         f"{network.source}, {network.num_agents} agents",
         [
             ("promise", budget.describe()),
+            *strictest_facts(budget, network.num_agents),
+            *([("cost of the strictest", ", ".join(costs))] if costs else []),
             ("against", "an eavesdropper who sees every message, and insiders as listed"),
             ("minimises", f"Tr(A R), {objective.describe()}"),
         ],
     )
     print_table(
         "Noise energy for each way to share seeds",
-        ["seeds", "insiders", "value", "× LDP", "× central DP", "gap", "streams", "remark"],
+        [
+            "seeds",
+            "insiders",
+            "value",
+            "× LDP",
+            "× central DP",
+            "average × central DP",
+            *(["cost of the strictest"] if costs else []),
+            "gap",
+            "streams",
+            "remark",
+        ],
         [
             [
                 str(row["seeds"]),
@@ -127,6 +173,8 @@ def _print(
                 f"{row['value']:.5g}",
                 f"{row['ratio_to_ldp']:.3f}",
                 f"{row['ratio_to_central']:.3f}",
+                f"{row['central_ratio']:.3f}",
+                *([f"× {row['strictest_cost']:.3f}"] if costs else []),
                 f"{row['gap']:.1e}",
                 str(row["max_streams"]),
                 str(row["remark"]),

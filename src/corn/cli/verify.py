@@ -18,12 +18,15 @@ from corn.cli.output import (
     warn_of_insiders,
     working,
 )
-from corn.cli.plan import describe_grid, plan_facts
+from corn.cli.plan import describe_average, describe_grid, plan_facts
+from corn.cli.strictest import format_range, list_agents, strictest_facts
 from corn.errors import InvalidArgumentError
 from corn.plan import AgentGuarantee, Plan, Verification, load_plan, verify_plan
 from corn.plan.verify import describe_coalition, guarantees_against
 
 EXAMPLE = "corn verify plan.corn --agent 3"
+_MOST_ROWS = 40
+"""With more agents, those with the same promise share a row."""
 
 
 def verify(
@@ -84,6 +87,7 @@ def _facts(plan: Plan, found: Verification, shown: list[AgentGuarantee]) -> dict
         "value": found.value,
         "lower_bound": found.lower_bound,
         "gap": found.gap,
+        "central_ratio": found.central_ratio,
         "epsilon": plan.budget.epsilon,
         "delta": plan.budget.delta,
         "unit": plan.budget.unit,
@@ -107,31 +111,45 @@ def _print(plan: Plan, found: Verification, shown: list[AgentGuarantee]) -> None
         f"plan {str(facts['fingerprint'])[:16]}: {'verified' if found.passed else 'BROKEN'}",
         [
             ("promise", plan.budget.describe()),
+            *strictest_facts(plan.budget, plan.num_agents),
             ("against", plan.threat.describe()),
             ("noise energy", f"{found.value:.6g}, {plan.objective.describe()}"),
             (
                 "lower bound",
                 f"{found.lower_bound:.6g} (gap {found.gap:.2g}), for the seeds allowed",
             ),
+            ("noise in the average", describe_average(found.central_ratio)),
             ("releases", describe_grid(plan)),
             ("fingerprint", str(facts["fingerprint"])),
         ],
     )
+    _print_guarantees(plan, shown)
+
+
+def _print_guarantees(plan: Plan, shown: list[AgentGuarantee]) -> None:
+    """Print each agent's ε, or on a large network those of all agents with one promise together."""
+    epsilons, deltas = plan.budget.epsilons(plan.num_agents), plan.budget.deltas(plan.num_agents)
+    rows: dict[tuple[object, ...], list[AgentGuarantee]] = {}
+    for g in shown:
+        promise = plan.budget.promises[g.agent] if plan.budget.num_agents else None
+        rows.setdefault((promise,) if len(shown) > _MOST_ROWS else (g.agent,), []).append(g)
     print_table(
         f"ε for {plan.budget.promises[0].query.protects}, recomputed",
-        ["agent", "ε", "promised", "at δ", "[R⁻¹]_ii", "against"],
+        ["agent", "largest ε", "promised", "at δ", "[R⁻¹]_ii", "against"],
         [
             [
-                str(g.agent),
-                round_up(g.epsilon),
-                f"{plan.budget.epsilons(plan.num_agents)[g.agent]:.12g}",
-                f"{plan.budget.deltas(plan.num_agents)[g.agent]:g}",
-                f"{g.precision:.6g}",
-                describe_coalition(g.worst_coalition),
+                str(own[0].agent) if len(own) == 1 else list_agents([g.agent for g in own]),
+                round_up(max(g.epsilon for g in own)),
+                f"{epsilons[own[0].agent]:.12g}",
+                f"{deltas[own[0].agent]:g}",
+                format_range([g.precision for g in own], digits=6),
+                describe_coalition(max(own, key=lambda g: g.epsilon).worst_coalition),
             ]
-            for g in shown
+            for own in rows.values()
         ],
     )
+    if len(rows) < len(shown):
+        print_note("--agent N shows one agent, and --json all")
 
 
 def _read_coalition(text: str) -> list[int]:

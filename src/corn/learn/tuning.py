@@ -153,6 +153,7 @@ def _summarize(method: Method, problem: TrainingProblem, tuning: Tuning) -> dict
         f"{prefix}epsilon": None if spent is None else float(spent.max()),
         f"{prefix}epsilon_of_each_agent": spent,
         "unit": None if method.budget is None else method.budget.unit,
+        "central_ratio": method.central_ratio,
         "against": method.against,
     }
 
