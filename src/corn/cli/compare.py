@@ -244,6 +244,7 @@ def _print(
             ("promise", budget.describe()),
             *strictest_facts(budget, network.num_agents),
             ("against", "an eavesdropper who sees every message, and insiders as listed"),
+            ("average × server", "noise variance of the average over a trusted server's"),
         ],
     )
     for objective, row in values.items():
@@ -254,8 +255,7 @@ def _print(
                 "mechanism",
                 "value",
                 "× LDP",
-                "× central DP",
-                "average × central DP",
+                "average × server",
                 "above the best",
                 "status",
                 "holds against",
@@ -265,7 +265,6 @@ def _print(
                     MECHANISM_NAMES[name],
                     f"{value:.5g}",
                     f"{value / row['ldp']:.4f}",
-                    f"{value / row['central']:.3f}",
                     f"{_central_ratio(designs, objective, name):.3f}",
                     *_table_cells(name, designs[objective]),
                     _name_adversary(_find_design(designs[objective], name), threat),

@@ -109,15 +109,15 @@ def print_comparison(
                 f"Simulated: {terms.budget.describe()}.",
                 *(f"The {what} is of {who}." for what, who in strictest),
                 runs,
-                "average × server: the noise variance of the average over a trusted server's.",
+                "× server: the noise variance of the average over a trusted server's.",
             ]
         ),
         [
             "mechanism",
             "step size",
             *(_COLUMNS[name] for name in shown),
-            "simulated ε (unit)",
-            "average × server",
+            "simulated ε",
+            "× server",
             "holds against",
         ],
         [_make_row(method, facts[method.name], shown) for method in methods],

@@ -84,7 +84,7 @@ def print_table(
     """
     table = Table(title=make_printable(title), title_justify="left")
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right")
+        table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     for index, row in enumerate(rows):
         table.add_row(*map(make_printable, row), end_section=index in section_ends)
     _console().print(table)
