@@ -315,3 +315,31 @@ def test_intervals_ends_and_the_number_of_runs_are_stated(corn: Runner) -> None:
     assert facts["grid_ends"] == {}
     assert facts["contenders"]["ldp"]["intervals"]["test_loss"] > 0
     assert facts["contenders"]["ldp"]["num_step_sizes"] == 1
+
+
+def test_the_cost_of_tuning_is_stated(corn: Runner) -> None:
+    quick = ("train", *QUICK, "--mechanism", "ldp", "--step-size")
+    free = corn(*quick, "0.1,0.2,0.5")
+    assert "counted as free because breast-cancer is public" in free.stderr
+    assert "free" not in corn(*quick, "0.1").stderr
+    outcome = corn(*quick, "0.1,0.2,0.5", "--private-tuning")
+    assert "ldp made 3 runs on the agents' data; together they spend ε = " in outcome.stderr
+    assert "one agent's whole data set" in outcome.stderr
+    assert "--tune-on held-out" in outcome.stderr
+    facts = json.loads(corn(*quick, "0.1,0.2,0.5", "--private-tuning", "--json").stdout)
+    price = facts["tuning"]["prices"]["ldp"]
+    assert price["num_runs"] == 3
+    # Three runs at ε = 10 each: μ grows by √3.
+    assert 10 < price["epsilon"] < 30
+
+
+def test_held_out_samples_choose_step_sizes(corn: Runner) -> None:
+    options = ("--mechanism", "ldp,none", "--step-size", "0.001,0.1", "--tune-on", "held-out")
+    facts = json.loads(corn("train", *QUICK, *options, "--private-tuning", "--json").stdout)
+    assert facts["tuning"]["num_runs"] == 2
+    assert facts["tuning"]["prices"]["ldp"]["num_runs"] == 1
+    assert facts["contenders"]["none"]["step_size"] == "0.1"
+    assert facts["grid_ends"]["none"] == "largest"
+    refused = corn("train", "--task", "quadratic", "--graph", "ring:4", "--tune-on", "held-out")
+    assert refused.exit_code == 1
+    assert "only if the task has public ones" in refused.stderr

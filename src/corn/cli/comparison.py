@@ -65,7 +65,6 @@ def collect_facts(
         "num_steps": result.num_steps,
         "seeds": result.seeds,
         "stopped": [f"{', '.join(map(str, run))}: {why}" for run, why in result.stopped.items()],
-        "grid_ends": learn.find_ends(tuning),
         "contenders": learn.summarize_methods(problem, tuning),
     }
 
@@ -125,14 +124,18 @@ def print_comparison(
     print_note(result.privacy)
     for note in result.private_notes:
         print_note(note)
+    for run, breakdown in result.stopped.items():
+        print_note(f"{', '.join(map(str, run))}: {breakdown}")
+
+
+def note_ends(tuning: learn.Tuning) -> None:
+    """Print a note for each method whose best step size is an end of those that were tried."""
     for name, end in learn.find_ends(tuning).items():
         best = tuning.schedules[name].describe()
         print_note(
             f"{name}: the best step size, {best}, is the {end} that was tried; a "
             f"{_BEYOND[end]} one may be better (--step-size)"
         )
-    for run, breakdown in result.stopped.items():
-        print_note(f"{', '.join(map(str, run))}: {breakdown}")
 
 
 def _make_row(method: learn.Method, own: dict[str, object], shown: Sequence[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,13 @@ import typer
 
 from corn import learn
 from corn.checks import require
-from corn.cli.comparison import TrainingTerms, collect_facts, draw_comparison, print_comparison
+from corn.cli.comparison import (
+    TrainingTerms,
+    collect_facts,
+    draw_comparison,
+    note_ends,
+    print_comparison,
+)
 from corn.cli.learning import LEARNING, LearningOptions, let_plan_decide, write_run
 from corn.cli.options import (
     BudgetOptions,
@@ -26,9 +32,11 @@ from corn.cli.options import (
 )
 from corn.cli.output import print_json, print_note
 from corn.cli.records import read_configuration
+from corn.cli.tuning import TuningOptions
 from corn.errors import StoppedByUserError
 from corn.learn.names import METHOD_NAMES
 from corn.plan import Plan, load_plan
+from corn.topology import Network
 
 EXAMPLE = (
     "corn train --task breast-cancer --graph er:n=20,p=0.2,seed=1 "
@@ -152,6 +160,7 @@ def train(
             rich_help_panel=LEARNING,
         ),
     ] = 1,
+    tuning: TuningOptions,
     graph: OptionalGraphOption = None,
     plan: PlanOption = None,
     budget: BudgetOptions,
@@ -195,34 +204,63 @@ def train(
     schedule = learning.choose_schedule()
     if step_sizes:
         trials = learn.make_grid(methods, step_sizes=step_sizes, schedule=schedule)
-        sweep = partial(learn.run_sweep, problem, terms.network, trials)
+        sweep = partial(learn.run_sweep, trials=trials)
     else:
-        search = partial(learn.search_step_sizes, schedule=schedule, column=column)
-        sweep = partial(search, problem, terms.network, methods)
-    try:
-        result = sweep(settings=settings, checkpoint=checkpoint, resume=checkpoint is not None)
-    except KeyboardInterrupt:
-        # The first Ctrl-C ends the sweep with a result. A second one ends it in the middle of a
-        # step, and only an earlier checkpoint is left.
-        if checkpoint is None or not checkpoint.exists():
-            raise
-        raise StoppedByUserError(
-            f"interrupted; the same command resumes from the last checkpoint in {checkpoint}"
-        ) from None
-    tuning = learn.read_tuning(result, column)
-    facts = collect_facts(read_configuration(context), problem, terms, tuning)
+        sweep = partial(learn.search_step_sizes, methods=methods, schedule=schedule, column=column)
+    run = partial(_run, network=terms.network, settings=settings, checkpoint=checkpoint)
+    if tuning.tune_on == "held-out":
+        public = learn.borrow_held_out(problem, seed=learning.data_seed)
+        tuned = learn.read_tuning(run(sweep, public, suffix=".tuning"), column)
+        if tuned.result.status == "interrupted":
+            raise StoppedByUserError(
+                "interrupted while step sizes were chosen; nothing was written"
+            )
+        trials = [
+            learn.Trial(m, tuned.schedules[m.name]) for m in methods if m.name in tuned.schedules
+        ]
+        found = learn.read_tuning(run(partial(learn.run_sweep, trials=trials), problem), column)
+    else:
+        found = tuned = learn.read_tuning(run(sweep, problem), column)
+    result = found.result
+    facts = collect_facts(read_configuration(context), problem, terms, found)
+    facts |= {"grid_ends": learn.find_ends(tuned), "tuning": tuning.collect(result)}
     output.write(result, facts)
     if plot:
-        draw_comparison(problem, terms, tuning, plot)
+        draw_comparison(problem, terms, found, plot)
     if json:
         print_json(facts)
     else:
-        print_comparison(problem, terms, tuning)
+        print_comparison(problem, terms, found)
+        note_ends(tuned)
+        tuning.print_notes(result, learning.task)
     # After everything was written and printed, so that an interrupted run loses nothing.
     if result.status == "interrupted":
         kept = f"; {output.out} has the result so far" if output.out else ""
         again = f"; the same command resumes from {checkpoint}" if checkpoint else ""
         raise StoppedByUserError(f"interrupted after {result.num_steps} steps{kept}{again}")
+
+
+def _run(
+    sweep: Callable[..., learn.Result],
+    problem: learn.TrainingProblem,
+    *,
+    network: Network,
+    settings: learn.SweepSettings,
+    checkpoint: Path | None,
+    suffix: str = "",
+) -> learn.Result:
+    """Run a sweep, or continue it from its checkpoint, whose name ends in ``suffix``."""
+    file = None if checkpoint is None else checkpoint.with_name(checkpoint.name + suffix)
+    try:
+        return sweep(problem, network, settings=settings, checkpoint=file, resume=file is not None)
+    except KeyboardInterrupt:
+        # The first Ctrl-C ends the sweep with a result. A second one ends it in the middle of a
+        # step, and only an earlier checkpoint is left.
+        if file is None or not file.exists():
+            raise
+        raise StoppedByUserError(
+            f"interrupted; the same command resumes from the last checkpoint in {file}"
+        ) from None
 
 
 def _read_plan(context: typer.Context, plan: Plan) -> TrainingTerms:

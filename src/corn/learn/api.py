@@ -18,6 +18,9 @@ from corn.learn.partition import PartitionSpec as PartitionSpec
 from corn.learn.partition import partition_dirichlet as partition_dirichlet
 from corn.learn.partition import partition_iid as partition_iid
 from corn.learn.partition import partition_shards as partition_shards
+from corn.learn.private_tuning import TuningPrice as TuningPrice
+from corn.learn.private_tuning import borrow_held_out as borrow_held_out
+from corn.learn.private_tuning import price_tuning as price_tuning
 from corn.learn.problem import TrainingProblem as TrainingProblem
 from corn.learn.result import Breakdown as Breakdown
 from corn.learn.result import Result as Result

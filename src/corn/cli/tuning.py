@@ -1,0 +1,72 @@
+"""Options and notes of ``corn train`` on what choosing step sizes costs in privacy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
+
+import typer
+
+from corn import learn
+from corn.cli.learning import LEARNING
+from corn.cli.output import print_note, round_up
+
+TuningData: TypeAlias = Literal["data", "held-out"]
+
+
+@dataclass(frozen=True)
+class TuningOptions:
+    """The data that step sizes are chosen on, and whether it is private."""
+
+    private_tuning: Annotated[
+        bool,
+        typer.Option(
+            "--private-tuning",
+            help="Take the agents' data as private, and state the ε of all runs together.",
+            rich_help_panel=LEARNING,
+        ),
+    ] = False
+    tune_on: Annotated[
+        TuningData,
+        typer.Option(
+            help="Samples to choose step sizes on: the agents' data, or held-out samples, which "
+            "are public, so that each mechanism trains once per run on the agents' data.",
+            rich_help_panel=LEARNING,
+        ),
+    ] = "data"
+
+    def collect(self, result: learn.Result) -> dict[str, object]:
+        """Return the runs on the agents' data and what they spend together, for JSON."""
+        prices = learn.price_tuning(result) if self.private_tuning else {}
+        return {
+            "data_is_private": self.private_tuning,
+            "tuned_on": self.tune_on,
+            "num_runs": len(result.trials) * len(result.seeds),
+            "prices": {
+                method.name: {**vars(price), "against": method.against}
+                for method, price in prices.items()
+            },
+        }
+
+    def print_notes(self, result: learn.Result, task: str) -> None:
+        """Print what the runs on the agents' data cost, or that they are counted as free."""
+        num_methods = len({trial.method for trial in result.trials})
+        is_tuned = len(result.trials) > num_methods
+        if not self.private_tuning:
+            if is_tuned:
+                print_note(
+                    f"step sizes were chosen from {len(result.trials)} runs per seed, which is "
+                    f"counted as free because {task} is public; --private-tuning counts it"
+                )
+            return
+        for method, price in learn.price_tuning(result).items():
+            print_note(
+                f"private tuning: {method.name} made {price.num_runs} runs on the agents' data; "
+                f"together they spend ε = {round_up(price.epsilon)} at δ = {price.delta:g}, not "
+                f"{price.epsilon_of_one:g}, for {price.protects}, against {method.against}"
+            )
+        if is_tuned:
+            print_note(
+                "--tune-on held-out chooses step sizes on held-out samples instead, which must be "
+                "public, and spends one run; a comparison by validation loss is never covered by ε"
+            )

@@ -1,0 +1,51 @@
+"""Runs that were compared all count, and held-out samples can stand for those of the agents."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from corn.errors import InvalidArgumentError
+from corn.learn import Constant, Trial, borrow_held_out, price_tuning, run_sweep
+from corn.privacy import gaussian
+
+from .problems import NETWORK, make_method
+from .sweeps import SETTINGS, make_logistic
+
+
+def test_runs_add_up_in_squares() -> None:
+    """Six runs of a Gaussian mechanism have √6 times its μ, and a little for floating point."""
+    trials = [Trial(make_method("ldp"), Constant(size)) for size in (0.1, 0.2, 0.3)]
+    trials.append(Trial(make_method("none"), Constant(0.1)))
+    shared = [replace(trial, method=trials[0].method) for trial in trials[:3]] + trials[3:]
+    result = run_sweep(make_logistic(), NETWORK, shared, settings=SETTINGS)
+    [(method, price)] = price_tuning(result).items()
+    assert method.budget is not None
+    promise = method.budget.promise
+    mu = gaussian.mu_from(promise.epsilon, promise.delta)
+    exact = gaussian.epsilon_from(math.sqrt(6) * mu, promise.delta)
+    assert (method.name, price.num_runs) == ("ldp", 6)
+    assert price.epsilon_of_one == promise.epsilon
+    assert exact <= price.epsilon <= 1.02 * exact
+    assert "clipped" in price.protects
+
+
+def test_public_samples_keep_sizes_and_reveal_nothing() -> None:
+    problem = replace(make_logistic(), has_public_parts=True)
+    public = borrow_held_out(problem, seed=3)
+    assert public.data.sizes == problem.data.sizes
+    inputs, _ = problem.parts["validation"]
+    drawn, kept = public.data.inputs, public.parts["validation"][0]
+    rows = {tuple(row.tolist()) for row in inputs}
+    assert {tuple(row.tolist()) for row in drawn} <= rows
+    assert not {tuple(row.tolist()) for row in drawn} & {tuple(row.tolist()) for row in kept}
+    assert len(kept) == len(inputs) // 2
+    # Other private samples of the same number give the same public ones.
+    other = replace(problem, data=replace(problem.data, inputs=problem.data.inputs + 1))
+    torch.testing.assert_close(borrow_held_out(other, seed=3).data.inputs, drawn)
+
+
+def test_private_held_out_samples_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="public ones"):
+        borrow_held_out(make_logistic(), seed=0)
