@@ -117,6 +117,11 @@ class OutputOptions:
         if self.parquet or self.tensorboard:
             learn.require_writers(parquet=self.parquet, tensorboard=self.tensorboard is not None)
 
+    @property
+    def needs_curves(self) -> bool:
+        """Whether measurements during the training are written."""
+        return self.out is not None or self.tensorboard is not None
+
     def write(self, result: learn.Result, facts: dict[str, object]) -> None:
         """Write the files that were asked for."""
         if self.out:
@@ -207,7 +212,13 @@ def train(
         sweep = partial(learn.run_sweep, trials=trials)
     else:
         sweep = partial(learn.search_step_sizes, methods=methods, schedule=schedule, column=column)
-    run = partial(_run, network=terms.network, settings=settings, checkpoint=checkpoint)
+    run = partial(
+        _run,
+        network=terms.network,
+        settings=settings,
+        checkpoint=checkpoint,
+        has_curves=output.needs_curves or plot is not None,
+    )
     if tuning.tune_on == "held-out":
         public = learn.borrow_held_out(problem, seed=learning.data_seed)
         tuned = learn.read_tuning(run(sweep, public, suffix=".tuning"), column)
@@ -247,12 +258,23 @@ def _run(
     network: Network,
     settings: learn.SweepSettings,
     checkpoint: Path | None,
+    has_curves: bool,
     suffix: str = "",
 ) -> learn.Result:
     """Run a sweep, or continue it from its checkpoint, whose name ends in ``suffix``."""
+    # On large data sets, measuring takes longer than training. A table needs the last values only.
+    steps = settings.num_steps
+    measured = None if has_curves else sorted({0, steps // 2, steps})
     file = None if checkpoint is None else checkpoint.with_name(checkpoint.name + suffix)
     try:
-        return sweep(problem, network, settings=settings, checkpoint=file, resume=file is not None)
+        return sweep(
+            problem,
+            network,
+            settings=settings,
+            evaluate_at=measured,
+            checkpoint=file,
+            resume=file is not None,
+        )
     except KeyboardInterrupt:
         # The first Ctrl-C ends the sweep with a result. A second one ends it in the middle of a
         # step, and only an earlier checkpoint is left.
