@@ -34,6 +34,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -210,18 +211,20 @@ class _Ideal:
 
 def _idealise(expenses: Sequence[Expense], unit: Unit, adjacency: Adjacency) -> _Ideal:
     """Return the mechanisms of several plans, as releases of real numbers."""
-    square, phases = 0.0, []
+    square, phases = 0.0, Counter[tuple[float, float]]()
     for expense in expenses:
         query, count = expense.query, expense.num_releases
         if query.is_subsampled:
             shift = query.contribution * math.sqrt(expense.precision)
-            phases.append((shift, query.sampling_rate or 1.0, count))
+            # Equal steps of several runs are composed at once, which is much faster.
+            phases[shift, query.sampling_rate or 1.0] += count
             continue
         # A sample that comes, goes or changes can turn an agent's clipped gradient around.
         is_doubled = adjacency == "replace" or query.unit != unit
         sensitivity = query.contribution * (2 if is_doubled else 1)
         square += sensitivity * sensitivity * query.participations(count) * expense.precision
-    return _Ideal(math.sqrt(square) * (1 + _ROUNDING), tuple(phases), adjacency)
+    listed = tuple((*phase, count) for phase, count in phases.items())
+    return _Ideal(math.sqrt(square) * (1 + _ROUNDING), listed, adjacency)
 
 
 @lru_cache(maxsize=16)
