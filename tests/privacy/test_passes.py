@@ -161,7 +161,10 @@ def test_an_agent_with_the_planned_samples_has_enough(
     sampling: Sampling, size: int, samples: int
 ) -> None:
     query = budget(sampling, batch_size=size, samples_per_agent=samples).query
+    least = budget(sampling, batch_size=size, samples_per_agent=query.least_samples).query
     assert query.least_samples <= samples
+    assert (least.sampling_rate or 0) <= (query.sampling_rate or 0)
+    assert (least.steps_per_pass or 0) >= (query.steps_per_pass or 0)
     if query.least_samples > 1:
         # With one sample less than the least, its sampling would not be what was counted.
         fewer = budget(sampling, batch_size=size, samples_per_agent=query.least_samples - 1).query
