@@ -1,5 +1,6 @@
 """``corn.train`` with any module, loss and data; and the workloads by name."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +281,15 @@ def test_a_plan_is_run_with_secret_keys() -> None:
     plan = make_plan(load_network("ring:4"), BUDGET)
     result = train(plan, model=LinearClassifier(3, 2), datasets=make_datasets(), secure=True)
     assert 9.9 < float(result.last_rows[0]["epsilon"]) <= 10
+    assert result.last_rows[0]["central_ratio"] == pytest.approx(plan.central_ratio)
+
+
+def test_each_agent_spends_its_own_promise() -> None:
+    budget = dataclasses.replace(BUDGET, epsilon=(1.0, 10.0, 10.0, 10.0))
+    plan = make_plan(load_network("ring:4"), budget)
+    result = train(plan, model=LinearClassifier(3, 2), datasets=make_datasets(), secure=True)
+    row = result.last_rows[0]
+    assert 0.99 < float(row["epsilon_least"]) <= 1 < float(row["epsilon"]) <= 10
 
 
 def test_a_secure_run_is_one_run(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from corn.learn.tasks import Task
 
 Row: TypeAlias = dict[str, str | int | float]
 Samples: TypeAlias = tuple[Tensor, Tensor]
-_LABELS = ("contender", "step_size", "seed", "step", "unit", "delta")
+_LABELS = ("contender", "step_size", "seed", "step", "unit", "delta", "central_ratio")
 PARTS = ("train", "validation", "test")
 
 _NUM_EVALUATIONS = 20
@@ -51,6 +51,7 @@ COLUMNS = (
     "simulated_epsilon_least",
     "delta",
     "unit",
+    "central_ratio",
 )
 """The columns of a table of results.
 
@@ -59,8 +60,9 @@ over agents; ``test_loss_of_average`` is the loss of the average of all models.
 ``consensus_distance`` is the root mean square distance of the agents' models from their average.
 ``epsilon`` is the ε spent so far by the least protected agent, ``epsilon_least`` by the best
 protected; both are empty without a promise. With noise from a public seed nobody is protected, and
-both columns have the prefix ``simulated_``: the ε that a run with secret keys would spend. A value
-that was not measured is NaN.
+both columns have the prefix ``simulated_``: the ε that a run with secret keys would spend.
+``central_ratio`` is the noise variance that a step adds to the average of all agents, as planned,
+over that of a trusted server with the same promise. A value that was not measured is NaN.
 """
 
 PRIVATE_COLUMNS = (
@@ -148,6 +150,7 @@ def _privacy_spent(method: Method, step: int, prefix: str) -> dict[str, Any]:
         # Where promises differ, each agent's ε is at its own δ.
         "delta": max(promise.delta for promise in method.budget.promises),
         "unit": method.budget.unit,
+        "central_ratio": method.central_ratio,
     }
 
 
