@@ -52,6 +52,18 @@ def test_commands_run_as_printed(
             assert outcome.exit_code == 0, outcome.stderr
 
 
+@pytest.mark.slow
+def test_training_commands_run_as_printed(
+    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ("advise", "--agents", 3, "--epsilon", 2, "--task", "breast-cancer", "--json")
+    for command in json.loads(corn(*options).stdout)["commands"]:
+        outcome = corn(*shlex.split(command)[1:])
+        assert outcome.exit_code == 0, outcome.stderr
+    assert (tmp_path / "out" / "run" / "shared" / "run.json").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "exit_code", "message"),
     [

@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from corn.covariance import default_objective
 from corn.errors import InvalidArgumentError
-from corn.learn import Constant, Method, Trial, run_sweep, search_step_sizes
+from corn.learn import Constant, Method, Trial, make_methods, run_sweep, search_step_sizes
 from corn.learn import search as search_module
 from corn.learn.result import Result, join_results
 from corn.learn.search import expect_place, propose_places, step_size_at
 from corn.learn.tuning import find_ends, read_tuning
+from corn.privacy import PrivacyBudget
 
 from .problems import NETWORK, make_method
 from .sweeps import SETTINGS, make_logistic
@@ -78,6 +80,19 @@ def test_rounds_give_the_runs_of_one_sweep(tmp_path: Path) -> None:
         problem, NETWORK, methods, settings=settings, checkpoint=file, resume=True
     )
     assert again.average("test_loss") == found.average("test_loss")
+
+
+def test_all_rounds_have_the_same_batches() -> None:
+    """Under Poisson sampling, a method that does not clip is not trained on other batches."""
+    problem = make_logistic()
+    budget = PrivacyBudget(
+        3, 1e-4, num_steps=40, clip=0.5, unit="sample", batch_size=8, sampling_rate=0.9
+    )
+    names, objective = ["ldp", "unclipped"], default_objective(40)
+    methods = make_methods(names, NETWORK, budget, objective=objective)
+    found = search_step_sizes(problem, NETWORK, methods, settings=SETTINGS)
+    together = run_sweep(problem, NETWORK, found.trials, settings=SETTINGS)
+    assert found.average("test_loss") == pytest.approx(together.average("test_loss"))
 
 
 def test_the_search_finds_what_a_fine_grid_has() -> None:

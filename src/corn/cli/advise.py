@@ -124,7 +124,7 @@ def _write_commands(
     )
     batches = _list_options(batch_size=prospect.batch_size)
     step = _list_options(step_size=round_step_size(prospect.step_size))
-    train = ["corn", "train", *learner, *network, *promise, *batches]
+    train = ["corn", "train", *learner, *network, *promise, *(samples or batches)]
     plan = ["corn", "plan", *network, *promise, *samples, "--out", _PLAN]
     launch = ["corn", "launch", _PLAN, *learner, *batches, *step, "--out", "out/run"]
     verify = ["corn", "verify", _PLAN]

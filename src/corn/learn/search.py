@@ -48,7 +48,8 @@ def search_step_sizes(
     """Run each method with three step sizes, then with further ones as ``propose_places`` decides.
 
     Every round after the first has a checkpoint of its own, with the number of the round in its
-    name. An interrupted round is left out, unless it is the first. ``options`` are those of
+    name. An interrupted round is left out, unless it is the first. Methods that do not clip are
+    searched only as long as one that does is. ``options`` are those of
     :func:`corn.learn.sweep.run_sweep`.
     """
     starts = {m: expect_place(m, problem, settings.num_steps, schedule) for m in methods}
@@ -76,6 +77,10 @@ def search_step_sizes(
             for m in methods
         }
         wanted = {m: places for m, places in proposed.items() if places}
+        # Methods that clip samples decide how batches are drawn. A round without any would have
+        # other batches than the rounds before.
+        if not any(m.queries for m in wanted) and any(m.queries for m in methods):
+            wanted = {}
     return found
 
 
