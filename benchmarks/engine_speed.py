@@ -8,6 +8,9 @@ batches, no clipping, no half step. *Loop* is one backward pass for each agent o
 For a user's module with every sample clipped, the engine is compared with *one by one*: samples
 vectorised by ``torch.func``, but one model after the other.
 
+With every sample clipped, a step by Poisson sampling, whose batches are padded to the largest, is
+compared with a step by batches of *fixed* size.
+
 Shapes are those of the paper's tasks (a9a: 55 runs, 20 agents, batches of 128; MNIST: the 784–32–10
 network). Values are random, because the time does not depend on them.
 """
@@ -29,7 +32,7 @@ from corn.covariance import EAVESDROPPER, Horizon, design
 from corn.learn import AgentData, Constant, Method, Simulation, SweepSettings, Trial
 from corn.learn.batches import Batch
 from corn.learn.tasks import LinearClassifier, ModuleTask, ShallowNetwork, Task, small_cnn
-from corn.privacy import PrivacyBudget
+from corn.privacy import PrivacyBudget, Sampling
 from corn.threads import limit_threads
 from corn.topology import load_network
 
@@ -161,6 +164,53 @@ def make_loop(case: Case) -> Callable[[], object]:
     return step
 
 
+def make_sampled(case: Case, sampling: Sampling) -> Callable[[], object]:
+    """Return a step with every sample clipped, by batches of fixed size or by Poisson sampling."""
+    X, y = make_samples(case)
+    budget = PrivacyBudget(
+        10,
+        1e-5,
+        num_steps=BUDGET.num_steps,
+        clip=1.0,
+        unit="sample",
+        batch_size=BATCH,
+        sampling=sampling,
+        samples_per_agent=None if sampling == "every-step" else SAMPLES_PER_AGENT,
+    )
+    # Without noise, which would take the same time for both.
+    methods = [Method.non_private(*budget.queries, name=f"{k}") for k in range(case.num_methods)]
+    trials = [
+        Trial(method, Constant(step_size))
+        for method in methods
+        for step_size in STEP_SIZES[: case.num_step_sizes]
+    ]
+    simulation = Simulation(
+        case.task,
+        AgentData(case.task.prepare(X), y, tuple(range(0, len(X) + 1, SAMPLES_PER_AGENT))),
+        NETWORK,
+        trials,
+        settings=SweepSettings(BUDGET.num_steps, BATCH),
+    )
+    return simulation.advance
+
+
+def measure_sampled(num_steps: int, num_turns: int) -> dict[str, dict[str, float]]:
+    results = {}
+    for case in CASES:
+        times = best_milliseconds(
+            {
+                "Poisson": (make_sampled(case, "poisson"), num_steps),
+                "fixed": (make_sampled(case, "every-step"), num_steps),
+            },
+            num_turns,
+        )
+        results[f"{case.name}, every sample clipped"] = {
+            **{f"{name}, ms a step": value for name, value in times.items()},
+            "Poisson / fixed": times["Poisson"] / times["fixed"],
+        }
+    return results
+
+
 MODULES: tuple[tuple[str, nn.Module, tuple[int, ...]], ...] = (
     ("linear 123-2", nn.Linear(123, 2), (123,)),
     (
@@ -256,6 +306,7 @@ def main() -> None:
     limit_threads()
     results = {w.name: measure(w, arguments.steps, arguments.turns) for w in CASES}
     results |= measure_clipped(arguments.turns)
+    results |= measure_sampled(max(1, arguments.steps // 10), arguments.turns)
     if arguments.json:
         print(json.dumps(results, indent=1))
         return

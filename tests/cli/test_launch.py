@@ -204,6 +204,25 @@ def test_agents_make_their_plan_together(
     assert len(plans) == 1
 
 
+@pytest.mark.slow
+def test_agents_that_plan_together_count_on_their_data(
+    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["launch", "--decentralized-planning", "--graph", "ring:3", "--steps", 5, *TASK]
+    arguments += ["--mechanism", "ldp", "--unit", "sample", "--batch-size", 16, "--json"]
+    private = corn(*arguments, "--adjacency", "add-remove")
+    assert private.exit_code == 2
+    assert "the numbers in the data are private" in " ".join(private.stderr.split())
+    outcome = corn(*arguments, "--out", tmp_path)
+    assert outcome.exit_code == 0, outcome.stderr
+    facts = json.loads(outcome.stdout)
+    assert facts["sampling"] == "poisson"
+    assert len(facts["sampling_rate"]) == len(facts["samples_per_agent"]) == 3
+    request = json.loads((tmp_path / "shared/request.json").read_text(encoding="utf-8"))
+    assert request["budget"]["samples_per_agent"] == facts["samples_per_agent"]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

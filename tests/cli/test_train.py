@@ -126,6 +126,53 @@ def test_sample_level_privacy_is_named(corn: Runner) -> None:
     assert "each sample's gradient is clipped" in " ".join(outcome.stdout.split())
 
 
+QUICK_SAMPLES = (*QUICK, "--unit", "sample", "--step-size", 0.5, "--mechanism", "ldp,none")
+
+
+def test_the_rate_follows_from_data_and_batch_size(corn: Runner) -> None:
+    outcome = corn("train", *QUICK_SAMPLES, "--partition", "iid", "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    facts = json.loads(outcome.stdout)
+    assert sorted(set(facts["agent_samples"])) == [68, 69]
+    assert (facts["sampling"], facts["samples_per_agent"]) == ("poisson", 68)
+    assert facts["sampling_rate"] == 16 / 68
+    assert "taken with probability 0.235294 (Poisson sampling)" in facts["promise"]
+    assert facts["contenders"]["ldp"]["simulated_epsilon"] <= 10
+
+
+def test_agents_of_different_sizes_have_rates_of_their_own(corn: Runner) -> None:
+    outcome = corn("train", *QUICK_SAMPLES, "--steps", 4, "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    facts = json.loads(outcome.stdout)
+    sizes = facts["agent_samples"]
+    assert max(sizes) > 1.1 * min(sizes)
+    assert facts["samples_per_agent"] == sizes
+    assert facts["sampling_rate"] == [min(1, 16 / size) for size in sizes]
+
+
+def test_passes_follow_from_data_and_batch_size(corn: Runner) -> None:
+    outcome = corn("train", *QUICK_SAMPLES, "--sampling", "passes", "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    facts = json.loads(outcome.stdout)
+    lengths = [max(1, size // 16) for size in facts["agent_samples"]]
+    assert facts["steps_per_pass"] == lengths
+    assert facts["participations"] == [-(-30 // length) for length in lengths]
+    assert facts["contenders"]["ldp"]["simulated_epsilon"] == pytest.approx(10)
+
+
+def test_a_plan_for_more_samples_than_there_are_is_refused(corn: Runner, tmp_path: Path) -> None:
+    made = corn(
+        *("plan", "--graph", "ring:6", "--steps", 5, "--unit", "sample", "--batch-size", 16),
+        *("--samples-per-agent", 100, "--mechanism", "ldp", "--out", tmp_path / "plan.corn"),
+        "--json",
+    )
+    assert made.exit_code == 0, made.stderr
+    assert json.loads(made.stdout)["sampling_rate"] == 0.16
+    outcome = corn("train", "--plan", tmp_path / "plan.corn", "--task", "breast-cancer")
+    assert outcome.exit_code == 1
+    assert "must be at least 100, on which its budget counts, found" in outcome.stderr
+
+
 @pytest.mark.parametrize("model", ["network", pytest.param("cnn", marks=pytest.mark.slow)])
 def test_networks_are_trained_on_images(corn: Runner, model: str) -> None:
     outcome = corn(

@@ -13,12 +13,15 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from corn import learn
+from corn.arrays import IntArray
 from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, Horizon, ThreatModel, design
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
 from corn.learn import Method, load_parameters, make_methods, make_workload, train
+from corn.learn.batches import BatchSampler
+from corn.learn.sampling import TooFewSamplesError
 from corn.learn.tasks import LinearClassifier
 from corn.plan import make_plan
-from corn.privacy import PrivacyBudget
+from corn.privacy import PrivacyBudget, Sampling
 from corn.topology import Gossip, load_network
 
 from .problems import make_samples
@@ -350,6 +353,39 @@ def test_more_samples_than_the_rounding_bound_covers_are_refused() -> None:
     )
     with pytest.raises(InvalidArgumentError, match="samples must be at most 32"):
         train("ring:4", budget, model=LinearClassifier(3, 2), datasets=make_datasets(), secure=True)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "passes"])
+def test_batches_are_new_in_every_release_and_repeat_in_simulations(
+    sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents have 40, 40, 20 and 10 samples, each its own rate or passes."""
+    seen: list[list[list[int]]] = []
+    choose = BatchSampler.choose_rows
+
+    def record(sampler: BatchSampler, number: int) -> list[IntArray]:
+        rows = choose(sampler, number)
+        seen[-1].append([own.tolist() for own in rows])
+        return rows
+
+    monkeypatch.setattr(BatchSampler, "choose_rows", record)
+    sizes = (40, 40, 20, 10)
+    datasets = [(x[:k], y[:k]) for (x, y), k in zip(make_datasets(), sizes, strict=True)]
+    budget = PrivacyBudget.for_sizes(
+        sizes, epsilon=5, delta=1e-5, num_steps=6, clip=1, batch_size=5, sampling=sampling
+    )
+    results = []
+    for secure in (True, True, False, False):
+        seen.append([])
+        results.append(
+            train("ring:4", budget, model=LinearClassifier(3, 2), datasets=datasets, secure=secure)
+        )
+    assert [len(own) for own in seen] == [6] * 4
+    assert seen[0] != seen[1]
+    assert seen[2] == seen[3] != seen[0]
+    assert 0 < float(results[0].last_rows[0]["epsilon"]) <= 5
+    with pytest.raises(TooFewSamplesError, match="samples of agent 0 must be at least 40"):
+        train("ring:4", budget, model=LinearClassifier(3, 2), datasets=datasets[::-1])
 
 
 def test_one_agents_number_of_samples_changes_no_bit_of_the_others_gradients() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from corn import learn
 from corn.cli.learning import draw_run
-from corn.cli.output import print_note, print_table
+from corn.cli.output import collect_sampling, print_note, print_table
 from corn.cli.strictest import format_range, strictest_facts
 from corn.covariance import Objective, ThreatModel
 from corn.plan import Plan, fingerprint
@@ -59,6 +59,7 @@ def collect_facts(
         "num_agents": network.num_agents,
         "agent_samples": problem.data.sizes,
         "promise": f"simulated: {terms.budget.describe()}",
+        **collect_sampling(terms.budget),
         "privacy": result.privacy,
         "objective": terms.objective.describe(),
         "status": result.status,

@@ -20,7 +20,7 @@ from corn.cli.options import (
     PlotOption,
     ThreatOptions,
 )
-from corn.cli.output import print_facts, print_json, print_note
+from corn.cli.output import collect_sampling, print_facts, print_json, print_note
 from corn.cli.plan import describe_average
 from corn.cli.records import read_configuration
 from corn.cli.strictest import format_range, strictest_facts
@@ -125,8 +125,16 @@ def launch(
         let_plan_decide(context, planned, mechanism=planned.mechanism)
         source, batch_size = plan, planned.budget.batch_size or batch_size
     elif graph is not None:
+        network = mixing.load_network(graph)
+        if budget.needs_sizes and budget.adjacency == "add-remove":
+            raise typer.BadParameter(
+                "give the least number of samples of an agent: with --adjacency add-remove the "
+                "numbers in the data are private, and plans are public",
+                param_hint="--samples-per-agent",
+            )
+        sizes = learning.count_samples(network.num_agents) if budget.needs_sizes else ()
         source = distributed.PlanningRequest(
-            budget=budget.make_for_batches(batch_size, mixing.load_network(graph)),
+            budget=budget.make_for_data(batch_size, sizes, network),
             objective=mixing.choose_objective(budget.steps),
             threat=threat.make(),
             mechanism=mechanism,
@@ -214,6 +222,7 @@ def _facts(
         "graph": plan.network.source,
         "num_agents": plan.num_agents,
         "promise": _promise(launched),
+        **collect_sampling(plan.budget),
         "adversary": plan.threat.describe(),
         "central_ratio": plan.central_ratio,
         "status": launched.status.value,

@@ -97,6 +97,10 @@ class LearningOptions:
             stand_in=self.stand_in,
         )
 
+    def count_samples(self, num_agents: int) -> tuple[int, ...]:
+        """Return the number of training samples of each agent."""
+        return self.make_workload().build(num_agents).data.sizes
+
 
 def let_plan_decide(context: typer.Context, plan: Plan, **also_fixed: object) -> None:
     """Set the options that a plan decides to its values, in the command's configuration.

@@ -6,7 +6,8 @@ records. Commands take such records like single options: see ``corn.cli.records`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -30,6 +31,7 @@ from corn.covariance.objective import DISAGREEMENT_WEIGHT
 from corn.covariance.threat import MOST_FOR_PAIRS, SPARSE_PARTNERS, PrivateNoise
 from corn.errors import InvalidArgumentError
 from corn.privacy import Accounting, Adjacency, ClippedQuery, PrivacyBudget, Sampling, Unit
+from corn.privacy.budget import summarize_sizes
 from corn.topology import ONE_ROUND, Gossip, Network, choose_cooldown, load_network
 from corn.topology.mixing import WEIGHTS
 
@@ -235,7 +237,8 @@ class OpenBudgetOptions:
         typer.Option(
             metavar="COUNT[,COUNT…]",
             help="Least number of samples of an agent, or one number for each agent, from which "
-            "the sampling rate or the passes follow (with --unit sample only).",
+            "the sampling rate or the passes follow (with --unit sample only). (Default for train "
+            "and launch: those of the data.)",
             rich_help_panel=_BUDGET,
         ),
     ] = None
@@ -285,9 +288,25 @@ class BudgetOptions(OpenBudgetOptions):
         ),
     ] = "10"
 
-    def make_for_batches(self, size: int, network: Network | None = None) -> PrivacyBudget:
-        """Return the budget of training in mini-batches; their size counts for samples only."""
-        return self.make(size if self.unit == "sample" else None, network)
+    @property
+    def needs_sizes(self) -> bool:
+        """Whether the sampling follows from the agents' data, because no option states it."""
+        is_given = self.sampling_rate is not None or self.samples_per_agent is not None
+        return self.unit == "sample" and self.sampling != "every-step" and not is_given
+
+    def make_for_data(
+        self, batch_size: int, sizes: Sequence[int], network: Network | None = None
+    ) -> PrivacyBudget:
+        """Return the budget of training in mini-batches on agents with so many samples each.
+
+        The batch size and the numbers of samples count for the sample unit only.
+        """
+        chosen = self
+        if self.needs_sizes:
+            samples = summarize_sizes(sizes)
+            listed = samples if isinstance(samples, tuple) else (samples,)
+            chosen = replace(self, samples_per_agent=",".join(map(str, listed)))
+        return chosen.make(batch_size if self.unit == "sample" else None, network)
 
 
 @dataclass(frozen=True)

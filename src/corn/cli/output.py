@@ -107,6 +107,24 @@ def print_note(text: str) -> None:
     sys.stderr.write(f"note: {make_printable(text)}\n")
 
 
+def collect_sampling(budget: PrivacyBudget) -> dict[str, object]:
+    """Return how samples enter mini-batches, for JSON; lists have a value for each agent."""
+    queries = budget.queries
+    return {
+        "sampling": budget.sampling,
+        "samples_per_agent": budget.samples_per_agent,
+        "sampling_rate": _one_or_each([query.sampling_rate for query in queries]),
+        "steps_per_pass": _one_or_each([query.steps_per_pass for query in queries]),
+        "participations": _one_or_each(
+            [query.participations(budget.num_steps) for query in queries]
+        ),
+    }
+
+
+def _one_or_each(values: Sequence[object]) -> object:
+    return values[0] if len(set(values)) == 1 else values
+
+
 def warn_of_insiders(
     decomposition: Decomposition, budget: PrivacyBudget, threat: ThreatModel
 ) -> None:

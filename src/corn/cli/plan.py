@@ -17,7 +17,14 @@ from corn.cli.options import (
     ThreatOptions,
     choose_mechanism,
 )
-from corn.cli.output import print_facts, print_json, print_note, warn_of_insiders, working
+from corn.cli.output import (
+    collect_sampling,
+    print_facts,
+    print_json,
+    print_note,
+    warn_of_insiders,
+    working,
+)
 from corn.cli.strictest import strictest_facts
 from corn.covariance import Corn
 from corn.plan import FloatType, Plan, fingerprint, make_plan, save_plan
@@ -77,6 +84,7 @@ def plan_facts(made: Plan) -> dict[str, object]:
         "graph": made.network.source,
         "num_agents": made.num_agents,
         "promise": made.budget.describe(),
+        **collect_sampling(made.budget),
         "adversary": made.threat.describe(),
         "objective": made.objective.describe(),
         "mechanism": made.mechanism,

@@ -189,9 +189,10 @@ def train(
         terms = _read_plan(context, load_plan(plan))
     elif graph is not None:
         network = mixing.load_network(graph)
+        sizes = learning.count_samples(network.num_agents) if budget.needs_sizes else ()
         terms = TrainingTerms(
             network=network,
-            budget=budget.make_for_batches(learning.batch_size, network),
+            budget=budget.make_for_data(learning.batch_size, sizes, network),
             objective=mixing.choose_objective(budget.steps),
             threat=threat.make_if_given(),
             cooldown_steps=mixing.choose_cooldown(network, budget.steps),

@@ -54,7 +54,8 @@ def train(
 
     Args:
         source: a plan; or the network, as a ``Network``, a spec such as ``"ring:8"``, or a file.
-        budget: the promise; its unit decides what is clipped. None trains without privacy, or with
+        budget: the promise; its unit decides what is clipped. ``PrivacyBudget.for_sizes`` makes one
+            for samples from the agents' numbers of samples. None trains without privacy, or with
             the plan's budget.
         noise: a design or decomposition for this budget; by default the plan's, or a design of
             mechanism ``corn`` against ``threat`` with the default objective.
