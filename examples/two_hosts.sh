@@ -5,7 +5,7 @@
 #   examples/two_hosts.sh torchrun   torchrun on each host
 #
 # Prints what each host's agents reached. Each host writes its results to out-a or out-b: shared in it
-# may be handed out, private in it stays on the host.
+# may be published, private in it stays on the host.
 set -eu
 WAY=${1:-launch}
 CORN=${CORN:-corn}            # the installed command

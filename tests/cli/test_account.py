@@ -101,7 +101,7 @@ def test_samplings_side_by_side(corn: Runner) -> None:
 def test_a_missing_sampling_rate_names_all_choices(corn: Runner) -> None:
     outcome = corn("account", "--epsilon", 1, "--unit", "sample", "--batch-size", 128)
     assert outcome.exit_code == 1
-    for word in ("samples_per_agent", "sampling_rate", "poisson", "passes", "every-step"):
+    for word in ("samples-per-agent", "sampling-rate", "poisson", "passes", "every-step"):
         assert word in outcome.stderr
 
 
@@ -130,7 +130,7 @@ def test_zero_sum_noise_has_no_finite_epsilon(corn: Runner, tmp_path: Path) -> N
     [
         (["--epsilon", "-1"], 1, "epsilon must be positive"),
         (["--epsilon", "1", "--delta", "2"], 1, "delta must be in (0, 1)"),
-        (["--epsilon", "1", "--unit", "sample"], 1, "batch_size must be given"),
+        (["--epsilon", "1", "--unit", "sample"], 1, "--batch-size must be given"),
         (["--covariance", "no.npy"], 1, "no such file"),
         ([], 2, "give --epsilon"),
         (["--epsilon", "much"], 2, "--epsilon"),

@@ -84,12 +84,12 @@ def test_nothing_private_is_shared_or_printed(
             assert not set(csv.DictReader(stream).fieldnames or ()) & set(PRIVATE_COLUMNS)
     facts = json.loads((out / "shared/run.json").read_text(encoding="utf-8"))
     assert set(facts["measured"]) <= set(SHARED_COLUMNS)
-    # Whoever adds to a summary must decide whether it may be handed out.
+    # Whoever adds to a summary must decide whether it may be published.
     known = {"agent", "first_step", "num_steps", "status", "stop", "stop_reason", "lost", "notes"}
     known |= {"traffic"}
     assert all(set(own) == known for own in facts["agents"].values())
     require_private(out / "private")
-    assert f"{out / 'shared'} may be handed out" in outcome.stderr
+    assert f"publish {out / 'shared'}, but never" in outcome.stderr
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_the_owner_of_all_data_may_see_private_numbers(
         assert facts == json.loads((out / "shared/run.json").read_text(encoding="utf-8"))
     else:
         assert f"{saved['measured']['train_loss']:.4g}" in outcome.stdout
-        assert "private: do not hand out" in outcome.stdout
+        assert "private: do not publish" in outcome.stdout
 
 
 def read_private_values(out: Path) -> set[str]:
@@ -166,7 +166,7 @@ def test_a_rehearsal_promises_nothing(corn: Runner, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["private"]
     assert (tmp_path / "run/private/rehearsal/run.json").exists()
     assert (tmp_path / "run/private").stat().st_mode & 0o777 == 0o700
-    assert "hand out nothing of" in outcome.stderr
+    assert "publish nothing of" in outcome.stderr
     resumed = corn(*arguments, "--resume")
     assert resumed.exit_code == 1
     assert "of a rehearsal, which protects nothing" in resumed.stderr

@@ -134,7 +134,7 @@ def test_a_launch_states_the_total_and_keeps_to_the_limit(corn: Runner, tmp_path
     )
     again = launch("second", "--lifetime-epsilon", 16)
     assert again.exit_code == 0, again.stderr
-    # Results that are handed out say nothing of what else the data was used for.
+    # Results that are published say nothing of what else the data was used for.
     run = json.loads((tmp_path / "second/shared/run.json").read_text(encoding="utf-8"))
     assert not {"lifetime_epsilon", "other_keys"} & set(run["configuration"])
     assert "15." not in json.dumps(run["notes"] + [run["promise"], run["agents"]])

@@ -273,7 +273,7 @@ def test_an_agent_that_dies_before_links_are_open_is_named_by_all(
     )
     for result in others:
         assert isinstance(result, AbsentError | RefusalError), result
-        assert "from agents 0 within 3 s" in str(result)
+        assert "from agent 0 within 3 s" in str(result)
 
 
 def test_an_agent_can_be_interrupted_while_another_never_opens_its_links(

@@ -26,7 +26,9 @@ from corn.distributed.rendezvous import RefusalError
 from corn.errors import InvalidArgumentError
 from corn.learn import Constant
 from corn.noise import compose_history, read_history
-from corn.plan import Plan
+from corn.plan import Plan, make_plan
+from corn.privacy import PrivacyBudget
+from corn.topology import load_network
 
 from .harness import small_plan
 from .threads import run_in_threads
@@ -168,3 +170,30 @@ def test_the_launcher_bounds_the_totals_of_all_agents(folder: Path) -> None:
 def test_a_limit_must_be_positive(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidArgumentError, match="lifetime"):
         Lifetime(**wrong)  # type: ignore[arg-type]
+
+
+def test_ledgers_beside_the_keys_that_do_not_count_are_named(folder: Path) -> None:
+    shutil.copytree(folder / "keys", folder / "old.keys")
+
+    def foresee(lifetime: Lifetime) -> LifetimeTotal:
+        keys = folder / "keys"
+        return foresee_total(SECOND, range(2), RunSettings(), keys=keys, lifetime=lifetime)
+
+    total = foresee(Lifetime())
+    assert total.uncounted == (folder / "old.keys",)
+    assert "not counted are the ledgers in old.keys" in total.describe()
+    counted = foresee(Lifetime(other_keys=(folder / "old.keys",)))
+    assert counted.uncounted == ()
+    assert counted.before.epsilon > total.before.epsilon
+
+
+def test_a_plan_for_samples_ends_what_is_promised_for_the_agent(folder: Path) -> None:
+    sampled = PrivacyBudget(
+        1, 1e-5, num_steps=5, clip=1, unit="sample", batch_size=5, sampling="every-step"
+    )
+    plan = make_plan(load_network("complete:2"), sampled, mechanism="ldp")
+    total = foresee_total(plan, range(2), RunSettings(), keys=folder / "keys", lifetime=Lifetime())
+    assert (total.drops_agent, total.after.unit) == (True, "sample")
+    assert "nothing is promised for the agent's whole data any more" in total.describe()
+    # The plan before protects an agent, and each sample as well.
+    assert total.before.epsilon == pytest.approx(10, rel=1e-3)

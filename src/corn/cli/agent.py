@@ -162,7 +162,7 @@ def agent(
     ] = None,
     out: Annotated[
         Path,
-        typer.Option(help="Folder of the run: shared in it may be handed out, private may not."),
+        typer.Option(help="Folder of the run: publish shared in it, never private."),
     ] = Path("out"),
     json: JsonOption = False,
 ) -> None:
@@ -200,10 +200,8 @@ def agent(
         distributed.Reports(
             on_note=lambda text: _print_line(own, text),
             interruption=distributed.listen_for_signals(),
-            on_private_note=lambda text: _print_line(own, f"private, do not hand out: {text}"),
-            on_total=lambda total: _print_line(
-                own, f"private, do not hand out: {total.describe()}"
-            ),
+            on_private_note=lambda text: _print_line(own, f"private, do not publish: {text}"),
+            on_total=lambda total: _print_line(own, f"private, do not publish: {total.describe()}"),
         ),
     )
     _print_line(own, _describe(result, agreed))

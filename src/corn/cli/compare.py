@@ -94,7 +94,7 @@ def compare(
             relaxed = _design_all(network, caps, objectives[-1], against)
     values = _values(network, objectives, designs, against)
     best = designs[objectives[-1].describe()]["corn"]
-    warn_of_insiders(best.decomposition, promise, best.threat)
+    warn_of_insiders(best.decomposition, promise, best.threat, mechanism=best.mechanism)
     if plot:
         _draw(network, promise, against, designs, values, plot)
     costs = {

@@ -122,7 +122,7 @@ def design(
     if out:
         _save(facts, result, out)
     if result.precision is not None:
-        warn_of_insiders(result.decomposition, promise, result.threat)
+        warn_of_insiders(result.decomposition, promise, result.threat, mechanism=result.mechanism)
     if (
         result.mechanism == "corn"
         and network.num_agents > 1

@@ -33,7 +33,7 @@ _TOGETHER = "Decentralised planning"
 _OWNERS_OPTIONS = ("lifetime_epsilon", "lifetime_delta", "other_keys")
 _WARNING = (
     "private numbers are computed from private data without noise: no ε covers them, and they must "
-    "not be handed out"
+    "not be published"
 )
 
 
@@ -48,7 +48,7 @@ def launch(
     keys: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of keys, ledgers and roster.json; never hand it out. Keys are made if it "
+            help="Folder of keys, ledgers and roster.json; never publish it. Keys are made if it "
             "has none. (Default: PLAN.keys beside the plan; without a plan, corn.keys here.)",
             rich_help_panel=AGENTS,
         ),
@@ -96,7 +96,7 @@ def launch(
     threat: ThreatOptions,
     out: Annotated[
         Path,
-        typer.Option(help="Folder of the run: shared in it may be handed out, private may not."),
+        typer.Option(help="Folder of the run: publish shared in it, never private."),
     ] = Path("out/launch"),
     show_private: Annotated[
         bool,
@@ -159,7 +159,7 @@ def launch(
             agents_per_host, host, None if store is None else distributed.parse_address(store)
         ),
         lifetime=run.make_lifetime(),
-        on_total=lambda total: print_note(f"private, do not hand out: {total.describe()}"),
+        on_total=lambda total: print_note(f"private, do not publish: {total.describe()}"),
         show_table=not json,
         show_private=show_private,
     )
@@ -180,7 +180,7 @@ def launch(
     if show_private:
         _print_private(launched, show_facts=not json)
     for note in launched.private_notes:
-        print_note(f"private, do not hand out: {note}")
+        print_note(f"private, do not publish: {note}")
     print_note(_describe_sharing(launched))
     distributed.require_done(
         launched.finished.values(),
@@ -255,7 +255,7 @@ def _measured(launched: distributed.LaunchResult, columns: Sequence[str]) -> dic
 
 
 def _draw(launched: distributed.LaunchResult, path: Path) -> None:
-    """Draw the columns that may be handed out."""
+    """Draw the columns that may be published."""
     (trial,) = launched.measured.trials
     rows = launched.measured.rows
     measured = [
@@ -313,7 +313,7 @@ def _print_private(launched: distributed.LaunchResult, *, show_facts: bool) -> N
     if show_facts:
         measured = _measured(launched, learn.PRIVATE_COLUMNS)
         print_facts(
-            "private: do not hand out",
+            "private: do not publish",
             [
                 *((name.replace("_", " "), f"{value:.4g}") for name, value in measured.items()),
                 ("agent samples", ", ".join(map(str, launched.problem.data.sizes))),
@@ -324,6 +324,6 @@ def _print_private(launched: distributed.LaunchResult, *, show_facts: bool) -> N
 
 def _describe_sharing(launched: distributed.LaunchResult) -> str:
     if launched.is_rehearsal:
-        return f"a rehearsal protects nothing: hand out nothing of {launched.folders.private}"
+        return f"a rehearsal protects nothing: publish nothing of {launched.folders.private}"
     shared, private = launched.folders.shared, launched.folders.private
-    return f"{shared} may be handed out; {private} and {launched.keys} may not"
+    return f"publish {shared}, but never {private} or {launched.keys}"

@@ -25,7 +25,7 @@ from rich.progress import (
 from rich.table import Table
 
 import corn
-from corn.covariance import Decomposition, ThreatModel
+from corn.covariance import Decomposition, MechanismName, ThreatModel
 from corn.covariance.decomposition import hidden_precision
 from corn.errors import CornWarning, make_printable
 from corn.files import writing_whole
@@ -126,12 +126,22 @@ def _one_or_each(values: Sequence[object]) -> object:
 
 
 def warn_of_insiders(
-    decomposition: Decomposition, budget: PrivacyBudget, threat: ThreatModel
+    decomposition: Decomposition,
+    budget: PrivacyBudget,
+    threat: ThreatModel,
+    *,
+    mechanism: MechanismName,
+    command: str = "",
 ) -> None:
-    """Print a note on curious agents if the noise was not designed against any."""
+    """Print a note on curious agents if the noise was not designed against any.
+
+    ``command`` is the one whose options design noise, if it is another than the running one.
+    """
     if threat.max_colluders or not decomposition.seed_groups:
         return
-    advice = "--colluders 1 designs noise against curious agents"
+    # The other mechanisms that share seeds refuse insiders.
+    options = "--colluders 1" if mechanism == "corn" else "--mechanism corn --colluders 1"
+    advice = f"{f'{command} {options}'.strip()} designs noise against curious agents"
     if decomposition.is_shared_by_all:
         print_note(
             f"all agents share one seed, so each can subtract everyone's shared noise; {advice}"

@@ -72,7 +72,7 @@ def plan(
         print_json(plan_facts(made))
     else:
         _print(made)
-    warn_of_insiders(made.decomposition, made.budget, made.threat)
+    warn_of_insiders(made.decomposition, made.budget, made.threat, mechanism=made.mechanism)
     print_note(f"wrote {out}; check it with: corn verify {out}")
 
 

@@ -67,7 +67,13 @@ def verify(
         print_json(_facts(plan, found, shown))
     else:
         _print(plan, found, shown)
-    warn_of_insiders(plan.decomposition, plan.budget, plan.threat)
+    warn_of_insiders(
+        plan.decomposition,
+        plan.budget,
+        plan.threat,
+        mechanism=plan.mechanism,
+        command="corn plan",
+    )
     # After the table, so that a broken plan is shown in full and the last line says why.
     for problem in found.problems:
         print_error(f"{path}: {problem}")

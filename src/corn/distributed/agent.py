@@ -86,7 +86,7 @@ def run_agent(
         test: the same.
         keys: the folder with ``agent-I.key``, ``roster.json`` and the ledger.
         out: the folder of the run, which agents may have in common. ``shared/agent-I`` in it gets
-            models and ε and may be handed out. ``private/agent-I`` gets measurements, private notes
+            models and ε and may be published. ``private/agent-I`` gets measurements, private notes
             and checkpoints, and only its owner can open it.
         settings: of the run.
         reports: callbacks for news of the run.

@@ -2,7 +2,7 @@
 
 ``DIR/agent-3.key`` and ``DIR/roster.json`` are made by ``corn keygen`` and ``corn roster``. The
 release ledger lies beside the key, not beside results: a second run of the same plan with the same
-key must find what was released before, and keys and nonces are not handed out with results.
+key must find what was released before, and keys and nonces are not published with results.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class LaunchResult:
         agents: the result of each agent on this machine.
         measured: measurements and models, as a simulation gives them, but without measurements on
             private data unless those were asked for.
-        folders: what may be handed out, and what is private.
+        folders: what may be published, and what is private.
         keys: the folder of keys and ledgers.
         made_keys: whether keys were made for this run.
         is_rehearsal: whether the noise was public, and protected nothing.
@@ -154,7 +154,7 @@ def launch(
         source: a plan's file; or a request for a plan that the agents make together, each of them
             knowing only its neighbours in ``network``.
         workload: what to train.
-        out: a folder; ``shared`` in it may be handed out, ``private`` is for the owners of data.
+        out: a folder; ``shared`` in it may be published, ``private`` is for the owners of data.
         settings: of the run.
         network: the links between agents, where they plan together.
         keys: the folder of keys and ledgers, by default beside the plan: ``plan.keys``, or

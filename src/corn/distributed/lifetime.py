@@ -69,21 +69,31 @@ class LifetimeTotal:
         added: what this run adds at most, by itself.
         after: the total after this run, at most.
         problems: ledgers that are lost or damaged; with any, the totals are lower bounds.
+        uncounted: other folders beside the keys that have ledgers, perhaps of the same data.
+        drops_agent: whether plans before promised something for the agent's whole data, and nothing
+            is promised for it any more.
     """
 
     before: TotalLoss
     added: TotalLoss
     after: TotalLoss
     problems: tuple[str, ...] = ()
+    uncounted: tuple[Path, ...] = ()
+    drops_agent: bool = False
 
     def describe(self) -> str:
         """Return the totals in one line, with what they protect and against whom."""
         about = "at least " if self.problems else ""
-        unknown = "".join(f"; {problem}" for problem in self.problems)
+        rest = "; nothing is promised for the agent's whole data any more" * self.drops_agent
+        rest += "".join(f"; {problem}" for problem in self.problems)
+        if self.uncounted:
+            names = ", ".join(path.name for path in self.uncounted)
+            rest += f"; not counted are the ledgers in {names}: name those of the same data as "
+            rest += "other keys (--other-keys)"
         return (
             f"all releases of this data before this run: {about}{show_epsilon(self.before)}; this "
             f"run by itself: at most {show_epsilon(self.added)}; total after it: "
-            f"{about or 'at most '}{describe_total(self.after)}{unknown}"
+            f"{about or 'at most '}{describe_total(self.after)}{rest}"
         )
 
     def require_within(self, lifetime: Lifetime) -> None:
@@ -117,7 +127,7 @@ def check_lifetime(
     others = [_foresee(record) for record in history.records]
     total = _add_run(others, own, num_steps, lifetime, history.problems)
     total.require_within(lifetime)
-    return total
+    return replace(total, uncounted=_find_uncounted(keys, lifetime))
 
 
 def bound_lifetime(
@@ -150,7 +160,8 @@ def bound_lifetime(
     for found in kinds.values():
         own, *others = (_find_largest(expenses) for expenses in zip(*found, strict=True))
         totals.append(_add_run(others, own, num_steps, lifetime, tuple(problems)))
-    return max(totals, key=lambda total: total.after.epsilon)
+    worst = max(totals, key=lambda total: total.after.epsilon)
+    return replace(worst, uncounted=_find_uncounted(keys, lifetime))
 
 
 def _foresee(record: LedgerRecord) -> Expense:
@@ -189,4 +200,15 @@ def _add_run(
         added=total(replace(own, num_releases=added)),
         after=total(*others, replace(own, num_releases=own.num_releases + added)),
         problems=problems,
+        drops_agent=unit == "sample" and any(other.query.unit == "agent" for other in others),
+    )
+
+
+def _find_uncounted(keys: Path, lifetime: Lifetime) -> tuple[Path, ...]:
+    """Return the folders of keys of other plans, by their usual names, that have ledgers."""
+    counted = {folder.resolve() for folder in (keys, *lifetime.other_keys)}
+    return tuple(
+        folder
+        for folder in sorted(keys.resolve().parent.glob("*.keys"))
+        if folder not in counted and any(folder.glob("agent-*.ledger"))
     )

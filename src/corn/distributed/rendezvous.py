@@ -49,8 +49,8 @@ class AbsentError(PublicError):
 
     def __init__(self, topic: str, agents: Sequence[int], seconds: float) -> None:
         self.topic, self.agents = topic, tuple(agents)
-        who = ", ".join(map(str, agents))
-        super().__init__(f"no message ({topic}) from agents {who} within {seconds:g} s")
+        who = ("agent " if len(agents) == 1 else "agents ") + ", ".join(map(str, agents))
+        super().__init__(f"no message ({topic}) from {who} within {seconds:g} s")
 
 
 class RefusalError(PublicError):

@@ -1,4 +1,4 @@
-"""Files of a run: a folder that may be handed out, a private one, models, tables and checkpoints.
+"""Files of a run: a folder to publish, a private one, models, tables and checkpoints.
 
 Nothing that is computed from private data without noise is in the shared folder. A rehearsal's
 noise is public and protects nothing, so all that a rehearsal writes is private.
@@ -36,7 +36,7 @@ class Folders:
     """The folders of a run, or of one agent of it.
 
     Attributes:
-        shared: models, measurements on public data, ε spent: may be handed out.
+        shared: models, measurements on public data, ε spent: may be published.
         private: measurements on private data, private notes, checkpoints: for the owner alone.
     """
 
