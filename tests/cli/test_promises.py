@@ -71,7 +71,7 @@ def test_training_keeps_the_promises_of_a_plan(corn: Runner, plan: Path, tmp_pat
         assert "the plan has 1,8,4" in outcome.stderr
 
 
-@pytest.mark.parametrize("command", ["design", "threat"])
+@pytest.mark.parametrize("command", ["design", "compare", "threat"])
 def test_designs_take_a_promise_for_each_agent(corn: Runner, command: str) -> None:
     outcome = corn(command, "--graph", "ring:3", "--steps", 50, "--epsilon", "1,8,4", "--json")
     assert outcome.exit_code == 0, outcome.stderr

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 
@@ -113,6 +115,24 @@ def test_the_search_ends_close_below_its_target(
     loss = account_precision([budget.precision_cap], budget.query, num_steps=steps)
     assert epsilon * (1 - 2e-4) <= loss.worst_epsilon(1e-5) <= epsilon
     assert loss.worst_delta(epsilon) <= 1e-5
+
+
+@pytest.mark.slow
+@settings(max_examples=15, derandomize=True)
+@given(
+    epsilon=st.floats(-1.3, 1.0).map(lambda power: 10**power),
+    delta=st.floats(-8, -4).map(lambda power: 10**power),
+    rate=st.floats(-3, -0.05).map(lambda power: 10**power),
+    steps=st.floats(1, 5).map(lambda power: round(10**power)),
+    adjacency=st.sampled_from(["replace", "add-remove"]),
+)
+def test_every_search_ends_at_or_below_its_target(
+    epsilon: float, delta: float, rate: float, steps: int, adjacency: Adjacency
+) -> None:
+    query = ClippedQuery(1.0, unit="sample", adjacency=adjacency, batch_size=8, sampling_rate=rate)
+    found = subsampling.calibrate_precision(epsilon, delta, num_steps=steps, query=query)
+    loss = account_precision([found], query, num_steps=steps)
+    assert epsilon * (1 - 1e-3) <= loss.worst_epsilon(delta) <= epsilon
 
 
 def test_sampling_allows_much_less_noise_than_no_sampling() -> None:
