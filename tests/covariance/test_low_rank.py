@@ -151,7 +151,7 @@ def test_an_interrupted_design_is_private_and_says_so() -> None:
         if progress.evaluations == 20:
             raise KeyboardInterrupt
 
-    with watch_designs(interrupt):
+    with watch_designs(interrupt, keep_best=True):
         result = design("ring:30", 1.0, objective=Horizon(50))
     assert result.status == "interrupted"
     assert worst_precision(result.decomposition, 1) <= 1
@@ -159,12 +159,12 @@ def test_an_interrupted_design_is_private_and_says_so() -> None:
     assert [progress.evaluations for progress in seen] == list(range(1, 21))
 
 
-def test_an_interrupt_without_a_watcher_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+def test_an_interrupt_is_raised_unless_the_best_design_is_wanted() -> None:
+    def interrupt(progress: DesignProgress) -> None:
+        if progress.evaluations == 3:
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(PairUpdates, "press", interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), watch_designs(interrupt):
         design("ring:30", 1.0, objective=Horizon(50))
 
 

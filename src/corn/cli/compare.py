@@ -22,7 +22,6 @@ from corn.cli.output import (
     print_note,
     print_table,
     warn_of_insiders,
-    working,
 )
 from corn.cli.strictest import (
     StrictestPromise,
@@ -30,6 +29,7 @@ from corn.cli.strictest import (
     list_agents,
     strictest_facts,
 )
+from corn.cli.watching import designing
 from corn.covariance import (
     EAVESDROPPER,
     ONE_STEP,
@@ -83,7 +83,7 @@ def compare(
     against = threat.make(network.num_agents)
     objectives = [ONE_STEP, mixing.choose_objective(budget.steps)]
     strictest = find_strictest(promise, network.num_agents)
-    with working("designing the noise"):
+    with designing():
         designs = {
             objective.describe(): _design_all(network, promise, objective, against)
             for objective in objectives

@@ -25,9 +25,9 @@ from corn.cli.output import (
     print_note,
     save_json,
     warn_of_insiders,
-    working,
 )
 from corn.cli.strictest import format_range, strictest_facts
+from corn.cli.watching import designing, note_interruption
 from corn.covariance import (
     Auto,
     ClosedForm,
@@ -108,7 +108,7 @@ def design(
         drop_share=drop_share,
         num_workers=jobs,
     )
-    with working("designing the noise"):
+    with designing(keep_best=True):
         result = solve(
             network,
             promise,
@@ -116,6 +116,7 @@ def design(
             objective=target,
             threat=threat.make_if_given(),
         )
+    note_interruption(result)
     facts = design_facts(network, promise, target, result)
     if plot:
         _draw(network, result, target, plot)

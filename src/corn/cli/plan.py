@@ -23,9 +23,9 @@ from corn.cli.output import (
     print_json,
     print_note,
     warn_of_insiders,
-    working,
 )
 from corn.cli.strictest import strictest_facts
+from corn.cli.watching import designing, note_interruption
 from corn.covariance import Corn
 from corn.plan import FloatType, Plan, fingerprint, make_plan, save_plan
 
@@ -54,10 +54,10 @@ def plan(
     ] = "float32",
     json: JsonOption = False,
 ) -> None:
-    """Make the plan of a run: by default against one curious insider, with a seed per pair."""
+    """Make the plan of a run: by default against one curious insider, with seeds of pairs."""
     network = mixing.load_network(graph)
     promise = budget.make(batch_size, network)
-    with working("designing the noise"):
+    with designing(keep_best=True):
         made = make_plan(
             network,
             promise,
@@ -67,6 +67,7 @@ def plan(
             cooldown_steps=mixing.cooldown_steps,
             dtype=dtype,
         )
+    note_interruption(made)
     save_plan(made, out)
     if json:
         print_json(plan_facts(made))

@@ -33,6 +33,7 @@ from corn.cli.options import (
 from corn.cli.output import print_json, print_note
 from corn.cli.records import read_configuration
 from corn.cli.tuning import TuningOptions
+from corn.cli.watching import designing
 from corn.errors import StoppedByUserError
 from corn.learn.names import METHOD_NAMES
 from corn.plan import Plan, load_plan
@@ -305,9 +306,10 @@ def _make_methods(mechanisms: str | None, terms: TrainingTerms) -> list[learn.Me
     if mechanisms is None:
         mechanisms = _MECHANISMS if terms.plan is None else ""
     names = [name.strip() for name in mechanisms.split(",") if mechanisms]
-    return planned + learn.make_methods(
-        names, terms.network, terms.budget, objective=terms.objective, threat=terms.threat
-    )
+    with designing():
+        return planned + learn.make_methods(
+            names, terms.network, terms.budget, objective=terms.objective, threat=terms.threat
+        )
 
 
 def _note_exposed(methods: Sequence[learn.Method]) -> None:

@@ -26,7 +26,7 @@ from corn.covariance.first_order import scale_blocks
 from corn.covariance.pair_updates import PairUpdates, Pressure
 from corn.covariance.problem import DesignProblem, SolverName, Status
 from corn.covariance.threat import SeedGroups, ThreatModel
-from corn.covariance.watch import DesignProgress, is_watched, report_progress
+from corn.covariance.watch import DesignProgress, keeps_best, report_progress
 from corn.errors import InvalidArgumentError
 from corn.threads import one_thread
 
@@ -133,7 +133,7 @@ class _PairSearch:
         try:
             return self._run_rounds(tolerance), False
         except KeyboardInterrupt:
-            if self.best is None or not is_watched():
+            if self.best is None or not keeps_best():
                 raise
             return self.best, True
 

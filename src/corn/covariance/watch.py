@@ -27,25 +27,27 @@ class DesignProgress:
 
 Watcher: TypeAlias = Callable[[DesignProgress], None]
 _watcher: ContextVar[Watcher | None] = ContextVar("design watcher", default=None)
+_keeps_best: ContextVar[bool] = ContextVar("whether an interrupted design is kept", default=False)
 
 
 @contextmanager
-def watch_designs(watcher: Watcher) -> Iterator[None]:
+def watch_designs(watcher: Watcher, *, keep_best: bool = False) -> Iterator[None]:
     """Call ``watcher`` after every evaluation of a design inside the ``with`` block.
 
-    Inside the block Ctrl-C ends the search, and the design returns the best candidate so far with
-    the status ``interrupted``. Elsewhere it raises ``KeyboardInterrupt``, as usual in Python.
+    With ``keep_best`` Ctrl-C ends the search, and the design is the best candidate so far, with the
+    status ``interrupted``. Otherwise it raises ``KeyboardInterrupt``, as usual in Python.
     """
-    token = _watcher.set(watcher)
+    watching, keeping = _watcher.set(watcher), _keeps_best.set(keep_best)
     try:
         yield
     finally:
-        _watcher.reset(token)
+        _watcher.reset(watching)
+        _keeps_best.reset(keeping)
 
 
-def is_watched() -> bool:
+def keeps_best() -> bool:
     """Return whether the caller wants the best design so far when it is interrupted."""
-    return _watcher.get() is not None
+    return _keeps_best.get()
 
 
 def report_progress(progress: DesignProgress) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,7 +30,7 @@ from corn.privacy import PrivacyBudget
 from corn.topology import Gossip, Network, name_of
 
 # Raised with every change of a plan's content. Fingerprints, and so keys, depend on the content.
-SCHEMA = 3
+SCHEMA = 4
 Json: TypeAlias = dict[str, Any]
 _MAX_REASON = 300
 
@@ -111,7 +112,7 @@ def _encode(plan: Plan) -> Json:
             "directed": graph.is_directed(),
             "agents": [name_of(graph, agent) for agent in range(plan.num_agents)],
             "links": sorted([int(i), int(j)] for i, j in graph.edges),
-            "mixing_matrix": plan.network.mixing_matrix.tolist(),
+            "mixing_weights": _encode_weights(plan.network.mixing_matrix),
             "gossip": dataclasses.asdict(plan.network.gossip),
         },
         "budget": dataclasses.asdict(plan.budget),
@@ -161,7 +162,7 @@ def _decode_network(data: object) -> Network:
         "directed": bool,
         "agents": tuple[str, ...],
         "links": tuple[tuple[int, int], ...],
-        "mixing_matrix": FloatArray,
+        "mixing_weights": tuple[tuple[int, int, float], ...],
         "gossip": Gossip,
     }
     fields = build_fields(hints, data, "network")
@@ -175,9 +176,27 @@ def _decode_network(data: object) -> Network:
         if i not in graph or j not in graph:
             raise InvalidArgumentError(f"a link joins {i} and {j}, which are not both agents")
         graph.add_edge(i, j)
-    return Network(
-        graph, fields["mixing_matrix"], fields["source"], fields["weights"], fields["gossip"]
-    )
+    matrix = _decode_weights(fields["mixing_weights"], len(graph))
+    return Network(graph, matrix, fields["source"], fields["weights"], fields["gossip"])
+
+
+def _encode_weights(matrix: FloatArray) -> list[list[int | float]]:
+    """Return row, column and value of every weight: in a large network most are zero."""
+    rows, columns = np.nonzero(matrix)
+    weights = matrix[rows, columns].tolist()
+    return [[i, j, w] for i, j, w in zip(rows.tolist(), columns.tolist(), weights, strict=True)]
+
+
+def _decode_weights(weights: Sequence[tuple[int, int, float]], num_agents: int) -> FloatArray:
+    matrix = np.zeros((num_agents, num_agents))
+    for i, j, weight in weights:
+        # Negative numbers would count from the end, and a second weight would replace the first.
+        if not (0 <= i < num_agents and 0 <= j < num_agents) or matrix[i, j]:
+            raise InvalidArgumentError(
+                f"a mixing weight needs two of {num_agents} agents, each pair once, found {i}, {j}"
+            )
+        matrix[i, j] = weight
+    return matrix
 
 
 def _decode_decomposition(data: object) -> Decomposition:
