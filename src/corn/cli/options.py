@@ -391,17 +391,3 @@ def choose_mechanism(name: MechanismName, options: Corn) -> Mechanism | Mechanis
             f"--max-noise-std limits correlated noise, found mechanism {name!r}: leave it out"
         )
     return name
-
-
-def parse_numbers(name: str, text: str | None, *, example: str) -> tuple[float, ...]:
-    """Return the numbers of an option that lists them, or none if it was not given.
-
-    >>> parse_numbers("epsilons", "3,10", example="3,10,30")
-    (3.0, 10.0)
-    """
-    try:
-        return () if text is None else tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise InvalidArgumentError(
-            f"{name} must be numbers separated by commas, found {text!r}: try {example}"
-        ) from error

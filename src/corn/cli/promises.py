@@ -1,4 +1,4 @@
-"""Options with one value for all agents, or one for each: ε, δ and numbers of samples."""
+"""Options that list numbers: one value for all agents or one for each, or several to try."""
 
 from __future__ import annotations
 
@@ -63,6 +63,20 @@ def find_promises(epsilon: str, delta: str, network: Network | None) -> tuple[Pe
 def list_names(network: Network) -> Sequence[str]:
     """Return the name of each agent in the file of its graph, or its number."""
     return [name_of(network.graph, agent) for agent in range(network.num_agents)]
+
+
+def parse_numbers(name: str, text: str | None, *, example: str) -> tuple[float, ...]:
+    """Return the numbers of an option that lists them, or none if it was not given.
+
+    >>> parse_numbers("epsilons", "3,10", example="3,10,30")
+    (3.0, 10.0)
+    """
+    try:
+        return () if text is None else tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"{name} must be numbers separated by commas, found {text!r}: try {example}"
+        ) from error
 
 
 def parse_samples(text: str | None) -> int | tuple[int, ...] | None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from corn.cli.options import parse_numbers
 from corn.cli.output import (
     make_progress,
     print_facts,
@@ -21,6 +20,7 @@ from corn.cli.output import (
     print_table,
     save_json,
 )
+from corn.cli.promises import parse_numbers
 from corn.errors import StoppedByUserError
 
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ from corn.cli.options import (
     PlanOption,
     PlotOption,
     ThreatOptions,
-    parse_numbers,
 )
 from corn.cli.output import print_json, print_note
+from corn.cli.promises import parse_numbers
 from corn.cli.records import read_configuration
 from corn.cli.tuning import TuningOptions
 from corn.cli.watching import designing
