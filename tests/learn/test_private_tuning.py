@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from corn.errors import InvalidArgumentError
-from corn.learn import Constant, Trial, borrow_held_out, price_tuning, run_sweep
+from corn.learn import Constant, Trial, borrow_held_out, price_all, price_tuning, run_sweep
 from corn.privacy import PrivacyBudget, account_precision, gaussian
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
 
@@ -32,6 +32,14 @@ def test_runs_add_up_in_squares() -> None:
     assert price.epsilon_of_one == promise.epsilon
     assert exact <= price.epsilon <= 1.05 * exact
     assert "clipped" in price.protects
+    # One seed, and one more run of another method with the same noise.
+    other = Trial(replace(method, name="another"), Constant(0.1))
+    result = replace(result, trials=(*result.trials, other), seeds=(0,))
+    total = price_all(result)
+    assert total is not None
+    assert total.num_runs == 4
+    exact = gaussian.epsilon_from(math.sqrt(4) * mu, promise.delta)
+    assert exact <= total.epsilon <= 1.05 * exact
 
 
 def test_public_samples_keep_sizes_and_reveal_nothing() -> None:

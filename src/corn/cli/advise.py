@@ -16,7 +16,7 @@ from corn.cli.output import print_facts, print_json, print_note, print_table, wo
 from corn.learn.names import ModelName, WorkloadName
 from corn.plan.advice import USUAL_CLIPS, Prospect, TrainingScale
 from corn.plan.proposal import Proposal, propose
-from corn.privacy import Unit
+from corn.privacy import Unit, compare_samplings
 from corn.topology import Network, load_network
 
 EXAMPLE = "corn advise --samples 2800 --agents 20 --epsilon 1 --parameters 7850"
@@ -164,6 +164,7 @@ def _print(proposal: Proposal, network: Network, commands: Sequence[str]) -> Non
             ("against", proposal.threat.describe()),
             ("clip", f"{scale.clip:g}"),
             ("batches and steps", _describe_batches(proposal)),
+            *_compare(proposal),
             ("step sizes", f"about {eta:g}; corn train searches for it on public data"),
             ("noise", f"of norm {noise:.3g} in the agents' average gradient at each step"),
             (
@@ -197,6 +198,13 @@ def _print(proposal: Proposal, network: Network, commands: Sequence[str]) -> Non
         "excess is a bound on the loss above the least one, for a convex problem whose solution is "
         f"at distance {scale.distance:g}: for choosing between settings, not a forecast"
     )
+
+
+def _compare(proposal: Proposal) -> list[tuple[str, str]]:
+    """Return what other samplings would need for the same promise; nothing for unit agent."""
+    others = [cost for cost in compare_samplings(proposal.budget) if cost.variance_ratio > 1]
+    words = [f"{cost.sampling} {cost.variance_ratio:.3g} ×" for cost in others]
+    return [("other samplings", f"{', '.join(words)} the noise variance")] if words else []
 
 
 def _describe_batches(proposal: Proposal) -> str:

@@ -38,6 +38,7 @@ class TuningOptions:
     def collect(self, result: learn.Result) -> dict[str, object]:
         """Return the runs on the agents' data and what they spend together, for JSON."""
         prices = learn.price_tuning(result) if self.private_tuning else {}
+        total = learn.price_all(result) if self.private_tuning else None
         return {
             "data_is_private": self.private_tuning,
             "tuned_on": self.tune_on,
@@ -46,6 +47,7 @@ class TuningOptions:
                 method.name: {**vars(price), "against": method.against}
                 for method, price in prices.items()
             },
+            "price_of_all": None if total is None else vars(total),
         }
 
     def print_notes(self, result: learn.Result, task: str) -> None:
@@ -64,6 +66,12 @@ class TuningOptions:
                 f"private tuning: {method.name} made {price.num_runs} runs on the agents' data; "
                 f"together they spend ε = {round_up(price.epsilon)} at δ = {price.delta:g}, not "
                 f"{price.epsilon_of_one:g}, for {price.protects}, against {method.against}"
+            )
+        total = learn.price_all(result)
+        if total is not None and num_methods > 1:
+            print_note(
+                f"private tuning: all {total.num_runs} runs with noise together spend ε = "
+                f"{round_up(total.epsilon)} at δ = {total.delta:g}, against {total.against}"
             )
         if is_tuned:
             print_note(

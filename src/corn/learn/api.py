@@ -20,6 +20,7 @@ from corn.learn.partition import partition_iid as partition_iid
 from corn.learn.partition import partition_shards as partition_shards
 from corn.learn.private_tuning import TuningPrice as TuningPrice
 from corn.learn.private_tuning import borrow_held_out as borrow_held_out
+from corn.learn.private_tuning import price_all as price_all
 from corn.learn.private_tuning import price_tuning as price_tuning
 from corn.learn.problem import TrainingProblem as TrainingProblem
 from corn.learn.result import Breakdown as Breakdown

@@ -8,10 +8,12 @@ must be public; no ε covers them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from corn.covariance import ThreatModel
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData
 from corn.learn.method import Method
@@ -31,6 +33,7 @@ class TuningPrice:
         delta: δ of the budget.
         epsilon_of_one: what a single run promises that agent.
         protects: the unit, its clipping, sampling and adjacency, in words.
+        against: the adversary against whom all runs hold, in words.
     """
 
     num_runs: int
@@ -38,6 +41,7 @@ class TuningPrice:
     delta: float
     epsilon_of_one: float
     protects: str
+    against: str
 
 
 def price_tuning(result: Result) -> dict[Method, TuningPrice]:
@@ -45,34 +49,66 @@ def price_tuning(result: Result) -> dict[Method, TuningPrice]:
 
     A run that broke down counts too: its models were released until it stopped.
     """
-    runs: dict[Method, int] = {}
-    for trial in result.trials:
-        runs[trial.method] = runs.get(trial.method, 0) + len(result.seeds)
     return {
-        method: _price_runs(method, method.budget, count, result.num_steps)
-        for method, count in runs.items()
-        if method.budget is not None
+        method: _price_runs({method: count}, result.num_steps)
+        for method, count in _count_runs(result).items()
     }
 
 
-def _price_runs(
-    method: Method, budget: PrivacyBudget, num_runs: int, num_steps: int
-) -> TuningPrice:
-    # Agents with the same promise differ in their noise only, and the least counts.
-    worst: dict[object, tuple[int, float]] = {}
-    for agent, precision in enumerate(method.precision.tolist()):
-        promise = budget.promises[agent if budget.num_agents else 0]
-        if precision > worst.get(promise, (0, -1.0))[1]:
-            worst[promise] = agent, precision
+def price_all(result: Result) -> TuningPrice | None:
+    """Return the price of the runs of all methods together, without those of a trusted server.
+
+    None if there are none. A server's runs have another adversary, which does not add up.
+    """
+    runs = {m: count for m, count in _count_runs(result).items() if not m.is_central}
+    return _price_runs(runs, result.num_steps) if runs else None
+
+
+def _count_runs(result: Result) -> dict[Method, int]:
+    runs: dict[Method, int] = {}
+    for trial in result.trials:
+        if trial.method.budget is not None:
+            runs[trial.method] = runs.get(trial.method, 0) + len(result.seeds)
+    return runs
+
+
+def _price_runs(runs: Mapping[Method, int], num_steps: int) -> TuningPrice:
+    # Agents with the same promises differ in their noise only, and the least counts.
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for agent in range(next(iter(runs)).precision.size):
+        key = tuple(_budget_of(method, agent).promise for method in runs)
+        alike.setdefault(key, []).append(agent)
     prices = []
-    for agent, precision in worst.values():
-        own = budget.of_agent(agent)
-        terms = PlanTerms(own, method.threat.max_colluders)
-        spent = [Expense(terms, precision, num_steps)] * num_runs
-        total = compose_expenses(spent, own.promise.delta, unit=own.unit)
-        words = f"{own.query.protects} ({own.query.recipe})"
-        prices.append(TuningPrice(num_runs, total.epsilon, total.delta, own.promise.epsilon, words))
+    for agents in alike.values():
+        own = _budget_of(next(iter(runs)), agents[0])
+        spent = [
+            expense
+            for method, count in runs.items()
+            for expense in [_expense_of(method, agents, num_steps)] * count
+        ]
+        total = compose_expenses(spent, own.promise.delta)
+        prices.append(
+            TuningPrice(
+                num_runs=len(spent),
+                epsilon=total.epsilon,
+                delta=total.delta,
+                epsilon_of_one=own.promise.epsilon,
+                protects=f"{own.query.protects} ({own.query.recipe})",
+                against=ThreatModel(total.max_colluders or 0).describe(),
+            )
+        )
     return max(prices, key=lambda price: price.epsilon)
+
+
+def _budget_of(method: Method, agent: int) -> PrivacyBudget:
+    if method.budget is None:
+        raise InvalidArgumentError(f"{method.name!r} must have a budget to be priced, found none")
+    return method.budget.of_agent(agent)
+
+
+def _expense_of(method: Method, agents: Sequence[int], num_steps: int) -> Expense:
+    terms = PlanTerms(_budget_of(method, agents[0]), method.threat.max_colluders)
+    return Expense(terms, float(method.precision[list(agents)].max()), num_steps)
 
 
 def borrow_held_out(problem: TrainingProblem, *, seed: int) -> TrainingProblem:
