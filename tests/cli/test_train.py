@@ -281,6 +281,40 @@ def test_a_plan_decides_network_budget_and_noise(corn: Runner, plan: Path) -> No
     assert own["test_loss"] == alone.last_rows[0]["test_loss"]
 
 
+def test_the_result_names_own_and_average_models_and_messages(corn: Runner) -> None:
+    arguments = ["train", "--task", "breast-cancer", "--graph", "ring:6", "--steps", 20]
+    arguments += ["--mechanism", "corn,none", "--step-size", 0.2, "--gossip", 2]
+    facts = json.loads(corn(*arguments, "--cooldown", 5, "--json").stdout)
+    assert (facts["gossip"], facts["cooldown_steps"]) == ("plain:2", 5)
+    assert facts["messages_per_link"] == 2 * (20 + 5)
+    own = facts["contenders"]["corn"]
+    assert own["test_loss"] == pytest.approx(own["test_loss_of_average"], abs=1e-3)
+    assert own["central_ratio"] > 1
+    assert facts["contenders"]["none"]["central_ratio"] is None
+    apart = json.loads(corn(*arguments, "--cooldown", 0, "--json").stdout)["contenders"]["corn"]
+    # Mixing keeps the average model, and only the average.
+    assert apart["test_loss_of_average"] == pytest.approx(own["test_loss_of_average"], abs=1e-5)
+    assert apart["consensus_distance"] > 3 * own["consensus_distance"]
+    text = " ".join(corn(*arguments).stdout.split())
+    for words in ("of average", "2 rounds a step", "that only mix", "messages a link, each way"):
+        assert words in text
+
+
+def test_weights_that_never_agree_are_noted(corn: Runner, tmp_path: Path) -> None:
+    np.save(tmp_path / "W.npy", (np.roll(np.eye(4), 1, 0) + np.roll(np.eye(4), -1, 0)) / 2)
+    arguments = ["--graph", tmp_path / "W.npy", "--steps", 10]
+    outcome = corn("plan", *arguments, "--out", tmp_path / "p.corn", "--json")
+    assert "agents never agree, so there is no cool-down" in outcome.stderr
+    assert json.loads(outcome.stdout)["cooldown_steps"] == 0
+
+
+@pytest.mark.parametrize("text", ["-1", "never", "1.5"])
+def test_bad_cool_downs_are_misuse(corn: Runner, text: str) -> None:
+    outcome = corn("train", "--task", "breast-cancer", "--graph", "ring:4", "--cooldown", text)
+    assert outcome.exit_code == 2
+    assert "must be auto or a number of steps" in " ".join(outcome.stderr.split())
+
+
 def test_baselines_next_to_a_plan_have_its_budget(corn: Runner, plan: Path) -> None:
     arguments = ("train", "--plan", plan, "--task", "breast-cancer", "--step-size", 0.1)
     outcome = corn(*arguments, "--mechanism", "ldp, none", "--epsilon", 7, "--graph", "ring:6")

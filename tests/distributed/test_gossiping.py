@@ -10,6 +10,7 @@ from torch import Tensor
 from corn.distributed.gossiping import LinkFlows
 from corn.distributed.survivors import LinkState, weigh_neighbours
 from corn.topology import Gossip, mixing_matrix
+from corn.topology.gossip import GossipRound
 from corn.topology.graphs import Graph
 
 SPEEDS = [Gossip(3), Gossip(2, "chebyshev"), Gossip(4, "chebyshev")]
@@ -20,25 +21,30 @@ class Agents:
 
     def __init__(self, graph: Graph, gossip: Gossip, models: Tensor) -> None:
         self.graph, self.lost = graph, frozenset[int]()
-        self.W = mixing_matrix(graph)
+        self.W, self.is_chebyshev = mixing_matrix(graph), gossip.kind == "chebyshev"
         self.models = dict(enumerate(models))
-        self.flows = {i: LinkFlows(gossip.coefficients(self.W)) for i in graph}
+        self.flows = {i: LinkFlows(gossip.schedule(self.W)) for i in graph}
 
     def run_round(self) -> None:
         alive = [i for i in self.graph if i not in self.lost]
         around = {i: [j for j in self.graph[i] if j not in self.lost] for i in alive}
-        # The neighbours of a lost agent know of it; news have not reached the others yet.
-        states = {
-            i: LinkState(len(around[i]), len(around[i]) < self.graph.degree[i]) for i in alive
-        }
         mixed = {}
         for i in alive:
-            planned = {j: (float(self.W[i, j]), float(self.W[j, i])) for j in around[i]}
-            weights = weigh_neighbours(planned, states[i], {j: states[j] for j in around[i]})
+            weights = self.weigh(i, around)
             assert sum(weights.values()) <= 1 + 1e-12
             received = {j: self.models[j] for j in around[i]}
             mixed[i] = self.flows[i].mix(self.models[i], received, weights)
         self.models = mixed
+
+    def weigh(self, i: int, around: dict[int, list[int]]) -> dict[int, float]:
+        """Return the weights as ``TrainingRounds`` does."""
+        planned = {j: (float(self.W[i, j]), float(self.W[j, i])) for j in around[i]}
+        if self.is_chebyshev:
+            return {j: weight for j, (weight, _) in planned.items()}
+        # The neighbours of a lost agent know of it; news have not reached the others yet.
+        degrees = {j: len(around[j]) for j in around}
+        states = {j: LinkState(degrees[j], degrees[j] < self.graph.degree[j]) for j in around}
+        return weigh_neighbours(planned, states[i], {j: states[j] for j in around[i]})
 
     def average(self, agents: list[int]) -> Tensor:
         return torch.stack([self.models[i] for i in agents]).mean(dim=0)
@@ -93,18 +99,21 @@ def test_memory_of_the_model_before_would_shift_the_average() -> None:
     agents.run_round()
     agents.lost = frozenset({0})
     before = agents.average([1, 2, 3, 4])
-    alpha = gossip.coefficients(agents.W)[1]
-    agents.flows = {i: LinkFlows((1.0,)) for i in graph}
+    momentum, gain = gossip.schedule(agents.W)[1]
+    changes = [agents.models[i] - first[i] for i in (1, 2, 3, 4)]
+    agents.flows = {i: LinkFlows([GossipRound(0.0, gain)]) for i in graph}
     agents.run_round()
-    repeated = [alpha * agents.models[i] + (1 - alpha) * first[i] for i in (1, 2, 3, 4)]
-    assert (torch.stack(repeated).mean(dim=0) - before).abs().min() > 0.1
+    shift = momentum * torch.stack(changes).mean(dim=0)
+    assert agents.average([1, 2, 3, 4]) == pytest.approx(before)
+    assert shift.abs().min() > 0.1
 
 
 def test_opposite_ends_of_a_link_cancel_to_the_bit() -> None:
     """In float32 too, or averages would drift over thousands of steps."""
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(2, 1000, generator=generator)
-    ends = [LinkFlows((1.0, 1.3)), LinkFlows((1.0, 1.3))]
+    schedule = [GossipRound(0.0, 1.1), GossipRound(0.3, 1.4)]
+    ends = [LinkFlows(schedule), LinkFlows(schedule)]
     for _ in range(2):
         moved = ends[0].mix(x, {1: y}, {1: 1 / 3}), ends[1].mix(y, {0: x}, {0: 1 / 3})
         assert torch.equal(ends[0]._flows[1], -ends[1]._flows[0])

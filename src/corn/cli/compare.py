@@ -184,6 +184,7 @@ def _facts(
         "graph": network.source,
         "num_agents": network.num_agents,
         "weights": network.weights,
+        "gossip": str(network.gossip),
         "promise": budget.describe(),
         "adversary": threat.describe(),
         "precision_caps": caps,
@@ -245,6 +246,7 @@ def _print(
             *strictest_facts(budget, network.num_agents),
             ("against", "an eavesdropper who sees every message, and insiders as listed"),
             ("average × server", "noise variance of the average over a trusted server's"),
+            ("gossip", f"{network.gossip} in each step"),
         ],
     )
     for objective, row in values.items():

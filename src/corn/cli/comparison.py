@@ -22,11 +22,17 @@ if TYPE_CHECKING:
 # Columns of the printed table, by the names of summaries.
 _COLUMNS = {
     "test_loss": "test loss",
+    "test_loss_of_average": "of average",
     "test_accuracy": "test accuracy",
-    "train_loss": "train loss",
+    "test_accuracy_of_average": "of average",
     "optimality_gap": "optimality gap",
+    "train_loss": "train loss",
     "consensus_distance": "disagreement",
 }
+_LEGEND = (
+    "Scores are means over the agents' own models; 'of average' are those of their average model. "
+    "'× server': noise variance of the average over a trusted server's."
+)
 _BEYOND: dict[GridEnd, str] = {"smallest": "smaller", "largest": "larger"}
 
 
@@ -40,6 +46,10 @@ class TrainingTerms:
     threat: ThreatModel | None
     cooldown_steps: int
     plan: Plan | None = None
+
+    def describe_mixing(self) -> str:
+        """Return rounds, cool-down and messages in one line."""
+        return self.network.gossip.describe(self.budget.num_steps, self.cooldown_steps)
 
 
 def collect_facts(
@@ -62,6 +72,11 @@ def collect_facts(
         **collect_sampling(terms.budget),
         "privacy": result.privacy,
         "objective": terms.objective.describe(),
+        "gossip": str(network.gossip),
+        "cooldown_steps": terms.cooldown_steps,
+        "messages_per_link": network.gossip.count_messages(
+            terms.budget.num_steps, terms.cooldown_steps
+        ),
         "status": result.status,
         "num_steps": result.num_steps,
         "seeds": result.seeds,
@@ -96,7 +111,13 @@ def print_comparison(
     """Print a table with the scores, the spent ε and the adversary of each method, and notes."""
     result, network = tuning.result, terms.network
     facts = learn.summarize_methods(problem, tuning)
-    shown = [name for name in _COLUMNS if any(name in own for own in facts.values())]
+    shown = [name for name in _COLUMNS if any(own.get(name) is not None for own in facts.values())]
+    # The loss on held-out samples says more, and a narrower table is easier to read.
+    if "test_loss" in shown or "optimality_gap" in shown:
+        shown.remove("train_loss")
+    # The two models' scores side by side show how far agents disagree.
+    if "test_loss_of_average" in shown:
+        shown.remove("consensus_distance")
     methods = dict.fromkeys(trial.method for trial in result.trials)
     runs = _describe_runs(len(result.seeds))
     strictest = strictest_facts(terms.budget, network.num_agents)
@@ -108,8 +129,8 @@ def print_comparison(
                 *result.notes,
                 f"Simulated: {terms.budget.describe()}.",
                 *(f"The {what} is of {who}." for what, who in strictest),
-                runs,
-                "× server: the noise variance of the average over a trusted server's.",
+                f"Mixing: {terms.describe_mixing()}.",
+                f"{runs} {_LEGEND}",
             ]
         ),
         [
@@ -155,7 +176,7 @@ def _make_row(method: learn.Method, own: dict[str, object], shown: Sequence[str]
 
 def _format_score(own: dict[str, object], column: str) -> str:
     """Return a score, with its 95 % interval if there were several runs."""
-    if column not in own:
+    if own.get(column) is None:
         return ""
     width = cast("dict[str, float]", own["intervals"]).get(column)
     return f"{own[column]:.4g}" + ("" if width is None else f" ± {width:.2g}")

@@ -118,6 +118,7 @@ def design(
         )
     note_interruption(result)
     facts = design_facts(network, promise, target, result)
+    facts["cooldown_steps"] = mixing.choose_cooldown(network, budget.steps)
     if plot:
         _draw(network, result, target, plot)
     if out:
@@ -136,7 +137,7 @@ def design(
     if json:
         print_json(facts)
     else:
-        _print(promise, network, target, result)
+        _print(promise, network, target, result, mixing.describe(network, budget.steps))
         for path in (plot, out):
             if path:
                 print_note(f"wrote {path}")
@@ -175,6 +176,7 @@ def design_facts(
         "graph": network.source,
         "num_agents": network.num_agents,
         "weights": network.weights,
+        "gossip": str(network.gossip),
         "budget": {
             "epsilon": budget.epsilon,
             "delta": budget.delta,
@@ -223,6 +225,7 @@ def _print(
     network: Network,
     objective: Objective,
     result: Design,
+    described_mixing: str,
 ) -> None:
     ldp_std = 1 / np.sqrt(result.precision_caps)
     streams = result.decomposition.count_streams()
@@ -242,6 +245,7 @@ def _print(
             "noise in the average",
             f"{result.average_noise_variance:.4g}   ({result.central_ratio:.4g} × central DP)",
         ),
+        ("mixing", described_mixing),
         ("split σ_mix² I + R_cor", f"σ_mix² = {result.independent_variance:.6g}"),
         (
             "seeds",

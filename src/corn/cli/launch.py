@@ -21,7 +21,7 @@ from corn.cli.options import (
     ThreatOptions,
 )
 from corn.cli.output import collect_sampling, print_facts, print_json, print_note
-from corn.cli.plan import describe_average
+from corn.cli.plan import describe_average, describe_mixing
 from corn.cli.records import read_configuration
 from corn.cli.strictest import format_range, strictest_facts
 from corn.plan import fingerprint, load_plan
@@ -225,6 +225,8 @@ def _facts(
         **collect_sampling(plan.budget),
         "adversary": plan.threat.describe(),
         "central_ratio": plan.central_ratio,
+        "gossip": str(plan.network.gossip),
+        "cooldown_steps": plan.cooldown_steps,
         "status": launched.status.value,
         "num_steps": result.num_steps,
         "measured": _measured(launched, learn.SHARED_COLUMNS),
@@ -285,7 +287,12 @@ def _describe_spent(launched: distributed.LaunchResult) -> str:
 
 def _print(launched: distributed.LaunchResult) -> None:
     result, plan, last = launched.measured, launched.plan, launched.measured.rows[-1]
-    measured = {"test loss": "test_loss", "test accuracy": "test_accuracy"}
+    measured = {
+        "test loss, agents' own models": "test_loss",
+        "test loss, average model": "test_loss_of_average",
+        "test accuracy, agents' own": "test_accuracy",
+        "test accuracy, average model": "test_accuracy_of_average",
+    }
     print_facts(
         f"{launched.problem.task.describe()}, {plan.num_agents} agents on {plan.network.source}",
         [
@@ -299,6 +306,7 @@ def _print(launched: distributed.LaunchResult) -> None:
                 for what, name in measured.items()
                 if last[name] == last[name]
             ),
+            ("mixing", describe_mixing(plan)),
             ("disagreement", f"{last['consensus_distance']:.4g}"),
             ("ε spent", _describe_spent(launched)),
             ("agents lost", ", ".join(map(str, launched.lost)) or "none"),

@@ -13,6 +13,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from corn.cli.output import print_note
 from corn.cli.promises import find_promises, name_delta, name_epsilon, parse_samples
 from corn.covariance import (
     DEFAULT_THREAT,
@@ -348,6 +349,19 @@ class MixingOptions:
         """Return the number of steps that only mix after a run of so many steps."""
         given = self.cooldown_steps
         return choose_cooldown(network, num_steps) if given is None else given
+
+    def warn_of_disagreement(self, network: Network, cooldown_steps: int) -> None:
+        """Print a note if agents can never agree, so that there is no cool-down by default."""
+        # One step would be enough where all are neighbours, so zero steps have no other reason.
+        if self.cooldown_steps is None and not cooldown_steps and network.num_agents > 1:
+            print_note(
+                "the mixing weights are periodic: agents never agree, so there is no cool-down; "
+                "--weights lazy lets them agree"
+            )
+
+    def describe(self, network: Network, num_steps: int) -> str:
+        """Return rounds, cool-down and messages of a run of so many steps, in one line."""
+        return network.gossip.describe(num_steps, self.choose_cooldown(network, num_steps))
 
 
 @dataclass(frozen=True)

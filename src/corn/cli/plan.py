@@ -74,6 +74,7 @@ def plan(
     else:
         _print(made)
     warn_of_insiders(made.decomposition, made.budget, made.threat, mechanism=made.mechanism)
+    mixing.warn_of_disagreement(network, made.cooldown_steps)
     print_note(f"wrote {out}; check it with: corn verify {out}")
 
 
@@ -88,6 +89,9 @@ def plan_facts(made: Plan) -> dict[str, object]:
         **collect_sampling(made.budget),
         "adversary": made.threat.describe(),
         "objective": made.objective.describe(),
+        "gossip": str(made.network.gossip),
+        "cooldown_steps": made.cooldown_steps,
+        "messages_per_link": made.num_messages,
         "mechanism": made.mechanism,
         "seeds": made.threat.seeds,
         "max_colluders": made.threat.max_colluders,
@@ -106,6 +110,11 @@ def plan_facts(made: Plan) -> dict[str, object]:
 def describe_average(central_ratio: float) -> str:
     """Return the noise variance of the average relative to a trusted server's."""
     return f"{central_ratio:.4g} × the variance of a trusted server's, for the same promise"
+
+
+def describe_mixing(made: Plan) -> str:
+    """Return rounds, cool-down and messages of a plan's run in one line."""
+    return made.network.gossip.describe(made.budget.num_steps, made.cooldown_steps)
 
 
 def describe_grid(made: Plan) -> str:
@@ -130,6 +139,7 @@ def _print(made: Plan) -> None:
             ("noise energy", f"{certificate.value:.6g} ({certificate.status})"),
             ("lower bound", f"{certificate.lower_bound:.6g}"),
             ("noise in the average", describe_average(made.central_ratio)),
+            ("mixing", describe_mixing(made)),
             (
                 "seeds",
                 f"{len(made.decomposition.seed_groups)} shared, up to {max(streams)} streams per "

@@ -130,6 +130,7 @@ def _facts(
         "objective": objective.describe(),
         **costs,
         **{f"strictest_cost_of_{name}": cost for name, cost in references.items()},
+        "gossip": str(network.gossip),
         "rows": rows,
     }
 
@@ -151,6 +152,7 @@ def _print(
             ("against", "an eavesdropper who sees every message, and insiders as listed"),
             ("minimises", f"Tr(A R), {objective.describe()}"),
             ("average × server", "noise variance of the average over a trusted server's"),
+            ("gossip", f"{network.gossip} in each step"),
         ],
     )
     print_table(

@@ -200,6 +200,7 @@ def train(
         )
     else:
         raise typer.BadParameter("give a graph or a --plan", param_hint="--graph")
+    mixing.warn_of_disagreement(terms.network, terms.cooldown_steps)
     # Options are checked before anything is designed, which can take minutes.
     step_sizes = _parse_step_sizes(step_size, learning)
     settings = simulation.make_settings(terms, learning, runs)

@@ -18,7 +18,7 @@ from corn.cli.output import (
     warn_of_insiders,
     working,
 )
-from corn.cli.plan import describe_average, describe_grid, plan_facts
+from corn.cli.plan import describe_average, describe_grid, describe_mixing, plan_facts
 from corn.cli.strictest import format_range, list_agents, strictest_facts
 from corn.errors import InvalidArgumentError
 from corn.plan import AgentGuarantee, Plan, Verification, load_plan, verify_plan
@@ -125,6 +125,7 @@ def _print(plan: Plan, found: Verification, shown: list[AgentGuarantee]) -> None
                 f"{found.lower_bound:.6g} (gap {found.gap:.2g}), for the seeds allowed",
             ),
             ("noise in the average", describe_average(found.central_ratio)),
+            ("mixing", describe_mixing(plan)),
             ("releases", describe_grid(plan)),
             ("fingerprint", str(facts["fingerprint"])),
         ],

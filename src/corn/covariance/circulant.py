@@ -123,12 +123,12 @@ def _gossip_spectrum(row: FloatArray, gossip: Gossip) -> NDArray[np.complex128]:
     w = scipy.fft.fft(row)
     if gossip.kind == "plain":
         return np.asarray(w**gossip.rounds)
-    sigma = float(np.abs(w[1:]).max(initial=0.0))
     is_symmetric = bool(np.allclose(row[1:], row[:0:-1], rtol=0, atol=1e-12))
-    require(is_symmetric and sigma < 1, "first_row", "symmetric and mixing for Chebyshev", row[:5])
-    previous = current = np.ones_like(w)
-    for alpha in accelerate(sigma, gossip.rounds):
-        previous, current = current, alpha * w * current + (1 - alpha) * previous
+    require(is_symmetric, "first_row", "symmetric for Chebyshev rounds", row[:5])
+    change, current = np.zeros_like(w), np.ones_like(w)
+    for momentum, gain in accelerate(w.real[1:], gossip.rounds):
+        change = momentum * change + gain * (w - 1) * current
+        current = current + change
     return np.asarray(current)
 
 

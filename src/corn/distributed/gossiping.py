@@ -8,25 +8,28 @@ from typing import final
 import torch
 from torch import Tensor
 
+from corn.topology.gossip import GossipRound
+
 
 @final
 class LinkFlows:
-    """The rounds of one step at one agent: y_{k+1} = α_k W y_k + (1 − α_k) y_{k−1}.
+    """The rounds of one step at one agent: y ← y + Σ_j f_ij, summed over its neighbours.
 
-    Chebyshev rounds (α_k > 1) repeat a part of the change y_k − y_{k−1} of the round before. That
-    change is the sum of what arrived over links: f_ij ← (α_k − 1) f_ij + α_k w_ij (y_j − y_i), and
-    y_i ← y_i + Σ_j f_ij. Both ends of a link have the same weight, so f_ij = −f_ji and the sum of
-    all models stays. If a neighbour is lost in the middle of a step, its flow is forgotten and the
-    flows between survivors still cancel: the survivors' average stays from then on, whoever knows
-    of the loss. With y_{k−1} as the memory, the exchange with the lost agent would be repeated.
+    f_ij ← momentum · f_ij + gain · w_ij (y_j − y_i) is what arrived over a link, and its sum over
+    links is the change of y, which Chebyshev rounds repeat in part. Both ends of a link have the
+    same weight, so f_ij = −f_ji and the sum of all models stays. If a neighbour is lost in the
+    middle of a step, its flow is forgotten and the flows between survivors still cancel: their
+    average stays from then on, whoever knows of the loss. With the y before as the memory, the
+    exchange with the lost agent would be repeated.
 
     Args:
-        coefficients: α_1 … α_r, with α_1 = 1.
+        schedule: the rounds.
     """
 
-    def __init__(self, coefficients: Sequence[float]) -> None:
-        self._coefficients = tuple(coefficients)
-        self._round = 0
+    def __init__(self, schedule: Sequence[GossipRound]) -> None:
+        self._schedule = tuple(schedule)
+        self._is_plain = all(each == (0, 1) for each in schedule)
+        self._num_done = 0
         self._flows: dict[int, Tensor] = {}
 
     @torch.no_grad()
@@ -34,8 +37,8 @@ class LinkFlows:
         self, values: Tensor, received: Mapping[int, Tensor], weights: Mapping[int, float]
     ) -> Tensor:
         """Return the model after the next round, from the neighbours that were received."""
-        alpha = self._coefficients[self._round]
-        self._round += 1
+        momentum, gain = self._schedule[self._num_done]
+        self._num_done += 1
         if self._is_plain:
             # Weights may have changed with a loss, so the own weight is what others leave of one.
             mixed = values * (1 - sum(weights.values()))
@@ -45,13 +48,12 @@ class LinkFlows:
         flows = {}
         for peer, weight in weights.items():
             # A subtraction first: its rounding is the same, with the other sign, at the other end.
-            flow = (received[peer] - values).mul_(alpha * weight)
+            flow = (received[peer] - values).mul_(gain * weight)
             if peer in self._flows:
-                flow.add_(self._flows[peer], alpha=alpha - 1)
+                flow.add_(self._flows[peer], alpha=momentum)
             flows[peer] = flow
         self._flows = flows
-        return sum(flows.values(), start=values)
-
-    @property
-    def _is_plain(self) -> bool:
-        return all(alpha == 1 for alpha in self._coefficients)
+        mixed = values.clone()
+        for flow in flows.values():
+            mixed.add_(flow)
+        return mixed

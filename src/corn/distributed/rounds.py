@@ -48,6 +48,7 @@ from corn.learn.tasks import Task
 from corn.noise.grid import require_provable
 from corn.plan import Plan, fingerprint
 from corn.privacy import ClippedQuery
+from corn.topology.gossip import GossipRound
 
 
 class LostError(PublicError):
@@ -164,7 +165,7 @@ class TrainingRounds:
         # ``_plan`` stays the plan of all agents; ``_active`` is replaced after losses. Members keep
         # their first numbers in headers and links, whatever numbers a new plan gives them.
         self._active = activate(plan, tuple(range(plan.num_agents)))
-        self._weights, self._coefficients = self._active.weights_of(agent), _coefficients(plan)
+        self._weights, self._schedule = self._active.weights_of(agent), _schedule_of(plan)
         self._next: tuple[int, ActivePlan] | None = None
         self._without_plan: frozenset[int] = frozenset()
         self._has_diverged = False
@@ -260,7 +261,7 @@ class TrainingRounds:
 
     def _gossip(self, values: Tensor, cooldown_step: int = 0, *, prepares: bool = False) -> Tensor:
         """Run the mixing rounds of one step, or of one of the steps that only mix."""
-        flows, num_rounds = LinkFlows(self._coefficients), len(self._coefficients)
+        flows, num_rounds = LinkFlows(self._schedule), len(self._schedule)
         for k in range(num_rounds):
             # Numbers go on through the cool-down, so that no two messages have the same ones.
             number = cooldown_step * num_rounds + k
@@ -293,9 +294,18 @@ class TrainingRounds:
         received = {peer: one for peer, one in found.items() if isinstance(one, Received)}
         self._note_losses({p: one for p, one in found.items() if isinstance(one, Dropout)})
         self._read_headers(received)
-        states = {peer: self._link_state(one.header) for peer, one in received.items()}
-        weights = weigh_neighbours(self._weights, self._link_state(own), states)
+        weights = self._weigh(own, received)
         return flows.mix(values, {peer: one.parameters for peer, one in received.items()}, weights)
+
+    def _weigh(self, own: Header, received: Mapping[int, Received]) -> dict[int, float]:
+        """Return the mixing weights of the neighbours that were received."""
+        # Chebyshev rounds keep the plan's weights after a loss. With fewer links and no larger
+        # weights, no eigenvalue of W decreases (its Laplacian does), so all stay where the plan's
+        # polynomial does not amplify. Metropolis weights of survivors may be larger.
+        if self._active.plan.network.gossip.kind == "chebyshev":
+            return {peer: self._weights[peer][0] for peer in received}
+        states = {peer: self._link_state(one.header) for peer, one in received.items()}
+        return weigh_neighbours(self._weights, self._link_state(own), states)
 
     def _link_state(self, header: Header) -> LinkState:
         """Return what a header announces for weights."""
@@ -401,7 +411,7 @@ class TrainingRounds:
     def _switch(self, active: ActivePlan) -> None:
         self._active, self._next = active, None
         self._weights = active.weights_of(self._agent)
-        self._coefficients = _coefficients(active.plan)
+        self._schedule = _schedule_of(active.plan)
         value = active.plan.certificate.value / active.plan.num_agents
         is_other = type(active.plan.objective) is not type(self._plan.objective)
         self._journal.note(
@@ -411,8 +421,8 @@ class TrainingRounds:
         )
 
 
-def _coefficients(plan: Plan) -> tuple[float, ...]:
-    return plan.network.gossip.coefficients(plan.network.mixing_matrix)
+def _schedule_of(plan: Plan) -> tuple[GossipRound, ...]:
+    return plan.network.gossip.schedule(plan.network.mixing_matrix)
 
 
 def _no_statistics() -> StepStatistics:

@@ -15,6 +15,7 @@ from typing import Any, final
 import networkx as nx
 import numpy as np
 
+from corn.arrays import FloatArray
 from corn.covariance import GivenObjective, Horizon, Objective, ThreatModel
 from corn.distributed.exchange import NEVER, NO_STOP, PREFIX_BYTES, StopNotice
 from corn.distributed.keyring import NoiseShare
@@ -24,6 +25,7 @@ from corn.privacy import PrivacyBudget
 from corn.privacy.floats import find_promise, set_aside
 from corn.threads import one_thread
 from corn.topology import Network, load_network
+from corn.topology.gossip import apply_rounds
 from corn.topology.graphs import Graph
 
 _SHRINK = 1e-9
@@ -180,7 +182,7 @@ class EnergyLoss:
 
     Attributes:
         planned: with all agents, as designed.
-        continued: of the survivors, with the noise they have and Metropolis weights.
+        continued: of the survivors, with the noise they have and their new weights.
     """
 
     planned: float
@@ -205,7 +207,7 @@ def measure_loss(plan: Plan, survivors: tuple[int, ...]) -> EnergyLoss:
     R_left = R[np.ix_(survivors, survivors)]
     objective = _objective_for(plan.objective, len(survivors))
     A = objective.matrix(plan.network.step_matrix)
-    A_left = objective.matrix(_network_of(plan, survivors).step_matrix)
+    A_left = objective.matrix(_step_left(plan, survivors))
     return EnergyLoss(
         planned=float((A * R).sum()) / n, continued=float((A_left * R_left).sum()) / len(survivors)
     )
@@ -272,6 +274,16 @@ def _promise_left(budget: PrivacyBudget, cap: float, steps_left: int) -> Privacy
 def _join(values: list[Any]) -> Any:
     """Return one value for all agents, which a budget states as one, or one for each."""
     return values[0] if len(set(values)) == 1 else tuple(values)
+
+
+def _step_left(plan: Plan, survivors: tuple[int, ...]) -> FloatArray:
+    """Return the matrix of a step of survivors that keep the plan's noise."""
+    if plan.network.gossip.kind == "plain":
+        return _network_of(plan, survivors).step_matrix
+    # Chebyshev rounds keep the plan's weights and schedule; agents keep the weights of lost ones.
+    W = plan.network.mixing_matrix[np.ix_(survivors, survivors)]
+    schedule = plan.network.gossip.schedule(plan.network.mixing_matrix)
+    return apply_rounds(schedule, W + np.diag(1 - W.sum(axis=1)))
 
 
 def _network_of(plan: Plan, survivors: tuple[int, ...]) -> Network:

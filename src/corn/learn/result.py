@@ -87,6 +87,14 @@ class Result:
         )
 
     @property
+    def average_parameters(self) -> Tensor:
+        """The average of the agents' final models, shape (runs, parameters).
+
+        After a cool-down the agents' own models nearly agree with it.
+        """
+        return self.parameters.mean(dim=1)
+
+    @property
     def last_rows(self) -> tuple[Row, ...]:
         """The last measurement of each run."""
         latest: dict[tuple[object, ...], Row] = {}

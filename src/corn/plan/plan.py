@@ -53,6 +53,7 @@ _BOUND_ITERATIONS = 100
 _BOUND_TOLERANCE = 1e-6
 _CAP_SPREAD = 0.01  # relative, of caps that searches may find
 _MAX_SCALINGS = 30
+_MOST_COOLDOWN_STEPS = 10**6
 _SCALING_MARGIN = 1e-14
 
 
@@ -113,7 +114,8 @@ class Plan:
             )
         self.threat.seed_groups(self.network.graph)  # raises if more may collude than there are
         require_choice("dtype", self.dtype, get_args(FloatType))
-        require_count("cooldown_steps", self.cooldown_steps, least=0)
+        # Bounded, because agents run the cool-down of a plan that somebody else may have made.
+        require_count("cooldown_steps", self.cooldown_steps, least=0, most=_MOST_COOLDOWN_STEPS)
         check_grid(self.grid)
 
     @property

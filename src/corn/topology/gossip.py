@@ -6,19 +6,27 @@ privacy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, final, get_args
+from typing import Literal, NamedTuple, TypeAlias, final, get_args
 
 import numpy as np
 
 from corn.arrays import FloatArray, as_square_matrix
 from corn.checks import require_choice, require_count
 from corn.errors import InvalidArgumentError
-from corn.topology.spectrum import disagreement, is_symmetric
+from corn.topology.spectrum import is_symmetric
 
 GossipKind: TypeAlias = Literal["plain", "chebyshev"]
 
 _MOST_ROUNDS = 1000
+
+
+class GossipRound(NamedTuple):
+    """One round: y ← y + momentum · (y − the y before) + gain · (W y − y)."""
+
+    momentum: float
+    gain: float
 
 
 @final
@@ -26,10 +34,10 @@ _MOST_ROUNDS = 1000
 class Gossip:
     """The mixing rounds of one step: ``rounds`` messages over each link, in each direction.
 
-    Round k computes y_{k+1} = α_k W y_k + (1 − α_k) y_{k−1} from the half step y_1. Plain rounds
-    have α_k = 1 and compute Wʳ y_1. Chebyshev rounds compute T_r(W/σ)/T_r(1/σ) y_1 with
-    σ = ‖W − 11ᵀ/n‖₂: of all polynomials in W of degree r that preserve the average, the one that
-    leaves the least disagreement. Its matrix may have negative entries.
+    Plain rounds replace y by W y and compute Wʳ. Chebyshev rounds compute the polynomial of degree
+    r in W that preserves the average and leaves the least of the worst disagreement: with λ from
+    ``a`` to ``b`` the eigenvalues of a symmetric W other than that of the average, and
+    t(λ) = (2λ − a − b)/(b − a), it is T_r(t(W))/T_r(t(1)). Its matrix may have negative entries.
 
     >>> Gossip.parse("chebyshev:3"), str(Gossip(2))
     (Gossip(rounds=3, kind='chebyshev'), 'plain:2')
@@ -41,9 +49,6 @@ class Gossip:
     def __post_init__(self) -> None:
         require_count("rounds", self.rounds, most=_MOST_ROUNDS)
         require_choice("kind", self.kind, get_args(GossipKind))
-        # One round is W either way. One name for it keeps the fingerprints of equal plans equal.
-        if self.rounds == 1:
-            object.__setattr__(self, "kind", "plain")
 
     @classmethod
     def parse(cls, text: str) -> Gossip:
@@ -61,54 +66,78 @@ class Gossip:
         """Return the text that `parse` reads."""
         return f"{self.kind}:{self.rounds}"
 
-    def coefficients(self, mixing_matrix: FloatArray) -> tuple[float, ...]:
-        """Return α_1 … α_r; Chebyshev rounds need a symmetric W that mixes.
-
-        All are from 1 to 2, and α_1 = 1.
-        """
+    def schedule(self, mixing_matrix: FloatArray) -> tuple[GossipRound, ...]:
+        """Return the rounds of a step; Chebyshev rounds need a symmetric W that mixes."""
         if self.kind == "plain":
-            return (1.0,) * self.rounds
+            return (GossipRound(0.0, 1.0),) * self.rounds
         W = as_square_matrix(mixing_matrix, name="mixing_matrix")
         if not is_symmetric(W):
             raise InvalidArgumentError(
                 "Chebyshev gossip needs a symmetric mixing matrix: try plain rounds"
             )
-        sigma = disagreement(W)
-        if not sigma < 1:
-            raise InvalidArgumentError(
-                f"Chebyshev gossip needs a W that mixes, found σ₂ = {sigma:g}"
-            )
-        return accelerate(sigma, self.rounds)
+        eigenvalues = np.asarray(np.linalg.eigvalsh(W), dtype=np.float64)
+        # Without the largest, which is 1 and belongs to the average.
+        return accelerate(eigenvalues[:-1], self.rounds)
 
     def matrix(self, mixing_matrix: FloatArray) -> FloatArray:
         """Return the polynomial of W that a step applies, shape (n, n)."""
         W = as_square_matrix(mixing_matrix, name="mixing_matrix")
         if self.kind == "plain":
             return np.asarray(np.linalg.matrix_power(W, self.rounds))
-        previous = current = np.eye(len(W))
-        for alpha in self.coefficients(W):
-            previous, current = current, alpha * W @ current + (1 - alpha) * previous
-        return current
+        return apply_rounds(self.schedule(W), W)
 
     def count_messages(self, num_steps: int, cooldown_steps: int = 0) -> int:
         """Return the messages of a run over each link, in each direction."""
         return self.rounds * (num_steps + cooldown_steps)
+
+    def describe(self, num_steps: int, cooldown_steps: int) -> str:
+        """Return the rounds and messages of a run in one line.
+
+        >>> Gossip(2, "chebyshev").describe(300, 10)
+        '2 Chebyshev rounds a step, 300 steps and 10 that only mix: 620 messages a link, each way'
+        """
+        kind = " Chebyshev" if self.kind == "chebyshev" else ""
+        rounds = f"{self.rounds}{kind} round{'s' if self.rounds > 1 else ''} a step"
+        cooldown = f" and {cooldown_steps:,} that only mix" if cooldown_steps else ", no cool-down"
+        messages = self.count_messages(num_steps, cooldown_steps)
+        return f"{rounds}, {num_steps:,} steps{cooldown}: {messages:,} messages a link, each way"
 
 
 ONE_ROUND = Gossip()
 """One mixing round per step, as in the paper."""
 
 
-def accelerate(sigma: float, rounds: int) -> tuple[float, ...]:
-    """Return the coefficients of Chebyshev rounds for ‖W − 11ᵀ/n‖₂ = ``sigma`` < 1.
+def apply_rounds(schedule: Sequence[GossipRound], mixing_matrix: FloatArray) -> FloatArray:
+    """Return the polynomial of W that rounds apply, shape (n, n)."""
+    change, current = np.zeros_like(mixing_matrix), np.eye(len(mixing_matrix))
+    for momentum, gain in schedule:
+        change = momentum * change + gain * (mixing_matrix @ current - current)
+        current = current + change
+    return current
 
-    >>> accelerate(0.0, 3)
-    (1.0, 1.0, 1.0)
+
+def accelerate(eigenvalues: FloatArray, rounds: int) -> tuple[GossipRound, ...]:
+    """Return Chebyshev rounds for a W with these eigenvalues besides the 1 of the average.
+
+    >>> accelerate(np.array([0.5, 0.5]), 1)
+    (GossipRound(momentum=0.0, gain=2.0),)
     """
-    # With c_k = T_k(1/σ), T's recurrence is α_k = 2 c_{k−1}/(σ c_k) from the second round on. The
-    # ratio a_k = c_{k−1}/(σ c_k) replaces c_k, which overflows for small σ; it exists for σ = 0.
-    found, a = [1.0], 1.0
+    low, high = float(eigenvalues.min(initial=1.0)), float(eigenvalues.max(initial=-1.0))
+    if not len(eigenvalues):
+        low = high = 0.0  # a single agent
+    # An eigenvalue that is 1 up to rounding belongs to a part of the network that is cut off.
+    if high > 1 - 8 * (1 + len(eigenvalues)) * np.finfo(float).eps:
+        raise InvalidArgumentError(
+            f"Chebyshev gossip needs a W that mixes, found a second eigenvalue of {high:g}"
+        )
+    centre = (low + high) / 2
+    # W' = (W − centre)/(1 − centre) has disagreement eigenvalues from −s to s. With c_k = T_k(1/s),
+    # T's recurrence is y_{k+1} = α W' y_k + (1 − α) y_{k−1}, α = 2 c_k/(s c_{k+1}) from the second
+    # round on. Its half a replaces c_k, which overflows for small s; the limit s = 0 exists.
+    s = (high - low) / 2 / (1 - centre)
+    found, a = [GossipRound(0.0, 1 / (1 - centre))], 1.0
     for _ in range(rounds - 1):
-        a = 1 / (2 - sigma**2 * a)
-        found.append(2 * a)
+        a = 1 / (2 - s**2 * a)
+        # α W' y + (1 − α) (the y before) = y + (α − 1)(y − the y before) + α (W y − y)/(1 − centre)
+        found.append(GossipRound(2 * a - 1, 2 * a / (1 - centre)))
     return tuple(found)

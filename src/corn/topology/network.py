@@ -53,7 +53,7 @@ class Network:
         matrix.setflags(write=False)
         object.__setattr__(self, "graph", nx.freeze(check_graph(self.graph)))
         object.__setattr__(self, "mixing_matrix", matrix)
-        self.gossip.coefficients(matrix)  # raises if these weights do not admit them
+        self.gossip.schedule(matrix)  # raises if these weights do not admit them
 
     @property
     def num_agents(self) -> int:
