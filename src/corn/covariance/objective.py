@@ -20,7 +20,7 @@ from corn.checks import require, require_in_range
 from corn.topology.mixing import STOCHASTIC_TOLERANCE
 
 DISAGREEMENT_WEIGHT = 0.1
-"""The default weight γ of disagreement, for runs that end with a cool-down."""
+"""The default weight of disagreement, for runs that end with a cool-down."""
 
 _SYMMETRY_TOLERANCE = 1e-12
 _LEAST_WEIGHT = 1e-6
@@ -54,7 +54,7 @@ class Horizon:
     Write P for the projection on the averages of connected parts of the network. Rows and columns
     of W sum to one, so WP = PW = P, Wᵏ = P + (W − P)ᵏ, and A splits into the energy of averages and
     that of disagreement: A = length·P + Σ_{k≥1} ρ^{2(k−1)} ((W − P)ᵏ)ᵀ(W − P)ᵏ. Mixing after the
-    last step removes disagreement but not noise in averages, so ``disagreement_weight`` γ scales
+    last step removes disagreement but not noise in averages, so ``disagreement_weight`` scales
     the second part down. It is never zero: gradients are computed at models that disagree.
 
     >>> Horizon().matrix([[0.5, 0.5], [0.5, 0.5]])
