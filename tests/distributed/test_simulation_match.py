@@ -18,7 +18,7 @@ from corn.learn.batches import BatchSampler
 from corn.learn.sampling import SeededChoices
 from corn.learn.workloads import Workload
 from corn.plan import Plan, make_plan
-from corn.privacy import PrivacyBudget
+from corn.privacy import PrivacyBudget, Sampling
 from corn.topology import Gossip, load_network
 
 from .harness import failures, run_processes, small_plan
@@ -38,7 +38,7 @@ def compare(plan: Plan, out: Path, *, settings: RunSettings | None = None) -> No
     folders = Folders.of_run(out, is_rehearsal=True)
     own = {agent: folders.of_agent(agent) for agent in range(n)}
     found = merge_measurements(plan, problem, own, settings=chosen, show_private=True)
-    method = Method.private(plan.mechanism, plan.decomposition, plan.budget, threat=plan.threat)
+    method = Method.from_plan(plan)
     expected = run_sweep(
         problem,
         plan.network,
@@ -94,6 +94,21 @@ def test_per_sample_clipping_matches(tmp_path: Path) -> None:
         10, 1e-5, num_steps=8, clip=0.1, unit="sample", batch_size=8, sampling="every-step"
     )
     plan = make_plan(load_network("path:4"), budget)
+    settings = RunSettings(Constant(0.2), rehearsal_seed=SEED, timeout=30, evaluate_at=(0,))
+    compare(plan, tmp_path, settings=settings)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "passes"])
+def test_agents_of_different_sizes_match_under_every_sampling(
+    sampling: Sampling, tmp_path: Path
+) -> None:
+    """Rates and passes are each agent's own; some Poisson batches are empty."""
+    sizes = WORKLOAD.build(4).data.sizes
+    assert len(set(sizes)) > 1
+    budget = PrivacyBudget.for_sizes(
+        sizes, epsilon=10, delta=1e-5, num_steps=8, clip=0.1, batch_size=3, sampling=sampling
+    )
+    plan = make_plan(load_network("path:4"), budget, mechanism="ldp", threat=ThreatModel())
     settings = RunSettings(Constant(0.2), rehearsal_seed=SEED, timeout=30, evaluate_at=(0,))
     compare(plan, tmp_path, settings=settings)
 
