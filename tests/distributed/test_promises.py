@@ -38,6 +38,7 @@ def test_every_process_reports_its_own_promise(tmp_path: Path) -> None:
         last = read_rows(tmp_path / "private" / f"agent-{agent}" / "metrics.csv")[STEPS]
         spent[agent] = float(last["epsilon"])
         assert last["delta"] == DELTAS[agent]
+        assert last["central_ratio"] == pytest.approx(made.central_ratio)
         assert spent[agent] == pytest.approx(guarantees[agent].epsilon, rel=1e-12)
         assert 0 < spent[agent] <= EPSILONS[agent]
     # Counted at a lenient agent's δ, the strict agent's ε would be another.

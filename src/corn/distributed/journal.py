@@ -155,6 +155,7 @@ class Journal:
         self._settings, self._data, self._account = settings, data, account
         # Privacy is counted here, by releases; for the table this run is one without a promise.
         self._trial = Trial(Method.non_private(name=plan.mechanism), settings.schedule)
+        self._central_ratio = plan.central_ratio
         self._steps = settings.evaluation_steps(plan)
         self._folders, self._reports = folders, reports
         self._count_releases, self._summarize_traffic = count_releases, summarize_traffic
@@ -237,6 +238,7 @@ class Journal:
         spent = self._account.epsilon(self._count_releases())
         promise: Row = {"epsilon": spent, "epsilon_least": spent}
         promise |= {"delta": self._account.budget.promise.delta, "unit": self._account.budget.unit}
+        promise["central_ratio"] = self._central_ratio
         self.rows.append(row | promise)
         if self._folders is None:
             return
