@@ -193,7 +193,8 @@ def test_multipliers_prove_the_bound_again_for_caps_that_differ() -> None:
 def test_cancelling_families_meet_the_strictest_ratio(mechanism: Decor | ZeroSum) -> None:
     """Every member c·(I + r L) with max [R⁻¹]_ii/b_i = 1 is tried here; none may be better."""
     graph = nx.path_graph(10)
-    caps, A = strict_first(10), Horizon(100).matrix(metropolis(graph))
+    # The strict agent is in the middle, where [(I + r L)⁻¹]_ii is not the largest.
+    caps, A = np.roll(strict_first(10), 4), Horizon(100).matrix(metropolis(graph))
     result = paper_design(metropolis(graph), caps, mechanism, objective=Horizon(100))
     ratios = np.linalg.inv(result.covariance).diagonal() / caps
     assert ratios.max() == pytest.approx(1, rel=1e-9)
@@ -212,6 +213,14 @@ def test_a_family_with_one_scale_serves_caps_far_apart() -> None:
     # LDP at the strictest cap is 1e5 times what the others need, beyond their own noise limit.
     result = paper_design(metropolis(nx.path_graph(3)), np.array([1e-5, 1, 1]), "decor")
     assert is_private(result.covariance, result.precision_caps)
+
+
+def test_privacy_is_judged_by_each_agents_own_cap() -> None:
+    R = np.diag([1.0, 0.1])
+    assert is_private(R, [1.0, 10.0])
+    assert is_private(R, 10.0)
+    assert not is_private(R, [10.0, 1.0])
+    assert not is_private(R, [0.99, 100.0])
 
 
 def test_references_follow_the_strictest_agent() -> None:
@@ -235,6 +244,17 @@ def test_noise_limits_are_relative_to_each_agents_own_promise(threat: ThreatMode
     assert absolute.noise_std.max() <= 20 * (1 + 1e-9)
     with pytest.raises(InfeasibleError, match=r"at least 1/√precision_cap = 10"):
         paper_design(W, caps, Corn(max_noise_std=9.9), threat=threat)
+
+
+@pytest.mark.parametrize(
+    ("limit", "ratios"),
+    [(None, [1024] * 3), (20.0, [4, 400, 40_000]), (math.inf, [9e6] * 3), (10.0, [1, 100, 1e4])],
+)
+def test_a_limit_on_noise_is_absolute_unless_it_is_the_default(
+    limit: float | None, ratios: list[float]
+) -> None:
+    problem = DesignProblem(np.eye(3), np.array([0.01, 1, 100]), max_noise_std=limit)
+    np.testing.assert_allclose(problem.variance_ratio_limits, ratios)
 
 
 def test_disjoint_groups_are_designed_each_under_its_own_caps() -> None:

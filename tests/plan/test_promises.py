@@ -52,7 +52,8 @@ def test_a_stricter_promise_of_one_agent_is_refused_for_that_agent(plan: Plan) -
         epsilons[agent] = 0.99 * guarantee.epsilon
         budget = dataclasses.replace(BUDGET, epsilon=tuple(epsilons))
         problems = verify_plan(dataclasses.replace(plan, budget=budget)).problems
-        assert any(problem.startswith(f"agent {agent} gets ε = ") for problem in problems)
+        (problem,) = (text for text in problems if text.startswith(f"agent {agent} gets ε = "))
+        assert float(problem.split()[5]) == pytest.approx(guarantee.epsilon, rel=0.01)
         assert not any(problem.startswith(f"agent {(agent + 1) % 6} ") for problem in problems)
 
 
