@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from corn.covariance import EAVESDROPPER, MechanismName, ThreatModel
+from corn.errors import InvalidArgumentError
 from corn.noise.grid import bound_loss, choose_grid
 from corn.plan import Plan, fingerprint, load_plan, make_plan, save_plan, verify_plan
 from corn.privacy import PrivacyBudget, subsampling
@@ -55,6 +56,12 @@ def test_a_stricter_promise_of_one_agent_is_refused_for_that_agent(plan: Plan) -
         (problem,) = (text for text in problems if text.startswith(f"agent {agent} gets ε = "))
         assert float(problem.split()[5]) == pytest.approx(guarantee.epsilon, rel=0.01)
         assert not any(problem.startswith(f"agent {(agent + 1) % 6} ") for problem in problems)
+
+
+def test_promises_must_be_as_many_as_agents(plan: Plan) -> None:
+    fewer = dataclasses.replace(BUDGET, epsilon=EPSILONS[:5], delta=1e-5)
+    with pytest.raises(InvalidArgumentError, match="promises must be 6, one for each agent"):
+        dataclasses.replace(plan, budget=fewer)
 
 
 def test_promises_belong_to_their_agents(plan: Plan) -> None:

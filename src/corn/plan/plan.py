@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from corn.arrays import FloatArray
-from corn.checks import require_choice, require_count
+from corn.checks import require_choice, require_count, require_length
 from corn.covariance import (
     DEFAULT_THREAT,
     Decomposition,
@@ -107,6 +107,9 @@ class Plan:
                 f"the noise is for {self.decomposition.num_agents} agents, but the network has "
                 f"{self.network.num_agents}"
             )
+        if self.budget.num_agents is not None:
+            num_promises = self.budget.num_agents
+            require_length("promises", num_promises, self.num_agents, per="agent")
         _require_private(self.mechanism)
         if self.mechanism == "ldp" and self.decomposition.seed_groups:
             raise InvalidArgumentError(
