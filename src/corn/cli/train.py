@@ -236,8 +236,9 @@ def train(
     else:
         found = tuned = learn.read_tuning(run(sweep, problem), column)
     result = found.result
+    prices = tuning.price(result)
     facts = collect_facts(read_configuration(context), problem, terms, found)
-    facts |= {"grid_ends": learn.find_ends(tuned), "tuning": tuning.collect(result)}
+    facts |= {"grid_ends": learn.find_ends(tuned), "tuning": tuning.collect(result, prices)}
     output.write(result, facts)
     if plot:
         draw_comparison(problem, terms, found, plot)
@@ -246,7 +247,7 @@ def train(
     else:
         print_comparison(problem, terms, found)
         note_ends(tuned)
-        tuning.print_notes(result, learning.task)
+        tuning.print_notes(result, prices, learning.task)
     # After everything was written and printed, so that an interrupted run loses nothing.
     if result.status == "interrupted":
         kept = f"; {output.out} has the result so far" if output.out else ""

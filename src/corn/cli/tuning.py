@@ -9,9 +9,11 @@ import typer
 
 from corn import learn
 from corn.cli.learning import LEARNING
-from corn.cli.output import print_note, round_up
+from corn.cli.output import print_note, round_up, working
 
 TuningData: TypeAlias = Literal["data", "held-out"]
+TuningPrices: TypeAlias = "tuple[dict[learn.Method, learn.TuningPrice], learn.TuningPrice | None]"
+"""The price of each method's runs, and of all together."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,16 @@ class TuningOptions:
         ),
     ] = "data"
 
-    def collect(self, result: learn.Result) -> dict[str, object]:
+    def price(self, result: learn.Result) -> TuningPrices:
+        """Return the price of each method's runs and of all, if the data is private."""
+        if not self.private_tuning:
+            return {}, None
+        with working("adding up the runs"):
+            return learn.price_tuning(result), learn.price_all(result)
+
+    def collect(self, result: learn.Result, found: TuningPrices) -> dict[str, object]:
         """Return the runs on the agents' data and what they spend together, for JSON."""
-        prices = learn.price_tuning(result) if self.private_tuning else {}
-        total = learn.price_all(result) if self.private_tuning else None
+        prices, total = found
         return {
             "data_is_private": self.private_tuning,
             "tuned_on": self.tune_on,
@@ -50,7 +58,7 @@ class TuningOptions:
             "price_of_all": None if total is None else vars(total),
         }
 
-    def print_notes(self, result: learn.Result, task: str) -> None:
+    def print_notes(self, result: learn.Result, found: TuningPrices, task: str) -> None:
         """Print what the runs on the agents' data cost, or that they are counted as free."""
         num_methods = len({trial.method for trial in result.trials})
         is_tuned = len(result.trials) > num_methods
@@ -61,13 +69,13 @@ class TuningOptions:
                     f"counted as free because {task} is public; --private-tuning counts it"
                 )
             return
-        for method, price in learn.price_tuning(result).items():
+        prices, total = found
+        for method, price in prices.items():
             print_note(
                 f"private tuning: {method.name} made {price.num_runs} runs on the agents' data; "
                 f"together they spend ε = {round_up(price.epsilon)} at δ = {price.delta:g}, not "
                 f"{price.epsilon_of_one:g}, for {price.protects}, against {method.against}"
             )
-        total = learn.price_all(result)
         if total is not None and num_methods > 1:
             print_note(
                 f"private tuning: all {total.num_runs} runs with noise together spend ε = "
