@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from corn.covariance import ThreatModel
 from corn.distributed.exchange import StopReason
@@ -23,7 +24,7 @@ from corn.distributed.processes import AgentProcesses
 from corn.distributed.rendezvous import join_store
 from corn.distributed.results import FailureKind, RunStatus, raise_common_failure
 from corn.distributed.settings import RunSettings
-from corn.distributed.storage import Folders
+from corn.distributed.storage import Folders, read_model
 from corn.errors import CornError
 from corn.learn.schedule import Constant
 from corn.plan import Plan, save_plan
@@ -77,6 +78,26 @@ def test_a_run_with_one_survivor_is_partial(tmp_path: Path) -> None:
         assert why == f"agent {agent}: ended by SIGKILL, missed by the others from step {step} on"
         assert why in result.notes
     assert set(launched.lost) == {1, 2, 3}
+
+
+def test_survivors_of_chebyshev_rounds_agree_after_the_cool_down(tmp_path: Path) -> None:
+    plan = small_plan(
+        "ring:5",
+        NUM_STEPS,
+        mechanism="decor",
+        threat=ThreatModel(),
+        gossip=Gossip(3, "chebyshev"),
+        cooldown_steps=30,
+    )
+    results = run_processes(plan, tmp_path, SETTINGS, faults=[Fault(LOST, 30)])
+    assert set(finished(results)) == {0, 1, 3, 4}
+    folders = Folders.of_run(tmp_path)
+    models = torch.stack(
+        [read_model(folders.of_agent(a).shared, NUM_STEPS, plan) for a in finished(results)]
+    )
+    # 30 steps of 3 rounds on the path of survivors leave nothing of disagreement but rounding.
+    assert torch.isfinite(models).all()
+    assert (models - models.mean(dim=0)).norm() < 1e-3 * models.norm()
 
 
 def test_all_stop_together_when_one_is_killed(tmp_path: Path) -> None:
