@@ -128,7 +128,7 @@ def test_every_mechanism_has_a_design(corn: Runner, mechanism: str) -> None:
         (["--max-noise-std", "0.001"], 1, "--max-noise-std must be at least"),
         (["--colluders", "9", "--seeds", "pairs"], 1, "--colluders must be at most 7 of 8"),
         (["--mechanism", "decor", "--colluders", "1"], 1, "against an eavesdropper only"),
-        (["--mechanism", "ldp", "--drop-share", "0.1"], 1, "apply to mechanism 'corn' only"),
+        (["--mechanism", "ldp", "--drop-cost", "0.1"], 1, "apply to mechanism 'corn' only"),
         (["--mechanism", "ldp", "--solver", "dual"], 1, "apply to mechanism 'corn' only"),
         (["--mechanism", "ldp", "--max-noise-std", "9"], 1, "--max-noise-std limits correlated"),
         (["--solver", "dual"], 1, "--colluders 0"),

@@ -25,7 +25,8 @@ def test_the_default_plan_is_verified_against_one_insider(corn: Runner, plan: Pa
     assert outcome.exit_code == 0
     facts = json.loads(outcome.stdout)
     assert facts["passed"]
-    assert (facts["max_colluders"], facts["seeds"]) == (1, "pairs")
+    assert facts["max_colluders"] == 1
+    assert all(len(pair) == 2 for pair in facts["seeds"])
     assert all(agent["epsilon"] <= 10 for agent in facts["agents"])
     assert all(len(agent["worst_coalition"]) == 1 for agent in facts["agents"])
     assert facts["gap"] < 2e-3

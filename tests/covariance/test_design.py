@@ -316,7 +316,7 @@ def test_the_first_order_solver_takes_disjoint_groups_too() -> None:
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: Corn(drop_share=2.0), "drop_share"),
+        (lambda: Corn(drop_cost=2.0), "drop_cost"),
         (lambda: Corn(num_workers=0), "num_workers"),
         (lambda: Auto(tolerance=0.0), "tolerance"),
         (lambda: Dual(tolerance=0.0), "tolerance"),
@@ -414,5 +414,5 @@ def test_agents_in_no_group_draw_alone() -> None:
 
 
 def test_dropping_needs_overlapping_seeds() -> None:
-    with pytest.raises(InvalidArgumentError, match="drop_share applies where seed groups overlap"):
-        paper_design(GROUPED, 1.0, Corn(drop_share=0.1))
+    with pytest.raises(InvalidArgumentError, match="drop_cost applies where seed groups overlap"):
+        paper_design(GROUPED, 1.0, Corn(drop_cost=0.1))

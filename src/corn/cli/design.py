@@ -63,12 +63,13 @@ def design(
         Path | None, typer.Option(help="Minimise Tr(A R) for the matrix A in this .npy or .csv.")
     ] = None,
     threat: ThreatOptions,
-    drop_share: Annotated[
+    drop_cost: Annotated[
         float,
         typer.Option(
             min=0,
             max=1,
-            help="Drop the weakest seeds, which have this part of the noise power; solve again.",
+            help="Part by which the value may rise so that agents draw fewer streams: the weakest "
+            "seeds are left out.",
         ),
     ] = 0.0,
     solver: Annotated[SolverChoice, typer.Option(help="Solver for corn.")] = "auto",
@@ -105,7 +106,7 @@ def design(
         solver=_choose_solver(solver, tolerance),
         max_noise_std=max_noise_std,
         ridge=ridge,
-        drop_share=drop_share,
+        drop_cost=drop_cost,
         num_workers=jobs,
     )
     with designing(keep_best=True):

@@ -393,7 +393,7 @@ def choose_mechanism(name: MechanismName, options: Corn) -> Mechanism | Mechanis
         return options
     if options != Corn(max_noise_std=options.max_noise_std):
         raise InvalidArgumentError(
-            "--solver, --tolerance, --ridge, --drop-share and --jobs apply to mechanism 'corn' "
+            "--solver, --tolerance, --ridge, --drop-cost and --jobs apply to mechanism 'corn' "
             f"only, found {name!r}: leave them out"
         )
     if name == "decor":

@@ -41,14 +41,15 @@ def plan(
     mechanism: MechanismOption = "corn",
     mixing: MixingOptions,
     threat: ThreatOptions,
-    drop_share: Annotated[
-        float,
+    drop_cost: Annotated[
+        float | None,
         typer.Option(
             min=0,
             max=1,
-            help="Share of the noise power of seeds that may be dropped, weakest seeds first.",
+            help="Part by which the noise energy may rise so that agents draw fewer streams: the "
+            "weakest seeds are left out. (Default: 0.02 where every pair has a seed, otherwise 0.)",
         ),
-    ] = 0.0,
+    ] = None,
     dtype: Annotated[
         FloatType, typer.Option(help="Float type of models and messages.")
     ] = "float32",
@@ -63,7 +64,9 @@ def plan(
             promise,
             threat=threat.make(network.num_agents),
             objective=mixing.choose_objective(budget.steps),
-            mechanism=choose_mechanism(mechanism, Corn(drop_share=drop_share)),
+            mechanism=mechanism
+            if drop_cost is None
+            else choose_mechanism(mechanism, Corn(drop_cost=drop_cost)),
             cooldown_steps=mixing.cooldown_steps,
             dtype=dtype,
         )

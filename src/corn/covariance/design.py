@@ -43,7 +43,6 @@ _STATUS_ORDER: tuple[Status, ...] = (
     "optimal",
     "accuracy limit",
     "noise limited",
-    "constrained",
     "iteration limit",
 )
 _LEAST_FOR_UPDATES = 24  # agents: below it FirstOrder is fast, and its bound tighter
@@ -114,21 +113,21 @@ class Corn:
         max_noise_std: a bound on √R_ii; None is 32/√b_i, which keeps float32 cancellation harmless;
             ``math.inf`` is no limit. The gap includes the cost of the limit.
         ridge: γ ≥ 0 adds γ·(Tr A/n)·I to the matrix that is minimised: less noise, a larger gap.
-        drop_share: leaves out the weakest seed groups, which together have this part of the noise
-            power, and solves again: fewer streams to draw. Where seed groups overlap.
+        drop_cost: the part by which the value may rise for fewer streams to draw: the weakest seed
+            groups are left out, and the rest is solved again. Where seed groups overlap.
         num_workers: processes for the blocks of disjoint seed groups.
     """
 
     solver: Solver = Auto()
     max_noise_std: float | None = None
     ridge: float = 0.0
-    drop_share: float = 0.0
+    drop_cost: float = 0.0
     num_workers: int = 1
     name: ClassVar[MechanismName] = "corn"
     default_threat: ClassVar[ThreatModel] = DEFAULT_THREAT
 
     def __post_init__(self) -> None:
-        require_in_range("drop_share", self.drop_share, 0, 1)
+        require_in_range("drop_cost", self.drop_cost, 0, 1)
         require_count("num_workers", self.num_workers)
 
     def solve(self, problem: DesignProblem) -> Design:
@@ -148,15 +147,15 @@ class Corn:
                 f"max_colluders={threat.max_colluders}: use FirstOrder, Sdp or Auto "
                 "(--solver auto), or a threat without insiders (--colluders 0)"
             )
-        return design_against_insiders(problem, groups, solver=solver, drop_share=self.drop_share)
+        return design_against_insiders(problem, groups, solver=solver, drop_cost=self.drop_cost)
 
     def _solve_blocks(
         self, problem: DesignProblem, groups: SeedGroups, solver: Dual | ClosedForm | Sdp
     ) -> Design:
         """Return one block per group, and one for each agent that shares no seed."""
-        if self.drop_share:
+        if self.drop_cost:
             raise InvalidArgumentError(
-                "drop_share applies where seed groups overlap or insiders collude, found disjoint "
+                "drop_cost applies where seed groups overlap or insiders collude, found disjoint "
                 "groups against an eavesdropper"
             )
         n = problem.num_agents

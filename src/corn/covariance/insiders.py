@@ -17,6 +17,8 @@ from corn.covariance.threat import SeedGroups
 _SINGULAR = 1e-12  # smallest eigenvalue of A, relative to the largest
 _SMALLEST_RIDGE = 1e-6
 _BOUND_ITERATIONS = 30
+# Parts of the noise power that may be left out, tried in this order.
+_WEAK_SHARES = (0.03, 0.1, 0.2, 0.3)
 
 
 class SplitSolver(Protocol):
@@ -42,35 +44,37 @@ def design_against_insiders(
     seed_groups: SeedGroups,
     *,
     solver: SplitSolver,
-    drop_share: float = 0.0,
+    drop_cost: float = 0.0,
 ) -> Design:
     """Minimise Tr(A R) over private noise and the noise of each seed group: Problem (16).
 
-    Every coalition of the problem's threat meets the caps, exactly. With ``drop_share`` the seed
-    groups that are weak after a first solution are left out of a second; the lower bound stays that
-    of all groups, so the gap shows the cost of dropping.
+    Every coalition of the problem's threat meets the caps, exactly. With ``drop_cost`` the weakest
+    seed groups are left out as long as the value rises by at most that part; the threat and the
+    lower bound of the result are then those of the seed groups that are left.
     """
-    first, limited = _solve_within_noise_limit(problem, seed_groups, solver)
-    final, num_dropped = first, 0
-    if drop_share > 0:
-        kept = _drop_weak_groups(first, drop_share)
-        num_dropped = len(first.decomposition.seed_groups) - len(kept)
+    first, limited = final, _ = _solve_within_noise_limit(problem, seed_groups, solver)
+    for share in _WEAK_SHARES if drop_cost > 0 else ():
+        kept = _keep_strong_groups(first, share)
+        lean, is_limited = _solve_within_noise_limit(problem, kept, solver)
+        if lean.value > (1 + drop_cost) * first.value:
+            break
+        final, limited = lean, is_limited
+    groups, threat = final.decomposition.seed_groups, problem.threat
+    num_dropped = len(first.decomposition.seed_groups) - len(groups)
     if num_dropped:
-        final, limited = _solve_within_noise_limit(problem, kept, solver)
+        threat = replace(threat, seeds=groups)
     # Insiders only ask for more noise, so the bound against an eavesdropper holds as well. It is
     # the better one where A is singular on a seed group: the bound for insiders is then 0.
     dual = solve_dual(problem.scaled_objective, tolerance=1e-6, max_iterations=_BOUND_ITERATIONS)
     eavesdropper_bound = dual.lower_bound / problem.strictest_cap
-    bound = min(max(first.lower_bound, eavesdropper_bound), final.value)
+    bound = min(max(final.lower_bound, eavesdropper_bound), final.value)
     status: Status = "noise limited" if limited else solver.shortfall
     if final.value <= (1 + final.tolerance) * bound:
         status = "optimal"
     elif final.interrupted:
         status = "interrupted"
-    elif first.lower_bound < eavesdropper_bound:
+    elif final.lower_bound < eavesdropper_bound:
         status = "loose bound"
-    elif num_dropped:
-        status = "constrained"
     R = final.decomposition.covariance
     precision, factor = invert_covariance(R)
     return Design(
@@ -84,10 +88,10 @@ def design_against_insiders(
         value=final.value,
         lower_bound=bound,
         iterations=final.evaluations,
-        threat=problem.threat,
+        threat=threat,
         shares=final.decomposition,
         num_coalitions=final.num_coalitions,
-        multipliers=first.multipliers,
+        multipliers=final.multipliers,
         num_dropped_groups=num_dropped,
         value_before_dropping=first.value,
     )
@@ -111,12 +115,12 @@ def _solve_within_noise_limit(
         ridge = max(10 * ridge, _SMALLEST_RIDGE)
 
 
-def _drop_weak_groups(solution: SplitSolution, drop_share: float) -> SeedGroups:
-    """Return the seed groups without the weakest, which have ``drop_share`` of the power."""
+def _keep_strong_groups(solution: SplitSolution, weak_share: float) -> SeedGroups:
+    """Return the seed groups without the weakest, which have ``weak_share`` of the power."""
     parts = solution.decomposition
     power = np.array([np.square(factor).sum() for factor in parts.factors])
     order = np.argsort(power)
-    weak = order[np.cumsum(power[order]) <= drop_share * power.sum()]
+    weak = order[np.cumsum(power[order]) <= weak_share * power.sum()]
     return tuple(group for k, group in enumerate(parts.seed_groups) if k not in weak)
 
 

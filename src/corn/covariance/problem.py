@@ -26,7 +26,6 @@ SolverName: TypeAlias = Literal[
 Status: TypeAlias = Literal[
     "optimal",
     "noise limited",
-    "constrained",
     "iteration limit",
     "interrupted",
     "accuracy limit",
@@ -145,14 +144,14 @@ class Design:
         mechanism: the rule that correlates the noise.
         solver: the method that chose the covariance.
         status: ``optimal``: the gap is within the tolerance. ``noise limited``: ``max_noise_std``
-            or ``ridge`` holds the value above the optimum, by the gap. ``constrained``: dropped
-            seed groups do. ``iteration limit``: out of iterations, or without progress;
-            private, but not proved to be as good as asked. ``interrupted``: the user ended the
-            search; private all the same. ``accuracy limit``: float64 or the backend gets no closer.
-            ``loose bound``: it may be optimal, but A is singular on a seed group, so that nothing
-            but the bound against an eavesdropper is proved. ``family optimum``: best of its family
-            (LDP, DECOR, zero-sum), which need not contain the optimum. ``reference``: no guarantee
-            against an eavesdropper (central, none).
+            or ``ridge`` holds the value above the optimum, by the gap. ``iteration limit``: out
+            of iterations, or without progress; private, but not proved to be as good as asked.
+            ``interrupted``: the user ended the search; private all the same. ``accuracy limit``:
+            float64 or the backend gets no closer. ``loose bound``: it may be optimal, but A is
+            singular on a seed group, so that nothing but the bound against an eavesdropper is
+            proved. ``family optimum``: best of its family (LDP, DECOR, zero-sum), which need not
+            contain the optimum. ``reference``: no guarantee against an eavesdropper (central,
+            none).
         covariance: R, shape (n, n).
         precision: R⁻¹, shape (n, n), from the Cholesky factor of R; its diagonal is at most
             b, exactly. None for references, whose R is singular.
