@@ -17,13 +17,19 @@ ROWS = st.lists(WEIGHTS, min_size=1, max_size=9).filter(lambda row: sum(row) > 0
 
 
 @PROPERTY
-@given(ROWS, st.floats(1, 50), st.sampled_from([1.0, 0.1]), st.integers(1, 2))
+@given(
+    ROWS,
+    st.floats(1, 50),
+    st.sampled_from([1.0, 0.1]),
+    st.integers(1, 2),
+    st.sampled_from([0.0, 0.6]),
+)
 def test_the_fft_agrees_with_the_dual_on_circulants(
-    weights: list[float], length: float, gamma: float, rounds: int
+    weights: list[float], length: float, gamma: float, rounds: int, momentum: float
 ) -> None:
     row = np.array(weights) / sum(weights)
     W = scipy.linalg.circulant(row).T
-    objective = Horizon(length, gamma)
+    objective = Horizon(length, gamma, momentum)
     fast = design_circulant(row, 2.0, objective=objective, gossip=Gossip(rounds))
     dense = paper_design(Gossip(rounds).matrix(W), 2.0, objective=objective)
     assert fast.lower_bound == pytest.approx(dense.lower_bound, rel=1e-5)

@@ -17,7 +17,7 @@ from corn.learn import Constant, Method, SweepSettings, Trial, run_sweep
 from corn.learn.batches import BatchSampler
 from corn.learn.sampling import SeededChoices
 from corn.learn.workloads import Workload
-from corn.plan import Plan, make_plan
+from corn.plan import FloatType, Plan, make_plan
 from corn.privacy import PrivacyBudget, Sampling
 from corn.topology import Gossip, load_network
 
@@ -50,6 +50,7 @@ def compare(plan: Plan, out: Path, *, settings: RunSettings | None = None) -> No
             plan.cooldown_steps,
             plan.dtype,
             noise_keys="seed",
+            momentum=plan.momentum,
         ),
         evaluate_at=sorted(chosen.evaluation_steps(plan)),
     )
@@ -136,6 +137,15 @@ def test_chebyshev_rounds_match(tmp_path: Path) -> None:
     network = load_network("path:4", gossip=Gossip(3, "chebyshev"))
     budget = PrivacyBudget(10, 1e-5, num_steps=10, clip=0.1)
     compare(make_plan(network, budget, cooldown_steps=2), tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_momentum_matches(tmp_path: Path, dtype: FloatType) -> None:
+    budget = PrivacyBudget(10, 1e-5, num_steps=10, clip=0.1)
+    objective = Horizon(3, momentum=0.7)
+    plan = make_plan(load_network("path:4"), budget, objective=objective, dtype=dtype)
+    assert plan.momentum == 0.7
+    compare(plan, tmp_path)
 
 
 def test_double_precision_matches(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def reference_run(
     seed: int,
     start: FloatArray,
     per_sample: bool,
+    momentum: float,
 ) -> FloatArray:
     """Run Algorithm 1: for each agent clip, add its share of N(0, R), round, step; then mix."""
     sampler = BatchSampler(
@@ -67,6 +68,7 @@ def reference_run(
     normals = JointNoise([np.eye(n)], seeds=[seed], num_parameters=len(start), dtype=torch.float64)
     R = np.zeros((n, n)) if method.noise is None else method.noise.covariance
     mixing = np.full((n, n), 1 / n) if method.is_central else W
+    m = np.zeros_like(x)
     for t in range(NUM_STEPS):
         batch = sampler.draw(t)
         v = symmetric_root(R) @ normals.draw_normals(t)[0]
@@ -82,19 +84,24 @@ def reference_run(
         released = g + v
         if method.grid:
             released = method.grid * np.rint(released / method.grid)
-        x = mixing @ (x - schedule.at(t + 1, NUM_STEPS) * released)
+        m = momentum * m + (1 - momentum) * released
+        x = mixing @ (x - schedule.at(t + 1, NUM_STEPS) * m)
     return x
 
 
-@pytest.mark.parametrize("unit", ["agent", "sample"])
+@pytest.mark.parametrize(("unit", "momentum"), [("agent", 0.0), ("sample", 0.0), ("agent", 0.9)])
 @pytest.mark.parametrize("task_name", ["quadratic", "logistic"])
-def test_the_simulation_equals_a_plain_reference(task_name: str, unit: str) -> None:
+def test_the_simulation_equals_a_plain_reference(
+    task_name: str, unit: str, momentum: float
+) -> None:
     """Every mechanism with every schedule and two seeds, all in one sweep."""
     budget = BUDGET if unit == "agent" else SAMPLE_BUDGET
     methods = [make_method(mechanism, budget) for mechanism in MECHANISMS]
     pairs = list(itertools.product(methods, SCHEDULES))
     task, data = make_problem(task_name)
-    settings = SweepSettings(NUM_STEPS, batch_size=8, seeds=(5, 9), dtype="float64")
+    settings = SweepSettings(
+        NUM_STEPS, batch_size=8, seeds=(5, 9), dtype="float64", momentum=momentum
+    )
     simulation = Simulation(
         task, data, NETWORK, [Trial(*pair) for pair in pairs], settings=settings
     )
@@ -111,6 +118,7 @@ def test_the_simulation_equals_a_plain_reference(task_name: str, unit: str) -> N
                 seed=seed,
                 start=start,
                 per_sample=unit == "sample",
+                momentum=momentum,
             )
             found = simulation.parameters[s, :, v].numpy()
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * abs(expected).max())

@@ -31,13 +31,15 @@ from .problems import NETWORK, make_method, make_problem
 from .sweeps import SETTINGS, make_logistic, sweep
 
 
-@pytest.mark.parametrize("interrupt_at", [10, 13])
-def test_resuming_gives_the_same_result_to_the_last_bit(tmp_path: Path, interrupt_at: int) -> None:
+@pytest.mark.parametrize(("interrupt_at", "momentum"), [(10, 0.0), (13, 0.0), (13, 0.8)])
+def test_resuming_gives_the_same_result_to_the_last_bit(
+    tmp_path: Path, interrupt_at: int, momentum: float
+) -> None:
     def press(rows: Sequence[Row]) -> None:
         if rows[0]["step"] == interrupt_at:
             os.kill(os.getpid(), signal.SIGINT)
 
-    settings = replace(SETTINGS, cooldown_steps=2, dtype="float32")
+    settings = replace(SETTINGS, cooldown_steps=2, dtype="float32", momentum=momentum)
     options: dict[str, Any] = {
         "settings": settings,
         "evaluate_at": [0, 13, 20],

@@ -143,6 +143,7 @@ def _fixed_by_plan(plan: Plan, given: Mapping[str, Any]) -> dict[str, object]:
         "samples_per_agent": _samples_as_given(budget, given["samples_per_agent"]),
         "horizon": getattr(objective, "length", None),
         "disagreement_weight": getattr(objective, "disagreement_weight", None),
+        "momentum": plan.momentum,
         "gossip": str(plan.network.gossip),
         # Automatic is no contradiction either.
         "cooldown": cooldown if cooldown == "auto" else str(plan.cooldown_steps),

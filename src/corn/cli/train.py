@@ -34,6 +34,7 @@ from corn.cli.promises import parse_numbers
 from corn.cli.records import read_configuration
 from corn.cli.tuning import TuningOptions
 from corn.cli.watching import designing
+from corn.covariance.objective import momentum_of
 from corn.errors import StoppedByUserError
 from corn.learn.names import METHOD_NAMES
 from corn.plan import Plan, load_plan
@@ -74,6 +75,7 @@ class SimulationOptions:
             batch_size=terms.budget.batch_size or learning.batch_size,
             seeds=tuple(range(num_runs)),
             cooldown_steps=terms.cooldown_steps,
+            momentum=momentum_of(terms.objective),
             dtype=self._choose_dtype(terms.plan, is_quadratic=learning.is_quadratic),
             device=self.device,
             noise_keys="seed" if self.rehearse else "none",

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from corn.arrays import FloatArray
 from corn.checks import require, require_positive
-from corn.covariance.objective import ONE_STEP, Horizon
+from corn.covariance.objective import ONE_STEP, Horizon, momentum_gain
 from corn.covariance.problem import DesignProblem
 from corn.topology.gossip import ONE_ROUND, Gossip, accelerate
 from corn.topology.mixing import STOCHASTIC_TOLERANCE
@@ -102,8 +102,8 @@ def design_circulant(
 
 def _horizon_spectrum(row: FloatArray, objective: Horizon, gossip: Gossip) -> FloatArray:
     """Return the eigenvalues of A; W is normal, so it has the moduli of those of W alone."""
-    q = np.abs(_gossip_spectrum(row, gossip)) ** 2
-    contraction = 1 - 1 / objective.length
+    w = _gossip_spectrum(row, gossip)
+    q, contraction = np.abs(w) ** 2, 1 - 1 / objective.length
     require(
         bool(contraction * q.max() < 1),
         "first_row",
@@ -111,10 +111,11 @@ def _horizon_spectrum(row: FloatArray, objective: Horizon, gossip: Gossip) -> Fl
         f"one of modulus {np.sqrt(q.max()):.6g}",
         advice="use weights that sum to 1",
     )
-    a, gamma = q / (1 - contraction * q), objective.disagreement_weight
+    gain = momentum_gain(objective.contraction * w, objective.momentum)
+    a, gamma = q / (1 - contraction * q) * gain, objective.disagreement_weight
     if gamma != 1:
         mean = _mean_modes(row, gossip.rounds)
-        a = np.where(mean, objective.length, gamma * a)
+        a = np.where(mean, objective.average_energy, gamma * a)
     return np.asarray(a)
 
 

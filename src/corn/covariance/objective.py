@@ -25,6 +25,7 @@ DISAGREEMENT_WEIGHT = 0.1
 _SYMMETRY_TOLERANCE = 1e-12
 _LEAST_WEIGHT = 1e-6
 _LONGEST = 1e9
+_MOST_MOMENTUM = 0.999
 _LARGEST = 1e50  # products of such numbers stay far from overflow
 _SEMIDEFINITE_TOLERANCE = 1e-10
 _MAX_DOUBLINGS = 64  # 2⁶⁴ terms: more than any horizon has
@@ -57,6 +58,11 @@ class Horizon:
     last step removes disagreement but not noise in averages, so ``disagreement_weight`` scales
     the second part down. It is never zero: gradients are computed at models that disagree.
 
+    With ``momentum`` β, agents step along the average m ← β m + (1 − β)(g + v) of what they
+    released. It passes slow noise, which accumulates in averages, and damps fast noise, which is
+    most of what mixing turns into disagreement. A is then the stationary energy of noise that
+    passes through both.
+
     >>> Horizon().matrix([[0.5, 0.5], [0.5, 0.5]])
     array([[0.5, 0.5],
            [0.5, 0.5]])
@@ -64,11 +70,13 @@ class Horizon:
 
     length: float = 1.0
     disagreement_weight: float = 1.0
+    momentum: float = 0.0
 
     def __post_init__(self) -> None:
         # Beyond the longest horizon, rounding in W would count for as much as its eigenvalues.
         require_in_range("length", self.length, 1, _LONGEST)
         require_in_range("disagreement_weight", self.disagreement_weight, _LEAST_WEIGHT, 1)
+        check_momentum(self.momentum)
 
     def matrix(self, mixing_matrix: ArrayLike) -> FloatArray:
         """Return A; a weight other than 1 needs a W whose rows and columns sum to one."""
@@ -76,29 +84,41 @@ class Horizon:
         A, gamma = self._accumulate(W), self.disagreement_weight
         if gamma == 1:
             return A
-        # Of all of A, only length·P keeps its full weight.
-        return np.asarray(gamma * A + (1 - gamma) * self.length * _project_on_averages(W))
+        # Of all of A, only the energy of averages keeps its full weight.
+        return np.asarray(gamma * A + (1 - gamma) * self.average_energy * _project_on_averages(W))
+
+    @property
+    def average_energy(self) -> float:
+        """The energy of unit noise in an average: the length, without momentum."""
+        return self.length * float(momentum_gain(self.contraction, self.momentum))
+
+    @property
+    def contraction(self) -> float:
+        """ρ, by which perturbations contract in a step."""
+        return math.sqrt(1 - 1 / self.length)
 
     def _accumulate(self, W: FloatArray) -> FloatArray:
         """Sum from the eigenvalues of a symmetric W, and by doubling for any other."""
         # One term, without a series that must converge: W may be any matrix.
         if self.length == 1:
-            return np.asarray(W.T @ W)
-        contraction = 1 - 1 / self.length
+            return np.asarray(W.T @ W) * float(momentum_gain(0.0, self.momentum))
+        rho = self.contraction
         if not _is_symmetric(W):
-            A = _sum_by_doubling(W, contraction)
+            A = _accumulate_any(W, rho, self.momentum)
             return (A + A.T) / 2
         # Powers of a symmetric W share its eigenvectors, so that each mode is a geometric series.
         w, U = np.linalg.eigh(W)
-        _check_converges(bool(contraction * (w**2).max() < 1))
-        return _rebuild(U, w**2 / (1 - contraction * w**2))
+        discount = 1 - 1 / self.length  # ρ², without the rounding of a root
+        _check_converges(bool(discount * (w**2).max() < 1))
+        a = w**2 / (1 - discount * w**2)
+        return _rebuild(U, a * momentum_gain(rho * w, self.momentum))
 
     def describe(self) -> str:
         """Return the objective in one line of words."""
         what = "one step" if self.length == 1 else f"horizon of {self.length:g} steps"
-        if self.disagreement_weight == 1:
-            return what
-        return f"{what}, disagreement weighted by {self.disagreement_weight:g}"
+        if self.disagreement_weight != 1:
+            what += f", disagreement weighted by {self.disagreement_weight:g}"
+        return what + (f", momentum {self.momentum:g}" if self.momentum else "")
 
 
 @final
@@ -205,12 +225,48 @@ def _rebuild(eigenvectors: FloatArray, eigenvalues: FloatArray) -> FloatArray:
     return (A + A.T) / 2
 
 
-def _sum_by_doubling(V: FloatArray, contraction: float) -> FloatArray:
-    """Sum ρ^{2(k−1)} (Vᵏ)ᵀVᵏ over k ≥ 1; each pass doubles the number of terms summed."""
-    G, A = math.sqrt(contraction) * V, V.T @ V
+def check_momentum(momentum: float) -> None:
+    """Raise unless a momentum is from 0 to 0.999, a memory of a thousand steps."""
+    require_in_range("momentum", momentum, 0, _MOST_MOMENTUM)
+
+
+def momentum_of(objective: Objective) -> float:
+    """Return the momentum that an objective was made for: 0 for all but horizons."""
+    return objective.momentum if isinstance(objective, Horizon) else 0.0
+
+
+def momentum_gain(contraction: ArrayLike, momentum: float) -> FloatArray:
+    """Return the energy that momentum leaves in modes x ← a x + m, over that without momentum.
+
+    ``contraction`` has the numbers a of each mode, real or complex. The impulse response of the
+    mode with momentum β is (1 − β) times that of 1/((1 − az)(1 − βz)), whose energy is
+    (1 − |aβ|²)/((1 − |a|²)(1 − β²)|1 − aβ|²).
+
+    >>> momentum_gain([-0.5, 0.0, 0.5, 1.0], 0.5).round(4).tolist()
+    [0.2, 0.3333, 0.5556, 1.0]
+    """
+    ab = np.asarray(contraction) * momentum
+    share = (1 - momentum) / (1 + momentum)
+    return np.asarray(share * (1 - np.abs(ab) ** 2) / np.abs(1 - ab) ** 2)
+
+
+def _accumulate_any(W: FloatArray, rho: float, momentum: float) -> FloatArray:
+    """Sum the energy of unit noise over all steps, for any W."""
+    if not momentum:
+        return _sum_by_doubling(rho * W, W.T @ W)
+    # The state is (x, m): x ← W(ρ x + m) and m ← β m + (1 − β) v. Only x counts.
+    eye, zero = np.eye(len(W)), np.zeros_like(W)
+    transition = np.block([[rho * W, momentum * W], [zero, momentum * eye]])
+    start = (1 - momentum) * np.vstack([W, eye])
+    energy = _sum_by_doubling(transition, np.block([[eye, zero], [zero, zero]]))
+    return np.asarray(start.T @ energy @ start)
+
+
+def _sum_by_doubling(G: FloatArray, A: FloatArray) -> FloatArray:
+    """Sum (Gᵏ)ᵀ A Gᵏ over k ≥ 0; each pass doubles the number of terms summed."""
     with np.errstate(over="ignore", invalid="ignore"):
         for _ in range(_MAX_DOUBLINGS):
-            # A has the first m terms and G is ρᵐVᵐ, so that GᵀAG has the next m.
+            # A has the first m terms and G is the m-th power, so that GᵀAG has the next m.
             term = G.T @ A @ G
             A = A + term
             if not np.isfinite(A).all():
@@ -232,7 +288,7 @@ def _check_converges(converges: bool) -> None:
     )
 
 
-def default_objective(num_steps: int) -> Horizon:
+def default_objective(num_steps: int, *, momentum: float = 0.0) -> Horizon:
     """Return the objective for a run of ``num_steps`` steps unless another one is given.
 
     Noise accumulates over a fifth of the run. The loss after training is flat in the length of the
@@ -240,9 +296,9 @@ def default_objective(num_steps: int) -> Horizon:
     0.03 and 0.3 if the run ends with a cool-down, so that a rule without tuning suffices.
 
     >>> default_objective(5000)
-    Horizon(length=1000.0, disagreement_weight=0.1)
+    Horizon(length=1000.0, disagreement_weight=0.1, momentum=0.0)
     """
-    return Horizon(max(1.0, num_steps / 5), DISAGREEMENT_WEIGHT)
+    return Horizon(max(1.0, num_steps / 5), DISAGREEMENT_WEIGHT, momentum)
 
 
 ONE_STEP = Horizon()

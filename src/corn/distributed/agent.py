@@ -314,7 +314,9 @@ def prepare_work(
     )
     # All agents start from the same model: its seed is public, and the handshake compares a hash.
     return Work(
-        half_step=HalfStep(problem.task, CellBatches(sampler, cell), query),
+        half_step=HalfStep(
+            problem.task, CellBatches(sampler, cell), query, momentum=plan.momentum
+        ),
         data=EvaluationData(problem.task, parts, problem.has_public_parts),
         start=problem.task.initialize(settings.seed).to(sweep.torch_dtype),
     )
@@ -378,6 +380,7 @@ def train_agent(run: AgreedRun, exchange: Exchange, reports: Reports) -> AgentRe
         account=run.account,
         folders=run.folders,
         count_releases=lambda: plan.budget.num_steps - ledger.remaining,
+        read_memory=lambda: run.work.half_step.memory,
         summarize_traffic=exchange.summarize,
         reports=reports,
     )
@@ -427,6 +430,7 @@ def _restore(run: AgreedRun, journal: Journal) -> tuple[Tensor, list[Row]]:
     if folders is None or step == 0:
         return run.work.start.clone(), []
     checkpoint = _checkpoints(folders, run.plan, run.agent, run.settings).load(step)
+    run.work.half_step.memory = checkpoint.memory
     return checkpoint.parameters, list(read_rows(folders.private / "metrics.csv").values())
 
 

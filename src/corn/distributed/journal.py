@@ -135,6 +135,7 @@ class Journal:
         account: what releases cost.
         folders: this agent's; None writes nothing.
         count_releases: returns how many releases the ledger has counted.
+        read_memory: returns the average of the agent's releases, if it has momentum.
         summarize_traffic: returns neighbours left and bytes sent so far.
         reports: callbacks.
     """
@@ -149,6 +150,7 @@ class Journal:
         account: ReleaseAccount,
         folders: Folders | None,
         count_releases: Callable[[], int],
+        read_memory: Callable[[], Tensor | None],
         summarize_traffic: Callable[[], tuple[int, int]],
         reports: Reports,
     ) -> None:
@@ -159,6 +161,7 @@ class Journal:
         self._steps = settings.evaluation_steps(plan)
         self._folders, self._reports = folders, reports
         self._count_releases, self._summarize_traffic = count_releases, summarize_traffic
+        self._read_memory = read_memory
         self._checkpoints = None
         if folders is not None:
             self._checkpoints = CheckpointFolder(
@@ -254,7 +257,7 @@ class Journal:
     def _save(self, step: int, parameters: Tensor) -> None:
         # No run could continue from a model that diverged.
         if self._checkpoints is not None and not self._has_diverged:
-            checkpoint = AgentCheckpoint(parameters, self._count_releases())
+            checkpoint = AgentCheckpoint(parameters, self._count_releases(), self._read_memory())
             self._checkpoints.save(step, checkpoint, num_kept=self._num_kept)
 
     def _progress(self, step: int, statistics: StepStatistics) -> Progress:

@@ -43,7 +43,7 @@ from corn.distributed.survivors import (
 from corn.errors import CornError, PublicError
 from corn.learn.batches import Batch, BatchSampler
 from corn.learn.monitor import Interruption
-from corn.learn.step import StepStatistics, compute_gradients, take_half_step
+from corn.learn.step import StepStatistics, compute_gradients, smooth, take_half_step
 from corn.learn.tasks import Task
 from corn.noise.grid import require_provable
 from corn.plan import Plan, fingerprint
@@ -79,10 +79,15 @@ class HalfStep:
 
     Attributes:
         num_broken: gradients so far that were not finite and counted as zero; for the owner alone.
+        memory: the average of the agent's releases that it steps along; None without momentum.
     """
 
-    def __init__(self, task: Task, batches: CellBatches, query: ClippedQuery) -> None:
+    def __init__(
+        self, task: Task, batches: CellBatches, query: ClippedQuery, *, momentum: float = 0.0
+    ) -> None:
         self._task, self._batches, self._query = task, batches, query
+        self._momentum = momentum
+        self.memory = torch.zeros(task.num_parameters) if momentum else None
         self._clip = torch.tensor([query.clip], dtype=torch.float64)
         # Whether a gradient is finite depends on data without noise, so this count is never sent.
         self.num_broken = 0
@@ -100,6 +105,8 @@ class HalfStep:
     ) -> tuple[Tensor, StepStatistics]:
         """Return X − η (clipped gradient + noise, on the grid), shape (d,), and its statistics.
 
+        With momentum, the average of all releases so far takes the place of this one.
+
         ``number`` is that of the release, which decides the batch. The norm of the noise, which
         takes a while to compute, is NaN unless ``observe``.
         """
@@ -112,14 +119,16 @@ class HalfStep:
             clips_samples=self._query.unit == "sample",
         )
         self.num_broken += int(found.num_broken.sum())
-        half = take_half_step(
-            parameters,
-            found.values.view(-1),
-            found.factors.view(-1),
-            noise,
-            grid=grid,
-            step_size=step_size,
-        )
+        clipped = found.values.view(-1), found.factors.view(-1)
+        if self.memory is None:
+            half = take_half_step(parameters, *clipped, noise, grid=grid, step_size=step_size)
+        else:
+            # A step of size −1 from zero is the release itself.
+            zero = torch.zeros_like(parameters)
+            released = take_half_step(zero, *clipped, noise, grid=grid, step_size=-1.0)
+            self.memory = smooth(self.memory.to(parameters), released, self._momentum)
+            eta = torch.full((1,), step_size).to(parameters)
+            half = torch.addcmul(parameters, self.memory, eta, value=-1)
         noise_norm = torch.linalg.vector_norm(noise if observe else noise[:0]).view(1, 1)
         return half, StepStatistics(found.norms, found.fraction_clipped, noise_norm)
 

@@ -136,12 +136,14 @@ def _parse_row(row: dict[str, Any]) -> Row:
 class AgentCheckpoint:
     """A model, and how many releases its agent had made by then, restarts included.
 
-    The model is public: a mixture of messages that have been sent. Noise is never restored from a
+    The model is public: a mixture of messages that have been sent. So is ``memory``, the average of
+    the agent's releases, which is None without momentum. Noise is never restored from a
     checkpoint: steps that are run again draw new noise, by the ledger.
     """
 
     parameters: Tensor
     num_releases: int
+    memory: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -168,8 +170,13 @@ class CheckpointFolder:
         """Write a checkpoint and keep the newest few; a crash while writing leaves those before."""
         # The head names plan, agent and step, so that no file can be taken for another's. The
         # digest at the end finds damage anywhere.
-        parameters = checkpoint.parameters.cpu().numpy().tobytes()
-        content = self._head(step) + _encode(checkpoint.num_releases) + parameters
+        kept = [checkpoint.parameters]
+        if self.plan.momentum:
+            # Before the first step there are no releases, whose average is zero.
+            empty = torch.zeros_like(checkpoint.parameters)
+            kept.append(empty if checkpoint.memory is None else checkpoint.memory)
+        values = b"".join(each.to(kept[0]).cpu().numpy().tobytes() for each in kept)
+        content = self._head(step) + _encode(checkpoint.num_releases) + values
         target = self.path_of(step)
         try:
             with writing_whole(target, durable=True, is_private=True) as partial:
@@ -208,9 +215,12 @@ class CheckpointFolder:
             raise FileFormatError(f"{path}: of another plan, agent or step")
         start = len(head) + _NUMBER_BYTES
         values = np.frombuffer(content, dtype=self.plan.dtype, offset=start).copy()
+        # The head names the plan, so the file is of this plan's momentum.
+        parts = torch.from_numpy(values).chunk(2 if self.plan.momentum else 1)
         return AgentCheckpoint(
-            parameters=torch.from_numpy(values),
+            parameters=parts[0],
             num_releases=int.from_bytes(content[len(head) : start], "big"),
+            memory=parts[1] if len(parts) > 1 else None,
         )
 
     @property

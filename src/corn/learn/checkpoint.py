@@ -1,7 +1,7 @@
 """Checkpoints of a sweep: a resumed sweep has the same result to the last bit.
 
-Batches and noise are functions of seed and step, so a checkpoint needs models and measurements
-only. Resuming is for simulations. A deployment must not resume this way, because it would release
+Batches and noise are functions of seed and step, so a checkpoint needs models, momenta and
+measurements only. Resuming is for simulations. A deployment must not resume this way, because it would release
 steps twice: see :mod:`corn.noise.ledger`.
 """
 
@@ -29,7 +29,7 @@ from corn.learn.settings import SweepSettings
 from corn.learn.tasks import HasFingerprint, Task
 from corn.topology import Network
 
-_VERSION = 3
+_VERSION = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +39,7 @@ class SweepCheckpoint:
     Attributes:
         fingerprint: a hash of everything the result depends on; it fits no other sweep.
         parameters: shape (seeds, agents, trials, parameters).
+        memory: the average of releases, of the same shape; None without momentum.
         alive: the runs that continue, shape (seeds, trials).
         rows: the measurements so far.
         stopped: step and cause of each breakdown, by the indices of seed and trial.
@@ -47,6 +48,7 @@ class SweepCheckpoint:
     fingerprint: str
     step: int
     parameters: Tensor
+    memory: Tensor | None
     alive: Tensor
     rows: list[Row]
     stopped: dict[tuple[int, int], tuple[int, BreakdownCause]]

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 
 from corn.checks import require, require_choice, require_count
+from corn.covariance.objective import check_momentum
 from corn.errors import InvalidArgumentError
 
 NoiseKeys: TypeAlias = Literal["none", "seed", "secret"]
@@ -30,6 +31,8 @@ class SweepSettings:
             share. ``seed``: keys derived from the seed, with which agents draw the same bits.
             ``secret``: new keys, which are discarded after the run. Only ``secret`` protects
             anyone.
+        momentum: β in [0, 1): agents step along m ← β m + (1 − β) · release, which post-processes
+            releases.
     """
 
     num_steps: int
@@ -39,11 +42,13 @@ class SweepSettings:
     dtype: str = "float32"
     device: str = "cpu"
     noise_keys: NoiseKeys = "none"
+    momentum: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seeds", tuple(int(seed) for seed in self.seeds))
         require_count("num_steps", self.num_steps)
         require_count("cooldown_steps", self.cooldown_steps, least=0)
+        check_momentum(self.momentum)
         if self.batch_size is not None:
             require_count("batch_size", self.batch_size, advice="None is the whole data")
         are_seeds = bool(self.seeds) and min(self.seeds) >= 0

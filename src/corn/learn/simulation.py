@@ -29,6 +29,7 @@ from corn.learn.step import (
     compute_gradients,
     join_gradients,
     release,
+    smooth,
 )
 from corn.learn.tasks import Task
 from corn.noise import Secret
@@ -83,14 +84,19 @@ class Simulation:
         self.step, self._broken = 0, torch.zeros_like(self._alive)
         self.num_broken = torch.zeros(len(settings.seeds), len(trials), dtype=torch.long)
         self.parameters = self._initial_parameters(network.num_agents)
+        self.memory = torch.zeros_like(self.parameters) if settings.momentum else None
 
     @property
     def alive(self) -> Tensor:
         """The runs that continue, shape (seeds, trials)."""
         return self._alive.clone()
 
-    def restore(self, step: int, parameters: Tensor, alive: Tensor) -> None:
+    def restore(
+        self, step: int, parameters: Tensor, alive: Tensor, memory: Tensor | None = None
+    ) -> None:
         """Continue from a saved state; batches and noise follow from the step."""
+        if self.memory is not None and memory is not None:
+            self.memory = memory.to(device=self._settings.device).clone()
         self.step, self._alive = step, alive.clone()
         self.parameters = parameters.to(device=self._settings.device).clone()
 
@@ -99,7 +105,10 @@ class Simulation:
         # A step size of zero alone would not stop a run that broke down: 0 times an infinite
         # gradient is NaN, and mixing would keep it.
         self._alive &= ~runs
-        self.parameters.masked_fill_(runs.to(self.parameters.device)[:, None, :, None], 0.0)
+        stopped = runs.to(self.parameters.device)[:, None, :, None]
+        self.parameters.masked_fill_(stopped, 0.0)
+        if self.memory is not None:
+            self.memory.masked_fill_(stopped, 0.0)
 
     @torch.no_grad()
     def advance(self, *, observe: bool = False) -> StepStatistics | None:
@@ -108,8 +117,10 @@ class Simulation:
         shape = seeds, agents, trials, d = self.parameters.shape
         found = self._compute(self.parameters.view(-1, trials, d))
         g, noise = self._release(found.values.view(shape), found.factors.view(*shape[:-1], 1))
-        # X − η·g, written into the memory of g, which is needed no more.
-        half = torch.addcmul(self.parameters, g, eta.unsqueeze(-1), value=-1, out=g)
+        momentum = self._settings.momentum
+        direction = smooth(self.memory, g, momentum) if self.memory is not None else g
+        # X − η·m, written into the memory of g, which is needed no more.
+        half = torch.addcmul(self.parameters, direction, eta.unsqueeze(-1), value=-1, out=g)
         mixed = torch.matmul(self._W, half.view(seeds, agents, -1)).view(shape)
         # A trusted server gives all agents the exact average, whatever the network.
         for k in self._central:

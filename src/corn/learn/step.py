@@ -229,6 +229,16 @@ def release(gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor) -> Te
     return rounded if bool((grid > 0).all()) else torch.where(grid > 0, rounded, total)
 
 
+def smooth(memory: Tensor, released: Tensor, momentum: float) -> Tensor:
+    """Return m ← β m + (1 − β) s, in the memory's place: an average of what was released so far.
+
+    >>> smooth(torch.tensor([1.0]), torch.tensor([3.0]), 0.5).tolist()
+    [2.0]
+    """
+    # Two products and a sum, each rounded, so that simulations and agents get the same bits.
+    return memory.mul_(momentum).add_(released * (1 - momentum))
+
+
 def take_half_step(
     parameters: Tensor,
     gradient: Tensor,

@@ -11,7 +11,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from corn.checks import require_length
-from corn.covariance import Decomposition, Design, ThreatModel, default_objective, design
+from corn.covariance import (
+    Decomposition,
+    Design,
+    Objective,
+    ThreatModel,
+    default_objective,
+    design,
+)
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
 from corn.learn.batches import AgentData
 from corn.learn.method import Method, Trial
@@ -45,6 +52,7 @@ def train(
     batch_size: int | None = None,
     seeds: Sequence[int] = (0,),
     cooldown_steps: int | None = None,
+    momentum: float | None = None,
     dtype: str | None = None,
     device: str = "cpu",
     secure: bool = False,
@@ -74,6 +82,8 @@ def train(
         seeds: one run for each.
         cooldown_steps: steps after the last that only mix, so that agents agree on one model; by
             default the plan's, or one mixing time of the network. They cost messages, not privacy.
+        momentum: β of the average of releases that agents step along; by default the plan's, or
+            none. Noise that is designed here is designed for it.
         dtype: ``float32`` or ``float64``; by default the plan's, or float32.
         device: the torch device to compute on.
         secure: draw noise from new secret keys, so that the models keep the promise and the result
@@ -100,7 +110,12 @@ def train(
     ('complete', torch.Size([1, 4, 8]), 5.0)
     """
     task = make_task(model, loss)
-    network, method = _make_method(source, budget, noise, threat=threat, secure=secure)
+    if momentum is None:
+        momentum = source.momentum if isinstance(source, Plan) else 0.0
+    objective = default_objective(1 if budget is None else budget.num_steps, momentum=momentum)
+    network, method = _make_method(
+        source, budget, noise, objective=objective, threat=threat, secure=secure
+    )
     query, steps = method.query, _choose_steps(num_steps, method.budget)
     if cooldown_steps is None:
         planned = source.cooldown_steps if isinstance(source, Plan) else None
@@ -110,6 +125,7 @@ def train(
         batch_size=batch_size if batch_size is not None or query is None else query.batch_size,
         seeds=tuple(seeds),
         cooldown_steps=cooldown_steps,
+        momentum=momentum,
         dtype=dtype or (source.dtype if isinstance(source, Plan) else "float32"),
         device=device,
         noise_keys="secret" if secure else "none",
@@ -183,6 +199,7 @@ def _make_method(
     budget: PrivacyBudget | None,
     noise: Design | Decomposition | None,
     *,
+    objective: Objective,
     threat: ThreatModel | None,
     secure: bool,
 ) -> tuple[Network, Method]:
@@ -202,7 +219,6 @@ def _make_method(
         # Noise that protects somebody must also cover the rounding of floating point, for which a
         # part of the budget is set aside.
         caps = (set_aside(budget) if secure else budget).precision_caps(network.num_agents)
-        objective = default_objective(budget.num_steps)
         noise = design(network, caps, objective=objective, threat=threat)
     name = noise.mechanism if isinstance(noise, Design) else "given noise"
     return network, Method.private(name, noise, budget, threat=threat, counts_floats=secure)

@@ -29,6 +29,7 @@ from corn.covariance.certificate import certify
 from corn.covariance.coalition_bounds import worst_precisions
 from corn.covariance.coalitions import Assembly, list_coalitions
 from corn.covariance.dual import solve_dual
+from corn.covariance.objective import momentum_of
 from corn.covariance.problem import DesignProblem
 from corn.covariance.threat import SeedGroups
 from corn.errors import InfeasibleError, InvalidArgumentError
@@ -166,6 +167,11 @@ class Plan:
             precision_caps=self.precision_caps,
             budget=self.budget,
         )
+
+    @property
+    def momentum(self) -> float:
+        """β of the steps, for which the noise was designed."""
+        return momentum_of(self.objective)
 
     @property
     def num_messages(self) -> int:
