@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from corn.covariance import EAVESDROPPER, GivenObjective
+from corn.covariance import EAVESDROPPER, default_objective
 from corn.learn import (
     Constant,
     Method,
@@ -35,7 +35,7 @@ from corn.learn import (
 from corn.learn.metrics import Samples
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
-from corn.topology import Network, load_network
+from corn.topology import load_network
 
 _GRAPH, _DELTA, _CLIP, _COOLDOWN = "er:n=20,p=0.2,seed=1", 1e-5, 1.0, 25
 _METHODS = ("corn", "decor", "ldp", "central")
@@ -108,7 +108,7 @@ class Trials:
                 [setting.method],
                 self._network,
                 budget,
-                objective=_objective(self._network, self._arguments.steps),
+                objective=default_objective(self._arguments.steps),
                 threat=EAVESDROPPER,
             )
         return self._methods[setting]
@@ -122,7 +122,7 @@ class Trials:
             _CLIP,
             unit="sample",
             batch_size=batch,
-            sampling_rate=batch / min(self._problem.data.sizes),
+            samples_per_agent=min(self._problem.data.sizes),
         )
 
     def _train(self, method: Method, step_size: float, seed: int) -> dict[str, float]:
@@ -131,7 +131,7 @@ class Trials:
             num_steps=self._arguments.steps,
             batch_size=self._arguments.batch_size,
             seeds=(seed,),
-            cooldown_rounds=_COOLDOWN,
+            cooldown_steps=_COOLDOWN,
         )
         data, parts = self._problem.place(settings)
         simulation = Simulation(
@@ -152,7 +152,9 @@ class Trials:
         return {
             "validation_loss": validation,
             "test_accuracy": own,
-            "test_accuracy_of_average": math.nan if joint.accuracy is None else float(joint.accuracy),
+            "test_accuracy_of_average": math.nan
+            if joint.accuracy is None
+            else float(joint.accuracy),
             "disagreement": float(spread),
             "seconds": time.perf_counter() - start,
         }
@@ -195,14 +197,6 @@ def score_own(
     return losses / len(samples[0]), hits / len(samples[0])
 
 
-def _objective(network: Network, num_steps: int) -> GivenObjective:
-    w, U = np.linalg.eigh(network.mixing_matrix)
-    length = num_steps / 5
-    a = 0.1 * w**2 / (1 - (1 - 1 / length) * w**2)
-    a[-1] = length
-    return GivenObjective((U * a) @ U.T)
-
-
 def describe(accuracies: list[float]) -> str:
     """Return mean ± half the width of the 95 % interval."""
     mean, count = float(np.mean(accuracies)), len(accuracies)
@@ -219,8 +213,8 @@ def main() -> None:
     parser.add_argument("--out", required=True, help="CSV file of all runs")
     parser.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 1, 2, 4])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--batch-size", type=int, default=32)
     arguments = parser.parse_args()
     limit_threads()
     trials = Trials(arguments)
@@ -241,7 +235,8 @@ def main() -> None:
         runs = [trials.run(setting, step_size, seed) for seed in range(arguments.seeds)]
         own = describe([row["test_accuracy"] for row in runs])
         average = describe([row["test_accuracy_of_average"] for row in runs])
-        print(f"ε = {setting.epsilon:g}  {setting.method:8s} step size {step_size:g}  {own}  {average}")
+        cell = f"ε = {setting.epsilon:g}  {setting.method:8s} step size {step_size:g}"
+        print(f"{cell}  own models {own}  average {average}")
 
 
 if __name__ == "__main__":

@@ -181,7 +181,9 @@ def main() -> None:
     loss = account_precision(method.precision, budget.query, num_steps=arguments.steps)
     spent, (lower, upper) = loss.worst_epsilon(_DELTA), bound_opacus(runs[0][1])
     print(f"ε spent: corn {spent:.4f}, opacus between {lower:.4f} and {upper:.4f}")
-    print(f"test accuracy, {arguments.seeds} seeds: corn {describe(ours)}, opacus {describe(theirs)}")
+    print(
+        f"test accuracy, {arguments.seeds} seeds: corn {describe(ours)}, opacus {describe(theirs)}"
+    )
     print(f"seconds: corn {middle - start:.0f}, opacus {end - middle:.0f}")
     difference = float(ours.mean() - theirs.mean())
     p_value = float(stats.ttest_ind(ours, theirs, equal_var=False).pvalue)

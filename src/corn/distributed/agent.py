@@ -314,9 +314,7 @@ def prepare_work(
     )
     # All agents start from the same model: its seed is public, and the handshake compares a hash.
     return Work(
-        half_step=HalfStep(
-            problem.task, CellBatches(sampler, cell), query, momentum=plan.momentum
-        ),
+        half_step=HalfStep(problem.task, CellBatches(sampler, cell), query, momentum=plan.momentum),
         data=EvaluationData(problem.task, parts, problem.has_public_parts),
         start=problem.task.initialize(settings.seed).to(sweep.torch_dtype),
     )

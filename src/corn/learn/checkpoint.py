@@ -1,8 +1,8 @@
 """Checkpoints of a sweep: a resumed sweep has the same result to the last bit.
 
 Batches and noise are functions of seed and step, so a checkpoint needs models, momenta and
-measurements only. Resuming is for simulations. A deployment must not resume this way, because it would release
-steps twice: see :mod:`corn.noise.ledger`.
+measurements only. Resuming is for simulations. A deployment must not resume this way, because it
+would release steps twice: see :mod:`corn.noise.ledger`.
 """
 
 from __future__ import annotations
