@@ -61,6 +61,7 @@ def make_journal(
         account=ReleaseAccount(PLAN.budget, float(PLAN.precision_caps[0])),
         folders=make_folders(out, agent, is_rehearsal=False),
         count_releases=count_releases,
+        read_memory=lambda: None,
         summarize_traffic=lambda: (2, 0),
         reports=reports,
     )
