@@ -52,7 +52,7 @@ def train_corn(
     """Return the test accuracy of the server's model for each seed."""
     settings = SweepSettings(
         num_steps=arguments.steps,
-        batch_size=method.query and method.query.batch_size,
+        batch_size=None if method.budget is None else method.budget.batch_size,
         seeds=tuple(range(arguments.seeds)),
     )
     result = run_sweep(
@@ -94,7 +94,8 @@ def train_opacus(
     while step < arguments.steps:
         for X, y in loader:
             optimizer.zero_grad()
-            functional.cross_entropy(model(X), y).backward()
+            loss: Any = functional.cross_entropy(model(X), y)
+            loss.backward()
             optimizer.step()
             step += 1
             if step == arguments.steps:
