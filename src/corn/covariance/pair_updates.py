@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from corn.arrays import FloatArray, IntArray
 from corn.covariance.feasibility import invert_definite
 
-_CHUNK_NUMBERS = 500_000  # 4 MB per array, which the cache of a core about holds
+_CHUNK_ROWS = 300  # of n numbers each: larger arrays leave the cache, smaller ones cost overhead
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +146,7 @@ class PairUpdates:
         while start < len(agents):
             size = 1
             while start + size < len(agents) and (
-                (size + 1) * int(counts[start + size]) * self.num_agents <= _CHUNK_NUMBERS
+                (size + 1) * int(counts[start + size]) <= _CHUNK_ROWS
             ):
                 size += 1
             yield self._stack_some(agents[start : start + size])
