@@ -135,6 +135,7 @@ def main() -> None:
     except ImportError:
         sys.exit("opacus is not installed here: see the head of this file")
     warnings.filterwarnings("ignore", module="opacus|torch")
+    warnings.filterwarnings("ignore", message="Full backward hook")
     limit_threads()
     # Equal shares, so that one rate and one divisor are those of every agent and of the pool.
     problem = make_workload(
