@@ -406,6 +406,8 @@ def test_the_cost_of_tuning_is_stated(corn: Runner) -> None:
     outcome = corn(*quick, "0.1,0.2,0.5", "--private-tuning")
     assert "ldp made 3 runs on the agents' data; together they spend ε = " in outcome.stderr
     assert "one agent's whole data set" in outcome.stderr
+    assert "if each run has secret noise and secret batches of its own" in outcome.stderr
+    assert "without noise, which no ε covers" not in outcome.stderr
     assert "--tune-on held-out" in outcome.stderr
     facts = json.loads(corn(*quick, "0.1,0.2,0.5", "--private-tuning", "--json").stdout)
     price = facts["tuning"]["prices"]["ldp"]
@@ -416,6 +418,10 @@ def test_the_cost_of_tuning_is_stated(corn: Runner) -> None:
 
 def test_held_out_samples_choose_step_sizes(corn: Runner) -> None:
     options = ("--mechanism", "ldp,none", "--step-size", "0.001,0.1", "--tune-on", "held-out")
+    stated = corn("train", *QUICK, *options, "--private-tuning").stderr
+    assert "none ran on the agents' data without noise, which no ε covers" in " ".join(
+        stated.split()
+    )
     facts = json.loads(corn("train", *QUICK, *options, "--private-tuning", "--json").stdout)
     assert facts["tuning"]["num_runs"] == 2
     assert facts["tuning"]["prices"]["ldp"]["num_runs"] == 1

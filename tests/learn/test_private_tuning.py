@@ -32,6 +32,10 @@ def test_runs_add_up_in_squares() -> None:
     assert price.epsilon_of_one == promise.epsilon
     assert exact <= price.epsilon <= 1.05 * exact
     assert "clipped" in price.protects
+    assert "noise and secret batches of its own" in price.assumes
+    # The last round of an interrupted search is not in its result, but it used the data.
+    with pytest.raises(InvalidArgumentError, match="complete to be priced"):
+        price_tuning(replace(result, status="interrupted"))
     # One seed, and one more run of another method with the same noise.
     other = Trial(replace(method, name="another"), Constant(0.1))
     result = replace(result, trials=(*result.trials, other), seeds=(0,))

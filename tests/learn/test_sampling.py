@@ -73,6 +73,8 @@ def test_only_poisson_sampling_has_rates() -> None:
         (make_budget(samples_per_agent=100, sampling="passes"), [96, 100], None),
         (make_budget(samples_per_agent=100, sampling="passes"), [100, 95], 1),
         (make_budget(samples_per_agent=10, sampling="passes"), [3, 10], None),
+        # The number of samples is private: a refusal would reveal that one is missing.
+        (make_budget(samples_per_agent=100, adjacency="add-remove"), [100, 99], None),
         (make_budget(sampling="every-step"), [1, 2], None),
         (make_budget(sampling_rate=0.1), [5, 2500], None),
     ],

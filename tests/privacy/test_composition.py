@@ -182,3 +182,22 @@ def test_floats_are_covered_plan_by_plan() -> None:
         lacking = two * np.where(above, math.exp(-ratio), 1) * (edges[:-1] <= -ndtri(failure))
         p, q = np.outer(p, computed).ravel(), np.outer(q, lacking).ravel()
     assert np.maximum(p - math.exp(total.epsilon) * q, 0).sum() <= total_delta
+
+
+def test_totals_name_the_relation_that_every_plan_protects() -> None:
+    """Nothing is proved for a sample that is missing where batches have a fixed size."""
+    poisson = spend_poisson(adjacency="add-remove")
+    passes = spend_poisson(
+        adjacency="add-remove", sampling="passes", sampling_rate=None, samples_per_agent=640
+    )
+    agent = spend(adjacency="add-remove")
+    for expenses, relation in (
+        ([poisson], "add-or-remove-one"),
+        ([poisson, passes], "zero-out"),
+        ([agent], "zero-out"),
+        ([poisson, spend_poisson()], "replace-one"),
+    ):
+        total = compose_expenses(expenses, DELTA)
+        assert total.relation == relation
+        if len(expenses) == 1:
+            assert relation in expenses[0].query.recipe

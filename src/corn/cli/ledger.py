@@ -106,6 +106,7 @@ def _total_facts(total: TotalLoss) -> dict[str, object]:
         "delta": total.delta,
         "unit": total.unit,
         "adjacency": total.adjacency,
+        "relation": total.relation,
         "max_colluders": total.max_colluders,
         "statement": describe_total(total),
     }

@@ -39,7 +39,7 @@ class TuningOptions:
 
     def price(self, result: learn.Result) -> TuningPrices:
         """Return the price of each method's runs and of all, if the data is private."""
-        if not self.private_tuning:
+        if not self.private_tuning or result.status == "interrupted":
             return {}, None
         with working("adding up the runs"):
             return learn.price_tuning(result), learn.price_all(result)
@@ -69,17 +69,27 @@ class TuningOptions:
                     f"counted as free because {task} is public; --private-tuning counts it"
                 )
             return
+        if result.status == "interrupted":
+            print_note("private tuning: runs that were interrupted are not priced")
         prices, total = found
         for method, price in prices.items():
             print_note(
                 f"private tuning: {method.name} made {price.num_runs} runs on the agents' data; "
                 f"together they spend ε = {round_up(price.epsilon)} at δ = {price.delta:g}, not "
-                f"{price.epsilon_of_one:g}, for {price.protects}, against {method.against}"
+                f"{price.epsilon_of_one:g}, for {price.protects}, against {method.against}, if "
+                f"{price.assumes}, which runs of a simulation have in common"
+            )
+        noiseless = sorted({t.method.name for t in result.trials if t.method.budget is None})
+        if noiseless:
+            print_note(
+                f"private tuning: {', '.join(noiseless)} ran on the agents' data without noise, "
+                "which no ε covers: leave it out where data is private"
             )
         if total is not None and num_methods > 1:
             print_note(
                 f"private tuning: all {total.num_runs} runs with noise together spend ε = "
-                f"{round_up(total.epsilon)} at δ = {total.delta:g}, against {total.against}"
+                f"{round_up(total.epsilon)} at δ = {total.delta:g}, against {total.against}, if "
+                f"{total.assumes}"
             )
         if is_tuned:
             print_note(

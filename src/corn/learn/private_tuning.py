@@ -2,8 +2,11 @@
 
 Whoever chooses a step size by comparing runs has looked at all of them, so all of them count:
 Gaussian mechanisms add up in squares, and Poisson sampling composes by privacy loss distributions
-(:mod:`corn.privacy.composition`). The comparison itself uses held-out samples without noise. They
-must be public; no ε covers them.
+(:mod:`corn.privacy.composition`). That holds for runs with noise and batches of their own. Those of
+a simulation have them in common, so that step sizes compare well: from the difference of two such
+runs everybody could compute gradients without noise. So a price is that of the same runs with
+secret keys. The comparison itself uses held-out samples without noise. They must be public; no ε
+covers them.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ class TuningPrice:
         epsilon_of_one: what a single run promises that agent.
         protects: the unit, its clipping, sampling and adjacency, in words.
         against: the adversary against whom all runs hold, in words.
+        assumes: what the runs must be for this to be their price, in words.
     """
 
     num_runs: int
@@ -42,12 +46,14 @@ class TuningPrice:
     epsilon_of_one: float
     protects: str
     against: str
+    assumes: str = "each run has secret noise and secret batches of its own"
 
 
 def price_tuning(result: Result) -> dict[Method, TuningPrice]:
     """Return the price of the runs of each method that has a budget.
 
-    A run that broke down counts too: its models were released until it stopped.
+    A run that broke down counts too: its models were released until it stopped. An interrupted
+    search is refused: it has left out the runs of its last round.
     """
     return {
         method: _price_runs({method: count}, result.num_steps)
@@ -65,6 +71,8 @@ def price_all(result: Result) -> TuningPrice | None:
 
 
 def _count_runs(result: Result) -> dict[Method, int]:
+    if result.status == "interrupted":
+        raise InvalidArgumentError("result must be complete to be priced, found an interrupted one")
     runs: dict[Method, int] = {}
     for trial in result.trials:
         if trial.method.budget is not None:

@@ -103,6 +103,9 @@ def _own_rate(query: ClippedQuery, num_samples: int) -> float:
 def require_fitting_samples(budget: PrivacyBudget, sizes: Sequence[int], *, first: int = 0) -> None:
     """Raise unless the agents have as many samples as the budget counts on, and not far more.
 
+    Under Poisson sampling with add-remove adjacency fewer are accepted: the rate is then the
+    budget's for any number, and a refusal would tell others a number that is private.
+
     ``first`` is the number of the first agent, for error messages.
 
     Raises:
@@ -118,6 +121,8 @@ def require_fitting_samples(budget: PrivacyBudget, sizes: Sequence[int], *, firs
         # Passes are counted in whole batches: leftover samples may be missing.
         if budget.sampling == "passes":
             least = promise.query.least_samples
+        elif budget.adjacency == "add-remove":
+            least = None
         if least is not None and size < least:
             raise TooFewSamplesError(
                 f"samples of agent {agent} must be at least {least:,}, on which its budget counts, "

@@ -142,10 +142,9 @@ def describe_total(total: TotalLoss) -> str:
     if total.max_colluders is None:
         return "ε = 0, as nothing was released"
     protected = "one agent's whole data set" if total.unit == "agent" else "one sample of one agent"
-    relation = "replace-one" if total.adjacency == "replace" else "add-or-remove-one"
     return (
-        f"{show_epsilon(total)} at δ = {total.delta:g} for {protected} ({relation} adjacency), "
-        f"against {ThreatModel(total.max_colluders).describe()}"
+        f"{show_epsilon(total)} at δ = {total.delta:g} for {protected} "
+        f"({total.relation} adjacency), against {ThreatModel(total.max_colluders).describe()}"
     )
 
 

@@ -134,6 +134,8 @@ class TotalLoss:
         unit: the data that it protects.
         adjacency: of the total; None without releases.
         max_colluders: the insiders against whom all of it holds; None without releases.
+        is_zero_out: whether add-remove adjacency means that the unit's gradient is zero, and not
+            that it is missing, because some release was of a batch of fixed size, or of an agent.
     """
 
     epsilon: float
@@ -141,6 +143,14 @@ class TotalLoss:
     unit: Unit
     adjacency: Adjacency | None = None
     max_colluders: int | None = None
+    is_zero_out: bool = False
+
+    @property
+    def relation(self) -> str:
+        """The adjacency in words, as ``ClippedQuery.recipe`` names it."""
+        if self.adjacency != "add-remove":
+            return "replace-one"
+        return "zero-out" if self.is_zero_out else "add-or-remove-one"
 
 
 def common_unit(expenses: Iterable[Expense]) -> Unit:
@@ -167,11 +177,13 @@ def compose_expenses(
         return TotalLoss(0.0, delta, unit)
     adjacency = _common_adjacency(spent, unit)
     against = min(expense.terms.max_colluders for expense in spent)
+    own = [expense.query for expense in spent if expense.query.unit == unit]
+    is_zero_out = adjacency == "add-remove" and any(q.sampling != "poisson" for q in own)
     is_promised = unit == "sample" or all(expense.query.unit == "agent" for expense in spent)
     if not is_promised or any(math.isinf(expense.precision) for expense in spent):
-        return TotalLoss(math.inf, delta, unit, adjacency, against)
+        return TotalLoss(math.inf, delta, unit, adjacency, against, is_zero_out)
     epsilon = _include_floats(tuple(spent), delta, unit, adjacency)
-    return TotalLoss(epsilon, delta, unit, adjacency, against)
+    return TotalLoss(epsilon, delta, unit, adjacency, against, is_zero_out)
 
 
 def _common_adjacency(expenses: Sequence[Expense], unit: Unit) -> Adjacency:
