@@ -106,6 +106,7 @@ def test_agents_of_torchrun_run_a_plan(tmp_path: Path) -> None:
         assert (own["status"], own["num_steps"], own["stop_reason"]) == ("complete", 12, "none")
         assert own["measured"]["epsilon"] <= 10
         assert "train_loss" not in own["measured"]
+        assert "one insider" in own["adversary"]
         assert f"agent {own['agent']}: complete after 12 steps" in done.stderr
         for folder in ("shared", "private"):
             assert (tmp_path / "out" / folder / f"agent-{own['agent']}" / "metrics.csv").exists()

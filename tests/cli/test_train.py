@@ -430,3 +430,10 @@ def test_held_out_samples_choose_step_sizes(corn: Runner) -> None:
     refused = corn("train", "--task", "quadratic", "--graph", "ring:4", "--tune-on", "held-out")
     assert refused.exit_code == 1
     assert "only if the task has public ones" in refused.stderr
+
+
+def test_a_printed_epsilon_is_never_below_the_one_that_was_spent(corn: Runner) -> None:
+    options = ("--mechanism", "ldp", "--step-size", "0.1", "--epsilon", "1.00004")
+    table = corn("train", *QUICK, *options).stdout
+    # In the promise, and as spent: four digits would show 1.
+    assert table.count("1.00004") == 2

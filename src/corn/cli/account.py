@@ -13,7 +13,14 @@ import typer
 
 from corn.arrays import FloatArray
 from corn.cli.options import BatchSizeOption, JsonOption, OpenBudgetOptions, PlotOption
-from corn.cli.output import print_facts, print_json, print_note, print_table, print_written
+from corn.cli.output import (
+    print_facts,
+    print_json,
+    print_note,
+    print_table,
+    print_written,
+    round_up_range,
+)
 from corn.cli.promises import parse_per_agent
 from corn.cli.samplings import print_promises, print_samplings, sampling_facts
 from corn.covariance.threat import ThreatModel
@@ -112,7 +119,7 @@ def _print_calibrations(calibrations: Mapping[Accounting, Mapping[str, object]])
                 f"{name} ({ACCOUNTANTS[name].description})",
                 f"{row['independent_noise_std']:.6g}",
                 f"{row['variance_ratio']:.3f} ×",
-                f"{row['exact_epsilon']:.4g}",
+                round_up_range(row["exact_epsilon"]),
                 str(row["verdict"]),
             ]
             for name, row in calibrations.items()

@@ -13,7 +13,7 @@ import typer
 from corn import distributed, learn
 from corn.cli.learning import LEARNING, LearningOptions
 from corn.cli.options import JsonOption
-from corn.cli.output import print_json
+from corn.cli.output import print_json, round_up
 from corn.distributed.settings import DropoutPolicy
 from corn.errors import make_printable
 from corn.learn.names import USUAL_BATCH_SIZE
@@ -208,7 +208,11 @@ def agent(
     if json:
         last = result.rows[-1]
         measured = {name: last[name] for name in learn.SHARED_COLUMNS if last[name] == last[name]}
-        facts = {"plan": fingerprint(agreed).hex(), "promise": agreed.budget.describe()}
+        facts = {
+            "plan": fingerprint(agreed).hex(),
+            "promise": agreed.budget.describe(),
+            "adversary": agreed.threat.describe(),
+        }
         print_json({**facts, **result.to_json(), "measured": measured})
     distributed.require_done([result], result.num_steps)
 
@@ -220,7 +224,8 @@ def _describe(result: distributed.AgentResult, plan: Plan) -> str:
     return (
         f"{result.status} after {result.num_steps} steps{f' ({why})' if why else ''}{lost}, "
         f"test loss {last['test_loss']:.4g}, {result.seconds_waited:.1f} s waited; ε spent "
-        f"{last['epsilon']:.4g} of {plan.budget.describe()}, against {plan.threat.describe()}"
+        f"{round_up(float(last['epsilon']))} of {plan.budget.describe()}, against "
+        f"{plan.threat.describe()}"
     )
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 from corn import learn
 from corn.cli.learning import draw_run
-from corn.cli.output import collect_sampling, print_note, print_table
-from corn.cli.strictest import format_range, strictest_facts
+from corn.cli.output import collect_sampling, print_note, print_table, round_up_range
+from corn.cli.strictest import strictest_facts
 from corn.covariance import Objective, ThreatModel
 from corn.plan import Plan, fingerprint
 from corn.privacy import PrivacyBudget
@@ -168,7 +168,7 @@ def _make_row(method: learn.Method, own: dict[str, object], shown: Sequence[str]
         method.name,
         str(own["step_size"] or "all broke down"),
         *(_format_score(own, column) for column in shown),
-        "none" if spent is None else f"{format_range(spent)} ({own['unit']})",
+        "none" if spent is None else f"{round_up_range(spent)} ({own['unit']})",
         "" if method.central_ratio is None else f"{method.central_ratio:.3g}",
         _name_adversary(method),
     ]

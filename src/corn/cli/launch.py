@@ -20,10 +20,17 @@ from corn.cli.options import (
     PlotOption,
     ThreatOptions,
 )
-from corn.cli.output import collect_sampling, print_facts, print_json, print_note
+from corn.cli.output import (
+    collect_sampling,
+    print_facts,
+    print_json,
+    print_note,
+    round_up,
+    round_up_range,
+)
 from corn.cli.plan import describe_average, describe_mixing
 from corn.cli.records import read_configuration
-from corn.cli.strictest import format_range, strictest_facts
+from corn.cli.strictest import strictest_facts
 from corn.plan import fingerprint, load_plan
 from corn.topology import Gossip
 
@@ -280,8 +287,8 @@ def _promise(launched: distributed.LaunchResult) -> str:
 def _describe_spent(launched: distributed.LaunchResult) -> str:
     last = launched.measured.rows[-1]
     if launched.plan.budget.is_uniform:
-        return f"{last['epsilon']:.4g} ({last['unit']}), of the agent that spent most"
-    spent = format_range([last["epsilon_least"], last["epsilon"]])
+        return f"{round_up(float(last['epsilon']))} ({last['unit']}), of the agent that spent most"
+    spent = round_up_range([last["epsilon_least"], last["epsilon"]])
     return f"{spent} ({last['unit']}), each agent by its own promise"
 
 

@@ -102,6 +102,16 @@ def round_up(value: float) -> str:
     return f"{float(digits):.6g}"
 
 
+def round_up_range(values: Any) -> str:
+    """Return one ε, or the least and the largest of several, each rounded up.
+
+    >>> round_up_range(1.00000001), round_up_range([0.5, 2.0])
+    ('1.00001', '0.5 to 2')
+    """
+    least, most = round_up(float(np.min(values))), round_up(float(np.max(values)))
+    return least if least == most else f"{least} to {most}"
+
+
 def print_note(text: str) -> None:
     """Print a note on stderr, where it does not mix with the result."""
     sys.stderr.write(f"note: {make_printable(text)}\n")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from corn.arrays import FloatArray
-from corn.cli.output import print_note, print_table, round_up
+from corn.cli.output import print_note, print_table, round_up_range
 from corn.privacy import AgentPromise, ClippedQuery, PrivacyBudget, SamplingCost
 from corn.privacy.query import describe_range
 
@@ -78,7 +78,7 @@ def print_samplings(budget: PrivacyBudget, costs: Sequence[SamplingCost]) -> Non
                 "none" if cost.mu is None else _format_range(cost.mu),
                 _format_range(cost.noise_std),
                 f"{cost.variance_ratio:.4g} ×",
-                _format_epsilons(cost.epsilon_at_least),
+                round_up_range(cost.epsilon_at_least),
             ]
             for cost in costs
         ],
@@ -106,11 +106,6 @@ def _count_steps(budget: PrivacyBudget) -> str:
 def _format_range(values: FloatArray) -> str:
     least, most = float(values.min()), float(values.max())
     return f"{least:.5g}" if least == most else f"{least:.5g} to {most:.5g}"
-
-
-def _format_epsilons(values: FloatArray) -> str:
-    least, most = round_up(float(values.min())), round_up(float(values.max()))
-    return least if least == most else f"{least} to {most}"
 
 
 def sampling_facts(cost: SamplingCost) -> dict[str, object]:
