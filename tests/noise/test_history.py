@@ -15,8 +15,9 @@ from corn.noise import (
     record_use,
     save_identity,
 )
+from corn.noise import history as history_module
 from corn.noise.history import describe_total, find_agents, ledger_path
-from corn.noise.ledger_file import PAGE_BYTES, is_open
+from corn.noise.ledger_file import PAGE_BYTES, LedgerContent, is_open, read_ledger
 from corn.privacy import PrivacyBudget
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
 
@@ -108,6 +109,38 @@ def test_a_running_ledger_is_marked(tmp_path: Path) -> None:
         assert is_open(path)
         assert read_history([tmp_path], AGENT).records[0].is_running
     assert not is_open(path)
+
+
+def test_a_run_that_ends_while_its_ledger_is_read_counts_as_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its releases after the reading must not be left out."""
+    release(tmp_path, PLANS[0], 10)
+    ledger = open_ledger(tmp_path)
+
+    def read_and_end(path: Path) -> LedgerContent:
+        content = read_ledger(path)
+        ledger.reserve(0)
+        ledger.close()
+        return content
+
+    monkeypatch.setattr(history_module, "read_ledger", read_and_end)
+    assert read_history([tmp_path], AGENT).records[0].is_running
+
+
+def test_a_key_with_too_many_plans_is_refused(tmp_path: Path) -> None:
+    """Plans beyond the limit would be forgotten, and their lost ledgers unnoticed."""
+    key = tmp_path / "agent-3.key"
+    save_identity(generate_identity(), key)
+    with key.open("ab") as file:
+        file.write(
+            b"plan "
+            + b"0" * 64
+            + b"\n"
+            + b"".join(b"plan %064x\n" % number for number in range(1, 15_000))
+        )
+    with pytest.raises(FileFormatError, match="too many plans"):
+        list_used_plans(key)
 
 
 def test_folders_without_agents_are_refused(tmp_path: Path) -> None:

@@ -130,7 +130,10 @@ def read_history(
             if without is not None and path.resolve() == without.resolve():
                 continue
             try:
-                records.append(LedgerRecord(path, read_ledger(path), is_open(path)))
+                # Asked first: a run that ends meanwhile has released more than was read.
+                was_running = is_open(path)
+                content = read_ledger(path)
+                records.append(LedgerRecord(path, content, was_running or is_open(path)))
             except FileFormatError as error:
                 problems.append(str(error))
         problems += _find_missing(folder, agent)

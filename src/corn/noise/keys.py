@@ -207,9 +207,15 @@ def _read_identity(path: Path) -> re.Match[bytes]:
                     f"{path}: a private key that others may use, mode {mode:04o}; restrict it to "
                     f"its owner with: chmod 600 {path}"
                 )
-            content = file.read(_MAX_IDENTITY_BYTES)
+            content = file.read(_MAX_IDENTITY_BYTES + 1)
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
+    # Plans beyond the part that was read would be forgotten, and their lost ledgers unnoticed.
+    if len(content) > _MAX_IDENTITY_BYTES:
+        raise FileFormatError(
+            f"{path}: has more than {_MAX_IDENTITY_BYTES:,} bytes: not an identity of CorN, or one "
+            "that was used with too many plans"
+        )
     # A pattern rather than a parser, whose error message would quote the content.
     match = _IDENTITY_PATTERN.fullmatch(content)
     if match is None:
