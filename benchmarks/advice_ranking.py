@@ -32,7 +32,7 @@ def compare(
         ["corn"], NETWORK, budget, objective=default_objective(num_steps), threat=EAVESDROPPER
     )
     assert method.noise is not None
-    ratio = float(method.noise.covariance.sum()) * budget.precision_cap
+    ratio = method.noise.total_variance * budget.precision_cap
     expected = expect(
         scale, size, num_steps, precision_cap=budget.precision_cap, central_ratio=ratio
     )

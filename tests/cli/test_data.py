@@ -23,6 +23,7 @@ def test_list_shows_absent_data_sets_and_their_stand_ins(corn: Runner, tmp_path:
         ("mnist", False),
         ("breast-cancer", True),
         ("digits", True),
+        ("synthetic", True),
     ]
 
 

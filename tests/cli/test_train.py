@@ -9,8 +9,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from corn import learn
+from corn.covariance.threat import MOST_FOR_PAIRS
 from corn.learn import method
 from corn.plan import fingerprint, load_plan
+from corn.topology import Network
 
 from .commands import Runner
 
@@ -222,14 +224,32 @@ def test_one_agent_is_trained_with_the_default_options(corn: Runner) -> None:
     assert "insider" not in contenders["corn"]["against"]
 
 
-@pytest.mark.parametrize("graph", ["torus:20x20", "torus:32x32"])
-def test_a_network_too_large_for_pair_seeds_is_refused_with_the_option_to_use(
-    corn: Runner, graph: str
+@pytest.mark.slow
+def test_a_network_beyond_pair_seeds_is_trained_against_one_insider(corn: Runner) -> None:
+    """The default threat, with sparse seeds, just above the size at which they begin."""
+    side = f"ring:{MOST_FOR_PAIRS + 1}"
+    options = ("--steps", 2, "--step-size", 0.1, "--mechanism", "corn")
+    outcome = corn("train", "--task", "digits", "--graph", side, *options, "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    [own] = json.loads(outcome.stdout)["contenders"].values()
+    assert own["simulated_epsilon"] == pytest.approx(10, rel=1e-2)
+
+
+@pytest.mark.slow
+def test_ten_thousand_agents_train_without_dense_matrices(
+    corn: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = corn("train", "--task", "digits", "--graph", graph, "--steps", 2)
-    assert outcome.exit_code == 1
-    assert outcome.stderr.count("\n") == 1
-    assert "--colluders 0" in outcome.stderr
+    monkeypatch.delattr(Network, "mixing_matrix")
+    options = ("--steps", 2, "--step-size", 0.1, "--mechanism", "corn,decor,ldp,none")
+    outcome = corn(
+        *("train", "--task", "synthetic", "--graph", "torus:100x100", "--colluders", 0),
+        *(*options, "--json"),
+    )
+    assert outcome.exit_code == 0, outcome.stderr
+    facts = json.loads(outcome.stdout)
+    assert facts["num_agents"] == 10_000
+    assert "200 agents" in " ".join(facts["notes"])
+    assert facts["contenders"]["corn"]["simulated_epsilon"] == pytest.approx(10)
 
 
 @pytest.mark.slow

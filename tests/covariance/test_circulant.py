@@ -81,7 +81,7 @@ def test_circulant_noise_is_limited_too() -> None:
         design_circulant(complete, 4.0, max_noise_std=0.1)
 
 
-@pytest.mark.parametrize("row", [[], [[0.5, 0.5]], [np.nan, 1.0], [0.9, 0.9]])
+@pytest.mark.parametrize("row", [[], [[0.9, 0.5]], [np.nan, 1.0], [0.9, 0.9]])
 def test_rows_are_checked(row: list[float]) -> None:
     with pytest.raises(InvalidArgumentError, match="first_row"):
         design_circulant(row, 1.0, objective=Horizon(100))

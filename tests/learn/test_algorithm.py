@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from corn.arrays import FloatArray
-from corn.covariance import Horizon, MechanismName, design
+from corn.covariance import Decomposition, Horizon, MechanismName, design
 from corn.learn.batches import AgentData, BatchSampler
 from corn.learn.method import Method, Trial
-from corn.learn.perturbation import JointNoise, simulation_nonce, symmetric_root
+from corn.learn.perturbation import JointNoise, simulation_nonce
+from corn.learn.roots import symmetric_root
 from corn.learn.sampling import SeededChoices
 from corn.learn.schedule import Constant, Cosine, InverseSqrt, Schedule
 from corn.learn.settings import SweepSettings
@@ -218,7 +219,7 @@ def test_keyed_noise_equals_the_shares_that_agents_draw(mechanism: str) -> None:
     simulation.advance()
     noisy, quiet = simulation.parameters[0].unbind(dim=1)
     shares = methods[0].noise
-    assert shares is not None
+    assert isinstance(shares, Decomposition)
     source = SecureSource(simulated_keys(shares, seed=4))
     where: Any = {"source": source, "nonce": simulation_nonce(4), "step": 0, "stop": 5}
     v = np.stack([draw_share(shares, i, **where) for i in range(6)])

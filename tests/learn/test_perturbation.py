@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from corn.learn.perturbation import JointNoise, KeyedNoise, StepNoise, symmetric_root
+from corn.covariance import Decomposition
+from corn.learn.perturbation import JointNoise, KeyedNoise, StepNoise
+from corn.learn.roots import symmetric_root
 
 from .problems import make_method
 
 METHOD_NAMES = [make_method(name) for name in ("corn", "ldp")]
-SHARES = [method.noise for method in METHOD_NAMES if method.noise is not None]
+SHARES = [method.noise for method in METHOD_NAMES if isinstance(method.noise, Decomposition)]
 COVARIANCES = [shares.covariance for shares in SHARES]
 
 

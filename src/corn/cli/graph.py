@@ -24,9 +24,10 @@ from corn.topology import (
     Network,
     Spectrum,
     load_network,
+    measure_network,
     name_of,
-    spectrum,
 )
+from corn.topology.sparse import MOST_DENSE
 
 EXAMPLE = "corn graph er:n=20,p=0.2,seed=1 --plot graph.png"
 
@@ -43,16 +44,19 @@ def graph(
     if out and out.suffix != ".npy":
         raise FileFormatError(f"{out}: a mixing matrix's file must end in .npy")
     network = load_network(source, weights=weights, gossip=Gossip.parse(gossip))
-    W = network.step_matrix
-    measured = spectrum(W)
+    measured = measure_network(network)
     if plot:
-        _draw(network, W, measured, plot)
+        _draw(network, network.step_matrix, measured, plot)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
-        np.save(out, W)
+        np.save(out, network.step_matrix)
     facts = _facts(network, measured)
     if json:
-        print_json(facts)
+        matrices = {
+            "mixing_matrix": network.mixing_matrix,
+            "step_matrix": network.step_matrix,
+        }
+        print_json(facts | matrices)
     else:
         _print(network, measured, facts)
     print_written(plot, out)
@@ -78,8 +82,6 @@ def _facts(network: Network, measured: Spectrum) -> dict[str, object]:
         "mixing_accuracy": measured.accuracy,
         "agents": [name_of(network.graph, agent) for agent in range(network.num_agents)],
         "links": [[int(i), int(j)] for i, j in network.graph.edges],
-        "mixing_matrix": network.mixing_matrix,
-        "step_matrix": network.step_matrix,
     }
 
 
@@ -94,14 +96,22 @@ def _print(network: Network, measured: Spectrum, facts: dict[str, object]) -> No
             ("second singular value", f"{measured.second_singular_value:.6g}"),
             ("second eigenvalue, modulus", f"{measured.second_eigenvalue:.6g}"),
             ("spectral gap", f"{measured.spectral_gap:.6g}"),
-            ("smallest singular value", f"{measured.smallest_singular_value:.6g}"),
-            ("rank", f"{measured.rank} of {network.num_agents}"),
+            *_describe_rank(measured, network.num_agents),
             (
                 "mixing time",
                 f"{measured.mixing_time} steps to {1 - measured.accuracy:.0%} agreement",
             ),
         ],
     )
+
+
+def _describe_rank(measured: Spectrum, num_agents: int) -> list[tuple[str, str]]:
+    if measured.rank is None:
+        return [("rank", f"not computed for more than {MOST_DENSE} agents")]
+    return [
+        ("smallest singular value", f"{measured.smallest_singular_value:.6g}"),
+        ("rank", f"{measured.rank} of {num_agents}"),
+    ]
 
 
 def _draw(network: Network, W: FloatArray, measured: Spectrum, path: Path) -> None:

@@ -74,7 +74,7 @@ class Decor:
             L = as_symmetric_matrix(self.laplacian, name="laplacian")
             shape = problem.objective_matrix.shape
             require(L.shape == shape, "laplacian", f"of shape {shape}, as the network", L.shape)
-        R, evaluations = _search_ratio(problem, L, self.local_share)
+        R, evaluations = _search_covariance(problem, L, self.local_share)
         return _conclude(problem, R, self.name, "search", evaluations)
 
 
@@ -96,7 +96,7 @@ class ZeroSum:
         _require_eavesdropper(self.name, problem.threat)
         problem = replace(problem, max_noise_std=self.max_noise_std)
         n = problem.num_agents
-        R, evaluations = _search_ratio(problem, np.eye(n) - 1 / n, self.local_share)
+        R, evaluations = _search_covariance(problem, np.eye(n) - 1 / n, self.local_share)
         return _conclude(problem, R, self.name, "search", evaluations)
 
 
@@ -200,15 +200,12 @@ def _refer(problem: DesignProblem, mechanism: MechanismName, noise_std: float) -
     )
 
 
-def _search_ratio(
-    problem: DesignProblem, laplacian: FloatArray, local_share: float | None
-) -> tuple[FloatArray, int]:
-    """Return the best c·(I + r L) with [R⁻¹]_ii ≤ b_i/min b, and the number of ratios r tried.
+def search_ratio(family: RatioFamily, local_share: float | None) -> tuple[float, float, int]:
+    """Return r and c of the best c·(I + r L) with [R⁻¹]_ii ≤ b_i/min b, and how many r were tried.
 
     The scale c follows from r. ``local_share`` fixes r instead: the share of σ² in σ² + τ² for
     R = σ² I + τ² L.
     """
-    family = _Family(problem, laplacian)
     if local_share is not None:
         ratio = _ratio_of_share(local_share)
         if np.isinf(family.values(np.array([ratio]))).any():
@@ -216,7 +213,7 @@ def _search_ratio(
                 f"local_share = {local_share:g} needs more noise than max_noise_std allows: raise "
                 "either, or leave local_share to the search"
             )
-        return family.covariance(ratio), 1
+        return ratio, family.scale(ratio), 1
     # The value can have several minima: look everywhere first, then zoom in on the best.
     grid = np.linspace(*_LOG_RATIOS, _GRID)
     evaluations = len(grid)
@@ -227,8 +224,16 @@ def _search_ratio(
         evaluations += len(grid)
     # r = 0 is LDP at the strictest cap, which is always within the family and any noise limit.
     ratios = np.append(np.exp(grid), 0.0)
-    ratio = ratios[int(np.argmin(family.values(ratios)))]
-    return family.covariance(ratio), evaluations
+    ratio = float(ratios[int(np.argmin(family.values(ratios)))])
+    return ratio, family.scale(ratio), evaluations
+
+
+def _search_covariance(
+    problem: DesignProblem, laplacian: FloatArray, local_share: float | None
+) -> tuple[FloatArray, int]:
+    family = RatioFamily.of_problem(problem, laplacian)
+    ratio, scale, evaluations = search_ratio(family, local_share)
+    return np.asarray(scale * (np.eye(len(laplacian)) + ratio * laplacian)), evaluations
 
 
 def _ratio_of_share(local_share: float) -> float:
@@ -242,33 +247,55 @@ def _ratio_of_share(local_share: float) -> float:
     return (1 - local_share) / local_share
 
 
-class _Family:
-    """One eigendecomposition of L, after which each ratio costs n²; in units of 1/min b."""
+@dataclass(frozen=True, eq=False)
+class RatioFamily:
+    """The covariances c·(I + r L) in units of 1/min b, of which each costs n² at most.
 
-    def __init__(self, problem: DesignProblem, laplacian: FloatArray) -> None:
-        self._laplacian = laplacian
-        self._slack = np.square(problem.scales)  # min b/b_i: what an agent may exceed its cap by
-        # No member of the family has less noise than the strictest agent needs, for anybody.
-        limits = np.maximum(problem.variance_ratio_limits * self._slack, 1.0)
-        self._limits = limits * (1 + _TOLERANCE)
-        self._eigenvalues, U = scipy.linalg.eigh(laplacian, driver="evd", check_finite=False)
-        self._squared_vectors = np.square(U)
+    Attributes:
+        slack: min b/b_i: what an agent may exceed its cap by, shape (k,) for k kinds of agents.
+        limits: the most noise variance of each kind.
+        degrees: L_ii of each kind.
+        eigenvalues: of L, shape (n,).
+        squared_vectors: the squared entries of the eigenvectors at each kind, shape (k, n).
+        traces: Tr A and Tr(A L).
+    """
+
+    slack: FloatArray
+    limits: FloatArray
+    degrees: FloatArray
+    eigenvalues: FloatArray
+    squared_vectors: FloatArray
+    traces: tuple[float, float]
+
+    @classmethod
+    def of_problem(cls, problem: DesignProblem, laplacian: FloatArray) -> RatioFamily:
+        """Return the family of a problem, in which every agent is of its own kind."""
+        slack = np.square(problem.scales)
         A = problem.objective_matrix
-        self._traces = float(np.trace(A)), float(np.sum(A * laplacian))
+        eigenvalues, U = scipy.linalg.eigh(laplacian, driver="evd", check_finite=False)
+        return cls(
+            slack=slack,
+            # No member of the family has less noise than the strictest agent needs, for anybody.
+            limits=np.maximum(problem.variance_ratio_limits * slack, 1.0),
+            degrees=laplacian.diagonal(),
+            eigenvalues=eigenvalues,
+            squared_vectors=np.square(U),
+            traces=(float(np.trace(A)), float(np.sum(A * laplacian))),
+        )
 
     def values(self, ratios: FloatArray) -> FloatArray:
         """Return Tr(A R) for each ratio, infinite where the noise limit does not hold."""
         # [(I + r L)⁻¹]_ii from the eigenvalues of L gives the scale that meets the cap.
         scales = self._scales(ratios)
-        variances = scales * (1 + np.outer(self._laplacian.diagonal(), ratios))
-        values = scales * (self._traces[0] + ratios * self._traces[1])
-        return np.where((variances <= self._limits[:, None]).all(axis=0), values, np.inf)
+        variances = scales * (1 + np.outer(self.degrees, ratios))
+        values = scales * (self.traces[0] + ratios * self.traces[1])
+        limits = self.limits * (1 + _TOLERANCE)
+        return np.where((variances <= limits[:, None]).all(axis=0), values, np.inf)
 
-    def covariance(self, ratio: float) -> FloatArray:
-        """Return c·(I + r L)."""
-        scale = self._scales(np.array([ratio]))[0]
-        return np.asarray(scale * (np.eye(len(self._laplacian)) + ratio * self._laplacian))
+    def scale(self, ratio: float) -> float:
+        """Return c of a ratio."""
+        return float(self._scales(np.array([ratio]))[0])
 
     def _scales(self, ratios: FloatArray) -> FloatArray:
-        spectra = 1 / (1 + np.outer(np.maximum(self._eigenvalues, 0.0), ratios))
-        return np.asarray((self._slack[:, None] * (self._squared_vectors @ spectra)).max(axis=0))
+        spectra = 1 / (1 + np.outer(np.maximum(self.eigenvalues, 0.0), ratios))
+        return np.asarray((self.slack[:, None] * (self.squared_vectors @ spectra)).max(axis=0))

@@ -1,4 +1,4 @@
-"""Circulant networks: the optimum by FFT, for a million agents.
+"""Circulant networks and tori: the optimum by FFT, for a million agents.
 
 All agents of a circulant are alike, so R = (Tr A^{1/2}/(n b)) · A^{-1/2} is optimal, with value
 (Tr A^{1/2})²/(n b), and every matrix involved is diagonal in the Fourier basis.
@@ -6,7 +6,6 @@ All agents of a circulant are alike, so R = (Tr A^{1/2}/(n b)) · A^{-1/2} is op
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +26,8 @@ _BISECTIONS = 100
 class CirculantDesign:
     """A circulant covariance as its first row, shape (n,); the other fields as in `Design`.
 
+    On a torus the first row has the shape of the torus, and so have the eigenvalues.
+
     ``eigenvalues`` are those of R in the order of the discrete Fourier transform. Every agent has
     the same noise, of standard deviation ``noise_std``.
     """
@@ -41,7 +42,7 @@ class CirculantDesign:
     @property
     def num_agents(self) -> int:
         """The number of agents n."""
-        return len(self.first_row)
+        return self.first_row.size
 
     @property
     def gap(self) -> float:
@@ -51,7 +52,7 @@ class CirculantDesign:
     @property
     def average_noise_variance(self) -> float:
         """1ᵀR1/n²."""
-        return float(self.eigenvalues[0]) / self.num_agents
+        return float(self.eigenvalues.flat[0]) / self.num_agents
 
     @property
     def central_ratio(self) -> float:
@@ -69,6 +70,8 @@ def design_circulant(
 ) -> CirculantDesign:
     """Return the design for W_ij = first_row[(j − i) mod n], in O(n log n).
 
+    On a torus of r × c agents ``first_row`` has shape (r, c), and j − i is taken in each direction.
+
     A directed circulant is as good as any: A is symmetric either way. All agents have one promise:
     with different ones they are not alike, and `design` must be used. Privacy holds exactly as for
     `design`: the mean of the eigenvalues of R⁻¹ is its diagonal, and is at most b. ``gossip`` are
@@ -79,9 +82,9 @@ def design_circulant(
     4.60252
     """
     row = np.array(first_row, dtype=np.float64)
-    is_row = row.ndim == 1 and row.size > 0 and bool(np.isfinite(row).all())
+    is_row = row.ndim >= 1 and row.size > 0 and bool(np.isfinite(row).all())
     require(is_row, "first_row", "one or more finite numbers", f"shape {row.shape}")
-    a = _horizon_spectrum(row, objective, gossip)
+    a = horizon_spectrum(row, objective, gossip)
     # Only for its checks and its noise limit: the problem is solved by formula.
     caps = np.array([require_positive("precision_cap", precision_cap)])
     problem = DesignProblem(np.array([[a.sum()]]), caps, max_noise_std=max_noise_std)
@@ -91,16 +94,16 @@ def design_circulant(
     r = _scale_to_mean(1 / theta, precision_cap)
     value = float((a * r).sum())
     return CirculantDesign(
-        first_row=scipy.fft.ifft(r).real,
+        first_row=scipy.fft.ifftn(r).real,
         eigenvalues=r,
         precision_cap=precision_cap,
         value=value,
-        lower_bound=min(float(root.sum()) ** 2 / (len(a) * precision_cap), value),
+        lower_bound=min(float(root.sum()) ** 2 / (a.size * precision_cap), value),
         noise_std=float(np.sqrt(r.mean())),
     )
 
 
-def _horizon_spectrum(row: FloatArray, objective: Horizon, gossip: Gossip) -> FloatArray:
+def horizon_spectrum(row: FloatArray, objective: Horizon, gossip: Gossip) -> FloatArray:
     """Return the eigenvalues of A; W is normal, so it has the moduli of those of W alone."""
     w = _gossip_spectrum(row, gossip)
     q, contraction = np.abs(w) ** 2, 1 - 1 / objective.length
@@ -121,13 +124,13 @@ def _horizon_spectrum(row: FloatArray, objective: Horizon, gossip: Gossip) -> Fl
 
 def _gossip_spectrum(row: FloatArray, gossip: Gossip) -> NDArray[np.complex128]:
     """Return the eigenvalues of the polynomial of W that a step applies."""
-    w = scipy.fft.fft(row)
+    w = scipy.fft.fftn(row)
     if gossip.kind == "plain":
         return np.asarray(w**gossip.rounds)
-    is_symmetric = bool(np.allclose(row[1:], row[:0:-1], rtol=0, atol=1e-12))
-    require(is_symmetric, "first_row", "symmetric for Chebyshev rounds", row[:5])
+    is_symmetric = bool((np.abs(w.imag) <= 1e-12).all())
+    require(is_symmetric, "first_row", "symmetric for Chebyshev rounds", row.ravel()[:5])
     change, current = np.zeros_like(w), np.ones_like(w)
-    for momentum, gain in accelerate(w.real[1:], gossip.rounds):
+    for momentum, gain in accelerate(w.real.ravel()[1:], gossip.rounds):
         change = momentum * change + gain * (w - 1) * current
         current = current + change
     return np.asarray(current)
@@ -138,11 +141,18 @@ def _mean_modes(row: FloatArray, rounds: int) -> NDArray[np.bool_]:
     total = float(row.sum())
     is_stochastic = bool((row >= 0).all()) and abs(total - 1) <= STOCHASTIC_TOLERANCE
     require(is_stochastic, "first_row", "weights that sum to 1", f"a sum of {total:.9g}")
-    # Hops h reach the multiples of g = gcd(n, hops), and the modes that are constant on these are
-    # the multiples of n/g. The hops of r rounds are the sums of r hops.
-    n, hops = len(row), np.flatnonzero(row)
-    g = math.gcd(n, rounds * int(hops[0]), *(int(hop) for hop in np.unique(np.diff(hops))))
-    return np.asarray(np.arange(n) % (n // g) == 0)
+    # The hops of r rounds are the sums of r hops. Agents that they lead to from one another form a
+    # part, whose average are the modes k with k·h a whole number of turns for each of these hops.
+    sides = row.shape
+    hops = np.argwhere(row)
+    apart = np.vstack([rounds * hops[:1], np.diff(hops, axis=0)])
+    modes = np.indices(sides, sparse=True)
+    found = np.ones(sides, dtype=bool)
+    for hop in np.unique(apart % sides, axis=0):
+        # Turns in units of 1/n: whole numbers, without rounding.
+        turns = sum(modes[k] * int(hop[k]) * (row.size // side) for k, side in enumerate(sides))
+        found &= turns % row.size == 0
+    return found
 
 
 def _blend(theta: FloatArray, variance_limit: float) -> FloatArray:

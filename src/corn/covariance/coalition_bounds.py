@@ -55,7 +55,8 @@ def coalition_precisions(
             f"{count:,} coalitions of {max_colluders} among {n} agents are too many to check one "
             f"by one (at most {_MAX_COALITIONS:,}): reduce max_colluders"
         )
-    updates = CoalitionUpdates.try_make(decomposition) if n > _SMALL else None
+    is_large = n > _SMALL and bool(decomposition.seed_groups)
+    updates = CoalitionUpdates.try_make(decomposition) if is_large else None
     for coalition in combinations(range(n), max_colluders):
         bound = updates.bound(coalition) if updates else None
         if bound is None:
@@ -80,7 +81,7 @@ class CoalitionUpdates:
     def __init__(self, decomposition: Decomposition, scale: FloatArray, Y: FloatArray) -> None:
         self._scale, self._Y = scale, Y
         self._t = decomposition.private_variance / scale**2
-        self._B, self._streams = _scaled_streams(decomposition, scale)
+        self._B, self._streams = scale_streams(decomposition, scale)
         # By how much S Y misses the identity, entry by entry, with the rounding of computing it.
         absolute = abs(self._B)
         magnitude = self._t[:, None] * abs(Y) + absolute @ (absolute.T @ abs(Y))
@@ -102,7 +103,7 @@ class CoalitionUpdates:
         # Powers of two: dividing by them is exact, and t = θ/scale² is from 1 to 4.
         scale = np.exp2(np.floor(np.log2(theta) / 2))
         scale[theta < scale**2] /= 2
-        B, _ = _scaled_streams(decomposition, scale)
+        B, _ = scale_streams(decomposition, scale)
         Y = invert_definite(np.diag(theta / scale**2) + (B @ B.T).toarray())
         if Y is None or not np.isfinite(Y).all():
             return None
@@ -151,7 +152,7 @@ class CoalitionUpdates:
         return precision
 
 
-def _scaled_streams(
+def scale_streams(
     decomposition: Decomposition, scale: FloatArray
 ) -> tuple[scipy.sparse.csr_array, list[IntArray]]:
     """Return all weights of streams over the scale, shape (n, streams), and who knows which."""

@@ -67,6 +67,12 @@ class Decomposition:
         """R, shape (n, n): the covariance of all agents' noise, as an eavesdropper sees it."""
         return self.hidden_from(())
 
+    @property
+    def total_variance(self) -> float:
+        """1ᵀR1, the noise variance of the sum of all agents, without a matrix of n × n numbers."""
+        shared = sum(float(np.square(factor.sum(axis=0)).sum()) for factor in self.factors)
+        return float(self.private_variance.sum()) + shared
+
     def rescale(self, weights: FloatArray) -> Decomposition:
         """Return the split in which the noise of agent i is multiplied by weight i, shape (n,).
 
@@ -240,6 +246,11 @@ def hidden_precision(
     honest = tuple(i for i in range(decomposition.num_agents) if i not in coalition)
     if not honest:
         raise InvalidArgumentError("a coalition of all agents leaves nobody to protect")
+    if not decomposition.seed_groups:
+        # R is diagonal. A quotient is rounded to the nearest number, so that the next one is above.
+        with np.errstate(divide="ignore"):
+            own = 1 / decomposition.private_variance[list(honest)]
+        return honest, np.nextafter(own, np.inf)
     hidden = decomposition.hidden_from(coalition)[np.ix_(honest, honest)]
     # An entry of R is a sum of that many terms, whose rounding the bound must cover.
     return honest, precision_diagonal(hidden, num_terms=1 + decomposition.most_streams)

@@ -431,7 +431,7 @@ class TrainingRounds:
 
 
 def _schedule_of(plan: Plan) -> tuple[GossipRound, ...]:
-    return plan.network.gossip.schedule(plan.network.mixing_matrix)
+    return plan.network.schedule
 
 
 def _no_statistics() -> StepStatistics:

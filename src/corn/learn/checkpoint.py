@@ -17,12 +17,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from corn.covariance.lattice import LatticeNoise
 from corn.errors import FileFormatError
 from corn.files import writing_whole
 from corn.learn.batches import AgentData
-from corn.learn.method import Trial
+from corn.learn.method import Method, Trial
 from corn.learn.metrics import Row, Samples
 from corn.learn.result import BreakdownCause
 from corn.learn.settings import SweepSettings
@@ -102,8 +104,8 @@ def fingerprint_sweep(
     }
     digest.update(json.dumps(plain).encode())
     # Initial parameters are part of it: a task may draw them in its own way.
-    arrays = [network.step_matrix, data.inputs.cpu().numpy(), data.targets.cpu().numpy()]
-    arrays += [t.method.noise.covariance for t in trials if t.method.noise is not None]
+    arrays = [*_links_of(network), data.inputs.cpu().numpy(), data.targets.cpu().numpy()]
+    arrays += [part for t in trials for part in _noise_of(t.method)]
     arrays += [task.initialize(seed).numpy() for seed in settings.seeds]
     # Measurements before and after an interruption must be of the same samples.
     for name in sorted(parts):
@@ -114,3 +116,18 @@ def fingerprint_sweep(
     for array in arrays:
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
+
+
+def _links_of(network: Network) -> list[NDArray[Any]]:
+    W = network.sparse_matrix
+    return [W.indptr, W.indices, W.data, np.array(network.schedule)]
+
+
+def _noise_of(method: Method) -> list[NDArray[Any]]:
+    """Return all numbers that a method's noise depends on."""
+    if method.noise is None:
+        return []
+    if isinstance(method.noise, LatticeNoise):
+        return [method.noise.eigenvalues]
+    members = [np.array(group) for group in method.noise.seed_groups]
+    return [method.noise.private_variance, *members, *method.noise.factors]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import cast
+from typing import TypeAlias, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,14 +14,17 @@ from numpy.typing import ArrayLike
 from corn.arrays import FloatArray, as_symmetric_matrix
 from corn.checks import require, require_choice
 from corn.covariance import (
+    DEFAULT_THREAT,
     Decomposition,
     Design,
+    Horizon,
     MechanismName,
     Objective,
     ThreatModel,
     design,
 )
 from corn.covariance.coalition_bounds import worst_precisions
+from corn.covariance.lattice import LatticeNoise, design_lattice, design_lattice_pairs
 from corn.covariance.threat import EAVESDROPPER
 from corn.errors import InvalidArgumentError
 from corn.learn.names import METHOD_NAMES
@@ -34,6 +37,7 @@ from corn.privacy.accounting import group_agents
 from corn.privacy.floats import account_floats, set_aside
 from corn.privacy.query import describe_queries
 from corn.topology import Network
+from corn.topology.lattice import find_lattice
 
 # Simulations allow for rounding of [R⁻¹]_ii. Where noise protects somebody, nothing is allowed.
 _TOLERANCE = 1e-9
@@ -41,6 +45,12 @@ _TOLERANCE = 1e-9
 _AT_CAP = 1e-3
 # A design that exceeds its cap by rounding, by at most this much, is scaled to meet the cap.
 _DESIGN_TOLERANCE = 1e-6
+
+
+MethodNoise: TypeAlias = Decomposition | LatticeNoise
+
+_MOST_DENSE_DESIGN = 2000
+"""Agents beyond which rings and tori are designed by Fourier transform, where that is possible."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +75,7 @@ class Method:
     """
 
     name: str
-    noise: Decomposition | None = field(default=None, repr=False)
+    noise: MethodNoise | None = field(default=None, repr=False)
     queries: tuple[ClippedQuery, ...] = ()
     budget: PrivacyBudget | None = None
     threat: ThreatModel = EAVESDROPPER
@@ -88,6 +98,11 @@ class Method:
             )
         if self.counts_floats:
             require_sound(self.budget)
+            if isinstance(self.noise, LatticeNoise):
+                raise InvalidArgumentError(
+                    f"the noise of {self.name!r} must be split into agents' shares to be released, "
+                    "found that of a simulation: make a plan"
+                )
         # The check reads the noise that will be drawn, not the report of the design.
         precision, caps = self.precision, self.precision_caps
         tolerance = 0.0 if self.counts_floats else _TOLERANCE
@@ -103,7 +118,7 @@ class Method:
     def private(
         cls,
         name: str,
-        noise: Design | Decomposition | ArrayLike,
+        noise: Design | MethodNoise | ArrayLike,
         budget: PrivacyBudget,
         *,
         threat: ThreatModel | None = None,
@@ -117,8 +132,8 @@ class Method:
         if threat is None:
             threat = noise.threat if isinstance(noise, Design) else EAVESDROPPER
         shares = _shares_of(noise)
-        max_colluders = _count_colluders(shares, threat)
-        if isinstance(noise, Design):
+        if isinstance(noise, Design) and isinstance(shares, Decomposition):
+            max_colluders = _count_colluders(shares, threat)
             kept = set_aside(budget) if counts_floats else budget
             caps = kept.precision_caps(shares.num_agents)
             worst = float((worst_precisions(shares, max_colluders) / caps).max())
@@ -196,7 +211,7 @@ class Method:
         """The noise variance of the average over a trusted server's; None without noise."""
         if self.budget is None or self.noise is None:
             return None
-        return float(self.noise.covariance.sum() * self.precision_caps.min())
+        return self.noise.total_variance * float(self.precision_caps.min())
 
     @cached_property
     def precision(self) -> FloatArray:
@@ -210,13 +225,15 @@ class Method:
         if self.is_central:
             # One agent moves the average by Δ/n. That under the server's noise is as a move by Δ
             # under n times that noise, whose variance is the sum of all entries.
-            total = float(self.noise.covariance.sum())
+            total = self.noise.total_variance
             return np.full(self.noise.num_agents, 1 / total if total else math.inf)
+        if isinstance(self.noise, LatticeNoise):
+            return self.noise.precision_diagonal
         return worst_precisions(self.noise, _count_colluders(self.noise, self.threat))
 
     def check_parameters(self, num_parameters: int) -> None:
         """Raise ``InfeasibleError`` if rounding would cost more ε than is set aside for it."""
-        if self.budget is not None and self.noise is not None:
+        if self.budget is not None and isinstance(self.noise, Decomposition):
             loss = bound_loss(
                 self.noise, self.grid, precision_caps=self.precision_caps, budget=self.budget
             )
@@ -273,8 +290,8 @@ def _count_colluders(shares: Decomposition, threat: ThreatModel) -> int:
     return threat.max_colluders if shares.seed_groups else 0
 
 
-def _shares_of(noise: Design | Decomposition | ArrayLike) -> Decomposition:
-    if isinstance(noise, Decomposition):
+def _shares_of(noise: Design | MethodNoise | ArrayLike) -> MethodNoise:
+    if isinstance(noise, Decomposition | LatticeNoise):
         return noise
     if isinstance(noise, Design):
         if noise.status == "reference":
@@ -325,11 +342,39 @@ def _make_method(
         return Method.non_private(*budget.queries)
     if name == "central":
         return Method.central(budget, network.num_agents)
-    made = design(
+    made = _design_at_scale(name, network, budget, objective, threat)
+    if made is not None:
+        return made
+    designed = design(
         network,
         budget,
         mechanism=cast("MechanismName", name),
         objective=objective,
         threat=threat if name in ("corn", "ldp") else EAVESDROPPER,
     )
-    return Method.private(name, made, budget)
+    return Method.private(name, designed, budget)
+
+
+def _design_at_scale(
+    name: str,
+    network: Network,
+    budget: PrivacyBudget,
+    objective: Objective,
+    threat: ThreatModel | None,
+) -> Method | None:
+    """Make a method without matrices of n × n numbers, if the network is large and it can be."""
+    n = network.num_agents
+    if n <= _MOST_DENSE_DESIGN:
+        return None
+    caps = budget.precision_caps(n)
+    if name == "ldp":
+        # Noise by a formula, of which the bound on all covariances is not asked here.
+        holds = replace(threat or DEFAULT_THREAT, seeds="global")
+        return Method.private(name, Decomposition(1 / caps), budget, threat=holds)
+    is_outside = name == "decor" or (name == "corn" and threat == EAVESDROPPER)
+    row = find_lattice(network.sparse_matrix)
+    if row is None or not is_outside or not isinstance(objective, Horizon) or np.ptp(caps):
+        return None
+    solve = design_lattice if name == "corn" else design_lattice_pairs
+    noise = solve(row, float(caps[0]), objective=objective, gossip=network.gossip)
+    return Method.private(name, noise, budget, threat=EAVESDROPPER)

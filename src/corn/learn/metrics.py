@@ -26,6 +26,9 @@ Samples: TypeAlias = tuple[Tensor, Tensor]
 _LABELS = ("contender", "step_size", "seed", "step", "unit", "delta", "central_ratio")
 PARTS = ("train", "validation", "test")
 
+_MOST_MEASURED = 1000  # agents, of whom all are scored
+_MEASURED_OF_MORE = 200  # scoring all would take longer than training them
+
 _NUM_EVALUATIONS = 20
 # A loss that grew by this factor will not come back; one that only fluctuates stays far below.
 _DIVERGENCE = 1e6
@@ -56,7 +59,8 @@ COLUMNS = (
 """The columns of a table of results.
 
 ``contender`` is the method's name. ``test_loss`` is the loss of each agent's own model, averaged
-over agents; ``test_loss_of_average`` is the loss of the average of all models.
+over agents (200 of them, if there are more than 1000); ``test_loss_of_average`` is the loss of the
+average of all models.
 ``consensus_distance`` is the root mean square distance of the agents' models from their average.
 ``epsilon`` is the ε spent so far by the least protected agent, ``epsilon_least`` by the best
 protected; both are empty without a promise. With noise from a public seed nobody is protected, and
@@ -110,8 +114,9 @@ def measure(
 
 def _score(task: Task, parameters: Tensor, parts: Mapping[str, Samples]) -> dict[str, FloatArray]:
     """Return losses and accuracies, each of shape (seeds, trials)."""
-    shape = parameters.shape
     average = parameters.mean(dim=1)
+    parameters = parameters[:, choose_measured(parameters.shape[1])].contiguous()
+    shape = parameters.shape
     scores: dict[str, FloatArray] = {}
     for name, (inputs, targets) in parts.items():
         own = task.evaluate(parameters.view(-1, shape[-1]), inputs, targets)
@@ -122,6 +127,16 @@ def _score(task: Task, parameters: Tensor, parts: Mapping[str, Samples]) -> dict
             scores[f"{name}_accuracy"] = _array(own.accuracy.view(shape[:-1]).mean(dim=1))
             scores[f"{name}_accuracy_of_average"] = _array(joint.accuracy.view(shape[0], shape[2]))
     return scores
+
+
+def choose_measured(num_agents: int) -> list[int]:
+    """Return the agents whose own models are scored: all of 1000, some of more, evenly spaced.
+
+    >>> choose_measured(3), len(choose_measured(10_000))
+    ([0, 1, 2], 200)
+    """
+    count = num_agents if num_agents <= _MOST_MEASURED else _MEASURED_OF_MORE
+    return [k * num_agents // count for k in range(count)]
 
 
 def _row(trial: Trial, seed: int, step: int, prefix: str, scores: dict[str, float]) -> Row:

@@ -7,7 +7,9 @@ from typing import Literal, TypeAlias, get_args
 from corn.covariance import MechanismName
 from corn.learn.schedule import ScheduleName
 
-WorkloadName: TypeAlias = Literal["quadratic", "a9a", "mnist", "digits", "breast-cancer"]
+WorkloadName: TypeAlias = Literal[
+    "quadratic", "a9a", "mnist", "digits", "breast-cancer", "synthetic"
+]
 ModelName: TypeAlias = Literal["linear", "network", "cnn"]
 
 WORKLOADS: tuple[str, ...] = get_args(WorkloadName)

@@ -1,8 +1,9 @@
 """The noise of all agents in all runs at one step, drawn when it is needed and never stored.
 
-There are two sources, both from :mod:`corn.noise`. ``JointNoise`` is line 6 of the paper's
+There are three sources, all from :mod:`corn.noise`. ``JointNoise`` is line 6 of the paper's
 algorithm, v = R^{1/2} s, where all methods of a seed use the **same** standard normals s (common
-random numbers), so that differences between mechanisms are not due to chance. ``KeyedNoise`` draws
+random numbers), so that differences between mechanisms are not due to chance. ``StructuredNoise``
+does the same for large networks, without dense roots where others are cheaper. ``KeyedNoise`` draws
 each agent's share from keys, bit for bit as agents with these keys do.
 """
 
@@ -19,6 +20,8 @@ from torch import Tensor
 
 from corn.arrays import FloatArray
 from corn.covariance.decomposition import Decomposition
+from corn.covariance.lattice import LatticeNoise
+from corn.learn.roots import make_root, symmetric_root
 from corn.noise import (
     Owner,
     Secret,
@@ -84,6 +87,51 @@ class JointNoise:
 
 
 @final
+class StructuredNoise:
+    """Noise as ``JointNoise`` draws it, by the cheapest of several roots: for large networks.
+
+    Private noise takes one product per value, noise of few streams a sparse product, noise of rings
+    and tori a Fourier transform, and other noise a dense root. Methods share their normals, as far
+    as they need the same number of them.
+
+    Args:
+        noises: the noise of each method.
+        seeds: one per run; they are public, so this noise protects nobody.
+        num_parameters: d, the number of coordinates.
+        dtype: float32 or float64, of the normals and of the noise.
+        device: the torch device of the noise.
+    """
+
+    def __init__(
+        self,
+        noises: Sequence[Decomposition | LatticeNoise],
+        *,
+        seeds: Sequence[int],
+        num_parameters: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        n = noises[0].num_agents
+        self._roots = [make_root(noise, dtype=dtype, device=device) for noise in noises]
+        self._device = device
+        self._shape = (len(seeds), n, len(noises), num_parameters)
+        most = max(root.num_normals for root in self._roots)
+        self._normals = np.empty((len(seeds), most, num_parameters), numpy_type(dtype))
+        self._owner = Owner(tuple(range(n)), 0)
+        self._sources = [(SimulationSource(seed), simulation_nonce(seed)) for seed in seeds]
+
+    def draw(self, step: int) -> Tensor:
+        """See ``StepNoise``."""
+        for normals, (source, nonce) in zip(self._normals, self._sources, strict=True):
+            source.fill(normals.reshape(-1), StreamAddress(self._owner, nonce, step))
+        s = torch.from_numpy(self._normals).to(self._device)
+        noise = s.new_empty(self._shape)
+        for number, root in enumerate(self._roots):
+            noise[:, :, number] = root.apply(s[:, : root.num_normals])
+        return noise
+
+
+@final
 class KeyedNoise:
     """Noise from keys, as agents draw it: each agent's own share, in float64.
 
@@ -143,17 +191,6 @@ def _make_source(shares: Decomposition, seed: int, is_secret: bool) -> SecureSou
 def numpy_type(dtype: torch.dtype) -> Any:
     """Return NumPy's float32 or float64 for torch's."""
     return np.float32 if dtype == torch.float32 else np.float64
-
-
-def symmetric_root(covariance: FloatArray) -> FloatArray:
-    """Return the symmetric root R^{1/2} of a positive semidefinite R.
-
-    >>> symmetric_root(np.array([[4.0, 0.0], [0.0, 0.0]])).tolist()
-    [[2.0, 0.0], [0.0, 0.0]]
-    """
-    # An eigenvalue of zero may come out slightly negative.
-    eigenvalues, vectors = np.linalg.eigh(covariance)
-    return np.asarray((vectors * np.sqrt(np.maximum(eigenvalues, 0))) @ vectors.T)
 
 
 def simulation_nonce(seed: int) -> bytes:

@@ -120,12 +120,12 @@ def expect_place(
     noise, query = method.noise, method.query
     # The average over agents has the noise 1ᵀv/n, whose variance is 1ᵀR1/n².
     n = problem.data.num_agents
-    variance = 0.0 if noise is None else float(noise.covariance.sum()) / n**2
+    variance = 0.0 if noise is None else noise.total_variance / n**2
     expected = expect_step_size(
         num_steps=num_steps,
         clip=method.clip,
         num_parameters=problem.task.num_parameters,
-        noise_variance=max(variance, 0.0),  # noise that cancels may leave a rounding below 0
+        noise_variance=variance,
         gradient_variance=bound_gradient_variance(
             method.clip, n, None if query is None else query.batch_size
         ),

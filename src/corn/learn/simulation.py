@@ -20,7 +20,9 @@ from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, BatchSampler
 from corn.learn.method import Method, Trial
-from corn.learn.perturbation import JointNoise, KeyedNoise, StepNoise
+from corn.learn.mixer import Mixer
+from corn.learn.perturbation import JointNoise, KeyedNoise, StepNoise, StructuredNoise
+from corn.learn.roots import prefers_shares
 from corn.learn.sampling import Choices, SeededChoices, choose_rates, require_fitting_samples
 from corn.learn.settings import SweepSettings
 from corn.learn.step import (
@@ -37,6 +39,9 @@ from corn.noise.choices import SecretChoices
 from corn.privacy import ClippedQuery
 from corn.privacy.query import describe_queries
 from corn.topology import Network
+
+# Agents up to which one product of small dense roots is fastest.
+_MOST_JOINT = 200
 
 
 @final
@@ -68,8 +73,8 @@ class Simulation:
             _check_release(self._trials, task.num_parameters)
         self._clips_samples = bool(queries) and queries[0].unit == "sample"
         self._sampler = _make_sampler(data, queries, settings)
-        # Several rounds per step are one product with a polynomial of the mixing matrix.
-        self._W = self._tensor(np.array(network.step_matrix))
+        self._mixer = Mixer(network, dtype=settings.torch_dtype, device=settings.device)
+        self._num_agents = network.num_agents
         # Gradients to be released are clipped, and samples summed, in float64.
         real = settings.torch_dtype if settings.noise_keys == "none" else torch.float64
         clips = [trial.method.clip for trial in trials]
@@ -121,7 +126,7 @@ class Simulation:
         direction = smooth(self.memory, g, momentum) if self.memory is not None else g
         # X − η·m, written into the memory of g, which is needed no more.
         half = torch.addcmul(self.parameters, direction, eta.unsqueeze(-1), value=-1, out=g)
-        mixed = torch.matmul(self._W, half.view(seeds, agents, -1)).view(shape)
+        mixed = self._mixer.mix(half.view(seeds, agents, -1)).view(shape)
         # A trusted server gives all agents the exact average, whatever the network.
         for k in self._central:
             mixed[:, :, k] = half[:, :, k].mean(dim=1, keepdim=True)
@@ -163,7 +168,7 @@ class Simulation:
         shape = self.parameters.shape
         flat = self.parameters.view(shape[0], shape[1], -1)
         for _ in range(self._settings.cooldown_steps):
-            flat = torch.matmul(self._W, flat)
+            flat = self._mixer.mix(flat)
         self.parameters = flat.view(shape)
 
     def _step_sizes(self) -> Tensor:
@@ -222,17 +227,25 @@ class Simulation:
         if all(method.noise is None for method in methods):
             return None, noise_of
         # Methods without noise get shares of zero, so that all methods have the same layout.
-        silence = Decomposition(np.zeros(self._W.shape[0]))
+        silence = Decomposition(np.zeros(self._num_agents))
         shares = [silence if c.noise is None else c.noise for c in methods]
         where: dict[str, Any] = {
             "seeds": settings.seeds,
             "num_parameters": self._task.num_parameters,
             "device": settings.device,
         }
+        drawn = [part for part in shares if isinstance(part, Decomposition)]
         if settings.noise_keys != "none":
-            return KeyedNoise(shares, is_secret=settings.noise_keys == "secret", **where), noise_of
+            if len(drawn) < len(shares):
+                raise InvalidArgumentError(
+                    "noise of rings and tori of this size is for simulations without keys: use a "
+                    "plan, or leave out --rehearse"
+                )
+            return KeyedNoise(drawn, is_secret=settings.noise_keys == "secret", **where), noise_of
         # Without keys only the joint distribution matters, so R^{1/2} replaces the agents' shares.
-        covariances = [part.covariance for part in shares]
+        if self._num_agents > _MOST_JOINT and any(prefers_shares(part) for part in shares):
+            return StructuredNoise(shares, dtype=settings.torch_dtype, **where), noise_of
+        covariances = [part.covariance for part in drawn]
         return JointNoise(covariances, dtype=settings.torch_dtype, **where), noise_of
 
     def _initial_parameters(self, num_agents: int) -> Tensor:

@@ -21,7 +21,7 @@ from corn.learn.checkpoint import (
     save_sweep,
 )
 from corn.learn.method import Trial
-from corn.learn.metrics import Row, choose_evaluation_steps, has_diverged, measure
+from corn.learn.metrics import Row, choose_evaluation_steps, choose_measured, has_diverged, measure
 from corn.learn.monitor import ProgressBar, catch_interruption
 from corn.learn.problem import TrainingProblem
 from corn.learn.result import Breakdown, BreakdownCause, Result
@@ -194,10 +194,17 @@ class SweepLoop:
             num_steps=self.step,
             status="complete" if complete else "interrupted",
             stopped={self._name(run): breakdown for run, breakdown in self._stopped.items()},
-            notes=self._problem.notes,
+            notes=self._problem.notes + self._note_measured(),
             is_simulated=self._settings.noise_keys != "secret",
             private_notes=tuple(self._describe_broken()),
         )
+
+    def _note_measured(self) -> tuple[str, ...]:
+        n = self._network.num_agents
+        count = len(choose_measured(n))
+        if count == n:
+            return ()
+        return (f"Scores of own models are of {count} agents at equal distances, of {n:,}.",)
 
     def _describe_broken(self) -> list[str]:
         counts = self._simulation.num_broken

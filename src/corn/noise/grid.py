@@ -15,6 +15,7 @@ import numpy as np
 from corn.arrays import FloatArray
 from corn.checks import require
 from corn.covariance.decomposition import Decomposition
+from corn.covariance.lattice import LatticeNoise
 from corn.errors import InfeasibleError
 from corn.noise.normals import ERROR, FAILURE, LARGEST
 from corn.privacy import PrivacyBudget
@@ -30,7 +31,7 @@ _LARGEST_PROVED_EPSILON = 50.0
 _DEVIATIONS, _FAR = 24.0, 1e-115
 
 
-def choose_grid(decomposition: Decomposition, precision_caps: FloatArray) -> float:
+def choose_grid(noise: Decomposition | LatticeNoise, precision_caps: FloatArray) -> float:
     """Return γ: the largest power of two that costs next to no accuracy.
 
     The error of rounding is uniform, because the noise is far wider than γ, and independent between
@@ -40,13 +41,13 @@ def choose_grid(decomposition: Decomposition, precision_caps: FloatArray) -> flo
     1/√b_i of every agent, the standard deviation of one that draws alone.
 
     Args:
-        decomposition: the noise.
+        noise: the noise of all agents.
         precision_caps: b, shape (n,).
     """
-    average = float(decomposition.covariance.mean())
+    average = noise.total_variance / noise.num_agents**2
     largest = 0.125 / math.sqrt(float(precision_caps.max()))
     if average > 0:
-        largest = min(largest, math.sqrt(12 * decomposition.num_agents * VARIANCE_SHARE * average))
+        largest = min(largest, math.sqrt(12 * noise.num_agents * VARIANCE_SHARE * average))
     return math.ldexp(1.0, math.frexp(largest)[1] - 1)
 
 

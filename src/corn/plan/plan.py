@@ -156,7 +156,7 @@ class Plan:
 
         The server's is 1/(n² min b); nobody can go below it.
         """
-        return float(self.decomposition.covariance.sum() * self.precision_caps.min())
+        return self.decomposition.total_variance * float(self.precision_caps.min())
 
     @cached_property
     def float_loss(self) -> FloatLoss:

@@ -11,7 +11,7 @@ from corn.topology.mixing import (
     metropolis_weights,
     mixing_matrix,
 )
-from corn.topology.network import Network, choose_cooldown, load_network
+from corn.topology.network import Network, choose_cooldown, load_network, measure_network
 from corn.topology.spectrum import Spectrum, spectrum
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "graph_of",
     "is_connected",
     "load_network",
+    "measure_network",
     "metropolis_weights",
     "mixing_matrix",
     "name_of",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import TypeAlias
 
 import networkx as nx
 import numpy as np
@@ -19,6 +20,8 @@ from corn.arrays import FloatArray, IntArray, as_square_matrix
 from corn.checks import require_choice
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError, MissingExtraError
 from corn.topology.graphs import Graph
+
+SparseMatrix: TypeAlias = scipy.sparse.csr_array
 
 STOCHASTIC_TOLERANCE = 1e-8
 """The largest distance from one of the sum of a row or column of a mixing matrix."""
@@ -35,28 +38,32 @@ def metropolis_weights(graph: Graph) -> FloatArray:
 
     The paper prints w_ij = 1/(d_i + 1), which is doubly stochastic only where all degrees agree.
     """
+    return np.asarray(_metropolis(graph).toarray())
+
+
+def _metropolis(graph: Graph) -> SparseMatrix:
     # The larger degree of both ends makes the weights symmetric. If the rows of a symmetric matrix
     # sum to one, so do its columns.
     links, degrees = _undirected_links(graph, "metropolis")
-    return _fill_diagonal(links / (1 + np.maximum.outer(degrees, degrees)))
+    return _weigh_links(links, 1 / (1 + _larger_degrees(links, degrees)))
 
 
-def lazy_metropolis_weights(graph: Graph) -> FloatArray:
+def _lazy_metropolis(graph: Graph) -> SparseMatrix:
     """Return w_ij = 1/(2 max(d_i, d_j)) on links.
 
     Every agent keeps at least half of its own model, so no eigenvalue is negative.
     """
     links, degrees = _undirected_links(graph, "lazy")
-    return _fill_diagonal(links / (2 * np.maximum(np.maximum.outer(degrees, degrees), 1)))
+    return _weigh_links(links, 1 / (2 * _larger_degrees(links, degrees)))
 
 
-def max_degree_weights(graph: Graph) -> FloatArray:
+def _max_degree(graph: Graph) -> SparseMatrix:
     """Return w_ij = 1/(1 + max degree): one weight for every link."""
     links, degrees = _undirected_links(graph, "max-degree")
-    return _fill_diagonal(links / (1 + degrees.max()))
+    return _weigh_links(links, np.full(links.nnz, 1 / (1 + degrees.max())))
 
 
-def uniform_weights(graph: Graph) -> FloatArray:
+def _uniform(graph: Graph) -> SparseMatrix:
     """Return w_ij = 1/(1 + d) for the agent and its in-neighbours; needs equal degrees d."""
     links = _adjacency(graph)
     degrees = np.concatenate([links.sum(axis=0), links.sum(axis=1)])
@@ -65,7 +72,7 @@ def uniform_weights(graph: Graph) -> FloatArray:
             "uniform weights need a graph whose agents all have the same number of links, found "
             f"{degrees.min():.0f} to {degrees.max():.0f}: try metropolis, or sinkhorn if directed"
         )
-    return (links + np.eye(len(links))) / (1 + float(degrees[0]))
+    return SparseMatrix((links + scipy.sparse.eye_array(links.shape[0])) / (1 + float(degrees[0])))
 
 
 def sinkhorn_weights(graph: Graph) -> FloatArray:
@@ -98,15 +105,19 @@ def fastest_mixing_weights(links: FloatArray) -> FloatArray:
     return W
 
 
-WEIGHTS: dict[str, Callable[[Graph], FloatArray]] = {
-    "metropolis": metropolis_weights,
-    "max-degree": max_degree_weights,
-    "lazy": lazy_metropolis_weights,
-    "uniform": uniform_weights,
+WEIGHTS: dict[str, Callable[[Graph], FloatArray | SparseMatrix]] = {
+    "metropolis": _metropolis,
+    "max-degree": _max_degree,
+    "lazy": _lazy_metropolis,
+    "uniform": _uniform,
     "sinkhorn": sinkhorn_weights,
-    "fastest": lambda graph: fastest_mixing_weights(_undirected_links(graph, "fastest")[0]),
+    "fastest": lambda graph: fastest_mixing_weights(
+        _undirected_links(graph, "fastest")[0].toarray()
+    ),
 }
 """The rules that turn a graph into a mixing matrix, by name. Only Sinkhorn's uses edge weights."""
+
+_DENSE_RULES = ("sinkhorn", "fastest")
 
 
 def mixing_matrix(graph: Graph, weights: str | None = None) -> FloatArray:
@@ -118,11 +129,16 @@ def mixing_matrix(graph: Graph, weights: str | None = None) -> FloatArray:
     >>> mixing_matrix(nx.path_graph(3)).round(3).tolist()
     [[0.667, 0.333, 0.0], [0.333, 0.333, 0.333], [0.0, 0.333, 0.667]]
     """
+    return np.asarray(sparse_mixing_matrix(graph, weights).toarray())
+
+
+def sparse_mixing_matrix(graph: Graph, weights: str | None = None) -> SparseMatrix:
+    """Return the mixing matrix as `mixing_matrix` does, with memory for its links alone."""
     rule = require_choice("weights", weights or default_rule(graph), WEIGHTS)
-    if len(graph) > MAX_AGENTS:
+    if rule in _DENSE_RULES and len(graph) > MAX_AGENTS:
         raise InvalidArgumentError(
-            f"a dense mixing matrix is for at most {MAX_AGENTS} agents, found {len(graph)} "
-            f"({8e-9 * len(graph) ** 2:,.0f} GB): design communities of bounded size instead"
+            f"{rule} weights are for at most {MAX_AGENTS} agents, found {len(graph)} "
+            f"({8e-9 * len(graph) ** 2:,.0f} GB): try metropolis"
         )
     # A weight of one is what a link without a weight counts as, and so no information.
     if rule != "sinkhorn" and any(w != 1 for _, _, w in graph.edges(data="weight", default=1)):
@@ -131,7 +147,7 @@ def mixing_matrix(graph: Graph, weights: str | None = None) -> FloatArray:
             CornWarning,
             stacklevel=2,
         )
-    return WEIGHTS[rule](graph)
+    return SparseMatrix(WEIGHTS[rule](graph))
 
 
 def default_rule(graph: Graph) -> str:
@@ -148,8 +164,16 @@ def check_mixing_matrix(
     within ``tolerance``, and, if ``graph`` is given, zero wherever there is no link.
     """
     W = as_square_matrix(matrix, name="mixing_matrix")
-    if (W < 0).any():
-        i, j = np.argwhere(W < 0)[0]
+    check_sparse_weights(SparseMatrix(W), graph=graph, tolerance=tolerance)
+    return W
+
+
+def check_sparse_weights(
+    W: SparseMatrix, *, graph: Graph | None = None, tolerance: float = STOCHASTIC_TOLERANCE
+) -> None:
+    """Raise as `check_mixing_matrix` does, with work for the links alone."""
+    if (W.data < 0).any():
+        i, j = (places[W.data < 0][0] for places in _places(W))
         raise InvalidArgumentError(
             f"mixing weights must not be negative, found w[{i},{j}] = {W[i, j]:g}"
         )
@@ -164,7 +188,6 @@ def check_mixing_matrix(
             )
     if graph is not None:
         _check_support(W, graph)
-    return W
 
 
 def graph_of(matrix: FloatArray) -> Graph:
@@ -196,7 +219,7 @@ def balance(matrix: FloatArray, *, tolerance: float = 1e-13) -> FloatArray:
     return _polish(r[:, None] * A * c, tolerance)
 
 
-def _undirected_links(graph: Graph, rule: str) -> tuple[FloatArray, FloatArray]:
+def _undirected_links(graph: Graph, rule: str) -> tuple[SparseMatrix, FloatArray]:
     if graph.is_directed():
         raise InvalidArgumentError(
             f"{rule} weights need undirected links, found a directed graph: try sinkhorn"
@@ -205,27 +228,41 @@ def _undirected_links(graph: Graph, rule: str) -> tuple[FloatArray, FloatArray]:
     return links, links.sum(axis=1)
 
 
-def _adjacency(graph: Graph) -> FloatArray:
+def _adjacency(graph: Graph) -> SparseMatrix:
     """Return an (n, n) matrix of 0 and 1: whether agent j sends to agent i."""
-    sends: FloatArray = nx.to_numpy_array(
-        graph, nodelist=range(len(graph)), weight=None, dtype=float
-    )
-    return sends.T.copy()
+    sends = nx.to_scipy_sparse_array(graph, nodelist=range(len(graph)), weight=None, dtype=float)
+    return SparseMatrix(sends.T)
 
 
-def _fill_diagonal(W: FloatArray) -> FloatArray:
-    np.fill_diagonal(W, 1 - W.sum(axis=1))
-    return W
+def _places(matrix: SparseMatrix) -> tuple[IntArray, IntArray]:
+    """Return the row and the column of each stored entry."""
+    rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
+    return rows, np.asarray(matrix.indices)
 
 
-def _check_support(W: FloatArray, graph: Graph) -> None:
-    if len(graph) != len(W):
+def _larger_degrees(links: SparseMatrix, degrees: FloatArray) -> FloatArray:
+    """Return max(d_i, d_j) of each link (i, j)."""
+    rows, columns = _places(links)
+    return np.asarray(np.maximum(degrees[rows], degrees[columns]))
+
+
+def _weigh_links(links: SparseMatrix, weights: FloatArray) -> SparseMatrix:
+    """Return the weights of links, with what is missing to one on the diagonal."""
+    W = SparseMatrix((weights, links.indices, links.indptr), shape=links.shape)
+    return SparseMatrix(W + scipy.sparse.diags_array(1 - W.sum(axis=1)))
+
+
+def _check_support(W: SparseMatrix, graph: Graph) -> None:
+    n = W.shape[0]
+    if len(graph) != n:
         raise InvalidArgumentError(
-            f"mixing_matrix is for {len(W)} agents, but the graph has {len(graph)}"
+            f"mixing_matrix is for {n} agents, but the graph has {len(graph)}"
         )
-    stray = np.argwhere((W != 0) & (_adjacency(graph) + np.eye(len(W)) == 0))
-    if len(stray):
-        i, j = stray[0]
+    allowed = _adjacency(graph) + scipy.sparse.eye_array(n)
+    stray = SparseMatrix(W - W.multiply(allowed))
+    stray.eliminate_zeros()
+    if stray.nnz:
+        i, j = (places[0] for places in _places(stray))
         raise InvalidArgumentError(
             f"mixing weights must be zero where there is no link, found w[{i},{j}] = {W[i, j]:g} "
             f"and no link from {j} to {i}"

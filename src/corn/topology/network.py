@@ -9,9 +9,10 @@ from pathlib import Path
 
 import networkx as nx
 import numpy as np
+import scipy.sparse
 
-from corn.arrays import FloatArray
-from corn.errors import CornError, FileFormatError, make_printable
+from corn.arrays import FloatArray, as_square_matrix
+from corn.errors import CornError, FileFormatError, InvalidArgumentError, make_printable
 from corn.topology.files import (
     EDGE_LIST_SUFFIXES,
     MATRIX_SUFFIXES,
@@ -20,10 +21,24 @@ from corn.topology.files import (
     read_matrix,
 )
 from corn.topology.generators import GraphSpec
-from corn.topology.gossip import ONE_ROUND, Gossip
+from corn.topology.gossip import ONE_ROUND, Gossip, GossipRound, accelerate
 from corn.topology.graphs import Graph, check_graph
-from corn.topology.mixing import check_mixing_matrix, default_rule, graph_of, mixing_matrix
-from corn.topology.spectrum import find_mixing_time
+from corn.topology.mixing import (
+    MAX_AGENTS,
+    SparseMatrix,
+    check_mixing_matrix,
+    check_sparse_weights,
+    default_rule,
+    graph_of,
+    sparse_mixing_matrix,
+)
+from corn.topology.sparse import (
+    MOST_DENSE,
+    find_extremes,
+    is_symmetric_sparse,
+    sparse_spectrum,
+)
+from corn.topology.spectrum import Spectrum, find_mixing_time, spectrum
 
 _DIRECTED = "directed:"
 _MAX_REASON = 300
@@ -35,37 +50,78 @@ class Network:
 
     Attributes:
         graph: the links; an ``nx.DiGraph`` where they have a direction.
-        mixing_matrix: W of one round, shape (n, n); w_ij is the weight of agent j's model at i.
+        sparse_matrix: W of one round, shape (n, n), dense or sparse when given and sparse after;
+            w_ij is the weight of agent j's model at i.
         source: the spec or file that it came from, for people to read.
         weights: the rule of :data:`~corn.topology.mixing.WEIGHTS`, or ``"given"``.
         gossip: the mixing rounds of one step.
     """
 
     graph: Graph
-    mixing_matrix: FloatArray = field(repr=False)
+    sparse_matrix: SparseMatrix = field(repr=False)
     source: str = "given"
     weights: str = "given"
     gossip: Gossip = ONE_ROUND
+    _schedule: tuple[GossipRound, ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
-        matrix = check_mixing_matrix(self.mixing_matrix, graph=self.graph)
+        given = self.sparse_matrix
+        if not scipy.sparse.issparse(given):
+            given = SparseMatrix(as_square_matrix(given, name="mixing_matrix"))
+        matrix = SparseMatrix(given, dtype=np.float64, copy=True)
+        check_sparse_weights(matrix, graph=self.graph)
         # Frozen, because plans and designs are certified for these very weights.
-        matrix.setflags(write=False)
+        matrix.data.setflags(write=False)
         object.__setattr__(self, "graph", nx.freeze(check_graph(self.graph)))
-        object.__setattr__(self, "mixing_matrix", matrix)
-        self.gossip.schedule(matrix)  # raises if these weights do not admit them
+        object.__setattr__(self, "sparse_matrix", matrix)
+        # Raises if these weights do not admit the rounds.
+        object.__setattr__(self, "_schedule", self._make_schedule())
 
     @property
     def num_agents(self) -> int:
         """The number of agents n."""
-        return len(self.mixing_matrix)
+        return int(self.sparse_matrix.shape[0])
+
+    @property
+    def schedule(self) -> tuple[GossipRound, ...]:
+        """The mixing rounds of a step, in order."""
+        return self._schedule
+
+    @cached_property
+    def mixing_matrix(self) -> FloatArray:
+        """W as a dense matrix, shape (n, n), made when it is first asked for."""
+        if self.num_agents > MAX_AGENTS:
+            raise InvalidArgumentError(
+                f"a dense mixing matrix is for at most {MAX_AGENTS} agents, found "
+                f"{self.num_agents} ({8e-9 * self.num_agents**2:,.0f} GB)"
+            )
+        matrix: FloatArray = self.sparse_matrix.toarray()
+        matrix.setflags(write=False)
+        return matrix
 
     @cached_property
     def step_matrix(self) -> FloatArray:
         """The polynomial of W that the rounds of one step apply, shape (n, n)."""
+        if self.gossip == ONE_ROUND:
+            return self.mixing_matrix
         matrix = self.gossip.matrix(self.mixing_matrix)
         matrix.setflags(write=False)
         return matrix
+
+    def _make_schedule(self) -> tuple[GossipRound, ...]:
+        if self.gossip.kind == "chebyshev" and self.num_agents > MOST_DENSE:
+            return accelerate(find_extremes(self.sparse_matrix), self.gossip.rounds)
+        # Plain rounds do not depend on the weights.
+        is_plain = self.gossip.kind == "plain"
+        return self.gossip.schedule(np.eye(1) if is_plain else self.sparse_matrix.toarray())
+
+
+def measure_network(network: Network) -> Spectrum:
+    """Return the spectrum of a step: of the largest networks, only what sparse products give."""
+    # Weights of directed links are dense in the first place, and their speed takes all of them.
+    if network.num_agents <= MOST_DENSE or not is_symmetric_sparse(network.sparse_matrix):
+        return spectrum(network.step_matrix)
+    return sparse_spectrum(network.sparse_matrix, network.schedule)
 
 
 def choose_cooldown(network: Network, num_steps: int) -> int:
@@ -77,7 +133,9 @@ def choose_cooldown(network: Network, num_steps: int) -> int:
     >>> choose_cooldown(load_network("ring:6"), 500), choose_cooldown(load_network("ring:6"), 5)
     (12, 5)
     """
-    time = find_mixing_time(network.step_matrix)
+    is_small = network.num_agents <= MOST_DENSE
+    measured = None if is_small else measure_network(network)
+    time = measured.mixing_time if measured else find_mixing_time(network.step_matrix)
     return 0 if math.isinf(time) else min(int(time), num_steps)
 
 
@@ -126,7 +184,7 @@ def _weigh(what: Graph | FloatArray, source: str, weights: str | None) -> Networ
             return Network(graph_of(what), what, source)
         what = graph_of(what)
     rule = weights or default_rule(what)
-    return Network(what, mixing_matrix(what, rule), source, rule)
+    return Network(what, sparse_mixing_matrix(what, rule), source, rule)
 
 
 def _read(path: Path, *, directed: bool) -> Graph | FloatArray:

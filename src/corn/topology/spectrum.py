@@ -22,7 +22,8 @@ class Spectrum:
             The paper's λ₂(WᵀW) is its square.
         second_eigenvalue: |λ₂|, the contraction per step in the long run; equals σ₂ if W = Wᵀ.
         spectral_gap: 1 − |λ₂|; zero if the agents never agree.
-        rank: the number of singular values above n · 2⁻⁵² · σ₁.
+        rank: the number of singular values above n · 2⁻⁵² · σ₁; None where they were not computed,
+            in which case ``singular_values`` is empty and the smallest NaN.
         smallest_singular_value: zero if mixing cancels some noise completely.
         mixing_time: steps until at most ``accuracy`` of any disagreement is left; inf if never.
         accuracy: the remaining disagreement to which ``mixing_time`` refers.
@@ -32,7 +33,7 @@ class Spectrum:
     second_singular_value: float
     second_eigenvalue: float
     spectral_gap: float
-    rank: int
+    rank: int | None
     smallest_singular_value: float
     mixing_time: float
     accuracy: float

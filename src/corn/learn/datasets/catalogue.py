@@ -105,8 +105,9 @@ DOWNLOADABLE = {dataset.name: dataset for dataset in (A9A, MNIST)}
 EMBEDDED = {
     "breast-cancer": "is a tumour malignant? 569 rows of 30 measurements (scikit-learn)",
     "digits": "1,797 handwritten digits of 8×8 grey levels (scikit-learn)",
+    "synthetic": "200,000 rows of 20 normal features with logistic labels, for large networks",
 }
-"""The data sets that come with scikit-learn and need no download."""
+"""The data sets that come with scikit-learn or are drawn, and need no download."""
 
 
 def find_downloadable(name: str) -> DownloadableDataset:

@@ -31,6 +31,7 @@ Float32Array: TypeAlias = NDArray[np.float32]
 
 _A9A_FEATURES = 123
 _IDX_UNSIGNED_BYTE = 0x08
+_SYNTHETIC_ROWS, _SYNTHETIC_FEATURES = 200_000, 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,10 +77,10 @@ class Dataset:
 def load_dataset(
     name: str, *, directory: Path | str | None = None, stand_in: bool = True
 ) -> Dataset:
-    """Load ``a9a``, ``mnist``, ``digits`` or ``breast-cancer``: training and test part as one.
+    """Load ``a9a``, ``mnist``, ``digits``, ``breast-cancer`` or ``synthetic``: all parts as one.
 
     The first two are read from the cache (``corn data get``). If one is absent, its stand-in among
-    the other two is returned, with a ``CornWarning`` and ``stand_in_for`` set. With
+    the next two is returned, with a ``CornWarning`` and ``stand_in_for`` set. With
     ``stand_in=False`` an absent data set is an error.
 
     >>> load_dataset("digits").describe()
@@ -146,6 +147,15 @@ def _load_breast_cancer(stand_in_for: str | None) -> Dataset:
     return Dataset("breast-cancer", standardised.astype(np.float32), targets, 2, None, stand_in_for)
 
 
+def _draw_synthetic(stand_in_for: str | None) -> Dataset:
+    """Draw labels from logistic regression on normal features, always the same."""
+    random = np.random.default_rng(0)
+    inputs = random.standard_normal((_SYNTHETIC_ROWS, _SYNTHETIC_FEATURES), dtype=np.float32)
+    logits = inputs @ random.standard_normal(_SYNTHETIC_FEATURES, dtype=np.float32)
+    targets = random.random(_SYNTHETIC_ROWS) < 1 / (1 + np.exp(-logits))
+    return Dataset("synthetic", inputs, targets.astype(np.int64), 2, None, stand_in_for)
+
+
 def read_libsvm(path: Path, *, num_features: int) -> tuple[Float32Array, IntArray]:
     """Read rows of ``label index:value …``: features (rows, num_features), labels (rows,).
 
@@ -189,4 +199,5 @@ _CACHED_LOADERS: dict[str, Callable[[Path | str | None], Dataset]] = {
 _EMBEDDED_LOADERS: dict[str, Callable[[str | None], Dataset]] = {
     "digits": _load_digits,
     "breast-cancer": _load_breast_cancer,
+    "synthetic": _draw_synthetic,
 }

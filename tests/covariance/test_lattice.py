@@ -1,0 +1,48 @@
+"""Designs of rings and tori by Fourier transform, compared with dense ones."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from corn.covariance import Horizon, MechanismName, design
+from corn.covariance.lattice import LatticeNoise, design_lattice, design_lattice_pairs
+from corn.covariance.threat import EAVESDROPPER
+from corn.topology import Gossip, load_network
+from corn.topology.lattice import find_lattice
+
+
+@pytest.mark.parametrize("gossip", ["1", "2", "chebyshev:2"])
+@pytest.mark.parametrize("graph", ["torus:4x5", "torus:3x3", "ring:9"])
+@pytest.mark.parametrize(
+    ("mechanism", "solve"), [("corn", design_lattice), ("decor", design_lattice_pairs)]
+)
+def test_noise_of_a_lattice_equals_that_of_the_dense_design(
+    graph: str, gossip: str, mechanism: MechanismName, solve: Callable[..., LatticeNoise]
+) -> None:
+    network = load_network(graph, gossip=Gossip.parse(gossip))
+    objective = Horizon(20, 0.1)
+    dense = design(network, 2.0, mechanism=mechanism, objective=objective, threat=EAVESDROPPER)
+    row = find_lattice(network.sparse_matrix)
+    assert row is not None
+    fast = solve(row, 2.0, objective=objective, gossip=network.gossip)
+    A = objective.matrix(network.step_matrix)
+    assert np.sum(A * fast.covariance) == pytest.approx(dense.value, rel=1e-4)
+    inverse = np.linalg.inv(fast.covariance).diagonal()
+    np.testing.assert_allclose(fast.precision_diagonal, inverse, rtol=1e-8)
+    assert inverse.max() <= 2.0 * (1 + 1e-9)
+    assert fast.total_variance == pytest.approx(fast.covariance.sum())
+
+
+def test_only_rings_and_tori_are_lattices() -> None:
+    for graph, shape in (("torus:4x5", (4, 5)), ("torus:5x4", (5, 4)), ("ring:7", (7,))):
+        row = find_lattice(load_network(graph).sparse_matrix)
+        assert row is not None
+        assert row.shape == shape
+    for graph in ("path:7", "grid:4x5", "er:n=12,p=0.4,seed=1", "star:6"):
+        assert find_lattice(load_network(graph).sparse_matrix) is None
+    # A ring of other weights is one only if they are the same from every agent.
+    W = load_network("ring:6").mixing_matrix.copy()
+    W[0, 1] = W[1, 0] = 0.2
+    W[0, 0] = W[1, 1] = 1 - 0.2 - 1 / 3
+    assert find_lattice(load_network(W).sparse_matrix) is None

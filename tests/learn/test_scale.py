@@ -1,0 +1,94 @@
+"""Large networks: sparse mixing and noise, compared with dense products."""
+
+import numpy as np
+import pytest
+import torch
+
+from corn.covariance import Decomposition, Horizon, design
+from corn.covariance.lattice import LatticeNoise, design_lattice
+from corn.covariance.threat import EAVESDROPPER
+from corn.learn.method import MethodNoise, make_methods
+from corn.learn.metrics import choose_measured
+from corn.learn.mixer import Mixer
+from corn.learn.perturbation import StructuredNoise
+from corn.learn.roots import DiagonalRoot, FourierRoot, MatrixRoot, make_root
+from corn.privacy import PrivacyBudget
+from corn.topology import Gossip, load_network
+from corn.topology.lattice import find_lattice
+
+
+@pytest.mark.parametrize("gossip", ["1", "3", "chebyshev:1", "chebyshev:4"])
+def test_sparse_rounds_equal_the_dense_power(gossip: str) -> None:
+    network = load_network("torus:4x5", gossip=Gossip.parse(gossip))
+    models = torch.randn(2, 20, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    before = models.clone()
+    sparse = Mixer(network, dtype=torch.float64, is_sparse=True).mix(models)
+    dense = Mixer(network, dtype=torch.float64, is_sparse=False).mix(models)
+    torch.testing.assert_close(sparse, dense, atol=1e-12, rtol=0)
+    expected = network.step_matrix @ before[1].numpy()
+    np.testing.assert_allclose(sparse[1].numpy(), expected, atol=1e-12)
+    assert torch.equal(models, before)
+
+
+def pairs_on_a_ring(n: int) -> Decomposition:
+    made = design(f"ring:{n}", 1.0, mechanism="decor", objective=Horizon(20), threat=EAVESDROPPER)
+    return made.decomposition
+
+
+def lattice(graph: str) -> LatticeNoise:
+    network = load_network(graph)
+    row = find_lattice(network.sparse_matrix)
+    assert row is not None
+    return design_lattice(row, 1.0, objective=Horizon(20, 0.1), gossip=network.gossip)
+
+
+def test_every_root_is_a_root_of_its_covariance() -> None:
+    """F Fᵀ = R, read off by applying F to unit vectors."""
+    cases: list[tuple[MethodNoise, type]] = [
+        (Decomposition(np.array([1.0, 4.0, 9.0])), DiagonalRoot),
+        (pairs_on_a_ring(5), MatrixRoot),  # dense
+        (pairs_on_a_ring(240), MatrixRoot),  # sparse
+        (lattice("torus:4x5"), FourierRoot),
+        (lattice("torus:3x6"), FourierRoot),
+        (lattice("ring:7"), FourierRoot),
+    ]
+    for noise, kind in cases:
+        root = make_root(noise, dtype=torch.float64, device="cpu")
+        assert isinstance(root, kind)
+        F = root.apply(torch.eye(root.num_normals, dtype=torch.float64)[None])[0].numpy()
+        np.testing.assert_allclose(F @ F.T, noise.covariance, atol=1e-9)
+    sparse = make_root(pairs_on_a_ring(240), dtype=torch.float64, device="cpu")
+    assert sparse.num_normals == 480
+
+
+def test_structured_noise_has_its_covariances_and_is_new_at_every_step() -> None:
+    noises: list[MethodNoise] = [lattice("torus:3x4"), Decomposition(np.arange(1.0, 13.0))]
+    source = StructuredNoise(noises, seeds=(3,), num_parameters=20_000, dtype=torch.float64)
+    drawn = source.draw(0)
+    assert drawn.shape == (1, 12, 2, 20_000)
+    for number, noise in enumerate(noises):
+        v, R = drawn[0, :, number].numpy(), noise.covariance
+        np.testing.assert_allclose(v @ v.T / 20_000, R, atol=0.05 * R.diagonal().max())
+    again = source.draw(1)
+    assert abs(float((again * drawn).mean())) < 0.05 * float(drawn.square().mean())
+
+
+def test_large_lattices_keep_their_promise_without_a_dense_design() -> None:
+    network = load_network("torus:48x50")
+    budget = PrivacyBudget(epsilon=5, delta=1e-5, num_steps=50, clip=0.1)
+    methods = make_methods(
+        ["corn", "decor", "ldp"], network, budget, objective=Horizon(10, 0.1), threat=EAVESDROPPER
+    )
+    for method in methods:
+        spent = method.epsilon_spent(50)
+        assert spent is not None
+        assert spent.max() == pytest.approx(5, rel=1e-6)
+    assert "mixing_matrix" not in vars(network)
+    assert [type(method.noise) for method in methods[:2]] == [LatticeNoise] * 2
+
+
+def test_measured_agents_are_spread_over_all() -> None:
+    assert choose_measured(1000) == list(range(1000))
+    chosen = choose_measured(2500)
+    assert len(set(chosen)) == 200
+    assert (chosen[0], chosen[-1]) == (0, 2487)
