@@ -57,6 +57,7 @@ def test_threat_states_the_cost_for_each_way_to_share_seeds(corn: Runner) -> Non
     facts = read(corn("threat", *PROMISES, *options, "--json").stdout)
     pairs, shared = facts["rows"]
     assert facts["strictest"].startswith("agent 0: ε = 0.5")
+    assert "together with one insider" in pairs["adversary"]
     assert facts["strictest_cost_of_ldp"] == pytest.approx(ldp_cost(), rel=1e-6)
     assert facts["strictest_cost_of_central"] == pytest.approx(CAPS[1] / CAPS[0], rel=1e-6)
     # One seed for all is LDP against an insider.

@@ -89,6 +89,7 @@ def _row(model: ThreatModel, result: Design, ldp: float, central: float) -> dict
     return {
         "seeds": model.seeds,
         "max_colluders": model.max_colluders,
+        "adversary": model.describe(),
         "value": result.value,
         "normalized_value": result.normalized_value,
         "normalized_lower_bound": result.normalized_lower_bound,

@@ -119,7 +119,8 @@ class PrivacyBudget:
         """Make a budget for agents with so many samples each, from which their sampling follows.
 
         The unit is ``"sample"``; ``fields`` are the others of a budget. Sizes that differ by at
-        most 2 % count as the least of them.
+        most 2 % count as the least of them. Where neighbouring data sets differ in size, sizes are
+        private, and refused: a budget is public.
 
         >>> promise = {"epsilon": 1, "delta": 1e-5, "num_steps": 500, "clip": 1, "batch_size": 10}
         >>> PrivacyBudget.for_sizes([101, 100], **promise).query.sampling_rate
@@ -127,7 +128,13 @@ class PrivacyBudget:
         >>> PrivacyBudget.for_sizes([100, 200], **promise).samples_per_agent
         (100, 200)
         """
-        return cls(**fields, unit="sample", samples_per_agent=summarize_sizes(sizes))
+        budget = cls(**fields, unit="sample", samples_per_agent=summarize_sizes(sizes))
+        if budget.adjacency == "add-remove" and budget.sampling == "poisson":
+            raise InvalidArgumentError(
+                "adjacency must be 'replace' for a rate from the data's sizes, found 'add-remove', "
+                "under which sizes are private: give a public number as samples_per_agent"
+            )
+        return budget
 
     @property
     def num_agents(self) -> int | None:
