@@ -235,3 +235,24 @@ def test_models_that_cannot_be_trained_privately_are_refused(
 def test_bad_arguments(make: object) -> None:
     with pytest.raises(InvalidArgumentError):
         make()  # type: ignore[operator]
+
+
+def test_a_sample_does_not_change_the_gradients_of_others_in_its_batch() -> None:
+    """Poisson coins move samples to other places, where float32 products round differently."""
+    generator = torch.Generator().manual_seed(0)
+    width, count, features = 199, 128, 785
+    task = LinearClassifier(features - 1, 10)
+    theta = 0.3 * torch.randn(1, 1, task.num_parameters, generator=generator)
+    inputs = torch.randn(width, features, generator=generator)
+    targets = torch.randint(10, (width,), generator=generator)
+
+    def release(rows: list[int]) -> Tensor:
+        table = torch.tensor(rows + [0] * (width - len(rows)))
+        weights = (torch.arange(width) < len(rows)).double()[None] / count
+        batch = Batch(inputs[table][None], targets[table][None], weights, False, 4176)
+        clip = torch.ones(1, dtype=torch.float64)
+        return task.gradient(theta, batch, sample_clip=clip).values.flatten()
+
+    others = list(range(1, count + 1))
+    moved = release([0, *others]) - release([0]) - release(others)
+    assert float(moved.norm()) * count < 1e-10

@@ -70,11 +70,15 @@ class LinearClassifier:
     ) -> Gradients:
         """See ``Task``."""
         X, (cells, trials, _) = batch.inputs, parameters.shape
+        if sample_clip is not None:
+            # A product in float32 may round a row differently at another place in the batch. So
+            # one sample, which moves the places of others, would change their gradients as well.
+            X, parameters = X.to(sample_clip.dtype), parameters.to(sample_clip.dtype)
         theta = parameters.view(cells, -1, X.shape[-1])
         logits = torch.bmm(X, theta.mT).view(cells, -1, trials, self._num_outputs)
         residuals = self._residuals(logits, batch.targets)
         if sample_clip is not None:
-            return self._clipped_gradient(parameters, batch, logits, residuals, sample_clip)
+            return self._clipped_gradient(parameters, X, batch, logits, residuals, sample_clip)
         scale = 1 / X.shape[1] if batch.is_average else 1.0
         if not batch.is_average:
             residuals.mul_(batch.weights[..., None, None])
@@ -84,24 +88,23 @@ class LinearClassifier:
 
     def _clipped_gradient(
         self,
-        parameters: Tensor,
+        models: Tensor,
+        X: Tensor,
         batch: Batch,
         logits: Tensor,
         residuals: Tensor,
         sample_clip: Tensor,
     ) -> Gradients:
-        real = sample_clip.dtype
-        wide, X, models = residuals.to(real), batch.inputs.to(real), parameters.to(real)
-        norms = self._sample_norms(wide, logits, X, models)
+        norms = self._sample_norms(residuals, logits, X, models)
         # The sum below has no penalty yet: its terms may exceed the clipped gradients by the
         # penalty's part, and so may their rounding. That part depends on public models alone.
         penalty = self._l2 * torch.linalg.vector_norm(models, dim=-1).unsqueeze(1)
         rounding = batch.most_samples**2 * (1 + 2 * penalty / sample_clip)
         factors = clip_factors(norms, sample_clip, rounding=rounding)
-        weights = factors * batch.weights.to(real).unsqueeze(-1)
-        wide = drop_broken(wide.mul_(weights.unsqueeze(-1)), factors)
+        weights = factors * batch.weights.to(factors).unsqueeze(-1)
+        residuals = drop_broken(residuals.mul_(weights.unsqueeze(-1)), factors)
         X = drop_broken_inputs(X, factors)
-        G = torch.bmm(wide.flatten(2).mT, X).view_as(parameters)
+        G = torch.bmm(residuals.flatten(2).mT, X).view_as(models)
         G.add_(models * weights.sum(dim=1).unsqueeze(-1), alpha=self._l2)
         return Gradients(
             values=G,
