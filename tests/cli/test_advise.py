@@ -34,6 +34,15 @@ def test_a_proposal_from_numbers_alone(corn: Runner) -> None:
     assert [command.split()[1] for command in facts["commands"]] == ["plan", "verify"]
 
 
+def test_a_number_of_parameters_is_assumed_and_stated(corn: Runner) -> None:
+    outcome = corn(*SMALL, "--samples", 500)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "and 10,000 parameters" in " ".join(outcome.stdout.split())
+    assert "assumes a model of 10,000 parameters" in outcome.stderr
+    # With a number given, nothing is assumed.
+    assert "assumes" not in corn(*SMALL, "--samples", 500, "--parameters", 40).stderr
+
+
 @pytest.mark.parametrize("unit", ["sample", "agent"])
 def test_commands_run_as_printed(
     corn: Runner, unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -68,7 +77,11 @@ def test_training_commands_run_as_printed(
     ("options", "exit_code", "message"),
     [
         (["--samples", "9", "--parameters", "3"], 2, "--agents or a --graph"),
-        (["--agents", "4", "--samples", "9"], 2, "--task or the number of --parameters"),
+        (
+            ["--agents", "4", "--task", "digits", "--parameters", "3"],
+            2,
+            "--task or --parameters, not both",
+        ),
         (["--agents", "4", "--parameters", "9"], 2, "--samples of an agent"),
         (
             ["--agents", "4", "--graph", "ring:5", "--samples", "9", "--parameters", "3"],

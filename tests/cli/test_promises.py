@@ -81,8 +81,8 @@ def test_designs_take_a_promise_for_each_agent(corn: Runner, command: str) -> No
 @pytest.mark.parametrize(
     ("options", "exit_code", "message"),
     [
-        (["--epsilon", "1,8"], 1, "must be 3, one for each agent, found 2"),
-        (["--epsilon", "1,8,4", "--delta", "1e-5,1e-5"], 1, "delta must be 3, one for each agent"),
+        (["--epsilon", "1,8"], 1, "--epsilon must be one number, or 3 for 3 agents, found 2"),
+        (["--epsilon", "1,8,4", "--delta", "1e-5,1e-5"], 1, "--delta must be one number, or 3"),
         (["--epsilon", "1,8,-4"], 1, "epsilon must be positive"),
         (["--epsilon", "1,much,4"], 2, "or a .csv file with a line for each agent, found"),
         (["--epsilon", "1,,4"], 2, "a number, or one for each agent separated by commas"),

@@ -124,7 +124,7 @@ def test_sample_level_privacy_is_named(corn: Runner) -> None:
         "train", *QUICK, "--unit", "sample", "--mechanism", "corn", "--sampling", "every-step"
     )
     assert outcome.exit_code == 0
-    assert "(sample)" in outcome.stdout
+    assert "ε (sample)" in outcome.stdout
     assert "each sample's gradient is clipped" in " ".join(outcome.stdout.split())
 
 
@@ -339,7 +339,7 @@ def test_baselines_next_to_a_plan_have_its_budget(corn: Runner, plan: Path) -> N
     arguments = ("train", "--plan", plan, "--task", "breast-cancer", "--step-size", 0.1)
     outcome = corn(*arguments, "--mechanism", "ldp, none", "--epsilon", 7, "--graph", "ring:6")
     assert outcome.exit_code == 0, outcome.stderr
-    for words in ("plan", "ldp", "none", "7 (sample)"):
+    for words in ("plan", "ldp", "none", "ε (sample)"):
         assert words in outcome.stdout
 
 
@@ -405,7 +405,7 @@ def test_a_figure_is_drawn(corn: Runner, tmp_path: Path) -> None:
 def test_intervals_ends_and_the_number_of_runs_are_stated(corn: Runner) -> None:
     quick = ("train", *QUICK, "--mechanism", "ldp,none")
     outcome = corn(*quick, "--step-size", "0.001,0.002")
-    assert "One run" in " ".join(outcome.stdout.split())
+    assert "runs one, so chance is not shown" in " ".join(outcome.stdout.split())
     assert "±" not in outcome.stdout
     assert "none: the best step size, 0.002, is the largest that was tried" in outcome.stderr
     outcome = corn(*quick, "--step-size", "1000,2000", "--runs", 3, "--mechanism", "ldp")

@@ -12,7 +12,14 @@ import typer
 from corn import learn
 from corn.checks import require
 from corn.cli.options import JsonOption, OptionalGraphOption, ThreatOptions
-from corn.cli.output import print_facts, print_json, print_note, print_table, working
+from corn.cli.output import (
+    format_count,
+    print_facts,
+    print_json,
+    print_note,
+    print_table,
+    working,
+)
 from corn.learn.names import ModelName, WorkloadName
 from corn.plan.advice import USUAL_CLIPS, Prospect, TrainingScale
 from corn.plan.proposal import Proposal, propose
@@ -22,6 +29,8 @@ from corn.topology import Network, load_network
 EXAMPLE = "corn advise --samples 2800 --agents 20 --epsilon 1 --parameters 7850"
 
 _PLAN = "plan.corn"
+# Between the linear models of the built-in tasks and small networks.
+_USUAL_PARAMETERS = 10_000
 
 
 def advise(
@@ -48,7 +57,12 @@ def advise(
         typer.Option(help="Model of the task. (Default: linear; mnist: network.)"),
     ] = None,
     parameters: Annotated[
-        int | None, typer.Option(min=1, help="Number of parameters of the model, without --task.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of parameters of the model. "
+            f"(Default: the task's; {_USUAL_PARAMETERS:,} without a task.)",
+        ),
     ] = None,
     clip: Annotated[
         float | None,
@@ -64,19 +78,20 @@ def advise(
     """Propose clip, batches, steps, step sizes and gossip, and print the commands to go on with."""
     network = _choose_network(graph, agents)
     n = network.num_agents
-    if (task is None) == (parameters is None):
-        raise typer.BadParameter("give a built-in --task or the number of --parameters")
+    if task is not None and parameters is not None:
+        raise typer.BadParameter("give --task or --parameters, not both: a task has its own number")
+    is_assumed = task is None and parameters is None
     if task is not None:
         # The built-in data sets are public, so their sizes may be looked at.
         problem = learn.make_workload(task, n, model=model, directory=cache, stand_in=False)
         parameters = problem.task.num_parameters
         samples = samples or min(problem.data.sizes)
-    if samples is None or parameters is None:
+    if samples is None:
         raise typer.BadParameter("give the least number of --samples of an agent")
     scale = TrainingScale(
         num_agents=n,
         samples=samples,
-        num_parameters=parameters,
+        num_parameters=parameters or _USUAL_PARAMETERS,
         epsilon=epsilon,
         delta=delta,
         unit=unit,
@@ -90,6 +105,11 @@ def advise(
         print_json(_collect(proposal, network, commands))
     else:
         _print(proposal, network, commands)
+    if is_assumed:
+        print_note(
+            f"this advice assumes a model of {_USUAL_PARAMETERS:,} parameters; "
+            "--parameters or --task sets the number"
+        )
 
 
 def _choose_network(graph: str | None, agents: int | None) -> Network:
@@ -157,8 +177,8 @@ def _print(proposal: Proposal, network: Network, commands: Sequence[str]) -> Non
     eta = round_step_size(prospect.step_size)
     noise = (scale.num_parameters * prospect.noise_variance) ** 0.5
     print_facts(
-        f"advice for {scale.num_agents} agents on {network.source}, with at least {scale.samples} "
-        f"samples each, and {scale.num_parameters} parameters",
+        f"advice for {scale.num_agents} agents on {network.source}, with at least "
+        f"{format_count(scale.samples, 'sample')} each, and {scale.num_parameters:,} parameters",
         [
             ("promise", proposal.budget.describe()),
             ("against", proposal.threat.describe()),
@@ -169,7 +189,8 @@ def _print(proposal: Proposal, network: Network, commands: Sequence[str]) -> Non
             ("noise", f"of norm {noise:.3g} in the agents' average gradient at each step"),
             (
                 "gossip",
-                f"{mixing.gossip}, and at the end {mixing.cooldown_steps} steps that mix only",
+                f"{mixing.gossip}, and a cool-down of "
+                f"{format_count(mixing.cooldown_steps, 'step')}",
             ),
             (
                 "of a trusted server",

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, cast
 
 from corn import learn
 from corn.cli.learning import draw_run
-from corn.cli.output import collect_sampling, print_note, print_table, round_up_range
+from corn.cli.output import (
+    collect_sampling,
+    print_facts,
+    print_note,
+    print_table,
+    round_up_range,
+)
 from corn.cli.strictest import strictest_facts
 from corn.covariance import Objective, ThreatModel
 from corn.plan import Plan, fingerprint
@@ -23,15 +29,15 @@ if TYPE_CHECKING:
 _COLUMNS = {
     "test_loss": "test loss",
     "test_loss_of_average": "of average",
-    "test_accuracy": "test accuracy",
+    "test_accuracy": "accuracy",
     "test_accuracy_of_average": "of average",
     "optimality_gap": "optimality gap",
     "train_loss": "train loss",
     "consensus_distance": "disagreement",
 }
 _LEGEND = (
-    "Scores are means over the agents' own models; 'of average' are those of their average model. "
-    "'× server': noise variance of the average over a trusted server's."
+    ("scores", "means over the agents' own models; 'of average': of their average model"),
+    ("× server", "noise variance of the average over a trusted server's"),
 )
 _BEYOND: dict[GridEnd, str] = {"smallest": "smaller", "largest": "larger"}
 
@@ -119,25 +125,24 @@ def print_comparison(
     if "test_loss_of_average" in shown:
         shown.remove("consensus_distance")
     methods = dict.fromkeys(trial.method for trial in result.trials)
-    runs = _describe_runs(len(result.seeds))
-    strictest = strictest_facts(terms.budget, network.num_agents)
-    title = f"{problem.task.describe()}, {network.num_agents} agents on {network.source}"
+    print_facts(
+        f"{problem.task.describe()}, {network.num_agents} agents on {network.source}",
+        [
+            *(("data", note) for note in result.notes),
+            ("promise", f"simulated: {terms.budget.describe()}"),
+            *strictest_facts(terms.budget, network.num_agents),
+            ("mixing", terms.describe_mixing()),
+            ("runs", _describe_runs(len(result.seeds))),
+            *_LEGEND,
+        ],
+    )
     print_table(
-        "\n".join(
-            [
-                f"{title}.",
-                *result.notes,
-                f"Simulated: {terms.budget.describe()}.",
-                *(f"The {what} is of {who}." for what, who in strictest),
-                f"Mixing: {terms.describe_mixing()}.",
-                f"{runs} {_LEGEND}",
-            ]
-        ),
+        "Scores of each mechanism at its best step size",
         [
             "mechanism",
             "step size",
             *(_COLUMNS[name] for name in shown),
-            "simulated ε",
+            f"ε ({terms.budget.unit})",
             "× server",
             "holds against",
         ],
@@ -168,7 +173,7 @@ def _make_row(method: learn.Method, own: dict[str, object], shown: Sequence[str]
         method.name,
         str(own["step_size"] or "all broke down"),
         *(_format_score(own, column) for column in shown),
-        "none" if spent is None else f"{round_up_range(spent)} ({own['unit']})",
+        "none" if spent is None else round_up_range(spent),
         "" if method.central_ratio is None else f"{method.central_ratio:.3g}",
         _name_adversary(method),
     ]
@@ -184,10 +189,8 @@ def _format_score(own: dict[str, object], column: str) -> str:
 
 def _describe_runs(num_runs: int) -> str:
     if num_runs == 1:
-        return "One run, whose chance is not shown: --runs 5 gives intervals."
-    return (
-        f"Mean ± 95 % interval of {num_runs} runs, which differ in batches, noise and first models."
-    )
+        return "one, so chance is not shown; --runs 5 gives intervals"
+    return f"mean ± 95 % interval of {num_runs}, which differ in batches, noise and first models"
 
 
 def _name_adversary(method: learn.Method) -> str:

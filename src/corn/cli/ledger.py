@@ -129,7 +129,7 @@ def _print(losses: list[HistoryLoss], delta: float) -> None:
                 str(record.content.expense.terms.max_colluders),
                 _describe_count(record.content.expense),
                 round_up(alone.epsilon),
-                f"{record.content.expense.terms.budget.promise.epsilon:.12g}",
+                round_up(record.content.expense.terms.budget.promise.epsilon),
                 _describe_state(record),
             ]
             for agent, record, alone in plans
@@ -142,16 +142,19 @@ def _print(losses: list[HistoryLoss], delta: float) -> None:
     }
     if meanings:
         print_facts("what each plan protects", meanings.items())
+    # A total for whole data sets says it already.
+    is_same = all(loss.total.unit == "agent" for loss in losses)
+    whole = "" if is_same else "ε of the agent's whole data"
     print_table(
         f"total ε of all plans at δ = {delta:g}",
-        ["agent", "total ε", "unit", "insiders", "ε of the agent's whole data"],
+        ["agent", "total ε", "unit", "insiders", whole],
         [
             [
                 str(loss.history.agent),
                 ("at least " if loss.is_lower_bound else "") + round_up(loss.total.epsilon),
                 loss.total.unit,
                 "" if loss.total.max_colluders is None else str(loss.total.max_colluders),
-                _describe_agent_total(loss),
+                _describe_agent_total(loss) if whole else "",
             ]
             for loss in losses
         ],

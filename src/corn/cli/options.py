@@ -14,7 +14,13 @@ from typing import Annotated, TypeAlias
 import typer
 
 from corn.cli.output import print_note
-from corn.cli.promises import find_promises, name_delta, name_epsilon, parse_samples
+from corn.cli.promises import (
+    find_promises,
+    name_delta,
+    name_epsilon,
+    parse_samples,
+    require_one_each,
+)
 from corn.covariance import (
     DEFAULT_THREAT,
     EAVESDROPPER,
@@ -108,7 +114,10 @@ HorizonOption: TypeAlias = Annotated[
 
 def _name_gossip(text: str) -> str:
     """Return the one name of a gossip that may be written in several ways."""
-    return str(Gossip.parse(text))
+    try:
+        return str(Gossip.parse(text))
+    except InvalidArgumentError as error:
+        raise typer.BadParameter(str(error).removeprefix("gossip ")) from error
 
 
 def _check_cooldown(text: str) -> str:
@@ -271,7 +280,11 @@ class OpenBudgetOptions:
             batch_size=batch_size,
             sampling=self.sampling,
             sampling_rate=self.sampling_rate,
-            samples_per_agent=parse_samples(self.samples_per_agent),
+            samples_per_agent=require_one_each(
+                "--samples-per-agent",
+                parse_samples(self.samples_per_agent),
+                None if network is None else network.num_agents,
+            ),
         )
 
 

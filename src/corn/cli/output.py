@@ -23,6 +23,7 @@ from rich.progress import (
     track,
 )
 from rich.table import Table
+from rich.text import Text
 
 import corn
 from corn.covariance import Decomposition, MechanismName, ThreatModel
@@ -80,14 +81,30 @@ def print_table(
 ) -> None:
     """Print a table; its first column names the row, the others are numbers or remarks.
 
-    A line is drawn below each row whose index is in ``section_ends``.
+    Columns without a name are left out if they are empty. A line is drawn below each row whose
+    index is in ``section_ends``.
     """
-    table = Table(title=make_printable(title), title_justify="left")
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
-    for index, row in enumerate(rows):
-        table.add_row(*map(make_printable, row), end_section=index in section_ends)
-    _console().print(table)
+    given = list(rows)
+    kept = [k for k, name in enumerate(columns) if name or any(row[k] for row in given)]
+    table = Table()
+    for k in kept:
+        table.add_column(columns[k], justify="left" if k == 0 else "right", overflow="fold")
+    for index, row in enumerate(given):
+        cells = [make_printable(row[k]) for k in kept]
+        table.add_row(*cells, end_section=index in section_ends)
+    console = _console()
+    # Not as the title of the table, which would be broken into lines of the table's width.
+    console.print(Text(make_printable(title), style="italic"))
+    console.print(table)
+
+
+def format_count(count: int, thing: str) -> str:
+    """Return a number of things.
+
+    >>> format_count(1, "step"), format_count(5000, "step")
+    ('1 step', '5,000 steps')
+    """
+    return f"{count:,} {thing}" + ("" if count == 1 else "s")
 
 
 def round_up(value: float) -> str:

@@ -19,6 +19,7 @@ from corn.cli.options import (
 )
 from corn.cli.output import (
     collect_sampling,
+    format_count,
     print_facts,
     print_json,
     print_note,
@@ -145,8 +146,8 @@ def _print(made: Plan) -> None:
             ("mixing", describe_mixing(made)),
             (
                 "seeds",
-                f"{len(made.decomposition.seed_groups)} shared, up to {max(streams)} streams per "
-                "agent",
+                f"{len(made.decomposition.seed_groups):,} shared, at most "
+                f"{format_count(max(streams), 'stream')} per agent",
             ),
             ("releases", describe_grid(made)),
             ("fingerprint", fingerprint(made).hex()),

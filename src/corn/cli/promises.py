@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import typer
 
@@ -13,6 +13,7 @@ from corn.privacy.promises import read_promises
 from corn.topology import Network, name_of
 
 PerAgent: TypeAlias = float | tuple[float, ...]
+Given = TypeVar("Given")
 
 _TABLE_SUFFIX = ".csv"
 
@@ -53,11 +54,29 @@ def format_per_agent(value: PerAgent) -> str:
 
 def find_promises(epsilon: str, delta: str, network: Network | None) -> tuple[PerAgent, PerAgent]:
     """Return ε and δ of the options; a table gives both, by the names of agents, or ε alone."""
+    count = None if network is None else network.num_agents
     if not _is_table(epsilon):
-        return parse_per_agent(epsilon), parse_per_agent(delta)
+        epsilons = require_one_each("--epsilon", parse_per_agent(epsilon), count)
+        return epsilons, require_one_each("--delta", parse_per_agent(delta), count)
     names = None if network is None else list_names(network)
     epsilons, deltas = read_promises(Path(epsilon), names)
     return epsilons, parse_per_agent(delta) if deltas is None else deltas
+
+
+def require_one_each(option: str, values: Given, num_agents: int | None) -> Given:
+    """Return the values of an option if they are one for all agents, or one for each.
+
+    >>> require_one_each("--epsilon", (1.0, 8.0), 3)
+    Traceback (most recent call last):
+    ...
+    corn.errors.InvalidArgumentError: --epsilon must be one number, or 3 for 3 agents, found 2
+    """
+    if isinstance(values, tuple) and num_agents is not None and len(values) != num_agents:
+        raise InvalidArgumentError(
+            f"{option} must be one number, or {num_agents} for {num_agents} agents, "
+            f"found {len(values)}"
+        )
+    return values
 
 
 def list_names(network: Network) -> Sequence[str]:

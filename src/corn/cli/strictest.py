@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from corn.arrays import FloatArray
+from corn.cli.output import format_count
 from corn.privacy import PrivacyBudget
 
 _MOST_LISTED = 5
@@ -92,5 +93,5 @@ def _describe_promise(budget: PrivacyBudget, agent: int) -> str:
         if query.sampling_rate is not None:
             text += f", sampling rate {query.sampling_rate:.4g}"
         if query.steps_per_pass is not None:
-            text += f", passes of {query.steps_per_pass} steps"
+            text += f", passes of {format_count(query.steps_per_pass, 'step')}"
     return text

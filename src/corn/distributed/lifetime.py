@@ -51,13 +51,13 @@ class Lifetime:
     def __post_init__(self) -> None:
         require(
             self.epsilon is None or self.epsilon > 0,
-            "lifetime epsilon",
+            "lifetime_epsilon",
             "positive",
             self.epsilon,
             advice="leave it out to have no limit",
         )
         is_fraction = self.delta is None or 0 < self.delta < 1
-        require(is_fraction, "lifetime delta", "in (0, 1)", self.delta, advice="try 1e-5")
+        require(is_fraction, "lifetime_delta", "in (0, 1)", self.delta, advice="try 1e-5")
 
 
 @dataclass(frozen=True)

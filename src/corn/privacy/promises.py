@@ -77,7 +77,10 @@ def _parse(
         try:
             values.append([float(cell) for cell in row[1:]])
         except ValueError as error:
-            raise InvalidArgumentError(f"line {number} must have numbers: {error}") from error
+            found = make_printable(",".join(row), limit=60)
+            raise InvalidArgumentError(
+                f"line {number} must have numbers after the agent, found {found!r}"
+            ) from error
     epsilons, *deltas = (
         _order([(agent, own[k]) for agent, own in zip(agents, values, strict=True)], names)
         for k in range(len(header) - 1)

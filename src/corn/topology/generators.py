@@ -228,7 +228,7 @@ class GraphSpec:
         if num_agents > MAX_AGENTS:
             raise InvalidArgumentError(
                 f"{self}: a graph can have at most {MAX_AGENTS:,} agents, found "
-                f"{num_agents:,.0f}: its mixing matrix would take {num_agents**2 * 8e-9:.3g} GB"
+                f"{num_agents:,.0f}: its mixing matrix would take {num_agents**2 * 8e-9:,.0f} GB"
             )
         if num_links > _MOST_LINKS:
             raise InvalidArgumentError(

@@ -126,8 +126,10 @@ class LinearClassifier:
 
     def describe(self) -> str:
         """See ``Task``."""
-        kind = "logistic" if self._num_outputs == 1 else f"softmax, {self._num_classes} classes,"
-        return f"{kind} regression on {self._num_features} features, l2 = {self._l2:g}"
+        is_binary = self._num_outputs == 1
+        kind = "logistic" if is_binary else "softmax"
+        classes = "" if is_binary else f" and {self._num_classes} classes"
+        return f"{kind} regression on {self._num_features} features{classes}, l2 = {self._l2:g}"
 
     def _residuals(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return ∂loss/∂logits, shape (cells, batch, trials, outputs), in new memory."""
