@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 # Columns of the printed table, by the names of summaries.
 _COLUMNS = {
     "test_loss": "test loss",
-    "test_loss_of_average": "of average",
+    "test_loss_of_average": "average",
     "test_accuracy": "accuracy",
-    "test_accuracy_of_average": "of average",
+    "test_accuracy_of_average": "average",
     "optimality_gap": "optimality gap",
     "train_loss": "train loss",
     "consensus_distance": "disagreement",
 }
 _LEGEND = (
-    ("scores", "means over the agents' own models; 'of average': of their average model"),
+    ("scores", "means over the agents' own models; 'average': those of their average model"),
     ("× server", "noise variance of the average over a trusted server's"),
 )
 _BEYOND: dict[GridEnd, str] = {"smallest": "smaller", "largest": "larger"}
