@@ -43,8 +43,16 @@ def keygen(
         save_identity(identity, keys / f"agent-{number}.key")
         public = keys / f"agent-{number}.pub"
         public.write_text(identity.public_key.hex() + "\n", encoding="ascii")
-        print_note(f"wrote {keys / f'agent-{number}.key'} (keep it secret) and {public} (share it)")
         public_keys[str(number)] = identity.public_key.hex()
+    # One line for any number of agents.
+    first, last = (keys / f"agent-{number}" for number in (numbers[0], numbers[-1]))
+    if first == last:
+        print_note(f"wrote {first}.key (keep it secret) and {first}.pub (share it)")
+    else:
+        print_note(
+            f"wrote {first}.key to {last}.key (keep them secret) and {first}.pub to {last}.pub "
+            "(share them)"
+        )
     if json:
         print_json({"keys": str(keys), "public_keys": public_keys})
 
