@@ -371,8 +371,15 @@ def test_batches_are_new_in_every_release_and_repeat_in_simulations(
     monkeypatch.setattr(BatchSampler, "choose_rows", record)
     sizes = (40, 40, 20, 10)
     datasets = [(x[:k], y[:k]) for (x, y), k in zip(make_datasets(), sizes, strict=True)]
-    budget = PrivacyBudget.for_sizes(
-        sizes, epsilon=5, delta=1e-5, num_steps=6, clip=1, batch_size=5, sampling=sampling
+    budget = PrivacyBudget(
+        epsilon=5,
+        delta=1e-5,
+        num_steps=6,
+        clip=1,
+        unit="sample",
+        batch_size=5,
+        sampling=sampling,
+        samples_per_agent=sizes,
     )
     results = []
     for secure in (True, True, False, False):

@@ -34,11 +34,15 @@ from corn.covariance import (
     ZeroSum,
     default_objective,
 )
-from corn.covariance.objective import DISAGREEMENT_WEIGHT
+from corn.covariance.objective import (
+    DEFAULT_MOMENTUM,
+    DISAGREEMENT_WEIGHT,
+    LEAST_STEPS_FOR_MOMENTUM,
+)
 from corn.covariance.threat import MOST_FOR_PAIRS, SPARSE_PARTNERS, PrivateNoise
 from corn.errors import InvalidArgumentError
 from corn.privacy import Accounting, Adjacency, ClippedQuery, PrivacyBudget, Sampling, Unit
-from corn.privacy.budget import summarize_sizes
+from corn.privacy.budget import fit_sampling
 from corn.topology import ONE_ROUND, Gossip, Network, choose_cooldown, load_network
 from corn.topology.mixing import WEIGHTS
 
@@ -317,9 +321,13 @@ class BudgetOptions(OpenBudgetOptions):
         """
         chosen = self
         if self.needs_sizes:
-            samples = summarize_sizes(sizes)
+            rate, samples = fit_sampling(sizes, batch_size, self.sampling)
             listed = samples if isinstance(samples, tuple) else (samples,)
-            chosen = replace(self, samples_per_agent=",".join(map(str, listed)))
+            chosen = replace(
+                self,
+                sampling_rate=rate,
+                samples_per_agent=None if samples is None else ",".join(map(str, listed)),
+            )
         return chosen.make(batch_size if self.unit == "sample" else None, network)
 
 
@@ -340,13 +348,14 @@ class MixingOptions:
     gossip: GossipOption = DEFAULT_GOSSIP
     cooldown: _CooldownOption = _AUTO
     momentum: Annotated[
-        float,
+        float | None,
         typer.Option(
             help="β in [0, 1): agents step along an average of their releases, in which the last "
             "1/(1 − β) count most, and the noise is designed for it. It costs no privacy and no "
-            "messages; try 0.9."
+            f"messages. (Default: {DEFAULT_MOMENTUM:g} from {LEAST_STEPS_FOR_MOMENTUM} steps on, "
+            "otherwise 0; 0 with --horizon 1.)"
         ),
-    ] = 0.0
+    ] = None
 
     def load_network(self, graph: str) -> Network:
         """Return the network of a graph spec or file."""
@@ -354,12 +363,14 @@ class MixingOptions:
 
     def choose_objective(self, num_steps: int) -> Horizon:
         """Return the objective asked for, or the default for so many steps."""
-        usual = default_objective(num_steps)
+        usual = default_objective(num_steps, momentum=self.momentum)
         length = usual.length if self.horizon is None else self.horizon
         gamma = self.disagreement_weight
         if gamma is None:
             gamma = ONE_STEP.disagreement_weight if self.horizon == 1 else usual.disagreement_weight
-        return Horizon(length, gamma, self.momentum)
+        # A horizon of one step is the paper's objective, whose agents have no momentum.
+        is_paper = self.horizon == 1 and self.momentum is None
+        return Horizon(length, gamma, 0.0 if is_paper else usual.momentum)
 
     @property
     def cooldown_steps(self) -> int | None:

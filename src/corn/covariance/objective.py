@@ -22,6 +22,9 @@ from corn.topology.mixing import STOCHASTIC_TOLERANCE
 DISAGREEMENT_WEIGHT = 0.1
 """The default weight of disagreement, for runs that end with a cool-down."""
 
+DEFAULT_MOMENTUM, LEAST_STEPS_FOR_MOMENTUM = 0.9, 200
+"""The default momentum, and the shortest run that has it."""
+
 _SYMMETRY_TOLERANCE = 1e-12
 _LEAST_WEIGHT = 1e-6
 _LONGEST = 1e9
@@ -288,16 +291,19 @@ def _check_converges(converges: bool) -> None:
     )
 
 
-def default_objective(num_steps: int, *, momentum: float = 0.0) -> Horizon:
+def default_objective(num_steps: int, *, momentum: float | None = None) -> Horizon:
     """Return the objective for a run of ``num_steps`` steps unless another one is given.
 
     Noise accumulates over a fifth of the run. The loss after training is flat in the length of the
     horizon between a fifteenth and a half of the run, and in the weight of disagreement between
-    0.03 and 0.3 if the run ends with a cool-down, so that a rule without tuning suffices.
+    0.03 and 0.3 if the run ends with a cool-down, so that a rule without tuning suffices. Momentum
+    needs about 1/(1 − β) steps to reach full speed, so that short runs have none.
 
     >>> default_objective(5000)
-    Horizon(length=1000.0, disagreement_weight=0.1, momentum=0.0)
+    Horizon(length=1000.0, disagreement_weight=0.1, momentum=0.9)
     """
+    if momentum is None:
+        momentum = DEFAULT_MOMENTUM if num_steps >= LEAST_STEPS_FOR_MOMENTUM else 0.0
     return Horizon(max(1.0, num_steps / 5), DISAGREEMENT_WEIGHT, momentum)
 
 

@@ -83,7 +83,7 @@ def train(
         cooldown_steps: steps after the last that only mix, so that agents agree on one model; by
             default the plan's, or one mixing time of the network. They cost messages, not privacy.
         momentum: β of the average of releases that agents step along; by default the plan's, or
-            none. Noise that is designed here is designed for it.
+            that of ``default_objective``. Noise that is designed here is designed for it.
         dtype: ``float32`` or ``float64``; by default the plan's, or float32.
         device: the torch device to compute on.
         secure: draw noise from new secret keys, so that the models keep the promise and the result
@@ -110,8 +110,8 @@ def train(
     ('complete', torch.Size([1, 4, 8]), 5.0)
     """
     task = make_task(model, loss)
-    if momentum is None:
-        momentum = source.momentum if isinstance(source, Plan) else 0.0
+    if momentum is None and isinstance(source, Plan):
+        momentum = source.momentum
     objective = default_objective(1 if budget is None else budget.num_steps, momentum=momentum)
     network, method = _make_method(
         source, budget, noise, objective=objective, threat=threat, secure=secure
@@ -125,7 +125,7 @@ def train(
         batch_size=batch_size if batch_size is not None or query is None else query.batch_size,
         seeds=tuple(seeds),
         cooldown_steps=cooldown_steps,
-        momentum=momentum,
+        momentum=objective.momentum,
         dtype=dtype or (source.dtype if isinstance(source, Plan) else "float32"),
         device=device,
         noise_keys="secret" if secure else "none",

@@ -61,7 +61,7 @@ class ReleaseLedger:
     >>> with TemporaryDirectory() as folder:
     ...     path = Path(folder) / "agent-0.ledger"
     ...     with ReleaseLedger.open(path, **plan) as ledger:
-    ...         ledger.reserve(0)  # now, and only now, may the message of step 0 leave
+    ...         _ = ledger.reserve(0)  # now, and only now, may the message of step 0 leave
     ...     ReleaseLedger.open(path, **plan).remaining
     99
     """

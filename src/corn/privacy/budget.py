@@ -118,17 +118,17 @@ class PrivacyBudget:
     def for_sizes(cls, sizes: Sequence[int], **fields: Any) -> PrivacyBudget:
         """Make a budget for agents with so many samples each, from which their sampling follows.
 
-        The unit is ``"sample"``; ``fields`` are the others of a budget. Sizes that differ by at
-        most 2 % count as the least of them. Where neighbouring data sets differ in size, sizes are
-        private, and refused: a budget is public.
+        The unit is ``"sample"``; ``fields`` are the others of a budget. See ``fit_sampling``. Where
+        neighbouring data sets differ in size, sizes are private, and refused: a budget is public.
 
         >>> promise = {"epsilon": 1, "delta": 1e-5, "num_steps": 500, "clip": 1, "batch_size": 10}
-        >>> PrivacyBudget.for_sizes([101, 100], **promise).query.sampling_rate
+        >>> PrivacyBudget.for_sizes([80, 120], **promise).query.sampling_rate
         0.1
-        >>> PrivacyBudget.for_sizes([100, 200], **promise).samples_per_agent
-        (100, 200)
         """
-        budget = cls(**fields, unit="sample", samples_per_agent=summarize_sizes(sizes))
+        size: Any = fields.get("batch_size")
+        require(size is not None, "batch_size", "given for unit='sample'", size)
+        rate, samples = fit_sampling(sizes, size, fields.get("sampling"))
+        budget = cls(**fields, unit="sample", sampling_rate=rate, samples_per_agent=samples)
         if budget.adjacency == "add-remove" and budget.sampling == "poisson":
             raise InvalidArgumentError(
                 "adjacency must be 'replace' for a rate from the data's sizes, found 'add-remove', "
@@ -324,17 +324,27 @@ class PrivacyBudget:
             )
 
 
-def summarize_sizes(sizes: Sequence[int]) -> int | tuple[int, ...]:
-    """Return the least number of samples if all are within 2 % of it, or else each.
+def fit_sampling(
+    sizes: Sequence[int], batch_size: int, sampling: Sampling | None
+) -> tuple[float | None, int | tuple[int, ...] | None]:
+    """Return the sampling rate, or else the samples per agent, for agents with so many samples.
 
-    A common number makes one promise for all, and costs next to no noise.
+    Poisson sampling has one rate, of which agents of average size draw ``batch_size`` samples.
+    Noise is as strong as the largest rate demands, so a small agent with a higher rate would cost
+    all others. At the common rate its batches are smaller, and it counts as its samples do.
+    Passes are counted for each agent; sizes within 2 % of each other count as the least.
 
-    >>> summarize_sizes([1000, 1020]), summarize_sizes([1000, 1021])
-    (1000, (1000, 1021))
+    >>> fit_sampling([80, 120], 10, "poisson")
+    (0.1, None)
+    >>> fit_sampling([1000, 1020], 10, "passes"), fit_sampling([1000, 1021], 10, "passes")
+    ((None, 1000), (None, (1000, 1021)))
     """
     require(len(sizes) > 0, "sizes", "one number for each agent", "none")
+    if choose_sampling("sample", sampling) == "poisson":
+        return min(1.0, batch_size * len(sizes) / sum(sizes)), None
     least = min(sizes)
-    return least if max(sizes) <= _SAME_SIZE * least else tuple(sizes)
+    is_same = max(sizes) <= _SAME_SIZE * least
+    return None, least if is_same else tuple(sizes)
 
 
 _SAMPLINGS = (
