@@ -11,7 +11,9 @@ from corn.topology import Gossip, load_network, measure_network, spectrum
 from corn.topology.sparse import find_extremes, sparse_spectrum
 
 
-@pytest.mark.parametrize("graph", ["torus:5x6", "ring:30", "er:n=40,p=0.2,seed=1", "path:300"])
+@pytest.mark.parametrize(
+    "graph", ["torus:5x6", "ring:30", "er:n=40,p=0.2,seed=1", "path:300", "path:1500"]
+)
 @pytest.mark.parametrize("weights", ["metropolis", "lazy", "max-degree"])
 def test_extremes_are_those_of_all_eigenvalues(graph: str, weights: str) -> None:
     network = load_network(graph, weights=weights)

@@ -19,8 +19,8 @@ from corn.topology.spectrum import Spectrum
 MOST_DENSE = 2000
 """Agents up to which all eigenvalues of a dense matrix take a second or two."""
 
-_MOST_RESTARTS = 300
-_ABOVE_ONE = 1e-7  # where the shift of an inverse stays regular
+_MOST_RESTARTS = 50
+_BESIDE = 1e-7  # from ±1, where W shifted by so much is regular
 
 
 def find_extremes(matrix: SparseMatrix) -> FloatArray:
@@ -44,15 +44,14 @@ def find_extremes(matrix: SparseMatrix) -> FloatArray:
     apart = scipy.sparse.linalg.LinearOperator(
         (n, n), matvec=lambda x: matrix @ x - 2 * x.mean(), dtype=np.float64
     )
-    low = _solve(scipy.sparse.linalg.aslinearoperator(matrix), "SA")
-    try:
-        high = _solve(apart, "LA")
-    except scipy.sparse.linalg.ArpackNoConvergence:
-        # Slow networks are long, and so have few links across any cut: factors stay sparse.
-        near = scipy.sparse.linalg.eigsh(
-            scipy.sparse.csc_array(matrix), k=2, sigma=1 + _ABOVE_ONE, return_eigenvectors=False
-        )
-        high = float(min(near))
+    low = _search(scipy.sparse.linalg.aslinearoperator(matrix), "SA")
+    high = _search(apart, "LA")
+    # Inverses near −1 and 1 find what products do not. Networks that mix that slowly are long, and
+    # have few links across any cut, so that the factors stay sparse.
+    if low is None:
+        low = _search_near(matrix, -1 - _BESIDE, 1)
+    if high is None:
+        high = _search_near(matrix, 1 + _BESIDE, 2)
     return np.array([low, high])
 
 
@@ -86,18 +85,38 @@ def sparse_spectrum(
     )
 
 
-def _solve(operator: scipy.sparse.linalg.LinearOperator, which: str) -> float:
+def _search(operator: scipy.sparse.linalg.LinearOperator, which: str) -> float | None:
+    """Return the least or the largest eigenvalue, or None if it does not converge."""
+    try:
+        found = scipy.sparse.linalg.eigsh(
+            operator,
+            k=1,
+            which=which,
+            ncv=min(40, operator.shape[0]),
+            maxiter=_MOST_RESTARTS,
+            v0=_start(operator.shape[0]),
+            return_eigenvectors=False,
+        )
+    except scipy.sparse.linalg.ArpackNoConvergence:
+        return None
+    return float(found[0])
+
+
+def _search_near(matrix: SparseMatrix, shift: float, count: int) -> float:
+    """Return the farthest of the eigenvalues nearest to a number just beyond all of them."""
     found = scipy.sparse.linalg.eigsh(
-        operator,
-        k=1,
-        which=which,
-        ncv=min(40, operator.shape[0]),
-        maxiter=_MOST_RESTARTS,
-        # A fixed start, so that a network's cool-down is the same each time.
-        v0=np.cos(np.arange(operator.shape[0]) ** 2),
+        scipy.sparse.csc_array(matrix),
+        k=count,
+        sigma=shift,
+        v0=_start(matrix.shape[0]),
         return_eigenvectors=False,
     )
-    return float(found[0])
+    return float(found[np.abs(found - shift).argmax()])
+
+
+def _start(num_agents: int) -> FloatArray:
+    """Return a fixed start of a search, so that a network's cool-down is the same each time."""
+    return np.asarray(np.cos(np.arange(num_agents) ** 2.0))
 
 
 def _apply(schedule: Sequence[GossipRound], eigenvalues: FloatArray) -> FloatArray:
