@@ -7,6 +7,7 @@ import torch
 from corn.covariance import Decomposition, Horizon, design
 from corn.covariance.lattice import LatticeNoise, design_lattice
 from corn.covariance.threat import EAVESDROPPER
+from corn.errors import InvalidArgumentError
 from corn.learn.method import MethodNoise, make_methods
 from corn.learn.metrics import choose_measured
 from corn.learn.mixer import Mixer
@@ -92,3 +93,9 @@ def test_measured_agents_are_spread_over_all() -> None:
     chosen = choose_measured(2500)
     assert len(set(chosen)) == 200
     assert (chosen[0], chosen[-1]) == (0, 2487)
+
+
+def test_designs_against_insiders_that_would_take_days_are_refused() -> None:
+    budget = PrivacyBudget(epsilon=5, delta=1e-5, num_steps=50, clip=0.1)
+    with pytest.raises(InvalidArgumentError, match="--colluders 0"):
+        make_methods(["corn"], load_network("torus:71x71"), budget, objective=Horizon(10))

@@ -53,6 +53,10 @@ _MOST_DENSE_DESIGN = 2000
 """Agents beyond which rings and tori are designed by Fourier transform, where that is possible."""
 
 
+_MOST_AGAINST_INSIDERS = 5000
+"""Beyond it a design takes days, and tens of gigabytes."""
+
+
 @dataclass(frozen=True, eq=False)
 class Method:
     """A way to train: noise, clipping and the promise that they keep.
@@ -371,6 +375,13 @@ def _design_at_scale(
         # Noise by a formula, of which the bound on all covariances is not asked here.
         holds = replace(threat or DEFAULT_THREAT, seeds="global")
         return Method.private(name, Decomposition(1 / caps), budget, threat=holds)
+    colluders = (threat or DEFAULT_THREAT).max_colluders
+    if name == "corn" and colluders and n > _MOST_AGAINST_INSIDERS:
+        raise InvalidArgumentError(
+            f"a design against insiders is for at most {_MOST_AGAINST_INSIDERS:,} agents, because "
+            f"its time grows like their third power, found {n:,}: --colluders 0 designs against an "
+            "eavesdropper"
+        )
     is_outside = name == "decor" or (name == "corn" and threat == EAVESDROPPER)
     row = find_lattice(network.sparse_matrix)
     if row is None or not is_outside or not isinstance(objective, Horizon) or np.ptp(caps):
