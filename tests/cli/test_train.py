@@ -224,7 +224,6 @@ def test_one_agent_is_trained_with_the_default_options(corn: Runner) -> None:
     assert "insider" not in contenders["corn"]["against"]
 
 
-@pytest.mark.slow
 def test_a_network_beyond_pair_seeds_is_trained_against_one_insider(corn: Runner) -> None:
     """The default threat, with sparse seeds, just above the size at which they begin."""
     side = f"ring:{MOST_FOR_PAIRS + 1}"
@@ -235,7 +234,6 @@ def test_a_network_beyond_pair_seeds_is_trained_against_one_insider(corn: Runner
     assert own["simulated_epsilon"] == pytest.approx(10, rel=1e-2)
 
 
-@pytest.mark.slow
 def test_ten_thousand_agents_train_without_dense_matrices(
     corn: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

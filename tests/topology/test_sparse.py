@@ -37,7 +37,6 @@ def test_extremes_of_directed_links_are_refused() -> None:
         find_extremes(load_network("directed-ring:5").sparse_matrix)
 
 
-@pytest.mark.slow
 def test_a_large_edge_list_loads_without_dense_matrices(tmp_path: Path) -> None:
     """A dense matrix of 25,000 agents would take 5 GB, and is refused where one is needed."""
     n, random = 25_000, np.random.default_rng(1)
