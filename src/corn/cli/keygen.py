@@ -10,7 +10,7 @@ import typer
 from corn.cli.options import JsonOption
 from corn.cli.output import print_json, print_note
 from corn.errors import FileFormatError
-from corn.noise import Roster, generate_identity, save_identity, save_roster
+from corn.noise import Roster, generate_identity, rotate_key, save_identity, save_roster
 
 KEYGEN_EXAMPLE = "corn keygen --agent 3 --keys keys"
 ROSTER_EXAMPLE = "corn roster --keys keys --out roster.json"
@@ -23,11 +23,31 @@ def keygen(
         int | None,
         typer.Option(min=1, help="Number of agents N, for a run on one machine: keys 0 … N−1."),
     ] = None,
+    rotate: Annotated[
+        bool,
+        typer.Option(
+            "--rotate",
+            help="Replace the agent's key, and sign the new one with the old one in roster.json of "
+            "the folder, which the other agents then accept.",
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Generate an agent's private key (mode 0600, never printed) and its public key."""
     if (agent is None) == (agents is None):
         raise typer.BadParameter("give either --agent or --agents")
+    if rotate:
+        if agent is None:
+            raise typer.BadParameter("--rotate needs --agent: each owner replaces its own key")
+        roster = rotate_key(keys, agent)
+        print_note(
+            f"replaced {keys / f'agent-{agent}.key'}; the old key is kept with the ending .old, "
+            "copy roster.json to all agents"
+        )
+        _print_fingerprint(roster)
+        if json:
+            print_json({"keys": str(keys), "fingerprint": roster.fingerprint.hex()})
+        return
     # Private keys are in it, so others should not even see their names.
     keys.mkdir(parents=True, exist_ok=True, mode=0o700)
     numbers = range(agents) if agents is not None else [agent or 0]
@@ -73,8 +93,24 @@ def roster(
     made = Roster(tuple(_read_public_key(path) for path in found))
     save_roster(made, out)
     print_note(f"wrote {out} with {len(found)} public keys")
+    _print_fingerprint(made)
     if json:
-        print_json({"roster": str(out), "public_keys": [key.hex() for key in made.public_keys]})
+        print_json(
+            {
+                "roster": str(out),
+                "fingerprint": made.fingerprint.hex(),
+                "public_keys": [key.hex() for key in made.public_keys],
+            }
+        )
+
+
+def _print_fingerprint(made: Roster) -> None:
+    """Print the fingerprint of a roster in groups that people can read out to each other."""
+    digits = made.fingerprint.hex()
+    groups = " ".join(digits[at : at + 4] for at in range(0, len(digits), 4))
+    print_note(
+        f"fingerprint {groups}: compare it with the owners of all agents before the first run"
+    )
 
 
 def _number(path: Path) -> int:

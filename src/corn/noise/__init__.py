@@ -5,19 +5,24 @@ from corn.noise.factor import choose_factors, factor_covariance, pool_groups
 from corn.noise.history import HistoryLoss, ReleaseHistory, compose_history, read_history
 from corn.noise.keys import (
     Identity,
-    Roster,
     Secret,
     generate_identity,
     list_used_plans,
     load_identity,
-    load_roster,
     record_use,
     save_identity,
-    save_roster,
 )
 from corn.noise.ledger import BudgetSpentError, ReleaseLedger, agree_on_nonce
 from corn.noise.ledger_file import LedgerContent, read_ledger
 from corn.noise.normals import find_compiled
+from corn.noise.roster import (
+    KeyRotation,
+    Roster,
+    load_roster,
+    pin_roster,
+    rotate_key,
+    save_roster,
+)
 from corn.noise.seeds import (
     Delivery,
     RefusedPackageError,
@@ -36,6 +41,7 @@ __all__ = [
     "Delivery",
     "HistoryLoss",
     "Identity",
+    "KeyRotation",
     "LedgerContent",
     "NoiseSource",
     "Owner",
@@ -64,10 +70,12 @@ __all__ = [
     "open_seed",
     "owners",
     "pair_key",
+    "pin_roster",
     "pool_groups",
     "read_history",
     "read_ledger",
     "record_use",
+    "rotate_key",
     "save_identity",
     "save_roster",
     "seal_seed",

@@ -1,45 +1,42 @@
-"""Secrets, the identity of an agent, the public roster of all agents, and their files.
+"""Secrets, the identity of an agent, and its file.
 
-An agent has one X25519 identity. Its private half is a :class:`Secret`, which does not leak by
-accident: not by print, log, pickle, copy or JSON. Only public keys ever leave an agent.
+An agent has one identity: an X25519 key to agree on secrets, and an Ed25519 key to sign messages to
+all. Both follow from one :class:`Secret`, which does not leak by accident: not by print, log,
+pickle, copy or JSON. Only public keys ever leave an agent (:mod:`corn.noise.roster`).
 """
 
 from __future__ import annotations
 
 import fcntl
 import hmac
-import json
 import os
 import re
 import secrets
 import stat
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, final
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from corn.errors import FileFormatError, InvalidArgumentError
-from corn.parsing import build_fields, parse_hex, read_json
 
 SECRET_BYTES = 32
+AGREEMENT_KEY_BYTES = 32
+PUBLIC_KEY_BYTES = 64
+"""Bytes of a public key: 32 of X25519, then 32 of Ed25519."""
 
 _IDENTITY_PREFIX = b"corn-identity-1 "
-# The key, and then the plans that it was used with. A crash may leave a part of the last line: then
-# nothing was released under that plan.
+# The key, and then the plans and rosters that it was used with. A crash may leave a part of the
+# last line: then nothing was released under that plan.
 _IDENTITY_PATTERN = re.compile(
     re.escape(_IDENTITY_PREFIX)
-    + rb"([0-9a-f]{%d})\n((?:plan [0-9a-f]{64}\n)*)(?:[plan 0-9a-f]*\Z)" % (2 * SECRET_BYTES)
+    + rb"([0-9a-f]{%d})\n((?:(?:plan|roster) [0-9a-f]{64}\n)*)(?:[a-z0-9 ]*\Z)" % (2 * SECRET_BYTES)
 )
 _MAX_IDENTITY_BYTES = 1 << 20
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-
-_ROSTER_FORMAT = "corn roster 1"
-_PUBLIC_KEY_BYTES = 32
-_FIELD_PRIME = 2**255 - 19
-# Any private key: only whether an exchange with it fails is of interest.
-_PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * _PUBLIC_KEY_BYTES)
 
 
 @final
@@ -85,55 +82,39 @@ class Secret:
 
 @final
 class Identity:
-    """An agent's private key, which shows only its public half."""
+    """An agent's private keys, which show only their public halves."""
 
     __slots__ = ("public_key", "secret")
 
     def __init__(self, secret: Secret) -> None:
         self.secret = secret
-        self.public_key = self._private_key().public_key().public_bytes_raw()
+        self.public_key = (
+            self._agreement_key().public_key().public_bytes_raw()
+            + self._signing_key().public_key().public_bytes_raw()
+        )
 
     def __repr__(self) -> str:
         return f"Identity(public key {self.public_key.hex()})"
 
     def agree(self, public_key: bytes) -> Secret:
-        """Return the secret that this identity and the owner of ``public_key`` have in common."""
-        peer = X25519PublicKey.from_public_bytes(public_key)
-        return Secret(self._private_key().exchange(peer))
+        """Return the secret that this identity and the owner of ``public_key`` have in common.
 
-    def _private_key(self) -> X25519PrivateKey:
+        Of a public key its first 32 bytes count, which is all that an ephemeral key has.
+        """
+        peer = X25519PublicKey.from_public_bytes(public_key[:AGREEMENT_KEY_BYTES])
+        return Secret(self._agreement_key().exchange(peer))
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the signature of a message, which the public key verifies."""
+        return self._signing_key().sign(message)
+
+    def _agreement_key(self) -> X25519PrivateKey:
         return X25519PrivateKey.from_private_bytes(self.secret.reveal())
 
-
-@dataclass(frozen=True)
-class Roster:
-    """The public keys of agents 0 … n−1: 32 bytes each, usable, all different."""
-
-    public_keys: tuple[bytes, ...]
-
-    def __post_init__(self) -> None:
-        owners: dict[bytes, int] = {}
-        for agent, key in enumerate(self.public_keys):
-            _check_public_key(key, agent)
-            # One key for two agents makes them one party, while a threat counts insiders by agents.
-            if owners.setdefault(key, agent) != agent:
-                raise InvalidArgumentError(
-                    f"agents {owners[key]} and {agent} have the same public key: each needs its own"
-                )
-
-    @property
-    def num_agents(self) -> int:
-        """The number of agents n."""
-        return len(self.public_keys)
-
-    def public_key(self, agent: int) -> bytes:
-        """Return an agent's public key."""
-        # Checked, because a negative number would be another agent's place from the end.
-        if not 0 <= agent < self.num_agents:
-            raise InvalidArgumentError(
-                f"the roster has agents 0 … {self.num_agents - 1}, found agent {agent}"
-            )
-        return self.public_keys[agent]
+    def _signing_key(self) -> Ed25519PrivateKey:
+        # A key of its own: two algorithms must not share one.
+        hkdf = HKDF(algorithm=SHA256(), length=SECRET_BYTES, salt=None, info=b"corn 1 signing key")
+        return Ed25519PrivateKey.from_private_bytes(hkdf.derive(self.secret.reveal()))
 
 
 def generate_identity() -> Identity:
@@ -166,16 +147,23 @@ def load_identity(path: Path) -> Identity:
 
 def list_used_plans(path: Path) -> tuple[str, ...]:
     """Return the fingerprints of the plans that a key was used with, in hexadecimal."""
-    return tuple(line[5:].decode() for line in _read_identity(path)[2].splitlines())
+    return _list_uses(path, "plan")
 
 
-def record_use(path: Path, plan_fingerprint: bytes) -> None:
-    """Record in the key's file that it is used with a plan, durably, before the first release.
+def find_pinned_roster(path: Path) -> str | None:
+    """Return the fingerprint of the roster that a key was last used with; None before any use."""
+    return (_list_uses(path, "roster") or (None,))[-1]
 
-    A copy of the key without the release ledger of that plan is then known to lack it.
+
+def record_use(path: Path, fingerprint: bytes, kind: str = "plan") -> None:
+    """Record in the key's file that it is used with a plan or a roster, durably.
+
+    Recorded before the first release under a plan. A copy of the key without the release ledger of
+    that plan is then known to lack it, and a roster that somebody exchanged is noticed.
     """
-    plan = plan_fingerprint.hex()
-    if plan in list_used_plans(path):
+    uses = _list_uses(path, kind)
+    # Of rosters only the last one counts, and an earlier one may come back.
+    if fingerprint.hex() in (uses if kind == "plan" else uses[-1:]):
         return
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
@@ -186,7 +174,7 @@ def record_use(path: Path, plan_fingerprint: bytes) -> None:
             # A line that a crash left incomplete is removed; its plan was never used.
             whole = os.pread(descriptor, size, 0).rfind(b"\n") + 1
             os.ftruncate(descriptor, whole)
-            os.write(descriptor, f"plan {plan}\n".encode())
+            os.write(descriptor, f"{kind} {fingerprint.hex()}\n".encode())
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -195,6 +183,11 @@ def record_use(path: Path, plan_fingerprint: bytes) -> None:
             f"{path}: cannot be written: {error.strerror}; a key records the plans that it was "
             "used with, so that a lost ledger is noticed"
         ) from error
+
+
+def _list_uses(path: Path, kind: str) -> tuple[str, ...]:
+    lines = _read_identity(path)[2].decode().splitlines()
+    return tuple(name for label, name in map(str.split, lines) if label == kind)
 
 
 def _read_identity(path: Path) -> re.Match[bytes]:
@@ -221,47 +214,3 @@ def _read_identity(path: Path) -> re.Match[bytes]:
     if match is None:
         raise FileFormatError(f"{path}: not an identity of CorN, or a damaged one")
     return match
-
-
-def save_roster(roster: Roster, path: Path) -> None:
-    """Write the roster as JSON: agent's number → public key in hexadecimal."""
-    agents = {str(agent): key.hex() for agent, key in enumerate(roster.public_keys)}
-    text = json.dumps({"format": _ROSTER_FORMAT, "agents": agents}, indent=1)
-    path.write_text(text + "\n", encoding="utf-8")
-
-
-def load_roster(path: Path) -> Roster:
-    """Read and check a roster: agents 0 … n−1, each once, each with a public key of its own."""
-    document = read_json(path, kind="a roster")
-    try:
-        return _decode_roster(document)
-    except InvalidArgumentError as error:
-        raise FileFormatError(f"{path}: not a roster: {error}") from error
-
-
-def _decode_roster(document: object) -> Roster:
-    fields = build_fields({"format": str, "agents": Mapping[str, str]}, document, "the roster")
-    keys: dict[str, str] = fields["agents"]
-    numbers = [str(agent) for agent in range(len(keys))]
-    if fields["format"] != _ROSTER_FORMAT or set(keys) != set(numbers):
-        raise InvalidArgumentError(
-            f"agents 0, 1, 2, … in the format {_ROSTER_FORMAT!r} were expected"
-        )
-    return Roster(tuple(parse_hex(keys[number], "a public key") for number in numbers))
-
-
-def _check_public_key(key: bytes, agent: int) -> None:
-    if not isinstance(key, bytes) or len(key) != _PUBLIC_KEY_BYTES:
-        raise InvalidArgumentError(f"agent {agent}'s public key must be {_PUBLIC_KEY_BYTES} bytes")
-    # Second encodings of a point, and the few points of low order that make every shared secret
-    # zero, are only ever sent by an attacker.
-    if int.from_bytes(key, "little") >= _FIELD_PRIME or not _can_agree(key):
-        raise InvalidArgumentError(f"agent {agent}'s public key is not a usable X25519 key")
-
-
-def _can_agree(key: bytes) -> bool:
-    try:
-        _PROBE.exchange(X25519PublicKey.from_public_bytes(key))
-    except ValueError:
-        return False
-    return True

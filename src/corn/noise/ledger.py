@@ -52,7 +52,9 @@ class ReleaseLedger:
     """A count of one agent's releases under one plan; open it with :meth:`open`, in one process.
 
     ``reserved_before`` is the number of releases that the previous run had reserved when it
-    crashed. All of them count, though it may not have made them.
+    crashed. All of them count, though it may not have made them. ``first_free_step`` comes after
+    all steps that earlier runs reserved. An agent that comes back to a run whose nonce it has used
+    before must not release an earlier one.
 
     >>> from tempfile import TemporaryDirectory
     >>> from corn.privacy import PrivacyBudget
@@ -74,7 +76,7 @@ class ReleaseLedger:
         self._released = self._next_step = 0
         self._process, self._lock = os.getpid(), threading.Lock()
         self._failure = ""
-        self.reserved_before = 0
+        self.reserved_before = self.first_free_step = 0
 
     @classmethod
     def open(
@@ -109,6 +111,7 @@ class ReleaseLedger:
             )
             ledger = cls(path, descriptor, header=header, entry=entry, max_releases=max_releases)
             ledger.reserved_before = entry.stop_step - entry.first_step + lost
+            ledger.first_free_step = entry.furthest + lost
             ledger._start_run(
                 settled=min(entry.spent + lost, max_releases),
                 precision=max(entry.precision, precision),
@@ -165,7 +168,12 @@ class ReleaseLedger:
             # count could be made again.
             if step >= self._entry.stop_step:
                 stop = step + min(steps_per_block(self._max_releases), self.remaining)
-                self._write(released=self._released, first_step=step, stop_step=stop)
+                self._write(
+                    released=self._released,
+                    first_step=step,
+                    stop_step=stop,
+                    furthest=max(stop, self._entry.furthest),
+                )
             number = self._entry.settled + self._released
             self._next_step = step + 1
             self._released += 1

@@ -44,14 +44,14 @@ LOST_COUNT = (
 
 
 _TITLE = "CorN release ledger"
-_FORMAT = 2
+_FORMAT = 3
 _HEADER_PATTERN = re.compile(
     rf"{_TITLE} {_FORMAT}\. Never copy or edit it\.\n"
     r"plan ([0-9a-f]{64}) agent (\d{1,9}) limit (\d+)\nterms (.+)\n"
 )
 _ENTRY_PATTERN = re.compile(
     rb"entry (\d+) run ([0-9a-f]{64}) settled (\d+) released (\d+) reserved (\d+) to (\d+) "
-    rb"precision (inf|0x[01]\.[0-9a-f]+p[+-]\d+)\n"
+    rb"precision (inf|0x[01]\.[0-9a-f]+p[+-]\d+) furthest (\d+)\n"
 )
 
 
@@ -67,6 +67,7 @@ class LedgerEntry:
         first_step: the first step of the reserved block.
         stop_step: the step after its last one.
         precision: the largest [R⁻¹]_ii under which any of the releases was made.
+        furthest: the step after the last one that any run has reserved.
     """
 
     number: int
@@ -76,6 +77,7 @@ class LedgerEntry:
     first_step: int = 0
     stop_step: int = 0
     precision: float = 0.0
+    furthest: int = 0
 
     @property
     def spent(self) -> int:
@@ -87,7 +89,7 @@ class LedgerEntry:
         return (
             f"entry {self.number} run {self.nonce} settled {self.settled} "
             f"released {self.released} reserved {self.first_step} to {self.stop_step} "
-            f"precision {self.precision.hex()}\n"
+            f"precision {self.precision.hex()} furthest {self.furthest}\n"
         )
 
 
@@ -252,8 +254,16 @@ def _parse_page(page: bytes, header: str) -> LedgerEntry | None:
     if match is None or page != format_page(match[0].decode(), header=header):
         return None
     number, settled, released, first, stop = (int(match[group]) for group in (1, 3, 4, 5, 6))
-    precision = float.fromhex(match[7].decode())
-    return LedgerEntry(number, match[2].decode(), settled, released, first, stop, precision)
+    return LedgerEntry(
+        number=number,
+        nonce=match[2].decode(),
+        settled=settled,
+        released=released,
+        first_step=first,
+        stop_step=stop,
+        precision=float.fromhex(match[7].decode()),
+        furthest=int(match[8]),
+    )
 
 
 def _read_header(data: bytes) -> str:

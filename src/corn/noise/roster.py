@@ -1,0 +1,240 @@
+"""The roster: the public keys of all agents, by which each knows the others, and its file.
+
+The roster is the root of trust of a run. People compare its fingerprint, and each agent's key keeps
+the one that it was last used with. Another roster is accepted only if the agents whose keys changed
+have signed their new keys with the old ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+from corn.errors import FileFormatError, InvalidArgumentError
+from corn.files import writing_whole
+from corn.noise.address import encode_fields
+from corn.noise.keys import (
+    AGREEMENT_KEY_BYTES,
+    PUBLIC_KEY_BYTES,
+    Identity,
+    find_pinned_roster,
+    generate_identity,
+    list_used_plans,
+    load_identity,
+    record_use,
+    save_identity,
+)
+from corn.parsing import build_fields, parse_hex, read_json
+
+_FORMAT = "corn roster 2"
+_FIELD_PRIME = 2**255 - 19
+# Any private key: only whether an exchange with it fails is of interest.
+_PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * AGREEMENT_KEY_BYTES)
+
+
+@dataclass(frozen=True)
+class KeyRotation:
+    """The statement of an agent that it has a new key, signed with its old one.
+
+    Attributes:
+        agent: its number.
+        old_key: the public key before, in hexadecimal.
+        signature: of agent, old and new key, and the roster before, in hexadecimal.
+    """
+
+    agent: int
+    old_key: str
+    signature: str
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The public keys of agents 0 … n−1: 64 bytes each, usable, all different.
+
+    Attributes:
+        public_keys: of all agents.
+        rotations: how the keys came to replace earlier ones, the oldest first.
+    """
+
+    public_keys: tuple[bytes, ...]
+    rotations: tuple[KeyRotation, ...] = ()
+
+    def __post_init__(self) -> None:
+        owners: dict[bytes, int] = {}
+        for agent, key in enumerate(self.public_keys):
+            _check_public_key(key, agent)
+            # One key for two agents makes them one party, while a threat counts insiders by agents.
+            if owners.setdefault(key[:AGREEMENT_KEY_BYTES], agent) != agent:
+                other = owners[key[:AGREEMENT_KEY_BYTES]]
+                raise InvalidArgumentError(
+                    f"agents {other} and {agent} have the same public key: each needs its own"
+                )
+
+    @property
+    def num_agents(self) -> int:
+        """The number of agents n."""
+        return len(self.public_keys)
+
+    @property
+    def fingerprint(self) -> bytes:
+        """32 bytes that stand for all public keys: people compare them before the first run."""
+        return hashlib.sha256(encode_fields("corn roster", *self.public_keys)).digest()
+
+    def public_key(self, agent: int) -> bytes:
+        """Return an agent's public key."""
+        # Checked, because a negative number would be another agent's place from the end.
+        if not 0 <= agent < self.num_agents:
+            raise InvalidArgumentError(
+                f"the roster has agents 0 … {self.num_agents - 1}, found agent {agent}"
+            )
+        return self.public_keys[agent]
+
+    def verify(self, agent: int, signature: bytes, message: bytes) -> bool:
+        """Return whether an agent signed a message."""
+        key = Ed25519PublicKey.from_public_bytes(self.public_key(agent)[AGREEMENT_KEY_BYTES:])
+        try:
+            key.verify(signature, message)
+        except InvalidSignature:
+            return False
+        return True
+
+    def rotate(self, agent: int, *, old: Identity, new: Identity) -> Roster:
+        """Return the roster with an agent's new key, signed with its old one."""
+        if self.public_key(agent) != old.public_key:
+            raise InvalidArgumentError(f"the roster has another key of agent {agent} than this one")
+        signature = old.sign(_rotation_message(self, agent, new.public_key))
+        rotation = KeyRotation(agent, old.public_key.hex(), signature.hex())
+        return Roster(
+            _replace_key(self.public_keys, agent, new.public_key), (*self.rotations, rotation)
+        )
+
+    def follows(self, fingerprint: bytes) -> bool:
+        """Return whether signed rotations lead from a roster with this fingerprint to this one."""
+        current = self
+        # Undone from the newest on: each signature must be of the key that the roster before had.
+        for rotation in reversed(self.rotations):
+            if current.fingerprint == fingerprint:
+                return True
+            agent, new_key = rotation.agent, current.public_key(rotation.agent)
+            old_key = parse_hex(rotation.old_key, "old_key")
+            before = Roster(_replace_key(current.public_keys, agent, old_key))
+            signature = parse_hex(rotation.signature, "signature")
+            if not before.verify(agent, signature, _rotation_message(before, agent, new_key)):
+                return False
+            current = before
+        return current.fingerprint == fingerprint
+
+
+def pin_roster(roster: Roster, key: Path) -> None:
+    """Record in an agent's key that it is used with this roster, or raise for an exchanged one.
+
+    The first roster is trusted, so people compare its fingerprint. A later one must follow from it
+    by rotations that the owners of the old keys signed.
+    """
+    pinned = find_pinned_roster(key)
+    if pinned is not None and not roster.follows(bytes.fromhex(pinned)):
+        raise FileFormatError(
+            f"{key.parent / 'roster.json'}: has other public keys than the roster that this key "
+            f"was used with (fingerprint {pinned}), and no signatures of their owners lead to "
+            "them: somebody exchanged it, or agents made new keys without corn keygen --rotate"
+        )
+    record_use(key, roster.fingerprint, "roster")
+
+
+def rotate_key(folder: Path, agent: int) -> Roster:
+    """Replace an agent's key in a folder and its roster, and return the roster.
+
+    The new key keeps the record of the plans that the old one was used with: their releases count
+    as before. The old key is kept under another name, as noise of earlier runs was drawn with it.
+    """
+    path = folder / f"agent-{agent}.key"
+    old, roster = load_identity(path), load_roster(folder / "roster.json")
+    new = generate_identity()
+    rotated = roster.rotate(agent, old=old, new=new)
+    kept = _choose_name(path)
+    # The new key is complete before it takes the old one's place, so that a crash leaves one of the
+    # two. The roster follows: until then the agent refuses to start.
+    partial = path.with_suffix(".new")
+    save_identity(new, partial)
+    for plan in list_used_plans(path):
+        record_use(partial, bytes.fromhex(plan))
+    pinned = find_pinned_roster(path)
+    if pinned is not None:
+        record_use(partial, bytes.fromhex(pinned), "roster")
+    os.link(path, kept)
+    partial.replace(path)
+    path.with_suffix(".pub").write_text(new.public_key.hex() + "\n", encoding="ascii")
+    save_roster(rotated, folder / "roster.json")
+    return rotated
+
+
+def _choose_name(path: Path) -> Path:
+    """Return a name for an old key that no file has."""
+    names = (path.with_suffix(f".old{number or ''}") for number in range(10_000))
+    return next(name for name in names if not name.exists())
+
+
+def save_roster(roster: Roster, path: Path) -> None:
+    """Write the roster as JSON: agent's number → public key in hexadecimal, and rotations."""
+    agents = {str(agent): key.hex() for agent, key in enumerate(roster.public_keys)}
+    rotations = [vars(rotation) for rotation in roster.rotations]
+    document = {"format": _FORMAT, "agents": agents, "rotations": rotations}
+    with writing_whole(path) as partial:
+        partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def load_roster(path: Path) -> Roster:
+    """Read and check a roster: agents 0 … n−1, each once, each with a public key of its own."""
+    document = read_json(path, kind="a roster")
+    try:
+        return _decode_roster(document)
+    except InvalidArgumentError as error:
+        raise FileFormatError(f"{path}: not a roster: {error}") from error
+
+
+def _decode_roster(document: object) -> Roster:
+    kinds = {"format": str, "agents": Mapping[str, str], "rotations": tuple[KeyRotation, ...]}
+    fields = build_fields(kinds, document, "the roster")
+    keys: dict[str, str] = fields["agents"]
+    numbers = [str(agent) for agent in range(len(keys))]
+    if fields["format"] != _FORMAT or set(keys) != set(numbers):
+        raise InvalidArgumentError(f"agents 0, 1, 2, … in the format {_FORMAT!r} were expected")
+    return Roster(
+        tuple(parse_hex(keys[number], "a public key") for number in numbers),
+        fields["rotations"],
+    )
+
+
+def _rotation_message(before: Roster, agent: int, new_key: bytes) -> bytes:
+    # The fingerprint of the roster before keeps a rotation from being used in another network.
+    return encode_fields("corn key rotation", before.fingerprint, agent, new_key)
+
+
+def _replace_key(keys: tuple[bytes, ...], agent: int, key: bytes) -> tuple[bytes, ...]:
+    return (*keys[:agent], key, *keys[agent + 1 :])
+
+
+def _check_public_key(key: bytes, agent: int) -> None:
+    if not isinstance(key, bytes) or len(key) != PUBLIC_KEY_BYTES:
+        raise InvalidArgumentError(f"agent {agent}'s public key must be {PUBLIC_KEY_BYTES} bytes")
+    # Second encodings of a point, and the few points of low order that make every shared secret
+    # zero, are only ever sent by an attacker.
+    agreement = key[:AGREEMENT_KEY_BYTES]
+    if int.from_bytes(agreement, "little") >= _FIELD_PRIME or not _can_agree(agreement):
+        raise InvalidArgumentError(f"agent {agent}'s public key is not a usable X25519 key")
+
+
+def _can_agree(key: bytes) -> bool:
+    try:
+        _PROBE.exchange(X25519PublicKey.from_public_bytes(key))
+    except ValueError:
+        return False
+    return True
