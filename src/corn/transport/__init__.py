@@ -1,0 +1,46 @@
+"""Connections between agents of a roster: authenticated, encrypted, and safe against replay.
+
+Nothing here knows of plans, models or noise. From the bottom up: ``key_exchange`` (a handshake),
+``channel`` (sealed messages over one connection), ``listener`` (one open port per agent), ``links``
+(channels to neighbours, with threads), and ``store`` (words that agents leave for each other).
+"""
+
+from corn.transport.channel import NO_SESSION, Channel, ChannelClosedError, Credentials, Purpose
+from corn.transport.key_exchange import TamperedError
+from corn.transport.links import Dropout, Link, LinkDesk, LinkError, Traffic, open_links
+from corn.transport.listener import Address, Listener, UnreachableError, dial
+from corn.transport.store import (
+    ANYONE,
+    HOST,
+    MemoryStore,
+    RemoteStore,
+    Store,
+    StoreHost,
+    StoreLostError,
+)
+
+__all__ = [
+    "ANYONE",
+    "HOST",
+    "NO_SESSION",
+    "Address",
+    "Channel",
+    "ChannelClosedError",
+    "Credentials",
+    "Dropout",
+    "Link",
+    "LinkDesk",
+    "LinkError",
+    "Listener",
+    "MemoryStore",
+    "Purpose",
+    "RemoteStore",
+    "Store",
+    "StoreHost",
+    "StoreLostError",
+    "TamperedError",
+    "Traffic",
+    "UnreachableError",
+    "dial",
+    "open_links",
+]

@@ -1,0 +1,301 @@
+"""Secure channels: TCP connections whose two ends have proved that they hold keys of the roster.
+
+After the handshake (:mod:`corn.transport.key_exchange`) every record is sealed with AES-256-GCM,
+under one key per direction and a counter as nonce. Keys are new for each channel, so no nonce
+repeats, after a crash either. A record that was changed, repeated, omitted or invented does not
+open, and the channel is broken from then on. The length of a message is sealed too: no byte of a
+stranger decides how much is read.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from corn.errors import PublicError
+from corn.noise import Identity, Roster, check_identity
+from corn.noise.address import encode_fields
+from corn.transport.key_exchange import (
+    HANDSHAKE_BYTES,
+    TAG_BYTES,
+    NoiseHandshake,
+    TamperedError,
+    make_nonce,
+)
+
+PROTOCOL_VERSION = 1
+"""Agents of different versions do not understand each other, and do not connect."""
+NO_SESSION = bytes(32)
+"""The session of channels that are opened before agents have agreed on one."""
+RECORD_BYTES = 1 << 18
+"""The most bytes that are sealed together: they stay in the processor's cache."""
+
+_MAGIC = b"CorN"
+_GREETING = struct.Struct(">4sBBII")
+_LENGTH = struct.Struct(">Q")
+GREETING_BYTES = _GREETING.size + HANDSHAKE_BYTES
+"""What the end that opens a connection sends first: a greeting, and a message of the handshake."""
+
+
+class Purpose(IntEnum):
+    """The purpose of a channel."""
+
+    STORE = 1
+    LINK = 2
+    PLANNING = 3
+    REJOIN = 4
+
+
+class ChannelClosedError(PublicError):
+    """The other end is gone, or the connection is."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Credentials:
+    """What an agent proves itself with, and knows the others by.
+
+    Attributes:
+        agent: its number.
+        identity: its private keys.
+        roster: the public keys of all agents.
+        seals: whether messages after the handshake are sealed. Without, anybody on the network can
+            read and change them: for trusted hardware only.
+    """
+
+    agent: int
+    identity: Identity = field(repr=False)
+    roster: Roster = field(repr=False)
+    seals: bool = True
+
+    def __post_init__(self) -> None:
+        check_identity(self.identity, self.agent, roster=self.roster)
+
+    def prologue(self, purpose: Purpose, session: bytes, initiator: int, responder: int) -> bytes:
+        """Return the public terms that both ends must have in common."""
+        return encode_fields(
+            "corn channel",
+            PROTOCOL_VERSION,
+            self.roster.fingerprint,
+            int(purpose),
+            session,
+            initiator,
+            responder,
+            int(self.seals),
+        )
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """The first bytes of a connection: who wants what. Nothing of it is proved yet."""
+
+    purpose: Purpose
+    initiator: int
+    responder: int
+
+    def encode(self) -> bytes:
+        """Return the greeting as bytes."""
+        return _GREETING.pack(
+            _MAGIC, PROTOCOL_VERSION, self.purpose, self.initiator, self.responder
+        )
+
+
+def decode_greeting(data: bytes, roster: Roster) -> Greeting:
+    """Read the first bytes of a connection; raise ``TamperedError`` for those of a stranger."""
+    magic, version, purpose, initiator, responder = _GREETING.unpack(data[: _GREETING.size])
+    is_sound = magic == _MAGIC and version == PROTOCOL_VERSION
+    if not is_sound or purpose not in set(Purpose) or initiator >= roster.num_agents:
+        raise TamperedError("a connection began with bytes that are not a greeting of CorN")
+    return Greeting(Purpose(purpose), initiator, responder)
+
+
+@final
+class Channel:
+    """Messages to and from one agent, in order, over a connection with both ends proved.
+
+    One thread may send while another receives. Both block, until the other end is gone or
+    :meth:`close` is called from any thread.
+
+    Args:
+        line: the connection.
+        peer: the agent at the other end.
+        keys: to send and to receive with.
+    """
+
+    def __init__(self, line: socket.socket, peer: int, keys: tuple[bytes, bytes]) -> None:
+        self._line, self.peer = line, peer
+        self._ciphers: tuple[AESGCM, AESGCM] | None = AESGCM(keys[0]), AESGCM(keys[1])
+        self._sent = self._received = 0
+        self._outgoing = bytearray(RECORD_BYTES + TAG_BYTES)
+        self._incoming = bytearray(RECORD_BYTES + TAG_BYTES)
+        self._is_broken = False
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether messages are sealed."""
+        return self._ciphers is not None
+
+    def stop_sealing(self) -> None:
+        """Send and receive messages as they are from now on; both ends must do so."""
+        self._ciphers = None
+
+    def send(self, message: bytes | memoryview) -> int:
+        """Send a message and return the bytes that this took; raise ``ChannelClosedError``."""
+        total = self._send_record(memoryview(_LENGTH.pack(len(message))))
+        data = memoryview(message)
+        for begin in range(0, len(data), RECORD_BYTES):
+            total += self._send_record(data[begin : begin + RECORD_BYTES])
+        return total
+
+    def receive(self, *, max_bytes: int, into: bytearray | None = None) -> memoryview:
+        """Return the next message, in ``into`` if it fits there exactly.
+
+        Raises:
+            ChannelClosedError: the other end is gone.
+            TamperedError: what arrived was not sealed by it, or is longer than ``max_bytes``.
+        """
+        header = bytearray(_LENGTH.size)
+        self._receive_record(memoryview(header))
+        (length,) = _LENGTH.unpack(header)
+        # Checked before memory is allocated. The length is sealed, so only the peer can have sent
+        # it, but a peer of a damaged or other program may.
+        if length > max_bytes:
+            self._is_broken = True
+            raise TamperedError(
+                f"agent {self.peer} announced a message of {length:,} bytes, of at most "
+                f"{max_bytes:,}"
+            )
+        buffer = into if into is not None and len(into) == length else bytearray(length)
+        view = memoryview(buffer)
+        for begin in range(0, length, RECORD_BYTES):
+            self._receive_record(view[begin : begin + RECORD_BYTES])
+        return view
+
+    def set_timeout(self, seconds: float | None) -> None:
+        """Let every read and write fail after so long without progress; None waits for ever."""
+        with suppress(OSError):
+            self._line.settimeout(seconds)
+
+    def finish(self) -> None:
+        """Send no more; the other end reads all that was sent, and then learns of it."""
+        with suppress(OSError):
+            self._line.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Close the connection; whatever waits on it raises ``ChannelClosedError``."""
+        # A shutdown also wakes threads that are blocked in a read or write of this connection.
+        with suppress(OSError):
+            self._line.shutdown(socket.SHUT_RDWR)
+        self._line.close()
+
+    def _send_record(self, data: memoryview) -> int:
+        sealed: memoryview = data
+        if self._ciphers is not None:
+            sealed = memoryview(self._outgoing)[: len(data) + TAG_BYTES]
+            self._ciphers[0].encrypt_into(make_nonce(self._sent), data, None, sealed)
+            self._sent += 1
+        try:
+            self._line.sendall(sealed)
+        except OSError as error:
+            raise ChannelClosedError(f"the connection to agent {self.peer} is closed") from error
+        return len(sealed)
+
+    def _receive_record(self, into: memoryview) -> None:
+        # After one record that does not open, the counters at both ends differ for good.
+        if self._is_broken:
+            raise TamperedError(f"the connection to agent {self.peer} was tampered with")
+        if self._ciphers is None:
+            receive_exactly(self._line, into)
+            return
+        sealed = memoryview(self._incoming)[: len(into) + TAG_BYTES]
+        receive_exactly(self._line, sealed)
+        try:
+            self._ciphers[1].decrypt_into(make_nonce(self._received), sealed, None, into)
+        except InvalidTag:
+            self._is_broken = True
+            raise TamperedError(
+                f"bytes arrived that agent {self.peer} did not seal: the connection was tampered "
+                "with"
+            ) from None
+        self._received += 1
+
+
+def initiate(
+    line: socket.socket, credentials: Credentials, peer: int, purpose: Purpose, session: bytes
+) -> Channel:
+    """Complete a handshake on a connection that this end opened.
+
+    Raises:
+        TamperedError: the other end is not this agent of the roster, or has other terms.
+        ChannelClosedError: it closed the connection, which it does for the same reasons.
+    """
+    own = credentials.agent
+    handshake = NoiseHandshake(
+        credentials.identity,
+        credentials.roster.public_key(peer),
+        credentials.prologue(purpose, session, own, peer),
+        is_initiator=True,
+    )
+    try:
+        line.sendall(Greeting(purpose, own, peer).encode() + handshake.write_first())
+    except OSError as error:
+        raise ChannelClosedError(f"the connection to agent {peer} is closed") from error
+    answer = bytearray(HANDSHAKE_BYTES)
+    receive_exactly(line, memoryview(answer))
+    handshake.read_second(bytes(answer))
+    channel = Channel(line, peer, handshake.split())
+    # The first message of a handshake could be a copy of an earlier one. The responder trusts the
+    # connection once it reads a message under the keys that both ends made just now.
+    channel.send(b"")
+    if not credentials.seals:
+        channel.stop_sealing()
+    return channel
+
+
+def respond(
+    line: socket.socket,
+    greeting: Greeting,
+    first: bytes,
+    credentials: Credentials,
+    session: bytes,
+) -> Channel:
+    """Complete a handshake on a connection that the other end opened; see :func:`initiate`."""
+    peer, own = greeting.initiator, credentials.agent
+    if greeting.responder != own:
+        raise TamperedError(f"a connection for agent {greeting.responder} came to agent {own}")
+    handshake = NoiseHandshake(
+        credentials.identity,
+        credentials.roster.public_key(peer),
+        credentials.prologue(greeting.purpose, session, peer, own),
+        is_initiator=False,
+    )
+    handshake.read_first(first)
+    try:
+        line.sendall(handshake.write_second())
+    except OSError as error:
+        raise ChannelClosedError(f"the connection to agent {peer} is closed") from error
+    channel = Channel(line, peer, handshake.split())
+    channel.receive(max_bytes=0)
+    if not credentials.seals:
+        channel.stop_sealing()
+    return channel
+
+
+def receive_exactly(line: socket.socket, into: memoryview) -> None:
+    """Fill a buffer from a connection, or raise ``ChannelClosedError``."""
+    begin = 0
+    while begin < len(into):
+        try:
+            count = line.recv_into(into[begin:])
+        except OSError as error:
+            raise ChannelClosedError("the connection is closed or silent") from error
+        if count == 0:
+            raise ChannelClosedError("the other end closed the connection")
+        begin += count

@@ -1,0 +1,323 @@
+"""Links: one secure channel per edge of the graph, with a thread to send and one to receive.
+
+A message that arrives is kept until the agent asks for it, and one to be sent leaves while the
+agent computes. A fault ends that link and no other, and agents that are not neighbours are not
+connected at all. Of two neighbours the one with the higher number connects to the other.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import final
+
+from corn.errors import PublicError
+from corn.transport.channel import Channel, ChannelClosedError, Credentials, Purpose
+from corn.transport.key_exchange import TamperedError
+from corn.transport.listener import Address, Listener, UnreachableError, dial
+
+_MAX_SPARE = 3
+# More messages than a neighbour may be ahead; the network holds back the rest.
+_MAX_ARRIVED = 32
+_SECONDS_BETWEEN_CHECKS = 0.2
+
+
+class Dropout(StrEnum):
+    """The way in which the loss of a neighbour was noticed."""
+
+    CLOSED = "closed"
+    SILENT = "silent"
+    STALLED = "stalled"
+    TAMPERED = "tampered"
+
+
+class LinkError(PublicError):
+    """A broken link: its other end is gone, or somebody interfered."""
+
+    def __init__(self, message: str, dropout: Dropout = Dropout.CLOSED) -> None:
+        self.dropout = dropout
+        super().__init__(message)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Counts of messages and bytes over one link; bytes include all that sealing adds."""
+
+    messages_sent: int
+    messages_received: int
+    bytes_sent: int
+    heartbeats: int
+
+
+@final
+class Link:
+    """Messages to and from one neighbour, in the order they were sent.
+
+    An empty message is a heartbeat: it is counted, and never delivered.
+
+    Args:
+        channel: to the neighbour.
+        max_bytes: the longest message that may arrive.
+    """
+
+    def __init__(self, channel: Channel, *, max_bytes: int) -> None:
+        self.peer, self._channel, self._max_bytes = channel.peer, channel, max_bytes
+        self._arrived: deque[memoryview] = deque()
+        self._spare: deque[bytearray] = deque(maxlen=_MAX_SPARE)
+        self._changed = threading.Condition()
+        self._fault: Dropout | None = None
+        self._last_heard = time.monotonic()
+        self._outbox: queue.SimpleQueue[bytes | memoryview | None] = queue.SimpleQueue()
+        self._num_queued, self._num_left, self._cannot_send = 0, 0, False
+        self.messages_sent = self.bytes_sent = self.messages_received = self.heartbeats = 0
+        self._receiver = threading.Thread(target=self._receive_all, daemon=True)
+        self._receiver.start()
+        threading.Thread(target=self._send_all, daemon=True).start()
+
+    @property
+    def traffic(self) -> Traffic:
+        """Messages and bytes so far."""
+        return Traffic(
+            messages_sent=self.messages_sent,
+            messages_received=self.messages_received,
+            bytes_sent=self.bytes_sent,
+            heartbeats=self.heartbeats,
+        )
+
+    def send(self, message: bytes | memoryview) -> None:
+        """Start to send a message, which must not change from now on."""
+        self._num_queued += 1
+        self._outbox.put(message)
+
+    def send_heartbeat(self) -> None:
+        """Show the neighbour that this agent is alive."""
+        self.send(b"")
+
+    def receive(self, seconds: float, *, limit: float = math.inf) -> memoryview:
+        """Return the next message; heartbeats extend the wait up to ``limit`` seconds.
+
+        Raises:
+            LinkError: the link is broken, nothing at all arrived for so many seconds, or heartbeats
+                alone until the limit.
+        """
+        began = time.monotonic()
+        with self._changed:
+            while not self._arrived:
+                if self._fault is not None:
+                    raise LinkError(f"the link to agent {self.peer} is broken", self._fault)
+                now = time.monotonic()
+                left = min(max(began, self._last_heard) + seconds, began + limit) - now
+                if left <= 0:
+                    is_silent = now >= max(began, self._last_heard) + seconds
+                    raise LinkError(
+                        f"agent {self.peer} sent no message within {now - began:.1f} s",
+                        Dropout.SILENT if is_silent else Dropout.STALLED,
+                    )
+                self._changed.wait(left)
+            self.messages_received += 1
+            self._changed.notify_all()
+            return self._arrived.popleft()
+
+    def poll(self, seconds: float) -> bool:
+        """Return whether a message or a fault is there after at most so many seconds."""
+        with self._changed:
+            self._changed.wait_for(self._is_ready, max(seconds, 0))
+            return self._is_ready()
+
+    def recycle(self, message: memoryview) -> None:
+        """Give back the memory of a message that is no longer needed."""
+        # New memory costs the system more than a message of some megabytes costs the cipher.
+        if isinstance(message.obj, bytearray):
+            self._spare.append(message.obj)
+
+    def wait_sent(self, seconds: float) -> None:
+        """Wait until all messages have left, or raise ``LinkError``."""
+        with self._changed:
+            is_over = self._changed.wait_for(
+                lambda: self._num_left == self._num_queued or self._cannot_send, seconds
+            )
+            if not is_over:
+                raise LinkError(f"agent {self.peer} takes no messages", Dropout.SILENT)
+            # A link may end right after the last message has left.
+            if self._num_left < self._num_queued:
+                fault = self._fault or Dropout.CLOSED
+                raise LinkError(f"the link to agent {self.peer} is broken", fault)
+
+    def part(self) -> None:
+        """Send no more after what is under way; the other end notices once it has read that."""
+        self._outbox.put(None)
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Break the link, after waiting so many seconds at most for the other end to part too."""
+        # Closing a connection with unread bytes makes the system discard those under way.
+        if seconds > 0:
+            self._receiver.join(seconds)
+        self._break(Dropout.CLOSED)
+
+    def _has_room(self) -> bool:
+        return len(self._arrived) < _MAX_ARRIVED or self._fault is not None
+
+    def _is_ready(self) -> bool:
+        return bool(self._arrived) or self._fault is not None
+
+    def _receive_all(self) -> None:
+        try:
+            while True:
+                spare = self._spare.popleft() if self._spare else None
+                message = self._channel.receive(max_bytes=self._max_bytes, into=spare)
+                with self._changed:
+                    self._last_heard = time.monotonic()
+                    if len(message):
+                        self._arrived.append(message)
+                    else:
+                        self.heartbeats += 1
+                    self._changed.notify_all()
+                    # A neighbour that only sends, over a one-way link, may run ahead.
+                    self._changed.wait_for(self._has_room)
+        except ChannelClosedError:
+            self._break(Dropout.CLOSED)
+        except TamperedError:
+            self._break(Dropout.TAMPERED)
+
+    def _send_all(self) -> None:
+        try:
+            while (message := self._outbox.get()) is not None:
+                sent = self._channel.send(message)
+                with self._changed:
+                    self.bytes_sent += sent
+                    self.messages_sent += bool(len(message))
+                    self._num_left += 1
+                    self._changed.notify_all()
+        except ChannelClosedError:
+            # What the other end sent before it left is still to be read. The receiver notices the
+            # end after that.
+            pass
+        self._channel.finish()
+        with self._changed:
+            self._cannot_send = True
+            self._changed.notify_all()
+
+    def _break(self, fault: Dropout) -> None:
+        # The first fault is the cause; closing the channel leads to others.
+        with self._changed:
+            self._fault = self._fault or fault
+            self._changed.notify_all()
+        self._channel.close()
+        self._outbox.put(None)
+
+
+@final
+class LinkDesk:
+    """The place where links to neighbours are opened, by this end or by the other.
+
+    Args:
+        listener: where neighbours connect.
+        credentials: of this agent.
+        purpose: of the links.
+        session: of the run.
+        addresses: of the neighbours to which this end connects.
+        max_bytes: the longest message that may arrive.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        credentials: Credentials,
+        purpose: Purpose,
+        *,
+        session: bytes,
+        addresses: Mapping[int, Address],
+        max_bytes: int,
+    ) -> None:
+        self._credentials, self._purpose, self._max_bytes = credentials, purpose, max_bytes
+        self._session, self._addresses = session, addresses
+        self._waiting: dict[int, Channel] = {}
+        self._changed, self._is_closed = threading.Condition(), False
+        listener.handle(purpose, session, self._accept)
+
+    def open(self, peer: int, *, timeout: float, check: Callable[[], None]) -> Link:
+        """Return a link to a neighbour, which must do the same.
+
+        Raises:
+            LinkError: it did not connect in time.
+        """
+        try:
+            channel = self._dial(peer, timeout, check) or self._await(peer, timeout, check)
+        except UnreachableError as error:
+            raise LinkError(
+                f"no connection to its neighbour agent {peer} within {timeout:g} s"
+            ) from error
+        return Link(channel, max_bytes=self._max_bytes)
+
+    def wait(self, peer: int, *, timeout: float) -> Link:
+        """Return a link that an agent opens which comes back; see :meth:`open`."""
+        try:
+            channel = self._await(peer, timeout, lambda: None)
+        except UnreachableError as error:
+            raise LinkError(f"agent {peer} did not connect within {timeout:g} s") from error
+        return Link(channel, max_bytes=self._max_bytes)
+
+    def close(self) -> None:
+        """Close the connections that nobody took."""
+        with self._changed:
+            for channel in self._waiting.values():
+                channel.close()
+            self._waiting, self._is_closed = {}, True
+
+    def _dial(self, peer: int, timeout: float, check: Callable[[], None]) -> Channel | None:
+        if peer > self._credentials.agent:
+            return None
+        return dial(
+            self._addresses[peer],
+            self._credentials,
+            peer,
+            self._purpose,
+            session=self._session,
+            timeout=timeout,
+            check=check,
+        )
+
+    def _await(self, peer: int, timeout: float, check: Callable[[], None]) -> Channel:
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while peer not in self._waiting:
+                check()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise UnreachableError("", peer=peer, is_listening=False)
+                self._changed.wait(min(left, _SECONDS_BETWEEN_CHECKS))
+            return self._waiting.pop(peer)
+
+    def _accept(self, channel: Channel) -> None:
+        with self._changed:
+            # A neighbour that connects again has given up its first connection.
+            if channel.peer in self._waiting:
+                self._waiting.pop(channel.peer).close()
+            if self._is_closed:
+                channel.close()
+                return
+            self._waiting[channel.peer] = channel
+            self._changed.notify_all()
+
+
+def open_links(
+    desk: LinkDesk, neighbours: Iterable[int], *, timeout: float, check: Callable[[], None]
+) -> dict[int, Link]:
+    """Connect to every neighbour, which must do the same; see :meth:`LinkDesk.open`."""
+    # One connects and the other waits, so the order does not matter: no cycle of waits can arise,
+    # as an agent accepts connections in other threads all the time.
+    links: dict[int, Link] = {}
+    try:
+        for peer in sorted(neighbours):
+            links[peer] = desk.open(peer, timeout=timeout, check=check)
+    except BaseException:
+        for link in links.values():
+            link.close()
+        raise
+    return links

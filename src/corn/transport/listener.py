@@ -1,0 +1,226 @@
+"""One open port per agent: connections of agents are handed over, those of strangers are closed.
+
+A stranger can connect and send anything. It costs one of a few places for some seconds, and reaches
+nothing beyond the handshake of :mod:`corn.transport.channel`.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import final
+
+from corn.errors import CornError, PublicError
+from corn.transport.channel import (
+    GREETING_BYTES,
+    Channel,
+    ChannelClosedError,
+    Credentials,
+    Purpose,
+    decode_greeting,
+    initiate,
+    receive_exactly,
+    respond,
+)
+from corn.transport.key_exchange import HANDSHAKE_BYTES, TamperedError
+
+Address = tuple[str, int]
+Handler = Callable[[Channel], None]
+
+_SECONDS_TO_GREET = 5.0
+_MAX_GREETING = 64
+_BACKLOG = 256
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+_SECONDS_TO_CONNECT = 2.0
+_GREETING_FIELDS = GREETING_BYTES - HANDSHAKE_BYTES
+
+
+class UnreachableError(PublicError):
+    """No channel to an agent could be opened in time.
+
+    Attributes:
+        peer: the agent.
+        is_listening: whether a program listened at its address, without a proof of the agent's key.
+    """
+
+    def __init__(self, message: str, *, peer: int, is_listening: bool) -> None:
+        self.peer, self.is_listening = peer, is_listening
+        super().__init__(message)
+
+
+@final
+class Listener:
+    """The port at which other agents reach this one.
+
+    Connections for a purpose without a handler are closed. A handler runs in the thread of its
+    connection, and owns the channel.
+
+    Args:
+        address: to listen at; port 0 takes any that is free.
+        credentials: of this agent.
+    """
+
+    def __init__(self, address: Address, credentials: Credentials) -> None:
+        try:
+            self._socket = socket.create_server(address, backlog=_BACKLOG)
+        except OSError as error:
+            where = f"{address[0]}:{address[1]}"
+            raise CornError(
+                f"{where}: cannot listen there: the port is taken, or the address is not this "
+                "machine's"
+            ) from error
+        self._credentials = credentials
+        self._handlers: Mapping[Purpose, tuple[bytes, Handler]] = {}
+        self._greeting: dict[socket.socket, float] = {}
+        self._lock, self._is_closed = threading.Lock(), False
+        threading.Thread(target=self._accept, name="corn listener", daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """The port that it listens at."""
+        return int(self._socket.getsockname()[1])
+
+    def handle(self, purpose: Purpose, session: bytes, handler: Handler) -> None:
+        """Hand over channels of a purpose and session to a handler from now on."""
+        with self._lock:
+            self._handlers = {**self._handlers, purpose: (session, handler)}
+
+    def close(self) -> None:
+        """Listen no more. Channels that were handed over stay open."""
+        with self._lock:
+            self._is_closed = True
+            for line in self._greeting:
+                _close(line)
+        # A thread that waits in accept does not notice a close, but it notices a shutdown.
+        _close(self._socket)
+
+    def _accept(self) -> None:
+        while True:
+            line = self._accept_one()
+            with self._lock:
+                if self._is_closed:
+                    if line is not None:
+                        _close(line)
+                    return
+                if line is None:
+                    continue
+                # An agent greets at once. So whoever has waited longest is the one to lose its
+                # place.
+                if len(self._greeting) >= _MAX_GREETING:
+                    oldest = min(self._greeting, key=self._greeting.__getitem__)
+                    del self._greeting[oldest]
+                    _close(oldest)
+                self._greeting[line] = time.monotonic()
+            threading.Thread(target=self._welcome, args=(line,), daemon=True).start()
+
+    def _accept_one(self) -> socket.socket | None:
+        try:
+            line, _ = self._socket.accept()
+        except OSError:
+            # The listener is closed, or this process has too many open files, of which those of
+            # strangers close soon.
+            time.sleep(_FIRST_PAUSE)
+            return None
+        return line
+
+    def _welcome(self, line: socket.socket) -> None:
+        """Complete the handshake of a connection, and hand it over."""
+        try:
+            handler, channel = self._shake_hands(line)
+        except (OSError, TamperedError, ChannelClosedError):
+            # A stranger, or an agent of another run. Nothing is logged, as a flood of them would
+            # fill the disk.
+            self._forget(line)
+            _close(line)
+            return
+        self._forget(line)
+        handler(channel)
+
+    def _shake_hands(self, line: socket.socket) -> tuple[Handler, Channel]:
+        line.settimeout(_SECONDS_TO_GREET)
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        data = bytearray(GREETING_BYTES)
+        receive_exactly(line, memoryview(data))
+        greeting = decode_greeting(bytes(data), self._credentials.roster)
+        found = self._handlers.get(greeting.purpose)
+        if found is None:
+            raise TamperedError(f"nobody expects a connection for {greeting.purpose.name}")
+        session, handler = found
+        first = bytes(data[_GREETING_FIELDS:])
+        channel = respond(line, greeting, first, self._credentials, session)
+        channel.set_timeout(None)
+        return handler, channel
+
+    def _forget(self, line: socket.socket) -> None:
+        with self._lock:
+            self._greeting.pop(line, None)
+
+
+def dial(
+    address: Address,
+    credentials: Credentials,
+    peer: int,
+    purpose: Purpose,
+    *,
+    session: bytes,
+    timeout: float,
+    check: Callable[[], None] = lambda: None,
+) -> Channel:
+    """Open a channel to an agent at an address; try until it succeeds or the time is over.
+
+    ``check`` is called between attempts, and may raise to end them.
+
+    Raises:
+        UnreachableError: no attempt succeeded.
+    """
+    deadline, pause, is_listening = time.monotonic() + timeout, _FIRST_PAUSE, False
+    while True:
+        check()
+        left = deadline - time.monotonic()
+        line = None
+        try:
+            line = socket.create_connection(
+                address, timeout=max(min(left, _SECONDS_TO_CONNECT), 0.1)
+            )
+            # The system may lend a free port of this machine to the very socket that connects to
+            # it.
+            if line.getsockname() == line.getpeername():
+                raise ConnectionRefusedError
+            is_listening = True
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            line.settimeout(max(min(left, _SECONDS_TO_GREET), 0.1))
+            channel = initiate(line, credentials, peer, purpose, session)
+            channel.set_timeout(None)
+        except (OSError, TamperedError, ChannelClosedError):
+            # The other end may not be ready, or somebody disturbed this attempt: try again.
+            if line is not None:
+                _close(line)
+        else:
+            return channel
+        if time.monotonic() + pause > deadline:
+            raise UnreachableError(
+                _explain(address, peer, timeout, is_listening=is_listening),
+                peer=peer,
+                is_listening=is_listening,
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _explain(address: Address, peer: int, timeout: float, *, is_listening: bool) -> str:
+    where = f"{address[0]}:{address[1]}"
+    if is_listening:
+        return (
+            f"the program at {where} did not prove the key of agent {peer} within {timeout:g} s: "
+            "another program holds the port, or rosters, runs or versions differ"
+        )
+    return f"nothing listens at {where} within {timeout:g} s, where agent {peer} should be"
+
+
+def _close(line: socket.socket) -> None:
+    with suppress(OSError):
+        line.shutdown(socket.SHUT_RDWR)
+    line.close()

@@ -1,0 +1,181 @@
+"""The store: the place where agents leave words for each other before the first step.
+
+One agent, or its launcher, hosts it. Only agents of the roster reach it, over secure channels. The
+host may read words, and may withhold them. It cannot change or invent any, as agents sign them
+(:mod:`corn.distributed.rendezvous`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol, final
+
+from corn.errors import PublicError
+from corn.noise.address import decode_fields, encode_fields
+from corn.transport.channel import NO_SESSION, Channel, ChannelClosedError, Credentials, Purpose
+from corn.transport.key_exchange import TamperedError
+from corn.transport.listener import Address, Listener
+
+ANYONE = "any"
+"""The last part of a key that any agent may write; the first to do so counts."""
+HOST = 0
+"""The agent whose key the host of the store proves."""
+
+_MAX_WORD_BYTES = 1 << 21
+_MAX_REQUEST_BYTES = 1 << 22
+_MAX_BYTES_PER_AGENT = 1 << 26
+_LONGEST_WAIT = 0.5
+_MISSING, _PRESENT = b"0", b"1"
+
+
+class StoreLostError(PublicError):
+    """The store is gone, with the process that hosted it."""
+
+    def __init__(self) -> None:
+        super().__init__("the rendezvous store is gone")
+
+
+class Store(Protocol):
+    """Words by key. A word is written once and never changes."""
+
+    def set(self, key: str, word: bytes) -> bytes:
+        """Write a word, unless the key has one already; return the word that it has."""
+
+    def get(self, keys: Sequence[str], seconds: float = 0.0) -> list[bytes | None]:
+        """Return the words of keys, None where there is none.
+
+        Wait until all are there, but no longer than so many seconds, and half a second at most.
+        """
+
+
+@final
+class MemoryStore:
+    """A store in this process."""
+
+    def __init__(self) -> None:
+        self._words: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+
+    def set(self, key: str, word: bytes) -> bytes:
+        """See ``Store``."""
+        with self._changed:
+            found = self._words.setdefault(key, word)
+            self._changed.notify_all()
+            return found
+
+    def get(self, keys: Sequence[str], seconds: float = 0.0) -> list[bytes | None]:
+        """See ``Store``."""
+        # Bounded, so that a client notices a signal, and a host the end of a client.
+        deadline = time.monotonic() + min(seconds, _LONGEST_WAIT)
+        with self._changed:
+            while not all(key in self._words for key in keys):
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    break
+            return [self._words.get(key) for key in keys]
+
+
+@final
+class StoreHost:
+    """A store that other processes reach.
+
+    Args:
+        address: to listen at.
+        credentials: of agent 0, whose key the host proves.
+
+    Attributes:
+        words: the store itself.
+        companion: an object that must live as long as this one.
+    """
+
+    def __init__(self, address: Address, credentials: Credentials) -> None:
+        self.words = MemoryStore()
+        self.companion: object = None
+        self._used: dict[int, int] = {}
+        self._channels: set[Channel] = set()
+        self._listener = Listener(address, credentials)
+        self._listener.handle(Purpose.STORE, NO_SESSION, self._serve)
+
+    @property
+    def port(self) -> int:
+        """The port that it listens at."""
+        return self._listener.port
+
+    def close(self) -> None:
+        """End the store; agents that still need it notice."""
+        self._listener.close()
+        for channel in list(self._channels):
+            channel.close()
+
+    def _serve(self, channel: Channel) -> None:
+        """Answer one agent's requests until it leaves."""
+        self._channels.add(channel)
+        with suppress(ChannelClosedError, TamperedError):
+            while True:
+                request = decode_fields(bytes(channel.receive(max_bytes=_MAX_REQUEST_BYTES)))
+                answer = self._answer(channel.peer, request or [])
+                if answer is None:  # not a request of this version
+                    break
+                channel.send(answer)
+        self._channels.discard(channel)
+        channel.close()
+
+    def _answer(self, peer: int, request: list[bytes]) -> bytes | None:
+        if len(request) == 3 and request[0] == b"set":
+            key = request[1].decode(errors="replace")
+            if not self._may_write(peer, key, len(request[2])):
+                return None
+            return self.words.set(key, request[2])
+        if len(request) >= 2 and request[0] == b"get" and request[1].isdigit():
+            keys = [field.decode(errors="replace") for field in request[2:]]
+            found = self.words.get(keys, int(request[1][:9]) / 1000)
+            parts = [_MISSING if word is None else _PRESENT + word for word in found]
+            return encode_fields(*parts)
+        return None
+
+    def _may_write(self, peer: int, key: str, size: int) -> bool:
+        """Return whether an agent writes under its own number, and not too much."""
+        # Signatures protect readers from false words. This keeps agents from taking others' places.
+        self._used[peer] = self._used.get(peer, 0) + size + len(key)
+        topic, _, writer = key.partition("/")
+        is_own = writer.partition("/")[0] in (str(peer), ANYONE)
+        is_small = size <= _MAX_WORD_BYTES and self._used[peer] <= _MAX_BYTES_PER_AGENT
+        return bool(topic) and is_own and is_small
+
+
+@final
+class RemoteStore:
+    """A store that another process hosts, at the other end of a channel."""
+
+    def __init__(self, channel: Channel, *, timeout: float) -> None:
+        self._channel, self._lock = channel, threading.Lock()
+        # A host that is suspended, or a network that swallows everything, must not hang an agent.
+        channel.set_timeout(timeout + _LONGEST_WAIT)
+
+    def set(self, key: str, word: bytes) -> bytes:
+        """See ``Store``."""
+        return bytes(self._ask(encode_fields("set", key, word)))
+
+    def get(self, keys: Sequence[str], seconds: float = 0.0) -> list[bytes | None]:
+        """See ``Store``."""
+        milliseconds = int(1000 * min(seconds, _LONGEST_WAIT))
+        found = decode_fields(self._ask(encode_fields("get", milliseconds, *keys)))
+        if found is None or len(found) != len(keys):
+            raise StoreLostError
+        return [part[1:] if part[:1] == _PRESENT else None for part in found]
+
+    def close(self) -> None:
+        """Leave the store."""
+        self._channel.close()
+
+    def _ask(self, request: bytes) -> bytes:
+        try:
+            with self._lock:
+                self._channel.send(request)
+                limit = _MAX_BYTES_PER_AGENT
+                return bytes(self._channel.receive(max_bytes=limit))
+        except (ChannelClosedError, TamperedError) as error:
+            raise StoreLostError from error
