@@ -27,11 +27,18 @@ from torch import Tensor, nn
 
 from corn.covariance import MechanismName, ThreatModel
 from corn.distributed import Rendezvous, RunSettings, launch
-from corn.distributed.exchange import Exchange, message_bytes
-from corn.distributed.keyring import NoiseShare, RehearsalLedger, make_rehearsal_source
-from corn.distributed.links import open_links
-from corn.distributed.rendezvous import host_store, join_store
-from corn.distributed.rounds import CellBatches, HalfStep, TrainingRounds
+from corn.distributed.exchange import Exchange
+from corn.distributed.half_step import CellBatches, HalfStep
+from corn.distributed.joining import host_store, join
+from corn.distributed.keyring import (
+    NoiseShare,
+    RehearsalLedger,
+    make_rehearsal_credentials,
+    make_rehearsal_source,
+)
+from corn.distributed.membership import Membership
+from corn.distributed.messages import message_limit
+from corn.distributed.rounds import TrainingRounds
 from corn.distributed.survivors import ActivePlan
 from corn.learn.batches import AgentData, BatchSampler
 from corn.learn.monitor import Interruption
@@ -44,8 +51,10 @@ from corn.plan import Plan, load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology import load_network
+from corn.transport import Purpose, open_links
 
 NUM_AGENTS, FEATURES, CLASSES = 8, 256, 10
+PLAIN = "none, plain links"
 WIDTHS = {100_000: 228, 1_000_000: 878}
 KINDS: dict[str, tuple[MechanismName, ThreatModel]] = {
     "ldp": ("ldp", ThreatModel()),
@@ -66,6 +75,7 @@ class Job:
     steps: int
     turns: int
     port: int
+    plain_port: int
 
 
 class Silence:
@@ -101,6 +111,19 @@ class PlainHalfStep:
         return half, StepStatistics(nothing, nothing, nothing)
 
 
+class NoReturns:
+    """Nobody comes back."""
+
+    def serve(self, *_: object) -> None:
+        """There are no requests."""
+
+    def hand_over(self, *_: object) -> None:
+        """There is nobody to receive a model."""
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
 class Nobody:
     """Journal that records nothing."""
 
@@ -131,9 +154,7 @@ def make_task(num_parameters: int) -> ModuleTask:
 
 def run_agent(agent: int, job: Job, results: Any) -> None:
     limit_threads()
-    where = ("127.0.0.1", job.port)
-    store = join_store(*where, timeout=120)
-    rendezvous = Rendezvous(store, agent, NUM_AGENTS, timeout=120, address="127.0.0.1")
+    rendezvous = meet(agent, job.port)
     task, plans = make_task(job.num_parameters), {k: load_plan(job.folder / k) for k in job.kinds}
     plan = plans[job.kinds[0]]
     generator = torch.Generator().manual_seed(agent)
@@ -148,37 +169,40 @@ def run_agent(agent: int, job: Job, results: Any) -> None:
     plain: Any = PlainHalfStep(task, batches, plan.budget.clip)
     start = task.initialize(0).float()
     exchange = connect(rendezvous, plan, start)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("none", *job.kinds)}
+    # The same links without sealing, to see what sealing costs.
+    unsealed = connect(meet(agent, job.plain_port, seals=False), plan, start)
+    names = ("none", PLAIN, *job.kinds)
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     order = deque(found)
     for _ in range(job.turns):
         order.rotate()
         for name in order:
             began, worked = time.perf_counter(), time.process_time()
-            own = plain if name == "none" else half_step
-            loop = make_loop(agent, plans.get(name, plan), name, own, exchange, start, job)
+            is_plain = name in ("none", PLAIN)
+            own, links = plain if is_plain else half_step, unsealed if name == PLAIN else exchange
+            loop = make_loop(agent, plans.get(name, plan), name, own, links, start, job)
             loop.run(Interruption())
             wall, work = time.perf_counter() - began, time.process_time() - worked
             found[name].append((wall / job.steps, work / job.steps))
     sent = sum(own.bytes_sent for own in exchange.traffic.values())
     rendezvous.barrier("over")
     exchange.close()
-    num_steps = job.steps * job.turns * len(found)
+    unsealed.close()
+    num_steps = job.steps * job.turns * (len(found) - 1)  # all but the unsealed ones
     results.put((found, sent / num_steps, len(start)))
 
 
+def meet(agent: int, port: int, *, seals: bool = True) -> Rendezvous:
+    """Return an agent at the store; keys are public, which changes no time."""
+    credentials = make_rehearsal_credentials(0, agent, NUM_AGENTS, seals=seals)
+    return join(credentials, store=("127.0.0.1", port), timeout=120, opens_store=False)
+
+
 def connect(rendezvous: Rendezvous, plan: Plan, start: Tensor) -> Exchange:
-    size = message_bytes(NUM_AGENTS, start.nbytes)
-    neighbours = sorted(plan.network.graph.neighbors(rendezvous.agent))
-    where = {"timeout": 120.0, "address": rendezvous.address}
-    links = open_links(rendezvous.store, rendezvous.agent, neighbours, message_bytes=size, **where)  # type: ignore[arg-type]
-    return Exchange(
-        links,
-        agent=rendezvous.agent,
-        num_agents=NUM_AGENTS,
-        num_parameters=len(start),
-        dtype=start.dtype,
-        timeout=120,
-    )
+    desk = rendezvous.open_desk(Purpose.LINK, max_bytes=message_limit(NUM_AGENTS, start.nbytes))
+    neighbours = plan.network.graph.neighbors(rendezvous.agent)
+    links = open_links(desk, neighbours, timeout=120, check=rendezvous.check_interruption)
+    return Exchange(links, num_agents=NUM_AGENTS, dtype=start.dtype, timeout=120)
 
 
 def make_loop(
@@ -192,12 +216,13 @@ def make_loop(
 ) -> TrainingRounds:
     def activate(plan: Plan, members: tuple[int, ...]) -> ActivePlan:
         noise: Any = Silence()
-        if name != "none":
+        if name not in ("none", PLAIN):
             source = make_rehearsal_source(plan.decomposition, agent, seed=0)
             noise = NoiseShare(plan, agent, source, nonce=bytes(32), num_parameters=len(start))
         return ActivePlan(plan, members, noise)
 
     nobody: Any = Nobody()
+    returns: Any = NoReturns()
     settings = RunSettings(Constant(0.01), num_steps=job.steps, timeout=120, evaluate_at=())
     return TrainingRounds(
         plan,
@@ -206,6 +231,8 @@ def make_loop(
         activate=activate,
         half_step=half_step,
         exchange=exchange,
+        returns=returns,
+        membership=Membership(plan.network.graph, agent),
         ledger=RehearsalLedger(job.steps, bytes(32)),
         journal=nobody,
         first_step=0,
@@ -225,8 +252,12 @@ def measure_steps(num_parameters: int, batch: int, steps: int, turns: int) -> di
             plan = make_plan(network, budget, mechanism=mechanism, threat=threat)
             save_plan(plan, Path(name) / kind)
             streams[kind] = plan.decomposition.count_streams()[0]
-        store = host_store("127.0.0.1", 0, timeout=120)
-        job = Job(Path(name), tuple(KINDS), num_parameters, batch, steps, turns, store.port)
+        stores = [
+            host_store(("127.0.0.1", 0), make_rehearsal_credentials(0, 0, NUM_AGENTS, seals=seals))
+            for seals in (True, False)
+        ]
+        ports = [store.port for store in stores]
+        job = Job(Path(name), tuple(KINDS), num_parameters, batch, steps, turns, *ports)
         results = context.Queue()
         crew = [
             context.Process(target=run_agent, args=(a, job, results)) for a in range(NUM_AGENTS)

@@ -56,8 +56,8 @@ from corn import Decomposition, Plan, PrivacyBudget, ThreatModel, load_network, 
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
 from corn.distributed.agent import prepare_work
 from corn.distributed.exchange import Exchange
-from corn.distributed.keyring import make_keys
-from corn.distributed.rendezvous import host_store
+from corn.distributed.joining import host_store
+from corn.distributed.keyring import find_credentials, make_keys
 from corn.learn.problem import TrainingProblem
 from corn.learn.sampling import SeededChoices
 from corn.learn.schedule import Constant
@@ -411,7 +411,8 @@ def run_agents(
     out.mkdir()
     save_plan(plan, out / "plan.corn")
     make_keys(out / "keys", plan.num_agents)
-    store = host_store("127.0.0.1", 0, timeout=60)
+    credentials = find_credentials(settings, out / "keys", 0, plan.num_agents)
+    store = host_store(("127.0.0.1", 0), credentials)
     for agent, connection in enumerate(agents):
         order = AgentConfig(
             workload=workload,

@@ -22,6 +22,7 @@ PACKAGES = [
     "privacy",
     "covariance",
     "noise",
+    "transport",
     "plan",
     "learn",
     "distributed",
@@ -30,7 +31,7 @@ PACKAGES = [
     "report",
     "cli",
 ]
-TORCH_FREE = ["topology", "privacy", "covariance", "noise"]
+TORCH_FREE = ["topology", "privacy", "covariance", "noise", "transport"]
 
 
 def package_of(module: str) -> str:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corn.covariance import DEFAULT_THREAT, MechanismName, ThreatModel
-from corn.distributed.keyring import make_keys
+from corn.distributed.joining import host_store
+from corn.distributed.keyring import find_credentials, make_keys
 from corn.distributed.processes import AgentProcesses
-from corn.distributed.rendezvous import host_store
 from corn.distributed.results import AgentResult, FailureKind
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.learn.schedule import Constant
@@ -67,7 +67,8 @@ def run_processes(
     save_plan(plan, out / "plan.corn")
     folder = keys or out / "keys"
     make_keys(folder, plan.num_agents)
-    store = host_store("127.0.0.1", 0, timeout=20)
+    credentials = find_credentials(choose(settings, 0), folder, 0, plan.num_agents)
+    store = host_store(("127.0.0.1", 0), credentials)
     processes = AgentProcesses(
         {
             agent: AgentConfig(

@@ -21,16 +21,15 @@ from corn.distributed import (
     RunSettings,
     RunStatus,
     StopReason,
+    entry,
     rounds,
     run_agent,
 )
-from corn.distributed import (
-    agent as agent_module,
-)
-from corn.distributed.exchange import Exchange, Header
+from corn.distributed.exchange import Exchange
 from corn.distributed.handshake import HandshakeError
 from corn.distributed.journal import Progress
 from corn.distributed.keyring import make_keys, open_ledger, share_group_seeds
+from corn.distributed.messages import Header
 from corn.distributed.rendezvous import AbsentError, RefusalError, StoppedBeforeStartError
 from corn.distributed.storage import Folders, list_checkpoints, read_model, read_rows
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
@@ -39,6 +38,7 @@ from corn.learn.monitor import Interruption
 from corn.learn.step import take_half_step
 from corn.learn.tasks import LinearClassifier
 from corn.plan import Plan, make_plan, verify_plan
+from corn.transport import Link, LinkDesk, open_links
 
 from .harness import require_private, small_plan
 from .threads import run_in_threads
@@ -66,6 +66,7 @@ def train(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(0.1 * seed)
+    rendezvous.keys = folder / "keys"
     return run_agent(
         plan,
         rendezvous=rendezvous,
@@ -73,7 +74,6 @@ def train(
         loss=nn.functional.cross_entropy,
         dataset=DataLoader(samples_of(rendezvous.agent), batch_size=10),
         test=samples_of(7),
-        keys=folder / "keys",
         out=folder,
         settings=RunSettings(Constant(step_size), evaluate_at=(0, 6), **{"timeout": 5, **options}),
     )
@@ -141,13 +141,13 @@ def test_a_refusal_does_not_quote_the_agents_data(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 2)
 
     def run(rendezvous: Rendezvous) -> AgentResult:
+        rendezvous.keys = tmp_path / "keys"
         patients = TensorDataset(torch.zeros(4, 5), torch.tensor([37.25, 41.5, 98.75, 102.125]))
         return run_agent(
             small_plan("path:2", 12, mechanism="ldp", threat=ThreatModel()),
             rendezvous=rendezvous,
             model=LinearClassifier(5, 2),
             dataset=patients if rendezvous.agent == 1 else samples_of(0),
-            keys=tmp_path / "keys",
         )
 
     first, second = run_in_threads(2, run)
@@ -204,6 +204,7 @@ def test_all_must_have_the_same_frozen_parameters_and_loss(tmp_path: Path) -> No
     plan = small_plan("path:2", 12, mechanism="ldp", threat=ThreatModel())
 
     def run(rendezvous: Rendezvous, what: str) -> AgentResult:
+        rendezvous.keys = tmp_path / "keys"
         frozen, trained = nn.Linear(5, 4).requires_grad_(requires_grad=False), nn.Linear(4, 2)
         with torch.no_grad():
             for parameter in (*frozen.parameters(), *trained.parameters()):
@@ -217,7 +218,6 @@ def test_all_must_have_the_same_frozen_parameters_and_loss(tmp_path: Path) -> No
             loss=partial(nn.functional.cross_entropy, label_smoothing=smoothing),
             dataset=samples_of(rendezvous.agent),
             test=DataLoader(samples_of(7)),
-            keys=tmp_path / "keys",
             settings=RunSettings(evaluate_at=(0,)),
         )
 
@@ -260,14 +260,13 @@ def test_an_agent_that_dies_before_links_are_open_is_named_by_all(
     """On the path 0 – 1 – 2 – 3, agents 2 and 3 wait for neighbours that wait themselves."""
     plan = small_plan("path:4", 12, mechanism="ldp", threat=ThreatModel())
     make_keys(tmp_path / "keys", 4)
-    connect = agent_module.connect
 
-    def die(plan: Plan, settings: RunSettings, rendezvous: Rendezvous, start: Tensor) -> Exchange:
-        if rendezvous.agent == 0:
+    def die(desk: LinkDesk, neighbours: Any, **options: Any) -> dict[int, Link]:
+        if desk._credentials.agent == 0:
             raise SystemExit  # as if killed: publishes nothing
-        return connect(plan, settings, rendezvous, start)
+        return open_links(desk, neighbours, **options)
 
-    monkeypatch.setattr(agent_module, "connect", die)
+    monkeypatch.setattr(entry, "open_links", die)
     _, *others = run_in_threads(
         4, lambda rendezvous: train(rendezvous, tmp_path, plan=plan, timeout=3), timeout=3
     )
@@ -289,7 +288,7 @@ def test_an_agent_can_be_interrupted_while_another_never_opens_its_links(
         threading.Timer(0.3, setattr, (rendezvous.interruption, "requested", True)).start()
         return share_group_seeds(rendezvous, *others, **options)
 
-    monkeypatch.setattr(agent_module, "share_group_seeds", stand_still)
+    monkeypatch.setattr(entry, "share_group_seeds", stand_still)
     began = time.monotonic()
     results = run_in_threads(
         3, lambda rendezvous: train(rendezvous, tmp_path, timeout=20), timeout=20
@@ -315,9 +314,10 @@ def test_a_run_that_diverged_resumes_from_a_checkpoint_before_it(
         diverges.step = getattr(diverges, "step", 0) + 1
         return half * torch.inf if getattr(diverges, "at", 99) <= diverges.step else half
 
-    monkeypatch.setattr("corn.distributed.rounds.take_half_step", diverge)
+    monkeypatch.setattr("corn.distributed.half_step.take_half_step", diverge)
 
     def run(rendezvous: Rendezvous, resume: bool) -> AgentResult:
+        rendezvous.keys = tmp_path / "keys"
         diverges.at = 3 if rendezvous.agent == 0 and not resume else 99
         return run_agent(
             plan,
@@ -325,7 +325,6 @@ def test_a_run_that_diverged_resumes_from_a_checkpoint_before_it(
             model=make_zero_model(),
             loss=nn.functional.cross_entropy,
             dataset=samples_of(rendezvous.agent),
-            keys=tmp_path / "keys",
             out=tmp_path,
             settings=RunSettings(
                 Constant(0.5), timeout=20, evaluate_at=(0,), checkpoint_every=1, resume=resume
@@ -381,6 +380,8 @@ def test_only_the_owner_learns_of_gradients_that_are_not_finite(tmp_path: Path) 
     make_keys(tmp_path / "keys", 3)
 
     def run(rendezvous: Rendezvous) -> AgentResult:
+        rendezvous.keys = tmp_path / "keys"
+
         def loss(outputs: Tensor, targets: Tensor) -> Tensor:
             mean = nn.functional.cross_entropy(outputs, targets)
             return mean * torch.inf if rendezvous.agent == 1 else mean
@@ -391,7 +392,6 @@ def test_only_the_owner_learns_of_gradients_that_are_not_finite(tmp_path: Path) 
             model=make_zero_model(),
             loss=loss,
             dataset=samples_of(rendezvous.agent),
-            keys=tmp_path / "keys",
             out=tmp_path,
             settings=RunSettings(Constant(0.5), timeout=5, evaluate_at=(0,)),
         )
@@ -439,7 +439,7 @@ def test_survivors_continue_where_no_new_plan_can_be_made(
 
 @pytest.mark.parametrize("policy", ["continue", "replan", "stop"])
 def test_the_rest_follow_the_policy_when_one_crashes(policy: str, tmp_path: Path) -> None:
-    """The loss is noticed at step 1 at the latest, and all act on it 4 steps later."""
+    """The loss is noticed at step 1 at the latest, and all act on it 4 or 6 steps later."""
     for result in lose_one(policy, tmp_path):
         assert isinstance(result, AgentResult), result
         assert set(result.lost) == {2}
@@ -451,7 +451,7 @@ def test_the_rest_follow_the_policy_when_one_crashes(policy: str, tmp_path: Path
         else:
             assert (result.num_steps, result.status) == (12, RunStatus.PARTIAL)
             assert "went on without agent 2: noise energy per agent" in notes
-        assert ("for 3 agents from step 5 on" in notes) == (policy == "replan")
+        assert ("for 3 agents from step 7 on" in notes) == (policy == "replan")
         assert "by another objective" not in notes
 
 
@@ -479,13 +479,13 @@ def lose_one(policy: str, tmp_path: Path, plan: Plan = RING) -> list[AgentResult
         raise CornError("crash")
 
     def run(rendezvous: Rendezvous) -> AgentResult:
+        rendezvous.keys = tmp_path / "keys"
         return run_agent(
             plan,
             rendezvous=rendezvous,
             model=make_zero_model(),
             loss=nn.functional.cross_entropy,
             dataset=samples_of(rendezvous.agent),
-            keys=tmp_path / "keys",
             settings=RunSettings(
                 Constant(0.5),
                 timeout=5,

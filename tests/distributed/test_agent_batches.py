@@ -71,7 +71,7 @@ class Recorder:
         **more: Any,
     ) -> list[AgentResult | BaseException]:
         def train(rendezvous: Rendezvous) -> AgentResult:
-            self.agent.number = rendezvous.agent
+            self.agent.number, rendezvous.keys = rendezvous.agent, keys
             model = nn.Linear(5, 2)
             nn.init.zeros_(model.weight)
             nn.init.zeros_(model.bias)
@@ -81,7 +81,6 @@ class Recorder:
                 model=model,
                 loss=nn.functional.cross_entropy,
                 dataset=samples_of(rendezvous.agent, sizes[rendezvous.agent]),
-                keys=keys,
                 out=out,
                 settings=RunSettings(
                     Constant(0.5), evaluate_at=(0,), timeout=5, checkpoint_every=3, **more

@@ -1,16 +1,21 @@
 """Whatever is in the store, an agent fails with one printable line."""
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from random import Random
 
 import pytest
-from torch._C._distributed_c10d import HashStore
 
 from corn.distributed.handshake import Agreement, HandshakeError, Hello, confirm, shake_hands
-from corn.distributed.rendezvous import RefusalError, Rendezvous
+from corn.distributed.rendezvous import (
+    RefusalError,
+    Rendezvous,
+    Word,
+    _signed_text,
+)
 from corn.noise import (
     Delivery,
     Owner,
@@ -21,22 +26,35 @@ from corn.noise import (
     open_seed,
     seal_seed,
 )
+from corn.transport import NO_SESSION, MemoryStore
 
 from ..mutations import find_complaint, is_clear, mutate
+from .threads import make_rendezvous
 
 HELLO = Hello(
     "ab" * 32, "linear; 3 parameters", "start", "roster", {"steps": "10"}, "cd" * 32, 10, (0, 5)
 )
 AGREEMENT = Agreement(bytes(32), 0, 10, 0)
+REFUSAL = "refusal/any"
 WORD = json.dumps(asdict(HELLO)).encode()
 
 
-def meet(words: dict[str, bytes]) -> Rendezvous:
-    """Return agent 0 of two, at a store that has some messages."""
-    store = HashStore()
+def meet(words: dict[str, bytes], *, signs: bool = True) -> Rendezvous:
+    """Return agent 0 of two, at a store that has some messages of agent 1."""
+    store = MemoryStore()
+    own, other = (make_rendezvous(agent, 2, store, timeout=0.5) for agent in range(2))
+    for rendezvous in (own, other):
+        rendezvous.listener.close()
+    threads = [threading.Thread(target=lambda each=each: each.meeting) for each in (own, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     for key, word in words.items():
-        store.set(key, word)  # type: ignore[arg-type]
-    return Rendezvous(store, 0, 2, timeout=0.5, address="127.0.0.1")
+        session = NO_SESSION if key.startswith("refusal") else own.meeting.session
+        signature = other.credentials.identity.sign(_signed_text(key, word, session))
+        store.set(key, Word(word, signature).encode() if signs else word)
+    return own
 
 
 def change_hello(**changes: object) -> bytes:
@@ -88,14 +106,14 @@ def test_escape_codes_of_other_agents_are_printed_as_text() -> None:
             shake_hands(meet({"hello/1": word}), HELLO)
         assert is_clear(caught.value)
     with pytest.raises(RefusalError, match=r"agent 1 refused: \\x1b\[2J \\u202exx") as refused:
-        meet({"refusal": json.dumps([1, nasty]).encode()}).raise_refusal()
+        meet({REFUSAL: json.dumps([1, nasty]).encode()}).raise_refusal()
     assert is_clear(refused.value)
 
 
 @pytest.mark.parametrize("word", [b"[" * 100_000, b"5", b'["1", "no"]', b"[1]", b"\xff", b"[1, 2]"])
 def test_an_unreadable_refusal_counts_as_a_refusal(word: bytes) -> None:
     with pytest.raises(RefusalError) as caught:
-        meet({"refusal": word}).raise_refusal()
+        meet({REFUSAL: word}).raise_refusal()
     assert caught.value.refused_by is None
     assert is_clear(caught.value)
 
@@ -104,12 +122,12 @@ def test_no_message_in_the_store_crashes_an_agent() -> None:
     said = {
         "hello/1": WORD,
         "ready/1": json.dumps({"agreed": "ab" * 32}).encode(),
-        "refusal": b'[1, "no key"]',
+        REFUSAL: b'[1, "no key"]',
     }
     listen: dict[str, Callable[[Rendezvous], object]] = {
         "hello/1": lambda rendezvous: shake_hands(rendezvous, HELLO),
         "ready/1": lambda rendezvous: confirm(rendezvous, AGREEMENT, "ready"),
-        "refusal": Rendezvous.raise_refusal,
+        REFUSAL: Rendezvous.raise_refusal,
     }
     for seed in range(600):
         topic = list(said)[seed % 3]

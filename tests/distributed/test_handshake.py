@@ -20,18 +20,17 @@ from corn.distributed.handshake import (
     confirm,
     shake_hands,
 )
-from corn.distributed.links import LinkError
 from corn.distributed.rendezvous import (
     AbsentError,
     RefusalError,
     Rendezvous,
     StoppedBeforeStartError,
-    StoreLostError,
 )
 from corn.errors import CornError, FileFormatError, InfeasibleError, PublicError
 from corn.learn.monitor import Interruption
 from corn.noise import BudgetSpentError
 from corn.plan import Plan
+from corn.transport import LinkError, StoreLostError
 
 from .harness import small_plan
 from .threads import run_in_threads
@@ -191,13 +190,14 @@ def test_a_late_agent_learns_that_the_others_gave_up() -> None:
 
     def run(rendezvous: Rendezvous) -> None:
         if rendezvous.agent == 2:
-            rendezvous.store.wait(["refusal"])
+            while rendezvous.store.get(["refusal/any"]) == [None]:
+                time.sleep(0.01)
         with announcing_failure(rendezvous):
             confirm(rendezvous, agreement, "ready")
 
     results = run_in_threads(3, run, timeout=0.5)
     absent = [result for result in results if isinstance(result, AbsentError)]
-    assert [(error.topic, error.agents) for error in absent] == [("ready", (2,))] * len(absent)
+    assert [(error.topic, error.agents) for error in absent] == [("join", (2,))] * len(absent)
     assert absent
     assert isinstance(results[2], RefusalError), results
 
@@ -249,7 +249,7 @@ def test_an_absent_agent_is_named() -> None:
 
     first, _, _ = run_in_threads(3, run, timeout=0.5)
     assert isinstance(first, AbsentError)
-    assert (first.topic, first.agents) == ("hello", (2,))
+    assert (first.topic, first.agents) == ("join", (2,))
 
 
 def test_a_plan_that_gives_less_than_promised_is_refused() -> None:

@@ -11,7 +11,7 @@ from corn.covariance import ThreatModel
 from corn.distributed.keyring import (
     Keyring,
     RehearsalLedger,
-    load_keys,
+    load_credentials,
     make_keys,
     make_rehearsal_source,
     open_ledger,
@@ -47,8 +47,8 @@ def test_a_group_shares_a_seed_through_the_store(tmp_path: Path) -> None:
     make_keys(tmp_path, 4)
 
     def run(rendezvous: Rendezvous) -> tuple[dict[int, bytes], np.ndarray]:
-        identity, roster = load_keys(tmp_path, rendezvous.agent, 4)
-        keyring = Keyring(RehearsalLedger(10, NONCE), identity, roster)
+        own = load_credentials(tmp_path, rendezvous.agent, 4)
+        keyring = Keyring(RehearsalLedger(10, NONCE), own.identity, own.roster)
         seeds = share_group_seeds(rendezvous, plan, keyring, run_nonce=NONCE)
         keyring = replace(keyring, group_seeds=seeds)
         source = keyring.make_source(plan, rendezvous.agent, (0, 1, 2, 3))
@@ -57,8 +57,10 @@ def test_a_group_shares_a_seed_through_the_store(tmp_path: Path) -> None:
         found = {number: seed.reveal() for number, seed in seeds.items()}
         for number, seed in found.items():
             if groups[number][0] != rendezvous.agent:
-                topic = f"seed/{NONCE.hex()[:16]}/{number}/{groups[number][0]}/{rendezvous.agent}"
-                assert seed not in bytes(rendezvous.store.get(topic))  # it is sealed
+                topic = f"seed-{NONCE.hex()[:16]}-{number}/{groups[number][0]}/{rendezvous.agent}"
+                (word,) = rendezvous.store.get([topic])
+                assert word is not None
+                assert seed not in word  # it is sealed
         return found, share
 
     results = run_in_threads(4, run)
@@ -89,7 +91,8 @@ def test_survivors_keep_the_keys_of_their_numbers_in_the_roster(tmp_path: Path) 
     plan = small_plan("ring:3", 10)
 
     def draw(agent: int) -> np.ndarray:
-        keyring = Keyring(RehearsalLedger(10, NONCE), *load_keys(tmp_path, agent, 4))
+        keys = load_credentials(tmp_path, agent, 4)
+        keyring = Keyring(RehearsalLedger(10, NONCE), keys.identity, keys.roster)
         source = keyring.make_source(plan, agent, members)
         own = members.index(agent)
         return draw_share(plan.decomposition, own, source=source, nonce=NONCE, step=1, stop=20_000)
@@ -117,7 +120,7 @@ def test_keys_are_made_once(tmp_path: Path) -> None:
     roster = load_roster(tmp_path / "roster.json")
     assert not make_keys(tmp_path, 3)
     assert load_roster(tmp_path / "roster.json") == roster
-    assert load_keys(tmp_path, 2, 3)[0].public_key == roster.public_key(2)
+    assert load_credentials(tmp_path, 2, 3).identity.public_key == roster.public_key(2)
 
 
 @pytest.mark.parametrize("is_one_machine", [True, False])
@@ -133,13 +136,13 @@ def test_no_keys_are_made_where_agents_have_keys(is_one_machine: bool, tmp_path:
 def test_missing_and_wrong_keys_are_refused(tmp_path: Path) -> None:
     make_keys(tmp_path, 3)
     with pytest.raises(FileFormatError, match=r"roster\.json: of 3 agents, the plan has"):
-        load_keys(tmp_path, 2, 4)
+        load_credentials(tmp_path, 2, 4)
     (tmp_path / "agent-1.key").unlink()
     with pytest.raises(FileFormatError, match=r"agent-1\.key: cannot be read"):
-        load_keys(tmp_path, 1, 3)
+        load_credentials(tmp_path, 1, 3)
     (tmp_path / "agent-2.key").rename(tmp_path / "agent-1.key")
     with pytest.raises(InvalidArgumentError, match="this identity is not agent 1's"):
-        load_keys(tmp_path, 1, 3)
+        load_credentials(tmp_path, 1, 3)
 
 
 def open_for(folder: Path, plan: Plan, agent: int = 1) -> ReleaseLedger:

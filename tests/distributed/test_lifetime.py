@@ -45,13 +45,13 @@ def train(
     model = nn.Linear(3, 2)
     for parameter in model.parameters():
         nn.init.constant_(parameter, 0.1)
+    rendezvous.keys = folder / keys
     return run_agent(
         plan,
         rendezvous=rendezvous,
         model=model,
         loss=nn.functional.cross_entropy,
         dataset=TensorDataset(inputs, (inputs.sum(dim=1) > 0).long()),
-        keys=folder / keys,
         settings=RunSettings(Constant(0.1), timeout=5, num_steps=options.pop("num_steps", None)),
         **options,
     )

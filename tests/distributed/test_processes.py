@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from corn.covariance import ThreatModel
-from corn.distributed.exchange import StopReason
-from corn.distributed.keyring import make_keys
+from corn.distributed.joining import join_store
+from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.launcher import LaunchResult, merge_results
+from corn.distributed.messages import StopReason
 from corn.distributed.processes import AgentProcesses
-from corn.distributed.rendezvous import join_store
 from corn.distributed.results import FailureKind, RunStatus, raise_common_failure
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, read_model
@@ -218,8 +218,11 @@ def test_a_signal_before_the_first_step_ends_an_agent_that_waits(
 ) -> None:
     (process,), port = start_one_by_one(tmp_path, [0])
     try:
-        store = join_store("127.0.0.1", port, timeout=60)
-        store.get("hello/0")  # waits until it is there
+        own = load_credentials(tmp_path / "keys", 1, 2)
+        store = join_store(("127.0.0.1", port), own, timeout=60)
+        while store.get(["join/0"], 1.0) == [None]:
+            pass
+        store.close()
         process.send_signal(number)
         said = process.communicate(timeout=30)[1]
         assert process.returncode == 130
@@ -367,7 +370,7 @@ def test_all_agents_stop_together_on_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        ("key", r"agent 1: .*agent-1\.key: cannot be read"),
+        ("key", r"agent 0: no message \(join\) from agent 1 within 3 s"),
         ("plan", "agents differ in the plan's fingerprint: agent 1 has"),
         ("checkpoint", r"agent 1: .*checkpoint-100\.corn: not a checkpoint, or a damaged one"),
         ("settings", "agents differ in step sizes: agent 1 has Constant"),
@@ -385,6 +388,7 @@ def test_a_run_that_cannot_start_fails_with_one_line(
     if spoil == "key":
         run_processes(plan, out, SETTINGS, agents=[], seconds=5)
         (out / "keys" / "agent-1.key").unlink()
+        settings = dict.fromkeys(range(3), replace(SETTINGS, timeout=3))
     elif spoil == "plan":
         plans[1] = save(small_plan("ring:3", 201), tmp_path / "other.corn")
     elif spoil == "checkpoint":

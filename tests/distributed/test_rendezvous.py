@@ -6,21 +6,27 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from corn.distributed.handshake import announcing_failure
+from corn.distributed.joining import host_store, join, join_store
+from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.rendezvous import (
+    AbsentError,
+    ForgedWordError,
+    LateError,
     Rendezvous,
     StoppedBeforeStartError,
-    host_store,
-    join,
-    join_store,
+    Word,
 )
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.monitor import Interruption
+from corn.transport import MemoryStore, StoreLostError
 
-from .threads import run_in_threads
+from .threads import make_credentials, make_rendezvous, run_in_threads
 
 
 def test_waiting_for_a_store_can_be_interrupted() -> None:
@@ -29,7 +35,7 @@ def test_waiting_for_a_store_can_be_interrupted() -> None:
         interruption, began = Interruption(), time.monotonic()
         threading.Timer(0.2, setattr, (interruption, "requested", True)).start()
         with pytest.raises(StoppedBeforeStartError, match=r"^agent 3: interrupted"):
-            join(store=(host, 1), agent=3, num_agents=4, timeout=20, interruption=interruption)
+            join(make_credentials(3, 4), store=(host, 1), timeout=20, interruption=interruption)
         assert time.monotonic() - began < 10
 
 
@@ -44,15 +50,11 @@ def test_a_rendezvous_serves_one_run() -> None:
 
 
 def test_the_host_of_the_store_leaves_last() -> None:
+    store = MemoryStore()
+
     def run(rendezvous: Rendezvous) -> None:
-        own = Rendezvous(
-            rendezvous.store,
-            rendezvous.agent,
-            3,
-            timeout=5,
-            address="",
-            is_host=rendezvous.agent == 0,
-        )
+        own = make_rendezvous(rendezvous.agent, 3, store, timeout=5, is_host=rendezvous.agent == 0)
+        own.listener.close()
         time.sleep(0.2 * rendezvous.agent)
         with announcing_failure(own):
             raise CornError("no")
@@ -63,34 +65,195 @@ def test_the_host_of_the_store_leaves_last() -> None:
 
 
 def test_a_port_in_use_and_a_missing_store_are_reported_in_one_line() -> None:
-    store = host_store("127.0.0.1", 0, timeout=1)
+    own = make_credentials(0, 2)
+    store = host_store(("127.0.0.1", 0), own)
     with pytest.raises(CornError, match="no store can be opened there: the port is taken"):
-        host_store("127.0.0.1", store.port, timeout=1)
+        host_store(("127.0.0.1", store.port), own)
     with pytest.raises(CornError, match=r"no store found at 127\.0\.0\.1:1 within 0.5 s"):
-        join_store("127.0.0.1", 1, timeout=0.5)
+        join_store(("127.0.0.1", 1), own, timeout=0.5)
+    store.close()
 
 
 def test_a_port_of_another_program_is_not_waited_for_beyond_the_time_out() -> None:
     """The program accepts connections and never answers."""
-    other = socket.create_server(("127.0.0.1", 0))
-    host, port = other.getsockname()
-    other.detach()
-    with pytest.raises(CornError, match=r"the program at .* does not answer as a store"):
-        join_store(host, port, timeout=0.5)
-    interruption = Interruption()
-    threading.Timer(0.2, setattr, (interruption, "requested", True)).start()
-    with pytest.raises(StoppedBeforeStartError):
-        join_store(host, port, timeout=20, interruption=interruption)
-    with pytest.raises(CornError, match=r"^agent 0: .*the port is taken"):
-        join(store=(host, port), agent=0, num_agents=4, timeout=1)
+    own = make_credentials(1, 2)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        where = other.getsockname()
+        with pytest.raises(CornError, match=r"is not this run's store: it did not prove the key"):
+            join_store(where, own, timeout=0.5)
+        interruption = Interruption()
+        threading.Timer(0.2, setattr, (interruption, "requested", True)).start()
+        with pytest.raises(StoppedBeforeStartError):
+            join_store(where, own, timeout=20, interruption=interruption)
+        with pytest.raises(CornError, match=r"^agent 0: .*the port is taken"):
+            join(make_credentials(0, 2), store=where, timeout=1)
 
 
 def test_the_store_listens_at_its_address_only() -> None:
-    store = host_store("127.0.0.1", 0, timeout=1)
+    store = host_store(("127.0.0.1", 0), make_credentials(0, 2))
     socket.create_connection(("127.0.0.1", store.port), timeout=1).close()
     for elsewhere in ("127.0.0.2", "::1"):
         with pytest.raises(OSError, match=r"refused|Cannot assign"):
             socket.create_connection((elsewhere, store.port), timeout=1)
+    store.close()
+
+
+def test_only_agents_of_the_roster_reach_the_store() -> None:
+    store = host_store(("127.0.0.1", 0), make_credentials(0, 2))
+    where = ("127.0.0.1", store.port)
+    found = join_store(where, make_credentials(1, 2), timeout=5)
+    assert found.set("hello/1", b"word") == b"word"
+    assert store.words.get(["hello/1"]) == [b"word"]
+    # Of another roster, in which the numbers exist too.
+    with pytest.raises(CornError, match="did not prove the key of agent 0"):
+        join_store(where, make_credentials(1, 3), timeout=0.5)
+    found.close()
+    store.close()
+
+
+def test_an_agent_writes_under_its_own_number_only() -> None:
+    store = host_store(("127.0.0.1", 0), make_credentials(0, 3))
+    for key in ("hello/2", "hello", "hello/1x", "/1", "seed/2/1"):
+        found = join_store(("127.0.0.1", store.port), make_credentials(1, 3), timeout=5)
+        with pytest.raises(StoreLostError):
+            found.set(key, b"word")
+        assert store.words.get([key]) == [None]
+        found.close()
+    store.close()
+
+
+def test_a_word_is_written_once() -> None:
+    store = MemoryStore()
+    assert store.set("a/0", b"first") == b"first"
+    assert store.set("a/0", b"second") == b"first"
+    assert store.get(["a/0", "b/0"], 0.01) == [b"first", None]
+
+
+def meet_both(store: MemoryStore) -> list[Rendezvous]:
+    """Return two agents that have met at a store."""
+    both = [make_rendezvous(agent, 2, store, timeout=1) for agent in range(2)]
+    threads = [threading.Thread(target=lambda own=own: own.meeting) for own in both]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for own in both:
+        own.listener.close()
+    return both
+
+
+class LyingStore:
+    """A store whose host shows one agent other words than were published."""
+
+    def __init__(self, store: MemoryStore, lies: dict[str, bytes]) -> None:
+        self._store, self._lies = store, lies
+
+    def set(self, key: str, word: bytes) -> bytes:
+        return self._store.set(key, word)
+
+    def get(self, keys: Any, seconds: float = 0.0) -> list[bytes | None]:
+        found = self._store.get(keys, seconds)
+        return [self._lies.get(key, word) for key, word in zip(keys, found, strict=True)]
+
+
+def test_a_host_that_replays_a_word_of_an_earlier_run_is_detected() -> None:
+    earlier = MemoryStore()
+    old = meet_both(earlier)
+    for own in old:
+        own.publish("hello", b"nonce %d" % own.agent)
+    (replayed,) = earlier.get(["hello/1"])
+    now = MemoryStore()
+    first, second = meet_both(now)
+    first.publish("hello", b"new nonce")
+    second.publish("hello", b"new nonce")
+    first.store = LyingStore(now, {"hello/1": replayed or b""})
+    with pytest.raises(ForgedWordError) as caught:
+        first.gather("hello")
+    assert (caught.value.topic, caught.value.agent) == ("hello", 1)
+
+
+def test_a_host_that_shows_agents_different_words_is_detected() -> None:
+    """It has two challenges that agent 1 signed, and shows each agent another one."""
+    earlier, now = MemoryStore(), MemoryStore()
+    meet_both(earlier)
+    (other,) = earlier.get(["join/1"])
+    results: list[object] = []
+    first = make_rendezvous(0, 2, LyingStore(now, {"join/1": other or b""}), timeout=1)
+    second = make_rendezvous(1, 2, now, timeout=1)
+
+    def talk(own: Rendezvous) -> None:
+        try:
+            own.publish("hello", b"terms")
+            results.append(own.gather("hello"))
+        except ForgedWordError as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=talk, args=(own,)) for own in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for own in (first, second):
+        own.listener.close()
+    assert [type(result) for result in results] == [ForgedWordError] * 2
+
+
+@pytest.mark.parametrize("change", ["message", "signature", "none"])
+def test_a_host_cannot_change_or_invent_words(change: str) -> None:
+    store = MemoryStore()
+    first, second = meet_both(store)
+    first.publish("hello", b"a")
+    second.publish("hello", b"b")
+    (word,) = store.get(["hello/1"])
+    assert word is not None
+    lie = {
+        "message": Word(b"c", word[-64:]).encode(),
+        "signature": word[:-1] + bytes([word[-1] ^ 1]),
+        "none": b"c",
+    }[change]
+    first.store = LyingStore(store, {"hello/1": lie})
+    with pytest.raises(ForgedWordError):
+        first.gather("hello")
+
+
+def test_a_second_process_under_the_same_number_is_detected() -> None:
+    store = MemoryStore()
+    first, _ = meet_both(store)
+    twin = make_rendezvous(0, 2, store, timeout=1)
+    twin.listener.close()
+    with pytest.raises(ForgedWordError) as caught:
+        twin.publish("hello", b"a")
+    assert caught.value.agent == first.agent
+
+
+def test_a_run_begins_with_those_who_came() -> None:
+    store = MemoryStore()
+    results: dict[int, object] = {}
+
+    def run(agent: int) -> None:
+        own = make_rendezvous(agent, 4, store, timeout=0.5, start_with=3)
+        try:
+            results[agent] = own.meeting.members
+        except CornError as error:
+            results[agent] = type(error)
+        own.listener.close()
+
+    make_credentials(0, 4)
+    threads = [threading.Thread(target=run, args=(agent,)) for agent in (0, 1, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {0: (0, 1, 3), 1: (0, 1, 3), 3: (0, 1, 3)}
+    run(2)
+    assert results[2] is LateError
+
+
+def test_a_run_does_not_begin_with_too_few() -> None:
+    own = make_rendezvous(0, 4, MemoryStore(), timeout=0.3, start_with=2)
+    with pytest.raises(AbsentError, match="from agents 1, 2, 3"):
+        own.meeting  # noqa: B018
+    own.listener.close()
 
 
 @pytest.mark.parametrize(
@@ -113,12 +276,14 @@ def test_a_wrong_torchrun_environment_is_reported_in_one_line(
         join(timeout=1)
 
 
-def test_rank_0_reports_a_missing_rank_in_one_line() -> None:
+def test_rank_0_reports_a_missing_rank_in_one_line(tmp_path: Path) -> None:
     """Torch times out first: a process that left its thread there would be aborted."""
+    make_keys(tmp_path, 2)
     code = (
+        "from pathlib import Path\n"
         "from corn.distributed import join\n"
         "from corn.errors import CornError\n"
-        "try: join(timeout=1)\n"
+        f"try: join(timeout=1, keys=Path({str(tmp_path)!r}))\n"
         "except CornError as error: print(error)"
     )
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -134,9 +299,9 @@ def test_rank_0_reports_a_missing_rank_in_one_line() -> None:
     assert "not all agents came within 1 s" in done.stdout
 
 
-def test_an_agent_number_beyond_the_last_is_refused() -> None:
+def test_an_agent_number_beyond_the_last_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="agent must be from 0 to 3, found 7"):
-        join(store=("127.0.0.1", 1), agent=7, num_agents=4)
+        load_credentials(tmp_path, 7, 4)
 
 
 def test_a_rendezvous_needs_torchrun_or_an_address(
@@ -145,12 +310,28 @@ def test_a_rendezvous_needs_torchrun_or_an_address(
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(CornError, match="RANK is not set: start agents with torchrun"):
         join()
-    with pytest.raises(CornError, match="must be given with a store"):
+    with pytest.raises(CornError, match="credentials must be given with a store"):
         join(store=("127.0.0.1", 1))
 
 
 def test_an_agent_advertises_its_address_on_the_route_to_the_store() -> None:
-    store = host_store("127.0.0.1", 0, timeout=1)
+    store = host_store(("127.0.0.1", 0), make_credentials(0, 2))
     where = ("127.0.0.1", store.port)
-    found = join(store=where, agent=0, num_agents=2, timeout=5, opens_store=False)
-    assert (found.agent, found.num_agents, found.address) == (0, 2, "127.0.0.1")
+    own = make_credentials(0, 2)
+    found = join(own, store=where, timeout=5, opens_store=False)
+    assert (found.agent, found.num_agents) == (0, 2)
+    assert found.address == found.bound == ("127.0.0.1", found.listener.port)
+    behind_nat = join(
+        own,
+        store=where,
+        timeout=5,
+        opens_store=False,
+        listen=("0.0.0.0", 0),
+        advertise=("clinic.example", 29600),
+    )
+    assert behind_nat.address == ("clinic.example", 29600)
+    everywhere = join(own, store=where, timeout=5, opens_store=False, listen=("0.0.0.0", 0))
+    assert everywhere.address[0] == "127.0.0.1"
+    for rendezvous in (found, behind_nat, everywhere):
+        rendezvous.close()
+    store.close()

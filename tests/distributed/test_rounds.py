@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from corn.distributed.rounds import HalfStep
+from corn.distributed.half_step import HalfStep
 from corn.privacy import ClippedQuery
 from tests.oracles.deployed_release import GivenGradient
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from corn.covariance import Horizon, MechanismName, ThreatModel
+from corn.distributed.half_step import CellBatches
 from corn.distributed.results import merge_measurements
-from corn.distributed.rounds import CellBatches
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders
 from corn.learn import Constant, Method, SweepSettings, Trial, run_sweep

@@ -2,29 +2,72 @@
 
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, TypeVar
 
-from torch._C._distributed_c10d import HashStore
-
 from corn.distributed.rendezvous import Rendezvous
+from corn.noise import Identity, Roster, generate_identity
+from corn.transport import Credentials, Listener, MemoryStore, Store
 
 Result = TypeVar("Result")
 
 
+@lru_cache
+def make_identities(num_agents: int) -> list[Identity]:
+    return [generate_identity() for _ in range(num_agents)]
+
+
+def make_credentials(agent: int, num_agents: int, *, seals: bool = True) -> Credentials:
+    """Return the keys of an agent; those of the same number of agents belong together."""
+    identities = make_identities(num_agents)
+    roster = Roster(tuple(own.public_key for own in identities))
+    return Credentials(agent, identities[agent], roster, seals=seals)
+
+
+def make_rendezvous(
+    agent: int,
+    num_agents: int,
+    store: Store,
+    *,
+    timeout: float = 20.0,
+    is_host: bool = False,
+    seals: bool = True,
+    start_with: int | None = None,
+) -> Rendezvous:
+    """Return an agent at a store, with a listener on this machine."""
+    credentials = make_credentials(agent, num_agents, seals=seals)
+    listener = Listener(("127.0.0.1", 0), credentials)
+    return Rendezvous(
+        store,
+        credentials,
+        listener=listener,
+        address=("127.0.0.1", listener.port),
+        timeout=timeout,
+        is_host=is_host,
+        start_with=start_with,
+    )
+
+
 def run_in_threads(
-    num_agents: int, function: Callable[[Rendezvous], Result], *, timeout: float = 20.0
+    num_agents: int,
+    function: Callable[[Rendezvous], Result],
+    *,
+    timeout: float = 20.0,
+    seals: bool = True,
 ) -> list[Result | BaseException]:
     """Return what ``function`` returns or raises for each agent."""
-    store = HashStore()
+    store = MemoryStore()
+    make_identities(num_agents)  # once, before threads ask for them
     results: list[Any] = [None] * num_agents
 
     def run(agent: int) -> None:
+        rendezvous = make_rendezvous(agent, num_agents, store, timeout=timeout, seals=seals)
         try:
-            results[agent] = function(
-                Rendezvous(store, agent, num_agents, timeout=timeout, address="127.0.0.1")
-            )
+            results[agent] = function(rendezvous)
         except BaseException as error:  # noqa: BLE001
             results[agent] = error
+        finally:
+            rendezvous.listener.close()
 
     threads = [threading.Thread(target=run, args=(agent,)) for agent in range(num_agents)]
     for thread in threads:

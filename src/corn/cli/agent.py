@@ -52,6 +52,32 @@ class RunOptions:
             rich_help_panel=AGENTS,
         ),
     ] = 60.0
+    deadline: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="Seconds per mixing round after which the message of a late neighbour is mixed "
+            "when it arrives. (Default: wait for all.)",
+            rich_help_panel=AGENTS,
+        ),
+    ] = None
+    start_with: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Begin with so many agents if the others do not come within the time-out; they "
+            "may join later. (Default: all.)",
+            rich_help_panel=AGENTS,
+        ),
+    ] = None
+    plain_links: Annotated[
+        bool,
+        typer.Option(
+            "--plain-links",
+            help="Do not encrypt messages between agents: for trusted hardware only.",
+            rich_help_panel=AGENTS,
+        ),
+    ] = False
     checkpoint_every: Annotated[
         int, typer.Option(min=1, help="Steps between checkpoints.", rich_help_panel=AGENTS)
     ] = 100
@@ -108,6 +134,9 @@ class RunOptions:
             seed=seed,
             on_dropout=self.on_dropout,
             timeout=self.timeout,
+            deadline=self.deadline,
+            start_with=self.start_with,
+            plain_links=self.plain_links,
             checkpoint_every=self.checkpoint_every,
             resume=self.resume,
             rehearsal_seed=rehearsal_seed,
@@ -160,6 +189,29 @@ def agent(
         str | None,
         typer.Option(help="HOST:PORT of the rendezvous; agent 0 opens it.", rich_help_panel=_PLACE),
     ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            help="ADDRESS:PORT at which neighbours with higher numbers connect. (Default: any free "
+            "port of the address that leads to the store.)",
+            rich_help_panel=_PLACE,
+        ),
+    ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT under which neighbours reach --listen, behind NAT or in a container.",
+            rich_help_panel=_PLACE,
+        ),
+    ] = None,
+    rejoin: Annotated[
+        bool,
+        typer.Option(
+            "--rejoin",
+            help="Join a run under way that lost this agent or began without it.",
+            rich_help_panel=_PLACE,
+        ),
+    ] = False,
     out: Annotated[
         Path,
         typer.Option(help="Folder of the run: publish shared in it, never private."),
@@ -191,6 +243,9 @@ def agent(
         store=None if store is None else distributed.parse_address(store),
         default_batch_size=USUAL_BATCH_SIZE,
         lifetime=run.make_lifetime(),
+        listen=None if listen is None else distributed.parse_address(listen),
+        advertise=None if advertise is None else distributed.parse_address(advertise),
+        rejoins=rejoin,
     )
     limit_threads()
     own = os.environ.get("RANK", "") if number is None else str(number)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from corn.distributed.agent import run_agent as run_agent
     from corn.distributed.agent import run_workload as run_workload
-    from corn.distributed.exchange import StopReason as StopReason
+    from corn.distributed.joining import join as join
     from corn.distributed.journal import Reports as Reports
     from corn.distributed.launcher import LaunchResult as LaunchResult
     from corn.distributed.launcher import Placement as Placement
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from corn.distributed.lifetime import Lifetime as Lifetime
     from corn.distributed.lifetime import LifetimeSpentError as LifetimeSpentError
     from corn.distributed.lifetime import LifetimeTotal as LifetimeTotal
+    from corn.distributed.messages import StopReason as StopReason
     from corn.distributed.planning import PlanningRequest as PlanningRequest
     from corn.distributed.processes import listen_for_signals as listen_for_signals
     from corn.distributed.rendezvous import Rendezvous as Rendezvous
-    from corn.distributed.rendezvous import join as join
     from corn.distributed.results import AgentResult as AgentResult
     from corn.distributed.results import RunStatus as RunStatus
     from corn.distributed.results import describe_stop as describe_stop
@@ -52,9 +52,9 @@ _MODULES = {
     "Reports": "journal",
     "RunSettings": "settings",
     "RunStatus": "results",
-    "StopReason": "exchange",
+    "StopReason": "messages",
     "describe_stop": "results",
-    "join": "rendezvous",
+    "join": "joining",
     "launch": "launcher",
     "listen_for_signals": "processes",
     "parse_address": "settings",

@@ -7,31 +7,35 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from corn.distributed.exchange import Exchange, message_bytes
+from corn.distributed.entry import AgreedRun, Entry, Work, begin_run, return_to_run
+from corn.distributed.exchange import Exchange
+from corn.distributed.half_step import CellBatches, HalfStep
 from corn.distributed.handshake import (
-    Agreement,
     Hello,
     announcing_failure,
     check_plan,
-    confirm,
-    naming_absent_agents,
-    require_budget,
-    shake_hands,
 )
+from corn.distributed.joining import join
 from corn.distributed.journal import EvaluationData, Journal, ReleaseAccount, Reports
-from corn.distributed.keyring import Keyring, NoiseShare, open_keyring, share_group_seeds
-from corn.distributed.lifetime import Lifetime, check_lifetime
-from corn.distributed.links import open_links
+from corn.distributed.keyring import (
+    Keyring,
+    find_credentials,
+    open_keyring,
+)
+from corn.distributed.lifetime import Lifetime, LifetimeTotal, check_lifetime
 from corn.distributed.planning import find_plan
-from corn.distributed.rendezvous import Rendezvous, join, naming_agent
+from corn.distributed.rejoin import (
+    load_addresses,
+)
+from corn.distributed.rendezvous import Rendezvous, naming_agent
 from corn.distributed.results import AgentResult, judge_status
-from corn.distributed.rounds import CellBatches, HalfStep, TrainingRounds
+from corn.distributed.rounds import TrainingRounds
 from corn.distributed.samples import check_samples
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.distributed.storage import (
@@ -42,7 +46,6 @@ from corn.distributed.storage import (
     make_folders,
     read_rows,
 )
-from corn.distributed.survivors import ActivePlan
 from corn.learn.batches import AgentData, BatchSampler
 from corn.learn.metrics import Row
 from corn.learn.monitor import catch_interruption
@@ -65,7 +68,6 @@ def run_agent(
     dataset: DataSource,
     validation: DataSource | None = None,
     test: DataSource | None = None,
-    keys: Path | None = None,
     out: Path | None = None,
     settings: RunSettings | None = None,
     reports: Reports | None = None,
@@ -75,7 +77,8 @@ def run_agent(
 
     Args:
         plan: the same for all agents.
-        rendezvous: :func:`corn.distributed.join` makes it from torchrun's environment.
+        rendezvous: :func:`corn.distributed.join` makes it from torchrun's environment and the
+            agent's folder of keys, in which the ledger is kept too.
         model: any module without batch normalisation and dropout, or a ``Task``; all agents must
             start from the same parameters.
         loss: for a module: (outputs, targets) → mean loss.
@@ -84,7 +87,6 @@ def run_agent(
         validation: samples to measure on. They are taken to be this agent's own: measurements on
             them are for its owner, as on ``dataset``, and are not written to the shared folder.
         test: the same.
-        keys: the folder with ``agent-I.key``, ``roster.json`` and the ledger.
         out: the folder of the run, which agents may have in common. ``shared/agent-I`` in it gets
             models and ε and may be published. ``private/agent-I`` gets measurements, private notes
             and checkpoints, and only its owner can open it.
@@ -110,7 +112,6 @@ def run_agent(
         plan,
         own,
         rendezvous=rendezvous,
-        keys=keys,
         out=out,
         settings=chosen,
         reports=reports,
@@ -124,14 +125,7 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
     Return the plan that was run, and the agent's result.
     """
     settings = config.settings
-    rendezvous = join(
-        timeout=settings.timeout,
-        store=config.store,
-        agent=config.agent,
-        num_agents=config.num_agents,
-        interruption=reports.interruption,
-        opens_store=config.opens_store,
-    )
+    rendezvous = join_run(config, reports)
     with announcing_failure(rendezvous), naming_agent(rendezvous.agent):
         plan, settings = find_plan(config, rendezvous)
         if settings.batch_size is None:
@@ -143,14 +137,38 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
         select_agent(problem, rendezvous.agent),
         rendezvous=rendezvous,
         cohort=problem.data,
-        keys=config.keys,
         out=config.out,
         settings=settings,
         reports=reports,
         lifetime=config.lifetime,
         data=config.workload.describe(problem),
+        rejoins=config.rejoins,
     )
     return plan, result
+
+
+def join_run(config: AgentConfig, reports: Reports) -> Rendezvous:
+    """Join the other agents of a run, or of one under way."""
+    settings, credentials, earlier = config.settings, None, None
+    if config.agent is not None and config.num_agents is not None:
+        with naming_agent(config.agent):
+            credentials = find_credentials(settings, config.keys, config.agent, config.num_agents)
+        if config.rejoins:
+            # Others keep the address of before, at which they were told to find this agent.
+            folders = Folders.of_run(config.out, is_rehearsal=settings.is_rehearsal)
+            earlier, _ = load_addresses(folders.of_agent(config.agent).private)
+    return join(
+        credentials,
+        timeout=settings.timeout,
+        store=config.store,
+        keys=config.keys,
+        listen=config.listen or earlier,
+        advertise=config.advertise,
+        start_with=settings.start_with,
+        opens_store=config.opens_store,
+        needs_store=not config.rejoins,
+        interruption=reports.interruption,
+    )
 
 
 def run_problem(
@@ -159,35 +177,44 @@ def run_problem(
     *,
     rendezvous: Rendezvous,
     cohort: AgentData | None = None,
-    keys: Path | None = None,
     out: Path | None = None,
     settings: RunSettings,
     reports: Reports | None = None,
     lifetime: Lifetime | None = None,
     data: str = "",
+    rejoins: bool = False,
 ) -> AgentResult:
     """Run one agent of a plan on a problem with its own data.
 
     ``cohort`` has the data of all agents, for a rehearsal. ``data`` describes how the data was
-    partitioned, on which all must agree. The other arguments are those of :func:`run_agent`.
+    partitioned, on which all must agree. With ``rejoins`` the agent joins a run under way. The
+    other arguments are those of :func:`run_agent`.
     """
-    agent, reports = rendezvous.agent, reports or Reports()
+    agent, reports, keys = rendezvous.agent, reports or Reports(), rendezvous.keys
     # However the run ends, links are closed, so that neighbours notice, and the ledger is unlocked.
     with ExitStack() as stack:
-        with announcing_failure(rendezvous), naming_agent(agent):
+        stack.callback(rendezvous.close)
+        # An agent that cannot return to a run must not stop the others at their start.
+        announcing = nullcontext() if rejoins else announcing_failure(rendezvous)
+        with announcing, naming_agent(agent):
             # Check. The agent verifies the plan itself before it publishes or writes anything.
             guarantee = check_plan(plan, settings, rendezvous)
             folders = None
             if out is not None:
                 folders = make_folders(out, agent, is_rehearsal=settings.is_rehearsal)
             keyring = open_keyring(
-                plan, agent, settings, keys, stack, precision=guarantee.precision
+                plan,
+                rendezvous.credentials,
+                settings,
+                keys,
+                stack,
+                precision=guarantee.precision,
             )
             releases_left = keyring.ledger.remaining
             choices = keyring.make_choices(plan, agent)
             work = prepare_work(plan, agent, settings, problem, choices, cohort=cohort)
             steps: set[int] = set()
-            if folders is not None:
+            if folders is not None and not rejoins:
                 steps = find_checkpoints(
                     _checkpoints(folders, plan, agent, settings),
                     settings,
@@ -195,86 +222,41 @@ def run_problem(
                     num_releases=plan.budget.num_steps - releases_left,
                 )
             # Agree. From here on all agents have the same plan, model, settings and nonce.
-            hello = make_hello(plan, settings, work, keyring, steps, data)
-            agreement = shake_hands(rendezvous, hello)
-            require_budget(agreement)
-            # The owner's limit is on all plans together. Checked with the ledger open, so that no
-            # second run can add to the total meanwhile, and before anything is released.
-            total = None
-            if keys is not None and not settings.is_rehearsal:
-                left = settings.steps_of(plan) - agreement.first_step
-                total = check_lifetime(
-                    plan,
-                    agent,
-                    keys=keys,
-                    ledger=keyring.ledger,
-                    lifetime=lifetime or Lifetime(),
-                    num_steps=min(left, agreement.max_steps),
-                )
-                if reports.on_total:
-                    reports.on_total(total)
-            group_seeds = share_group_seeds(rendezvous, plan, keyring, run_nonce=agreement.nonce)
-            keyring = replace(keyring, group_seeds=group_seeds)
-            # Connect. Opening a link notices no signal, so it waits until both ends are there.
-            confirm(rendezvous, agreement, "linking")
-            with naming_absent_agents(rendezvous, "ready"):
-                exchange = connect(plan, settings, rendezvous, work.start)
-                stack.callback(exchange.close)
-            confirm(rendezvous, agreement, "ready")
+            roster = rendezvous.credentials.roster.fingerprint.hex()
+            hello = make_hello(plan, settings, work, keyring, steps, data, roster=roster)
+            run = AgreedRun(plan, settings, agent, hello, keyring, work, folders)
+
+            def check_total(num_steps: int) -> LifetimeTotal | None:
+                return _check_total(run, keys, lifetime or Lifetime(), reports, num_steps)
+
+            if rejoins:
+                run, entry = return_to_run(run, rendezvous, check_total)
+            else:
+                run, entry = begin_run(run, rendezvous, check_total)
+            stack.callback(entry.close)
         with naming_agent(agent):
-            account = ReleaseAccount(plan.budget.of_agent(agent), keyring.ledger.precision)
-            run = AgreedRun(plan, settings, agent, agreement, keyring, work, account, folders)
-            return replace(train_agent(run, exchange, reports), lifetime=total)
+            return train_agent(run, entry, reports)
 
 
-@dataclass(frozen=True, eq=False)
-class Work:
-    """An agent's task: the half step, the data to measure on, and the initial model."""
-
-    half_step: HalfStep
-    data: EvaluationData
-    start: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class AgreedRun:
-    """Everything that one agent's training needs, once all agents agreed."""
-
-    plan: Plan
-    settings: RunSettings
-    agent: int
-    agreement: Agreement
-    keyring: Keyring
-    work: Work
-    account: ReleaseAccount
-    folders: Folders | None
-
-    @property
-    def first_step(self) -> int:
-        """Steps done before this run."""
-        return self.agreement.first_step
-
-    @property
-    def last_step(self) -> int:
-        """The end of the run: T, or earlier where a ledger allows fewer steps."""
-        return min(self.settings.steps_of(self.plan), self.first_step + self.agreement.max_steps)
-
-    def activate(self, plan: Plan, members: tuple[int, ...]) -> ActivePlan:
-        """Return a plan for some members with this agent's noise under it."""
-        source = self.keyring.make_source(plan, self.agent, members)
-        # A rehearsal draws a simulation's noise, whose nonce follows from the seed.
-        # The run's nonce has a new part from every agent: under it no noise was ever drawn before.
-        nonce = self.agreement.nonce
-        if self.settings.is_rehearsal:
-            nonce = self.keyring.ledger.nonce
-        noise = NoiseShare(
-            plan,
-            members.index(self.agent),
-            source,
-            nonce=nonce,
-            num_parameters=len(self.work.start),
-        )
-        return ActivePlan(plan, members, noise)
+def _check_total(
+    run: AgreedRun, keys: Path | None, lifetime: Lifetime, reports: Reports, num_steps: int
+) -> LifetimeTotal | None:
+    """Check the owner's limit on all plans together."""
+    # With the ledger open, so that no second run can add to the total meanwhile, and before
+    # anything is released.
+    if keys is None or run.settings.is_rehearsal:
+        return None
+    total = check_lifetime(
+        run.plan,
+        run.agent,
+        keys=keys,
+        ledger=run.keyring.ledger,
+        lifetime=lifetime,
+        num_steps=num_steps,
+    )
+    if reports.on_total:
+        reports.on_total(total)
+    return total
 
 
 def prepare_work(
@@ -321,7 +303,14 @@ def prepare_work(
 
 
 def make_hello(
-    plan: Plan, settings: RunSettings, work: Work, keyring: Keyring, steps: set[int], data: str
+    plan: Plan,
+    settings: RunSettings,
+    work: Work,
+    keyring: Keyring,
+    steps: set[int],
+    data: str,
+    *,
+    roster: str,
 ) -> Hello:
     """Return the terms that the agent publishes at the handshake; nothing secret."""
     task = work.data.task
@@ -332,7 +321,7 @@ def make_hello(
         plan=fingerprint(plan).hex(),
         model=model,
         start=hashlib.sha256(work.start.numpy().tobytes()).hexdigest()[:16],
-        roster=keyring.digest_roster(),
+        roster=roster,
         settings=settings.describe(plan) | {"partition of data": data, "streams": STREAM_FORMAT},
         nonce=keyring.ledger.nonce.hex(),  # public: noise follows from it only with the keys
         remaining=keyring.ledger.remaining,
@@ -341,41 +330,16 @@ def make_hello(
     )
 
 
-def connect(plan: Plan, settings: RunSettings, rendezvous: Rendezvous, start: Tensor) -> Exchange:
-    """Open the links to neighbours, and to no other agent."""
-    graph, agent = plan.network.graph, rendezvous.agent
-    # On a one-way link an agent only sends, or only receives.
-    receivers = frozenset(graph.neighbors(agent))
-    senders = frozenset(graph.predecessors(agent)) if graph.is_directed() else receivers
-    links = open_links(
-        rendezvous.store,
-        agent,
-        senders | receivers,
-        message_bytes=message_bytes(plan.num_agents, start.nbytes),
-        timeout=settings.timeout,
-        address=rendezvous.address,
-    )
-    return Exchange(
-        links,
-        agent=agent,
-        num_agents=plan.num_agents,
-        num_parameters=len(start),
-        dtype=start.dtype,
-        timeout=settings.timeout,
-        senders=senders,
-        receivers=receivers,
-    )
-
-
-def train_agent(run: AgreedRun, exchange: Exchange, reports: Reports) -> AgentResult:
+def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
     """Run all steps that are left, and record them."""
     plan, settings, ledger = run.plan, run.settings, run.keyring.ledger
+    exchange = entry.exchange
     journal = Journal(
         plan,
         settings,
         agent=run.agent,
         data=run.work.data,
-        account=run.account,
+        account=ReleaseAccount(plan.budget.of_agent(run.agent), ledger.precision),
         folders=run.folders,
         count_releases=lambda: plan.budget.num_steps - ledger.remaining,
         read_memory=lambda: run.work.half_step.memory,
@@ -391,6 +355,8 @@ def train_agent(run: AgreedRun, exchange: Exchange, reports: Reports) -> AgentRe
         activate=run.activate,
         half_step=run.work.half_step,
         exchange=exchange,
+        returns=entry.returns,
+        membership=entry.membership,
         ledger=ledger,
         journal=journal,
         first_step=run.first_step,
@@ -404,25 +370,34 @@ def train_agent(run: AgreedRun, exchange: Exchange, reports: Reports) -> AgentRe
     with catch_interruption() if given is None else nullcontext(given) as interruption:
         rounds.run(interruption)
     journal.record_end(rounds.step, rounds.parameters)
+    _note_network(run, exchange, journal)
+    missing = rounds.lost.keys() | rounds.cut_links.keys()
     return AgentResult(
         agent=run.agent,
-        status=judge_status(all_steps=rounds.step == settings.steps_of(plan), lost=rounds.lost),
+        status=judge_status(all_steps=rounds.step == settings.steps_of(plan), lost=missing),
         first_step=run.first_step,
         num_steps=rounds.step,
         stop=rounds.stop,
         lost=rounds.lost,
+        cut_links=rounds.cut_links,
         notes=tuple(journal.notes),
         traffic=exchange.traffic,
         parameters=rounds.parameters,
         rows=tuple(journal.rows),
         private_notes=tuple(journal.private_notes),
         seconds_waited=rounds.seconds_waited,
+        lifetime=run.total,
     )
 
 
 def _restore(run: AgreedRun, journal: Journal) -> tuple[Tensor, list[Row]]:
     """Return the model to start from and the measurements before it; remove later files."""
     step, folders = run.first_step, run.folders
+    if run.received is not None:
+        # An agent that returns begins with its sponsor's model, and keeps its own measurements.
+        journal.note(f"took part again from step {step} on, with the model of a neighbour")
+        rows = {} if folders is None else read_rows(folders.private / "metrics.csv")
+        return run.received.clone(), list(rows.values())
     if folders is not None and (removed := forget_after(folders, step)):
         journal.note(f"removed what an earlier run wrote after step {step} ({removed} files)")
     if folders is None or step == 0:
@@ -434,7 +409,7 @@ def _restore(run: AgreedRun, journal: Journal) -> tuple[Tensor, list[Row]]:
 
 def _note_ledger(run: AgreedRun, journal: Journal) -> None:
     """Note how a ledger shortens the run."""
-    total, agreement = run.settings.steps_of(run.plan), run.agreement
+    total, agreement = run.settings.steps_of(run.plan), run.agreed
     if run.last_step < total:
         journal.note(
             f"the run ends at step {run.last_step} of {total}: agent {agreement.scarce}'s ledger "
@@ -443,6 +418,19 @@ def _note_ledger(run: AgreedRun, journal: Journal) -> None:
     if agreement.reserved and run.agent == agreement.scarce:
         journal.note(
             f"a run that crashed had reserved {agreement.reserved} releases, which count as spent"
+        )
+
+
+def _note_network(run: AgreedRun, exchange: Exchange, journal: Journal) -> None:
+    """Note what the network did to the run."""
+    if run.settings.plain_links:
+        journal.note(
+            "links were plain: everyone on the network could read and change messages, and models "
+            "can be trusted only as far as the network"
+        )
+    for peer, count in sorted(exchange.num_missed.items()):
+        journal.note(
+            f"agent {peer} was late in {count} mixing rounds; its messages were mixed on arrival"
         )
 
 

@@ -1,203 +1,80 @@
 """Exchange of messages: one to and from every neighbour per mixing round, all at the same time.
 
-A message is one buffer: a header, d parameters, and a seal of eight bytes. Gloo accepts a message
-that is shorter than the buffer without an error, so only the seal shows that all of it arrived.
+A message is a header and d parameters. The link seals it, so what arrives is what was sent.
 
 An agent that waits for a slow neighbour is not slow itself. So an agent that has sent nothing for a
-third of the time-out sends a short *heartbeat*, upon which its neighbours keep waiting. Only an
-agent that sends nothing at all is lost, and its silence does not make its neighbours look lost too.
-In a run without trouble there are no heartbeats.
+third of the time-out sends a *heartbeat*, upon which its neighbours keep waiting. Only an agent
+that sends nothing at all is lost, and its silence does not make its neighbours look lost too. In a
+run without trouble there are no heartbeats.
+
+With a deadline, a round does not wait for a late neighbour. Its message is handed over in the round
+in which it arrives, together with the own message of the round that it belongs to.
 """
 
 from __future__ import annotations
 
-import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from functools import partial
-from typing import final
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from corn.distributed.links import Link, LinkError, Traffic
-from corn.errors import PublicError
+from corn.distributed.messages import Header, check_header, decode_message
+from corn.transport import Dropout, Link, LinkError, Traffic
 
-NEVER = 2**32 - 1
-"""The step at which no loss was noticed, and after which no run stops."""
-PREFIX_BYTES = 8
-SEAL_BYTES = 8
 SUSPENDED_SHARE = 0.5
 """The share of the time-out after which an agent that was suspended may have been declared lost:
 its neighbours' waits before and after the pause are up to half a time-out late."""
+MAX_LAG = 8
+"""The most messages by which a late neighbour may be behind; for the next one agents wait."""
 
-_MAGIC = b"corn/msg"
-_FIXED = struct.Struct("<8s8s8sIIIIQBBHI")
-_ALIGNMENT = 64
 _HEARTBEATS_PER_TIMEOUT = 3
+_SECONDS_TO_PART = 2.0
 # Two messages of a neighbour may have been under way before a pause; a third one shows that it
 # still takes this agent for alive.
 _PROOF_OF_LIFE = 3
 
 
-class StopReason(StrEnum):
-    """The reason for an end before the last step. Headers carry the position in this list."""
-
-    NONE = "none"
-    INTERRUPTED = "interrupted"
-    LOSS = "loss"
-    DIVERGED = "diverged"
-    BUDGET_SPENT = "budget spent"
-
-
-_REASONS = tuple(StopReason)
-
-
-@dataclass(frozen=True, order=True)
-class StopNotice:
-    """Announcement that all stop after ``step`` steps, because of ``agent``; the least counts."""
-
-    step: int = NEVER
-    agent: int = 0
-    reason: StopReason = StopReason.NONE
-
-
-NO_STOP = StopNotice()
-
-
-class ProtocolError(PublicError):
-    """A message that is not the neighbour's message of this step: the run cannot be trusted."""
-
-
-@dataclass(frozen=True)
-class Header:
-    """The description of a message, and what its sender knows of losses.
-
-    Attributes:
-        plan: the first 8 bytes of the fingerprint of the plan in force.
-        next_plan: those of the plan that replaces it at the next step; zeros if none does.
-        sender: the agent.
-        step: from 0.
-        mixing_round: of the step, from 0.
-        degree: number of neighbours to which the sender is still linked.
-        payload_bytes: the size of the parameters.
-        noticed: for each agent the step at which its loss was noticed (see ``Membership``).
-        stop: the earliest stop that the sender knows of.
-        is_heartbeat: whether it carries no parameters, and shows only that its sender is alive.
-    """
-
-    plan: bytes
-    next_plan: bytes
-    sender: int
-    step: int
-    mixing_round: int
-    degree: int
-    payload_bytes: int
-    noticed: tuple[int, ...]
-    stop: StopNotice = NO_STOP
-    is_heartbeat: bool = False
-
-    def encode(self) -> bytes:
-        """Return the header as bytes, ``header_bytes`` of them."""
-        fixed = _FIXED.pack(
-            _MAGIC,
-            self.plan,
-            self.next_plan,
-            self.sender,
-            self.step,
-            self.mixing_round,
-            self.degree,
-            self.payload_bytes,
-            int(self.is_heartbeat),
-            _REASONS.index(self.stop.reason),  # by position: a name has no fixed size
-            self.stop.agent,
-            self.stop.step,
-        )
-        body = fixed + struct.pack(f"<{len(self.noticed)}I", *self.noticed)
-        return body.ljust(header_bytes(len(self.noticed)), b"\0")
-
-    @property
-    def seal(self) -> bytes:
-        """The last bytes of the message; never zero."""
-        # Links zero the seal's place before they receive. A seal of zeros would seem to be there.
-        return struct.pack("<II", self.step + 1, self.mixing_round + 1)
-
-
-def header_bytes(num_agents: int) -> int:
-    """Return the size of a header, a few bytes per agent, rounded up to align the parameters.
-
-    >>> header_bytes(20)
-    192
-    """
-    size = _FIXED.size + 4 * num_agents
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def message_bytes(num_agents: int, payload_bytes: int) -> int:
-    """Return the size of a message: header, parameters and seal."""
-    return header_bytes(num_agents) + payload_bytes + SEAL_BYTES
-
-
-def decode_header(data: bytes, *, num_agents: int, sender: int) -> Header:
-    """Read a header that came from ``sender``; raise ``ProtocolError`` for anything else."""
-    fields = _FIXED.unpack_from(data)
-    magic, plan, next_plan, found, step, mixing_round, degree, size, kind, why, who, stop = fields
-    # Every field comes from another machine: positions must be in range before they are used.
-    is_sound = kind < 2 and why < len(_REASONS) and who < num_agents
-    if magic != _MAGIC or not is_sound:
-        raise ProtocolError(f"agent {sender} sent bytes that are not a message of CorN")
-    if found != sender:
-        raise ProtocolError(f"agent {sender}'s link carries a message of agent {found}")
-    return Header(
-        plan=plan,
-        next_plan=next_plan,
-        sender=found,
-        step=step,
-        mixing_round=mixing_round,
-        degree=degree,
-        payload_bytes=size,
-        noticed=struct.unpack_from(f"<{num_agents}I", data, _FIXED.size),
-        stop=StopNotice(stop, who, _REASONS[why]),
-        is_heartbeat=bool(kind),
-    )
-
-
-def check_header(found: Header, own: Header, seal: bytes) -> None:
-    """Raise ``ProtocolError`` unless a message belongs to the same step of the same run."""
-    who = f"agent {found.sender}"
-    if found.plan != own.plan:
-        raise ProtocolError(f"{who} runs another plan ({found.plan.hex()}, not {own.plan.hex()})")
-    # A model of another step would be mixed without an error, and agents would drift apart.
-    if (found.step, found.mixing_round) != (own.step, own.mixing_round):
-        raise ProtocolError(
-            f"{who} is at step {found.step}, round {found.mixing_round}, not at step {own.step}, "
-            f"round {own.mixing_round}"
-        )
-    if found.payload_bytes != own.payload_bytes:
-        raise ProtocolError(
-            f"{who} sent {found.payload_bytes} bytes of parameters, not {own.payload_bytes}"
-        )
-    if seal != own.seal:
-        raise ProtocolError(f"{who} sent a message that was cut short")
-
-
 @dataclass(frozen=True)
 class Received:
-    """A neighbour's message; the parameters are valid until the next exchange begins."""
+    """A message; a neighbour's parameters are valid until the next exchange begins."""
 
     header: Header
     parameters: Tensor
 
 
-class Dropout(StrEnum):
-    """The way in which the loss of a neighbour was noticed."""
+class LateMessage(NamedTuple):
+    """A neighbour's message of an earlier round, and the own message of that round."""
 
-    CLOSED = "closed"
-    SILENT = "silent"
-    STALLED = "stalled"
+    own: Received
+    theirs: Received
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a mixing round.
+
+    Attributes:
+        received: by neighbour.
+        late: messages of earlier rounds that arrived in this one, by neighbour, in order.
+        missed: the neighbours whose message of this round did not come before the deadline.
+        dropouts: the neighbours that are lost, and how.
+    """
+
+    received: Mapping[int, Received]
+    late: Mapping[int, tuple[LateMessage, ...]] = field(default_factory=dict)
+    missed: frozenset[int] = frozenset()
+    dropouts: Mapping[int, Dropout] = field(default_factory=dict)
+
+    @property
+    def headers(self) -> list[Header]:
+        """All headers that arrived, late ones included."""
+        late = [one.theirs.header for messages in self.late.values() for one in messages]
+        return late + [one.header for one in self.received.values()]
 
 
 @final
@@ -206,9 +83,7 @@ class Exchange:
 
     Args:
         links: one for each neighbour.
-        agent: this agent's number.
-        num_agents: n, which sets the size of headers.
-        num_parameters: d.
+        num_agents: n.
         dtype: of the parameters.
         timeout: seconds without a message after which a neighbour is lost.
         senders: the neighbours that send to this agent; by default all.
@@ -219,35 +94,28 @@ class Exchange:
         self,
         links: Mapping[int, Link],
         *,
-        agent: int,
         num_agents: int,
-        num_parameters: int,
         dtype: torch.dtype,
         timeout: float,
         senders: frozenset[int] | None = None,
         receivers: frozenset[int] | None = None,
     ) -> None:
         self._links, self._num_agents, self._timeout = dict(links), num_agents, timeout
-        self._senders = frozenset(links) if senders is None else senders
-        self._receivers = frozenset(links) if receivers is None else receivers
-        begin = header_bytes(num_agents)
-        self._payload = slice(begin, begin + num_parameters * dtype.itemsize)
+        self._senders, self._receivers = senders, receivers
         self._dtype = dtype
-        self._message = torch.zeros(self._payload.stop + SEAL_BYTES, dtype=torch.uint8)
-        unknown = tuple([NEVER] * num_agents)
-        nothing = bytes(PREFIX_BYTES)
-        # Heartbeats repeat the last header. Before the first message there is none to repeat.
-        self._own = Header(nothing, nothing, agent, 0, 0, 0, 0, unknown)
-        self._has_begun = False
-        self._dropouts: dict[int, Dropout] = {}
+        self._own: Received | None = None
+        # Own messages for which the neighbour's is still to come, the oldest first.
+        self._pending: dict[int, deque[Received]] = {peer: deque() for peer in links}
+        self._buffers: list[tuple[Link, memoryview]] = []
         self._closed: dict[int, Traffic] = {}
-        self._heartbeats = dict.fromkeys(links, 0)
-        # The lock keeps heartbeats from being sent between the parts of an exchange, or over a
-        # link that is being closed.
+        self.num_missed: dict[int, int] = {}
+        # The lock keeps heartbeats from being sent over a link that is being closed.
         self._lock, self._last_sent = threading.RLock(), time.monotonic()
         self._last_check = self._last_sent
         self._ended, self._exchanges_since_pause = threading.Event(), _PROOF_OF_LIFE
-        self._heart = threading.Thread(target=self._send_heartbeats, daemon=True)
+        self._heart = threading.Thread(
+            target=self._send_heartbeats, name="corn heartbeat", daemon=True
+        )
         self._heart.start()
 
     @property
@@ -264,56 +132,86 @@ class Exchange:
     @property
     def traffic(self) -> dict[int, Traffic]:
         """Traffic over each link so far, broken ones included."""
-        return self._closed | {peer: self._count(peer) for peer in self._links}
+        now = {peer: link.traffic for peer, link in self._links.items()}
+        return {
+            peer: _add(self._closed.get(peer), now.get(peer)) for peer in self._closed.keys() | now
+        }
 
     def summarize(self) -> tuple[int, int]:
         """Return how many neighbours are left, and how many bytes were sent."""
         return len(self._links), sum(own.bytes_sent for own in self.traffic.values())
 
     def start(self, header: Header, parameters: Tensor) -> None:
-        """Begin to send to and receive from every neighbour."""
-        self._own, self._dropouts, self._has_begun = header, {}, True
-        self._message[: self._payload.start] = _as_bytes(header.encode())
-        # A copy, which stays as it is until ``finish``: gloo reads it while the agent computes.
-        self._message[self._payload].view(self._dtype).copy_(parameters)
-        self._message[self._payload.stop :] = _as_bytes(header.seal)
+        """Begin to send to every neighbour; links receive all the time."""
+        for link, buffer in self._buffers:
+            link.recycle(buffer)
+        self._buffers = []
+        start = header.encode()
+        message = bytearray(len(start) + parameters.nbytes)
+        message[: len(start)] = start
+        # A copy: links read it while the agent computes, and late neighbours need it even later.
+        own = torch.frombuffer(message, dtype=self._dtype, offset=len(start))
+        own.copy_(parameters)
+        self._own = Received(header, own)
         with self._lock:
-            # Receives are posted first: then a neighbour's send can complete at once.
             for peer in self.neighbours:
-                if peer in self._senders:
-                    self._try(peer, Link.post_receive)
-            for peer in self.neighbours:
-                if peer in self._receivers:
-                    self._try(peer, lambda link: link.send(self._message))
+                if self._receivers is None or peer in self._receivers:
+                    self._links[peer].send(memoryview(message))
+                if self._senders is None or peer in self._senders:
+                    self._pending[peer].append(self._own)
             self._last_sent = time.monotonic()
 
-    def finish(self) -> Mapping[int, Received | Dropout]:
+    def finish(self, patience: float | None = None) -> Outcome:
         """Wait for every neighbour; those that dropped out are no longer neighbours.
 
+        With ``patience``, neighbours that take longer than so many seconds are left out of this
+        round, unless they are as far behind as ``MAX_LAG`` allows.
+
         Raises:
-            ProtocolError: a neighbour's message is not this step's, in one line that names it.
+            ProtocolError: a neighbour's message is not the expected one; the line names it.
         """
-        received: dict[int, Received | Dropout] = {}
+        deadline = None if patience is None else time.monotonic() + patience
+        received: dict[int, Received] = {}
+        late: dict[int, tuple[LateMessage, ...]] = {}
+        missed, dropouts = set(), {}
         for peer in self.neighbours:
-            if peer in self._senders and (found := self._receive(peer)) is not None:
-                received[peer] = found
-        for peer in self.neighbours:
-            # A neighbour that has sent its message had posted its receive before, so this takes no
-            # time. The receiver of a one-way link may itself be waiting for another agent.
-            patience = self._timeout * (1 if peer in self._senders else self._num_agents + 1)
-            self._try(peer, partial(Link.wait_sent, seconds=patience))
+            try:
+                pairs = self._catch_up(peer, deadline)
+                if deadline is None:
+                    # A neighbour reads all the time, so this takes no time. But the receiver of a
+                    # one-way link that is ahead holds the sender back.
+                    self._links[peer].wait_sent(self._timeout * (self._num_agents + 1))
+            except LinkError as error:
+                dropouts[peer] = error.dropout
+                self.drop(peer)
+                continue
+            if pairs and pairs[-1].own is self._own:
+                received[peer] = pairs.pop().theirs
+            elif self._pending[peer]:
+                missed.add(peer)
+                self.num_missed[peer] = self.num_missed.get(peer, 0) + 1
+            if pairs:
+                late[peer] = tuple(pairs)
         # An exchange with a dropout proves nothing: it may be the others that dropped this agent.
         with self._lock:
-            self._exchanges_since_pause += not self._dropouts
-        return received | self._dropouts
+            self._exchanges_since_pause += not dropouts
+        return Outcome(received, late, frozenset(missed), dropouts)
+
+    def add(self, peer: int, link: Link) -> None:
+        """Exchange messages with one more neighbour from the next round on."""
+        with self._lock:
+            self._links[peer] = link
+            self._pending[peer] = deque()
 
     def drop(self, peer: int) -> None:
         """Close the link to a neighbour that is known to be lost."""
         with self._lock:
             # Traffic of closed links is kept, as results report all that was sent.
             if peer in self._links:
-                self._closed[peer] = self._count(peer)
-                self._links.pop(peer).close()
+                link = self._links.pop(peer)
+                self._closed[peer] = _add(self._closed.get(peer), link.traffic)
+                self._pending[peer].clear()
+                link.close()
 
     def link(self, peer: int) -> Link:
         """Return the link to a neighbour."""
@@ -325,53 +223,34 @@ class Exchange:
         self._heart.join()
 
     def close(self) -> None:
-        """Close all links."""
+        """Close all links, once the neighbours have read the last messages."""
         self.stop_heartbeats()
+        for link in self._links.values():
+            link.part()
+        deadline = time.monotonic() + _SECONDS_TO_PART
+        for link in self._links.values():
+            link.close(max(deadline - time.monotonic(), 0.0))
         for peer in self.neighbours:
             self.drop(peer)
 
-    def _receive(self, peer: int) -> Received | None:
-        link = self._links[peer]
-        # A chain of agents that wait for each other ends after n time-outs at the latest, so more
-        # heartbeats than that come from an agent whose step never ends.
-        for _ in range(_HEARTBEATS_PER_TIMEOUT * (self._num_agents + 1)):
-            if not self._try(peer, partial(Link.wait_received, seconds=self._timeout)):
-                return None
-            data = bytes(link.buffer[: self._payload.start].numpy())
-            header = decode_header(data, num_agents=self._num_agents, sender=peer)
-            # Heartbeats are not checked further: one may be left over from the step before.
-            if not header.is_heartbeat:
-                seal = link.buffer[self._payload.stop : self._payload.stop + SEAL_BYTES]
-                check_header(header, self._own, bytes(seal.numpy()))
-                return Received(header, link.buffer[self._payload].view(self._dtype))
-            self._heartbeats[peer] += 1
-            if not self._try(peer, Link.post_receive):
-                return None
-        self._dropouts[peer] = Dropout.STALLED
-        self.drop(peer)
-        return None
-
-    def _try(self, peer: int, action: Callable[[Link], None]) -> bool:
-        """Use a link, and note a dropout if that breaks it."""
-        began = time.monotonic()
-        try:
-            action(self._links[peer])
-        except LinkError:
-            # Gloo raises the same error for a time-out and for a closed connection.
-            is_silent = time.monotonic() - began >= 0.9 * self._timeout
-            self._dropouts[peer] = Dropout.SILENT if is_silent else Dropout.CLOSED
-            self.drop(peer)
-            return False
-        return True
-
-    def _count(self, peer: int) -> Traffic:
-        link, beats = self._links[peer], self._heartbeats[peer]
-        return Traffic(
-            messages_sent=link.messages_sent,
-            messages_received=link.messages_received - beats,
-            bytes_sent=link.bytes_sent,
-            heartbeats=beats,
-        )
+    def _catch_up(self, peer: int, deadline: float | None) -> list[LateMessage]:
+        """Return all messages of a neighbour that this agent still waits for, in order."""
+        link, pending, found = self._links[peer], self._pending[peer], []
+        while pending:
+            may_skip = deadline is not None and len(pending) <= MAX_LAG
+            if may_skip and not link.poll((deadline or 0.0) - time.monotonic()):
+                break
+            # A chain of agents that wait for each other ends after n time-outs at the latest, so a
+            # neighbour that sends heartbeats for longer has a step that never ends.
+            data = link.receive(self._timeout, limit=self._timeout * (self._num_agents + 1))
+            header, parameters = decode_message(
+                data, num_agents=self._num_agents, sender=peer, dtype=self._dtype
+            )
+            own = pending.popleft()
+            check_header(header, own.header)
+            found.append(LateMessage(own, Received(header, parameters)))
+            self._buffers.append((link, data))
+        return found
 
     def _check_clock(self) -> None:
         """Notice that this process was suspended, as the clock was not checked for so long."""
@@ -386,16 +265,18 @@ class Exchange:
         while not self._ended.wait(pause / 2):
             self._check_clock()
             with self._lock:
-                if not self._has_begun or time.monotonic() - self._last_sent < pause:
+                if time.monotonic() - self._last_sent < pause:
                     continue
-                beat = _as_bytes(replace(self._own, is_heartbeat=True).encode())
-                for peer in set(self._links) & self._receivers:
-                    try:
-                        self._links[peer].send_note(beat)
-                    except LinkError:
-                        continue  # the next exchange notices it
+                for link in self._links.values():
+                    link.send_heartbeat()
                 self._last_sent = time.monotonic()
 
 
-def _as_bytes(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+def _add(first: Traffic | None, second: Traffic | None) -> Traffic:
+    both = [one for one in (first, second) if one is not None]
+    return Traffic(
+        messages_sent=sum(one.messages_sent for one in both),
+        messages_received=sum(one.messages_received for one in both),
+        bytes_sent=sum(one.bytes_sent for one in both),
+        heartbeats=sum(one.heartbeats for one in both),
+    )

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
-from corn.distributed.links import LinkError
 from corn.distributed.rendezvous import AbsentError, RefusalError, Rendezvous, naming_agent
 from corn.distributed.settings import RunSettings
 from corn.distributed.survivors import name_agents
@@ -28,6 +27,7 @@ from corn.noise import BudgetSpentError, agree_on_nonce
 from corn.noise.address import check_fingerprint, check_nonce
 from corn.parsing import build, parse_hex, parse_json
 from corn.plan import AgentGuarantee, Plan, verify_plan
+from corn.transport import LinkError
 
 _SECONDS_FOR_TROUBLE = 3.0
 _MAX_QUOTED, _MAX_REASON, _MAX_NAMED = 60, 300, 5
@@ -178,13 +178,13 @@ def _raise_refusal_instead(rendezvous: Rendezvous, error: CornError) -> None:
 
 @contextmanager
 def naming_absent_agents(rendezvous: Rendezvous, topic: str) -> Iterator[None]:
-    """If a link cannot be opened, name the agents that publish nothing under a topic.
+    """If links cannot be opened, name the agents that publish nothing under a topic.
 
-    The neighbour at the other end of the link may itself have waited for another agent.
+    An agent that is missed may itself have waited for another one.
     """
     try:
         yield
-    except LinkError as error:
+    except (LinkError, AbsentError) as error:
         absent: list[int] = []
         # Agents that wait in vain publish this too: those that publish neither are the cause.
         with suppress(CornError):

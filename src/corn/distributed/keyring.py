@@ -34,7 +34,6 @@ from corn.noise import (
     Secret,
     SecureSource,
     agent_keys,
-    check_identity,
     draw_share,
     generate_identity,
     list_used_plans,
@@ -42,6 +41,7 @@ from corn.noise import (
     load_roster,
     open_seed,
     owners,
+    pin_roster,
     record_use,
     save_identity,
     save_roster,
@@ -53,6 +53,7 @@ from corn.noise.history import explain_missing, ledger_path
 from corn.noise.seeds import derive_key
 from corn.plan import Plan, fingerprint
 from corn.privacy.composition import PlanTerms
+from corn.transport import Credentials
 
 
 class Ledger(Protocol):
@@ -71,6 +72,7 @@ class Ledger(Protocol):
         """The largest [R⁻¹]_ii under which any release was made."""
 
     reserved_before: int
+    first_free_step: int
 
     def reserve(self, step: int) -> int:
         """Allow the release of a step, once, and number it; nothing may be sent before."""
@@ -82,6 +84,7 @@ class RehearsalLedger:
 
     def __init__(self, max_releases: int, nonce: bytes) -> None:
         self.remaining, self.nonce, self.reserved_before = max_releases, nonce, 0
+        self.first_free_step = 0
         self.precision = math.inf  # its noise is public
 
     def reserve(self, step: int) -> int:
@@ -107,12 +110,6 @@ class Keyring:
     roster: Roster | None = None
     rehearsal_seed: int | None = None
     group_seeds: Mapping[int, Secret] = field(default_factory=dict, repr=False)
-
-    def digest_roster(self) -> str:
-        """Return a few characters by which agents see that they hold the same roster."""
-        if self.roster is None:
-            return "none"
-        return hashlib.sha256(b"".join(self.roster.public_keys)).hexdigest()[:16]
 
     def make_choices(self, plan: Plan, agent: int) -> Choices:
         """Return the source of an agent's coins and orders, secret unless in a rehearsal."""
@@ -190,46 +187,78 @@ class NoiseShare:
 
 def open_keyring(
     plan: Plan,
-    agent: int,
+    credentials: Credentials,
     settings: RunSettings,
     folder: Path | None,
     stack: ExitStack,
     *,
     precision: float,
 ) -> Keyring:
-    """Load an agent's keys and open its ledger, which ``stack`` closes.
+    """Open the ledger of an agent, which ``stack`` closes, beside its keys.
 
     ``precision`` is the agent's [R⁻¹]_ii under the plan, against its adversary.
     """
-    seed = settings.rehearsal_seed
+    seed, agent = settings.rehearsal_seed, credentials.agent
     # A rehearsal must not touch the ledger: its releases protect nothing, and cost nothing.
     if seed is not None:
         ledger = RehearsalLedger(plan.budget.num_steps, simulation_nonce(seed))
         return Keyring(ledger, rehearsal_seed=seed)
     if folder is None:
         raise InvalidArgumentError("keys must be a folder with the agent's key and the roster")
-    identity, roster = load_keys(folder, agent, plan.num_agents)
     # Opening the ledger begins a run: it locks the file, so that no second process releases under
     # the same count, and writes a nonce that was never used before.
     # New plans for survivors give an agent other noise, of which only the cap is the same.
     if settings.on_dropout == "replan":
         precision = max(precision, float(plan.precision_caps[agent]))
     opened = stack.enter_context(open_ledger(folder, agent, plan, precision=precision))
-    return Keyring(opened, identity, roster)
+    return Keyring(opened, credentials.identity, credentials.roster)
 
 
-def load_keys(folder: Path, agent: int, num_agents: int) -> tuple[Identity, Roster]:
-    """Return an agent's identity and all public keys, checked against each other."""
-    identity = load_identity(folder / f"agent-{agent}.key")
-    roster = load_roster(folder / "roster.json")
+def load_credentials(
+    folder: Path | None, agent: int, num_agents: int, *, seals: bool = True
+) -> Credentials:
+    """Return an agent's identity and all public keys, checked against each other.
+
+    The roster must be the one that the key was used with before, or follow from it.
+    """
+    if folder is None:
+        raise InvalidArgumentError("keys must be a folder with the agent's key and the roster")
+    if not 0 <= agent < num_agents:
+        raise InvalidArgumentError(f"agent must be from 0 to {num_agents - 1}, found {agent}")
+    key = folder / f"agent-{agent}.key"
+    identity, roster = load_identity(key), load_roster(folder / "roster.json")
     if roster.num_agents != num_agents:
         raise FileFormatError(
             f"{folder / 'roster.json'}: of {roster.num_agents} agents, the plan has {num_agents}"
         )
     # With another agent's key the pair keys would not match those of the neighbours, and shared
     # noise would not cancel.
-    check_identity(identity, agent, roster=roster)
-    return identity, roster
+    credentials = Credentials(agent, identity, roster, seals=seals)
+    pin_roster(roster, key)
+    return credentials
+
+
+def make_rehearsal_credentials(
+    seed: int, agent: int, num_agents: int, *, seals: bool = True
+) -> Credentials:
+    """Return keys that follow from a public seed: anyone can make them, for comparison only."""
+    secrets_of_all = [
+        Secret(hashlib.sha256(f"corn rehearsal {seed} {each}".encode()).digest())
+        for each in range(num_agents)
+    ]
+    identities = [Identity(secret) for secret in secrets_of_all]
+    roster = Roster(tuple(own.public_key for own in identities))
+    return Credentials(agent, identities[agent], roster, seals=seals)
+
+
+def find_credentials(
+    settings: RunSettings, folder: Path | None, agent: int, num_agents: int
+) -> Credentials:
+    """Return an agent's keys: those of its folder, or in a rehearsal public ones."""
+    seals = not settings.plain_links
+    if settings.rehearsal_seed is not None:
+        return make_rehearsal_credentials(settings.rehearsal_seed, agent, num_agents, seals=seals)
+    return load_credentials(folder, agent, num_agents, seals=seals)
 
 
 def find_terms(plan: Plan, agent: int) -> PlanTerms:
@@ -313,7 +342,7 @@ def share_group_seeds(
         return {}
     seeds: dict[int, Secret] = {}
     # The nonce in the topic and in the seal keeps packages of an earlier run from being accepted.
-    topic = f"seed/{run_nonce.hex()[:16]}"
+    topic = f"seed-{run_nonce.hex()[:16]}"
     larger = {
         number: Owner(group, number)
         for number, group in enumerate(plan.decomposition.seed_groups)
@@ -326,10 +355,10 @@ def share_group_seeds(
             for receiver in group.members[1:]:
                 delivery = Delivery(fingerprint(plan), run_nonce, group, receiver)
                 package = seal_seed(seeds[number], delivery, identity=identity, roster=roster)
-                rendezvous.send(f"{topic}/{number}", receiver, package)
+                rendezvous.send(f"{topic}-{number}", receiver, package)
     for number, group in larger.items():
         if number not in seeds:
             delivery = Delivery(fingerprint(plan), run_nonce, group, rendezvous.agent)
-            package = rendezvous.receive(f"{topic}/{number}", delivery.sender)
+            package = rendezvous.receive(f"{topic}-{number}", delivery.sender)
             seeds[number] = open_seed(package, delivery, identity=identity, roster=roster)
     return seeds

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from corn.distributed.joining import host_store
 from corn.distributed.journal import Progress
-from corn.distributed.keyring import default_key_folder, make_keys
+from corn.distributed.keyring import default_key_folder, find_credentials, make_keys
 from corn.distributed.lifetime import Lifetime, LifetimeTotal, bound_lifetime
 from corn.distributed.planning import PlanningRequest
 from corn.distributed.processes import AgentProcesses
-from corn.distributed.rendezvous import host_store
 from corn.distributed.results import (
     AgentResult,
     RunStatus,
@@ -38,6 +38,7 @@ from corn.learn.workloads import Workload
 from corn.plan import Plan, fingerprint, load_plan
 from corn.privacy.composition import Expense, PlanTerms
 from corn.topology import Network
+from corn.transport import HOST
 
 _LOCALHOST = "127.0.0.1"
 _SECONDS_BETWEEN_POLLS = 0.2
@@ -185,6 +186,10 @@ def launch(
     made_keys = not settings.is_rehearsal and make_keys(
         folder, known.num_agents, is_one_machine=place.agents_per_host is None
     )
+    # An agent without its key could not even tell the others, which would wait for it.
+    credentials = {
+        agent: find_credentials(settings, folder, agent, known.num_agents) for agent in agents
+    }
     folders = Folders.of_run(out, is_rehearsal=settings.is_rehearsal)
     folders.make()
     if isinstance(source, PlanningRequest):
@@ -195,7 +200,8 @@ def launch(
     store, address = None, place.store
     if address is None or place.host == 0:
         host, port = address or (_LOCALHOST, 0)
-        store = host_store(host, port, timeout=settings.timeout)
+        # It proves the key of agent 0, which runs on this machine too.
+        store = host_store((host, port), credentials[HOST])
         address = host, store.port
     owners_limit = lifetime or Lifetime()
     if on_total is not None and not settings.is_rehearsal:

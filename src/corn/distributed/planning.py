@@ -10,18 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import final
 
 import networkx as nx
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from corn.covariance import DEFAULT_THREAT, Horizon, MechanismName, ThreatModel
-from corn.distributed.links import Link, LinkError, open_links
 from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.distributed.storage import find_paid, make_folders
@@ -37,8 +35,11 @@ from corn.plan import FloatType, Plan, load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import one_thread
 from corn.topology import ONE_ROUND, WEIGHTS, Gossip, load_network
+from corn.transport import LinkError, Purpose, open_links
 
 _DIGEST_BYTES, _MAX_REASON = 32, 300
+_MAX_TABLE_BYTES = 1 << 30
+_SECONDS_TO_PART = 2.0
 Table = NDArray[np.uint8]
 
 
@@ -102,7 +103,6 @@ def plan_together(
     rendezvous: Rendezvous, request: PlanningRequest, neighbours: Iterable[int]
 ) -> tuple[Plan, int]:
     """Return the plan of all agents, made by each alone, and a public seed that none chose."""
-    # Opening a link notices no signal, so no agent begins before all are there.
     rendezvous.barrier("planning")
     flood = Flood(rendezvous, sorted(neighbours))
     try:
@@ -130,18 +130,12 @@ class Flood:
     def __init__(self, rendezvous: Rendezvous, neighbours: list[int]) -> None:
         self.agent, self.num_agents = rendezvous.agent, rendezvous.num_agents
         self.neighbours, self._timeout = neighbours, rendezvous.timeout
-        self._links: dict[str, dict[int, Link]] = {}
-        self._open: Callable[[str, int], dict[int, Link]] = lambda topic, size: open_links(
-            rendezvous.store,
-            rendezvous.agent,
-            neighbours,
-            message_bytes=size,
-            timeout=rendezvous.timeout,
-            address=rendezvous.address,
-            topic=topic,
+        self._desk = rendezvous.open_desk(Purpose.PLANNING, max_bytes=_MAX_TABLE_BYTES)
+        self._links = open_links(
+            self._desk, neighbours, timeout=rendezvous.timeout, check=rendezvous.check
         )
 
-    def spread(self, topic: str, row: bytes) -> Table:
+    def spread(self, row: bytes) -> Table:
         """Return all rows, shape (n, bytes); zeros for agents that cannot be reached.
 
         Each agent writes its own row. Of several versions the first that arrives is kept.
@@ -149,33 +143,32 @@ class Flood:
         # The first byte of a row marks it as known, because zeros may be valid content.
         table = np.zeros((self.num_agents, 1 + len(row)), np.uint8)
         table[self.agent] = np.frombuffer(b"\1" + row, np.uint8)
-        links = self._links[topic] = self._open(topic, table.size)
         # The longest path of n agents has n − 1 links. All agents run the same number of rounds.
         for _ in range(max(self.num_agents - 1, 1)):
-            for theirs in self._trade(links, table):
+            for theirs in self._trade(table):
                 new = (table[:, 0] == 0) & (theirs[:, 0] == 1)
                 table[new] = theirs[new]
         return table
 
     def close(self) -> None:
         """Close the links that were opened for this."""
-        for links in self._links.values():
-            for link in links.values():
-                link.close()
+        for link in self._links.values():
+            link.part()
+        for link in self._links.values():
+            link.close(_SECONDS_TO_PART)
+        self._desk.close()
 
-    def _trade(self, links: Mapping[int, Link], table: Table) -> list[Table]:
-        message = torch.from_numpy(table.reshape(-1).copy())
+    def _trade(self, table: Table) -> list[Table]:
+        message = table.tobytes()
         try:
-            for link in links.values():
-                link.post_receive()
+            for link in self._links.values():
                 link.send(message)
-            for link in links.values():
-                link.wait_received(self._timeout)
-            for link in links.values():
-                link.wait_sent(self._timeout)
+            found = [link.receive(self._timeout) for link in self._links.values()]
         except LinkError as error:
             raise PublicError(f"{error} while planning") from error
-        return [link.buffer[: table.size].numpy().reshape(table.shape) for link in links.values()]
+        if any(len(theirs) != table.size for theirs in found):
+            raise PublicError("a neighbour sent a table of another size while planning")
+        return [np.frombuffer(theirs, np.uint8).reshape(table.shape) for theirs in found]
 
 
 def discover_graph(flood: Flood, request: PlanningRequest) -> nx.Graph:
@@ -185,7 +178,7 @@ def discover_graph(flood: Flood, request: PlanningRequest) -> nx.Graph:
     own[flood.neighbours] = 1
     # The hash of the request travels with the links: agents of different requests must not plan.
     settings = hashlib.sha256(request.to_text().encode()).digest()
-    table = flood.spread("edges", own.tobytes() + settings)
+    table = flood.spread(own.tobytes() + settings)
     silent = np.flatnonzero(table[:, 0] == 0)
     if len(silent):
         names = ", ".join(map(str, silent))
@@ -209,8 +202,8 @@ def draw_together(flood: Flood, secret: bytes) -> int:
     seed drawn again, and it forwards the rows of others.
     """
     # Each agent is bound by its commitment before it reads a reveal, so none can steer the sum.
-    commitments = flood.spread("commitments", commit(flood.agent, secret))
-    reveals = flood.spread("reveals", secret)
+    commitments = flood.spread(commit(flood.agent, secret))
+    reveals = flood.spread(secret)
     for agent in range(flood.num_agents):
         check_reveal(agent, commitments[agent, 1:].tobytes(), reveals[agent, 1:].tobytes())
     digest = hashlib.sha256(b"corn joint seed" + reveals[:, 1:].tobytes()).digest()

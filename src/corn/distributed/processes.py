@@ -24,7 +24,7 @@ import torch
 from corn.distributed.agent import run_workload
 from corn.distributed.handshake import is_public
 from corn.distributed.journal import Progress, Reports
-from corn.distributed.rendezvous import RefusalError, StoppedBeforeStartError, StoreLostError
+from corn.distributed.rendezvous import RefusalError, StoppedBeforeStartError
 from corn.distributed.results import AgentResult, Failure, FailureKind, RunStatus
 from corn.distributed.rounds import LostError
 from corn.distributed.settings import AgentConfig
@@ -32,6 +32,7 @@ from corn.distributed.storage import Folders, append_private_note
 from corn.errors import CornError
 from corn.learn.monitor import Interruption
 from corn.threads import limit_threads
+from corn.transport import StoreLostError
 
 _PR_SET_PDEATHSIG = 1
 _SECONDS_TO_END = 3.0
@@ -204,6 +205,14 @@ class AgentProcesses:
             _start_forkserver()
             for agent, config in self._configs.items():
                 self._start_one(context, agent, config)
+
+    def restart(self, agent: int) -> None:
+        """Start an agent again that has ended, to return to the run."""
+        self.results.pop(agent)
+        self._configs[agent] = replace(self._configs[agent], rejoins=True)
+        with _without_main():
+            context = multiprocessing.get_context("forkserver")
+            self._start_one(context, agent, self._configs[agent])
 
     def poll(self, seconds: float) -> None:
         """Wait at most so long for reports, and take them in."""

@@ -1,25 +1,22 @@
-"""Rendezvous before the first step: a TCP store to which each agent publishes and which all read.
+"""Rendezvous before the first step: agents meet at a store and publish words to each other.
 
-The store carries public messages, sealed seeds and the addresses of links. Once training has begun
-no agent needs it any more. Its host is honest but curious, see ``handshake``.
+Every word is signed by its agent for one session, which is a hash of fresh random numbers from all
+agents. So the host of the store can neither change or invent a word, nor replay one of another run,
+nor show agents different words of the same agent. It can only withhold words, upon which agents
+time out. Once training has begun no agent needs the store, unless others join later.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-import socket
-import threading
+import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
-from typing import TypeVar, final
-
-from torch import distributed
-from torch._C._distributed_c10d import Store, TCPStore
-from torch.distributed.rendezvous import rendezvous
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, final
 
 from corn.errors import (
     CornError,
@@ -29,19 +26,27 @@ from corn.errors import (
     make_printable,
 )
 from corn.learn.monitor import Interruption
-from corn.noise import find_compiled
+from corn.noise.address import decode_fields, encode_fields
 from corn.parsing import build, parse_json
-
-Connected = TypeVar("Connected")
+from corn.transport import (
+    ANYONE,
+    HOST,
+    NO_SESSION,
+    Address,
+    Credentials,
+    LinkDesk,
+    Listener,
+    Purpose,
+    RemoteStore,
+    Store,
+)
 
 _SECONDS_TO_LEAVE = 5.0
-_SECONDS_BETWEEN_POLLS = 0.02
 _SECONDS_TO_ANSWER = 1.0
-# After its own time-out torch may print a complaint: a thread inside it must not be left just then.
-_SECONDS_FOR_TORCH = 3.0
-_REFUSAL = "refusal"
+_LONGEST_WAIT = 0.2
+_CHALLENGE_BYTES = 32
+_JOIN, _MEMBERS, _REFUSAL = "join", f"members/{ANYONE}", f"refusal/{ANYONE}"
 _MAX_REASON = 300
-_TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class AbsentError(PublicError):
@@ -53,6 +58,25 @@ class AbsentError(PublicError):
         super().__init__(f"no message ({topic}) from {who} within {seconds:g} s")
 
 
+class ForgedWordError(PublicError):
+    """A word at the store that its agent did not sign for this run: ``agent``, under ``topic``."""
+
+    def __init__(self, topic: str, agent: int) -> None:
+        self.topic, self.agent = topic, agent
+        super().__init__(
+            f"the store has a message ({topic}) under the number of agent {agent} which that agent "
+            "did not sign for this run: a second run uses the store, or its host cannot be "
+            "trusted; start all agents anew with a new store"
+        )
+
+
+class LateError(PublicError):
+    """The run began without this agent, which may join it later."""
+
+    def __init__(self) -> None:
+        super().__init__("the run began without this agent; add --rejoin to join it under way")
+
+
 class RefusalError(PublicError):
     """Another agent cannot start, so none does: ``refused_by``, None if that cannot be read."""
 
@@ -62,18 +86,40 @@ class RefusalError(PublicError):
         super().__init__(f"does not start, because {who} refused: {self.reason}")
 
 
-class StoreLostError(PublicError):
-    """The store is gone, with the process that hosted it."""
-
-    def __init__(self) -> None:
-        super().__init__("the rendezvous store is gone")
-
-
 class StoppedBeforeStartError(PublicError, StoppedByUserError):
     """A person stopped an agent before its first step."""
 
     def __init__(self) -> None:
         super().__init__("interrupted before the first step, nothing was released")
+
+
+class Word(NamedTuple):
+    """A word at the store: what an agent published, and its signature."""
+
+    message: bytes
+    signature: bytes
+
+    def encode(self) -> bytes:
+        """Return the word as bytes."""
+        return encode_fields(self.message, self.signature)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The agents that take part in a run, and how to reach them.
+
+    Attributes:
+        session: stands for this run alone; all words and links are bound to it.
+        addresses: of each member's listener.
+    """
+
+    session: bytes
+    addresses: dict[int, Address]
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The agents that take part from the start."""
+        return tuple(sorted(self.addresses))
 
 
 @final
@@ -82,10 +128,14 @@ class Rendezvous:
 
     Args:
         store: common to all agents.
-        agent: this agent's number.
-        num_agents: n.
+        credentials: of this agent.
+        listener: where neighbours reach it.
+        address: of the listener, as others see it.
+        bound: the address that it listens at.
         timeout: seconds to wait for other agents.
-        address: this host's address, for links.
+        keys: the folder of the agent's key and ledger; None in a rehearsal.
+        start_with: the number of agents with which a run may begin when the others do not come in
+            time; by default all.
         is_host: whether the store lives in this process, and ends with it.
         interruption: ends every wait when a person requests it.
     """
@@ -93,21 +143,36 @@ class Rendezvous:
     def __init__(
         self,
         store: Store,
-        agent: int,
-        num_agents: int,
+        credentials: Credentials,
         *,
+        listener: Listener,
+        address: Address,
         timeout: float,
-        address: str,
+        bound: Address | None = None,
+        keys: Path | None = None,
+        start_with: int | None = None,
         is_host: bool = False,
         interruption: Interruption | None = None,
     ) -> None:
-        self.store, self.agent, self.num_agents = store, agent, num_agents
-        self.timeout, self.address, self._is_host = timeout, address, is_host
-        self.interruption = interruption
+        self.store, self.credentials = store, credentials
+        self.agent, self.num_agents = credentials.agent, credentials.roster.num_agents
+        self.listener, self.address, self.timeout = listener, address, timeout
+        self.bound = bound or address
+        self.keys, self.interruption = keys, interruption
+        self._start_with, self._is_host = start_with, is_host
+        self._meeting: Meeting | None = None
         self._topics: set[str] = set()
+
+    @property
+    def meeting(self) -> Meeting:
+        """The agents of this run; waits for them when it is first asked for."""
+        if self._meeting is None:
+            self._meeting = self._meet()
+        return self._meeting
 
     def publish(self, topic: str, message: bytes) -> None:
         """Publish a message to all agents; each agent publishes once per topic."""
+        session = self.meeting.session
         # A second run through the same store would read the nonces of the first one as its own, and
         # so draw its noise again.
         if topic in self._topics:
@@ -116,13 +181,16 @@ class Rendezvous:
                 "another store for another run"
             )
         self._topics.add(topic)
-        self._set(f"{topic}/{self.agent}", message)
+        self._put(f"{topic}/{self.agent}", message, session)
 
     def gather(self, topic: str) -> dict[int, bytes]:
-        """Return every agent's message under a topic; raise ``AbsentError`` after the time-out."""
-        keys = [f"{topic}/{agent}" for agent in range(self.num_agents)]
-        self._wait(keys, topic, range(self.num_agents))
-        return {agent: self._get(key) for agent, key in enumerate(keys)}
+        """Return every member's message under a topic; raise ``AbsentError`` after the time-out."""
+        members, session = self.meeting.members, self.meeting.session
+        words = self._wait([f"{topic}/{agent}" for agent in members], topic, members)
+        return {
+            agent: self._read(word, f"{topic}/{agent}", agent, session)
+            for agent, word in zip(members, words, strict=True)
+        }
 
     def barrier(self, topic: str) -> None:
         """Wait until all agents have come here."""
@@ -131,44 +199,50 @@ class Rendezvous:
 
     def send(self, topic: str, receiver: int, package: bytes) -> None:
         """Leave a package for one agent."""
-        self._set(f"{topic}/{self.agent}/{receiver}", package)
+        self._put(f"{topic}/{self.agent}/{receiver}", package, self.meeting.session)
 
     def receive(self, topic: str, sender: int) -> bytes:
         """Return the package that another agent left for this one."""
-        key = f"{topic}/{sender}/{self.agent}"
-        self._wait([key], topic, [sender])
-        return self._get(key)
+        key, session = f"{topic}/{sender}/{self.agent}", self.meeting.session
+        (word,) = self._wait([key], topic, [sender])
+        return self._read(word, key, sender, session)
 
     def find_absent(self, *topics: str, seconds: float) -> list[int]:
         """Return the agents that have published under none of the topics after so many seconds."""
         deadline = time.monotonic() + seconds
+        agents = range(self.num_agents) if self._meeting is None else self._meeting.members
         while True:
+            found = {
+                topic: self.store.get([f"{topic}/{agent}" for agent in agents]) for topic in topics
+            }
             absent = [
                 agent
-                for agent in range(self.num_agents)
-                if not any(self._has([f"{topic}/{agent}"]) for topic in topics)
+                for place, agent in enumerate(agents)
+                if all(found[topic][place] is None for topic in topics)
             ]
             if not absent or time.monotonic() > deadline:
                 return absent
-            time.sleep(_SECONDS_BETWEEN_POLLS)
+            time.sleep(_LONGEST_WAIT / 10)
 
     def refuse(self, reason: str) -> None:
         """Publish that this agent does not start; every wait of another agent then ends.
 
         Where several refuse, the first refusal counts for all.
         """
-        with _explaining_loss():
-            # Only the first refusal is stored, so that all agents report the same reason.
-            self.store.compare_set(_REFUSAL, "", json.dumps([self.agent, reason]))
+        message = json.dumps([self.agent, reason]).encode()
+        # The store keeps the first word of a key, so that all agents report the same reason.
+        self._put(_REFUSAL, message, NO_SESSION, is_first=False)
 
     def raise_refusal(self) -> None:
         """Raise ``RefusalError`` if another agent does not start."""
-        if not self._has([_REFUSAL]):
+        (word,) = self.store.get([_REFUSAL])
+        if word is None:
             return
         try:
-            entry = parse_json(self._get(_REFUSAL))
-            refused_by, reason = build(tuple[int, str], entry, "the refusal")
-        except InvalidArgumentError as error:
+            message = _split_word(word).message
+            refused_by, reason = build(tuple[int, str], parse_json(message), "the refusal")
+            self._read(word, _REFUSAL, refused_by, NO_SESSION)
+        except (InvalidArgumentError, ForgedWordError) as error:
             raise RefusalError(None, f"a message that cannot be read: {error}") from error
         if refused_by != self.agent:
             raise RefusalError(refused_by, reason)
@@ -176,35 +250,131 @@ class Rendezvous:
     def leave(self) -> None:
         """Leave without having started; a host stays until all have left, for some seconds."""
         with suppress(CornError):
-            self.publish("parted", b"")
+            self._put(f"parted/{self.agent}", b"", NO_SESSION)
             if self._is_host:
                 # The store ends with this process: the others must have read the refusal before.
                 is_hurried = self.interruption is not None and self.interruption.requested
                 patience = _SECONDS_TO_ANSWER if is_hurried else _SECONDS_TO_LEAVE
                 self.find_absent("parted", seconds=min(self.timeout, patience))
 
-    def _wait(self, keys: list[str], topic: str, agents: Sequence[int]) -> None:
-        # The store's own wait would not notice a signal, nor a refusal, until its time-out.
+    def open_desk(self, purpose: Purpose, *, max_bytes: int) -> LinkDesk:
+        """Return a place to open links with other agents of the meeting."""
+        return LinkDesk(
+            self.listener,
+            self.credentials,
+            purpose,
+            session=self.meeting.session,
+            addresses=self.meeting.addresses,
+            max_bytes=max_bytes,
+        )
+
+    def close(self) -> None:
+        """Accept no more connections, and leave the store to others."""
+        self.listener.close()
+        if isinstance(self.store, RemoteStore):
+            self.store.close()
+
+    def check(self) -> None:
+        """Raise if a person or another agent ended the start of the run."""
+        self.check_interruption()
+        self.raise_refusal()
+
+    def check_interruption(self) -> None:
+        """Raise if a person ended the start of the run."""
+        raise_if_interrupted(self.interruption)
+
+    def adopt(self, meeting: Meeting) -> None:
+        """Take part in a meeting of others, which is over."""
+        self._meeting = meeting
+
+    def read_addresses(self) -> dict[int, Address]:
+        """Return the addresses of all agents that have come to the store so far."""
+        keys = [f"{_JOIN}/{agent}" for agent in range(self.num_agents)]
+        found: dict[int, Address] = {}
+        for agent, word in enumerate(self.store.get(keys)):
+            if word is not None and agent != self.agent:
+                message = self._read(word, keys[agent], agent, NO_SESSION)
+                found[agent] = _read_address(message, agent)
+        return found
+
+    def _meet(self) -> Meeting:
+        """Publish a fresh challenge and this agent's address, and read those of the others."""
+        # One fresh number from each agent: a session that contains this agent's own is new,
+        # whatever the host of the store shows of the others.
+        challenge = secrets.token_hex(_CHALLENGE_BYTES)
+        message = json.dumps([challenge, self.address[0], self.address[1]]).encode()
+        self._put(f"{_JOIN}/{self.agent}", message, NO_SESSION)
+        members = self._choose_members()
+        words = self.store.get([f"{_JOIN}/{agent}" for agent in members])
+        joined = {
+            agent: self._read(word or b"", f"{_JOIN}/{agent}", agent, NO_SESSION)
+            for agent, word in zip(members, words, strict=True)
+        }
+        if joined.get(self.agent) != message:
+            raise ForgedWordError(_JOIN, self.agent)
+        parts = [part for agent in members for part in (agent, joined[agent])]
+        session = hashlib.sha256(encode_fields("corn session", *parts)).digest()
+        return Meeting(session, {agent: _read_address(joined[agent], agent) for agent in members})
+
+    def _choose_members(self) -> tuple[int, ...]:
+        """Return the agents that begin the run: all, or those that came in time."""
+        everyone = tuple(range(self.num_agents))
+        keys = [f"{_JOIN}/{agent}" for agent in everyone]
+        if self._start_with is None:
+            self._wait(keys, _JOIN, everyone)
+            return everyone
+        try:
+            self._wait(keys, _JOIN, everyone)
+            present = everyone
+        except AbsentError as error:
+            present = tuple(sorted(set(everyone) - set(error.agents)))
+            if len(present) < self._start_with:
+                raise
+        # All agents take the first proposal, as each may have seen others arrive at other times.
+        self._put(_MEMBERS, json.dumps([self.agent, present]).encode(), NO_SESSION, is_first=False)
+        (word,) = self._wait([_MEMBERS], "members", [HOST])
+        proposer, chosen = build(
+            tuple[int, tuple[int, ...]], parse_json(_split_word(word).message), "the members"
+        )
+        self._read(word, _MEMBERS, proposer, NO_SESSION)
+        if not set(chosen) <= set(everyone):
+            raise ForgedWordError("members", proposer)
+        if self.agent not in chosen:
+            raise LateError
+        return tuple(sorted(set(chosen)))
+
+    def _put(self, key: str, message: bytes, session: bytes, *, is_first: bool = True) -> None:
+        signature = self.credentials.identity.sign(_signed_text(key, message, session))
+        word = Word(message, signature).encode()
+        # Signatures are deterministic: another word under this agent's key is another process's.
+        if self.store.set(key, word) != word and is_first:
+            raise ForgedWordError(key.partition("/")[0], self.agent)
+
+    def _read(self, word: bytes, key: str, agent: int, session: bytes) -> bytes:
+        """Return the message of a word that its agent signed for this session."""
+        topic = key.partition("/")[0]
+        if not 0 <= agent < self.num_agents:
+            raise ForgedWordError(topic, agent)
+        try:
+            message, signature = _split_word(word)
+        except InvalidArgumentError:
+            raise ForgedWordError(topic, agent) from None
+        text = _signed_text(key, message, session)
+        if not self.credentials.roster.verify(agent, signature, text):
+            raise ForgedWordError(topic, agent)
+        return message
+
+    def _wait(self, keys: list[str], topic: str, agents: Sequence[int]) -> list[bytes]:
         deadline = time.monotonic() + self.timeout
-        while not self._has(keys):
-            _raise_if_interrupted(self.interruption)
-            self.raise_refusal()
+        while True:
+            found = self.store.get(keys, _LONGEST_WAIT)
+            words = [word for word in found if word is not None]
+            if len(words) == len(keys):
+                return words
+            self.check()
             if time.monotonic() > deadline:
-                absent = [a for a, key in zip(agents, keys, strict=True) if not self._has([key])]
+                absent = [a for a, word in zip(agents, found, strict=True) if word is None]
                 raise AbsentError(topic, absent, self.timeout)
-            time.sleep(_SECONDS_BETWEEN_POLLS)
-
-    def _set(self, key: str, value: bytes) -> None:
-        with _explaining_loss():
-            self.store.set(key, value)  # type: ignore[arg-type]  # bytes are taken as they are
-
-    def _get(self, key: str) -> bytes:
-        with _explaining_loss():
-            return bytes(self.store.get(key))
-
-    def _has(self, keys: list[str]) -> bool:
-        with _explaining_loss():
-            return bool(self.store.check(keys))
 
 
 @contextmanager
@@ -220,193 +390,26 @@ def naming_agent(agent: int) -> Iterator[None]:
         raise CornError(f"agent {agent}: {what}") from error
 
 
-def host_store(host: str, port: int, *, timeout: float) -> TCPStore:
-    """Open the store for all agents, at this address only; port 0 takes any that is free."""
+def _signed_text(key: str, message: bytes, session: bytes) -> bytes:
+    return encode_fields("corn word", session, key, message)
+
+
+def _split_word(word: bytes) -> Word:
+    fields = decode_fields(word)
+    if fields is None or len(fields) != 2:
+        raise InvalidArgumentError("not a signed message of CorN")
+    return Word(*fields)
+
+
+def _read_address(message: bytes, agent: int) -> Address:
     try:
-        # Torch itself would listen on every address, and the store authenticates no client.
-        listener = socket.create_server((host, port))
-        return TCPStore(
-            host,
-            listener.getsockname()[1],
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout),
-            master_listen_fd=listener.detach(),
-        )
-    except (OSError, distributed.DistError) as error:
-        raise CornError(
-            f"{host}:{port}: no store can be opened there: the port is taken, or the address is "
-            "not this machine's"
-        ) from error
+        _, host, port = build(tuple[str, str, int], parse_json(message), "the address")
+    except InvalidArgumentError as error:
+        raise PublicError(f"agent {agent} published an address that cannot be read") from error
+    return host, port
 
 
-def join_store(
-    host: str, port: int, *, timeout: float, interruption: Interruption | None = None
-) -> TCPStore:
-    """Connect to the store that another process hosts, as soon as it is there."""
-    _wait_for_host(host, port, timeout, interruption)
-
-    def connect() -> TCPStore:
-        return TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=timeout))
-
-    try:
-        return _wait_for_answer(connect, f"{host}:{port}", timeout, interruption)
-    except distributed.DistError as error:
-        raise CornError(f"the program that listens at {host}:{port} is not a store") from error
-
-
-def join(
-    *,
-    timeout: float = 60.0,
-    store: tuple[str, int] | None = None,
-    agent: int | None = None,
-    num_agents: int | None = None,
-    interruption: Interruption | None = None,
-    opens_store: bool | None = None,
-) -> Rendezvous:
-    """Join the other agents, by torchrun's environment or at the address given.
-
-    Args:
-        timeout: seconds to wait for the store, and later for other agents.
-        store: its address and port.
-        agent: this agent's number, with ``store``.
-        num_agents: n, with ``store``.
-        interruption: ends every wait when a person requests it.
-        opens_store: whether this process hosts the store; by default agent 0 does.
-    """
-    find_compiled()  # may compile for seconds, and no other agent waits for this one yet
-    if store is None:
-        return _join_torchrun(timeout, interruption)
-    if agent is None or num_agents is None:
-        raise CornError("the number of this agent and of all agents must be given with a store")
-    if not 0 <= agent < num_agents:
-        raise InvalidArgumentError(f"agent must be from 0 to {num_agents - 1}, found {agent}")
-    is_host = agent == 0 if opens_store is None else opens_store
-    with naming_agent(agent):
-        if is_host:
-            found = host_store(*store, timeout=timeout)
-        else:
-            found = join_store(*store, timeout=timeout, interruption=interruption)
-        address = _find_address(*store)
-    return Rendezvous(
-        found,
-        agent,
-        num_agents,
-        timeout=timeout,
-        address=address,
-        is_host=is_host,
-        interruption=interruption,
-    )
-
-
-def _join_torchrun(timeout: float, interruption: Interruption | None) -> Rendezvous:
-    missing = [name for name in _TORCHRUN_VARIABLES if name not in os.environ]
-    if missing:
-        raise CornError(
-            f"{missing[0]} is not set: start agents with torchrun, or give --agent and --store"
-        )
-    # Torch would raise a ValueError, which no command reports in one line.
-    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
-        if not os.environ[name].isdecimal():
-            raise CornError(f"{name} must be a number, found {os.environ[name]!r}")
-    agent, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
-    host = os.environ["MASTER_ADDR"]
-    with naming_agent(agent):
-        if agent != 0:  # rank 0 may have to open the store
-            _wait_for_host(host, port, timeout, interruption)
-        try:
-            store, rank, size = _wait_for_answer(
-                lambda: next(rendezvous("env://", timeout=timedelta(seconds=timeout))),
-                f"{host}:{port}",
-                timeout,
-                interruption,
-            )
-        except distributed.DistError as error:
-            raise CornError(
-                f"no store at {host}:{port}: no process hosts it, the port is taken, or not all "
-                f"agents came within {timeout:g} s"
-            ) from error
-        address = _find_address(host, port)
-    return Rendezvous(
-        store,
-        rank,
-        size,
-        timeout=timeout,
-        address=address,
-        # Where torchrun itself hosts the store, it outlasts rank 0.
-        is_host=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
-        interruption=interruption,
-    )
-
-
-def _wait_for_host(host: str, port: int, timeout: float, interruption: Interruption | None) -> None:
-    message = f"no store found at {host}:{port} within {timeout:g} s"
-    _wait_until(lambda: _is_open(host, port), message, timeout, interruption)
-
-
-def _wait_for_answer(
-    connect: Callable[[], Connected],
-    address: str,
-    timeout: float,
-    interruption: Interruption | None,
-) -> Connected:
-    """Return the result of ``connect``, unless the program at that address never answers."""
-    found: Future[Connected] = Future()
-
-    def run() -> None:
-        try:
-            found.set_result(connect())
-        except BaseException as error:  # noqa: BLE001  # it is raised below
-            found.set_exception(error)
-
-    # Torch's own wait notices no signal, and lasts for ever if another program holds the port. So
-    # it runs in a thread, which ends with this process.
-    threading.Thread(target=run, daemon=True).start()
-    message = f"the program at {address} does not answer as a store does within {timeout:g} s"
-    _wait_until(found.done, message, timeout + _SECONDS_FOR_TORCH, interruption)
-    return found.result()
-
-
-def _wait_until(
-    is_over: Callable[[], bool], message: str, seconds: float, interruption: Interruption | None
-) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_over():
-        _raise_if_interrupted(interruption)
-        if time.monotonic() > deadline:
-            raise PublicError(message)
-        time.sleep(_SECONDS_BETWEEN_POLLS)
-
-
-def _is_open(host: str, port: int) -> bool:
-    """Return whether a program listens there."""
-    with (
-        suppress(OSError),
-        socket.create_connection((host, port), timeout=_SECONDS_TO_ANSWER) as line,
-    ):
-        # The system may lend a free port of this machine to the very socket that connects to it.
-        return bool(line.getsockname() != line.getpeername())
-    return False
-
-
-def _find_address(host: str, port: int) -> str:
-    """Return this host's address on the route to another, which neighbours can reach."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, port))  # sends nothing
-            return str(probe.getsockname()[0])
-        except OSError as error:
-            raise CornError(f"{host}: no route to this host: {error.strerror}") from error
-
-
-def _raise_if_interrupted(interruption: Interruption | None) -> None:
+def raise_if_interrupted(interruption: Interruption | None) -> None:
+    """Raise if a person ended the start of the run."""
     if interruption is not None and interruption.requested:
         raise StoppedBeforeStartError
-
-
-@contextmanager
-def _explaining_loss() -> Iterator[None]:
-    try:
-        yield
-    except distributed.DistError as error:
-        raise StoreLostError from error

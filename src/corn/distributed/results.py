@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from corn.distributed.exchange import NO_STOP, StopNotice, StopReason
 from corn.distributed.journal import make_trial
 from corn.distributed.lifetime import LifetimeTotal
-from corn.distributed.links import Traffic
+from corn.distributed.messages import NO_STOP, StopNotice, StopReason
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, read_model, read_rows
 from corn.distributed.survivors import name_agents
@@ -26,6 +25,7 @@ from corn.learn.result import Result
 from corn.learn.settings import SweepSettings
 from corn.learn.step import StepStatistics
 from corn.plan import Plan
+from corn.transport import Traffic
 
 _MAX_TRAIN_SAMPLES = 10_000
 
@@ -108,10 +108,7 @@ def describe_exit(code: int | None) -> str:
     """Return the meaning of a process's exit code."""
     if code is None or code >= 0:
         return f"ended without a report (exit code {code})"
-    name = signal.Signals(-code).name
-    if name == "SIGABRT":
-        return "ended by SIGABRT: gloo does so when a message is far larger than agreed on"
-    return f"ended by {name}"
+    return f"ended by {signal.Signals(-code).name}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +122,7 @@ class AgentResult:
         num_steps: steps done.
         stop: why it ended before the last step; without a reason if it did not.
         lost: agents lost on the way, and the step at which each loss was first noticed.
+        cut_links: neighbours that took part to the end though the link to them broke, likewise.
         notes: events that anyone may read.
         traffic: over each link.
         failure: why there is no result; None if there is one.
@@ -142,6 +140,7 @@ class AgentResult:
     num_steps: int = 0
     stop: StopNotice = NO_STOP
     lost: Mapping[int, int] = field(default_factory=dict)
+    cut_links: Mapping[int, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     traffic: Mapping[int, Traffic] = field(default_factory=dict, repr=False)
     failure: Failure | None = None
@@ -161,6 +160,7 @@ class AgentResult:
             "stop": describe_stop(self.stop),
             "stop_reason": self.stop.reason.value,
             "lost": {str(agent): step for agent, step in self.lost.items()},
+            "cut_links": {str(agent): step for agent, step in self.cut_links.items()},
             "notes": list(self.notes),
             # Heartbeats show how long an agent computed, and so how much data it has.
             "traffic": {

@@ -8,129 +8,43 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import final
 
+import networkx as nx
 import torch
 from torch import Tensor
 
-from corn.distributed.exchange import (
-    NO_STOP,
-    PREFIX_BYTES,
-    SUSPENDED_SHARE,
-    Dropout,
-    Exchange,
-    Header,
-    Received,
-    StopNotice,
-    StopReason,
-)
+from corn.distributed.exchange import MAX_LAG, SUSPENDED_SHARE, Exchange, Outcome, Received
 from corn.distributed.gossiping import LinkFlows
+from corn.distributed.half_step import HalfStep
 from corn.distributed.journal import Journal
 from corn.distributed.keyring import Ledger
+from corn.distributed.membership import Membership, component_of, find_cuts, make_edge
+from corn.distributed.messages import NO_STOP, PREFIX_BYTES, Header, StopNotice, StopReason
+from corn.distributed.returns import Returns
 from corn.distributed.settings import RunSettings
 from corn.distributed.survivors import (
     ActivePlan,
     LinkState,
-    Membership,
-    component_of,
     measure_loss,
     name_agents,
     replan,
-    split_survivors,
     weigh_neighbours,
 )
 from corn.errors import CornError, PublicError
-from corn.learn.batches import Batch, BatchSampler
 from corn.learn.monitor import Interruption
-from corn.learn.step import StepStatistics, compute_gradients, smooth, take_half_step
-from corn.learn.tasks import Task
+from corn.learn.step import StepStatistics
 from corn.noise.grid import require_provable
 from corn.plan import Plan, fingerprint
-from corn.privacy import ClippedQuery
 from corn.topology.gossip import GossipRound
+from corn.transport import Dropout, LinkError
+
+# Neighbours are at most one step apart, so they notice a loss within two steps.
+_SETTLING = 2
 
 
 class LostError(PublicError):
     """The others went on without this agent."""
-
-
-@final
-class CellBatches:
-    """One agent's batches out of those of all agents, as a simulation draws them."""
-
-    def __init__(self, sampler: BatchSampler, cell: int) -> None:
-        self._sampler, self._own = sampler, slice(cell, cell + 1)
-
-    def draw(self, number: int) -> Batch:
-        """Return the batch of a number, from 0, in one cell."""
-        batch, own = self._sampler.draw(number), self._own
-        return replace(
-            batch,
-            inputs=batch.inputs[own],
-            targets=batch.targets[own],
-            weights=batch.weights[own],
-        )
-
-
-@final
-class HalfStep:
-    """An agent's part of a step before it sends: gradient, clip, share of the noise, half step.
-
-    Attributes:
-        num_broken: gradients so far that were not finite and counted as zero; for the owner alone.
-        memory: the average of the agent's releases that it steps along; None without momentum.
-    """
-
-    def __init__(
-        self, task: Task, batches: CellBatches, query: ClippedQuery, *, momentum: float = 0.0
-    ) -> None:
-        self._task, self._batches, self._query = task, batches, query
-        self._momentum = momentum
-        self.memory = torch.zeros(task.num_parameters) if momentum else None
-        self._clip = torch.tensor([query.clip], dtype=torch.float64)
-        # Whether a gradient is finite depends on data without noise, so this count is never sent.
-        self.num_broken = 0
-
-    @torch.no_grad()
-    def take(
-        self,
-        parameters: Tensor,
-        noise: Tensor,
-        *,
-        number: int,
-        step_size: float,
-        grid: float,
-        observe: bool = True,
-    ) -> tuple[Tensor, StepStatistics]:
-        """Return X − η (clipped gradient + noise, on the grid), shape (d,), and its statistics.
-
-        With momentum, the average of all releases so far takes the place of this one.
-
-        ``number`` is that of the release, which decides the batch. The norm of the noise, which
-        takes a while to compute, is NaN unless ``observe``.
-        """
-        # The same code as in a simulation, for one cell: one place to check clipping and rounding.
-        found = compute_gradients(
-            self._task,
-            parameters.view(1, 1, -1),
-            self._batches.draw(number),
-            self._clip,
-            clips_samples=self._query.unit == "sample",
-        )
-        self.num_broken += int(found.num_broken.sum())
-        clipped = found.values.view(-1), found.factors.view(-1)
-        if self.memory is None:
-            half = take_half_step(parameters, *clipped, noise, grid=grid, step_size=step_size)
-        else:
-            # A step of size −1 from zero is the release itself.
-            zero = torch.zeros_like(parameters)
-            released = take_half_step(zero, *clipped, noise, grid=grid, step_size=-1.0)
-            self.memory = smooth(self.memory.to(parameters), released, self._momentum)
-            eta = torch.full((1,), step_size).to(parameters)
-            half = torch.addcmul(parameters, self.memory, eta, value=-1)
-        noise_norm = torch.linalg.vector_norm(noise if observe else noise[:0]).view(1, 1)
-        return half, StepStatistics(found.norms, found.fraction_clipped, noise_norm)
 
 
 @final
@@ -144,6 +58,8 @@ class TrainingRounds:
         activate: returns a plan for some members with this agent's noise under it.
         half_step: gradient, clip, noise.
         exchange: the links to neighbours.
+        returns: the agents that come back.
+        membership: what is known of losses at the start.
         ledger: reserves a step before anything of it is sent.
         journal: records what happens.
         first_step: steps done before.
@@ -160,6 +76,8 @@ class TrainingRounds:
         activate: Callable[[Plan, tuple[int, ...]], ActivePlan],
         half_step: HalfStep,
         exchange: Exchange,
+        returns: Returns,
+        membership: Membership,
         ledger: Ledger,
         journal: Journal,
         first_step: int,
@@ -169,6 +87,7 @@ class TrainingRounds:
         self._plan, self._settings, self._agent = plan, settings, agent
         self._activate, self._half_step, self._exchange = activate, half_step, exchange
         self._ledger, self._journal = ledger, journal
+        self._returns, self._membership = returns, membership
         self._num_steps, self._last_step = settings.steps_of(plan), last_step
         self._observed_steps = settings.evaluation_steps(plan)
         # ``_plan`` stays the plan of all agents; ``_active`` is replaced after losses. Members keep
@@ -176,18 +95,33 @@ class TrainingRounds:
         self._active = activate(plan, tuple(range(plan.num_agents)))
         self._weights, self._schedule = self._active.weights_of(agent), _schedule_of(plan)
         self._next: tuple[int, ActivePlan] | None = None
-        self._without_plan: frozenset[int] = frozenset()
+        self._without_plan: frozenset[object] = frozenset()
         self._has_diverged = False
-        self._membership = Membership(plan.num_agents)
         self._reported: frozenset[int] = frozenset()
+        self._own_cuts: dict[int, int] = {}
+        # A message of a late neighbour, and the news in it, may be so many rounds old.
+        lag = 0 if settings.deadline is None else MAX_LAG
+        self._spread = spread_of(plan.num_agents, lag)
+        # The neighbours of an agent that is lost notice it within so many steps of each other.
+        self._settling = _SETTLING + lag
         self.step, self.parameters = first_step, parameters
         self.seconds_waited = 0.0
 
     @property
     def lost(self) -> dict[int, int]:
         """The lost agents, and the step at which each loss was first noticed."""
-        noticed = self._membership.noticed
-        return {agent: noticed[agent] for agent in sorted(self._membership.lost)}
+        return self._membership.lost_by(self.step)
+
+    @property
+    def cut_links(self) -> dict[int, int]:
+        """Neighbours that still take part though the link to them broke, and since when."""
+        cuts, lost = self._membership.cuts_by(self.step), self.lost
+        own = {peer: cuts.get(make_edge(self._agent, peer)) for peer in self._plan_neighbours}
+        return {peer: when for peer, when in own.items() if when is not None and peer not in lost}
+
+    @property
+    def _plan_neighbours(self) -> tuple[int, ...]:
+        return tuple(sorted(nx.Graph(self._plan.network.graph).neighbors(self._agent)))
 
     @property
     def stop(self) -> StopNotice:
@@ -208,6 +142,8 @@ class TrainingRounds:
                 if self._membership.stop.step <= self.step:
                     return
                 self._advance()
+            # Nobody may come back in a cool-down, which has no steps to release.
+            self._returns.close()
             # Mixing needs no gradient, so a cool-down releases nothing new and spends nothing.
             for cooldown_step in range(self._plan.cooldown_steps):
                 self.parameters = self._gossip(self.parameters, cooldown_step)
@@ -219,13 +155,15 @@ class TrainingRounds:
                 )
 
     def _announce_stop(self, reason: StopReason) -> None:
-        # News of it reach all agents within n steps, so that all stop after the same step.
-        step = self.step + self._plan.num_agents
+        # News of it reach all agents by then, so that all stop after the same step.
+        step = self.step + self._spread
         self._membership.note_stop(StopNotice(step, self._agent, reason))
 
     def _advance(self) -> None:
         """Run one step: half step, then mixing rounds."""
         # A new plan must be in force before the step's noise is drawn, at all survivors alike.
+        if self._readmit():
+            self._switch(self._plan_of_return(self.step))
         self._follow_losses()
         values, statistics = self.parameters, _no_statistics()
         # A model that is not finite stays as it is: its gradients have no meaning, and a release
@@ -289,8 +227,7 @@ class TrainingRounds:
             mixing_round=mixing_round,
             degree=len(self._exchange.neighbours),
             payload_bytes=values.nbytes,
-            noticed=self._membership.noticed,
-            stop=self._membership.stop,
+            news=self._membership.news,
         )
         self._exchange.start(own, values)
         # The next noise is drawn while messages travel. If a stop keeps it from being sent, no
@@ -298,13 +235,27 @@ class TrainingRounds:
         if prepares and self.step + 1 < self._last_step:
             self._active.noise.prepare(self.step + 1)
         began = time.perf_counter()
-        found = self._exchange.finish()
+        # The last messages are waited for, so that none is left behind at the end.
+        is_last = self.step + 1 >= self._last_step
+        outcome = self._exchange.finish(None if is_last else self._settings.deadline)
         self.seconds_waited += time.perf_counter() - began
-        received = {peer: one for peer, one in found.items() if isinstance(one, Received)}
-        self._note_losses({p: one for p, one in found.items() if isinstance(one, Dropout)})
-        self._read_headers(received)
-        weights = self._weigh(own, received)
-        return flows.mix(values, {peer: one.parameters for peer, one in received.items()}, weights)
+        self._note_losses(outcome.dropouts)
+        self._read_news(outcome)
+        weights = self._weigh(own, outcome.received)
+        received = {peer: one.parameters for peer, one in outcome.received.items()}
+        mixed = flows.mix(values, received, weights)
+        return self._mix_late(mixed, outcome)
+
+    def _mix_late(self, values: Tensor, outcome: Outcome) -> Tensor:
+        """Add what late messages would have changed in the rounds that they belong to."""
+        # w_ij (x_j − x_i) of that round. The neighbour has added the same with the other sign when
+        # it received the own message, so the average of all models stays.
+        for peer, messages in outcome.late.items():
+            for own, theirs in messages:
+                (weight,) = self._weigh(own.header, {peer: theirs}).values()
+                change = theirs.parameters - own.parameters
+                values = torch.add(values, change, alpha=weight)
+        return values
 
     def _weigh(self, own: Header, received: Mapping[int, Received]) -> dict[int, float]:
         """Return the mixing weights of the neighbours that were received."""
@@ -318,8 +269,7 @@ class TrainingRounds:
 
     def _link_state(self, header: Header) -> LinkState:
         """Return what a header announces for weights."""
-        known = {agent for agent, when in enumerate(header.noticed) if when <= header.step}
-        unplanned = known & set(self._active.members)
+        unplanned = find_cuts(header.news, header.step).keys() & self._active.edges
         # One-way links keep the plan's weights: after a loss all agents stop anyway.
         is_directed = self._plan.network.graph.is_directed()
         return LinkState(header.degree, is_aware=bool(unplanned) and not is_directed)
@@ -338,89 +288,155 @@ class TrainingRounds:
                 Dropout.CLOSED: "closed its connection",
                 Dropout.SILENT: f"sent nothing for {self._settings.timeout:g} s (time-out)",
                 Dropout.STALLED: "is alive, but its step does not end",
+                Dropout.TAMPERED: "is no longer linked, as somebody tampered with the connection",
             }[dropout]
             self._journal.note(f"agent {peer} {how} at step {self.step}")
-            self._membership.note_loss(peer, self.step)
+            self._membership.note_cut(peer, self.step)
+            self._own_cuts[peer] = self.step
+            if self._settings.on_dropout == "stop":
+                notice = StopNotice(self.step + self._spread, peer, StopReason.LOSS)
+                self._membership.note_stop(notice)
 
-    def _read_headers(self, received: Mapping[int, Received]) -> None:
-        for peer, one in received.items():
-            self._membership.merge(one.header.noticed, one.header.stop)
-            # Compared in the step before the switch, so that no noise of two plans is ever mixed.
-            if one.header.next_plan != self._next_prefix:
-                raise PublicError(
-                    f"agent {peer} made another plan for the survivors at step {self.step}"
+    def _read_news(self, outcome: Outcome) -> None:
+        for header in outcome.headers:
+            self._membership.merge(header.news)
+        self._membership.forget_before(self.step - self._spread)
+        cuts = self._membership.cuts_by(self.step)
+        for peer in self._exchange.neighbours:
+            # The other end has noticed a break, and will send no more.
+            if make_edge(self._agent, peer) in cuts:
+                self._own_cuts[peer] = self.step
+                self._exchange.drop(peer)
+        if self._settings.on_dropout != "stop":
+            self._report_cut_links()
+            self._report_losses(frozenset(self._membership.lost_by(self.step)))
+
+    def _report_cut_links(self) -> None:
+        """Note once for each own link that broke whether its other end still takes part."""
+        for peer, when in list(self._own_cuts.items()):
+            # By then all neighbours of a lost agent have noticed, and this agent has heard of it.
+            if self.step < when + self._spread + self._settling:
+                continue
+            del self._own_cuts[peer]
+            if peer not in self._membership.lost_by(self.step):
+                self._journal.note(
+                    f"agent {peer} is alive, as others reach it: only its link to agent "
+                    f"{self._agent} was cut at step {when}"
                 )
-        lost = self._membership.lost
-        # The others mix without this agent from now on: it ends rather than train on alone.
-        if self._agent in lost:
-            raise LostError(f"was declared lost by the others at step {self.step}")
-        for peer in lost & set(self._exchange.neighbours):
-            self._exchange.drop(peer)
-        if lost != self._reported:
-            self._reported = lost
-            self._report_losses(lost)
 
     def _report_losses(self, lost: frozenset[int]) -> None:
-        """Stop, or note once for each loss what it means for the rest."""
-        if self._settings.on_dropout == "stop":
-            # From the step of the first loss, not from this one: then all agents, which hear of it
-            # at different steps, stop after the same step.
-            noticed = self._membership.noticed
-            first = min(noticed)
-            notice = StopNotice(
-                first + self._plan.num_agents, noticed.index(first), StopReason.LOSS
-            )
-            self._membership.note_stop(notice)
+        """Note once for each loss what it means for the rest."""
+        is_new, self._reported = bool(lost - self._reported), lost
+        if not is_new:
             return
-        graph = self._plan.network.graph
-        own = component_of(graph, self._agent, lost)
-        if len(split_survivors(graph, lost)) > 1:
+        graph = nx.Graph(self._plan.network.graph)
+        cuts = self._membership.cuts_by(self.step)
+        own = component_of(graph, self._agent, cuts)
+        if set(graph) - set(own) - lost:
             who = ", ".join(map(str, own))
             self._journal.note(f"the survivors are cut apart; linked to each other here: {who}")
         alone = "alone, " if len(own) == 1 else ""
-        energy = measure_loss(self._plan, own).describe()
+        energy = measure_loss(self._plan, own, cuts).describe()
         self._journal.note(f"went on {alone}without {name_agents(lost)}: {energy}")
+
+    def _readmit(self) -> bool:
+        """Answer agents that ask to return, and link those whose step has come; return if any."""
+        self._returns.serve(self.step, self._membership, self._spread + self._settling)
+        returning = [a for a, when in self._membership.news.returns if when == self.step]
+        for agent in sorted(returning):
+            if agent == self._agent:
+                continue
+            self._journal.note(f"agent {agent} takes part again from step {self.step} on")
+            if agent not in self._plan_neighbours:
+                continue
+            try:
+                self._exchange.add(agent, self._returns.connect(agent))
+            except LinkError as error:
+                self._journal.note(f"{error} at step {self.step}")
+                self._membership.note_cut(agent, self.step)
+                self._own_cuts[agent] = self.step
+        # The new agent begins with the model that its sponsor has at this step.
+        self._returns.hand_over(self.step, self._header_of_return(), self.parameters)
+        return bool(returning)
+
+    def _header_of_return(self) -> Header:
+        return Header(
+            plan=bytes(PREFIX_BYTES),
+            next_plan=bytes(PREFIX_BYTES),
+            sender=self._agent,
+            step=self.step,
+            mixing_round=0,
+            degree=len(self._exchange.neighbours),
+            payload_bytes=self.parameters.nbytes,
+            news=self._membership.news,
+        )
+
+    def _plan_of_return(self, step: int) -> ActivePlan:
+        """Return the plan from the step of a return on, the same at all agents.
+
+        The plan of all stays valid whoever is missing. Under ``replan`` one for those who are there
+        cancels more.
+        """
+        everyone = self._activate(self._plan, tuple(range(self._plan.num_agents)))
+        # Losses that were noticed later are not known to all.
+        cuts = self._membership.cuts_by(step, noticed=step - self._spread)
+        members = component_of(self._plan.network.graph, self._agent, cuts)
+        if self._settings.on_dropout != "replan" or not cuts or len(members) == 1:
+            return everyone
+        try:
+            plan = replan(self._plan, members, steps_left=self._last_step - step, cuts=cuts)
+            require_provable(plan.float_loss, self._plan.budget, len(self.parameters))
+        except CornError:
+            return everyone
+        return self._activate(plan, members)
 
     @property
     def _next_prefix(self) -> bytes:
         return bytes(PREFIX_BYTES) if self._next is None else self._next[1].prefix
 
     def _follow_losses(self) -> None:
-        """Under ``replan``: n steps after a loss all survivors switch to the same new plan."""
+        """Under ``replan``: some steps after a loss all survivors switch to the same new plan."""
         if self._settings.on_dropout != "replan":
             return
         if self._next is not None and self._next[0] <= self.step:
             self._switch(self._next[1])
-        noticed = self._membership.noticed
-        unplanned = [noticed[a] for a in self._active.members if noticed[a] <= self.step]
+        cuts = self._membership.cuts_by(self.step)
+        unplanned = [when for edge, when in cuts.items() if edge in self._active.edges]
         # All know of a loss two steps before the switch, plan one step before it, and compare the
         # plans' prefixes in the headers of that step.
-        switch = min(unplanned, default=self.step + 1) + self._plan.num_agents
+        first = min(unplanned, default=self.step + 1)
+        switch = first + self._settling + self._spread
         if self._next is None and switch - 1 <= self.step and switch < self._last_step:
-            self._make_next_plan(switch)
+            self._make_next_plan(max(switch, self.step + 1))
 
     def _make_next_plan(self, switch: int) -> None:
         # Losses noticed later are not known to all survivors yet; they lead to a plan of their own.
-        lost = self._membership.lost_by(switch - self._plan.num_agents)
-        members = component_of(self._plan.network.graph, self._agent, lost)
+        cuts = self._membership.cuts_by(switch - 1, noticed=switch - self._spread)
+        members = component_of(self._plan.network.graph, self._agent, cuts)
         # A single survivor has no neighbour to cancel noise with; a plan that failed fails again.
-        if len(members) == 1 or lost == self._without_plan:
+        if len(members) == 1 or frozenset(cuts) == self._without_plan:
+            return
+        # A return at the same step has a plan of its own.
+        if any(when == switch for _, when in self._membership.news.returns):
             return
         try:
-            plan = replan(self._plan, members, steps_left=self._last_step - switch)
+            plan = replan(self._plan, members, steps_left=self._last_step - switch, cuts=cuts)
             # The loss by floating point is counted over the whole run, by the budget it began with.
             require_provable(plan.float_loss, self._plan.budget, len(self.parameters))
         except CornError as error:
             # The same for all survivors, whose present noise keeps the budget without a new plan.
-            self._without_plan = lost
+            self._without_plan = frozenset(cuts)
             self._journal.note(f"no new plan, the old one stays in force: {error}")
             return
         self._next = switch, self._activate(plan, members)
 
     def _switch(self, active: ActivePlan) -> None:
+        is_same = active.prefix == self._active.prefix
         self._active, self._next = active, None
         self._weights = active.weights_of(self._agent)
         self._schedule = _schedule_of(active.plan)
+        if is_same:
+            return
         value = active.plan.certificate.value / active.plan.num_agents
         is_other = type(active.plan.objective) is not type(self._plan.objective)
         self._journal.note(
@@ -428,6 +444,11 @@ class TrainingRounds:
             f"step {self.step} on: noise energy per agent {value:.4g}"
             + (" by another objective, as the one given is of all agents" if is_other else "")
         )
+
+
+def spread_of(num_agents: int, lag: int) -> int:
+    """Return the steps after which news have reached all agents, along a chain of all of them."""
+    return num_agents * (1 + lag)
 
 
 def _schedule_of(plan: Plan) -> tuple[GossipRound, ...]:

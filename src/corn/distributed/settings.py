@@ -34,6 +34,11 @@ class RunSettings:
         on_dropout: what the others do when an agent is lost: ``continue`` on the surviving graph,
             ``replan`` their noise for it, or ``stop``.
         timeout: seconds without a message after which an agent is lost.
+        deadline: seconds per mixing round after which a neighbour's message is not waited for, and
+            is mixed in the round in which it arrives; by default agents wait for all.
+        start_with: the number of agents with which a run may begin if the others do not come
+            within the time-out, and may join later; by default all.
+        plain_links: send messages unsealed: anyone on the network can read and change them.
         checkpoint_every: steps between checkpoints.
         evaluate_at: steps to measure at; by default 0, the last, and 19 between.
         resume: continue from the newest checkpoint that every agent has.
@@ -47,6 +52,9 @@ class RunSettings:
     seed: int = 0
     on_dropout: DropoutPolicy = "continue"
     timeout: float = 60.0
+    deadline: float | None = None
+    start_with: int | None = None
+    plain_links: bool = False
     checkpoint_every: int = 100
     evaluate_at: tuple[int, ...] | None = None
     resume: bool = False
@@ -58,6 +66,16 @@ class RunSettings:
         if not 0 < self.timeout <= _MAX_TIMEOUT:
             raise InvalidArgumentError(
                 f"timeout must be positive seconds, at most {_MAX_TIMEOUT:g}, found {self.timeout}"
+            )
+        if self.deadline is not None and not 0 < self.deadline < self.timeout:
+            raise InvalidArgumentError(
+                f"deadline must be positive seconds, less than the time-out of {self.timeout:g}, "
+                f"found {self.deadline}"
+            )
+        if self.start_with is not None and self.on_dropout == "stop":
+            raise InvalidArgumentError(
+                "start_with needs on_dropout='continue' or 'replan': agents that are absent count "
+                "as lost until they come"
             )
 
     @property
@@ -108,6 +126,8 @@ class RunSettings:
             "type of models": plan.dtype,
             "policy on dropout": self.on_dropout,
             "time-out": f"{self.timeout:g} s",
+            "deadline": "none" if self.deadline is None else f"{self.deadline:g} s",
+            "links": "plain" if self.plain_links else "sealed",
             "checkpoints every": str(self.checkpoint_every),
             "measurements": ",".join(map(str, sorted(self.evaluation_steps(plan)))),
             "resume": str(self.resume),
@@ -126,14 +146,27 @@ class RunSettings:
                 "on_dropout must be 'stop' where links are one-way, as only two-way neighbours "
                 f"can agree on new weights, found {self.on_dropout!r}"
             )
-        # Pairs derive the seeds of a new plan from their keys; larger groups would need messages.
-        largest = max(map(len, plan.decomposition.seed_groups), default=0)
-        if self.on_dropout == "replan" and largest > _LARGEST_GROUP_TO_REPLAN:
+        if self.on_dropout == "replan":
+            require_pair_seeds(plan, "on_dropout='replan'")
+        if self.start_with is not None:
+            require_pair_seeds(plan, "start_with")
+        # Chebyshev rounds repeat a part of the round before, which a late message has changed.
+        if self.deadline is not None and (
+            plan.network.gossip.kind != "plain" or plan.network.graph.is_directed()
+        ):
             raise InvalidArgumentError(
-                "on_dropout='replan' needs seeds of pairs or links, as larger groups would have "
-                f"to share new seeds, found a group of {largest}: plan with --seeds pairs, or "
-                "use continue"
+                "deadline needs plain gossip rounds and two-way links: plan with --gossip 1"
             )
+
+
+def require_pair_seeds(plan: Plan, option: str) -> None:
+    """Raise unless agents derive all seeds from their keys, without messages to absent ones."""
+    largest = max(map(len, plan.decomposition.seed_groups), default=0)
+    if largest > _LARGEST_GROUP_TO_REPLAN:
+        raise InvalidArgumentError(
+            f"{option} needs seeds of pairs or links, as larger groups would have to share new "
+            f"seeds, found a group of {largest}: plan with --seeds pairs"
+        )
 
 
 @dataclass(frozen=True)
@@ -155,6 +188,9 @@ class AgentConfig:
         default_batch_size: the batch size where neither settings nor budget name one; None takes
             an agent's whole data.
         lifetime: the owner's limit on all releases of the agent's data; None has no limit.
+        listen: address and port for connections of neighbours; None takes any free port.
+        advertise: the address under which they reach it, where that is another.
+        rejoins: join a run under way, which lost this agent or began without it.
     """
 
     workload: Workload
@@ -170,6 +206,9 @@ class AgentConfig:
     opens_store: bool | None = None
     default_batch_size: int | None = None
     lifetime: Lifetime | None = None
+    listen: tuple[str, int] | None = None
+    advertise: tuple[str, int] | None = None
+    rejoins: bool = False
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -1,13 +1,8 @@
-"""Survivors of losses: who is left, mixing weights among them, and a new plan for them.
-
-Every header carries all its sender knows of losses, so news from a step t has reached every agent
-that is still linked to the sender by step t + n − 1: a chain of survivors is at most that long.
-From step t + n on, all of them act on the same knowledge, without a coordinator.
-"""
+"""Survivors of losses: mixing weights among them, what a loss costs, and a new plan for them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, final
@@ -17,8 +12,9 @@ import numpy as np
 
 from corn.arrays import FloatArray
 from corn.covariance import GivenObjective, Horizon, Objective, ThreatModel
-from corn.distributed.exchange import NEVER, NO_STOP, PREFIX_BYTES, StopNotice
 from corn.distributed.keyring import NoiseShare
+from corn.distributed.membership import make_edge
+from corn.distributed.messages import PREFIX_BYTES, Edge
 from corn.errors import InfeasibleError
 from corn.plan import Plan, fingerprint, make_plan
 from corn.privacy import PrivacyBudget
@@ -40,65 +36,6 @@ def name_agents(agents: Iterable[int]) -> str:
     """
     who = sorted(agents)
     return ("agent " if len(who) == 1 else "agents ") + ", ".join(map(str, who))
-
-
-class Membership:
-    """One agent's knowledge of losses, of when they were first noticed, and of a stop."""
-
-    def __init__(self, num_agents: int) -> None:
-        self._noticed = [NEVER] * num_agents
-        self.stop = NO_STOP
-
-    @property
-    def noticed(self) -> tuple[int, ...]:
-        """For each agent the step at which its loss was first noticed, or ``NEVER``."""
-        return tuple(self._noticed)
-
-    @property
-    def lost(self) -> frozenset[int]:
-        """Every agent known to be lost."""
-        return self.lost_by(NEVER - 1)
-
-    def lost_by(self, step: int) -> frozenset[int]:
-        """Return the agents whose loss was noticed at ``step`` or before."""
-        return frozenset(agent for agent, when in enumerate(self._noticed) if when <= step)
-
-    def note_loss(self, agent: int, step: int) -> None:
-        """Note that the link to ``agent`` broke at ``step``."""
-        # The minimum over all headers is the same everywhere, in whatever order they arrive.
-        self._noticed[agent] = min(self._noticed[agent], step)
-
-    def note_stop(self, notice: StopNotice) -> None:
-        """Note a stop; of several the earliest counts."""
-        self.stop = min(self.stop, notice)
-
-    def merge(self, noticed: Sequence[int], stop: StopNotice) -> None:
-        """Add a neighbour's knowledge."""
-        self._noticed = list(map(min, self._noticed, noticed))
-        self.note_stop(stop)
-
-
-def component_of(graph: Graph, agent: int, lost: Iterable[int]) -> tuple[int, ...]:
-    """Return the survivors that ``agent`` can still reach, itself included, in increasing order.
-
-    >>> component_of(nx.path_graph(5), 0, [2])
-    (0, 1)
-    """
-    survivors = nx.Graph(graph)
-    survivors.remove_nodes_from(lost)
-    return tuple(sorted(nx.node_connected_component(survivors, agent)))
-
-
-def split_survivors(graph: Graph, lost: Iterable[int]) -> list[tuple[int, ...]]:
-    """Return the components into which losses split a network, the largest first.
-
-    >>> split_survivors(nx.path_graph(5), [1])
-    [(2, 3, 4), (0,)]
-    """
-    survivors = nx.Graph(graph)
-    survivors.remove_nodes_from(lost)
-    parts = [tuple(sorted(part)) for part in nx.connected_components(survivors)]
-    return sorted(parts, key=lambda part: (-len(part), part))
 
 
 @dataclass(frozen=True)
@@ -166,6 +103,14 @@ class ActivePlan:
         """The first bytes of the plan's fingerprint, for headers."""
         return fingerprint(self.plan)[:PREFIX_BYTES]
 
+    @cached_property
+    def edges(self) -> frozenset[Edge]:
+        """The links of the plan, by the numbers at the start of the run."""
+        members = self.members
+        return frozenset(
+            make_edge(members[i], members[j]) for i, j in nx.Graph(self.plan.network.graph).edges
+        )
+
     def weights_of(self, agent: int) -> dict[int, tuple[float, float]]:
         """Return (w_ij, w_ji) for every other member j, by the numbers at the start of the run."""
         W, own = self.plan.network.mixing_matrix, self.members.index(agent)
@@ -196,8 +141,10 @@ class EnergyLoss:
         )
 
 
-def measure_loss(plan: Plan, survivors: tuple[int, ...]) -> EnergyLoss:
+def measure_loss(plan: Plan, survivors: tuple[int, ...], cuts: Collection[Edge] = ()) -> EnergyLoss:
     """Return how much cancellation is lost when only ``survivors`` use the plan's noise.
+
+    ``cuts`` are broken links, those between survivors included.
 
     Both sides are by the same objective, which is another where the plan's is of all agents.
     """
@@ -207,13 +154,15 @@ def measure_loss(plan: Plan, survivors: tuple[int, ...]) -> EnergyLoss:
     R_left = R[np.ix_(survivors, survivors)]
     objective = _objective_for(plan.objective, len(survivors))
     A = objective.matrix(plan.network.step_matrix)
-    A_left = objective.matrix(_step_left(plan, survivors))
+    A_left = objective.matrix(_step_left(plan, survivors, cuts))
     return EnergyLoss(
         planned=float((A * R).sum()) / n, continued=float((A_left * R_left).sum()) / len(survivors)
     )
 
 
-def replan(plan: Plan, survivors: tuple[int, ...], *, steps_left: int) -> Plan:
+def replan(
+    plan: Plan, survivors: tuple[int, ...], *, steps_left: int, cuts: Collection[Edge] = ()
+) -> Plan:
     """Return a plan for the survivors, renumbered 0 … m−1 in their order, for the steps left.
 
     The noise of the survivors lacks what the lost agents would have cancelled. A design for the
@@ -223,7 +172,7 @@ def replan(plan: Plan, survivors: tuple[int, ...], *, steps_left: int) -> Plan:
     """
     with one_thread():  # BLAS threads would change the order of sums, and so the last bits
         return make_plan(
-            _network_of(plan, survivors),
+            _network_of(plan, survivors, cuts),
             budget_left(plan, survivors, steps_left),
             threat=_threat_for(plan.threat, survivors),
             objective=_objective_for(plan.objective, len(survivors)),
@@ -276,28 +225,34 @@ def _join(values: list[Any]) -> Any:
     return values[0] if len(set(values)) == 1 else tuple(values)
 
 
-def _step_left(plan: Plan, survivors: tuple[int, ...]) -> FloatArray:
+def _step_left(plan: Plan, survivors: tuple[int, ...], cuts: Collection[Edge]) -> FloatArray:
     """Return the matrix of a step of survivors that keep the plan's noise."""
     if plan.network.gossip.kind == "plain":
-        return _network_of(plan, survivors).step_matrix
+        return _network_of(plan, survivors, cuts).step_matrix
     # Chebyshev rounds keep the plan's weights and schedule; agents keep the weights of lost ones.
-    W = plan.network.mixing_matrix[np.ix_(survivors, survivors)]
+    W = np.array(plan.network.mixing_matrix)
+    for i, j in cuts:
+        W[i, j] = W[j, i] = 0.0
+    W = W[np.ix_(survivors, survivors)]
+    np.fill_diagonal(W, 0.0)
     schedule = plan.network.gossip.schedule(plan.network.mixing_matrix)
     return apply_rounds(schedule, W + np.diag(1 - W.sum(axis=1)))
 
 
-def _network_of(plan: Plan, survivors: tuple[int, ...]) -> Network:
+def _network_of(plan: Plan, survivors: tuple[int, ...], cuts: Collection[Edge]) -> Network:
     """Return the survivors' network, with Metropolis weights and as many rounds as before."""
     # Metropolis weights of a connected graph are symmetric and mix: Chebyshev rounds need that.
-    network = load_network(_subgraph(plan, survivors), gossip=plan.network.gossip)
+    network = load_network(_subgraph(plan, survivors, cuts), gossip=plan.network.gossip)
     who = ",".join(map(str, survivors))
     return replace(network, source=f"survivors {who} of {plan.network.source}")
 
 
-def _subgraph(plan: Plan, survivors: tuple[int, ...]) -> Graph:
+def _subgraph(plan: Plan, survivors: tuple[int, ...], cuts: Collection[Edge]) -> Graph:
     """Return the survivors' graph with nodes and edges in a fixed order, as plans depend on it."""
     places = {agent: place for place, agent in enumerate(survivors)}
-    graph = nx.relabel_nodes(nx.Graph(plan.network.graph).subgraph(survivors), places)
+    left = nx.Graph(plan.network.graph)
+    left.remove_edges_from(cuts)
+    graph = nx.relabel_nodes(left.subgraph(survivors), places)
     ordered = nx.Graph()
     ordered.add_nodes_from(range(len(survivors)))
     ordered.add_edges_from(sorted(tuple(sorted(edge)) for edge in graph.edges))

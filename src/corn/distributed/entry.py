@@ -1,0 +1,273 @@
+"""Entry of an agent into a run: with all others at its start, or alone into one under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from corn.distributed.exchange import Exchange
+from corn.distributed.half_step import HalfStep
+from corn.distributed.handshake import (
+    Agreement,
+    Hello,
+    confirm,
+    naming_absent_agents,
+    require_budget,
+    shake_hands,
+)
+from corn.distributed.journal import EvaluationData
+from corn.distributed.keyring import Keyring, NoiseShare, share_group_seeds
+from corn.distributed.lifetime import LifetimeTotal
+from corn.distributed.membership import Membership
+from corn.distributed.messages import message_limit
+from corn.distributed.rejoin import (
+    Request,
+    Sponsor,
+    Welcome,
+    load_addresses,
+    request_return,
+    save_addresses,
+)
+from corn.distributed.rendezvous import Meeting, Rendezvous
+from corn.distributed.returns import Returns
+from corn.distributed.settings import RunSettings, require_pair_seeds
+from corn.distributed.storage import Folders
+from corn.distributed.survivors import ActivePlan
+from corn.errors import InvalidArgumentError
+from corn.plan import Plan
+from corn.transport import Link, LinkDesk, Purpose, open_links
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """An agent's task: the half step, the data to measure on, and the initial model."""
+
+    half_step: HalfStep
+    data: EvaluationData
+    start: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class AgreedRun:
+    """Everything that one agent's training needs, complete once all agents agreed.
+
+    Attributes:
+        plan: of all agents.
+        settings: of the run.
+        agent: this agent's number.
+        hello: the terms that it published.
+        keyring: its keys and ledger.
+        work: its task.
+        folders: for its files.
+        agreement: of all agents.
+        total: the releases of its data under all plans.
+        received: the model of a sponsor, for an agent that returns.
+    """
+
+    plan: Plan
+    settings: RunSettings
+    agent: int
+    hello: Hello
+    keyring: Keyring
+    work: Work
+    folders: Folders | None
+    agreement: Agreement | None = None
+    total: LifetimeTotal | None = None
+    received: Tensor | None = None
+
+    @property
+    def agreed(self) -> Agreement:
+        """The agreement, which must have been reached."""
+        if self.agreement is None:
+            raise InvalidArgumentError("agreement must be reached before training, found None")
+        return self.agreement
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The most bytes of a message."""
+        return message_limit(self.plan.num_agents, self.work.start.nbytes)
+
+    @property
+    def first_step(self) -> int:
+        """Steps done before this run."""
+        return self.agreed.first_step
+
+    @property
+    def last_step(self) -> int:
+        """The end of the run: T, or earlier where a ledger allows fewer steps."""
+        return min(self.settings.steps_of(self.plan), self.first_step + self.agreed.max_steps)
+
+    def activate(self, plan: Plan, members: tuple[int, ...]) -> ActivePlan:
+        """Return a plan for some members with this agent's noise under it."""
+        source = self.keyring.make_source(plan, self.agent, members)
+        # A rehearsal draws a simulation's noise, whose nonce follows from the seed.
+        # The run's nonce has a new part from every agent: under it no noise was ever drawn before.
+        nonce = self.agreed.nonce
+        if self.settings.is_rehearsal:
+            nonce = self.keyring.ledger.nonce
+        noise = NoiseShare(
+            plan,
+            members.index(self.agent),
+            source,
+            nonce=nonce,
+            num_parameters=len(self.work.start),
+        )
+        return ActivePlan(plan, members, noise)
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """An agent's connections when it begins to take part.
+
+    Attributes:
+        exchange: with its neighbours.
+        membership: what is known of losses.
+        returns: the agents that ask it to let them in.
+        is_return: whether the run is under way.
+    """
+
+    exchange: Exchange
+    membership: Membership
+    returns: Returns
+    is_return: bool = False
+
+    def close(self) -> None:
+        """Close all links."""
+        self.exchange.close()
+        self.returns.stop()
+
+
+def begin_run(
+    run: AgreedRun,
+    rendezvous: Rendezvous,
+    check_total: Callable[[int], LifetimeTotal | None],
+) -> tuple[AgreedRun, Entry]:
+    """Agree with all agents, and connect to the neighbours."""
+    plan, settings = run.plan, run.settings
+    agreement = shake_hands(rendezvous, run.hello)
+    require_budget(agreement)
+    left = settings.steps_of(plan) - agreement.first_step
+    total = check_total(min(left, agreement.max_steps))
+    group_seeds = share_group_seeds(rendezvous, plan, run.keyring, run_nonce=agreement.nonce)
+    run = replace(
+        run,
+        agreement=agreement,
+        keyring=replace(run.keyring, group_seeds=group_seeds),
+        total=total,
+    )
+    if run.folders is not None:
+        save_addresses(run.folders.private, rendezvous.meeting, rendezvous.bound)
+    members = frozenset(rendezvous.meeting.members)
+    senders, receivers = find_neighbours(plan, run.agent)
+    with ExitStack() as stack:
+        # Open before any neighbour connects.
+        desk = rendezvous.open_desk(Purpose.LINK, max_bytes=run.max_message_bytes)
+        stack.callback(desk.close)
+        # Nobody waits for the link of an agent that did not agree.
+        confirm(rendezvous, agreement, "linking")
+        stack.enter_context(naming_absent_agents(rendezvous, "ready"))
+        links = open_links(
+            desk,
+            (senders | receivers) & members,
+            timeout=rendezvous.timeout,
+            check=rendezvous.check,
+        )
+        exchange = make_exchange(run, links)
+        stack.callback(exchange.close)
+        confirm(rendezvous, agreement, "ready")
+        stack.pop_all()  # all agents are there: links stay open
+    absent = set(range(plan.num_agents)) - members
+    membership = Membership(plan.network.graph, run.agent, absent=absent, step=agreement.first_step)
+    return run, Entry(exchange, membership, make_returns(run, rendezvous, desk))
+
+
+def return_to_run(
+    run: AgreedRun,
+    rendezvous: Rendezvous,
+    check_total: Callable[[int], LifetimeTotal | None],
+) -> tuple[AgreedRun, Entry]:
+    """Return to a run under way, with the help of a neighbour."""
+    plan, ledger = run.plan, run.keyring.ledger
+    require_pair_seeds(plan, "--rejoin")
+    total = check_total(ledger.remaining)
+    addresses = rendezvous.read_addresses()
+    if run.folders is not None:
+        addresses = load_addresses(run.folders.private)[1] | addresses
+    senders, receivers = find_neighbours(plan, run.agent)
+    admission = request_return(
+        rendezvous,
+        Request(run.hello, ledger.first_free_step),
+        senders | receivers,
+        addresses,
+        dtype=run.work.start.dtype,
+        max_bytes=run.max_message_bytes,
+    )
+    welcome, step = admission.welcome, admission.welcome.return_step
+    known = {int(who): place for who, place in (welcome.addresses or {}).items()}
+    rendezvous.adopt(Meeting(bytes.fromhex(welcome.session), known))
+    agreement = Agreement(
+        nonce=bytes.fromhex(welcome.nonce),
+        first_step=step,
+        max_steps=min(welcome.last_step - step, ledger.remaining),
+        scarce=run.agent,
+    )
+    run = replace(run, agreement=agreement, total=total, received=admission.parameters)
+    if run.folders is not None:
+        save_addresses(run.folders.private, rendezvous.meeting, rendezvous.bound)
+    membership = Membership(plan.network.graph, run.agent)
+    membership.merge(admission.header.news)
+    for peer in (senders | receivers) - admission.links.keys():
+        membership.note_cut(peer, step)
+    desk = rendezvous.open_desk(Purpose.LINK, max_bytes=run.max_message_bytes)
+    exchange = make_exchange(run, admission.links)
+    return run, Entry(exchange, membership, make_returns(run, rendezvous, desk), is_return=True)
+
+
+def find_neighbours(plan: Plan, agent: int) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the agents that send to an agent, and those to which it sends."""
+    graph = plan.network.graph
+    # On a one-way link an agent only sends, or only receives.
+    receivers = frozenset(graph.neighbors(agent))
+    senders = frozenset(graph.predecessors(agent)) if graph.is_directed() else receivers
+    return senders, receivers
+
+
+def make_exchange(run: AgreedRun, links: Mapping[int, Link]) -> Exchange:
+    """Return the exchange of messages over links to neighbours."""
+    is_directed = run.plan.network.graph.is_directed()
+    senders, receivers = find_neighbours(run.plan, run.agent)
+    return Exchange(
+        links,
+        num_agents=run.plan.num_agents,
+        dtype=run.work.start.dtype,
+        timeout=run.settings.timeout,
+        senders=senders if is_directed else None,
+        receivers=receivers if is_directed else None,
+    )
+
+
+def make_returns(run: AgreedRun, rendezvous: Rendezvous, desk: LinkDesk) -> Returns:
+    """Return the place where agents ask this one to let them in."""
+    meeting = rendezvous.meeting
+
+    def welcome(return_step: int, present: tuple[int, ...]) -> Welcome:
+        return Welcome(
+            session=meeting.session.hex(),
+            nonce=run.agreed.nonce.hex(),
+            return_step=return_step,
+            last_step=run.last_step,
+            addresses={str(agent): place for agent, place in meeting.addresses.items()},
+            present=present,
+        )
+
+    return Returns(
+        run.hello,
+        Sponsor(rendezvous),
+        desk,
+        welcome=welcome,
+        last_step=run.last_step,
+        timeout=run.settings.timeout,
+    )

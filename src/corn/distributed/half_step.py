@@ -1,0 +1,92 @@
+"""The half step of an agent: gradient, clip, share of the noise, step, before anything is sent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from corn.learn.batches import Batch, BatchSampler
+from corn.learn.step import StepStatistics, compute_gradients, smooth, take_half_step
+from corn.learn.tasks import Task
+from corn.privacy import ClippedQuery
+
+
+@final
+class CellBatches:
+    """One agent's batches out of those of all agents, as a simulation draws them."""
+
+    def __init__(self, sampler: BatchSampler, cell: int) -> None:
+        self._sampler, self._own = sampler, slice(cell, cell + 1)
+
+    def draw(self, number: int) -> Batch:
+        """Return the batch of a number, from 0, in one cell."""
+        batch, own = self._sampler.draw(number), self._own
+        return replace(
+            batch,
+            inputs=batch.inputs[own],
+            targets=batch.targets[own],
+            weights=batch.weights[own],
+        )
+
+
+@final
+class HalfStep:
+    """An agent's part of a step before it sends: gradient, clip, share of the noise, half step.
+
+    Attributes:
+        num_broken: gradients so far that were not finite and counted as zero; for the owner alone.
+        memory: the average of the agent's releases that it steps along; None without momentum.
+    """
+
+    def __init__(
+        self, task: Task, batches: CellBatches, query: ClippedQuery, *, momentum: float = 0.0
+    ) -> None:
+        self._task, self._batches, self._query = task, batches, query
+        self._momentum = momentum
+        self.memory = torch.zeros(task.num_parameters) if momentum else None
+        self._clip = torch.tensor([query.clip], dtype=torch.float64)
+        # Whether a gradient is finite depends on data without noise, so this count is never sent.
+        self.num_broken = 0
+
+    @torch.no_grad()
+    def take(
+        self,
+        parameters: Tensor,
+        noise: Tensor,
+        *,
+        number: int,
+        step_size: float,
+        grid: float,
+        observe: bool = True,
+    ) -> tuple[Tensor, StepStatistics]:
+        """Return X − η (clipped gradient + noise, on the grid), shape (d,), and its statistics.
+
+        With momentum, the average of all releases so far takes the place of this one.
+
+        ``number`` is that of the release, which decides the batch. The norm of the noise, which
+        takes a while to compute, is NaN unless ``observe``.
+        """
+        # The same code as in a simulation, for one cell: one place to check clipping and rounding.
+        found = compute_gradients(
+            self._task,
+            parameters.view(1, 1, -1),
+            self._batches.draw(number),
+            self._clip,
+            clips_samples=self._query.unit == "sample",
+        )
+        self.num_broken += int(found.num_broken.sum())
+        clipped = found.values.view(-1), found.factors.view(-1)
+        if self.memory is None:
+            half = take_half_step(parameters, *clipped, noise, grid=grid, step_size=step_size)
+        else:
+            # A step of size −1 from zero is the release itself.
+            zero = torch.zeros_like(parameters)
+            released = take_half_step(zero, *clipped, noise, grid=grid, step_size=-1.0)
+            self.memory = smooth(self.memory.to(parameters), released, self._momentum)
+            eta = torch.full((1,), step_size).to(parameters)
+            half = torch.addcmul(parameters, self.memory, eta, value=-1)
+        noise_norm = torch.linalg.vector_norm(noise if observe else noise[:0]).view(1, 1)
+        return half, StepStatistics(found.norms, found.fraction_clipped, noise_norm)

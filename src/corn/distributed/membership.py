@@ -1,0 +1,141 @@
+"""Membership: which links are broken, which agents are lost or came back, and a stop.
+
+Every message carries all that its sender knows, and each agent keeps the union of what it hears. So
+news from a step t have reached every agent that is still linked to the sender by step t + n − 1: a
+chain of survivors is at most that long. From step t + n on, all of them act on the same knowledge,
+without a coordinator.
+
+Agents note broken links, not lost agents. An agent that crashed has lost all its links. One whose
+cable was cut is still reached by others, and goes on over the links that it has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import networkx as nx
+
+from corn.distributed.messages import NEVER, Edge, News, StopNotice
+from corn.topology.graphs import Graph
+
+
+def make_edge(first: int, second: int) -> Edge:
+    """Return the link between two agents, by which all name it."""
+    return (first, second) if first < second else (second, first)
+
+
+def find_cuts(news: News, step: int) -> dict[Edge, int]:
+    """Return the links that are broken at a step, and since when.
+
+    A break counts from the step at which it was first noticed, until one of its agents returns.
+
+    >>> news = News(cuts=frozenset({((0, 1), 5), ((0, 1), 6)}), returns=frozenset({(1, 20)}))
+    >>> find_cuts(news, 4), find_cuts(news, 19), find_cuts(news, 20)
+    ({}, {(0, 1): 5}, {})
+    """
+    returned: dict[int, int] = {}
+    for agent, when in news.returns:
+        if when <= step:
+            returned[agent] = max(when, returned.get(agent, 0))
+    cuts: dict[Edge, int] = {}
+    for edge, when in news.cuts:
+        # Both ends of a link notice its break, perhaps at different steps: the first one counts.
+        if max(returned.get(end, 0) for end in edge) <= when <= step:
+            cuts[edge] = min(when, cuts.get(edge, NEVER))
+    return cuts
+
+
+class Membership:
+    """One agent's knowledge of losses, returns and a stop.
+
+    Args:
+        graph: of the plan.
+        agent: whose knowledge it is.
+        absent: agents that did not come to the start.
+        step: at which the run begins.
+    """
+
+    def __init__(
+        self, graph: Graph, agent: int, *, absent: Iterable[int] = (), step: int = 0
+    ) -> None:
+        self._graph, self._agent = nx.Graph(graph), agent
+        cuts = {(make_edge(*edge), step) for edge in self._graph.edges(list(absent))}
+        self.news = News(cuts=frozenset(cuts))
+
+    @property
+    def stop(self) -> StopNotice:
+        """The earliest stop."""
+        return self.news.stop
+
+    def note_cut(self, peer: int, step: int) -> None:
+        """Note that the own link to an agent broke at a step."""
+        self.merge(News(cuts=frozenset({(make_edge(self._agent, peer), step)})))
+
+    def note_return(self, agent: int, step: int) -> None:
+        """Note that an agent takes part again from a step on."""
+        self.merge(News(returns=frozenset({(agent, step)})))
+
+    def note_stop(self, notice: StopNotice) -> None:
+        """Note a stop; of several the earliest counts."""
+        self.merge(News(stop=notice))
+
+    def merge(self, news: News) -> None:
+        """Add another agent's knowledge."""
+        # Unions and a minimum: the result is the same in whatever order news arrive.
+        self.news = News(
+            self.news.cuts | news.cuts,
+            self.news.returns | news.returns,
+            min(self.news.stop, news.stop),
+        )
+
+    def forget_before(self, step: int) -> None:
+        """Remove news that others have replaced by a step at which all agents know of it."""
+        # They would be sent with every message to the end of the run.
+        latest: dict[int, int] = {}
+        for agent, when in self.news.returns:
+            if when <= step:
+                latest[agent] = max(when, latest.get(agent, 0))
+        kept_cuts = {
+            (edge, when)
+            for edge, when in self.news.cuts
+            if when >= max(latest.get(end, 0) for end in edge)
+        }
+        kept_returns = {
+            (agent, when) for agent, when in self.news.returns if when >= latest.get(agent, 0)
+        }
+        self.news = News(frozenset(kept_cuts), frozenset(kept_returns), self.news.stop)
+
+    def cuts_by(self, step: int, *, noticed: int | None = None) -> dict[Edge, int]:
+        """Return the links that are broken at a step, and were noticed by ``noticed``."""
+        cuts = find_cuts(self.news, step)
+        limit = step if noticed is None else noticed
+        return {edge: when for edge, when in cuts.items() if when <= limit}
+
+    def present_at(self, step: int) -> tuple[int, ...]:
+        """Return the agents that this one reaches at a step, itself included."""
+        return component_of(self._graph, self._agent, self.cuts_by(step))
+
+    def lost_by(self, step: int) -> dict[int, int]:
+        """Return the agents that no agent reaches any more, each with the step of its first loss.
+
+        These are neighbours of the agents that are still linked to this one. Whether agents behind
+        them are lost too cannot be known here.
+        """
+        cuts, own = self.cuts_by(step), set(self.present_at(step))
+        lost: dict[int, int] = {}
+        for edge, when in cuts.items():
+            for inside, outside in (edge, edge[::-1]):
+                if inside in own and outside not in own:
+                    lost[outside] = min(when, lost.get(outside, NEVER))
+        return dict(sorted(lost.items()))
+
+
+def component_of(graph: Graph, agent: int, cuts: Iterable[Edge]) -> tuple[int, ...]:
+    """Return the agents that ``agent`` can still reach, itself included, in increasing order.
+
+    >>> component_of(nx.path_graph(5), 0, [(1, 2)])
+    (0, 1)
+    """
+    left = nx.Graph(graph)
+    left.remove_edges_from(cuts)
+    return tuple(sorted(nx.node_connected_component(left, agent)))

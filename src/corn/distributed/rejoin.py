@@ -1,0 +1,321 @@
+"""Return of an agent to a run under way, which lost it or began without it.
+
+The agent asks one neighbour, its sponsor, for the terms of the run, and compares its own. The
+sponsor announces the step of the return, so late that all agents know of it by then. Until then the
+agent connects to its neighbours. At that step it receives the sponsor's model and takes part again,
+with the noise of the plan of all.
+
+No noise is released twice: the agent returns after every step that its ledger has ever reserved,
+and spends no more than if it had never left. The sponsor's model is public, as every message is.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor
+
+from corn.distributed.handshake import HandshakeError, Hello, compare_hellos
+from corn.distributed.messages import Header, decode_message
+from corn.distributed.rendezvous import Meeting, Rendezvous
+from corn.errors import InvalidArgumentError, PublicError
+from corn.files import writing_whole
+from corn.parsing import build, build_fields, parse_json, read_json
+from corn.transport import (
+    NO_SESSION,
+    Address,
+    Channel,
+    ChannelClosedError,
+    Link,
+    Purpose,
+    TamperedError,
+    UnreachableError,
+    dial,
+)
+
+_MAX_REQUEST_BYTES = 1 << 20
+_MAX_WAITING = 4
+_ADDRESSES = "addresses.json"
+
+
+class RejoinError(PublicError):
+    """No neighbour lets this agent in."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an agent that wants to return sends to its sponsor.
+
+    Attributes:
+        hello: its terms, which must be those of the run.
+        first_free_step: the first step that its ledger has never reserved.
+    """
+
+    hello: Hello
+    first_free_step: int
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """What a sponsor answers.
+
+    Attributes:
+        session: of the run, in hexadecimal.
+        nonce: of the run, in hexadecimal.
+        return_step: from which the agent takes part.
+        last_step: at which the run ends.
+        addresses: of the members' listeners.
+        present: the agents that take part now.
+        refusal: why the agent is not let in; empty if it is.
+    """
+
+    session: str = ""
+    nonce: str = ""
+    return_step: int = 0
+    last_step: int = 0
+    addresses: Mapping[str, tuple[str, int]] | None = None
+    present: tuple[int, ...] = ()
+    refusal: str = ""
+
+
+@final
+class Applicant:
+    """An agent that waits to return, at its sponsor."""
+
+    def __init__(self, channel: Channel, request: Request) -> None:
+        self._channel, self.request = channel, request
+        self.agent = channel.peer
+
+    def answer(self, welcome: Welcome) -> None:
+        """Send the terms of the return, or a refusal."""
+        self._send(json.dumps(asdict(welcome)).encode())
+        if welcome.refusal:
+            self._channel.close()
+
+    def report_step(self, step: int) -> None:
+        """Show that the run goes on."""
+        self._send(json.dumps(step).encode())
+
+    def hand_over(self, header: Header, parameters: Tensor) -> None:
+        """Send the model and all news; the agent takes part from now on."""
+        self._send(header.encode() + parameters.numpy().tobytes())
+        # Not closed by this end before all has arrived: the agent closes it.
+
+    def _send(self, message: bytes) -> None:
+        # A sponsor never waits for an applicant: one that is gone again is noticed by its links.
+        with suppress(ChannelClosedError):
+            self._channel.set_timeout(1.0)
+            self._channel.send(message)
+
+
+@final
+class Sponsor:
+    """The desk at which agents ask to return, in an agent that takes part."""
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self._waiting: queue.SimpleQueue[Applicant] = queue.SimpleQueue()
+        rendezvous.listener.handle(Purpose.REJOIN, NO_SESSION, self._accept)
+
+    def take_applicants(self) -> list[Applicant]:
+        """Return the agents that asked since the last call."""
+        found = []
+        with suppress(queue.Empty):
+            while True:
+                found.append(self._waiting.get_nowait())
+        return found
+
+    def put_back(self, applicant: Applicant) -> None:
+        """Let an agent wait until its loss is known everywhere."""
+        self._waiting.put(applicant)
+
+    def _accept(self, channel: Channel) -> None:
+        try:
+            channel.set_timeout(5.0)
+            data = bytes(channel.receive(max_bytes=_MAX_REQUEST_BYTES))
+            request = build(Request, parse_json(data), "the request")
+            channel.set_timeout(None)
+        except (ChannelClosedError, TamperedError, InvalidArgumentError):
+            channel.close()
+            return
+        if self._waiting.qsize() >= _MAX_WAITING:
+            channel.close()
+            return
+        self._waiting.put(Applicant(channel, request))
+
+
+def refuse_terms(own: Hello, request: Request, agent: int) -> str:
+    """Return why an agent's terms are not those of the run; empty if they are."""
+    try:
+        # The numbers only serve to name the two sides.
+        compare_hellos({-1: own, agent: request.hello})
+    except HandshakeError as error:
+        return f"its {error.topic} is not that of the run"
+    return ""
+
+
+@dataclass(frozen=True, eq=False)
+class Admission:
+    """An agent's way back into a run: all that it needs to take part.
+
+    Attributes:
+        welcome: the terms.
+        links: to the neighbours that it reached.
+        header: the sponsor's, with all news.
+        parameters: the model to start from.
+    """
+
+    welcome: Welcome
+    links: Mapping[int, Link]
+    header: Header
+    parameters: Tensor
+
+
+def request_return(
+    rendezvous: Rendezvous,
+    request: Request,
+    neighbours: Iterable[int],
+    addresses: Mapping[int, Address],
+    *,
+    dtype: torch.dtype,
+    max_bytes: int,
+) -> Admission:
+    """Return to a run with the help of the first neighbour that answers.
+
+    Raises:
+        RejoinError: no neighbour lets this agent in; the message has the reasons.
+    """
+    reasons = []
+    for sponsor in sorted(set(neighbours) & set(addresses)):
+        try:
+            return _return_by(
+                rendezvous,
+                sponsor,
+                request,
+                sorted(neighbours),
+                addresses[sponsor],
+                dtype=dtype,
+                max_bytes=max_bytes,
+            )
+        except (UnreachableError, ChannelClosedError, TamperedError, RejoinError) as error:
+            reasons.append(f"agent {sponsor}: {error}")
+    why = "; ".join(reasons) or "the addresses of its neighbours are not known"
+    raise RejoinError(f"cannot return to the run: {why}")
+
+
+def _return_by(
+    rendezvous: Rendezvous,
+    sponsor: int,
+    request: Request,
+    neighbours: list[int],
+    address: Address,
+    *,
+    dtype: torch.dtype,
+    max_bytes: int,
+) -> Admission:
+    timeout = rendezvous.timeout
+    check = rendezvous.check_interruption
+    channel = dial(
+        address,
+        rendezvous.credentials,
+        sponsor,
+        Purpose.REJOIN,
+        session=NO_SESSION,
+        timeout=timeout,
+        check=check,
+    )
+    try:
+        channel.send(json.dumps(asdict(request)).encode())
+        # An answer comes between two steps. Without one for n time-outs the sponsor hangs.
+        channel.set_timeout(timeout * (rendezvous.num_agents + 1))
+        data = bytes(channel.receive(max_bytes=_MAX_REQUEST_BYTES))
+        welcome: Welcome = build(Welcome, parse_json(data), "the welcome")
+        if welcome.refusal:
+            raise RejoinError(welcome.refusal)
+        links = _open_links(rendezvous, welcome, neighbours, max_bytes=max_bytes)
+        try:
+            header, parameters = _await_model(channel, rendezvous, sponsor, dtype, max_bytes)
+        except BaseException:
+            for link in links.values():
+                link.close()
+            raise
+    except InvalidArgumentError as error:
+        raise RejoinError(f"sent an answer that cannot be read: {error}") from error
+    finally:
+        channel.close()
+    return Admission(welcome, links, header, parameters)
+
+
+def _open_links(
+    rendezvous: Rendezvous, welcome: Welcome, neighbours: list[int], *, max_bytes: int
+) -> dict[int, Link]:
+    """Connect to all neighbours at the same time; those that are not there are left out."""
+    # The agent that returns connects to all: the others do not know its new address.
+    known = {int(agent): address for agent, address in (welcome.addresses or {}).items()}
+    links: dict[int, Link] = {}
+    session = bytes.fromhex(welcome.session)
+
+    def connect(peer: int) -> None:
+        with suppress(UnreachableError):
+            channel = dial(
+                known[peer],
+                rendezvous.credentials,
+                peer,
+                Purpose.LINK,
+                session=session,
+                timeout=min(rendezvous.timeout, 5.0),
+            )
+            links[peer] = Link(channel, max_bytes=max_bytes)
+
+    threads = [
+        threading.Thread(target=connect, args=(peer,), daemon=True)
+        for peer in neighbours
+        if peer in known and peer in welcome.present
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return links
+
+
+def _await_model(
+    channel: Channel, rendezvous: Rendezvous, sponsor: int, dtype: torch.dtype, max_bytes: int
+) -> tuple[Header, Tensor]:
+    """Wait for the step of the return, and receive the sponsor's model."""
+    while True:
+        rendezvous.check_interruption()
+        data = channel.receive(max_bytes=max_bytes)
+        # The number of a step shows that the run goes on. Only the model is as long as a header.
+        if len(data) > 32:
+            return decode_message(
+                data, num_agents=rendezvous.num_agents, sender=sponsor, dtype=dtype
+            )
+
+
+def save_addresses(folder: Path, meeting: Meeting, own: Address) -> None:
+    """Keep the addresses of a run in an agent's private folder, for its return."""
+    document = {
+        "own": list(own),
+        "others": {str(agent): list(place) for agent, place in meeting.addresses.items()},
+    }
+    with writing_whole(folder / _ADDRESSES, is_private=True) as partial:
+        partial.write_text(json.dumps(document), encoding="utf-8")
+
+
+def load_addresses(folder: Path) -> tuple[Address | None, dict[int, Address]]:
+    """Return the own address in a run before, and those of the others; none without a file."""
+    path = folder / _ADDRESSES
+    if not path.exists():
+        return None, {}
+    kinds = {"own": tuple[str, int], "others": Mapping[str, tuple[str, int]]}
+    fields = build_fields(kinds, read_json(path, kind="addresses of a run"), "addresses")
+    others = {int(agent): tuple(place) for agent, place in fields["others"].items()}
+    return fields["own"], others

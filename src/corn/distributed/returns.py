@@ -1,0 +1,84 @@
+"""Returns of agents, as seen by an agent that takes part: requests, links and the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+from torch import Tensor
+
+from corn.distributed.handshake import Hello
+from corn.distributed.membership import Membership
+from corn.distributed.messages import Header
+from corn.distributed.rejoin import Applicant, Sponsor, Welcome, refuse_terms
+from corn.transport import Link, LinkDesk
+
+
+@final
+class Returns:
+    """The agents that ask this one to let them in again.
+
+    Args:
+        hello: the own terms, which theirs must match.
+        sponsor: where they ask.
+        desk: where they connect.
+        welcome: returns the terms of a return at a step, to agents that take part.
+        last_step: of the run.
+        timeout: seconds to wait for the link of an agent whose step has come.
+    """
+
+    def __init__(
+        self,
+        hello: Hello,
+        sponsor: Sponsor,
+        desk: LinkDesk,
+        *,
+        welcome: Callable[[int, tuple[int, ...]], Welcome],
+        last_step: int,
+        timeout: float,
+    ) -> None:
+        self._hello, self._sponsor, self._desk = hello, sponsor, desk
+        self._welcome, self._last_step, self._timeout = welcome, last_step, timeout
+        self._admitted: dict[int, tuple[int, Applicant]] = {}
+
+    def serve(self, step: int, membership: Membership, notice: int) -> None:
+        """Answer all requests before a step; news of a return take ``notice`` steps to spread."""
+        for applicant in self._sponsor.take_applicants():
+            agent = applicant.agent
+            # It may ask before its loss has been noticed: its old link ends first.
+            if agent not in membership.lost_by(step):
+                self._sponsor.put_back(applicant)
+                continue
+            refusal = refuse_terms(self._hello, applicant.request, agent)
+            return_step = max(step + notice + 1, applicant.request.first_free_step)
+            if not refusal and return_step >= self._last_step:
+                refusal = "the run ends before it could take part again"
+            if refusal:
+                applicant.answer(Welcome(refusal=refusal))
+                continue
+            membership.note_return(agent, return_step)
+            applicant.answer(self._welcome(return_step, membership.present_at(step)))
+            self._admitted[agent] = return_step, applicant
+        for _, applicant in self._admitted.values():
+            applicant.report_step(step)
+
+    def connect(self, agent: int) -> Link:
+        """Return the link to an agent whose step has come; raise ``LinkError`` without one."""
+        return self._desk.wait(agent, timeout=self._timeout)
+
+    def hand_over(self, step: int, header: Header, parameters: Tensor) -> None:
+        """Send the model to the agents whose step has come."""
+        for agent, (when, applicant) in list(self._admitted.items()):
+            if when == step:
+                applicant.hand_over(header, parameters)
+                del self._admitted[agent]
+
+    def stop(self) -> None:
+        """Let nobody in any more, and close the connections that nobody took."""
+        self.close()
+        self._desk.close()
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        for applicant in self._sponsor.take_applicants():
+            applicant.answer(Welcome(refusal="the run ends before it could take part again"))

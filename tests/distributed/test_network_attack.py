@@ -1,0 +1,46 @@
+"""An attacker on the network achieves the loss of links at most, and never a changed model."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from corn.covariance import ThreatModel
+from tests.oracles.network_attack import KINDS, Intervention, judge, run_network
+
+from .harness import small_plan
+
+PLAN = small_plan("ring:4", 12, mechanism="ldp", threat=ThreatModel(), cooldown_steps=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_attack_on_a_link_changes_no_model(kind: str, tmp_path: Path) -> None:
+    """In the middle of the training, in both directions."""
+    attacks = [Intervention(kind, 0, 0, way, 1200, seed=1) for way in (0, 1)]
+    found = Counter(judge(PLAN, one, tmp_path / str(one.direction)) for one in attacks)
+    if kind == "delay":
+        assert set(found) == {"unharmed"}
+    else:
+        assert set(found) <= {"lost", "unharmed"}
+        assert found["lost"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["flip", "replay", "flood"])
+def test_an_attack_on_the_store_changes_no_model(kind: str, tmp_path: Path) -> None:
+    found = judge(PLAN, Intervention(kind, -1, 0, 1, 600, seed=1), tmp_path)
+    assert found in ("not started", "unharmed")
+
+
+@pytest.mark.slow
+def test_random_attacks_change_no_model(tmp_path: Path) -> None:
+    for seed in range(4):
+        judge(PLAN, Intervention.draw(seed, 4), tmp_path / str(seed))
+
+
+def test_two_runs_without_an_attacker_are_equal_to_the_bit(tmp_path: Path) -> None:
+    """The comparison would be of no use otherwise."""
+    results = [run_network(PLAN, tmp_path / name, None)[0] for name in ("a", "b")]
+    models = [[own.parameters.tolist() for own in run] for run in results]  # type: ignore[union-attr]
+    assert models[0] == models[1]
