@@ -35,7 +35,7 @@ def status(
     out: Annotated[Path, typer.Argument(help="Folder of the run, as given to --out.")],
     json: JsonOption = False,
 ) -> None:
-    """Show how far each agent of a run is; exit 1 if one failed, or ended without a report."""
+    """Show how far each agent of a run is; exit 1 if one failed or its state is stale."""
     from corn.distributed.state import describe_condition, has_ended, read_states
 
     if not out.is_dir():
@@ -63,7 +63,7 @@ def status(
     missing = sorted(set(range(max(state.num_agents for state in states))) - found.keys())
     if missing and not json:
         print_note(f"no state here of agents {', '.join(map(str, missing))}")
-    if any(text.startswith(("stale: the process ended", "failed")) for text in conditions.values()):
+    if any(text.startswith(("stale", "failed")) for text in conditions.values()):
         raise typer.Exit(1)
 
 

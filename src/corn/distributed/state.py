@@ -199,9 +199,9 @@ def describe_condition(state: AgentState, *, is_gone: bool | None) -> str:
     if state.phase != TRAINING:
         return state.phase
     if is_gone:
-        return f"stale: the process ended without a report {state.seconds_old():.0f} s ago or later"
+        return f"stale: process gone, last news {state.seconds_old():.0f} s ago"
     if state.seconds_old() > state.timeout:
-        return f"stale: no step for {state.seconds_old():.0f} s"
+        return f"stale: no news for {state.seconds_old():.0f} s"
     return TRAINING
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from corn.distributed.board import Snapshot
 from corn.noise.history import round_epsilon
 from corn.version import __version__
 
-_WIDTH, _HEIGHT, _MARGIN = 680.0, 180.0, 44.0
+_WIDTH, _HEIGHT, _MARGIN, _TOP = 680.0, 180.0, 44.0, 6.0
 _GRID_LINES = 4
 
 
@@ -39,26 +40,30 @@ def draw_chart(paces: Sequence[tuple[float, float]]) -> Chart | None:
     """Return the chart of steps per minute; None for fewer than two points.
 
     >>> draw_chart([(0.0, 10.0), (60.0, 20.0)]).points
-    '44.0,94.5 680.0,8.9'
+    '44.0,93.0 680.0,6.0'
     """
     if len(paces) < 2:
         return None
     first, last = paces[0][0], paces[-1][0]
-    top = 1.05 * max(pace for _, pace in paces) or 1.0
-    usable = _HEIGHT - 2.0
+    interval = _choose_interval(max(pace for _, pace in paces))
+    top = _GRID_LINES * interval
 
     def height(pace: float) -> float:
-        return 0.5 + usable * (1 - pace / top)
+        return _TOP + (_HEIGHT - _TOP) * (1 - pace / top)
 
     points = (
         f"{_MARGIN + (_WIDTH - _MARGIN) * (when - first) / (last - first):.1f},{height(pace):.1f}"
         for when, pace in paces
     )
-    marks = tuple(
-        (height(top * k / _GRID_LINES), f"{top * k / _GRID_LINES:.3g}")
-        for k in range(_GRID_LINES + 1)
-    )
+    marks = tuple((height(k * interval), f"{k * interval:,g}") for k in range(_GRID_LINES + 1))
     return Chart(" ".join(points), marks, _clock(first), _clock(last))
+
+
+def _choose_interval(largest: float) -> float:
+    """Return 1, 2, 2.5 or 5 times a power of ten, so that the grid lines reach the largest pace."""
+    least = max(largest, 1.0) / _GRID_LINES
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= least)
 
 
 def render_page(snapshot: Snapshot, *, show_private: bool = False) -> str:

@@ -28,7 +28,7 @@ from corn.errors import CornError
 _MOST_CONNECTIONS = 64
 _MOST_HEAD_BYTES = 8192
 _SECONDS_PER_CONNECTION = 5.0
-_SECONDS_BETWEEN_CONNECTIONS = 0.01
+_SECONDS_BETWEEN_CONNECTIONS = 0.005
 _SECONDS_TO_KEEP = 0.5
 _SECONDS_TO_CLOSE = 2.0
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -152,11 +152,13 @@ def serving_status(address: tuple[str, int], pages: StatusPages) -> Iterator[tup
 
 def _listen_at(address: tuple[str, int]) -> socket.socket:
     host, port = address
+    if port >= 1 << 16:
+        raise CornError(f"--status {host}:{port}: cannot be served: ports end at 65535")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=128)
-    except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or error
+        listener = socket.create_server((host, port), family=family, backlog=64)
+    except OSError as error:
+        why = error.strerror or error
         raise CornError(f"--status {host}:{port}: cannot be served: {why}") from error
     listener.setblocking(False)
     return listener
