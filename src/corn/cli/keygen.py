@@ -10,6 +10,7 @@ import typer
 from corn.cli.options import JsonOption
 from corn.cli.output import print_json, print_note
 from corn.errors import FileFormatError
+from corn.files import require_private
 from corn.noise import Roster, generate_identity, save_identity, save_roster
 
 KEYGEN_EXAMPLE = "corn keygen --agent 3 --keys keys"
@@ -30,6 +31,7 @@ def keygen(
         raise typer.BadParameter("give either --agent or --agents")
     # Private keys are in it, so others should not even see their names.
     keys.mkdir(parents=True, exist_ok=True, mode=0o700)
+    require_private(keys)
     numbers = range(agents) if agents is not None else [agent or 0]
     # All names are checked before the first key is written, so that a failure leaves no new keys.
     for number in numbers:

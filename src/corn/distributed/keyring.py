@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from corn.covariance import Decomposition
+from corn.distributed.protection import require_private_keys
 from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.settings import RunSettings
 from corn.errors import FileFormatError, InvalidArgumentError
@@ -220,6 +221,7 @@ def open_keyring(
 
 def load_keys(folder: Path, agent: int, num_agents: int) -> tuple[Identity, Roster]:
     """Return an agent's identity and all public keys, checked against each other."""
+    require_private_keys(folder, agent)
     identity = load_identity(folder / f"agent-{agent}.key")
     roster = load_roster(folder / "roster.json")
     if roster.num_agents != num_agents:

@@ -1,7 +1,7 @@
-"""Protection of an agent's process: its name, no core dumps, and no access to its memory.
+"""Protection of an agent's keys: modes of their files, no core dumps, no access to its memory.
 
-Keys are in the memory of the process. A core dump would write them to a disk, and any process of
-the same user could read them through ptrace or ``/proc``.
+Keys are in the memory of the agent's process. A core dump would write them to a disk, and any
+process of the same user could read them through ptrace or ``/proc``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 import ctypes
 import resource
 import sys
+from pathlib import Path
+
+from corn.files import require_private
 
 _PR_SET_DUMPABLE, _PR_SET_NAME = 4, 15
 _MOST_NAME_BYTES = 15
@@ -27,3 +30,13 @@ def protect_process(name: str) -> None:
         # Files in /proc of this process belong to root from now on. Its state in /proc/PID/stat can
         # still be read by all, which is how the launcher finds suspended agents.
         call(_PR_SET_DUMPABLE, 0)
+
+
+def require_private_keys(folder: Path, agent: int) -> None:
+    """Raise unless only the owner can use the folder of keys, and the agent's key and ledgers.
+
+    A ledger contains the nonces of runs, and nonces and keys together reproduce the noise.
+    """
+    require_private(folder)
+    for path in (folder / f"agent-{agent}.key", *folder.glob(f"agent-{agent}-*.ledger")):
+        require_private(path)
