@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
-from corn.errors import FileFormatError, make_printable
+from corn.errors import FileFormatError
 from corn.parsing import quote
 
 _MAX_BYTES = 1 << 20
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "boolean": ((bool,), "true or false"),
-    "integer": ((int,), "a whole number"),
-    "integer range": ((int,), "a whole number"),
-    "float": ((int, float), "a number"),
-    "float range": ((int, float), "a number"),
+_KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    str: ((str, int, float), "text in quotation marks, or a number"),
+    Path: ((str,), "text in quotation marks"),
 }
-_TEXT: tuple[tuple[type, ...], str] = (str,), "text in quotation marks"
 
 
 def is_given(context: typer.Context, name: str) -> bool:
@@ -53,53 +53,68 @@ def _read_options(context: typer.Context, path: Path) -> dict[str, Any]:
     """Return the options in a file by the names of parameters, each of the right type."""
     try:
         with path.open("rb") as file:
-            text = file.read(_MAX_BYTES + 1).decode()
-        document = tomllib.loads(text if len(text) <= _MAX_BYTES else "")
+            data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise FileFormatError(f"{path}: has more than {_MAX_BYTES:,} bytes")
+        document = tomllib.loads(data.decode())
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FileFormatError(f"{path}: not TOML: {error}") from error
-    known = {_name_of(parameter): parameter for parameter in context.command.params}
+    # Options by their names on the command line, arguments by their own.
+    known = {
+        str(max(parameter.opts, key=len)).removeprefix("--"): str(parameter.name)
+        for parameter in context.command.params
+        if parameter.name not in ("config", "help")
+    }
+    declared = inspect.signature(context.command.callback or _take_file, eval_str=True).parameters
     options: dict[str, Any] = {}
     for name, value in document.items():
-        parameter = known.get(name)
-        if parameter is None or name in ("config", "help"):
+        if name not in known:
+            close = difflib.get_close_matches(name, list(known), n=1) or ["step-size"]
             raise FileFormatError(
                 f"{path}: unknown option {quote(name)}: names are those of the command line "
-                f"without --, such as {_suggest(name, known)}"
+                f"without --, such as {close[0]}"
             )
-        options[str(parameter.name)] = _convert(context, parameter, value, f"{path}: {name}")
+        options[known[name]] = _read_value(
+            declared[known[name]].annotation, value, f"{path}: {name}"
+        )
     return options
 
 
-def _name_of(parameter: Any) -> str:
-    """Return the option as it is written in a file; an argument has its own name."""
-    longest = max(parameter.opts, key=len)
-    return str(longest).removeprefix("--")
-
-
-def _suggest(name: str, known: dict[str, Any]) -> str:
-    close: list[str] = difflib.get_close_matches(name, list(known), n=1)
-    return close[0] if close else "step-size"
-
-
-def _convert(context: typer.Context, parameter: Any, value: object, place: str) -> object:
-    """Return a value as the command line would give it; a wrong type or range is one line."""
+def _read_value(annotation: Any, value: object, place: str) -> object:
+    """Return the value of an option if it has the declared type and is in its range."""
     # The command line has only text, which it converts. A file has types, and a number in quotation
     # marks is more likely a mistake.
-    is_list = parameter.multiple
+    declared, *details = get_args(annotation)
+    if type(None) in get_args(declared):
+        declared = next(part for part in get_args(declared) if part is not type(None))
+    is_list = get_origin(declared) is list
+    if is_list:
+        (declared,) = get_args(declared)
+    choices = get_args(declared) if get_origin(declared) is Literal else ()
+    types, kind = _KINDS[Path if choices else declared]
     items = value if is_list and isinstance(value, list) else [value]
-    types, kind = _KINDS.get(parameter.type.name, _TEXT)
-    fits = all(isinstance(item, types) and _is_bool(item) == (bool in types) for item in items)
+    # True is also a whole number to Python.
+    fits = all(
+        isinstance(item, types) and isinstance(item, bool) == (declared is bool) for item in items
+    )
     if not fits or isinstance(value, list) != is_list:
         kind = f"a list of {kind}" if is_list else kind
         raise FileFormatError(f"{place} must be {kind}, found {quote(value)}")
-    try:
-        parameter.type_cast_value(context, value)
-    except typer.BadParameter as error:
-        raise FileFormatError(f"{place}: {make_printable(error.format_message())}") from error
-    return value
+    if choices and value not in choices:
+        raise FileFormatError(
+            f"{place} must be one of {', '.join(map(str, choices))}, found {quote(value)}"
+        )
+    for detail in details:
+        _check_range(detail, value, place)
+    # Such as epsilon, which may be one number, or a text with several.
+    return str(value) if declared is str and not is_list else value
 
 
-def _is_bool(value: object) -> bool:
-    return isinstance(value, bool)
+def _check_range(detail: Any, value: Any, place: str) -> None:
+    least, most = getattr(detail, "min", None), getattr(detail, "max", None)
+    if least is not None and value < least:
+        raise FileFormatError(f"{place} must be at least {least:g}, found {value}")
+    if most is not None and value > most:
+        raise FileFormatError(f"{place} must be at most {most:g}, found {value}")
