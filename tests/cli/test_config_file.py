@@ -151,6 +151,6 @@ def test_options_of_a_plan_in_a_file_must_agree_with_it(
 def test_commands_with_a_file_can_take_all_their_options_from_it() -> None:
     """Names in a file are those of the command line, so each must be unambiguous."""
     for name, (command, _) in COMMANDS.items():
-        if "config" in inspect.signature(command).parameters:
+        if "config_file" in inspect.signature(command).parameters:
             names = [max(option.opts, key=len).removeprefix("--") for option in options_of(name)]
             assert len(names) == len(set(names))

@@ -169,7 +169,7 @@ def agent(
         typer.Option(help="Folder of the run: publish shared in it, never private."),
     ] = Path("out"),
     monitoring: MonitoringOptions,
-    config: ConfigOption = None,  # noqa: ARG001 - its callback has read it
+    config_file: ConfigOption = None,  # noqa: ARG001 - its callback has read it
     json: JsonOption = False,
 ) -> None:
     """Run one agent of a workload in this process; under torchrun its number is the rank."""
@@ -178,7 +178,7 @@ def agent(
         raise typer.BadParameter("give either --plan or --request")
     # A batch size that is not given is the plan's; one that is must agree with it.
     batch_size = learning.batch_size if is_given(context, "batch_size") else None
-    settings = distributed.AgentConfig(
+    config = distributed.AgentConfig(
         workload=learning.make_workload(),
         settings=run.make_settings(
             learning,
@@ -204,9 +204,9 @@ def agent(
         interruption=distributed.listen_for_signals(),
         on_total=lambda total: log_event(own, "total", total.describe(), is_private=True),
     )
-    with distributed.monitor_agent(settings, own, reports, to_stderr=True) as monitored:
+    with distributed.monitor_agent(config, own, reports, to_stderr=True) as monitored:
         # The plan as it was run: its file may have been replaced meanwhile.
-        agreed, result = distributed.run_workload(settings, monitored)
+        agreed, result = distributed.run_workload(config, monitored)
         log_event(own, "result", _describe(result, agreed))
     if json:
         last = result.rows[-1]

@@ -65,7 +65,7 @@ def _read_options(context: typer.Context, path: Path) -> dict[str, Any]:
     known = {
         str(max(parameter.opts, key=len)).removeprefix("--"): str(parameter.name)
         for parameter in context.command.params
-        if parameter.name not in ("config", "help")
+        if parameter.name not in ("config_file", "help")
     }
     declared = inspect.signature(context.command.callback or _take_file, eval_str=True).parameters
     options: dict[str, Any] = {}

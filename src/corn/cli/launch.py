@@ -39,7 +39,7 @@ from corn.topology import Gossip
 EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/run"
 
 _TOGETHER = "Decentralised planning"
-_OWNERS_OPTIONS = ("lifetime_epsilon", "lifetime_delta", "other_keys", "config", "status")
+_OWNERS_OPTIONS = ("lifetime_epsilon", "lifetime_delta", "other_keys", "config_file", "status")
 _WARNING = (
     "private numbers are computed from private data without noise: no ε covers them, and they must "
     "not be published"
@@ -118,7 +118,7 @@ def launch(
     ] = False,
     plot: PlotOption = None,
     monitoring: MonitoringOptions,
-    config: ConfigOption = None,  # noqa: ARG001 - its callback has read it
+    config_file: ConfigOption = None,  # noqa: ARG001 - its callback has read it
     json: JsonOption = False,
 ) -> None:
     """Run all agents of a plan as processes on this machine, linked to their neighbours only."""
