@@ -88,11 +88,10 @@ case ${1:-agent} in
       --advertise "${CORN_ADVERTISE:-$(hostname):29600}" "$@" &
     child=$!
     # A shell ignores signals while it waits: they are passed on, and the agent stops with the others.
-    trap 'kill -TERM "$child" 2>/dev/null || true' TERM INT
-    code=0
-    wait "$child" || code=$?
-    # The wait ends when a signal comes; the agent ends later.
-    while kill -0 "$child" 2>/dev/null; do
+    trap 'signalled=yes; kill -TERM "$child" 2>/dev/null || true' TERM INT
+    signalled=yes
+    while [ -n "$signalled" ]; do # a signal ends the wait, but not the agent
+      signalled=
       code=0
       wait "$child" || code=$?
     done
