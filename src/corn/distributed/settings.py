@@ -12,6 +12,7 @@ from corn.distributed.logs import LogSettings
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.schedule import Constant, Schedule
 from corn.plan import Plan
+from corn.version import __version__
 
 if TYPE_CHECKING:  # torch takes seconds to import, and every command reads this module
     from corn.distributed.lifetime import Lifetime
@@ -114,6 +115,8 @@ class RunSettings:
             "measurements": ",".join(map(str, sorted(self.evaluation_steps(plan)))),
             "resume": str(self.resume),
             "rehearsal": str(self.rehearsal_seed),
+            # Messages and their meaning may change with a minor version, and do not otherwise.
+            "version of CorN": ".".join(__version__.split(".")[:2]),
         }
 
     def with_seed(self, seed: int) -> RunSettings:
