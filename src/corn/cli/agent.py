@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -65,6 +65,14 @@ class RunOptions:
         ),
     ] = False
 
+    device: Annotated[
+        str,
+        typer.Option(
+            help="Device of torch for gradients, such as cuda:0. Noise and messages stay on the "
+            "CPU. Agents may have different ones.",
+            rich_help_panel=LEARNING,
+        ),
+    ] = "cpu"
     lifetime_epsilon: Annotated[
         float | None,
         typer.Option(
@@ -86,6 +94,10 @@ class RunOptions:
             rich_help_panel=AGENTS,
         ),
     ] = None
+
+    def make_workload(self, learning: LearningOptions) -> learn.Workload:
+        """Return the workload on this run's device."""
+        return replace(learning.make_workload(), device=self.device)
 
     def make_lifetime(self) -> distributed.Lifetime:
         """Return the owner's limit on all releases."""
@@ -179,7 +191,7 @@ def agent(
     # A batch size that is not given is the plan's; one that is must agree with it.
     batch_size = learning.batch_size if is_given(context, "batch_size") else None
     config = distributed.AgentConfig(
-        workload=learning.make_workload(),
+        workload=run.make_workload(learning),
         settings=run.make_settings(
             learning,
             batch_size=batch_size,

@@ -162,7 +162,7 @@ def launch(
     )
     launched = distributed.launch(
         source,
-        learning.make_workload(),
+        run.make_workload(learning),
         out=out,
         settings=settings,
         network=None if graph is None else mixing.load_network(graph),
