@@ -22,6 +22,7 @@ from corn.distributed.storage import Folders
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import writing_whole
 from corn.noise.history import round_epsilon
+from corn.noise.ledger_file import is_open
 from corn.parsing import build, read_json
 
 STATE_NAME, LOCK_NAME = "state.json", "running"
@@ -182,16 +183,9 @@ def read_states(out: Path) -> dict[int, tuple[AgentState, Folders]]:
 def has_ended(folders: Folders) -> bool | None:
     """Return whether the process of an agent is gone; None if this user cannot find out."""
     try:
-        lock = os.open(folders.private / LOCK_NAME, os.O_RDONLY)
-    except OSError:
+        return not is_open(folders.private / LOCK_NAME)
+    except FileFormatError:
         return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(lock)
-    return True
 
 
 def describe_condition(state: AgentState, *, is_gone: bool | None) -> str:
