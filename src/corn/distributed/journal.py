@@ -231,7 +231,7 @@ class Journal:
         if step in self._steps and step not in {row["step"] for row in self.rows}:
             self._measure(step, parameters, None)
         self._save(step, parameters)
-        self._reporter.report_start(step, self._last_row)
+        self._reporter.report_start(step, self._find_row())
 
     def record_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
         """Record that ``step`` steps are done: measure, save and report when due."""
@@ -240,7 +240,7 @@ class Journal:
         is_checkpoint = step % self._settings.checkpoint_every == 0
         if is_checkpoint:
             self._save(step, parameters)
-        self._reporter.report_step(step, self._last_row, statistics, is_checkpoint=is_checkpoint)
+        self._reporter.report_step(step, self._find_row, statistics, is_checkpoint=is_checkpoint)
         # Reports go through a pipe, and a live table needs a few per second only.
         now = time.monotonic()
         if self._reports.on_progress and now > self._last_report + _SECONDS_BETWEEN_REPORTS:
@@ -266,11 +266,10 @@ class Journal:
             self._reports.on_progress(self._progress(step, statistics))
         is_done = step == self._settings.steps_of(self._plan)
         status = judge_status(all_steps=is_done, lost=self._reporter.lost)
-        self._reporter.report_end(step, status.value, self._last_row)
+        self._reporter.report_end(step, status.value, self._find_row())
 
-    @property
-    def _last_row(self) -> Row:
-        """The last measurement, without scores on private samples other than training data."""
+    def _find_row(self) -> Row:
+        """Return the last measurement, without scores on private samples but training data."""
         if not self.rows:
             return dict.fromkeys(COLUMNS, math.nan)
         last = self.rows[-1]
@@ -310,7 +309,7 @@ class Journal:
             self._checkpoints.save(step, checkpoint, num_kept=self._num_kept)
 
     def _progress(self, step: int, statistics: StepStatistics) -> Progress:
-        last = self._last_row
+        last = self._find_row()
         neighbours, bytes_sent = self._summarize_traffic()
         return Progress(
             step=step,

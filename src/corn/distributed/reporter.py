@@ -121,14 +121,22 @@ class StateReporter:
         log_event(state.agent, "start", text, fields=asdict(state))
 
     def report_step(
-        self, step: int, row: Row, statistics: StepStatistics, *, is_checkpoint: bool
+        self,
+        step: int,
+        find_row: Callable[[], Row],
+        statistics: StepStatistics,
+        *,
+        is_checkpoint: bool,
     ) -> None:
-        """Report a step if a second has passed, and log it if it is a checkpoint."""
+        """Report a step if a second has passed, and log it if it is a checkpoint.
+
+        ``find_row`` returns the last measurement, and is called only if it is needed.
+        """
         now = time.monotonic()
         if not is_checkpoint and now < self._last + _SECONDS_BETWEEN_STATES:
             return
         self._last = now
-        state = self.report(step, TRAINING, row, statistics)
+        state = self.report(step, TRAINING, find_row(), statistics)
         if is_checkpoint:
             log_event(state.agent, "checkpoint", describe_state(state), fields=asdict(state))
 
