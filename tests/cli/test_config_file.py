@@ -79,6 +79,17 @@ def test_the_command_line_wins_and_then_the_environment(
     assert [str(own.keys) for own in started] == ["from-environment", "given"]
 
 
+def test_the_environment_names_several_folders_of_keys(
+    corn: Runner, started: list[AgentConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CORN_OTHER_KEYS", "old.keys:older.keys")
+    options = ("--plan", "plan.corn", "--keys", "keys", "--agent", "0", "--task", "digits")
+    assert corn("agent", *options).exit_code == 130
+    (config,) = started
+    assert config.lifetime is not None
+    assert config.lifetime.other_keys == (Path("old.keys"), Path("older.keys"))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -142,8 +153,8 @@ def test_options_of_a_plan_in_a_file_must_agree_with_it(
 ) -> None:
     plan = corn("plan", "--graph", "ring:4", "--steps", 20, "--out", "plan.corn")
     assert plan.exit_code == 0, plan.stderr
-    path = write('task = "breast-cancer"\nsteps = 30\n')
-    outcome = corn("launch", "plan.corn", "--config", path)
+    path = write('plan = "plan.corn"\ntask = "breast-cancer"\nsteps = 30\n')
+    outcome = corn("launch", "--config", path)
     assert (outcome.exit_code, started) == (2, [])
     assert "the plan has 20, found 30" in " ".join(outcome.stderr.split())
 
