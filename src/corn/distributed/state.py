@@ -209,8 +209,9 @@ def describe_state(state: AgentState) -> str:
             f"{state.delta:g}, for {state.protects}; against {state.adversary})"
         )
     lost = f"lost {', '.join(state.lost)}, " if state.lost else ""
+    linked = "1 neighbour" if len(state.neighbours) == 1 else f"{len(state.neighbours)} neighbours"
     return (
-        f"step {state.step} of {state.num_steps}, {loss}{len(state.neighbours)} neighbours, {lost}"
+        f"step {state.step} of {state.num_steps}, {loss}{linked}, {lost}"
         f"{state.bytes_sent / 1e6:.3g} MB sent, {state.steps_per_minute:.0f} steps per minute, "
         f"{spent}"
     )
