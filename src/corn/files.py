@@ -1,11 +1,17 @@
-"""Files that are complete or absent, at whatever moment a process ends."""
+"""Files that are complete or absent, at whatever moment a process ends, and private ones."""
 
 from __future__ import annotations
 
 import os
+import shlex
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from corn.errors import FileFormatError
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 @contextmanager
@@ -28,6 +34,20 @@ def writing_whole(path: Path, *, durable: bool = False, is_private: bool = False
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def require_private(path: Path) -> None:
+    """Raise unless only its owner can read, change or list a file or folder that holds secrets."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
+    if mode & _OTHERS:
+        kind, wanted = ("folder", "700") if stat.S_ISDIR(mode) else ("file", "600")
+        raise FileFormatError(
+            f"{path}: a {kind} with secrets that others may use, mode {stat.S_IMODE(mode):04o}; "
+            f"restrict it to its owner with: chmod {wanted} {shlex.quote(str(path))}"
+        )
 
 
 def _sync(path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.distributed.harness import small_plan
 from .commands import Runner
 
 TASK = ("--task", "breast-cancer")
+PLACE = ("--agent", "0")
 
 
 def test_agent_and_launch_have_the_same_options_of_learning_and_of_a_run() -> None:
@@ -41,7 +42,11 @@ def test_agent_and_launch_have_the_same_options_of_learning_and_of_a_run() -> No
     [((), None), (("--batch-size", "64"), 64), (("--batch-size", "128"), 128)],
 )
 def test_a_batch_size_that_is_not_given_is_left_to_the_plan(
-    corn: Runner, options: tuple[str, ...], batch_size: int | None, monkeypatch: pytest.MonkeyPatch
+    corn: Runner,
+    options: tuple[str, ...],
+    batch_size: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found: list[AgentConfig] = []
 
@@ -49,9 +54,10 @@ def test_a_batch_size_that_is_not_given_is_left_to_the_plan(
         found.append(config)
         raise KeyboardInterrupt
 
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("corn.distributed.agent.run_workload", run)
     monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
-    corn("agent", "--plan", "plan.corn", "--keys", "keys", *TASK, *options)
+    corn("agent", "--plan", "plan.corn", "--keys", "keys", *PLACE, *TASK, *options)
     (config,) = found
     assert config.settings.batch_size == batch_size
     assert config.default_batch_size == 128
@@ -64,10 +70,11 @@ def test_the_promise_is_of_the_plan_that_was_run(
     plan = small_plan("ring:4", 12)
     row: Row = dict.fromkeys(SHARED_COLUMNS, 0.0)
     result = AgentResult(0, RunStatus.COMPLETE, num_steps=12, rows=(row,))
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("corn.distributed.agent.run_workload", lambda *_: (plan, result))
     monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
     gone = str(tmp_path / "gone.corn")
-    done = corn("agent", "--plan", gone, "--keys", "keys", *TASK, "--json")
+    done = corn("agent", "--plan", gone, "--keys", "keys", *PLACE, *TASK, "--json")
     assert done.exit_code == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["plan"] == fingerprint(plan).hex()

@@ -36,6 +36,11 @@ def test_a_plan_is_run_and_its_results_are_written(corn: Runner, tmp_path: Path)
     for name in ("shared/run.json", "shared/agent-2/metrics.csv", "private/agent-2/metrics.csv"):
         assert (out / name).exists()
     assert (tmp_path / "training.png").exists()
+    states = json.loads(corn("status", out, "--json").stdout)["agents"]
+    assert [(own["agent"], own["step"], own["condition"]) for own in states] == [
+        (agent, 30, "complete") for agent in range(3)
+    ]
+    assert "complete: step 30 of 30" in (out / "private/agent-1/log").read_text(encoding="utf-8")
     # Whoever is handed the results must not get what noise is made of.
     keys = tmp_path / "plan.keys"
     assert not [*out.rglob("*.key"), *out.rglob("*.ledger")]

@@ -146,3 +146,14 @@ def test_zero_mixing_weights_do_not_change_seed_groups(corn: Runner, tmp_path: P
     options[3] = "communities:4"
     assert corn(*arguments, *options).exit_code == 0
     assert corn("verify", tmp_path / "f.corn").exit_code == 0
+
+
+def test_the_connections_of_a_plan_are_a_table_for_a_firewall(corn: Runner, tmp_path: Path) -> None:
+    path = tmp_path / "plan.corn"
+    assert corn("plan", "--graph", "star:4", "--steps", 5, "--out", path).exit_code == 0
+    outcome = corn("verify", path, "--connections")
+    assert outcome.exit_code == 0
+    assert "1, 2, 3" in outcome.stdout
+    assert "every agent also connects to the store" in outcome.stderr
+    facts = json.loads(corn("verify", path, "--connections", "--agent", 2, "--json").stdout)
+    assert facts["agents"] == [{"agent": 2, "accepts": [], "opens": [0]}]

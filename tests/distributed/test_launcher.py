@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from corn.distributed.display import LaunchDisplay, draw_table
 from corn.distributed.journal import Progress
-from corn.distributed.launcher import Placement, ProgressTable, draw_table, launch
+from corn.distributed.launcher import Placement, launch
+from corn.distributed.logs import LogSettings
 from corn.distributed.messages import StopNotice, StopReason
-from corn.distributed.processes import AgentProcesses, is_suspended
+from corn.distributed.processes import AgentProcesses, Note, is_suspended
 from corn.distributed.results import (
     AgentResult,
     Failure,
@@ -77,8 +79,32 @@ def test_the_table_shows_every_agent() -> None:
         assert "nan" not in text
         assert all(shown in text for shown in public)
         assert all((shown in text) == show_private for shown in private)
-    with ProgressTable(10) as live:  # no terminal here: it stays silent
-        live.update(progress, {})
+
+
+def test_without_a_terminal_there_is_a_line_per_checkpoint_and_event(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def at(step: int) -> dict[int, Progress]:
+        return {agent: Progress(step + agent, 0.25, 3.21, 2, 10, 0.77, 0.5) for agent in range(2)}
+
+    news = [(0, Note("agent 2 is gone")), (1, Note("agent 2 is gone")), (1, Note("odd", True))]
+    display = LaunchDisplay(500, checkpoint_every=100, promise="the promise")
+    with display.logging(LogSettings()), display:
+        for step in (40, 99, 101, 130, 330, 370):
+            display.update(at(step), {}, news[: 3 if step > 99 else 0])
+        display.update(at(400), {0: failed(0, KILLED), 1: done(1)}, news)
+    lines = capsys.readouterr().err.splitlines()
+    ends = [line.partition(": ")[2] for line in lines]
+    assert [text.partition(",")[0] for text in ends if "of 500" in text] == [
+        "step 101 of 500",
+        "step 330 of 500",
+    ]
+    assert all("ε spent at most 3.21: the promise" in text for text in ends if "of 500" in text)
+    assert ends.count("agent 2 is gone") == 1
+    assert ends.count("private, do not publish: odd") == 1
+    assert "ended by SIGKILL" in ends
+    assert "complete after 0 steps" in ends
+    assert not any("0.77" in line for line in lines)
 
 
 @pytest.mark.parametrize("cause", [Failure(FailureKind.ERROR, "agent 2: no key"), KILLED])

@@ -6,7 +6,7 @@ import networkx as nx
 import pytest
 
 from corn.covariance import ThreatModel
-from corn.distributed.settings import RunSettings, parse_address
+from corn.distributed.settings import Monitoring, RunSettings, parse_address
 from corn.errors import CornError, InvalidArgumentError
 from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
@@ -57,3 +57,25 @@ def test_policies_that_a_plan_does_not_allow_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="must be 'stop' where links are one-way"):
         RunSettings().check_plan(one_way)
     RunSettings(on_dropout="stop").check_plan(one_way)
+
+
+def test_agents_compare_the_minor_version_of_the_software(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, found = small_plan("ring:3", 5), []
+    for version in ("0.1.2", "0.1.5", "0.2.0"):
+        monkeypatch.setattr("corn.distributed.settings.__version__", version)
+        found.append(RunSettings().describe(plan))
+    assert found[0] == found[1]
+    assert {name for name in found[0] if found[0][name] != found[2][name]} == {"version of CorN"}
+
+
+def test_an_address_of_version_6_is_written_in_brackets() -> None:
+    assert parse_address("[::1]:29500") == ("::1", 29500)
+
+
+def test_agents_on_one_machine_serve_their_status_at_different_ports() -> None:
+    monitoring = Monitoring(status=("127.0.0.1", 9100))
+    assert [monitoring.of_agent(agent).status for agent in (0, 7)] == [
+        ("127.0.0.1", 9100),
+        ("127.0.0.1", 9107),
+    ]
+    assert Monitoring().of_agent(7).status is None

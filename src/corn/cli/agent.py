@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from corn import distributed, learn
+from corn.cli.config_file import ConfigOption, is_given
 from corn.cli.learning import LEARNING, LearningOptions
+from corn.cli.monitoring import MonitoringOptions
 from corn.cli.options import JsonOption
 from corn.cli.output import print_json, round_up
+from corn.distributed.logs import log_event
 from corn.distributed.settings import DropoutPolicy
-from corn.errors import make_printable
 from corn.learn.names import USUAL_BATCH_SIZE
 from corn.plan import Plan, fingerprint
 from corn.threads import limit_threads
@@ -90,6 +91,14 @@ class RunOptions:
         ),
     ] = False
 
+    device: Annotated[
+        str,
+        typer.Option(
+            help="Device of torch for gradients, such as cuda:0. Noise and messages stay on the "
+            "CPU. Agents may have different ones.",
+            rich_help_panel=LEARNING,
+        ),
+    ] = "cpu"
     lifetime_epsilon: Annotated[
         float | None,
         typer.Option(
@@ -105,11 +114,16 @@ class RunOptions:
     other_keys: Annotated[
         list[Path] | None,
         typer.Option(
+            envvar="CORN_OTHER_KEYS",
             help="Another folder of keys whose agents of the same numbers have the same data; its "
             "ledgers count to the total. Can be given several times.",
             rich_help_panel=AGENTS,
         ),
     ] = None
+
+    def make_workload(self, learning: LearningOptions) -> learn.Workload:
+        """Return the workload on this run's device."""
+        return replace(learning.make_workload(), device=self.device)
 
     def make_lifetime(self) -> distributed.Lifetime:
         """Return the owner's limit on all releases."""
@@ -151,7 +165,9 @@ def agent(
     keys: Annotated[
         Path,
         typer.Option(
-            help="Folder of agent-I.key, roster.json and the ledger.", rich_help_panel=AGENTS
+            envvar="CORN_KEYS",
+            help="Folder of agent-I.key, roster.json and the ledger.",
+            rich_help_panel=AGENTS,
         ),
     ],
     plan: Annotated[
@@ -216,6 +232,8 @@ def agent(
         Path,
         typer.Option(help="Folder of the run: publish shared in it, never private."),
     ] = Path("out"),
+    monitoring: MonitoringOptions,
+    config_file: ConfigOption = None,  # noqa: ARG001 - its callback has read it
     json: JsonOption = False,
 ) -> None:
     """Run one agent of a workload in this process; under torchrun its number is the rank."""
@@ -223,13 +241,12 @@ def agent(
     if (plan is None) == (request is None):
         raise typer.BadParameter("give either --plan or --request")
     # A batch size that is not given is the plan's; one that is must agree with it.
-    source = context.get_parameter_source("batch_size")
-    is_given = source is not None and source.name == "COMMANDLINE"
+    batch_size = learning.batch_size if is_given(context, "batch_size") else None
     config = distributed.AgentConfig(
-        workload=learning.make_workload(),
+        workload=run.make_workload(learning),
         settings=run.make_settings(
             learning,
-            batch_size=learning.batch_size if is_given else None,
+            batch_size=batch_size,
             num_steps=steps,
             seed=seed,
         ),
@@ -246,20 +263,18 @@ def agent(
         listen=None if listen is None else distributed.parse_address(listen),
         advertise=None if advertise is None else distributed.parse_address(advertise),
         rejoins=rejoin,
+        monitoring=monitoring.make(),
     )
     limit_threads()
-    own = os.environ.get("RANK", "") if number is None else str(number)
-    # The plan as it was run: its file may have been replaced meanwhile.
-    agreed, result = distributed.run_workload(
-        config,
-        distributed.Reports(
-            on_note=lambda text: _print_line(own, text),
-            interruption=distributed.listen_for_signals(),
-            on_private_note=lambda text: _print_line(own, f"private, do not publish: {text}"),
-            on_total=lambda total: _print_line(own, f"private, do not publish: {total.describe()}"),
-        ),
+    own = find_number(number)
+    reports = distributed.Reports(
+        interruption=distributed.listen_for_signals(),
+        on_total=lambda total: log_event(own, "total", total.describe(), is_private=True),
     )
-    _print_line(own, _describe(result, agreed))
+    with distributed.monitor_agent(config, own, reports, to_stderr=True) as monitored:
+        # The plan as it was run: its file may have been replaced meanwhile.
+        agreed, result = distributed.run_workload(config, monitored)
+        log_event(own, "result", _describe(result, agreed))
     if json:
         last = result.rows[-1]
         measured = {name: last[name] for name in learn.SHARED_COLUMNS if last[name] == last[name]}
@@ -284,8 +299,12 @@ def _describe(result: distributed.AgentResult, plan: Plan) -> str:
     )
 
 
-def _print_line(agent: str, text: str) -> None:
-    sys.stderr.write(f"agent {agent}: {make_printable(text)}\n")
+def find_number(given: int | None) -> int:
+    """Return the number of this agent: as given, or torchrun's."""
+    rank = os.environ.get("RANK", "")
+    if given is None and not rank.isdecimal():
+        raise typer.BadParameter("give the agent's number, or use torchrun", param_hint="--agent")
+    return int(rank) if given is None else given
 
 
 def _parse_numbers(text: str | None) -> tuple[int, ...]:

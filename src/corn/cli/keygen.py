@@ -10,6 +10,7 @@ import typer
 from corn.cli.options import JsonOption
 from corn.cli.output import print_json, print_note
 from corn.errors import FileFormatError
+from corn.files import require_private
 from corn.noise import Roster, generate_identity, rotate_key, save_identity, save_roster
 
 KEYGEN_EXAMPLE = "corn keygen --agent 3 --keys keys"
@@ -50,6 +51,7 @@ def keygen(
         return
     # Private keys are in it, so others should not even see their names.
     keys.mkdir(parents=True, exist_ok=True, mode=0o700)
+    require_private(keys)
     numbers = range(agents) if agents is not None else [agent or 0]
     # All names are checked before the first key is written, so that a failure leaves no new keys.
     for number in numbers:

@@ -11,7 +11,9 @@ import typer
 
 from corn import distributed, learn
 from corn.cli.agent import AGENTS, RunOptions
+from corn.cli.config_file import ConfigOption
 from corn.cli.learning import LearningOptions, draw_run, let_plan_decide, write_run
+from corn.cli.monitoring import MonitoringOptions
 from corn.cli.options import (
     BudgetOptions,
     JsonOption,
@@ -37,7 +39,7 @@ from corn.topology import Gossip
 EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/run"
 
 _TOGETHER = "Decentralised planning"
-_OWNERS_OPTIONS = ("lifetime_epsilon", "lifetime_delta", "other_keys")
+_OWNERS_OPTIONS = ("lifetime_epsilon", "lifetime_delta", "other_keys", "config_file", "status")
 _WARNING = (
     "private numbers are computed from private data without noise: no ε covers them, and they must "
     "not be published"
@@ -55,6 +57,7 @@ def launch(
     keys: Annotated[
         Path | None,
         typer.Option(
+            envvar="CORN_KEYS",
             help="Folder of keys, ledgers and roster.json; never publish it. Keys are made if it "
             "has none. (Default: PLAN.keys beside the plan; without a plan, corn.keys here.)",
             rich_help_panel=AGENTS,
@@ -114,6 +117,8 @@ def launch(
         ),
     ] = False,
     plot: PlotOption = None,
+    monitoring: MonitoringOptions,
+    config_file: ConfigOption = None,  # noqa: ARG001 - its callback has read it
     json: JsonOption = False,
 ) -> None:
     """Run all agents of a plan as processes on this machine, linked to their neighbours only."""
@@ -157,7 +162,7 @@ def launch(
     )
     launched = distributed.launch(
         source,
-        learning.make_workload(),
+        run.make_workload(learning),
         out=out,
         settings=settings,
         network=None if graph is None else mixing.load_network(graph),
@@ -169,6 +174,7 @@ def launch(
         on_total=lambda total: print_note(f"private, do not publish: {total.describe()}"),
         show_table=not json,
         show_private=show_private,
+        monitoring=monitoring.make(),
     )
     if launched.made_keys:
         print_note(

@@ -11,6 +11,7 @@ import numpy as np
 import typer
 
 from corn import learn
+from corn.cli.config_file import is_given
 from corn.cli.output import print_note, save_json
 from corn.cli.promises import find_promises, format_per_agent, parse_samples
 from corn.learn.names import USUAL_BATCH_SIZE, ModelName, WorkloadName, usual_schedule
@@ -110,9 +111,8 @@ def let_plan_decide(context: typer.Context, plan: Plan, **also_fixed: object) ->
     """
     fixed = {**_fixed_by_plan(plan, context.params), **also_fixed}
     for name, value in fixed.items():
-        source = context.get_parameter_source(name)
         found = context.params[name]
-        if source is not None and source.name == "COMMANDLINE" and found != value:
+        if is_given(context, name) and found != value:
             raise typer.BadParameter(
                 f"the plan has {'none' if value is None else value}, found {found}: omit the "
                 "option",

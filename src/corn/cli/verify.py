@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,7 @@ from corn.cli.output import (
 )
 from corn.cli.plan import describe_average, describe_grid, describe_mixing, plan_facts
 from corn.cli.strictest import format_range, list_agents, strictest_facts
+from corn.distributed.connections import list_connections
 from corn.errors import InvalidArgumentError
 from corn.plan import AgentGuarantee, Plan, Verification, load_plan, verify_plan
 from corn.plan.verify import describe_coalition, guarantees_against
@@ -41,6 +43,13 @@ def verify(
             "whose keys leaked counts as one. (Default: the worst coalition of the plan's threat.)"
         ),
     ] = None,
+    connections: Annotated[
+        bool,
+        typer.Option(
+            "--connections",
+            help="Instead of checking the plan, print who connects to whom, for a firewall.",
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Recompute each agent's ε, the noise and its lower bound; exit 1 if a promise is broken."""
@@ -49,6 +58,9 @@ def verify(
         raise InvalidArgumentError(
             f"--agent must be in 0 … {plan.num_agents - 1} for this plan, found {agent}"
         )
+    if connections:
+        _show_connections(plan, agent, as_json=json)
+        return
     with working("checking every coalition"):
         found = verify_plan(plan)
     guarantees = found.guarantees
@@ -131,6 +143,27 @@ def _print(plan: Plan, found: Verification, shown: list[AgentGuarantee]) -> None
         ],
     )
     _print_guarantees(plan, shown)
+
+
+def _show_connections(plan: Plan, agent: int | None, *, as_json: bool) -> None:
+    """Print the connections of all agents, or of one."""
+    own = [own for own in list_connections(plan.network) if agent in (None, own.agent)]
+    if as_json:
+        print_json({"store": {"accepts": "all agents"}, "agents": [asdict(row) for row in own]})
+        return
+    print_table(
+        "connections to listening ports (--listen)",
+        ["agent", "accepts from", "connects to"],
+        [
+            [
+                str(row.agent),
+                ", ".join(map(str, row.accepts)) or "nobody",
+                ", ".join(map(str, row.opens)) or "nobody",
+            ]
+            for row in own
+        ],
+    )
+    print_note("every agent also connects to the store (--store), which agent 0 or host 0 opens")
 
 
 def _print_guarantees(plan: Plan, shown: list[AgentGuarantee]) -> None:

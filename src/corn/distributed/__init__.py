@@ -6,7 +6,8 @@
 
 The modules, in the order in which things happen: ``settings``, ``launcher``, ``processes``;
 ``agent`` with ``rendezvous``, ``planning``, ``keyring``, ``handshake``, ``lifetime``, ``links``,
-``exchange``; ``rounds`` with ``survivors``; ``journal``, ``storage``, ``results``.
+``exchange``; ``rounds`` with ``survivors``; ``journal``, ``storage``, ``results``. ``monitoring``
+has the log, the state and the status server of an agent.
 
 Names are imported when first used, as torch takes seconds.
 """
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from corn.distributed.lifetime import LifetimeSpentError as LifetimeSpentError
     from corn.distributed.lifetime import LifetimeTotal as LifetimeTotal
     from corn.distributed.messages import StopReason as StopReason
+    from corn.distributed.monitoring import monitor_agent as monitor_agent
     from corn.distributed.planning import PlanningRequest as PlanningRequest
     from corn.distributed.processes import listen_for_signals as listen_for_signals
     from corn.distributed.rendezvous import Rendezvous as Rendezvous
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from corn.distributed.results import describe_stop as describe_stop
     from corn.distributed.results import require_done as require_done
     from corn.distributed.settings import AgentConfig as AgentConfig
+    from corn.distributed.settings import Monitoring as Monitoring
     from corn.distributed.settings import RunSettings as RunSettings
     from corn.distributed.settings import parse_address as parse_address
 
@@ -46,6 +49,7 @@ _MODULES = {
     "Lifetime": "lifetime",
     "LifetimeSpentError": "lifetime",
     "LifetimeTotal": "lifetime",
+    "Monitoring": "settings",
     "Placement": "launcher",
     "PlanningRequest": "planning",
     "Rendezvous": "rendezvous",
@@ -57,6 +61,7 @@ _MODULES = {
     "join": "joining",
     "launch": "launcher",
     "listen_for_signals": "processes",
+    "monitor_agent": "monitoring",
     "parse_address": "settings",
     "require_done": "results",
     "run_agent": "agent",

@@ -363,6 +363,7 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
         last_step=run.last_step,
         parameters=parameters,
     )
+    journal.observe(rounds)
     # A checkpoint of the start lets agents that crash early resume from a step they have in common.
     journal.record_start(run.first_step, parameters, earlier)
     # A caller that gave an interruption catches signals itself, and would miss those caught here.

@@ -7,18 +7,24 @@ agent's own data: those go to the agent's private folder.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import final
 
 from torch import Tensor
 
 from corn.distributed.lifetime import LifetimeTotal
+from corn.distributed.logs import log_event
+from corn.distributed.reporter import ObservedRounds, StateReporter
+from corn.distributed.results import judge_status
 from corn.distributed.settings import RunSettings
+from corn.distributed.state import AgentState, LocalState
 from corn.distributed.storage import (
     AgentCheckpoint,
     CheckpointFolder,
@@ -37,6 +43,7 @@ from corn.privacy import PrivacyBudget
 from corn.privacy.floats import account_floats
 
 _SECONDS_BETWEEN_REPORTS = 0.1
+_BLOCKS_OF_RELEASES = 20
 _STATISTICS = ("gradient_norm", "fraction_clipped", "noise_norm")
 
 
@@ -47,7 +54,7 @@ class Progress:
     Attributes:
         step: steps done.
         loss: of its model on public test data; NaN without any.
-        epsilon: ε spent.
+        epsilon: ε spent, at most.
         neighbours: how many are left.
         bytes_sent: so far.
         train_loss: on its own data: private.
@@ -68,7 +75,7 @@ class Reports:
     """Callbacks for news of a run while it lasts, and the request to stop it.
 
     Private notes depend on the agent's data, and so does a part of its progress. The total of all
-    releases is for the agent's owner alone.
+    releases is for the agent's owner alone. States come at most once a second.
     """
 
     on_progress: Callable[[Progress], None] | None = None
@@ -76,6 +83,7 @@ class Reports:
     interruption: Interruption | None = None
     on_private_note: Callable[[str], None] | None = None
     on_total: Callable[[LifetimeTotal], None] | None = None
+    on_state: Callable[[AgentState, LocalState], None] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,10 +125,19 @@ class ReleaseAccount:
             return 0.0
         return float(account_floats([self.precision], self.budget, num_steps=num_releases)[0])
 
+    def bound_epsilon(self, num_releases: int) -> float:
+        """Return ε after at least so many releases: those to the end of a twentieth of the plan.
 
-def make_trial(plan: Plan, settings: RunSettings) -> Trial:
-    """Return the plan as a simulation's trial, by the name of its mechanism."""
-    return Trial(Method.from_plan(plan), settings.schedule)
+        Accounting of Poisson sampling takes as long as several steps, so that the ε of every step
+        would delay training. This one changes twenty times in a run.
+        """
+        total = self.budget.num_steps
+        block = math.ceil(total / _BLOCKS_OF_RELEASES)
+        return self._epsilon_of_block(min(total, block * math.ceil(num_releases / block)))
+
+    @cached_property
+    def _epsilon_of_block(self) -> Callable[[int], float]:
+        return cache(self.epsilon)
 
 
 @final
@@ -154,6 +171,7 @@ class Journal:
         summarize_traffic: Callable[[], tuple[int, int]],
         reports: Reports,
     ) -> None:
+        self._plan, self._agent = plan, agent
         self._settings, self._data, self._account = settings, data, account
         # Privacy is counted here, by releases; for the table this run is one without a promise.
         self._trial = Trial(Method.non_private(name=plan.mechanism), settings.schedule)
@@ -170,20 +188,37 @@ class Journal:
         # News that a model diverged take up to n steps to reach all agents. A checkpoint from
         # before must last until then.
         self._num_kept = 3 + math.ceil(plan.num_agents / settings.checkpoint_every)
+        self._reporter = StateReporter(
+            plan,
+            settings,
+            agent=agent,
+            budget=account.budget,
+            bound_epsilon=account.bound_epsilon,
+            folders=folders,
+            count_releases=count_releases,
+            summarize_traffic=summarize_traffic,
+            on_state=reports.on_state,
+        )
         self._last_report, self._has_diverged = 0.0, False
         self.rows: list[Row] = []
         self.notes: list[str] = []
         self.private_notes: list[str] = []
 
+    def observe(self, rounds: ObservedRounds) -> None:
+        """Read losses and waits from the rounds of training from now on."""
+        self._reporter.rounds = rounds
+
     def note(self, text: str) -> None:
         """Record an event that anyone may read."""
         self.notes.append(text)
+        log_event(self._agent, "note", text, level=logging.WARNING)
         if self._reports.on_note:
             self._reports.on_note(text)
 
     def note_privately(self, text: str) -> None:
         """Record an event that depends on the agent's data, for its owner alone."""
         self.private_notes.append(text)
+        log_event(self._agent, "note", text, level=logging.WARNING, is_private=True)
         if self._folders is not None:
             with _naming_unwritable(self._folders.private):
                 append_private_note(self._folders.private, text)
@@ -196,17 +231,20 @@ class Journal:
         if step in self._steps and step not in {row["step"] for row in self.rows}:
             self._measure(step, parameters, None)
         self._save(step, parameters)
+        self._reporter.report_start(step, self._find_row())
 
     def record_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
         """Record that ``step`` steps are done: measure, save and report when due."""
         if step in self._steps:
             self._measure(step, parameters, statistics)
-        if step % self._settings.checkpoint_every == 0:
+        is_checkpoint = step % self._settings.checkpoint_every == 0
+        if is_checkpoint:
             self._save(step, parameters)
+        self._reporter.report_step(step, self._find_row, statistics, is_checkpoint=is_checkpoint)
         # Reports go through a pipe, and a live table needs a few per second only.
-        is_due = time.monotonic() > self._last_report + _SECONDS_BETWEEN_REPORTS
-        if self._reports.on_progress and is_due:
-            self._last_report = time.monotonic()
+        now = time.monotonic()
+        if self._reports.on_progress and now > self._last_report + _SECONDS_BETWEEN_REPORTS:
+            self._last_report = now
             self._reports.on_progress(self._progress(step, statistics))
 
     def record_divergence(self) -> None:
@@ -226,6 +264,16 @@ class Journal:
         self._save(step, parameters)
         if self._reports.on_progress and statistics is not None:
             self._reports.on_progress(self._progress(step, statistics))
+        is_done = step == self._settings.steps_of(self._plan)
+        status = judge_status(all_steps=is_done, lost=self._reporter.lost)
+        self._reporter.report_end(step, status.value, self._find_row())
+
+    def _find_row(self) -> Row:
+        """Return the last measurement, without scores on private samples but training data."""
+        if not self.rows:
+            return dict.fromkeys(COLUMNS, math.nan)
+        last = self.rows[-1]
+        return last | self._data.select_shared(last)
 
     def _measure(self, step: int, parameters: Tensor, statistics: StepStatistics | None) -> None:
         (row,) = measure(
@@ -261,12 +309,12 @@ class Journal:
             self._checkpoints.save(step, checkpoint, num_kept=self._num_kept)
 
     def _progress(self, step: int, statistics: StepStatistics) -> Progress:
-        last: Row = self.rows[-1] if self.rows else dict.fromkeys(COLUMNS, math.nan)
+        last = self._find_row()
         neighbours, bytes_sent = self._summarize_traffic()
         return Progress(
             step=step,
-            loss=float(self._data.select_shared(last)["test_loss"]),
-            epsilon=float(last["epsilon"]) if self.rows else 0.0,
+            loss=float(last["test_loss"]),
+            epsilon=self._account.bound_epsilon(self._count_releases()),
             neighbours=neighbours,
             bytes_sent=bytes_sent,
             train_loss=float(last["train_loss"]),

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from corn.covariance import Decomposition
+from corn.distributed.protection import require_private_keys
 from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.settings import RunSettings
 from corn.errors import FileFormatError, InvalidArgumentError
@@ -226,6 +227,7 @@ def load_credentials(
     if not 0 <= agent < num_agents:
         raise InvalidArgumentError(f"agent must be from 0 to {num_agents - 1}, found {agent}")
     key = folder / f"agent-{agent}.key"
+    require_private_keys(folder, agent)
     identity, roster = load_identity(key), load_roster(folder / "roster.json")
     if roster.num_agents != num_agents:
         raise FileFormatError(

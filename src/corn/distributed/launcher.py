@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import final
 
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-
+from corn.distributed.display import LaunchDisplay
 from corn.distributed.joining import host_store
-from corn.distributed.journal import Progress
 from corn.distributed.keyring import default_key_folder, find_credentials, make_keys
 from corn.distributed.lifetime import Lifetime, LifetimeTotal, bound_lifetime
 from corn.distributed.planning import PlanningRequest
@@ -28,7 +22,7 @@ from corn.distributed.results import (
     merge_measurements,
     raise_common_failure,
 )
-from corn.distributed.settings import AgentConfig, RunSettings
+from corn.distributed.settings import AgentConfig, Monitoring, RunSettings
 from corn.distributed.storage import Folders
 from corn.errors import InvalidArgumentError, StoppedByUserError
 from corn.learn.monitor import catch_interruption
@@ -42,8 +36,6 @@ from corn.transport import HOST
 
 _LOCALHOST = "127.0.0.1"
 _SECONDS_BETWEEN_POLLS = 0.2
-_COLUMNS = ("agent", "step", "test loss", "ε spent", "neighbours", "MB sent")
-_PRIVATE_COLUMNS = ("train loss", "clipped")
 
 
 @dataclass(frozen=True)
@@ -148,6 +140,7 @@ def launch(
     on_total: Callable[[LifetimeTotal], None] | None = None,
     show_table: bool = True,
     show_private: bool = False,
+    monitoring: Monitoring | None = None,
 ) -> LaunchResult:
     """Start agents, wait for them, and merge their measurements.
 
@@ -165,15 +158,16 @@ def launch(
             plans.
         on_total: called before agents start with the totals of the agent here that will have
             released most.
-        show_table: show a live table if there is a terminal.
+        show_table: show a live table if there is a terminal; log lines are written otherwise.
         show_private: show and return measurements on private data, too. No noise protects them:
             only for a machine whose user owns the data of all agents.
+        monitoring: log and status server. Agent i serves its status at the given port plus i.
 
     Raises:
         CornError: no agent has a result; the message has the reason.
         StoppedByUserError: a person stopped all agents before the first step, or twice.
     """
-    place = placement or Placement()
+    place, monitored = placement or Placement(), monitoring or Monitoring()
     promised = load_plan(source) if isinstance(source, Path) else source
     plan = promised if isinstance(promised, Plan) else None
     known = network if plan is None else plan.network
@@ -226,13 +220,23 @@ def launch(
     processes = AgentProcesses(
         {
             agent: replace(
-                config, agent=agent, neighbours=tuple(sorted(known.graph.neighbors(agent)))
+                config,
+                agent=agent,
+                neighbours=tuple(sorted(known.graph.neighbors(agent))),
+                monitoring=monitored.of_agent(agent),
             )
             for agent in agents
         }
     )
-    table = ProgressTable(num_steps, show=show_table, show_private=show_private)
-    was_interrupted = _watch(processes, table)
+    display = LaunchDisplay(
+        num_steps,
+        checkpoint_every=settings.checkpoint_every,
+        promise=describe_promise(promised, settings),
+        show_table=show_table,
+        show_private=show_private,
+    )
+    with display.logging(monitored.log):
+        was_interrupted = _watch(processes, display)
     results = dict(sorted(processes.results.items()))
     raise_common_failure(results)
     if plan is None:
@@ -283,18 +287,25 @@ def foresee_total(
     )
 
 
-def _watch(processes: AgentProcesses, table: ProgressTable) -> bool:
+def describe_promise(source: Plan | PlanningRequest, settings: RunSettings) -> str:
+    """Return what the ε of a run means: unit, clipping and adversary."""
+    if settings.is_rehearsal:
+        return "rehearsal, which protects nothing"
+    return f"{source.budget.describe()}, against {source.threat.describe()}"
+
+
+def _watch(processes: AgentProcesses, display: LaunchDisplay) -> bool:
     """Run processes until all have ended, none is left behind; return if a person stopped them.
 
     Ctrl-C requests that all agents stop together after a few more steps; a second one ends them.
     """
     try:
-        with catch_interruption() as interruption, table:
+        with catch_interruption() as interruption, display:
             # Ctrl-C is caught before the first process starts, so that none is left behind.
             processes.start()
             while processes.is_running:
                 processes.poll(_SECONDS_BETWEEN_POLLS)
-                table.update(processes.progress, processes.results)
+                display.update(processes.progress, processes.results, processes.news)
                 if interruption.requested:
                     processes.request_stop()
     except KeyboardInterrupt as error:
@@ -331,70 +342,3 @@ def merge_results(
     if any(own.status is RunStatus.INTERRUPTED for own in results.values()):
         return replace(merged, status="interrupted")
     return merged
-
-
-@final
-class ProgressTable:
-    """Live table of all agents' progress, on stderr; silent unless that is a terminal.
-
-    Args:
-        num_steps: the total.
-        show: False silences it on a terminal too.
-        show_private: show numbers computed from private data without noise, too.
-    """
-
-    def __init__(self, num_steps: int, *, show: bool = True, show_private: bool = False) -> None:
-        console = Console(stderr=True)
-        self._num_steps, self._shown = num_steps, show and console.is_terminal
-        self._shows_private = show_private
-        self._live = Live(console=console, refresh_per_second=4, transient=True)
-
-    def __enter__(self) -> ProgressTable:
-        if self._shown:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown:
-            self._live.stop()
-
-    def update(self, progress: Mapping[int, Progress], results: Mapping[int, AgentResult]) -> None:
-        """Show the newest figures, and the agents that have ended."""
-        if self._shown:
-            table = draw_table(progress, results, self._num_steps, show_private=self._shows_private)
-            self._live.update(table)
-
-
-def draw_table(
-    progress: Mapping[int, Progress],
-    results: Mapping[int, AgentResult],
-    num_steps: int,
-    *,
-    show_private: bool = False,
-) -> Table:
-    """Return the table as rich draws it."""
-    columns = (*_COLUMNS, *(_PRIVATE_COLUMNS if show_private else ()))
-    table = Table(title="train loss and clipped: private, no noise" if show_private else None)
-    for name in columns:
-        table.add_column(name, justify="right")
-    table.add_column("")
-    for agent in sorted(progress.keys() | results.keys()):
-        own, end = progress.get(agent), ""
-        figures = [] if own is None else _figures(own, num_steps, show_private=show_private)
-        blanks = [""] * (len(columns) - 1 - len(figures))
-        if agent in results:
-            end = "done" if results[agent].failure is None else "lost"
-        table.add_row(str(agent), *figures, *blanks, end)
-    return table
-
-
-def _figures(own: Progress, num_steps: int, *, show_private: bool) -> list[str]:
-    private = [f"{own.train_loss:.4g}", f"{own.fraction_clipped:.0%}"]
-    return [
-        f"{own.step}/{num_steps}",
-        "" if math.isnan(own.loss) else f"{own.loss:.4g}",
-        f"{own.epsilon:.3g}",
-        str(own.neighbours),
-        f"{own.bytes_sent / 1e6:.1f}",
-        *(private if show_private else []),
-    ]

@@ -24,6 +24,7 @@ import torch
 from corn.distributed.agent import run_workload
 from corn.distributed.handshake import is_public
 from corn.distributed.journal import Progress, Reports
+from corn.distributed.monitoring import monitor_agent
 from corn.distributed.rendezvous import RefusalError, StoppedBeforeStartError
 from corn.distributed.results import AgentResult, Failure, FailureKind, RunStatus
 from corn.distributed.rounds import LostError
@@ -75,7 +76,8 @@ def run_child(connection: Connection, agent: int, config: AgentConfig) -> None:
         on_private_note=lambda text: _report(connection, Note(text, is_private=True)),
     )
     try:
-        _, result = run_workload(config, reports)
+        with monitor_agent(config, agent, reports, to_stderr=False) as monitored:
+            _, result = run_workload(config, monitored)
     except CornError as error:
         # The owner keeps the reason; others may read it only if it is public.
         folders = Folders.of_run(config.out).of_agent(agent)
@@ -177,6 +179,7 @@ class AgentProcesses:
         progress: the newest of each agent.
         results: of the agents that have ended.
         seconds_to_start: until every agent had reported a step; 0 before.
+        news: notes of all agents, in the order in which they came.
     """
 
     def __init__(self, configs: Mapping[int, AgentConfig]) -> None:
@@ -189,6 +192,7 @@ class AgentProcesses:
         self.progress: dict[int, Progress] = {}
         self.results: dict[int, AgentResult] = {}
         self.seconds_to_start = 0.0
+        self.news: list[tuple[int, Note]] = []
 
     @property
     def is_running(self) -> bool:
@@ -272,6 +276,7 @@ class AgentProcesses:
                 self.seconds_to_start = time.monotonic() - self._began
         elif isinstance(report, Note):
             self._notes[agent].append(report)
+            self.news.append((agent, report))
         elif report.failure is not None:
             self._fail(agent, report.failure)
         else:

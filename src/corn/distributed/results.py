@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from corn.distributed.journal import make_trial
 from corn.distributed.lifetime import LifetimeTotal
 from corn.distributed.messages import NO_STOP, StopNotice, StopReason
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, read_model, read_rows
 from corn.distributed.survivors import name_agents
 from corn.errors import CornError, StoppedByUserError
+from corn.learn.method import Method, Trial
 from corn.learn.metrics import PARTS, Row, measure
 from corn.learn.problem import TrainingProblem
 from corn.learn.result import Result
@@ -258,6 +258,11 @@ def describe_notes(results: Mapping[int, AgentResult], num_agents: int) -> list[
         for text in own.notes:
             authors.setdefault(text, []).append(agent)
     return notes + [f"{name_agents(agents)}: {text}" for text, agents in authors.items()]
+
+
+def make_trial(plan: Plan, settings: RunSettings) -> Trial:
+    """Return the plan as a simulation's trial, by the name of its mechanism."""
+    return Trial(Method.from_plan(plan), settings.schedule)
 
 
 def merge_measurements(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from corn.checks import require_choice, require_count
+from corn.distributed.logs import LogSettings
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.schedule import Constant, Schedule
 from corn.plan import Plan
+from corn.version import __version__
 
 if TYPE_CHECKING:  # torch takes seconds to import, and every command reads this module
     from corn.distributed.lifetime import Lifetime
@@ -132,6 +135,8 @@ class RunSettings:
             "measurements": ",".join(map(str, sorted(self.evaluation_steps(plan)))),
             "resume": str(self.resume),
             "rehearsal": str(self.rehearsal_seed),
+            # Messages and their meaning may change with a minor version, and do not otherwise.
+            "version of CorN": ".".join(__version__.split(".")[:2]),
         }
 
     def with_seed(self, seed: int) -> RunSettings:
@@ -170,6 +175,47 @@ def require_pair_seeds(plan: Plan, option: str) -> None:
 
 
 @dataclass(frozen=True)
+class Monitoring:
+    """Settings of an agent's log and status server, which each agent has of its own.
+
+    Attributes:
+        log: of its events.
+        status: address and port of the status server; None serves nothing.
+        shows_private: whether the status server shows private numbers, to this machine only.
+    """
+
+    log: LogSettings = field(default_factory=LogSettings)
+    status: tuple[str, int] | None = None
+    shows_private: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.shows_private:
+            return
+        if self.status is None:
+            raise InvalidArgumentError("status_private needs a status server: give --status")
+        # Anyone who reaches the port could read numbers that no noise protects.
+        if not _is_local(self.status[0]):
+            raise InvalidArgumentError(
+                "status_private needs an address that only this machine reaches, found "
+                f"{self.status[0]}: try --status 127.0.0.1:{self.status[1]}"
+            )
+
+    def of_agent(self, agent: int) -> Monitoring:
+        """Return the settings of one of several agents on this machine: ports count up."""
+        if self.status is None:
+            return self
+        host, port = self.status
+        return replace(self, status=(host, port + agent))
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@dataclass(frozen=True)
 class AgentConfig:
     """Everything that one agent's process needs to start.
 
@@ -191,6 +237,7 @@ class AgentConfig:
         listen: address and port for connections of neighbours; None takes any free port.
         advertise: the address under which they reach it, where that is another.
         rejoins: join a run under way, which lost this agent or began without it.
+        monitoring: its log and status server.
     """
 
     workload: Workload
@@ -209,6 +256,7 @@ class AgentConfig:
     listen: tuple[str, int] | None = None
     advertise: tuple[str, int] | None = None
     rejoins: bool = False
+    monitoring: Monitoring = field(default_factory=Monitoring)
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -220,4 +268,5 @@ def parse_address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise CornError(f"an address must be HOST:PORT, found {text!r}: try 10.0.0.1:29500")
-    return host, int(port)
+    # Brackets belong to the text of an address only: [::1]:29500.
+    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -17,7 +17,14 @@ from corn.learn.metrics import Samples
 from corn.learn.names import WORKLOADS, ModelName
 from corn.learn.partition import PartitionSpec, split_samples
 from corn.learn.problem import TrainingProblem
-from corn.learn.tasks import LinearClassifier, Quadratic, ShallowNetwork, Task, small_cnn_task
+from corn.learn.tasks import (
+    LinearClassifier,
+    Quadratic,
+    ShallowNetwork,
+    Task,
+    place_task,
+    small_cnn_task,
+)
 
 _START = "agents start at the minimiser, which depends on all their data: ε covers the steps alone"
 
@@ -94,7 +101,10 @@ def _pick(dataset: Dataset, rows: IntArray) -> Samples:
 
 @dataclass(frozen=True)
 class Workload:
-    """Settings of :func:`make_workload`, from which every process makes the same problem."""
+    """Settings of :func:`make_workload`, from which every process makes the same problem.
+
+    ``device`` is where torch computes gradients and scores, which each process may choose.
+    """
 
     name: str
     model: ModelName | None = None
@@ -103,10 +113,11 @@ class Workload:
     l2: float = 1e-4
     directory: Path | None = None
     stand_in: bool = True
+    device: str = "cpu"
 
     def build(self, num_agents: int) -> TrainingProblem:
         """Return the problem of all agents."""
-        return make_workload(
+        problem = make_workload(
             self.name,
             num_agents,
             model=self.model,
@@ -116,6 +127,7 @@ class Workload:
             directory=self.directory,
             stand_in=self.stand_in,
         )
+        return replace(problem, task=place_task(problem.task, self.device))
 
     def describe(self, problem: TrainingProblem) -> str:
         """Describe the choice and partition of the data, for agents to compare."""

@@ -155,8 +155,16 @@ def show_epsilon(total: TotalLoss) -> str:
     """Return the ε of a total, rounded up to four decimals."""
     if math.isinf(total.epsilon):
         return "no ε that can be proved"
-    # Rounded up: a printed ε must not be below the true one.
-    return f"ε = {math.ceil(total.epsilon * 1e4) / 1e4:g}"
+    return f"ε = {round_epsilon(total.epsilon)}"
+
+
+def round_epsilon(epsilon: float) -> str:
+    """Return ε rounded up to four decimals: a printed ε must not be below the true one.
+
+    >>> round_epsilon(1.00001), round_epsilon(123.45671), round_epsilon(float("inf"))
+    ('1.0001', '123.4568', 'inf')
+    """
+    return f"{math.ceil(epsilon * 1e4) / 1e4:.12g}" if math.isfinite(epsilon) else str(epsilon)
 
 
 def explain_missing(path: Path) -> str:

@@ -1,6 +1,7 @@
 """Tasks to train: the paper's quadratic, classifiers, and any module of the user's."""
 
 from corn.learn.tasks.classifiers import LinearClassifier, ShallowNetwork
+from corn.learn.tasks.device import place_task
 from corn.learn.tasks.flat_module import MeanLoss
 from corn.learn.tasks.module import ModuleTask, small_cnn, small_cnn_task
 from corn.learn.tasks.protocol import Gradients, HasFingerprint, Scores, Task
@@ -16,6 +17,7 @@ __all__ = [
     "Scores",
     "ShallowNetwork",
     "Task",
+    "place_task",
     "quadratic_objectives",
     "small_cnn",
     "small_cnn_task",

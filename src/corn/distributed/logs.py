@@ -1,0 +1,150 @@
+"""Log of a run: one line per event with its time, as text or JSON, by Python's ``logging``.
+
+Records carry the agent's number, the name of the event, and whether they are private. A private
+record depends on data without noise, and is for the agent's owner alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from io import TextIOWrapper
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
+from typing import Literal, TypeAlias, final, get_args
+
+from corn.checks import require_choice
+from corn.errors import make_printable
+
+LogFormat: TypeAlias = Literal["text", "json"]
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+LOG_NAME = "log"
+LAST_EVENT = "failure"
+PRIVATE_MARK = "private, do not publish: "
+
+# A program that uses the library chooses its own handlers; without any, nothing is printed.
+_LOGGER = logging.getLogger("corn")
+_LOGGER.addHandler(logging.NullHandler())
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """The format of a log, and the least important level that is in it."""
+
+    format: LogFormat = "text"
+    level: LogLevel = "info"
+
+    def __post_init__(self) -> None:
+        require_choice("log_format", self.format, get_args(LogFormat))
+        require_choice("log_level", self.level, get_args(LogLevel))
+
+
+def log_event(
+    agent: int | None,
+    event: str,
+    text: str,
+    *,
+    level: int = logging.INFO,
+    is_private: bool = False,
+    fields: Mapping[str, object] | None = None,
+) -> None:
+    """Log an event of an agent, or of the launcher if ``agent`` is None.
+
+    ``fields`` are numbers for programs, and are in JSON logs only.
+    """
+    own = {"agent": agent, "event": event, "is_private": is_private, "fields": fields or {}}
+    _LOGGER.log(level, "%s", text, extra=own)
+
+
+@contextmanager
+def writing_log(
+    settings: LogSettings, *, folder: Path | None = None, to_stderr: bool = True
+) -> Iterator[None]:
+    """Write events to stderr and to ``log`` in a private folder, as long as the block lasts."""
+    handlers: list[logging.Handler] = []
+    if to_stderr:
+        console = logging.StreamHandler(sys.stderr)
+        # The command prints the failure that ends it as its last line.
+        console.addFilter(lambda record: getattr(record, "event", "") != LAST_EVENT)
+        handlers.append(console)
+    if folder is not None:
+        handlers.append(_PrivateFile(folder / LOG_NAME, encoding="utf-8", delay=True))
+    level, propagates = _LOGGER.level, _LOGGER.propagate
+    for handler in handlers:
+        handler.setFormatter(_JsonFormatter() if settings.format == "json" else _TextFormatter())
+        _LOGGER.addHandler(handler)
+    _LOGGER.setLevel(settings.level.upper())
+    _LOGGER.propagate = False
+    try:
+        yield
+    finally:
+        _LOGGER.setLevel(level)
+        _LOGGER.propagate = propagates
+        for handler in handlers:
+            _LOGGER.removeHandler(handler)
+            handler.close()
+
+
+@final
+class _PrivateFile(WatchedFileHandler):
+    """A file that only its owner can read; one that logrotate has moved away is made anew."""
+
+    def _open(self) -> TextIOWrapper:
+        # Created with its mode: a later chmod would leave a moment to read it.
+        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode=0o600)
+        return os.fdopen(descriptor, "a", encoding="utf-8")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # No folder yet, or a full disk: an agent goes on without a log.
+        with suppress(OSError):
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Drop the record; logging would print a traceback."""
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@final
+class _TextFormatter(logging.Formatter):
+    """``TIME LEVEL agent 3: text``, in one line whatever the text contains."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        agent = getattr(record, "agent", None)
+        who = "launch" if agent is None else f"agent {agent}"
+        mark = PRIVATE_MARK if getattr(record, "is_private", False) else ""
+        text = make_printable(record.getMessage())
+        return f"{_time_of(record)} {record.levelname} {who}: {mark}{text}"
+
+
+@final
+class _JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        content = {
+            "time": _time_of(record),
+            "level": record.levelname.lower(),
+            "agent": getattr(record, "agent", None),
+            "event": getattr(record, "event", record.name),
+            "message": make_printable(record.getMessage()),
+            "private": bool(getattr(record, "is_private", False)),
+        }
+        fields = {name: _plain(value) for name, value in getattr(record, "fields", {}).items()}
+        return json.dumps(content | fields, allow_nan=False)
+
+
+def _plain(value: object) -> object:
+    # JSON has no NaN and no infinity.
+    return None if isinstance(value, float) and not math.isfinite(value) else value

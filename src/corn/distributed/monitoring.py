@@ -1,0 +1,75 @@
+"""Monitoring of one agent's process: its log, its status server, and its protection."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+
+from corn.distributed.board import StatusBoard
+from corn.distributed.handshake import is_public
+from corn.distributed.journal import Reports
+from corn.distributed.logs import LAST_EVENT, log_event, writing_log
+from corn.distributed.protection import protect_process
+from corn.distributed.settings import AgentConfig
+from corn.distributed.state import FAILED, STATE_NAME, write_state
+from corn.distributed.status_server import StatusPages, serving_status
+from corn.distributed.storage import Folders, make_folders
+from corn.errors import CornError
+from corn.version import __version__
+
+
+@contextmanager
+def monitor_agent(
+    config: AgentConfig, agent: int, reports: Reports, *, to_stderr: bool
+) -> Iterator[Reports]:
+    """Log, protect and, if asked to, serve an agent while the block lasts.
+
+    Yields:
+        ``reports`` that also feed the status server.
+
+    Raises:
+        CornError: the status server's address cannot be used.
+    """
+    protect_process(f"corn agent {agent}")
+    is_rehearsal, settings = config.settings.is_rehearsal, config.monitoring
+    # Made now, so that the log has the whole start. A folder that cannot be made is reported to all
+    # agents later, where the run needs it.
+    with suppress(CornError):
+        make_folders(config.out, agent, is_rehearsal=is_rehearsal)
+    folders = Folders.of_run(config.out, is_rehearsal=is_rehearsal).of_agent(agent)
+    board = StatusBoard(agent)
+    with ExitStack() as stack:
+        stack.enter_context(writing_log(settings.log, folder=folders.private, to_stderr=to_stderr))
+        log_event(agent, "process", f"corn {__version__} starts")
+        if settings.status is not None:
+            pages = StatusPages(board, show_private=settings.shows_private)
+            host, port = stack.enter_context(serving_status(settings.status, pages))
+            log_event(agent, "status", f"serves its status at http://{host}:{port}/")
+        try:
+            yield replace(reports, on_state=board.update)
+        except BaseException as error:
+            _record_failure(board, folders, is_private=is_rehearsal)
+            text = str(error) if isinstance(error, CornError) else type(error).__name__
+            text = text.removeprefix(f"agent {agent}: ")
+            log_event(
+                agent,
+                LAST_EVENT,
+                text,
+                level=logging.ERROR,
+                is_private=not (isinstance(error, CornError) and is_public(error)),
+            )
+            raise
+
+
+def _record_failure(board: StatusBoard, folders: Folders, *, is_private: bool) -> None:
+    """Write the last state again as that of a failure, if this process has written one."""
+    state, local = board.snapshot.state, board.snapshot.local
+    if state is None or local is None:
+        return
+    failed = replace(state, phase=FAILED, updated=time.time())
+    board.update(failed, local)
+    with suppress(OSError):
+        write_state(folders.shared / STATE_NAME, failed, is_private=is_private)

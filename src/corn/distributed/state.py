@@ -1,0 +1,217 @@
+"""State of a running agent: a small public file, for ``corn status`` and for the status server.
+
+The file contains nothing that the links do not show: steps, losses, bytes and times of messages
+are visible to everyone who sees the messages.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import final
+
+from corn.distributed.storage import Folders
+from corn.errors import FileFormatError, InvalidArgumentError
+from corn.files import writing_whole
+from corn.noise.history import round_epsilon
+from corn.noise.ledger_file import is_open
+from corn.parsing import build, read_json
+
+STATE_NAME, LOCK_NAME = "state.json", "running"
+TRAINING, FAILED = "training", "failed"
+_SECONDS_OF_PACE = 60.0
+
+
+@dataclass(frozen=True)
+class AgentState:
+    """The state of an agent at a moment; anyone may read it.
+
+    Attributes:
+        agent: its number.
+        num_agents: n.
+        phase: ``training``, ``failed``, or the status with which the agent ended.
+        step: steps done.
+        num_steps: steps to do.
+        epsilon: ε spent, at most; None in a rehearsal, which protects nothing.
+        promised_epsilon: of the plan, for this agent.
+        delta: of both.
+        unit: ``agent`` or ``sample``.
+        protects: the unit and the clipping, in words.
+        adversary: against whom ε holds.
+        releases_left: by the ledger.
+        neighbours: those that the agent is still linked to.
+        lost: agents that were lost, and the step at which each loss was noticed.
+        bytes_sent: so far.
+        steps_per_minute: over the last minute; 0 before there are two steps.
+        test_loss: of the agent's model on public data; None without any.
+        plan: the plan's fingerprint in hexadecimal.
+        corn_version: of the agent.
+        timeout: seconds without news after which the state is stale.
+        updated: when the state was written, in seconds since 1970.
+    """
+
+    agent: int
+    num_agents: int
+    phase: str
+    step: int
+    num_steps: int
+    epsilon: float | None
+    promised_epsilon: float
+    delta: float
+    unit: str
+    protects: str
+    adversary: str
+    releases_left: int
+    neighbours: tuple[int, ...]
+    lost: Mapping[str, int]
+    bytes_sent: int
+    steps_per_minute: float
+    test_loss: float | None
+    plan: str
+    corn_version: str
+    timeout: float
+    updated: float
+
+    def seconds_old(self) -> float:
+        """Return the seconds since the state was written."""
+        return max(0.0, time.time() - self.updated)
+
+
+@dataclass(frozen=True)
+class LocalState:
+    """Numbers that stay on the agent's machine: they are not in its file.
+
+    The last three are private: they are computed from data without noise.
+
+    Attributes:
+        seconds_waited: for messages of neighbours, which depends on how fast those compute.
+        train_loss: of the agent's model on its own data.
+        gradient_norm: of the last step.
+        fraction_clipped: of the gradients of the last step.
+    """
+
+    seconds_waited: float
+    train_loss: float
+    gradient_norm: float
+    fraction_clipped: float
+
+
+@final
+class Pace:
+    """The number of steps per minute, over the last minute."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def measure(self, step: int, now: float) -> float:
+        """Return the steps per minute up to now, and remember this step.
+
+        >>> pace = Pace()
+        >>> pace.measure(0, now=10.0), pace.measure(20, now=40.0)
+        (0.0, 40.0)
+        """
+        self._seen.append((now, step))
+        while len(self._seen) > 2 and self._seen[1][0] < now - _SECONDS_OF_PACE:
+            self._seen.popleft()
+        began, first = self._seen[0]
+        return 60 * (step - first) / (now - began) if now > began else 0.0
+
+
+@final
+class StateFile:
+    """The state of one agent in its shared folder, and a lock that shows whether it runs.
+
+    The lock is in the private folder. The kernel releases it when the process ends, however it
+    ends, so that the state of a killed agent is recognised.
+    """
+
+    def __init__(self, folders: Folders, *, is_private: bool) -> None:
+        self._path, self._is_private = folders.shared / STATE_NAME, is_private
+        lock = os.open(folders.private / LOCK_NAME, os.O_RDWR | os.O_CREAT, mode=0o600)
+        self._release = weakref.finalize(self, os.close, lock)
+        # A second process of the same agent has no ledger, and does not come so far.
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def write(self, state: AgentState) -> None:
+        """Replace the state."""
+        write_state(self._path, state, is_private=self._is_private)
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._release()
+
+
+def write_state(path: Path, state: AgentState, *, is_private: bool) -> None:
+    """Replace the state of an agent; a reader sees the old or the new one."""
+    with writing_whole(path, is_private=is_private) as partial:
+        partial.write_text(json.dumps(asdict(state), allow_nan=False) + "\n", encoding="utf-8")
+
+
+def read_state(path: Path) -> AgentState:
+    """Read the state of an agent."""
+    document = read_json(path, kind="the state of an agent")
+    try:
+        state: AgentState = build(AgentState, document, "the state")
+    except InvalidArgumentError as error:
+        raise FileFormatError(f"{path}: not the state of an agent: {error}") from error
+    return state
+
+
+def read_states(out: Path) -> dict[int, tuple[AgentState, Folders]]:
+    """Return the states of all agents that have written one into the folder of a run."""
+    # A rehearsal has its shared part in the private folder.
+    runs = [Folders.of_run(out), Folders.of_run(out, is_rehearsal=True)]
+    states: dict[int, tuple[AgentState, Folders]] = {}
+    for run in runs:
+        for path in run.shared.glob(f"agent-*/{STATE_NAME}"):
+            state = read_state(path)
+            known = states.get(state.agent)
+            if known is None or known[0].updated < state.updated:
+                states[state.agent] = state, run.of_agent(state.agent)
+    return dict(sorted(states.items()))
+
+
+def has_ended(folders: Folders) -> bool | None:
+    """Return whether the process of an agent is gone; None if this user cannot find out."""
+    try:
+        return not is_open(folders.private / LOCK_NAME)
+    except FileFormatError:
+        return None
+
+
+def describe_condition(state: AgentState, *, is_gone: bool | None) -> str:
+    """Return the phase in words, and whether the state is stale."""
+    if state.phase != TRAINING:
+        return state.phase
+    if is_gone:
+        return f"stale: process gone, last news {state.seconds_old():.0f} s ago"
+    if state.seconds_old() > state.timeout:
+        return f"stale: no news for {state.seconds_old():.0f} s"
+    return TRAINING
+
+
+def describe_state(state: AgentState) -> str:
+    """Return the state in one line, with the unit and the adversary of ε."""
+    loss = "" if state.test_loss is None else f"test loss {state.test_loss:.4g}, "
+    spent = "no privacy (rehearsal)"
+    if state.epsilon is not None:
+        spent = (
+            f"ε spent at most {round_epsilon(state.epsilon)} of {state.promised_epsilon:g} (δ = "
+            f"{state.delta:g}, for {state.protects}; against {state.adversary})"
+        )
+    lost = f"lost {', '.join(state.lost)}, " if state.lost else ""
+    linked = "1 neighbour" if len(state.neighbours) == 1 else f"{len(state.neighbours)} neighbours"
+    return (
+        f"step {state.step} of {state.num_steps}, {loss}{linked}, {lost}"
+        f"{state.bytes_sent / 1e6:.3g} MB sent, {state.steps_per_minute:.0f} steps per minute, "
+        f"{spent}"
+    )

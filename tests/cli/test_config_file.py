@@ -1,0 +1,167 @@
+"""``--config`` takes every option of a command from a TOML file; the command line wins."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from corn.cli import COMMANDS
+from corn.distributed import AgentConfig, AgentResult, PlanningRequest, Reports
+from corn.plan import Plan
+
+from .commands import Runner
+from .test_conventions import options_of
+
+AGENT = """
+task = "breast-cancer"
+plan = "plan.corn"
+keys = "from-file"
+agent = 3
+agents = 8
+store = "10.0.0.1:29500"
+step-size = 1          # a whole number is a number
+timeout = 30.5
+resume = true
+stand-in = false
+batch-size = 64
+other-keys = ["old.keys", "older.keys"]
+log-format = "json"
+status = "127.0.0.1:9100"
+"""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[AgentConfig]:
+    """Collect the configuration with which an agent would start."""
+    found: list[AgentConfig] = []
+
+    def run(config: AgentConfig, _: Reports) -> tuple[Plan, AgentResult]:
+        found.append(config)
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CORN_KEYS", raising=False)
+    monkeypatch.setattr("corn.distributed.agent.run_workload", run)
+    monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
+    monkeypatch.setattr("corn.distributed.protection.protect_process", lambda _: None)
+    return found
+
+
+def write(text: str) -> str:
+    Path("agent.toml").write_text(text, encoding="utf-8")
+    return "agent.toml"
+
+
+def test_every_option_may_be_in_the_file(corn: Runner, started: list[AgentConfig]) -> None:
+    path = write(AGENT.replace('status = "127.0.0.1:9100"\n', ""))
+    outcome = corn("agent", "--config", path)
+    assert outcome.exit_code == 130, outcome.stderr
+    (config,) = started
+    assert (config.agent, config.num_agents, config.store) == (3, 8, ("10.0.0.1", 29500))
+    assert (config.keys, config.plan) == (Path("from-file"), Path("plan.corn"))
+    settings = config.settings
+    assert (settings.timeout, settings.resume, settings.batch_size) == (30.5, True, 64)
+    assert settings.schedule.at(1, 10) == 1
+    assert config.workload.stand_in is False
+    assert config.lifetime is not None
+    assert config.lifetime.other_keys == (Path("old.keys"), Path("older.keys"))
+    assert config.monitoring.log.format == "json"
+
+
+def test_the_command_line_wins_and_then_the_environment(
+    corn: Runner, started: list[AgentConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(AGENT.replace('status = "127.0.0.1:9100"\n', ""))
+    monkeypatch.setenv("CORN_KEYS", "from-environment")
+    corn("agent", "--config", path, "--timeout", "7")
+    corn("agent", "--timeout", "8", "--keys", "given", "--config", path)
+    assert [own.settings.timeout for own in started] == [7, 8]
+    assert [str(own.keys) for own in started] == ["from-environment", "given"]
+
+
+def test_the_environment_names_several_folders_of_keys(
+    corn: Runner, started: list[AgentConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CORN_OTHER_KEYS", "old.keys:older.keys")
+    options = ("--plan", "plan.corn", "--keys", "keys", "--agent", "0", "--task", "digits")
+    assert corn("agent", *options).exit_code == 130
+    (config,) = started
+    assert config.lifetime is not None
+    assert config.lifetime.other_keys == (Path("old.keys"), Path("older.keys"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stepsize = 0.1", "unknown option 'stepsize': names are those of the command line"),
+        ("step_size = 0.1", "such as step-size"),
+        ('config = "other.toml"', "unknown option 'config'"),
+        ("[agent]\ntimeout = 3", "agent must be a whole number, found {'timeout': 3}"),
+        ('timeout = "60"', "timeout must be a number, found '60'"),
+        ("timeout = true", "timeout must be a number, found True"),
+        ("agent = 1.5", "agent must be a whole number, found 1.5"),
+        ("resume = 1", "resume must be true or false, found 1"),
+        ("plan = 3", "plan must be text in quotation marks, found 3"),
+        ('other-keys = "old"', "other-keys must be a list of text in quotation marks"),
+        ("other-keys = [1]", "other-keys must be a list of text in quotation marks"),
+        ("store = false", "store must be text in quotation marks, or a number, found False"),
+        ("task = ['mnist']", "task must be text in quotation marks, found ['mnist']"),
+        ("timeout = -1", "timeout must be at least 0.1, found -1"),
+        ('on-dropout = "panic"', "on-dropout must be one of continue, replan, stop, found 'panic'"),
+        ("timeout = ", "not TOML: Invalid value"),
+        ("\x00", "not TOML: "),
+    ],
+)
+def test_mistakes_in_the_file_are_one_line(
+    corn: Runner, started: list[AgentConfig], text: str, message: str
+) -> None:
+    outcome = corn("agent", "--config", write(text), "--task", "digits", "--keys", "keys")
+    assert (outcome.exit_code, outcome.stdout, started) == (1, "", [])
+    assert outcome.stderr.startswith("corn: agent.toml: ")
+    assert message in outcome.stderr
+    assert outcome.stderr.count("\n") == 1
+
+
+@pytest.mark.usefixtures("started")
+def test_a_missing_file_is_one_line(corn: Runner) -> None:
+    outcome = corn("agent", "--config", "none.toml")
+    assert outcome.stderr == "corn: none.toml: cannot be read: No such file or directory\n"
+
+
+@pytest.mark.usefixtures("started")
+def test_a_launch_takes_a_file_too(corn: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: dict[str, object] = {}
+
+    def launch(source: object, *_: object, **options: object) -> None:
+        taken.update(options, source=source)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("corn.distributed.launcher.launch", launch)
+    path = write(
+        'graph = "ring:4"\ndecentralized-planning = true\nsteps = 20\nepsilon = 4\n'
+        'task = "breast-cancer"\nout = "runs"\nlog-level = "warning"\n'
+    )
+    assert corn("launch", "--config", path).exit_code == 130
+    assert taken["out"] == Path("runs")
+    request = taken["source"]
+    assert isinstance(request, PlanningRequest)
+    assert request.budget.epsilon == 4
+
+
+def test_options_of_a_plan_in_a_file_must_agree_with_it(
+    corn: Runner, started: list[AgentConfig]
+) -> None:
+    plan = corn("plan", "--graph", "ring:4", "--steps", 20, "--out", "plan.corn")
+    assert plan.exit_code == 0, plan.stderr
+    path = write('plan = "plan.corn"\ntask = "breast-cancer"\nsteps = 30\n')
+    outcome = corn("launch", "--config", path)
+    assert (outcome.exit_code, started) == (2, [])
+    assert "the plan has 20, found 30" in " ".join(outcome.stderr.split())
+
+
+def test_commands_with_a_file_can_take_all_their_options_from_it() -> None:
+    """Names in a file are those of the command line, so each must be unambiguous."""
+    for name, (command, _) in COMMANDS.items():
+        if "config_file" in inspect.signature(command).parameters:
+            names = [max(option.opts, key=len).removeprefix("--") for option in options_of(name)]
+            assert len(names) == len(set(names))

@@ -1,0 +1,64 @@
+"""``corn status`` shows the agents of a run under way, and names stale states."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from corn.distributed.state import StateFile
+from corn.distributed.storage import make_folders
+from tests.distributed.monitored import make_state
+
+from .commands import Runner
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[dict[int, StateFile]]:
+    """Make a run with two running agents out of five."""
+    made = {}
+    for agent in (0, 2):
+        folders = make_folders(tmp_path, agent, is_rehearsal=False)
+        made[agent] = StateFile(folders, is_private=False)
+        made[agent].write(make_state(agent=agent))
+    yield made
+    for file in made.values():
+        file.close()
+
+
+@pytest.mark.usefixtures("files")
+def test_a_run_under_way_is_a_table(corn: Runner, tmp_path: Path) -> None:
+    outcome = corn("status", tmp_path)
+    assert outcome.exit_code == 0, outcome.stderr
+    for text in ("120/400", "3.21", "one sample", "one insider", "0, 4", "training"):
+        assert text in outcome.stdout
+    assert "no state here of agents 1, 3, 4" in outcome.stderr
+
+
+def test_stale_states_are_named_and_exit_with_1(
+    corn: Runner, tmp_path: Path, files: dict[int, StateFile]
+) -> None:
+    files[0].close()
+    files[2].write(make_state(updated=time.time() - 300))
+    outcome = corn("status", tmp_path, "--json")
+    assert outcome.exit_code == 1
+    conditions = {own["agent"]: own["condition"] for own in json.loads(outcome.stdout)["agents"]}
+    assert conditions[0].startswith("stale: process gone")
+    assert conditions[2].startswith("stale: no news for 300 s")
+
+
+def test_an_agent_that_failed_is_an_alarm_and_one_that_is_done_is_not(
+    corn: Runner, tmp_path: Path, files: dict[int, StateFile]
+) -> None:
+    for phase, code in (("partial", 0), ("complete", 0), ("failed", 1)):
+        for agent, file in files.items():
+            file.write(make_state(agent=agent, phase=phase))
+        assert corn("status", tmp_path).exit_code == code
+
+
+def test_a_folder_without_a_run_is_one_line(corn: Runner, tmp_path: Path) -> None:
+    for folder, message in ((tmp_path / "none", "no such folder"), (tmp_path, "has begun to")):
+        outcome = corn("status", folder)
+        assert (outcome.exit_code, outcome.stderr.count("\n")) == (1, 1)
+        assert message in outcome.stderr

@@ -1,0 +1,67 @@
+"""Logs are lines of text or JSON, private lines are marked, and a log cannot end a run."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from corn.distributed.logs import LogSettings, log_event, writing_log
+from corn.errors import InvalidArgumentError
+
+
+def test_lines_have_time_level_and_agent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with writing_log(LogSettings(), folder=tmp_path):
+        log_event(3, "note", "agent 2 is\ngone \x1b[2J", level=logging.WARNING)
+        log_event(3, "note", "the loss is 7", is_private=True)
+        log_event(None, "checkpoint", "step 100")
+    first, second, third = (tmp_path / "log").read_text().splitlines()
+    assert capsys.readouterr().err.splitlines() == [first, second, third]
+    time, _, rest = first.partition(" ")
+    assert (time[10], time[-1], len(time)) == ("T", "Z", 24)
+    assert rest == "WARNING agent 3: agent 2 is gone \\x1b[2J"
+    assert second.endswith("INFO agent 3: private, do not publish: the loss is 7")
+    assert third.endswith("INFO launch: step 100")
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
+
+
+def test_json_lines_have_fields_for_programs(tmp_path: Path) -> None:
+    with writing_log(LogSettings("json"), folder=tmp_path, to_stderr=False):
+        fields = {"step": 100, "loss": float("nan"), "lost": {"2": 30}}
+        log_event(3, "checkpoint", "step 100", fields=fields)
+        log_event(3, "note", "odd", is_private=True)
+    first, second = map(json.loads, (tmp_path / "log").read_text().splitlines())
+    assert (first["agent"], first["event"], first["level"]) == (3, "checkpoint", "info")
+    assert (first["step"], first["loss"], first["lost"]) == (100, None, {"2": 30})
+    assert (first["private"], second["private"]) == (False, True)
+
+
+def test_levels_select_lines(tmp_path: Path) -> None:
+    with writing_log(LogSettings(level="warning"), folder=tmp_path, to_stderr=False):
+        log_event(0, "checkpoint", "step 100")
+        log_event(0, "note", "loss", level=logging.WARNING)
+    assert len((tmp_path / "log").read_text().splitlines()) == 1
+    with pytest.raises(InvalidArgumentError, match="log_level must be one of"):
+        LogSettings(level="loud")  # type: ignore[arg-type]
+
+
+def test_a_moved_log_is_made_anew_and_a_missing_folder_is_no_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "later"
+    with writing_log(LogSettings(), folder=folder, to_stderr=False):
+        log_event(0, "note", "before")
+        folder.mkdir()
+        log_event(0, "note", "first")
+        (folder / "log").rename(folder / "log.1")
+        log_event(0, "note", "second")
+    assert (folder / "log.1").read_text().endswith("first\n")
+    assert (folder / "log").read_text().endswith("second\n")
+    assert capsys.readouterr().err == ""
+
+
+def test_nothing_is_printed_where_no_log_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    log_event(0, "note", "unseen", level=logging.ERROR)
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,167 @@
+"""Keys are in private files only: not in outputs, logs, arguments, environments or dumps."""
+
+import base64
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from corn.distributed.keyring import load_credentials, make_keys
+from corn.distributed.protection import require_private_keys
+from corn.errors import FileFormatError
+from corn.noise import load_identity, load_roster
+from corn.plan import save_plan
+
+from .harness import require_private, small_plan
+
+NUM_AGENTS = 2
+# Fails with an unexpected error in the middle of a run, as a fault in the software would.
+BROKEN = """
+import corn.distributed.rounds as rounds
+from corn.__main__ import main
+
+take = rounds.HalfStep.take
+
+def fail(self, *arguments, number, **options):
+    if number == 5:
+        raise RuntimeError("broken")
+    return take(self, *arguments, number=number, **options)
+
+rounds.HalfStep.take = fail
+main()
+"""
+
+
+def find_secrets(keys: Path) -> list[bytes]:
+    """Return the private keys of all agents and the secrets that pairs of them share."""
+    roster = load_roster(keys / "roster.json")
+    identities = [load_identity(keys / f"agent-{a}.key") for a in range(roster.num_agents)]
+    pairs = [own.agree(roster.public_key(a)) for own in identities for a in range(NUM_AGENTS)]
+    return [secret.reveal() for secret in [own.secret for own in identities] + pairs]
+
+
+def find_leaks(secrets: Iterable[bytes], places: dict[str, bytes]) -> list[str]:
+    """Return the places that contain a secret as bytes, or as Python or a tool would print it."""
+    forms = [
+        form
+        for secret in secrets
+        for form in (
+            secret,
+            secret.hex().encode(),
+            secret.hex().upper().encode(),
+            base64.b64encode(secret).rstrip(b"="),
+            repr(secret)[2:-1].encode(),
+            str(list(secret)).encode(),
+        )
+    ]
+    return [name for name, content in places.items() if any(form in content for form in forms)]
+
+
+def read_all(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def run_agents(folder: Path, python: Sequence[str], *options: str) -> tuple[int, dict[str, bytes]]:
+    """Run two agents by themselves; return the worst exit code, and all that they showed."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    pipe, shown = subprocess.PIPE, {}
+    command = [sys.executable, *python, "agent", "--plan", "plan.corn", "--task", "breast-cancer"]
+    command += ["--agents", str(NUM_AGENTS), "--store", f"127.0.0.1:{port}", "--timeout", "20"]
+    command += ["--json", "--log-level", "debug", *options]
+    processes = [
+        subprocess.Popen(
+            [*command, "--agent", str(agent)],
+            cwd=folder,
+            env={**os.environ, "CORN_KEYS": "keys"},
+            stdout=pipe,
+            stderr=pipe,
+        )
+        for agent in range(NUM_AGENTS)
+    ]
+    for agent, process in enumerate(processes):
+        for name in ("cmdline", "environ"):
+            shown[f"{name} {agent}"] = Path(f"/proc/{process.pid}/{name}").read_bytes()
+    for agent, process in enumerate(processes):
+        shown[f"stdout {agent}"], shown[f"stderr {agent}"] = process.communicate(timeout=120)
+    return max(process.returncode for process in processes), shown
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_plan(small_plan("path:2", 12), tmp_path / "plan.corn")
+    make_keys(tmp_path / "keys", NUM_AGENTS)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_nothing_that_agents_write_or_show_contains_a_key(folder: Path) -> None:
+    code, shown = run_agents(folder, ["-m", "corn"], "--log-format", "json")
+    assert code == 0, shown
+    secrets = find_secrets(folder / "keys")
+    places = shown | read_all(folder / "out")
+    log = (folder / "out" / "private" / "agent-1" / "log").read_text()
+    assert {json.loads(line)["event"] for line in log.splitlines()} >= {"start", "end", "result"}
+    require_private(folder / "out" / "private")
+    assert find_leaks(secrets, places) == []
+    # The search finds what it looks for: keys are in their files.
+    assert len(find_leaks(secrets, read_all(folder / "keys"))) == NUM_AGENTS
+
+
+@pytest.mark.slow
+def test_no_key_is_in_the_traceback_of_an_unexpected_error(folder: Path) -> None:
+    code, shown = run_agents(folder, ["-c", BROKEN])
+    assert code == 1
+    assert b"RuntimeError: broken" in shown["stderr 0"]
+    places = shown | read_all(folder / "out")
+    assert find_leaks(find_secrets(folder / "keys"), places) == []
+    state = json.loads((folder / "out" / "shared" / "agent-0" / "state.json").read_text())
+    assert state["phase"] == "failed"
+    log = (folder / "out" / "private" / "agent-0" / "log").read_text()
+    assert "private, do not publish: RuntimeError" in log
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "advice"),
+    [
+        (".", 0o755, "chmod 700 "),
+        (".", 0o710, "chmod 700 "),
+        ("agent-0.key", 0o640, "chmod 600 "),
+        ("agent-0-0123456789abcdef.ledger", 0o604, "chmod 600 "),
+    ],
+)
+def test_keys_that_others_may_use_are_refused_with_the_command(
+    folder: Path, name: str, mode: int, advice: str
+) -> None:
+    keys = folder / "keys"
+    (keys / "agent-0-0123456789abcdef.ledger").touch(mode=0o600)
+    load_credentials(keys, 0, NUM_AGENTS)
+    (keys / name).chmod(mode)
+    with pytest.raises(FileFormatError, match=rf"mode {mode:04o}; restrict it .* {advice}"):
+        load_credentials(keys, 0, NUM_AGENTS)
+
+
+def test_the_files_of_other_agents_do_not_matter(folder: Path) -> None:
+    (folder / "keys" / "agent-1.key").chmod(0o644)
+    require_private_keys(folder / "keys", 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems only disable core dumps")
+def test_a_protected_process_has_a_name_and_cannot_be_dumped() -> None:
+    code = """
+import ctypes, pathlib, resource
+from corn.distributed.protection import protect_process
+protect_process("corn agent 12345678")
+get_dumpable = 3
+print(ctypes.CDLL(None).prctl(get_dumpable), *resource.getrlimit(resource.RLIMIT_CORE))
+print(pathlib.Path("/proc/self/comm").read_text().strip())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines() == ["0 0 0", "corn agent 1234"]

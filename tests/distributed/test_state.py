@@ -1,0 +1,113 @@
+"""The state of an agent is one small public file, and a stale one is recognised."""
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from corn.distributed.journal import ReleaseAccount
+from corn.distributed.state import (
+    StateFile,
+    describe_condition,
+    describe_state,
+    has_ended,
+    read_state,
+    read_states,
+)
+from corn.distributed.storage import Folders, make_folders
+from corn.errors import FileFormatError
+from corn.privacy import PrivacyBudget
+
+from .monitored import make_state
+
+
+def test_a_state_comes_back_from_its_file(tmp_path: Path) -> None:
+    folders = make_folders(tmp_path, 2, is_rehearsal=False)
+    file = StateFile(folders, is_private=False)
+    for state in (make_state(), make_state(epsilon=None, test_loss=None, lost={})):
+        file.write(state)
+        assert read_state(folders.shared / "state.json") == state
+        assert {agent: found for agent, (found, _) in read_states(tmp_path).items()} == {2: state}
+    file.close()
+
+
+def test_a_rehearsal_keeps_its_state_private(tmp_path: Path) -> None:
+    folders = make_folders(tmp_path, 2, is_rehearsal=True)
+    StateFile(folders, is_private=True).write(make_state(epsilon=None))
+    path = folders.shared / "state.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    ((state, found),) = read_states(tmp_path).values()
+    assert (state.epsilon, found) == (None, folders)
+    assert not list(tmp_path.glob("shared/**/*.json"))
+
+
+def _hold(folders: Folders, connection: Connection) -> None:
+    file = StateFile(folders, is_private=False)
+    file.write(make_state())
+    connection.send("written")
+    time.sleep(60)
+
+
+def test_the_state_of_a_killed_process_is_stale(tmp_path: Path) -> None:
+    folders = make_folders(tmp_path, 2, is_rehearsal=False)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_hold, args=(folders, theirs))
+    process.start()
+    assert ours.recv() == "written"
+    state = read_state(folders.shared / "state.json")
+    assert has_ended(folders) is False
+    assert describe_condition(state, is_gone=False) == "training"
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    ours.close()
+    theirs.close()
+    assert has_ended(folders) is True
+    assert describe_condition(state, is_gone=True).startswith("stale: process gone")
+
+
+def test_a_state_without_news_is_stale_and_one_that_ended_is_not() -> None:
+    old = time.time() - 100
+    silent = describe_condition(make_state(updated=old), is_gone=None)
+    assert silent.startswith("stale: no news for 100 s")
+    assert describe_condition(make_state(updated=old, phase="complete"), is_gone=True) == "complete"
+    assert describe_condition(make_state(phase="failed"), is_gone=True) == "failed"
+
+
+def test_a_user_who_cannot_read_the_private_folder_knows_times_only(tmp_path: Path) -> None:
+    assert has_ended(Folders.of_run(tmp_path).of_agent(0)) is None
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"agent": 1}', json.dumps({"agent": "<script>"})]
+)
+def test_a_damaged_state_is_one_line(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "shared" / "agent-0" / "state.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    with pytest.raises(FileFormatError, match=r"state\.json"):
+        read_states(tmp_path)
+
+
+def test_a_line_names_unit_clipping_and_adversary_of_epsilon() -> None:
+    line = describe_state(make_state(epsilon=3.21001))
+    for part in ("step 120 of 400", "at most 3.2101 of 10", "one sample", "clipped", "insider"):
+        assert part in line
+    assert "no privacy (rehearsal)" in describe_state(make_state(epsilon=None))
+
+
+@pytest.mark.parametrize("num_steps", [1, 7, 100, 4001])
+def test_the_epsilon_of_a_state_is_never_below_that_of_its_releases(num_steps: int) -> None:
+    budget = PrivacyBudget(8, 1e-5, num_steps=num_steps, clip=0.1)
+    account = ReleaseAccount(budget, 0.9 * budget.precision_cap)
+    for releases in {0, 1, num_steps // 3, num_steps - 1, num_steps}:
+        assert account.bound_epsilon(releases) >= account.epsilon(releases)
+    assert account.bound_epsilon(0) == 0
+    assert account.bound_epsilon(num_steps) == account.epsilon(num_steps)
+    assert len({account.bound_epsilon(k) for k in range(0, num_steps, 3)}) <= 21

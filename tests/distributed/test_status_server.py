@@ -1,0 +1,233 @@
+"""The status server shows public numbers only, and strangers cannot stall it."""
+
+import json
+import os
+import re
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+
+import pytest
+
+from corn.distributed.board import StatusBoard
+from corn.distributed.metrics_text import render_metrics
+from corn.distributed.settings import Monitoring
+from corn.distributed.status_page import draw_chart, render_page
+from corn.distributed.status_server import StatusPages, serving_status
+from corn.errors import CornError, InvalidArgumentError
+
+from .monitored import LOCAL, PRIVATE_NUMBERS, make_state
+
+SAMPLE = re.compile(
+    r'([a-z_]+)\{([a-z_]+="(?:[^"\\\n]|\\["\\n])*"(?:,[a-z_]+="(?:[^"\\\n]|\\["\\n])*")*)\} (\S+)'
+)
+
+
+@contextmanager
+def serve(board: StatusBoard, *, show_private: bool = False) -> Iterator[int]:
+    pages = StatusPages(board, show_private=show_private)
+    with serving_status(("127.0.0.1", 0), pages) as (host, port):
+        assert host == "127.0.0.1"
+        yield port
+
+
+def get(port: int, path: str, *, host: str = "localhost") -> tuple[int, str]:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Host": host})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with closing(error):
+            return error.code, error.read().decode()
+
+
+def send(port: int, data: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        with suppress(OSError):  # the server may answer and close before it has read everything
+            connection.sendall(data)
+        answer = b""
+        with suppress(ConnectionResetError):
+            while part := connection.recv(4096):
+                answer += part
+        return answer
+
+
+def make_board() -> StatusBoard:
+    board = StatusBoard(2)
+    board.update(make_state(), LOCAL)
+    return board
+
+
+def test_health_follows_the_agent() -> None:
+    board = StatusBoard(2)
+    for state, status, phase in [
+        (None, 200, "starting"),
+        (make_state(), 200, "training"),
+        (make_state(updated=time.time() - 121), 503, "training"),
+        (make_state(phase="failed"), 503, "failed"),
+        (make_state(phase="complete", updated=time.time() - 1000), 200, "complete"),
+    ]:
+        if state is not None:
+            board.update(state, LOCAL)
+        with serve(board) as port:
+            found, body = get(port, "/healthz")
+        assert (found, json.loads(body)["phase"]) == (status, phase)
+        assert bool(json.loads(body)["problem"]) == (status == 503)
+
+
+def test_metrics_are_samples_with_names_types_and_labels() -> None:
+    lines = render_metrics(make_board().snapshot).splitlines()
+    samples: dict[str, tuple[str, float]] = {}
+    for line in lines:
+        if not line.startswith("#"):
+            match = SAMPLE.fullmatch(line)
+            assert match is not None, line
+            samples[match[1]] = match[2], float(match[3])
+    typed = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    described = {line.split()[2] for line in lines if line.startswith("# HELP")}
+    assert samples.keys() == typed == described
+    assert samples["corn_step"][1] == 120
+    assert samples["corn_releases_left"][1] == 280
+    assert samples["corn_wait_seconds_total"][1] == 12.5
+    assert samples["corn_lost_at_step"][0] == 'agent="2",lost="1"'
+    labels, spent = samples["corn_epsilon_spent"]
+    assert spent == 3.21
+    assert 'unit="sample"' in labels
+    assert "one insider" in labels
+    assert r"gradient is \"clipped\"" in labels
+
+
+def test_an_agent_that_has_not_begun_has_metrics_and_a_page() -> None:
+    snapshot = StatusBoard(7).snapshot
+    assert 'corn_info{agent="7",' in render_metrics(snapshot)
+    assert "corn_epsilon_spent" not in render_metrics(snapshot)
+    assert "has not begun to train" in render_page(snapshot)
+
+
+def test_private_numbers_are_shown_only_if_asked_for() -> None:
+    snapshot = make_board().snapshot
+    for render in (render_metrics, render_page):
+        assert not any(number in render(snapshot) for number in PRIVATE_NUMBERS)
+        assert "private" not in render(snapshot).lower()
+    assert all(number in render_metrics(snapshot, show_private=True) for number in PRIVATE_NUMBERS)
+    page = render_page(snapshot, show_private=True)
+    assert "0.8765" in page
+    assert "do not publish" in page
+
+
+@pytest.mark.parametrize("address", [("0.0.0.0", 9100), ("10.0.0.1", 9100), ("name", 9100), None])
+def test_private_numbers_are_for_this_machine_only(address: tuple[str, int] | None) -> None:
+    with pytest.raises(InvalidArgumentError, match="status_private needs"):
+        Monitoring(status=address, shows_private=True)
+    for local in ("127.0.0.1", "::1", "localhost"):
+        assert Monitoring(status=(local, 9100), shows_private=True).shows_private
+
+
+def test_private_numbers_are_refused_under_a_foreign_name() -> None:
+    """A page in the owner's browser could point a name of its own to this machine."""
+    with serve(make_board(), show_private=True) as port:
+        for path in ("/", "/metrics", "/healthz"):
+            assert get(port, path, host="evil.example")[0] == 403
+            for name in (f"127.0.0.1:{port}", "localhost", f"[::1]:{port}"):
+                assert get(port, path, host=name)[0] == 200
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_shows_text_as_text() -> None:
+    page = render_page(make_board().snapshot)
+    assert "at most 3.21 of 10" in page
+    assert "&lt;each&gt;" in page
+    assert "1 (step 97)" in page
+    assert not re.search(r"<script|https?://|url\(|@import", page)
+
+
+def test_the_page_of_a_rehearsal_says_that_nothing_is_protected() -> None:
+    board = StatusBoard(2)
+    board.update(make_state(epsilon=None), LOCAL)
+    assert "protects nothing" in render_page(board.snapshot)
+    assert "corn_epsilon" not in render_metrics(board.snapshot)
+
+
+def test_the_chart_has_a_line_within_the_picture() -> None:
+    assert draw_chart([(0.0, 1.0)]) is None
+    chart = draw_chart([(float(k), pace) for k, pace in enumerate((0.0, 4313.0, 17.0))])
+    assert chart is not None
+    assert [label for _, label in chart.marks] == ["0", "2,000", "4,000", "6,000", "8,000"]
+    for point in chart.points.split():
+        x, y = map(float, point.split(","))
+        assert 0 <= x <= 680
+        assert 0 <= y <= 180
+    assert draw_chart([(0.0, 0.0), (5.0, 0.0)]) is not None
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET /nothing HTTP/1.1\r\n\r\n", 404),
+        (b"GET /../../etc/passwd HTTP/1.1\r\n\r\n", 404),
+        (b"POST /metrics HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", 405),
+        (b"nonsense\r\n\r\n", 400),
+        (b"\x00\xff\x80 \r\n\r\n", 400),
+        (b"GET / SPDY/9\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nX: " + b"a" * 100_000 + b"\r\n\r\n", 431),
+    ],
+)
+def test_bad_requests_are_refused(request_bytes: bytes, status: int) -> None:
+    with serve(make_board()) as port:
+        answer = send(port, request_bytes)
+        # Where the server closed before it had read everything, the answer may be lost.
+        assert answer.startswith(f"HTTP/1.1 {status} ".encode()) or (status == 431 and not answer)
+        assert get(port, "/healthz")[0] == 200
+
+
+def test_answers_to_head_requests_have_no_body() -> None:
+    with serve(make_board()) as port:
+        answer = send(port, b"HEAD /metrics HTTP/1.0\r\n\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    assert b"Content-Security-Policy: default-src 'none'" in head
+    assert body == b""
+
+
+def test_slow_clients_make_room_for_others() -> None:
+    with serve(make_board()) as port:
+        idle = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(90)]
+        for connection in idle:
+            with suppress(OSError):
+                connection.sendall(b"GET / HTTP/1.1\r\nHost: loc")
+        began = time.monotonic()
+        assert get(port, "/healthz")[0] == 200
+        assert time.monotonic() - began < 4
+        for connection in idle:
+            connection.close()
+
+
+def test_a_flood_of_garbage_neither_ends_nor_stalls_it() -> None:
+    stop = threading.Event()
+
+    def flood(port: int) -> None:
+        while not stop.is_set():
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 5) as connection:
+                connection.sendall(os.urandom(3000))
+
+    with serve(make_board()) as port:
+        threads = [threading.Thread(target=flood, args=(port,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            assert [get(port, "/healthz")[0] for _ in range(3)] == [200] * 3
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        assert get(port, "/metrics")[0] == 200
+
+
+def test_an_address_in_use_is_one_line() -> None:
+    with serve(make_board()) as port, pytest.raises(CornError, match="cannot be served: "):
+        serving_status(("127.0.0.1", port), StatusPages(make_board())).__enter__()
+    with pytest.raises(CornError, match="cannot be served: "):
+        serving_status(("127.0.0.1", 1 << 16), StatusPages(make_board())).__enter__()
