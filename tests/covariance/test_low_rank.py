@@ -156,10 +156,21 @@ def test_a_short_search_starts_near_the_optimum() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_agents", "evaluations"), [(60, 500), (1000, 500), (2000, 62), (20_000, 40)]
+    ("num_agents", "insiders", "evaluations"),
+    [(60, 1, 500), (1000, 1, 500), (2000, 1, 62), (20_000, 1, 40), (200, 2, 83), (600, 2, 20)],
 )
-def test_larger_networks_have_fewer_evaluations(num_agents: int, evaluations: int) -> None:
-    assert affordable_evaluations(num_agents) == evaluations
+def test_larger_networks_have_fewer_evaluations(
+    num_agents: int, insiders: int, evaluations: int
+) -> None:
+    assert affordable_evaluations(num_agents, insiders) == evaluations
+
+
+def test_coalitions_that_cannot_all_be_checked_are_refused_before_the_search() -> None:
+    def fail(progress: DesignProgress) -> None:
+        raise AssertionError(progress)
+
+    with watch_designs(fail), pytest.raises(InvalidArgumentError, match="223,446 coalitions of 2"):
+        design("ring:669", 1.0, objective=Horizon(5), threat=ThreatModel(2))
 
 
 def test_an_interrupted_design_is_private_and_says_so() -> None:

@@ -41,7 +41,8 @@ _LEAST_COEFFICIENT = 1e-30  # its square does not underflow
 _FARTHEST_LOG = 60.0  # of log θ: a step too long of the line search must not overflow
 _MOST_MULTIPLIERS = 100_000  # of a proof that is worth carrying along: about 2 MB of text
 _REVIVAL_SIZE = 1e-3  # variance of revived noise, relative to the mean private variance
-_FEWER_FROM_A_START = 4  # times fewer evaluations against two insiders, of n⁴ each
+_FEWER_FROM_A_START = 6  # times fewer evaluations against two insiders, of n⁴ each
+_FULL_SEARCH_OF_TWO, _LEAST_FROM_A_START = 200, 20  # agents, evaluations
 _STALL = 5e-4  # relative: less progress in a round than this, twice, ends the search
 
 
@@ -54,7 +55,8 @@ class LowRank:
     the split is private all the same, and not converged. None is 500 evaluations for up to 1000
     agents. Beyond, where an evaluation takes seconds to minutes, it is 500 (1000/n)³ and at least
     40, after which the noise is typically a tenth above that of a full search. Two insiders and
-    more start from the noise against one less, with a quarter of the evaluations.
+    more start from the noise against one less, with a sixth of the evaluations and fewer above 200
+    agents.
     """
 
     tolerance: float = 1e-2
@@ -81,15 +83,15 @@ class LowRank:
                 "FirstOrder or Auto (--solver auto)"
             )
         search, evaluations = _PairSearch(problem, seed_groups, min(1, threat.max_colluders)), 0
-        max_evaluations = self.max_evaluations or affordable_evaluations(problem.num_agents)
+        limit = self._limit_evaluations(problem.num_agents, 1)
         with one_thread():
-            best, interrupted = search.run(self.tolerance, max_evaluations)
+            best, interrupted = search.run(self.tolerance, limit)
             # Noise against one insider less is a good start, and far cheaper to find.
             for max_colluders in range(2, threat.max_colluders + 1):
                 evaluations += search.evaluations
                 search = _PairSearch(problem, seed_groups, max_colluders)
                 if not interrupted:
-                    left = max(1, max_evaluations // _FEWER_FROM_A_START)
+                    left = self._limit_evaluations(problem.num_agents, max_colluders)
                     best, interrupted = search.run(self.tolerance, left, start=best)
             decomposition = _scale_pairs(problem, seed_groups, best)
         return conclude_split(
@@ -103,11 +105,21 @@ class LowRank:
             interrupted=interrupted,
         )
 
+    def _limit_evaluations(self, num_agents: int, max_colluders: int) -> int:
+        if self.max_evaluations is None:
+            return affordable_evaluations(num_agents, max_colluders)
+        fewer = _FEWER_FROM_A_START if max_colluders > 1 else 1
+        return max(1, self.max_evaluations // fewer)
 
-def affordable_evaluations(num_agents: int) -> int:
-    """Return how many evaluations, of n³ operations each, take about as long as 500 at n = 1000."""
-    affordable = int(_MOST_EVALUATIONS * (_FULL_SEARCH / num_agents) ** 3)
-    return min(_MOST_EVALUATIONS, max(_LEAST_EVALUATIONS, affordable))
+
+def affordable_evaluations(num_agents: int, max_colluders: int = 1) -> int:
+    """Return how many evaluations take minutes: n³ operations each, n⁴ against two insiders."""
+    if max_colluders <= 1:
+        most, least, full, power = _MOST_EVALUATIONS, _LEAST_EVALUATIONS, _FULL_SEARCH, 3
+    else:
+        most = _MOST_EVALUATIONS // _FEWER_FROM_A_START
+        least, full, power = _LEAST_FROM_A_START, _FULL_SEARCH_OF_TWO, 4
+    return min(most, max(least, int(most * (full / num_agents) ** power)))
 
 
 def fits_pairs(seed_groups: SeedGroups, threat: ThreatModel) -> bool:
@@ -163,9 +175,10 @@ class _PairSearch:
             return self.best, True
 
     def _run_rounds(self, tolerance: float, start: _Candidate | None) -> _Candidate:
+        # A start is near the optimum, from which a smooth objective would lead away.
+        stalled, before, number = 0, np.inf, 0 if start is None else len(_SHARPNESS) - 1
         start = start or self._find_uniform_noise()
         z = self._pack(start.theta, start.factors)
-        stalled, before, number = 0, np.inf, 0
         while True:
             sharpness = _SHARPNESS[min(number, len(_SHARPNESS) - 1)]
             number += 1
