@@ -162,7 +162,7 @@ def agent(
     ] = None,
     out: Annotated[
         Path,
-        typer.Option(help="Folder of the run: publish shared in it, never private."),
+        typer.Option(help="Folder of the run. Publish its folder shared, never private."),
     ] = Path("out"),
     json: JsonOption = False,
 ) -> None:

@@ -68,8 +68,8 @@ def design(
         typer.Option(
             min=0,
             max=1,
-            help="Part by which the value may rise so that agents draw fewer streams: the weakest "
-            "seeds are left out.",
+            help="Relative increase of the noise energy up to which the weakest seeds are left "
+            "out, so that agents draw fewer streams.",
         ),
     ] = 0.0,
     solver: Annotated[SolverChoice, typer.Option(help="Solver for corn.")] = "auto",

@@ -47,8 +47,9 @@ def plan(
         typer.Option(
             min=0,
             max=1,
-            help="Part by which the noise energy may rise so that agents draw fewer streams: the "
-            "weakest seeds are left out. (Default: 0.02 where every pair has a seed, otherwise 0.)",
+            help="Relative increase of the noise energy up to which the weakest seeds are left "
+            "out, so that agents draw fewer streams. (Default: 0.02 where every pair has a seed, "
+            "otherwise 0.)",
         ),
     ] = None,
     dtype: Annotated[
