@@ -33,7 +33,7 @@ Hop: TypeAlias = tuple[int, ...]
 _SHARPNESS = (30.0, 100.0, 300.0)  # of the smooth maximum over agents, one search after the other
 _ITERATIONS = 60
 _FIRST_SHARED = 100.0  # variance of an agent's shared noise over that of its private noise
-_FARTHEST_LOG = 40.0  # of log τ: a step too long of a line search must not overflow
+_LEAST_VARIANCE, _LARGEST_VARIANCE = 1e-16, 1e4  # τ/θ: beyond, K is singular in floating point
 _ROUNDING = 1e-12  # relative, of the Fourier transforms
 
 
@@ -96,8 +96,10 @@ def design_lattice_insider(
     a = horizon_spectrum(first_row, objective, gossip)
     hops = choose_hops(first_row, num_partners)
     pairs = _search_variances(a, first_row.shape, hops)
-    worst = float(pairs.hidden_precisions().max()) * (1 + _ROUNDING)
-    pairs = pairs.scale(worst / precision_cap)
+    pairs = pairs.scale(float(pairs.hidden_precisions().max()) / precision_cap)
+    # Rounding may leave a scaled precision above the cap: repeat until it is on the private side.
+    while (excess := float(pairs.hidden_precisions().max()) / precision_cap) > 1:
+        pairs = pairs.scale(excess * (1 + _ROUNDING))
     precision = float(pairs.hidden_precisions().max())
     return LatticeNoise(pairs.eigenvalues, insider_precision=precision)
 
@@ -170,7 +172,8 @@ def _search_variances(
     which = np.repeat(np.arange(len(classes)), [len(both) for both in classes])
 
     def make(z: FloatArray) -> LatticePairs:
-        return LatticePairs(sides, hops, np.exp(np.clip(z, -_FARTHEST_LOG, _FARTHEST_LOG))[which])
+        variances = np.exp(np.clip(z, np.log(_LEAST_VARIANCE), np.log(_LARGEST_VARIANCE)))
+        return LatticePairs(sides, hops, variances[which])
 
     def cost(z: FloatArray, sharpness: float) -> float:
         pairs = make(z)
