@@ -39,7 +39,12 @@ from corn.covariance.objective import (
     DISAGREEMENT_WEIGHT,
     LEAST_STEPS_FOR_MOMENTUM,
 )
-from corn.covariance.threat import MOST_FOR_PAIRS, SPARSE_PARTNERS, PrivateNoise
+from corn.covariance.threat import (
+    MOST_FOR_PAIRS,
+    PARTNERS_BESIDE_HUBS,
+    SPARSE_PARTNERS,
+    PrivateNoise,
+)
 from corn.errors import InvalidArgumentError
 from corn.privacy import Accounting, Adjacency, ClippedQuery, PrivacyBudget, Sampling, Unit
 from corn.privacy.budget import fit_sampling
@@ -163,7 +168,7 @@ _SeedsOption: TypeAlias = Annotated[
         help="Sets of agents that share a seed: global, edges, pairs, sparse:K (links and K more "
         "partners of each agent), balls:R, groups:M, communities:SIZE or leave-one-out; auto is "
         f"global without insiders, pairs up to {MOST_FOR_PAIRS} agents, and "
-        f"sparse:{SPARSE_PARTNERS} above.",
+        f"sparse:{SPARSE_PARTNERS} above (sparse:{PARTNERS_BESIDE_HUBS} with hubs).",
         rich_help_panel=_THREAT,
     ),
 ]

@@ -231,7 +231,7 @@ def design(
         objective_matrix=objective.matrix(W),
         precision_caps=_read_caps(budget, len(graph)),
         graph=graph,
-        threat=threat.resolve(len(graph)),
+        threat=threat.resolve(graph),
     )
     return mechanism.solve(problem)
 

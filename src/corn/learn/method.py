@@ -27,7 +27,7 @@ from corn.covariance.coalition_bounds import worst_precisions
 from corn.covariance.design import require_feasible_size
 from corn.covariance.lattice import LatticeNoise, design_lattice, design_lattice_pairs
 from corn.covariance.lattice_pairs import design_lattice_insider
-from corn.covariance.threat import EAVESDROPPER
+from corn.covariance.threat import EAVESDROPPER, SPARSE_PARTNERS
 from corn.errors import InvalidArgumentError
 from corn.learn.names import METHOD_NAMES
 from corn.learn.schedule import Schedule
@@ -393,7 +393,7 @@ def _choose_lattice_design(
         return design_lattice_pairs, EAVESDROPPER
     if name == "corn" and threat == EAVESDROPPER:
         return design_lattice, EAVESDROPPER
-    sparse = DEFAULT_THREAT.resolve(_MOST_DENSE_DESIGN)
+    sparse = replace(DEFAULT_THREAT, seeds=f"sparse:{SPARSE_PARTNERS}")
     if name == "corn" and threat in (DEFAULT_THREAT, sparse):
         return design_lattice_insider, sparse
     return None
