@@ -211,7 +211,11 @@ class _PairSearch:
             # ``shared`` is the variance of an agent's shared noise over that of its private noise.
             factors = opposite * np.sqrt(shared * n / (2 * len(pairs)))
             z = self._pack(np.ones(n), factors)
-            return self._evaluate(z, _SHARPNESS[0])[0]
+            candidate, pressure = self._evaluate(z, _SHARPNESS[0])
+            # A first bound, so that the progress has a gap before the first round ends.
+            if pressure is not None:
+                self._improve_bound(pressure)
+            return candidate
 
         best = measure(_FIRST_SHARED)
         for factor in (_SHARED_FACTOR, 1 / _SHARED_FACTOR):
