@@ -49,9 +49,9 @@ _STEPS = 12
 _NO_POWER_OF_N = ("value over bound", "design of all, s", "measurement, s")
 _PANELS = {
     ", s": "CPU seconds",
-    "file, MB": "MB of a plan",
-    "streams": "streams per agent",
-    "memory, MB": "MB",
+    ": plan file, MB": "plan file, MB",
+    ": streams": "most streams of an agent",
+    ": memory, MB": "memory of the process, MB",
 }
 _BUDGET = PrivacyBudget(epsilon=10, delta=1e-5, num_steps=1000, clip=0.1)
 
@@ -196,7 +196,7 @@ def _time(work: Callable[[], Result]) -> tuple[Result, float]:
 
 def _fit(column: dict[int, float]) -> str:
     if len(column) < 2:
-        return "too few sizes for an exponent"
+        return "no exponent"
     sizes, values = (np.log(part) for part in zip(*sorted(column.items())[-3:], strict=True))
     return f"n^{np.polyfit(sizes, values, 1)[0]:.2f}"
 
@@ -204,16 +204,17 @@ def _fit(column: dict[int, float]) -> str:
 def _draw(costs: Costs, path: Path) -> None:
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(2, 2, figsize=(12, 8), layout="constrained")
+    figure, panels = plt.subplots(2, 2, figsize=(14, 8), layout="constrained")
     for axes, (ending, label) in zip(panels.flat, _PANELS.items(), strict=True):
         for name, column in costs.items():
             if name.endswith(ending):
                 sizes, values = zip(*sorted(column.items()), strict=True)
-                text = f"{name.removesuffix(ending).removesuffix(': ')} {_fit(column)}"
-                axes.loglog(sizes, values, "o-", label=text)
+                axes.loglog(
+                    sizes, values, "o-", label=f"{name.removesuffix(ending)}, {_fit(column)}"
+                )
         axes.set_xlabel("agents")
         axes.set_ylabel(label)
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=110)
 
 
