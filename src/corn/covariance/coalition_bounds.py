@@ -122,7 +122,8 @@ class CoalitionUpdates:
         Y, product = self._Y, self._product
         none = np.empty(0, dtype=int)
         known = np.unique(np.concatenate([none, *(self._streams[agent] for agent in coalition)]))
-        if 3 * len(known) > len(Y):
+        # An eigendecomposition is faster only for coalitions that know most streams.
+        if len(known) >= len(Y):
             return None
         columns = self._B[:, known]
         T = np.unique(columns.nonzero()[0])
