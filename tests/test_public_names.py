@@ -63,4 +63,4 @@ def test_the_readme_example_works() -> None:
     loss = corn.account(result.covariance, budget.query, num_steps=budget.num_steps)
     assert loss.worst_epsilon(1e-5) <= 10 * (1 + 1e-9)
     assert result.gap < 1e-3
-    assert result.threat == DEFAULT_THREAT.resolve(result.num_agents)
+    assert result.threat == DEFAULT_THREAT.resolve(network.graph)

@@ -316,9 +316,9 @@ def test_the_result_names_own_and_average_models_and_messages(corn: Runner) -> N
     text = " ".join(corn(*arguments).stdout.split())
     for words in (
         "of their average model",
-        "2 rounds a step",
+        "2 rounds per step",
         "that only mix",
-        "messages a link, each way",
+        "messages per link, each way",
     ):
         assert words in text
 

@@ -33,7 +33,7 @@ def test_ctrl_c_keeps_the_best_design(
 
     monkeypatch.setattr(watching, "describe_progress", interrupt)
     outcome = corn("plan", *GRAPH, "--out", tmp_path / "plan.corn", "--json")
-    assert outcome.exit_code == 0
+    assert outcome.exit_code == 130
     assert json.loads(outcome.stdout)["status"] == "interrupted"
     assert "it keeps its promise to every agent" in outcome.stderr
     monkeypatch.undo()

@@ -34,9 +34,12 @@ def make_split(
 
 
 @pytest.mark.parametrize("private", [1.0, 1e-2])
+@pytest.mark.parametrize("degree", [2, 4])
 @pytest.mark.parametrize("coalition", [(), (3,), (3, 8)])
-def test_a_bound_is_never_below_the_exact_value(private: float, coalition: tuple[int, ...]) -> None:
-    split = make_split(12, private=private, degree=2, with_group=False)
+def test_a_bound_is_never_below_the_exact_value(
+    private: float, degree: int, coalition: tuple[int, ...]
+) -> None:
+    split = make_split(12, private=private, degree=degree, with_group=False)
     updates = CoalitionUpdates.try_make(split)
     assert updates is not None
     bound = updates.bound(coalition)

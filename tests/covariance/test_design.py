@@ -130,7 +130,7 @@ def test_the_defaults_are_one_insider_with_pair_seeds_and_a_fifth_of_the_run() -
     network = load_network("ring:6")
     result = design(network, BUDGET)
     assert (result.threat, result.mechanism, result.solver) == (
-        DEFAULT_THREAT.resolve(6),
+        DEFAULT_THREAT.resolve(network.graph),
         "corn",
         "first-order",
     )

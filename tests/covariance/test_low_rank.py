@@ -10,6 +10,7 @@ from corn.arrays import FloatArray
 from corn.covariance import (
     Corn,
     Decomposition,
+    Design,
     DesignProblem,
     FirstOrder,
     Horizon,
@@ -20,6 +21,7 @@ from corn.covariance import (
 )
 from corn.covariance.certificate import certify
 from corn.covariance.coalitions import Assembly, list_coalitions
+from corn.covariance.low_rank import affordable_evaluations
 from corn.covariance.pair_updates import PairUpdates
 from corn.covariance.watch import DesignProgress, watch_designs
 from corn.errors import InvalidArgumentError
@@ -141,6 +143,34 @@ def test_large_networks_are_designed_by_updates_on_sparse_seeds() -> None:
     assert (result.solver, result.threat.seeds) == ("low-rank", "sparse:8")
     assert max(result.decomposition.count_streams()) <= 2 + 8 + 1
     assert worst_precision(result.decomposition, 1) <= 1
+
+
+def test_a_short_search_starts_near_the_optimum() -> None:
+    def solve(max_evaluations: int) -> Design:
+        solver = LowRank(max_evaluations=max_evaluations)
+        return design("torus:6x6", 1.0, objective=Horizon(200), mechanism=Corn(solver))
+
+    short, full = solve(40), solve(500)
+    assert worst_precision(short.decomposition, 1) <= 1
+    assert full.value <= short.value <= 1.15 * full.value
+
+
+@pytest.mark.parametrize(
+    ("num_agents", "insiders", "evaluations"),
+    [(60, 1, 500), (1000, 1, 500), (2000, 1, 62), (20_000, 1, 40), (200, 2, 83), (600, 2, 20)],
+)
+def test_larger_networks_have_fewer_evaluations(
+    num_agents: int, insiders: int, evaluations: int
+) -> None:
+    assert affordable_evaluations(num_agents, insiders) == evaluations
+
+
+def test_coalitions_that_cannot_all_be_checked_are_refused_before_the_search() -> None:
+    def fail(progress: DesignProgress) -> None:
+        raise AssertionError(progress)
+
+    with watch_designs(fail), pytest.raises(InvalidArgumentError, match="223,446 coalitions of 2"):
+        design("ring:669", 1.0, objective=Horizon(5), threat=ThreatModel(2))
 
 
 def test_an_interrupted_design_is_private_and_says_so() -> None:

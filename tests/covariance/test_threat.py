@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from corn.covariance import Horizon, design
 from corn.covariance.threat import (
     DEFAULT_THREAT,
     EAVESDROPPER,
@@ -80,9 +81,19 @@ def test_seeds_are_pairs_with_insiders_and_global_without() -> None:
     assert ThreatModel().seeds == "global"
     assert ThreatModel() == ThreatModel(0, "auto") == EAVESDROPPER
     assert ThreatModel(1) == DEFAULT_THREAT
-    assert ThreatModel(2).resolve(40).seeds == "pairs"
-    assert ThreatModel(2).resolve(41).seeds == "sparse:8"
-    assert ThreatModel(2, "edges").resolve(41).seeds == "edges"
+    assert ThreatModel(2).resolve(nx.path_graph(40)).seeds == "pairs"
+    assert ThreatModel(2).resolve(nx.path_graph(41)).seeds == "sparse:8"
+    assert ThreatModel(2).resolve(nx.wheel_graph(41)).seeds == "sparse:16"
+    assert ThreatModel(2, "edges").resolve(nx.path_graph(41)).seeds == "edges"
+
+
+@pytest.mark.parametrize("graph", [nx.star_graph(45), nx.cycle_graph(46)], ids=["star", "ring"])
+def test_default_seeds_of_large_networks_cost_a_tenth_at_most(graph: Graph) -> None:
+    values = [
+        design(graph, 1.0, objective=Horizon(100, 0.1), threat=threat).value
+        for threat in (ThreatModel(1), ThreatModel(1, "pairs"))
+    ]
+    assert values[0] <= 1.1 * values[1]
 
 
 @pytest.mark.parametrize("number", [1, 2, 5, 8])

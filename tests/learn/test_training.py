@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 import scipy.optimize
@@ -255,7 +256,7 @@ def test_noise_is_designed_against_one_insider_if_there_is_one(
         datasets=make_datasets(num_agents),
         secure=secure,
     )
-    assert result.trials[0].method.threat == threat.resolve(num_agents)
+    assert result.trials[0].method.threat == threat.resolve(nx.complete_graph(num_agents))
 
 
 @pytest.mark.parametrize("secure", [False, True])

@@ -58,8 +58,17 @@ def rewrite(plan: Plan, path: Path, change: Change) -> Path:
     return path
 
 
+def test_a_plan_takes_a_spec_or_a_graph_as_a_design_does() -> None:
+    budget = PrivacyBudget(epsilon=10, delta=1e-5, num_steps=5, clip=0.1)
+    expected = make_plan(load_network("ring:4"), budget).decomposition.covariance
+    networks: list[str | nx.Graph] = ["ring:4", nx.cycle_graph(4)]
+    for network in networks:
+        made = make_plan(network, budget)
+        np.testing.assert_array_equal(made.decomposition.covariance, expected)
+
+
 def test_the_default_threat_is_one_insider_with_pair_seeds(plan: Plan) -> None:
-    assert plan.threat == DEFAULT_THREAT.resolve(plan.num_agents) == ThreatModel(1, "pairs")
+    assert plan.threat == DEFAULT_THREAT.resolve(plan.network.graph) == ThreatModel(1, "pairs")
     assert plan.objective == Horizon(10, 0.1)
     found = verify_plan(plan)
     assert found.passed

@@ -75,7 +75,7 @@ def advise(
     threat: ThreatOptions,
     json: JsonOption = False,
 ) -> None:
-    """Propose clip, batches, steps, step sizes and gossip, and print the commands to go on with."""
+    """Propose clip, batches, steps, step sizes and gossip, and print commands that use them."""
     network = _choose_network(graph, agents)
     n = network.num_agents
     if task is not None and parameters is not None:

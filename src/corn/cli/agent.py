@@ -230,7 +230,7 @@ def agent(
     ] = False,
     out: Annotated[
         Path,
-        typer.Option(help="Folder of the run: publish shared in it, never private."),
+        typer.Option(help="Folder of the run. Publish its folder shared, never private."),
     ] = Path("out"),
     monitoring: MonitoringOptions,
     config_file: ConfigOption = None,  # noqa: ARG001 - its callback has read it

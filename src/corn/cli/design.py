@@ -27,7 +27,7 @@ from corn.cli.output import (
     warn_of_insiders,
 )
 from corn.cli.strictest import format_range, strictest_facts
-from corn.cli.watching import designing, note_interruption
+from corn.cli.watching import designing, raise_if_interrupted
 from corn.covariance import (
     Auto,
     ClosedForm,
@@ -68,8 +68,8 @@ def design(
         typer.Option(
             min=0,
             max=1,
-            help="Part by which the value may rise so that agents draw fewer streams: the weakest "
-            "seeds are left out.",
+            help="Relative increase of the noise energy up to which the weakest seeds are left "
+            "out, so that agents draw fewer streams.",
         ),
     ] = 0.0,
     solver: Annotated[SolverChoice, typer.Option(help="Solver for corn.")] = "auto",
@@ -117,7 +117,6 @@ def design(
             objective=target,
             threat=threat.make_if_given(),
         )
-    note_interruption(result)
     facts = design_facts(network, promise, target, result)
     facts["cooldown_steps"] = mixing.choose_cooldown(network, budget.steps)
     if plot:
@@ -142,6 +141,7 @@ def design(
         for path in (plot, out):
             if path:
                 print_note(f"wrote {path}")
+    raise_if_interrupted(result)
 
 
 def _choose_solver(name: SolverChoice, tolerance: float | None) -> Solver:

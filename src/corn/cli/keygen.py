@@ -84,7 +84,7 @@ def roster(
     out: Annotated[Path, typer.Option(help="File for the roster.")],
     json: JsonOption = False,
 ) -> None:
-    """Collect all agents' public keys into the roster that all of them hold."""
+    """Collect the public keys of all agents into one file, the roster."""
     found = sorted(keys.glob("agent-*.pub"), key=lambda path: _number(path))
     # All of them, without gaps: a missing key would shift the agents after it.
     if [_number(path) for path in found] != list(range(len(found))) or not found:

@@ -106,7 +106,7 @@ def launch(
     threat: ThreatOptions,
     out: Annotated[
         Path,
-        typer.Option(help="Folder of the run: publish shared in it, never private."),
+        typer.Option(help="Folder of the run. Publish its folder shared, never private."),
     ] = Path("out/launch"),
     show_private: Annotated[
         bool,

@@ -39,7 +39,12 @@ from corn.covariance.objective import (
     DISAGREEMENT_WEIGHT,
     LEAST_STEPS_FOR_MOMENTUM,
 )
-from corn.covariance.threat import MOST_FOR_PAIRS, SPARSE_PARTNERS, PrivateNoise
+from corn.covariance.threat import (
+    MOST_FOR_PAIRS,
+    PARTNERS_BESIDE_HUBS,
+    SPARSE_PARTNERS,
+    PrivateNoise,
+)
 from corn.errors import InvalidArgumentError
 from corn.privacy import Accounting, Adjacency, ClippedQuery, PrivacyBudget, Sampling, Unit
 from corn.privacy.budget import fit_sampling
@@ -133,7 +138,7 @@ def _check_cooldown(text: str) -> str:
 GossipOption: TypeAlias = Annotated[
     str,
     typer.Option(
-        help="Mixing rounds of a step: a number, plain:ROUNDS or chebyshev:ROUNDS (accelerated). "
+        help="Mixing rounds per step: a number, plain:ROUNDS or chebyshev:ROUNDS (accelerated). "
         "Each costs one message over every link, in each direction, and no privacy.",
         callback=_name_gossip,
         rich_help_panel=_NETWORK,
@@ -142,8 +147,8 @@ GossipOption: TypeAlias = Annotated[
 _CooldownOption: TypeAlias = Annotated[
     str,
     typer.Option(
-        help="Number of steps after the last that only mix, until agents agree on one model; auto "
-        "is one mixing time. Each costs the messages of a step, and no privacy.",
+        help="Number of steps after training that only mix, so that agents agree on one model; "
+        "auto is one mixing time. Each costs the messages of a step, and no privacy.",
         callback=_check_cooldown,
         rich_help_panel=_NETWORK,
     ),
@@ -163,7 +168,7 @@ _SeedsOption: TypeAlias = Annotated[
         help="Sets of agents that share a seed: global, edges, pairs, sparse:K (links and K more "
         "partners of each agent), balls:R, groups:M, communities:SIZE or leave-one-out; auto is "
         f"global without insiders, pairs up to {MOST_FOR_PAIRS} agents, and "
-        f"sparse:{SPARSE_PARTNERS} above.",
+        f"sparse:{SPARSE_PARTNERS} above (sparse:{PARTNERS_BESIDE_HUBS} with hubs).",
         rich_help_panel=_THREAT,
     ),
 ]
@@ -339,8 +344,9 @@ class MixingOptions:
     disagreement_weight: Annotated[
         float | None,
         typer.Option(
-            help="Weight of disagreement between agents in the design, in (0, 1]; 1 is the noise "
-            "energy of all models. A cool-down removes disagreement, but not noise in the average. "
+            help="Weight of disagreement between agents in the design, in (0, 1]; 1 minimises the "
+            "noise energy of all models. A cool-down removes disagreement, but not the noise of "
+            "the average model. "
             f"(Default: {DISAGREEMENT_WEIGHT:g}; 1 with --horizon 1.)"
         ),
     ] = None
@@ -350,8 +356,8 @@ class MixingOptions:
     momentum: Annotated[
         float | None,
         typer.Option(
-            help="β in [0, 1): agents step along an average of their releases, in which the last "
-            "1/(1 − β) count most, and the noise is designed for it. It costs no privacy and no "
+            help="Momentum β in [0, 1): agents step along a moving average of about their last "
+            "1/(1 − β) releases, and the noise is designed for it. It costs no privacy and no "
             f"messages. (Default: {DEFAULT_MOMENTUM:g} from {LEAST_STEPS_FOR_MOMENTUM} steps on, "
             "otherwise 0; 0 with --horizon 1.)"
         ),

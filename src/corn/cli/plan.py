@@ -26,7 +26,7 @@ from corn.cli.output import (
     warn_of_insiders,
 )
 from corn.cli.strictest import strictest_facts
-from corn.cli.watching import designing, note_interruption
+from corn.cli.watching import designing, raise_if_interrupted
 from corn.covariance import Corn
 from corn.plan import FloatType, Plan, fingerprint, make_plan, save_plan
 
@@ -47,8 +47,9 @@ def plan(
         typer.Option(
             min=0,
             max=1,
-            help="Part by which the noise energy may rise so that agents draw fewer streams: the "
-            "weakest seeds are left out. (Default: 0.02 where every pair has a seed, otherwise 0.)",
+            help="Relative increase of the noise energy up to which the weakest seeds are left "
+            "out, so that agents draw fewer streams. (Default: 0.02 where every pair has a seed, "
+            "otherwise 0.)",
         ),
     ] = None,
     dtype: Annotated[
@@ -71,7 +72,6 @@ def plan(
             cooldown_steps=mixing.cooldown_steps,
             dtype=dtype,
         )
-    note_interruption(made)
     save_plan(made, out)
     if json:
         print_json(plan_facts(made))
@@ -80,6 +80,7 @@ def plan(
     warn_of_insiders(made.decomposition, made.budget, made.threat, mechanism=made.mechanism)
     mixing.warn_of_disagreement(network, made.cooldown_steps)
     print_note(f"wrote {out}; check it with: corn verify {out}")
+    raise_if_interrupted(made)
 
 
 def plan_facts(made: Plan) -> dict[str, object]:

@@ -145,8 +145,8 @@ def train(
         str | None,
         typer.Option(
             help="First step size, or several separated by commas: each mechanism gets the one "
-            "with the least validation loss. (Default: a search that starts where clip and noise "
-            "suggest, and goes on while its end is best; quadratic: 0.01.)",
+            "with the least validation loss. (Default: a search that starts at an estimate "
+            "from clip and noise, and goes on while the best is at an end; quadratic: 0.01.)",
             rich_help_panel=LEARNING,
         ),
     ] = None,

@@ -24,15 +24,16 @@ class TuningOptions:
         bool,
         typer.Option(
             "--private-tuning",
-            help="Take the agents' data as private, and state the ε of all runs together.",
+            help="Treat the agents' data as private, and print the ε that all runs spend together.",
             rich_help_panel=LEARNING,
         ),
     ] = False
     tune_on: Annotated[
         TuningData,
         typer.Option(
-            help="Samples to choose step sizes on: the agents' data, or held-out samples, which "
-            "are public, so that each mechanism trains once per run on the agents' data.",
+            help="Samples on which step sizes are chosen: the agents' data, or public held-out "
+            "samples. With held-out samples, each mechanism trains only once per run on the "
+            "agents' data.",
             rich_help_panel=LEARNING,
         ),
     ] = "data"

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from corn.cli.output import make_progress, print_note
+from corn.cli.output import make_progress
 from corn.covariance import Design
 from corn.covariance.watch import DesignProgress, watch_designs
+from corn.errors import StoppedByUserError
 from corn.plan import Plan
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -57,11 +58,14 @@ def describe_progress(progress: DesignProgress) -> str:
     return f"{text}, at most {100 * progress.gap:.1f} % above the optimum for its seeds"
 
 
-def note_interruption(made: Design | Plan) -> None:
-    """Print a note if the user ended the design before it was done."""
+def raise_if_interrupted(made: Design | Plan) -> None:
+    """Raise `StoppedByUserError` if the user ended the design before it was done.
+
+    Commands call this last, so that scripts learn of it and the best design is kept all the same.
+    """
     status = made.status if isinstance(made, Design) else made.certificate.status
     if status == "interrupted":
-        print_note(
+        raise StoppedByUserError(
             "interrupted: this is the best design so far; it keeps its promise to every agent, and "
             "may have more noise than needed"
         )

@@ -40,6 +40,16 @@ _UNIT = 2.0**-53
 _SECOND_ORDER = 1.01  # covers products of rounding errors, and the rounding of the bounds
 
 
+def require_few_coalitions(num_agents: int, max_colluders: int) -> None:
+    """Raise if the coalitions are too many to check every one of them."""
+    count = math.comb(num_agents, max_colluders)
+    if count > _MAX_COALITIONS:
+        raise InvalidArgumentError(
+            f"{count:,} coalitions of {max_colluders} among {num_agents} agents are too many to "
+            f"check one by one (at most {_MAX_COALITIONS:,}): reduce max_colluders"
+        )
+
+
 def coalition_precisions(
     decomposition: Decomposition, max_colluders: int
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], FloatArray]]:
@@ -49,12 +59,7 @@ def coalition_precisions(
     the solvers.
     """
     n = decomposition.num_agents
-    count = math.comb(n, max_colluders)
-    if count > _MAX_COALITIONS:
-        raise InvalidArgumentError(
-            f"{count:,} coalitions of {max_colluders} among {n} agents are too many to check one "
-            f"by one (at most {_MAX_COALITIONS:,}): reduce max_colluders"
-        )
+    require_few_coalitions(n, max_colluders)
     is_large = n > _SMALL and bool(decomposition.seed_groups)
     updates = CoalitionUpdates.try_make(decomposition) if is_large else None
     for coalition in combinations(range(n), max_colluders):
@@ -117,7 +122,8 @@ class CoalitionUpdates:
         Y, product = self._Y, self._product
         none = np.empty(0, dtype=int)
         known = np.unique(np.concatenate([none, *(self._streams[agent] for agent in coalition)]))
-        if 3 * len(known) > len(Y):
+        # An eigendecomposition is faster only for coalitions that know most streams.
+        if len(known) >= len(Y):
             return None
         columns = self._B[:, known]
         T = np.unique(columns.nonzero()[0])

@@ -45,6 +45,7 @@ _STATUS_ORDER: tuple[Status, ...] = (
     "noise limited",
     "iteration limit",
 )
+_MOST_AGAINST_INSIDERS = 5000  # agents: beyond it a design takes days, and tens of gigabytes
 _LEAST_FOR_UPDATES = 24  # agents: below it FirstOrder is fast, and its bound tighter
 
 
@@ -224,13 +225,26 @@ def design(
     if threat is None:
         # A single agent has nobody inside the network to fear.
         threat = mechanism.default_threat if len(graph) > 1 else EAVESDROPPER
+    if isinstance(mechanism, Corn):
+        require_feasible_size(len(graph), threat)
     problem = DesignProblem(
         objective_matrix=objective.matrix(W),
         precision_caps=_read_caps(budget, len(graph)),
         graph=graph,
-        threat=threat.resolve(len(graph)),
+        threat=threat.resolve(graph),
     )
     return mechanism.solve(problem)
+
+
+def require_feasible_size(num_agents: int, threat: ThreatModel) -> None:
+    """Raise if a design against insiders would not end, before anything of its size is made."""
+    if threat.max_colluders and num_agents > _MOST_AGAINST_INSIDERS:
+        raise InvalidArgumentError(
+            f"a design against insiders is for at most {_MOST_AGAINST_INSIDERS:,} agents, because "
+            f"its time grows like their third power, found {num_agents:,}: --colluders 0 designs "
+            "against an eavesdropper; corn train simulates rings and tori of any size against one "
+            "insider"
+        )
 
 
 def design_blocks(

@@ -9,6 +9,7 @@ import numpy as np
 
 from corn.arrays import FloatArray
 from corn.covariance.certificate import SplitSolution
+from corn.covariance.coalition_bounds import require_few_coalitions
 from corn.covariance.dual import solve_dual
 from corn.covariance.feasibility import invert_covariance
 from corn.covariance.problem import Design, DesignProblem, SolverName, Status
@@ -52,6 +53,8 @@ def design_against_insiders(
     seed groups are left out as long as the value rises by at most that part; the threat and the
     lower bound of the result are then those of the seed groups that are left.
     """
+    # Before a search of hours whose result could not be checked.
+    require_few_coalitions(problem.num_agents, problem.threat.max_colluders)
     first, limited = final, _ = _solve_within_noise_limit(problem, seed_groups, solver)
     for share in _WEAK_SHARES if drop_cost > 0 else ():
         kept = _keep_strong_groups(first, share)

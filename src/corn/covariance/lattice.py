@@ -1,8 +1,9 @@
-"""Noise of rings and tori against an eavesdropper, without matrices of n × n numbers.
+"""Noise of rings and tori without matrices of n × n numbers.
 
 All agents are alike, so R is diagonal in the Fourier basis of the ring or torus: its eigenvalues
-are all that a simulation needs. Rehearsals and plans, in which each agent draws its own share, need
-`corn.covariance.design`.
+are all that a simulation needs. Designs against an eavesdropper are here, those against an insider
+in `corn.covariance.lattice_pairs`. Rehearsals and plans, in which each agent draws its own share,
+need `corn.covariance.design`.
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ class LatticeNoise:
     Attributes:
         eigenvalues: of R, in the order of the discrete Fourier transform, shape (n,) on a ring and
             (rows, columns) on a torus.
+        insider_precision: [(R^(c))⁻¹]_ii of the agent that one insider c, any agent of the network,
+            learns most about; None for noise against an eavesdropper.
     """
 
     eigenvalues: FloatArray
+    insider_precision: float | None = None
 
     def __post_init__(self) -> None:
         found = f"from {self.eigenvalues.min():.6g}"
@@ -64,8 +68,13 @@ class LatticeNoise:
 
     @property
     def precision_diagonal(self) -> FloatArray:
-        """[R⁻¹]_ii of each agent: the mean of the inverse eigenvalues, shape (n,)."""
-        return np.full(self.num_agents, float((1 / self.eigenvalues).mean()))
+        """[R⁻¹]_ii of each agent, shape (n,): the mean of the inverse eigenvalues.
+
+        Of noise against an insider, it is that of what the insider does not know.
+        """
+        known = self.insider_precision
+        precision = float((1 / self.eigenvalues).mean()) if known is None else known
+        return np.full(self.num_agents, precision)
 
 
 def design_lattice(

@@ -30,14 +30,19 @@ from corn.covariance.watch import DesignProgress, keeps_best, report_progress
 from corn.errors import InvalidArgumentError
 from corn.threads import one_thread
 
-_SHARPNESS = (10.0, 30.0, 60.0)  # p: first smooth and easy, then sharp enough for the weights
+_SHARPNESS = (30.0, 60.0)  # p: first smooth and easy, then sharp enough for the weights
+_FIRST_SHARED, _SHARED_FACTOR = 100.0, 4.0  # of the search for a start: a ratio, and its steps
+_MOST_EVALUATIONS, _LEAST_EVALUATIONS = 500, 40
+_FULL_SEARCH = 1000  # agents: up to here the most evaluations take a few minutes
 _ITERATIONS_PER_ROUND = 50
 _PRIOR_FLOOR = -40.0  # of log π, so that a constraint without weight can gain some again
 _FAR = 1e10  # the value of a point at which R is not definite
 _LEAST_COEFFICIENT = 1e-30  # its square does not underflow
+_FARTHEST_LOG = 60.0  # of log θ: a step too long of the line search must not overflow
 _MOST_MULTIPLIERS = 100_000  # of a proof that is worth carrying along: about 2 MB of text
 _REVIVAL_SIZE = 1e-3  # variance of revived noise, relative to the mean private variance
-_FEWER_FROM_A_START = 4  # times fewer evaluations against two insiders, of n⁴ each
+_FEWER_FROM_A_START = 6  # times fewer evaluations against two insiders, of n⁴ each
+_FULL_SEARCH_OF_TWO, _LEAST_FROM_A_START = 200, 20  # agents, evaluations
 _STALL = 5e-4  # relative: less progress in a round than this, twice, ends the search
 
 
@@ -47,18 +52,22 @@ class LowRank:
     """The solver for pair seeds and private noise per agent, for hundreds of agents and more.
 
     ``tolerance`` is the relative gap to stop at. Out of ``max_evaluations``, or without progress,
-    the split is private all the same, and not converged. Two insiders and more start from the noise
-    against one less, with a quarter of the evaluations.
+    the split is private all the same, and not converged. None is 500 evaluations for up to 1000
+    agents. Beyond, where an evaluation takes seconds to minutes, it is 500 (1000/n)³ and at least
+    40, after which the noise is typically a tenth above that of a full search. Two insiders and
+    more start from the noise against one less, with a sixth of the evaluations and fewer above 200
+    agents.
     """
 
     tolerance: float = 1e-2
-    max_evaluations: int = 500
+    max_evaluations: int | None = None
     name: ClassVar[SolverName] = "low-rank"
     shortfall: ClassVar[Status] = "iteration limit"
 
     def __post_init__(self) -> None:
         require_positive("tolerance", self.tolerance)
-        require_count("max_evaluations", self.max_evaluations)
+        if self.max_evaluations is not None:
+            require_count("max_evaluations", self.max_evaluations)
 
     def solve_split(self, problem: DesignProblem, seed_groups: SeedGroups) -> SplitSolution:
         """Minimise Tr(A R) so that no coalition learns more than the caps allow.
@@ -74,14 +83,15 @@ class LowRank:
                 "FirstOrder or Auto (--solver auto)"
             )
         search, evaluations = _PairSearch(problem, seed_groups, min(1, threat.max_colluders)), 0
+        limit = self._limit_evaluations(problem.num_agents, 1)
         with one_thread():
-            best, interrupted = search.run(self.tolerance, self.max_evaluations)
+            best, interrupted = search.run(self.tolerance, limit)
             # Noise against one insider less is a good start, and far cheaper to find.
             for max_colluders in range(2, threat.max_colluders + 1):
                 evaluations += search.evaluations
                 search = _PairSearch(problem, seed_groups, max_colluders)
                 if not interrupted:
-                    left = max(1, self.max_evaluations // _FEWER_FROM_A_START)
+                    left = self._limit_evaluations(problem.num_agents, max_colluders)
                     best, interrupted = search.run(self.tolerance, left, start=best)
             decomposition = _scale_pairs(problem, seed_groups, best)
         return conclude_split(
@@ -94,6 +104,22 @@ class LowRank:
             multipliers=_merge_multipliers(search.proof, seed_groups, search.updates),
             interrupted=interrupted,
         )
+
+    def _limit_evaluations(self, num_agents: int, max_colluders: int) -> int:
+        if self.max_evaluations is None:
+            return affordable_evaluations(num_agents, max_colluders)
+        fewer = _FEWER_FROM_A_START if max_colluders > 1 else 1
+        return max(1, self.max_evaluations // fewer)
+
+
+def affordable_evaluations(num_agents: int, max_colluders: int = 1) -> int:
+    """Return how many evaluations take minutes: n³ operations each, n⁴ against two insiders."""
+    if max_colluders <= 1:
+        most, least, full, power = _MOST_EVALUATIONS, _LEAST_EVALUATIONS, _FULL_SEARCH, 3
+    else:
+        most = _MOST_EVALUATIONS // _FEWER_FROM_A_START
+        least, full, power = _LEAST_FROM_A_START, _FULL_SEARCH_OF_TWO, 4
+    return min(most, max(least, int(most * (full / num_agents) ** power)))
 
 
 def fits_pairs(seed_groups: SeedGroups, threat: ThreatModel) -> bool:
@@ -149,14 +175,10 @@ class _PairSearch:
             return self.best, True
 
     def _run_rounds(self, tolerance: float, start: _Candidate | None) -> _Candidate:
-        n, pairs = self.updates.num_agents, self.updates.pairs
-        per_agent = 2 * len(pairs) / n
-        opposite = np.tile([1.0, -1.0], (len(pairs), 1)) / np.sqrt(per_agent)
-        z = self._pack(np.ones(n), opposite)
-        stalled, before, number = 0, np.inf, 0
-        if start is not None:
-            # Near the optimum the smoothest objective would lead away from it.
-            z, number = self._pack(start.theta, start.factors), 1
+        # A start is near the optimum, from which a smooth objective would lead away.
+        stalled, before, number = 0, np.inf, 0 if start is None else len(_SHARPNESS) - 1
+        start = start or self._find_uniform_noise()
+        z = self._pack(start.theta, start.factors)
         while True:
             sharpness = _SHARPNESS[min(number, len(_SHARPNESS) - 1)]
             number += 1
@@ -175,6 +197,32 @@ class _PairSearch:
                 log_weights = np.maximum(pressure.log_weights, _PRIOR_FLOOR)
                 self._log_prior = np.where(self._at_stake, log_weights, -np.inf)
             z = self._revive(candidate, pressure)
+
+    def _find_uniform_noise(self) -> _Candidate:
+        """Return the best noise with one private variance and one variance of all pairs.
+
+        One number is found in a few evaluations, after which each evaluation of the search is worth
+        several of a search from an arbitrary point.
+        """
+        n, pairs = self.updates.num_agents, self.updates.pairs
+        opposite = np.tile([1.0, -1.0], (len(pairs), 1))
+
+        def measure(shared: float) -> _Candidate:
+            # ``shared`` is the variance of an agent's shared noise over that of its private noise.
+            factors = opposite * np.sqrt(shared * n / (2 * len(pairs)))
+            z = self._pack(np.ones(n), factors)
+            candidate, pressure = self._evaluate(z, _SHARPNESS[0])
+            # A first bound, so that the progress has a gap before the first round ends.
+            if pressure is not None:
+                self._improve_bound(pressure)
+            return candidate
+
+        best = measure(_FIRST_SHARED)
+        for factor in (_SHARED_FACTOR, 1 / _SHARED_FACTOR):
+            shared = _FIRST_SHARED
+            while (candidate := measure(shared := shared * factor)).value < best.value:
+                best = candidate
+        return best
 
     def _minimise(self, z: FloatArray, sharpness: float) -> FloatArray:
         def fun(z: FloatArray) -> tuple[float, FloatArray]:
@@ -255,7 +303,8 @@ class _PairSearch:
         factors = np.einsum("eij,ej->ei", self._metric, z[n:].reshape(-1, 2))
         # The pressure on a pair is divided by these numbers.
         tiny = abs(factors) < _LEAST_COEFFICIENT
-        return np.exp(z[:n]), np.where(tiny, _LEAST_COEFFICIENT, factors)
+        theta = np.exp(np.clip(z[:n], -_FARTHEST_LOG, _FARTHEST_LOG))
+        return theta, np.where(tiny, _LEAST_COEFFICIENT, factors)
 
 
 def _bound_by(pressure: Pressure, diagonal: FloatArray, blocks: FloatArray) -> float:

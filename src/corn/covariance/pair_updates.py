@@ -116,7 +116,10 @@ class PairUpdates:
                 sums.weigh(x[[first]], log_prior[[first]])
             for insiders in self._stack(last):
                 rows = first + insiders.members - last.start
-                x[rows] = self._add_insiders(sums, Y, unknown, insiders, log_prior[rows])
+                try:
+                    x[rows] = self._add_insiders(sums, Y, unknown, insiders, log_prior[rows])
+                except np.linalg.LinAlgError:
+                    return None
             sums.end_base(Y, self.pairs, ~is_known)
         return sums.finish(x, log_prior, factors)
 

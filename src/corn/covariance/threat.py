@@ -23,11 +23,14 @@ SeedGroups: TypeAlias = tuple[tuple[int, ...], ...]
 MOST_FOR_PAIRS = 40
 """The most agents for which ``auto`` gives every pair a seed: beyond, designs take minutes."""
 
-SPARSE_PARTNERS = 8
-"""Partners beyond the links for which ``auto`` gives seeds in larger networks.
+SPARSE_PARTNERS, PARTNERS_BESIDE_HUBS = 8, 16
+"""Partners beyond links for which ``auto`` gives seeds in larger networks, without and with hubs.
 
-Against one insider the noise energy is then within 10 % of that with all pairs.
+Against one insider the noise energy is then within 10 % of that with all pairs. A hub knows most
+seeds of links, so that agents depend on their other partners.
 """
+
+_HUB = 5  # times the mean number of links
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class ThreatModel:
             of well linked agents, at most s each), ``leave-one-out`` (all but one, for each), or
             the groups themselves. ``auto`` is ``global`` against an eavesdropper. Where insiders
             may collude, who could subtract all noise of a global seed, it is ``pairs`` in a small
-            network and ``sparse:8`` in a large one: see ``resolve``.
+            network, and ``sparse:8`` in a large one or ``sparse:16`` if it has hubs: see
+            ``resolve``.
         private_noise: ``per-agent`` lets each agent have its own variance θ_i of noise that nobody
             else knows; ``common`` is the paper's form, one θ for all.
 
@@ -69,16 +73,22 @@ class ThreatModel:
         elif self.seeds != "auto":
             _parse_seeds(self.seeds)
 
-    def resolve(self, num_agents: int) -> ThreatModel:
-        """Return the threat with the seeds that ``auto`` stands for among so many agents.
+    def resolve(self, graph: Graph) -> ThreatModel:
+        """Return the threat with the seeds that ``auto`` stands for on this graph.
 
-        >>> ThreatModel(1).resolve(20).seeds, ThreatModel(1).resolve(500).seeds
-        ('pairs', 'sparse:8')
+        >>> [ThreatModel(1).resolve(nx.cycle_graph(n)).seeds for n in (20, 500)]
+        ['pairs', 'sparse:8']
+        >>> ThreatModel(1).resolve(nx.star_graph(50)).seeds
+        'sparse:16'
         """
         if self.seeds != "auto":
             return self
-        seeds = "pairs" if num_agents <= MOST_FOR_PAIRS else f"sparse:{SPARSE_PARTNERS}"
-        return replace(self, seeds=seeds)
+        if len(graph) <= MOST_FOR_PAIRS:
+            return replace(self, seeds="pairs")
+        degrees = [degree for _, degree in graph.degree]
+        has_hub = max(degrees) > _HUB * float(np.mean(degrees))
+        number = PARTNERS_BESIDE_HUBS if has_hub else SPARSE_PARTNERS
+        return replace(self, seeds=f"sparse:{number}")
 
     def seed_groups(self, graph: Graph) -> SeedGroups:
         """Return the groups that share a seed on this graph; links count in either direction.
@@ -94,7 +104,7 @@ class ThreatModel:
             advice="at least one agent must be honest",
         )
         if isinstance(self.seeds, str):
-            kind, number = _parse_seeds(str(self.resolve(n).seeds))
+            kind, number = _parse_seeds(str(self.resolve(graph).seeds))
             # Both ends of a link know its seed, whichever way messages go.
             groups = _sort_groups(kind.build(nx.Graph(graph), number))
         else:

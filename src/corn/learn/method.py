@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TypeAlias, cast
@@ -24,8 +24,10 @@ from corn.covariance import (
     design,
 )
 from corn.covariance.coalition_bounds import worst_precisions
+from corn.covariance.design import require_feasible_size
 from corn.covariance.lattice import LatticeNoise, design_lattice, design_lattice_pairs
-from corn.covariance.threat import EAVESDROPPER
+from corn.covariance.lattice_pairs import design_lattice_insider
+from corn.covariance.threat import EAVESDROPPER, SPARSE_PARTNERS
 from corn.errors import InvalidArgumentError
 from corn.learn.names import METHOD_NAMES
 from corn.learn.schedule import Schedule
@@ -51,10 +53,6 @@ MethodNoise: TypeAlias = Decomposition | LatticeNoise
 
 _MOST_DENSE_DESIGN = 2000
 """Agents beyond which rings and tori are designed by Fourier transform, where that is possible."""
-
-
-_MOST_AGAINST_INSIDERS = 5000
-"""Beyond it a design takes days, and tens of gigabytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -375,17 +373,27 @@ def _design_at_scale(
         # Noise by a formula, of which the bound on all covariances is not asked here.
         holds = replace(threat or DEFAULT_THREAT, seeds="global")
         return Method.private(name, Decomposition(1 / caps), budget, threat=holds)
-    colluders = (threat or DEFAULT_THREAT).max_colluders
-    if name == "corn" and colluders and n > _MOST_AGAINST_INSIDERS:
-        raise InvalidArgumentError(
-            f"a design against insiders is for at most {_MOST_AGAINST_INSIDERS:,} agents, because "
-            f"its time grows like their third power, found {n:,}: --colluders 0 designs against an "
-            "eavesdropper"
-        )
-    is_outside = name == "decor" or (name == "corn" and threat == EAVESDROPPER)
     row = find_lattice(network.sparse_matrix)
-    if row is None or not is_outside or not isinstance(objective, Horizon) or np.ptp(caps):
-        return None
-    solve = design_lattice if name == "corn" else design_lattice_pairs
-    noise = solve(row, float(caps[0]), objective=objective, gossip=network.gossip)
-    return Method.private(name, noise, budget, threat=EAVESDROPPER)
+    if row is not None and isinstance(objective, Horizon) and not np.ptp(caps):
+        lattice = _choose_lattice_design(name, threat or DEFAULT_THREAT)
+        if lattice is not None:
+            solve, holds = lattice
+            noise = solve(row, float(caps[0]), objective=objective, gossip=network.gossip)
+            return Method.private(name, noise, budget, threat=holds)
+    if name == "corn":
+        require_feasible_size(n, threat or DEFAULT_THREAT)
+    return None
+
+
+def _choose_lattice_design(
+    name: str, threat: ThreatModel
+) -> tuple[Callable[..., LatticeNoise], ThreatModel] | None:
+    """Return the design of a mechanism on rings and tori, and the threat that it holds against."""
+    if name == "decor":
+        return design_lattice_pairs, EAVESDROPPER
+    if name == "corn" and threat == EAVESDROPPER:
+        return design_lattice, EAVESDROPPER
+    sparse = replace(DEFAULT_THREAT, seeds=f"sparse:{SPARSE_PARTNERS}")
+    if name == "corn" and threat in (DEFAULT_THREAT, sparse):
+        return design_lattice_insider, sparse
+    return None

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
+import networkx as nx
 import numpy as np
 
 from corn.arrays import FloatArray
@@ -45,7 +47,7 @@ from corn.privacy import PrivacyBudget, account_precision, gaussian
 from corn.privacy.accountants import find_accountant
 from corn.privacy.accounting import group_agents
 from corn.privacy.floats import FloatLoss, set_aside
-from corn.topology import Graph, Network, choose_cooldown
+from corn.topology import Graph, Network, choose_cooldown, load_network
 from corn.version import __version__
 
 FloatType: TypeAlias = Literal["float32", "float64"]
@@ -207,7 +209,7 @@ class Plan:
 
 
 def make_plan(
-    network: Network,
+    network: Network | str | Path | nx.Graph,
     budget: PrivacyBudget,
     *,
     threat: ThreatModel = DEFAULT_THREAT,
@@ -218,6 +220,7 @@ def make_plan(
 ) -> Plan:
     """Design the noise of a run and return the plan that its agents agree on.
 
+    ``network`` is a network, a spec or file, or a graph, as for `corn.design`.
     The default threat is one curious insider, with seeds of pairs. The default objective is
     `default_objective`, the default cool-down one mixing time. Where every pair has a seed,
     ``"corn"`` leaves out the weakest seeds for up to 2 % more noise energy, because each takes an
@@ -228,7 +231,9 @@ def make_plan(
     name = mechanism if isinstance(mechanism, str) else mechanism.name
     _require_private(name)
     require_sound(budget)
-    if mechanism == "corn" and threat.resolve(network.num_agents).seeds == "pairs":
+    if not isinstance(network, Network):
+        network = load_network(network)
+    if mechanism == "corn" and threat.resolve(network.graph).seeds == "pairs":
         mechanism = Corn(drop_cost=_DROP_COST)
     threat = _resolve_seeds(threat, network)
     target = objective or default_objective(budget.num_steps)
@@ -352,7 +357,7 @@ def prove_lower_bound(
 
 def _resolve_seeds(threat: ThreatModel, network: Network) -> ThreatModel:
     """Replace communities and partners by the groups found: another version might find others."""
-    threat = threat.resolve(network.num_agents)
+    threat = threat.resolve(network.graph)
     if isinstance(threat.seeds, str) and threat.seeds.startswith(("communities", "sparse")):
         return replace(threat, seeds=threat.seed_groups(network.graph))
     return threat

@@ -93,14 +93,14 @@ class Gossip:
     def describe(self, num_steps: int, cooldown_steps: int) -> str:
         """Return the rounds and messages of a run in one line.
 
-        >>> Gossip(2, "chebyshev").describe(300, 10)
-        '2 Chebyshev rounds a step, 300 steps and 10 that only mix: 620 messages a link, each way'
+        >>> Gossip(2).describe(300, 10)
+        '2 rounds per step, 300 steps and 10 that only mix: 620 messages per link, each way'
         """
         kind = " Chebyshev" if self.kind == "chebyshev" else ""
-        rounds = f"{self.rounds}{kind} round{'s' if self.rounds > 1 else ''} a step"
+        rounds = f"{self.rounds}{kind} round{'s' if self.rounds > 1 else ''} per step"
         cooldown = f" and {cooldown_steps:,} that only mix" if cooldown_steps else ", no cool-down"
         messages = self.count_messages(num_steps, cooldown_steps)
-        return f"{rounds}, {num_steps:,} steps{cooldown}: {messages:,} messages a link, each way"
+        return f"{rounds}, {num_steps:,} steps{cooldown}: {messages:,} messages per link, each way"
 
 
 ONE_ROUND = Gossip()
