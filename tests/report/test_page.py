@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.experiments.scales import PILOTS, TINY
 
 from corn.experiments import CellStore, Reproduction, reproduce
 from corn.report.page import write_reproduction
+from tests.experiments.scales import PILOTS, TINY
 
 NAMES = ["fig1a", "fig2", "fig4b"]
 

@@ -19,8 +19,9 @@ from corn.arrays import FloatArray
 from corn.covariance import Design
 from corn.errors import CornWarning, InvalidArgumentError, make_printable
 from corn.privacy import ACCOUNTANTS, Accounting, PrivacyLoss
+from corn.report.layout import place_agents
 from corn.report.style import INK, LINK, MECHANISM_COLOURS, MECHANISM_NAMES, PALE
-from corn.topology import Graph, Network, Spectrum, name_of
+from corn.topology import Network, Spectrum, name_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -154,7 +155,7 @@ def plot_training(
 def _draw_graph(axes: Axes, network: Network) -> None:
     """Draw agents and links; an agent is darker the larger its weight on its own model."""
     graph, n = network.graph, network.num_agents
-    places = _place_agents(graph)
+    places = place_agents(graph)
     size = float(np.clip(5200 / n, 12, 420))
     # Arrow heads are drawn one by one, which is slow; only directed links need them.
     arrows = {"arrows": True, "arrowsize": 9, "node_size": size} if graph.is_directed() else {}
@@ -176,17 +177,6 @@ def _draw_graph(axes: Axes, network: Network) -> None:
     axes.set_title(f"{source}\n{counts}", fontsize=10, parse_math=False)
     axes.set_axis_off()
     axes.margins(0.08)
-
-
-def _place_agents(graph: Graph) -> dict[int, tuple[float, float]]:
-    """Return coordinates: rings as circles, small graphs by distance, large ones by springs."""
-    n = len(graph)
-    if 3 <= n <= 60 and all(degree == 2 for _, degree in graph.degree):
-        return dict(nx.circular_layout(graph))
-    # Kamada–Kawai shows structure best, but needs all shortest paths: cubic in n.
-    if n <= 120:
-        return dict(nx.kamada_kawai_layout(graph.to_undirected()))
-    return dict(nx.spring_layout(graph, seed=1, iterations=60))
 
 
 def _draw_matrix(axes: Axes, matrix: FloatArray, **colours: Any) -> None:
