@@ -83,7 +83,7 @@ corn.drawing = (() => {
       if (isExposed) node.append(make("circle", { r: radius + 1.1, class: "ring" }));
       const fill = share === null ? "#FFFFFF" : colourOf(share);
       node.append(make("circle", { r: radius, class: "honest", fill }));
-      const label = formatEpsilon(epsilon) || String(agent);
+      const label = formatEpsilon(epsilon);
       const style = `font-size:${Math.min(2.9, (3.2 * radius) / Math.max(label.length, 4))}px`;
       node.append(make("text", { class: "value", y: 1, style }, label));
     }
