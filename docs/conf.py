@@ -20,6 +20,7 @@ exclude_patterns = ["_build", "**/out"]
 # Formulas are in Unicode, and blocks without a language are outputs and formulas.
 highlight_language = "none"
 default_role = "code"
+smartquotes = False  # they would turn the dashes of options into one long dash
 
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 4

@@ -43,6 +43,19 @@ def test_the_title_of_a_comparison_is_not_cut(objectives: list[str]) -> None:
     assert_title_is_inside(figure)
 
 
+def test_lines_of_a_run_are_named_at_their_ends() -> None:
+    rows = [
+        {"contender": name, "step_size": "1", "step": step, "consensus_distance": height}
+        for name, height in (("corn", 1.0), ("ldp", 1.01))
+        for step in (1, 2)
+    ]
+    figure = plot_training(rows, {"corn": "1", "ldp": "1"}, None, title="")
+    figure.draw_without_rendering()
+    low, high = (text.get_window_extent() for text in figure.axes[0].texts)
+    assert low.y1 <= high.y0 + 1
+    assert figure.axes[0].get_legend() is None
+
+
 def test_bars_are_relative_to_ldp() -> None:
     values = {"one step": {"ldp": 2.0, "corn": 0.5}}
     (axes,) = plot_comparison(values, objectives=["one step"], title="").axes

@@ -27,11 +27,30 @@ MECHANISM_NAMES = {
     "corn one-step": "CorN, designed for one step",
     "corn eavesdropper": "CorN, no insider",
 }
+SHORT_NAMES = {
+    "corn": "CorN",
+    "decor": "DECOR",
+    "zero-sum": "zero-sum",
+    "ldp": "LDP",
+    "central": "trusted server",
+    "none": "no noise",
+}
+"""Names for the ends of lines, where there is little room."""
+
 INK = "#333333"
 PALE = "#BBBBBB"
 LINK = MECHANISM_COLOURS["corn"]
 
 FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def darken(colour: str) -> str:
+    """Return a colour dark enough for text on white: yellow and light blue are not.
+
+    >>> darken("#E69F00"), darken("#0072B2")
+    ('#8A5F00', '#0072B2')
+    """
+    return {"#E69F00": "#8A5F00", "#56B4E9": "#1F6F9F", "#CC79A7": "#9C4676"}.get(colour, colour)
 
 
 def check_figure_name(path: Path) -> None:
