@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test docs lint format types pytest clean
+.PHONY: help demo test docs release lint format types pytest clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -17,6 +17,11 @@ test: lint types pytest  ## install the development extras, lint, type-check and
 
 docs: $(VENV)/installed-docs  ## build the documentation into docs/_build/html, and run its tutorials
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+release: $(VENV)/installed-dev  ## build wheel and sdist, and use each in a clean environment
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python tests/release_check.py dist/*.whl dist/*.tar.gz
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
