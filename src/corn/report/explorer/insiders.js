@@ -92,7 +92,6 @@ corn.insiders = (() => {
         new Float64Array(n).fill(1),
         pairs.map(() => [strength, -strength]),
       );
-      let [stalled, before] = [0, Infinity];
       for (let round = 0; ; round++) {
         const sharpness = SHARPNESS[Math.min(round, SHARPNESS.length - 1)];
         z = corn.minimise((x) => this.objective(x, sharpness), z, ITERATIONS);
@@ -102,9 +101,7 @@ corn.insiders = (() => {
         const gap = this.best.value / this.bound - 1;
         watch(this.evaluations, gap);
         const isSharp = round >= SHARPNESS.length - 1;
-        stalled = isSharp && this.best.value > (1 - 1e-5) * before ? stalled + 1 : 0;
-        before = this.best.value;
-        if (gap <= tolerance || stalled > 3 || this.evaluations >= maxEvaluations) return this.best;
+        if (gap <= tolerance || this.evaluations >= maxEvaluations) return this.best;
         if (isSharp) this.updatePrior(point);
         z = this.revive(point);
       }

@@ -296,14 +296,19 @@ corn.page = (() => {
     const outsiders = known.get(keyOf(settings, "outsiders"));
     const ratio = (split) => (split ? designs.centralRatio(split) : null);
     const against = (q) => ratio(known.get(keyOf(settings, q))?.split);
+    // A search that ended early is private all the same; its distance from the best is stated.
+    const excess = (q) => {
+      const gap = known.get(keyOf(settings, q))?.gap;
+      return gap > 0.01 && isFinite(gap) ? `, energy ≤ ${(100 * gap).toFixed(1)} % above the best` : "";
+    };
     const row = (label, remark, kind, value) => ({ label, remark, kind, value });
     const rows = [
       row("trusted server", "sees all gradients", "server", 1),
       row("CorN", "against an eavesdropper", "corn", ratio(outsiders?.corn)),
     ];
-    if (settings.agents > 1) rows.push(row("CorN", "and one insider", "corn", against(1)));
+    if (settings.agents > 1) rows.push(row("CorN", `and one insider${excess(1)}`, "corn", against(1)));
     if (settings.colluders === 2 && settings.mechanism === "corn") {
-      rows.push(row("CorN", "and two insiders", "corn", against(2)));
+      rows.push(row("CorN", `and two insiders${excess(2)}`, "corn", against(2)));
     }
     rows.push(row("DECOR", "against an eavesdropper", "decor", ratio(outsiders?.decor)));
     rows.push(row("LDP", "against any insiders", "ldp", ratio(outsiders?.ldp)));
