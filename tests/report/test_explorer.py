@@ -76,6 +76,7 @@ def test_gaussian_privacy_is_that_of_the_package(engine: Engine) -> None:
 SAMPLED = [(1.0, 500, 2800, 128), (0.1, 300, 2000, 100), (8.0, 2000, 1000, 50)]
 
 
+@pytest.mark.slow
 def test_poisson_sampling_is_that_of_the_package(engine: Engine) -> None:
     for epsilon, steps, samples, batch in SAMPLED:
         budget = PrivacyBudget(
@@ -194,7 +195,7 @@ def test_designs_against_an_eavesdropper_are_those_of_the_package(
         ("complete:6", 1),
         ("ring:6", 2),
         # From 24 agents on, page and package both stop at a gap of 1 %.
-        ("er:n=24,p=0.2,seed=1", 1),
+        pytest.param("er:n=24,p=0.2,seed=1", 1, marks=pytest.mark.slow),
     ],
 )
 def test_designs_against_insiders_are_those_of_the_package(

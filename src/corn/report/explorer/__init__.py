@@ -30,7 +30,7 @@ CORE = (
     "exports",
     "tasks",
 )
-VIEW = ("workers", "drawing", "page")
+VIEW = ("workers", "drawing", "settings", "outputs", "page")
 MOST_AGENTS = 40
 """The most agents for which a browser designs noise against an insider in seconds."""
 

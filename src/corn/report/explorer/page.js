@@ -1,86 +1,13 @@
 // The page: settings in, pictures out. Slow computations run in two workers.
 corn.page = (() => {
   "use strict";
-  const { designs, drawing, exports, networks, promises } = corn;
-  const byId = (id) => document.getElementById(id);
+  const { designs, promises } = corn;
+  const { byId, graphs, keyOf, known, openGraph, problemOf, read, splitOf, state } = corn.settings;
+  const { render, renderExport, renderGraph, renderVerdict, show } = corn.outputs;
   const MOST_AGENTS = 40;
-  const MOST_FOR_TWO = 20; // agents: beyond, a design against two insiders takes minutes here
   const core = byId("core").textContent;
   const designer = new corn.workers.TaskRunner(core);
   const accountant = new corn.workers.TaskRunner(core);
-  const graphs = JSON.parse(byId("graphs").textContent);
-  const known = new Map(); // designs by network and objective; they do not depend on the promise
-  const FILES = {
-    commandLine: ["plan.sh", ""],
-    pythonLines: ["design.py", ""],
-    planRequest: [
-      "request.json",
-      "For agents that make the plan together, without a planner: corn agent --request request.json.",
-    ],
-    edgeList: ["drawn.edges", "The drawn graph. Save it beside the command or script that names it."],
-  };
-
-  const state = { insiders: new Set(), selected: null, last: 0, round: 0, accounts: 0 };
-
-  function openGraph(index) {
-    const { source, links, places } = graphs[index];
-    Object.assign(state, { source, selected: null, last: 0 });
-    state.links = links.map((link) => [...link]);
-    state.places = places.map((place) => [...place]);
-    state.insiders = new Set();
-  }
-
-  // Settings
-
-  function read() {
-    const number = (id) => (byId(id).value === "" ? null : Number(byId(id).value));
-    const promise = {
-      unit: byId("unit").value,
-      epsilon: number("epsilon"),
-      delta: number("delta"),
-      steps: number("steps"),
-      clip: number("clip"),
-      sampling: byId("sampling").value,
-      batch: number("batch"),
-      samples: number("samples"),
-    };
-    const usual = networks.defaultObjective(promise.steps ?? 1);
-    const objective = Object.fromEntries(
-      ["length", "weight", "momentum"].map((name) => [name, number(name) ?? usual[name]]),
-    );
-    for (const name of Object.keys(usual)) byId(name).placeholder = usual[name];
-    return {
-      source: state.source,
-      agents: state.places.length,
-      links: state.links,
-      insiders: state.insiders,
-      promise,
-      objective,
-      colluders: Number(byId("colluders").value),
-      mechanism: byId("mechanism").value,
-    };
-  }
-
-  function problemOf({ agents, links, promise, objective, colluders, mechanism, insiders }) {
-    if (!networks.isConnected(agents, links)) return "The graph is not connected: link its parts.";
-    if (insiders.size >= agents) return "Leave at least one agent that is not an insider.";
-    if (colluders >= agents) return "There are fewer agents than insiders to design against.";
-    if (mechanism === "corn" && colluders === 2 && agents > MOST_FOR_TWO) {
-      return `Against two insiders, this page designs for up to ${MOST_FOR_TWO} agents; corn threat for more.`;
-    }
-    if (!(objective.length >= 1 && objective.length <= 1e9)) return "The horizon must be from 1 on.";
-    if (!(objective.weight >= 1e-6 && objective.weight <= 1)) {
-      return "The weight of disagreement must be above 0 and at most 1.";
-    }
-    if (!(objective.momentum >= 0 && objective.momentum <= 0.999)) {
-      return "The momentum must be from 0 to 0.999.";
-    }
-    return promises.problemOf(promise);
-  }
-
-  function keyOf({ agents, links, objective }, what) {
-    return JSON.stringify([agents, links, objective, what]);
-  }
 
   // Computation: each update has a number, and results of older ones are dropped.
 
@@ -171,170 +98,6 @@ corn.page = (() => {
       );
     }
     return known.get(key);
-  }
-
-  /** Return the noise of the chosen mechanism and threat, if it was computed. */
-  function splitOf(settings) {
-    const { mechanism, colluders } = settings;
-    if (mechanism === "corn" && colluders) return known.get(keyOf(settings, colluders))?.split;
-    return known.get(keyOf(settings, "outsiders"))?.[mechanism];
-  }
-
-  // Output
-
-  function render() {
-    renderGraph();
-    renderVerdict();
-    renderFacts();
-    renderCosts();
-    renderExport();
-  }
-
-  function renderGraph() {
-    const { settings, epsilons } = state.view;
-    drawing.drawGraph(byId("picture"), {
-      places: state.places,
-      links: state.links,
-      insiders: state.insiders,
-      selected: state.selected,
-      epsilons: state.problem ? null : epsilons,
-      promised: settings.promise.epsilon,
-      act,
-      drop: (agent, place) => {
-        state.places[agent] = place;
-        renderGraph();
-      },
-    });
-  }
-
-  function show(text, isProblem) {
-    byId("verdict").textContent = text;
-    byId("verdict").className = isProblem ? "problem" : "";
-  }
-
-  function renderVerdict() {
-    const { settings, epsilons } = state.view;
-    if (state.problem) return show(state.problem, true);
-    if (!epsilons) return show(state.progress || "computing …", false);
-    const { promise, insiders, mechanism, colluders } = settings;
-    const worst = Math.max(...epsilons.filter((value) => value !== null));
-    const agent = epsilons.indexOf(worst);
-    const marked = [...insiders].sort((a, b) => a - b);
-    const whom = marked.length
-      ? `an eavesdropper together with ${marked.length > 1 ? "insiders" : "insider"} ${marked.join(", ")}`
-      : "an eavesdropper who sees every message";
-    const sentence = `Against ${whom}, the largest ε is ${drawing.formatEpsilon(worst)}, of agent ${agent}.`;
-    show(`${sentence} ${judge(worst, promise.epsilon, marked.length, mechanism, colluders)}`, false);
-  }
-
-  function judge(worst, promised, size, mechanism, colluders) {
-    if (worst <= promised * 1.005) {
-      return size ? "The promise holds." : "The promise holds. Mark insiders to see what they learn.";
-    }
-    if (mechanism === "decor") return "DECOR has no guarantee against insiders.";
-    const designed = ["an eavesdropper only", "one insider", "two insiders"][colluders];
-    return `The promise of ${promised} is broken: this noise was designed against ${designed}.`;
-  }
-
-  function renderFacts() {
-    const { settings, cap, epsilons, precisions, power } = state.view;
-    const split = state.problem ? null : splitOf(settings);
-    const rows = [];
-    const spread = cap && split ? noiseOf(split, cap) : null;
-    const { promise } = settings;
-    const unit = promise.unit === "agent" ? "an agent’s whole data set" : "one sample";
-    rows.push(["promise", `ε = ${promise.epsilon}, δ = ${promise.delta} for ${unit}`]);
-    if (cap && !state.problem) rows.push(["independent noise", `σ = ${(cap ** -0.5).toPrecision(4)}`]);
-    if (spread) {
-      const [least, most] = [Math.min(...spread), Math.max(...spread)].map((x) => x.toPrecision(4));
-      rows.push(["this noise", least === most ? `σ = ${least}` : `σ = ${least} to ${most}`]);
-    }
-    if (spread) rows.push(["in the average", `σ = ${averageOf(split, cap).toPrecision(4)}`]);
-    byId("facts").replaceChildren(
-      ...rows.flatMap(([name, value]) => [element("dt", name), element("dd", value)]),
-    );
-    byId("table").replaceChildren(
-      ...(epsilons && precisions && spread ? epsilons : []).map((epsilon, agent) => {
-        const text = epsilon === null ? "insider" : drawing.formatEpsilon(epsilon);
-        const cells = [agent, text, spread[agent].toPrecision(4)];
-        const row = element("tr");
-        row.append(...cells.map((cell) => element("td", cell)));
-        return row;
-      }),
-    );
-    renderAttack(power);
-  }
-
-  function renderAttack(power) {
-    if (power === null || state.problem) {
-      byId("attack").textContent = "";
-      byId("cases").replaceChildren();
-      return;
-    }
-    const alarms = Number(byId("alarms").value);
-    const caught = 100 * power;
-    const text = caught < 10 ? Number(caught.toPrecision(2)) : Math.round(caught);
-    const guessed = 100 * alarms;
-    byId("attack").textContent =
-      `At 1 false alarm in ${1 / alarms}, the best attack on the least protected agent catches ` +
-      `${text} of 100. Guessing catches ${guessed} of 100.`;
-    drawing.drawCases(byId("cases"), power);
-  }
-
-  function noiseOf(split, cap) {
-    const n = split.theta.length;
-    const R = designs.hiddenFrom(split);
-    return Array.from({ length: n }, (_, i) => Math.sqrt(R[i * n + i] / cap));
-  }
-
-  function averageOf(split, cap) {
-    return Math.sqrt(designs.centralRatio(split) / cap) / split.theta.length;
-  }
-
-  function renderCosts() {
-    const { settings } = state.view;
-    const outsiders = known.get(keyOf(settings, "outsiders"));
-    const ratio = (split) => (split ? designs.centralRatio(split) : null);
-    const against = (q) => ratio(known.get(keyOf(settings, q))?.split);
-    // A search that ended early is private all the same; its distance from the best is stated.
-    const excess = (q) => {
-      const gap = known.get(keyOf(settings, q))?.gap;
-      return gap > 0.01 && isFinite(gap) ? `, energy ≤ ${(100 * gap).toFixed(1)} % above the best` : "";
-    };
-    const row = (label, remark, kind, value) => ({ label, remark, kind, value });
-    const rows = [
-      row("trusted server", "sees all gradients", "server", 1),
-      row("CorN", "against an eavesdropper", "corn", ratio(outsiders?.corn)),
-    ];
-    if (settings.agents > 1) rows.push(row("CorN", `and one insider${excess(1)}`, "corn", against(1)));
-    if (settings.colluders === 2 && settings.mechanism === "corn") {
-      rows.push(row("CorN", `and two insiders${excess(2)}`, "corn", against(2)));
-    }
-    rows.push(row("DECOR", "against an eavesdropper", "decor", ratio(outsiders?.decor)));
-    rows.push(row("LDP", "against any insiders", "ldp", ratio(outsiders?.ldp)));
-    drawing.drawCosts(byId("costs"), state.problem ? rows.slice(0, 1) : rows, settings.agents);
-    const words = rows.map(({ label, remark, value }) => {
-      return `${label}, ${remark}: ${value === null ? "computing" : value.toFixed(2)}`;
-    });
-    byId("costs").setAttribute("aria-label", `Times a trusted server’s noise. ${words.join("; ")}`);
-  }
-
-  function renderExport() {
-    const { settings } = state.view;
-    const chosen = document.querySelector("input[name=form]:checked").value;
-    const form = chosen === "edgeList" && settings.source !== null ? "commandLine" : chosen;
-    const text = state.problem ? "" : exports[form](settings);
-    const [file, hint] = FILES[form];
-    byId("export").textContent = text;
-    byId("export-hint").textContent = hint;
-    byId("download").href = `data:text/plain;charset=utf-8,${encodeURIComponent(text)}`;
-    byId("download").download = file;
-  }
-
-  function element(name, text = "") {
-    const node = document.createElement(name);
-    node.textContent = text;
-    return node;
   }
 
   // Actions
@@ -451,5 +214,5 @@ corn.page = (() => {
   }
 
   start();
-  return { state };
+  return { act, state };
 })();
