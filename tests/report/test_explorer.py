@@ -24,7 +24,9 @@ from tests.report.browser import Browser, browsing, needs_browser
 
 Engine: TypeAlias = Callable[[str], Any]
 NODE = shutil.which("node")
-needs_node = pytest.mark.skipif(NODE is None, reason="no Node.js: the scripts run in it, if it is")
+needs_node = pytest.mark.skipif(
+    NODE is None, reason="no Node.js: without it the scripts are checked in a browser only"
+)
 OBJECTIVE = Horizon(200.0, 0.1, 0.9)
 
 
