@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types pytest clean
+.PHONY: help demo test docs release lint format types pytest clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -14,6 +14,14 @@ demo: $(VENV)/installed  ## install, then reproduce every figure of the paper at
 	$(BIN)/corn reproduce all --quick --out out/reproduction
 
 test: lint types pytest  ## install the development extras, lint, type-check and run every test
+
+docs: $(VENV)/installed-docs  ## build the documentation into docs/_build/html, and run its tutorials
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+release: $(VENV)/installed-dev  ## build wheel and sdist, and use each in a clean environment
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python tests/release_check.py dist/*.whl dist/*.tar.gz
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -30,7 +38,7 @@ pytest: $(VENV)/installed-dev
 	$(BIN)/pytest --cov --cov-report=term
 
 clean:  ## remove the environment and everything generated
-	rm -rf $(VENV) out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) out build dist docs/_build docs/generated docs/out docs/tutorials/out .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 
 # A stamp that is newer than pyproject.toml shows that the environment matches it. A second run then
 # installs nothing.
@@ -47,4 +55,8 @@ $(VENV)/installed: pyproject.toml $(VENV)/created
 $(VENV)/installed-dev: pyproject.toml $(VENV)/created
 	@echo 'installing corn and its development tools into $(VENV): a few minutes the first time'
 	$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch $(VENV)/installed $@
+
+$(VENV)/installed-docs: pyproject.toml $(VENV)/created
+	$(BIN)/pip install --quiet --editable '.[docs]'
 	@touch $(VENV)/installed $@

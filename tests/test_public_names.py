@@ -43,6 +43,12 @@ def test_public_names_exist_and_are_listed() -> None:
     assert set(PUBLIC) <= set(dir(corn))
 
 
+def test_public_names_have_an_example() -> None:
+    """The reference of the documentation shows these examples, and the tests run them."""
+    names = [name for name in corn.__all__ if name != "__version__"]
+    assert [name for name in names if ">>>" not in (getattr(corn, name).__doc__ or "")] == []
+
+
 def test_each_class_and_public_function_name_is_defined_once() -> None:
     """A command is a function with its name, which it may share with the library's function."""
     modules = defaultdict(list)

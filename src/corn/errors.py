@@ -37,7 +37,15 @@ def _shorten(text: str, limit: int | None) -> str:
 
 
 class CornError(Exception):
-    """The base of all failures that a caller can act on; the message is one printable line."""
+    """The base of all failures that a caller can act on; the message is one printable line.
+
+    >>> from corn import load_network
+    >>> try:
+    ...     load_network("rung:4")
+    ... except CornError as error:
+    ...     print(str(error)[:22])
+    unknown graph 'rung:4'
+    """
 
     def __str__(self) -> str:
         """Return the message as one line that is safe to print, whatever it quotes."""
@@ -72,4 +80,13 @@ class StoppedByUserError(CornError):
 
 
 class CornWarning(UserWarning):
-    """A sound result with a property that the caller may not expect."""
+    """A sound result with a property that the caller may not expect.
+
+    >>> import warnings
+    >>> from corn import PrivacyBudget
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always", CornWarning)
+    ...     budget = PrivacyBudget(40, 1e-5, num_steps=10, clip=1, accounting="paper")
+    >>> caught[0].category.__name__
+    'CornWarning'
+    """

@@ -458,5 +458,8 @@ def test_held_out_samples_choose_step_sizes(corn: Runner) -> None:
 def test_a_printed_epsilon_is_never_below_the_one_that_was_spent(corn: Runner) -> None:
     options = ("--mechanism", "ldp", "--step-size", "0.1", "--epsilon", "1.00004")
     table = corn("train", *QUICK, *options).stdout
-    # In the promise, and as spent: four digits would show 1.
-    assert table.count("1.00004") == 2
+    # In the promise, as spent, and in the last line: four digits would show 1.
+    assert table.count("1.00004") == 3
+    last = table.splitlines()[-1]
+    assert "at simulated ε = 1.00004 for one agent's whole data set" in last
+    assert last.endswith("6 × a trusted server's noise variance in the average model")

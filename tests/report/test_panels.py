@@ -95,9 +95,26 @@ def test_points_of_the_paper_beyond_its_promise_are_crossed_out() -> None:
     figure = plot_panel(panel, points, broken_promises=[40.0])
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
     assert [np.asarray(line.get_xdata()).tolist() for line in crosses] == [[40.0], [40.0]]
-    (legend,) = figure.legends
-    texts = [text.get_text() for text in legend.get_texts()]
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert texts.count("× exact ε is larger") == 1
     assert len(texts) == len(methods) + 1
+
+
+def test_every_line_is_named_once_and_names_do_not_touch() -> None:
+    points = [Point(method, x, (1 / x,)) for method in METHODS for x in (1.0, 2.0)]
+    figure = plot_panel(NOISE, points)
+    figure.draw_without_rendering()
+    names = figure.axes[0].texts
+    assert sorted(name.get_text() for name in names) == sorted(m.label for m in METHODS)
+    boxes = sorted((name.get_window_extent() for name in names), key=lambda box: box.y0)
+    assert all(lower.y1 <= upper.y0 + 1 for lower, upper in pairwise(boxes))
+    assert all(box.x1 <= figure.bbox.x1 for box in boxes)
+
+
+def test_the_main_panel_has_at_most_six_lines() -> None:
+    points = [Point(method, x, (1 / x,)) for method in METHODS for x in (1.0, 2.0)]
+    assert len(plot_panel(NOISE, points, lines="main").axes[0].lines) == 6
+    assert len(plot_panel(NOISE, points, lines="paper").axes[0].lines) == 3
 
 
 def test_the_axis_of_an_accuracy_ends_at_zero_and_one() -> None:

@@ -1,10 +1,12 @@
 """Plots of single results stay readable: no title is cut at the edge of its figure."""
 
 import pytest
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from corn.report import plot_comparison, plot_training
+from corn.report import MECHANISM_COLOURS, plot_comparison, plot_training
+from corn.report.style import darken
 
 LONG_TITLE = (
     "graphs/a$b/er.edges, breast-cancer, mechanism corn, ε = 10 and δ = 1e-05 for each agent "
@@ -41,6 +43,29 @@ def test_the_title_of_a_comparison_is_not_cut(objectives: list[str]) -> None:
     }
     figure = plot_comparison(values, objectives=objectives, title=LONG_TITLE)
     assert_title_is_inside(figure)
+
+
+def test_names_of_lines_can_be_read_on_white() -> None:
+    """The contrast is at least 4.5, as the guidelines for accessible content ask of text."""
+    for colour in (*MECHANISM_COLOURS.values(), "#56B4E9"):
+        red, green, blue = (
+            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+            for c in to_rgb(darken(colour))
+        )
+        assert 1.05 / (0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05) >= 4.5, colour
+
+
+def test_lines_of_a_run_are_named_at_their_ends() -> None:
+    rows = [
+        {"contender": name, "step_size": "1", "step": step, "consensus_distance": height}
+        for name, height in (("corn", 1.0), ("ldp", 1.01))
+        for step in (1, 2)
+    ]
+    figure = plot_training(rows, {"corn": "1", "ldp": "1"}, None, title="")
+    figure.draw_without_rendering()
+    low, high = (text.get_window_extent() for text in figure.axes[0].texts)
+    assert low.y1 <= high.y0 + 1
+    assert figure.axes[0].get_legend() is None
 
 
 def test_bars_are_relative_to_ldp() -> None:

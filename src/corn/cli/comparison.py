@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, cast
 
 from corn import learn
 from corn.cli.learning import draw_run
+from corn.cli.outcome import describe_outcome
 from corn.cli.output import (
     collect_sampling,
     print_facts,
+    print_line,
     print_note,
     print_table,
     round_up_range,
@@ -153,6 +155,31 @@ def print_comparison(
         print_note(note)
     for run, breakdown in result.stopped.items():
         print_note(f"{', '.join(map(str, run))}: {breakdown}")
+
+
+def print_outcome(problem: learn.TrainingProblem, tuning: learn.Tuning) -> None:
+    """Print the last line: what CorN, or else the first private method, has reached."""
+    methods = [
+        method
+        for method in dict.fromkeys(trial.method for trial in tuning.result.trials)
+        if method.budget is not None and not method.is_central
+    ]
+    methods.sort(key=lambda method: method.name not in ("plan", "corn"))
+    if not methods or methods[0].budget is None or methods[0].central_ratio is None:
+        return
+    chosen, budget = methods[0], methods[0].budget
+    own = learn.summarize_methods(problem, tuning)[chosen.name]
+    is_common = budget.is_uniform
+    spent = own["simulated_epsilon" if is_common else "simulated_epsilon_of_each_agent"]
+    text = describe_outcome(
+        own,
+        spent,
+        budget,
+        threat=chosen.threat,
+        central_ratio=methods[0].central_ratio,
+        is_simulated=True,
+    )
+    print_line(None if text is None else f"{chosen.name}: {text}")
 
 
 def note_ends(tuning: learn.Tuning) -> None:

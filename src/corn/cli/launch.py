@@ -22,10 +22,12 @@ from corn.cli.options import (
     PlotOption,
     ThreatOptions,
 )
+from corn.cli.outcome import describe_outcome
 from corn.cli.output import (
     collect_sampling,
     print_facts,
     print_json,
+    print_line,
     print_note,
     round_up,
     round_up_range,
@@ -195,6 +197,8 @@ def launch(
     for note in launched.private_notes:
         print_note(f"private, do not publish: {note}")
     print_note(_describe_sharing(launched))
+    if not json:
+        _print_outcome(launched)
     distributed.require_done(
         launched.finished.values(),
         launched.measured.num_steps,
@@ -327,6 +331,22 @@ def _print(launched: distributed.LaunchResult) -> None:
     )
     for note in result.notes:
         print_note(note)
+
+
+def _print_outcome(launched: distributed.LaunchResult) -> None:
+    """Print the last line: what was reached, and at which privacy."""
+    plan, last = launched.plan, launched.measured.rows[-1]
+    spent = last["epsilon"] if plan.budget.is_uniform else [last["epsilon_least"], last["epsilon"]]
+    print_line(
+        describe_outcome(
+            _measured(launched, learn.SHARED_COLUMNS),
+            spent,
+            plan.budget,
+            threat=plan.threat,
+            central_ratio=plan.central_ratio,
+            is_simulated=launched.is_rehearsal,
+        )
+    )
 
 
 def _print_private(launched: distributed.LaunchResult, *, show_facts: bool) -> None:

@@ -129,6 +129,13 @@ def round_up_range(values: Any) -> str:
     return least if least == most else f"{least} to {most}"
 
 
+def print_line(text: str | None) -> None:
+    """Print one line of a result, if there is one."""
+    if text is not None:
+        sys.stdout.write(f"{make_printable(text)}\n")
+        sys.stdout.flush()
+
+
 def print_note(text: str) -> None:
     """Print a note on stderr, where it does not mix with the result."""
     sys.stderr.write(f"note: {make_printable(text)}\n")

@@ -18,6 +18,7 @@ from corn.cli.comparison import (
     draw_comparison,
     note_ends,
     print_comparison,
+    print_outcome,
 )
 from corn.cli.learning import LEARNING, LearningOptions, let_plan_decide, write_run
 from corn.cli.options import (
@@ -250,6 +251,7 @@ def train(
         print_comparison(problem, terms, found)
         note_ends(tuned)
         tuning.print_notes(result, prices, learning.task)
+        print_outcome(problem, found)
     # After everything was written and printed, so that an interrupted run loses nothing.
     if result.status == "interrupted":
         kept = f"; {output.out} has the result so far" if output.out else ""

@@ -31,6 +31,11 @@ class Decomposition:
         seed_groups: the members of each group, in increasing order.
         factors: one matrix per group, shape (members, streams): member a of group k adds row a of
             ``factors[k]`` times the group's independent standard normal streams.
+
+    >>> opposite = np.array([[1.0], [-1.0]])
+    >>> shares = Decomposition(np.ones(2), ((0, 1),), (opposite,))
+    >>> shares.covariance.tolist(), shares.total_variance
+    ([[2.0, -1.0], [-1.0, 2.0]], 2.0)
     """
 
     private_variance: FloatArray

@@ -39,7 +39,7 @@ _UNITS = {
     "agent": "unit: agent (the mini-batch gradient is clipped once)",
     "sample": "unit: sample (each sample's gradient is clipped)",
 }
-_ADVERSARY = "adversary: eavesdropper, or as in the legend"
+_ADVERSARY = "adversary: eavesdropper, or as named"
 
 
 def figure1a(scale: Scale) -> list[NoiseStudy]:

@@ -46,7 +46,17 @@ def fingerprint(plan: Plan) -> bytes:
 
 
 def save_plan(plan: Plan, path: Path) -> None:
-    """Write a plan; equal plans give equal files."""
+    """Write a plan; equal plans give equal files.
+
+    >>> import tempfile
+    >>> from corn import PrivacyBudget, load_network, make_plan
+    >>> budget = PrivacyBudget(epsilon=5, delta=1e-5, num_steps=100, clip=0.1)
+    >>> plan = make_plan(load_network("ring:4"), budget)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_plan(plan, Path(folder) / "plan.corn")
+    ...     load_plan(Path(folder) / "plan.corn").num_agents
+    4
+    """
     content = _encode(plan)
     document = {
         "corn_plan": SCHEMA,
@@ -63,6 +73,10 @@ def load_plan(path: Path) -> Plan:
     Raises:
         FileFormatError: the file is missing, damaged, changed, of another version, or has an
             impossible content.
+
+    >>> load_plan(Path("missing.corn"))
+    Traceback (most recent call last):
+    corn.errors.FileFormatError: missing.corn: no such file
     """
     document = read_json(path, kind="a plan")
     # Checked first: a plan of another version has other fields, and a list of them helps nobody.

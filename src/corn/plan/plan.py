@@ -92,6 +92,12 @@ class Plan:
         cooldown_steps: steps after the last that only mix. They release nothing new.
         dtype: the type of models and messages, which are computed from releases.
         corn_version: the version that made the plan.
+
+    >>> from corn.topology import load_network
+    >>> budget = PrivacyBudget(epsilon=5, delta=1e-5, num_steps=100, clip=0.1)
+    >>> plan = make_plan(load_network("ring:4"), budget)
+    >>> plan.num_agents, plan.threat.max_colluders, plan.cooldown_steps
+    (4, 1, 5)
     """
 
     network: Network
@@ -227,6 +233,12 @@ def make_plan(
     agent's time at every step; ``Corn()`` keeps them. A part of ε and δ is set aside for
     floating point (``corn.privacy.floats``), and noise weights are scaled up until the check of
     every coalition passes, so the promise holds for the bits that are released.
+
+    >>> from corn.topology import load_network
+    >>> budget = PrivacyBudget(epsilon=5, delta=1e-5, num_steps=100, clip=0.1)
+    >>> plan = make_plan(load_network("ring:4"), budget, threat=ThreatModel(0))
+    >>> plan.mechanism, plan.threat.describe()
+    ('corn', 'an eavesdropper who sees every message but knows no seed')
     """
     name = mechanism if isinstance(mechanism, str) else mechanism.name
     _require_private(name)

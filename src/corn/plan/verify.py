@@ -58,6 +58,12 @@ def verify_plan(plan: Plan) -> Verification:
 
     Privacy is computed for every coalition of the threat, one by one, from the noise weights as
     they are drawn. The lower bound is proved again, over all seeds that the threat allows.
+
+    >>> from corn import PrivacyBudget, load_network, make_plan
+    >>> budget = PrivacyBudget(epsilon=5, delta=1e-5, num_steps=100, clip=0.1)
+    >>> found = verify_plan(make_plan(load_network("ring:4"), budget))
+    >>> found.passed, len(found.guarantees), found.problems
+    (True, 4, ())
     """
     guarantees = _guarantees(plan)
     A = plan.objective.matrix(plan.network.step_matrix)

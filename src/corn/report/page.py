@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata, resources
 from pathlib import Path
@@ -15,7 +15,7 @@ import jinja2
 
 from corn.experiments import Claim, Panel, Point, Reproduction
 from corn.experiments.claims import find_broken_promises
-from corn.report.panels import plot_panel
+from corn.report.panels import Lines, choose_lines, plot_panel
 from corn.report.style import save_figure
 from corn.version import __version__
 
@@ -46,9 +46,9 @@ def write_reproduction(
     """Write all files into ``out`` and return the main ones, the page first.
 
     ``runs.csv`` has every run, ``points.csv`` every point of a figure, ``claims.csv`` and
-    ``claims.md`` every claim with its verdict. ``figures/`` has every panel as PNG and SVG, once
-    with the paper's methods and once with those that this project adds. The page states ``command``
-    and ``timing``.
+    ``claims.md`` every claim with its verdict. ``figures/`` has every panel as PNG and SVG: with
+    the paper's methods, with the main ones of this project, and with all. The page states
+    ``command`` and ``timing``.
     """
     out.mkdir(parents=True, exist_ok=True)
     _write_csv(reproduction.runs, out / "runs.csv")
@@ -64,15 +64,13 @@ def write_reproduction(
     return [page, out / "runs.csv", out / "points.csv", out / "claims.csv"]
 
 
-def _draw_all(reproduction: Reproduction, directory: Path) -> dict[str, list[dict[str, str]]]:
+def _draw_all(reproduction: Reproduction, directory: Path) -> dict[str, list[dict[str, Any]]]:
     """Save every drawing, and return the drawings of each figure as the page needs them."""
     broken = find_broken_promises(reproduction.scale)
-    drawings: dict[str, list[dict[str, str]]] = {}
+    drawings: dict[str, list[dict[str, Any]]] = {}
     for panel, points in reproduction.panels:
-        versions = [(panel.name, True, "the paper’s methods")] if panel.in_paper else []
-        versions.append((f"{panel.name}-added", False, "with the methods of this project"))
-        for name, only_paper, caption in versions:
-            figure = plot_panel(panel, points, only_paper=only_paper, broken_promises=broken)
+        for name, lines, caption in _list_versions(panel, points):
+            figure = plot_panel(panel, points, lines=lines, broken_promises=broken)
             drawn = directory / f"{name}.svg"
             save_figure(figure, drawn)
             save_figure(figure, drawn.with_suffix(".png"))
@@ -82,9 +80,20 @@ def _draw_all(reproduction: Reproduction, directory: Path) -> dict[str, list[dic
                     "source": _embed(drawn),
                     "caption": f"{axes}, unit: {panel.unit}; {caption}",
                     "text": f"{axes}, {panel.title}; {caption}",
+                    "is_folded": lines == "all",
                 }
             )
     return drawings
+
+
+def _list_versions(panel: Panel, points: Sequence[Point]) -> Iterator[tuple[str, Lines, str]]:
+    """Yield the file name, the lines and the caption of each drawing of a panel."""
+    if panel.in_paper:
+        yield panel.name, "paper", "the paper’s methods"
+    methods = [point.method for point in points]
+    yield f"{panel.name}-added", "main", "the methods of this project"
+    if len(choose_lines(methods, "all")) > len(choose_lines(methods, "main")):
+        yield f"{panel.name}-all", "all", "all methods"
 
 
 def _embed(drawing: Path) -> str:
@@ -94,7 +103,7 @@ def _embed(drawing: Path) -> str:
 
 def _render(
     reproduction: Reproduction,
-    drawings: Mapping[str, Sequence[Mapping[str, str]]],
+    drawings: Mapping[str, Sequence[Mapping[str, Any]]],
     command: str,
     timing: str,
 ) -> str:

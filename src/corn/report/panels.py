@@ -1,19 +1,20 @@
-"""Panels of a reproduction: one line per method, with confidence intervals."""
+"""Panels of a reproduction: one line per method, named at its end, with intervals as bands."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from corn.experiments import MethodSpec, Panel, Point
+from corn.report.labels import LineEnd, label_ends
 from corn.report.style import INK, MECHANISM_COLOURS
 
 if TYPE_CHECKING:
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
 
 _Dashes: TypeAlias = str | tuple[int, tuple[float, ...]]
 
-_SHIFT = 0.005
-"""The horizontal distance of two methods: relative on a logarithmic axis, otherwise in p."""
+_CROSS_LABEL = "× exact ε is larger"
 
-_CROSS_LABEL = "exact ε is larger"
+Lines: TypeAlias = Literal["paper", "main", "all"]
+
+_MAIN = ("ldp", "decor", "corn", "corn-1-insider", "central", "none")
+"""The lines that answer a reader's questions; a panel with more becomes hard to read."""
 
 _LABEL_DISTANCE = 0.055
 """The least distance of two labelled places, as a part of the axis: a label of four digits."""
@@ -68,23 +71,24 @@ def plot_panel(
     panel: Panel,
     points: Sequence[Point],
     *,
-    only_paper: bool = False,
+    lines: Lines = "all",
     broken_promises: Collection[float] = (),
 ) -> Figure:
-    """Draw a panel with all its methods, or with those of the paper only.
+    """Draw a panel with all its lines, those of the paper, or at most six that matter most.
 
-    On a logarithmic axis "no noise" may lie decades below all others; the legend then states that
+    On a logarithmic axis "no noise" may lie decades below all others; its name then says that
     it is below the axis. Where ε varies, points of the paper's methods at ``broken_promises`` are
     crossed out.
     """
+    chosen = choose_lines([point.method for point in points], lines)
     shown = [
         point
         for point in points
-        if (point.method.is_in_paper or not only_paper)
+        if point.method in chosen
         and math.isfinite(point.mean)
         and (point.mean > 0 or not panel.log_y)
     ]
-    figure = Figure(figsize=(6.2, 4.4 if only_paper else 4.9), layout="constrained")
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()
     # "δ = 1e-05" stays on one line.
     title = textwrap.fill(panel.title.replace(" = ", "\u00a0=\u00a0"), 88)
@@ -95,26 +99,32 @@ def plot_panel(
         return figure
     low, high = _find_limits(panel, shown)
     axes.set_ylim(low, high)
-    methods = list(dict.fromkeys(point.method for point in shown))
     crossed = broken_promises if panel.figure.endswith("a") else ()
-    for index, method in enumerate(methods):
+    ends = []
+    for method in dict.fromkeys(point.method for point in shown):
         own = sorted((point for point in shown if point.method == method), key=lambda p: p.x)
-        # Slightly apart, so that the bars of one method do not hide those of another.
-        shift = (index - (len(methods) - 1) / 2) * _SHIFT if panel.is_random else 0.0
-        _draw_line(axes, method, own, shift=shift, lowest=low, crossed=crossed)
-    # Crosses of several methods share one entry, the last: sorting by "is a cross" is stable.
-    entries = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    labels = sorted(entries, key=lambda label: label == _CROSS_LABEL)
-    figure.legend(
-        [entries[label] for label in labels],
-        labels,
-        loc="outside lower center",
-        ncols=3,
-        handlelength=3,
-        frameon=False,
-        fontsize=8,
-    )
+        _draw_line(axes, method, own, crossed=crossed)
+        name = method.label + (" (below the axis)" if own[-1].mean < low else "")
+        ends.append(LineEnd(name, max(own[-1].mean, low), style_of(method).colour))
+    label_ends(axes, ends, font_size=8.5)
+    if any(line.get_marker() == "x" for line in axes.lines):
+        axes.text(0.99, 0.99, _CROSS_LABEL, transform=axes.transAxes, ha="right", va="top")
     return figure
+
+
+def choose_lines(methods: Iterable[MethodSpec], lines: Lines) -> list[MethodSpec]:
+    """Return the methods of a panel that are drawn, each once.
+
+    >>> from corn.experiments import METHODS
+    >>> len(METHODS), [method.name for method in choose_lines(METHODS, "main")][:3]
+    (11, ['ldp', 'decor', 'corn'])
+    """
+    distinct = list(dict.fromkeys(methods))
+    if lines == "paper":
+        return [method for method in distinct if method.is_in_paper]
+    if lines == "main" and len(distinct) > len(_MAIN):
+        return [method for method in distinct if method.name in _MAIN]
+    return distinct
 
 
 def _set_axes(axes: Axes, panel: Panel, places: Sequence[float]) -> None:
@@ -182,39 +192,32 @@ def _find_limits(panel: Panel, points: Sequence[Point]) -> tuple[float, float]:
 
 
 def _draw_line(
-    axes: Axes,
-    method: MethodSpec,
-    points: Sequence[Point],
-    *,
-    shift: float,
-    lowest: float,
-    crossed: Collection[float],
+    axes: Axes, method: MethodSpec, points: Sequence[Point], *, crossed: Collection[float]
 ) -> None:
-    style, is_log = style_of(method), axes.get_xscale() == "log"
-    places = [point.x * (1 + shift) if is_log else point.x + shift for point in points]
-    means = [point.mean for point in points]
-    axes.errorbar(
+    style = style_of(method)
+    places, means = [point.x for point in points], np.array([point.mean for point in points])
+    axes.plot(
         places,
         means,
-        yerr=[point.half_width for point in points] if len(points[0].values) > 1 else None,
         linestyle=style.dashes,
         marker=style.marker,
         markersize=5,
         markerfacecolor="white" if method.is_in_paper else style.colour,
         color=style.colour,
         linewidth=1.5,
-        elinewidth=0.8,
-        capsize=2,
-        label=method.label + (" (below the axis)" if max(means) < lowest else ""),
     )
+    if len(points[0].values) > 1:
+        half = np.array([point.half_width for point in points])
+        axes.fill_between(
+            places, means - half, means + half, color=style.colour, alpha=0.13, linewidth=0
+        )
     wrong = [i for i, point in enumerate(points) if method.is_in_paper and point.x in crossed]
     if wrong:
         axes.plot(
             [places[i] for i in wrong],
-            [means[i] for i in wrong],
+            means[wrong],
             linestyle="",
             marker="x",
             markersize=9,
             color=INK,
-            label=_CROSS_LABEL,
         )

@@ -18,9 +18,19 @@ from matplotlib.ticker import MaxNLocator
 from corn.arrays import FloatArray
 from corn.covariance import Design
 from corn.errors import CornWarning, InvalidArgumentError, make_printable
-from corn.privacy import ACCOUNTANTS, Accounting, PrivacyLoss
-from corn.report.style import INK, LINK, MECHANISM_COLOURS, MECHANISM_NAMES, PALE
-from corn.topology import Graph, Network, Spectrum, name_of
+from corn.privacy import ACCOUNTANTS, Accounting, PrivacyCurve, PrivacyLoss
+from corn.report.labels import LineEnd, label_ends
+from corn.report.layout import place_agents
+from corn.report.style import (
+    INK,
+    LINK,
+    MECHANISM_COLOURS,
+    MECHANISM_NAMES,
+    PALE,
+    SHORT_NAMES,
+    darken,
+)
+from corn.topology import Network, Spectrum, name_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,7 +108,7 @@ def plot_comparison(
     panels = figure.subplots(1, len(objectives), squeeze=False)[0]
     for axes, objective in zip(panels, objectives, strict=True):
         _draw_bars(axes, values[objective], remarks or {})
-        axes.set_title(objective, fontsize=10)
+        axes.set_title(textwrap.fill(objective, _TITLE_LETTERS), fontsize=9)
     return figure
 
 
@@ -114,7 +124,6 @@ def plot_privacy(loss: PrivacyLoss) -> Figure:
     if not subsampled:
         _draw_tradeoff(panels[1], loss)
     for axes in panels:
-        axes.legend(frameon=False, fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -154,7 +163,7 @@ def plot_training(
 def _draw_graph(axes: Axes, network: Network) -> None:
     """Draw agents and links; an agent is darker the larger its weight on its own model."""
     graph, n = network.graph, network.num_agents
-    places = _place_agents(graph)
+    places = place_agents(graph)
     size = float(np.clip(5200 / n, 12, 420))
     # Arrow heads are drawn one by one, which is slow; only directed links need them.
     arrows = {"arrows": True, "arrowsize": 9, "node_size": size} if graph.is_directed() else {}
@@ -176,17 +185,6 @@ def _draw_graph(axes: Axes, network: Network) -> None:
     axes.set_title(f"{source}\n{counts}", fontsize=10, parse_math=False)
     axes.set_axis_off()
     axes.margins(0.08)
-
-
-def _place_agents(graph: Graph) -> dict[int, tuple[float, float]]:
-    """Return coordinates: rings as circles, small graphs by distance, large ones by springs."""
-    n = len(graph)
-    if 3 <= n <= 60 and all(degree == 2 for _, degree in graph.degree):
-        return dict(nx.circular_layout(graph))
-    # Kamada–Kawai shows structure best, but needs all shortest paths: cubic in n.
-    if n <= 120:
-        return dict(nx.kamada_kawai_layout(graph.to_undirected()))
-    return dict(nx.spring_layout(graph, seed=1, iterations=60))
 
 
 def _draw_matrix(axes: Axes, matrix: FloatArray, **colours: Any) -> None:
@@ -239,7 +237,9 @@ def _draw_privacy_curves(axes: Axes, loss: PrivacyLoss, names: Sequence[Accounti
             label = ACCOUNTANTS[name].description
             if loss.query.is_subsampled:
                 label = "privacy loss distribution"
-            axes.semilogy(curve.epsilon, curve.delta, color=_ACCOUNTANT_COLOURS[name], label=label)
+            colour = _ACCOUNTANT_COLOURS[name]
+            axes.semilogy(curve.epsilon, curve.delta, color=colour)
+            _name_curve(axes, curve, label, colour)
     axes.set(xlabel="ε", ylabel="δ", ylim=(1e-10, 1.5), xlim=(0, None))
     # A `PrivacyLoss` is that of an adversary who observes every message and knows no seed.
     axes.set_title(
@@ -247,21 +247,31 @@ def _draw_privacy_curves(axes: Axes, loss: PrivacyLoss, names: Sequence[Accounti
     )
 
 
+def _name_curve(axes: Axes, curve: PrivacyCurve, name: str, colour: str) -> None:
+    """Write a curve's name beside it, where the three curves leave room."""
+    # The exact curve is the lowest, so that there is room to its left; the paper's to its right.
+    exponent, side = {"#0072B2": (-7, "right"), "#E69F00": (-9, "left")}.get(colour, (-4, "left"))
+    at = int(np.abs(np.log10(np.maximum(curve.delta, 1e-300)) - exponent).argmin())
+    place = curve.epsilon[at], curve.delta[at]
+    axes.annotate(f" {name} ", place, color=darken(colour), fontsize=9, va="center", ha=side)
+
+
 def _draw_tradeoff(axes: Axes, loss: PrivacyLoss) -> None:
     tradeoff = loss.tradeoff(np.linspace(0, 1, 401))
-    axes.plot([0, 1], [1, 0], color=PALE, linestyle="--", label="guessing")
-    axes.plot(
-        tradeoff.false_positive_rate,
-        tradeoff.false_negative_rate,
-        color=_ACCOUNTANT_COLOURS["gdp"],
-        label=f"best attack, μ = {loss.mu.max():.3f}",
-    )
+    axes.plot([0, 1], [1, 0], color=PALE, linestyle="--")
+    axes.text(0.72, 0.30, "guessing", color=INK, fontsize=9)
+    rates, colour = tradeoff.false_negative_rate, _ACCOUNTANT_COLOURS["gdp"]
+    axes.plot(tradeoff.false_positive_rate, rates, color=colour)
+    # Below the curve, which is convex, there is room for its name.
+    name = f"best attack,\nμ = {loss.mu.max():.3f}"
+    axes.text(0.03, 0.04, name, color=colour, fontsize=9)
     axes.set(xlabel="attacker's false positive rate", ylabel="false negative rate")
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
 
 
 def _draw_runs(axes: Axes, rows: Sequence[Row], step_sizes: Mapping[str, str], column: str) -> None:
     """Draw mean and standard deviation over runs of one measure against the step."""
+    ends = []
     for name, step_size in step_sizes.items():
         values: dict[int, list[float]] = {}
         for row in rows:
@@ -272,7 +282,11 @@ def _draw_runs(axes: Axes, rows: Sequence[Row], step_sizes: Mapping[str, str], c
         stds = np.array([np.std(values[step]) for step in steps])
         colour = MECHANISM_COLOURS.get(name, INK)
         style = "--" if name in ("none", "unclipped", "central") else "-"
-        axes.plot(steps, means, style, color=colour, label=MECHANISM_NAMES.get(name, name))
+        axes.plot(steps, means, style, color=colour)
+        ends.append(LineEnd(SHORT_NAMES.get(name, name), float(means[-1]), colour))
         axes.fill_between(steps, means - stds, means + stds, color=colour, alpha=0.15, linewidth=0)
     axes.set(xlabel="step", ylabel=_MEASURE_LABELS[column])
-    axes.legend(frameon=False, fontsize=8)
+    # Lines end at the right edge, next to their names.
+    axes.margins(x=0)
+    axes.set_ylim(axes.get_ylim())
+    label_ends(axes, ends, font_size=8.5)

@@ -27,11 +27,41 @@ MECHANISM_NAMES = {
     "corn one-step": "CorN, designed for one step",
     "corn eavesdropper": "CorN, no insider",
 }
+SHORT_NAMES = {
+    "corn": "CorN",
+    "decor": "DECOR",
+    "zero-sum": "zero-sum",
+    "ldp": "LDP",
+    "central": "trusted server",
+    "none": "no noise",
+}
+"""Names for the ends of lines, where there is little room."""
+
 INK = "#333333"
 PALE = "#BBBBBB"
 LINK = MECHANISM_COLOURS["corn"]
 
 FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+# The same hues with a contrast of at least 4.5 to white, which thin letters need.
+_TEXT_COLOURS = {
+    "#E69F00": "#8A5F00",
+    "#D55E00": "#B04E00",
+    "#56B4E9": "#1F6F9F",
+    "#CC79A7": "#9C4676",
+    "#009E73": "#00785A",
+    "#7F7F7F": "#666666",
+}
+
+
+def darken(colour: str) -> str:
+    """Return the colour of text that names a line of this colour, readable on white.
+
+    >>> darken("#E69F00"), darken("#0072B2")
+    ('#8A5F00', '#0072B2')
+    """
+    return _TEXT_COLOURS.get(colour, colour)
 
 
 def check_figure_name(path: Path) -> None:

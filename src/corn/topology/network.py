@@ -55,6 +55,10 @@ class Network:
         source: the spec or file that it came from, for people to read.
         weights: the rule of :data:`~corn.topology.mixing.WEIGHTS`, or ``"given"``.
         gossip: the mixing rounds of one step.
+
+    >>> network = load_network("grid:2x3")
+    >>> network.num_agents, network.graph.number_of_edges(), network.weights
+    (6, 7, 'metropolis')
     """
 
     graph: Graph

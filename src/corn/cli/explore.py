@@ -1,0 +1,62 @@
+"""``corn explore``: write one page that designs noise in the browser, and open it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from corn.cli.options import JsonOption
+from corn.cli.output import print_json, print_note
+from corn.errors import FileFormatError
+from corn.files import writing_whole
+from corn.topology import load_network
+
+EXAMPLE = "corn explore --graph ring:12 --out explorer.html --no-open"
+
+
+def explore(
+    graph: Annotated[
+        str | None,
+        typer.Option(
+            help="Graph to show first: a spec or a file, of 2 to 40 agents. Others can be chosen "
+            "or drawn on the page."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="File for the page.")] = Path("corn-explorer.html"),
+    open_page: Annotated[
+        bool, typer.Option("--open/--no-open", help="Whether to open the page in a browser.")
+    ] = True,
+    json: JsonOption = False,
+) -> None:
+    """Write a page to choose noise with: draw a graph, mark insiders, move ε, see the cost.
+
+    The page is one file. It needs no server and no network, and it sends nothing anywhere.
+    """
+    # Imported here, because Matplotlib's package takes a second that other commands save.
+    from corn.report.explorer import MOST_AGENTS, write_page
+
+    if out.suffix not in (".html", ".htm"):
+        raise FileFormatError(f"{out}: the page's name must end in .html")
+    page = write_page(None if graph is None else load_network(graph))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with writing_whole(out) as partial:
+        partial.write_text(page, encoding="utf-8")
+    opened = open_page and _open(out)
+    if json:
+        print_json({"page": out, "graph": graph, "opened": opened, "max_agents": MOST_AGENTS})
+    note = "" if opened else "; open it in a browser"
+    print_note(f"wrote {out}{note}")
+
+
+def _open(page: Path) -> bool:
+    """Open the page in a browser with windows, and return whether there is one."""
+    # Without a display, Python would start a browser in this very terminal.
+    has_display = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    if sys.platform == "linux" and not has_display:
+        return False
+    return webbrowser.open(page.resolve().as_uri())

@@ -1,0 +1,65 @@
+"""The documentation has every command, every option and every page; ``make docs`` builds it."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+
+from corn.cli import COMMANDS, app
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    """Return the script that makes pages from the source."""
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_has_every_option(generate: ModuleType) -> None:
+    sections = generate.describe_commands().split("\n## corn ")[1:]
+    group: Any = typer.main.get_command(app)
+    assert [section.split()[0] for section in sections] == list(COMMANDS)
+    for name, section in zip(COMMANDS, sections, strict=True):
+        for option in group.commands[name].params:
+            assert f"`{option.opts[0]}`" in section or f"`{option.name.upper()}`" in section
+        assert COMMANDS[name][1] in section
+
+
+def test_every_page_is_in_the_table_of_contents(generate: ModuleType) -> None:
+    source = [(DOCS / "index.md").read_text(encoding="utf-8")]
+    generate.adapt_links(None, "index", source)
+    toctrees = re.findall(r"```\{toctree\}(.*?)```", source[0], flags=re.DOTALL)
+    listed = {line for text in toctrees for line in text.splitlines()}
+    built = ("_build", "generated", "out")
+    pages = {
+        page.relative_to(DOCS).with_suffix("").as_posix()
+        for page in DOCS.rglob("*.md")
+        if not set(page.relative_to(DOCS).parts) & set(built)
+    }
+    assert sorted(pages - listed - {"index"}) == []
+
+
+def test_links_that_leave_the_documentation_become_pages_or_text(generate: ModuleType) -> None:
+    text = (
+        "[a](../CONTRIBUTING.md) [b](../examples/own_model.py) [c](theory.md#x) [d](https://x.org)"
+    )
+    moved = generate.move_links(text, DOCS, DOCS)
+    assert moved == "[a](generated/contributing.md) b [c](theory.md#x) [d](https://x.org)"
+    image = generate.move_links("![x](../docs/images/scaling.png)", DOCS.parent / "a", DOCS / "b")
+    assert image == "![x](../images/scaling.png)"
+
+
+def test_tutorials_run_commands_that_can_fail() -> None:
+    """A command after ``!`` may fail unnoticed, while a failing ``%%bash`` cell fails the build."""
+    for page in DOCS.rglob("*.md"):
+        assert not re.search(r"^!\w", page.read_text(encoding="utf-8"), flags=re.MULTILINE), page
