@@ -21,6 +21,7 @@ from corn.cli import (
     account,
     advise,
     agent,
+    audit,
     compare,
     data,
     design,
@@ -53,6 +54,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "data": (data.data, data.EXAMPLE),
     "plan": (plan.plan, plan.EXAMPLE),
     "verify": (verify.verify, verify.EXAMPLE),
+    "audit": (audit.audit, audit.EXAMPLE),
     "keygen": (keygen.keygen, keygen.KEYGEN_EXAMPLE),
     "roster": (keygen.roster, keygen.ROSTER_EXAMPLE),
 }

@@ -1,0 +1,23 @@
+"""Audits: the strongest attackers against the code that runs, next to what was promised.
+
+- ``audit_plan``: attack a plan's program, and compare the result with the promise.
+- ``View``, ``read_view``, ``find_smallest_break``: attackers, and what they know.
+- ``Program``, ``DEPLOYED``: the functions under audit.
+"""
+
+from corn.audit.auditing import AuditReport, AuditSettings, Finding, audit_plan
+from corn.audit.program import DEPLOYED, Program
+from corn.audit.views import Break, View, find_smallest_break, read_view
+
+__all__ = [
+    "DEPLOYED",
+    "AuditReport",
+    "AuditSettings",
+    "Break",
+    "Finding",
+    "Program",
+    "View",
+    "audit_plan",
+    "find_smallest_break",
+    "read_view",
+]
