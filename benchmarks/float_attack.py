@@ -3,7 +3,7 @@
 Run ``python benchmarks/float_attack.py [--trials N] [--release NAME] [--equal] [--only TEXT]
 [--processes N] [--json]``.
 
-The attacker (``tests/oracles/float_attack.py``) knows the plan, the model, the step size and two
+The attacker (``corn/audit/low_order_bits.py``) knows the plan, the model, the step size and two
 candidate gradients, and trains on releases with keys of its own. It observes all messages, knows
 all other gradients, and is an insider if the plan's threat has one. Ideal noise allows a success
 rate of Φ(μ/2); the verdict is by a binomial test. The column ``values`` shows how often
@@ -50,9 +50,9 @@ from tests.oracles.deployed_release import (
     release,
     stream_weights,
 )
-from tests.oracles.float_attack import Array, FloatAttacker, Pair, p_value
 
 from corn import Decomposition, Plan, PrivacyBudget, ThreatModel, load_network, make_plan, save_plan
+from corn.audit.low_order_bits import Array, FloatAttacker, Pair, p_value
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
 from corn.distributed.agent import prepare_work
 from corn.distributed.exchange import Exchange

@@ -19,6 +19,7 @@ from corn.audit.attacks import (
     auc_to_mu,
     ideal_mu,
 )
+from corn.audit.bit_check import check_bits
 from corn.audit.estimates import (
     Interval,
     TrialScores,
@@ -176,6 +177,10 @@ def audit_plan(
     auditor = Auditor(plan, observation, settings, num_findings=len(pairs))
     findings = tuple(auditor.judge(victim, attacker) for victim, attacker in track(pairs))
     problems = [*auditor.check_noise(), *observation.problems]
+    if settings.through == "step":
+        problems += check_bits(
+            plan, pairs[0][0], seed=settings.seed, program=program, alpha=auditor.alpha
+        )
     return AuditReport(settings, num_releases, findings, tuple(dict.fromkeys(problems)))
 
 
@@ -187,8 +192,9 @@ class Auditor:
     ) -> None:
         self._plan, self._observation, self._settings = plan, observation, settings
         self._streams = StreamWeights.of(plan.decomposition)
-        # One test of the noise, and four of each finding: two attackers, each by rates and by μ.
-        self._alpha = (1 - settings.confidence) / (1 + 4 * num_findings)
+        # Tests of the noise and of low-order bits, and four of each finding: two attackers, each by
+        # rates and by μ.
+        self.alpha = (1 - settings.confidence) / (2 + 4 * num_findings)
         self._known: dict[View, FloatArray] = {}
 
     def check_noise(self) -> list[str]:
@@ -197,7 +203,7 @@ class Auditor:
         if self._settings.through == "step":
             # Rounding to the grid adds an independent uniform error.
             R = R + np.eye(len(R)) * self._plan.grid**2 / 12
-        return check_noise(self._observation.released, R, alpha=self._alpha)
+        return check_noise(self._observation.released, R, alpha=self.alpha)
 
     def judge(self, victim: int, view: View) -> Finding:
         """Let all attackers of a view try to see the victim's canary."""
@@ -249,12 +255,12 @@ class Auditor:
     ) -> Finding:
         excess, certified, by_mu = [], 0.0, None
         for attack in attacks:
-            rates = count_errors(attack.scores, attack.thresholds, alpha=self._alpha)
+            rates = count_errors(attack.scores, attack.thresholds, alpha=self.alpha)
             certified = max(certified, rates.bound_epsilon(promise.delta))
             if promise.excludes(rates):
                 excess.append(f"{attack.name}: error rates below the promised trade-off")
             if promise.mu is not None:
-                low = bound_mu(attack.scores, alpha=self._alpha)
+                low = bound_mu(attack.scores, alpha=self.alpha)
                 by_mu = max(by_mu or 0.0, low)
                 if low > promise.mu:
                     excess.append(f"{attack.name}: μ ≥ {low:.4g}, promised {promise.mu:.4g}")
