@@ -202,7 +202,8 @@ def release_float32(
     del grid
     state = noise.numpy().ravel()[:1].view(np.uint64)
     generator = np.random.Generator(np.random.SFC64(state))
-    normals = generator.standard_normal(noise.shape, dtype=np.float32)
+    weight = np.float32(np.sqrt(agent_plan().decomposition.private_variance[0]))
+    normals = generator.standard_normal(noise.shape, dtype=np.float32) * weight
     gradient = (found.values.flatten(1) * found.factors.view(-1, 1)).float()
     return model - STEP_SIZE * (gradient + torch.from_numpy(normals))
 
@@ -213,5 +214,5 @@ def test_releases_off_the_grid(send: Any) -> None:
     report = audit(replace(DEPLOYED, make_messages=send), STEP)
     found = " ".join(report.problems)
     assert "not multiples of the grid" in found
-    # Noise in float64 is finer than the float32 message. NumPy's float32 normals lie on a lattice.
+    # Noise in float64 is finer than a float32 message. A weight times float32 leaves out values.
     assert ("low-order bits reveal gradients" in found) == (send is release_float32)

@@ -29,6 +29,8 @@ def check_bits(plan: Plan, victim: int, *, seed: int, program: Program, alpha: f
     """
     query = query_of(plan, victim)
     row = StreamWeights.of(plan.decomposition).weights[victim]
+    # A program may multiply by weights in the type of messages.
+    weights = {float(kind(weight)) for weight in row[row != 0] for kind in (float, np.float32)}
     noise_std = float(np.linalg.norm(row))
     draw = _Messages(plan, victim, program)
     generator = np.random.default_rng(seed)
@@ -40,7 +42,7 @@ def check_bits(plan: Plan, victim: int, *, seed: int, program: Program, alpha: f
         draw,
         pairs[:_PRACTICE_PAIRS],
         noise_std=noise_std,
-        weights=row[row != 0].tolist(),
+        weights=sorted(weights),
         step_size=STEP_SIZE,
         num_messages=_MESSAGES,
         seed=2**32 + seed,
