@@ -71,3 +71,16 @@ def test_wrong_options_are_one_line(
     assert outcome.exit_code == 1
     assert message in outcome.stderr
     assert outcome.stderr.count("\n") == 1
+
+
+def test_one_run_of_a_task(corn: Runner, plans: Path) -> None:
+    arguments = ("--one-run", "--task", "digits", "--canaries", 100)
+    outcome = corn("audit", plans / "samples.corn", *arguments)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "certified ε" in outcome.stdout
+    facts = json.loads(corn("audit", plans / "samples.corn", *arguments, "--json").stdout)
+    assert facts["num_canaries"] == 100
+    assert facts["epsilon"] <= facts["promised_epsilon"] == 4
+    refused = corn("audit", plans / "pairs.corn", "--one-run")
+    assert refused.exit_code == 1
+    assert "needs a plan for samples" in refused.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -19,16 +20,42 @@ from corn.cli.output import (
     round_up,
 )
 from corn.errors import InvalidArgumentError
+from corn.learn.names import WorkloadName
 from corn.plan import Plan, load_plan
 
 if TYPE_CHECKING:  # needs torch, whose import takes a second
-    from corn.audit import AuditReport, AuditSettings, Break, Finding
+    from corn.audit import AuditReport, AuditSettings, Break, Finding, View
 
+_ONE_RUN = "One run"
 EXAMPLE = "corn audit plan.corn --view worst --trials 10000"
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """The training run of ``--one-run``."""
+
+    one_run: Annotated[
+        bool,
+        typer.Option(
+            "--one-run",
+            help="Audit one training run with many canaries in the data (plans for samples).",
+            rich_help_panel=_ONE_RUN,
+        ),
+    ] = False
+    task: Annotated[WorkloadName, typer.Option(help="Task to learn.", rich_help_panel=_ONE_RUN)] = (
+        "digits"
+    )
+    canaries: Annotated[
+        int, typer.Option(min=10, help="Samples to insert or not.", rich_help_panel=_ONE_RUN)
+    ] = 500
+    step_size: Annotated[
+        float, typer.Option(help="Step size of the run.", rich_help_panel=_ONE_RUN)
+    ] = 0.1
 
 
 def audit(
     path: Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file.")],
+    *,
     view: Annotated[
         str,
         typer.Option(
@@ -62,6 +89,7 @@ def audit(
         ),
     ] = 0.99,
     seed: Annotated[int, typer.Option(min=0, help="Seed of keys, coins and canaries.")] = 0,
+    training: TrainingOptions,
     plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -69,6 +97,10 @@ def audit(
     from corn.audit import AuditSettings, audit_plan, find_smallest_break, read_view
 
     plan = load_plan(path)
+    if training.one_run:
+        attacker = None if view == "worst" else read_view(view)
+        _audit_one_run(path, plan, training, attacker, confidence, seed, json)
+        return
     settings = AuditSettings(
         through or ("shares" if plan.budget.unit == "agent" else "step"),
         num_trials=trials,
@@ -95,6 +127,56 @@ def audit(
     for problem in _list_failures(report):
         print_error(f"{path}: {problem}")
     if report.violated:
+        raise typer.Exit(1)
+
+
+def _audit_one_run(
+    path: Path,
+    plan: Plan,
+    training: TrainingOptions,
+    view: View | None,
+    confidence: float,
+    seed: int,
+    json: bool,
+) -> None:
+    from corn import learn
+    from corn.audit import View, audit_training
+
+    report = audit_training(
+        plan,
+        learn.make_workload(training.task, plan.num_agents, partition="iid"),
+        schedule=learn.make_schedule(training.step_size, "constant"),
+        num_canaries=training.canaries,
+        view=view,
+        confidence=confidence,
+        seed=seed,
+        track=lambda steps: progress(steps, "training"),
+    )
+    attacker = (view or View()).describe()
+    facts = vars(report) | {"violated": report.violated, "view": attacker, "task": training.task}
+    if json:
+        print_json({"promise": plan.budget.describe(), **facts})
+    else:
+        print_facts(
+            f"audit of one run: {'VIOLATED' if report.violated else 'no violation found'}",
+            [
+                ("promise", plan.budget.describe()),
+                ("attacker", attacker),
+                (
+                    "canaries",
+                    f"{report.num_canaries}, of which {report.num_guesses} were guessed: "
+                    f"{report.num_right} right",
+                ),
+                ("AUC", f"{report.auc:.3f}"),
+                (
+                    "certified ε",
+                    f"≥ {report.epsilon:.3g} at δ = {report.delta:g}, with confidence "
+                    f"{confidence:g}; promised {round_up(report.promised_epsilon)}",
+                ),
+            ],
+        )
+    if report.violated:
+        print_error(f"{path}: one run shows ε ≥ {report.epsilon:.3g}, more than was promised")
         raise typer.Exit(1)
 
 
