@@ -19,20 +19,17 @@ from scipy import stats
 from torch import Tensor
 
 from corn.arrays import FloatArray
-from corn.audit.program import select_known
+from corn.audit.known_noise import KnownNoise
 from corn.audit.views import StreamWeights, View, invert_hidden
 from corn.checks import require, require_count
-from corn.covariance import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, Batch
 from corn.learn.method import Method, Trial
-from corn.learn.perturbation import simulation_nonce
 from corn.learn.problem import TrainingProblem
 from corn.learn.sampling import choose_rates
 from corn.learn.schedule import Schedule
 from corn.learn.settings import SweepSettings
 from corn.learn.simulation import Simulation
-from corn.noise import SecureSource, draw_all_shares, simulated_keys
 from corn.plan import Plan
 from corn.privacy import gaussian
 from corn.privacy.query import ClippedQuery
@@ -256,7 +253,7 @@ class _Eavesdropper:
         self._task, self._canaries, self._query = problem.task, canaries, query
         self._data, _ = problem.place(settings)
         self._honest = view.honest(plan.num_agents)
-        self._known = _Insiders(plan.decomposition, view, seed=settings.seeds[0])
+        self._known = KnownNoise(plan.decomposition, view, seed=settings.seeds[0])
         self._inputs = self._task.prepare(canaries.inputs.to(settings.torch_dtype))
         self._agents = torch.from_numpy(canaries.agents)
         self._watched = np.isin(canaries.agents, self._honest)
@@ -268,7 +265,7 @@ class _Eavesdropper:
         self._rates = np.array(rates or [min(1.0, size / m) for m in self._data.sizes]) / size
         self._canary_rates = torch.from_numpy(self._rates[canaries.agents])
         self._precision = torch.from_numpy(self._weigh(plan, view))
-        self.scores = np.zeros(len(canaries.included))
+        self.scores, self._step = np.zeros(len(canaries.included)), 0
 
     def _weigh(self, plan: Plan, view: View) -> FloatArray:
         """Return the precision of what the attacker does not know: noise, and others' coins."""
@@ -296,8 +293,9 @@ class _Eavesdropper:
             gap = gap - other
         else:
             expected.index_add_(0, self._agents, weights * gap)
-        hidden = (s - self._known.draw(s.shape[1]) - expected)[self._honest]
+        hidden = (s - self._known.draw(self._step, s.shape[1]) - expected)[self._honest]
         evidence = (self._precision @ hidden)[torch.from_numpy(self._places)]
+        self._step += 1
         # Canaries of insiders are no secret to them, and no finding: their scores stay zero.
         self.scores += np.where(self._watched, (gap * evidence).sum(dim=1).numpy(), 0.0)
 
@@ -327,32 +325,6 @@ class _Eavesdropper:
     def _gradients(self, models: Tensor, targets: Tensor) -> Tensor:
         """Return the clipped gradient of each canary at its agent's model, shape (m, d)."""
         return self._differentiate(models, self._inputs, targets, 1.0)
-
-
-@final
-class _Insiders:
-    """The noise that a coalition draws with its keys, step after step."""
-
-    def __init__(self, decomposition: Decomposition, view: View, *, seed: int) -> None:
-        keys = {
-            owner: key
-            for owner, key in simulated_keys(decomposition, seed=seed).items()
-            if not set(view.coalition).isdisjoint(owner.members)
-        }
-        self._known = select_known(decomposition, keys)
-        self._source, self._nonce, self._step = SecureSource(keys), simulation_nonce(seed), 0
-
-    def draw(self, num_parameters: int) -> Tensor:
-        """Return the known part of the next step's noise, shape (n, d)."""
-        drawn = draw_all_shares(
-            self._known,
-            source=self._source,
-            nonce=self._nonce,
-            step=self._step,
-            stop=num_parameters,
-        )
-        self._step += 1
-        return torch.from_numpy(drawn)
 
 
 def _judge(

@@ -21,6 +21,7 @@ from corn.cli import (
     account,
     advise,
     agent,
+    attack,
     audit,
     compare,
     data,
@@ -55,6 +56,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "plan": (plan.plan, plan.EXAMPLE),
     "verify": (verify.verify, verify.EXAMPLE),
     "audit": (audit.audit, audit.EXAMPLE),
+    "attack": (attack.attack, attack.EXAMPLE),
     "keygen": (keygen.keygen, keygen.KEYGEN_EXAMPLE),
     "roster": (keygen.roster, keygen.ROSTER_EXAMPLE),
 }

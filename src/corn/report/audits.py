@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -69,3 +70,36 @@ def _draw_exposure(axes: Axes, exposure: FloatArray, promised: float) -> None:
     axes.set_yticks(range(0, n, step))
     axes.set(xlabel="insider", ylabel="victim")
     axes.set_title("an eavesdropper, alone and with each insider", fontsize=10)
+
+
+def plot_reconstructions(
+    truth: FloatArray, rows: Sequence[tuple[str, FloatArray]], *, shape: tuple[int, int], title: str
+) -> Figure:
+    """Draw the true images of victims, and below them what attackers made of each method.
+
+    Args:
+        truth: shape (victims, features).
+        rows: a caption and reconstructed images, of this shape, for each method.
+        shape: height and width of an image.
+        title: of the figure.
+    """
+    every = [("the agents' own images", truth), *rows]
+    figure = Figure(
+        figsize=(1.05 * len(truth) + 3.6, 1.12 * len(every) + 0.6), layout="constrained"
+    )
+    figure.suptitle(textwrap.fill(title, 130), fontsize=9, parse_math=False)
+    grid = figure.subplots(len(every), len(truth), squeeze=False)
+    for line, (caption, images) in zip(grid, every, strict=True):
+        for axes, image in zip(line, images, strict=True):
+            axes.imshow(image.reshape(shape), cmap="gray_r", interpolation="nearest")
+            axes.set_xticks([])
+            axes.set_yticks([])
+        line[0].set_ylabel(
+            textwrap.fill(caption, 26),
+            rotation=0,
+            horizontalalignment="right",
+            verticalalignment="center",
+            fontsize=9,
+            labelpad=10,
+        )
+    return figure
