@@ -37,13 +37,14 @@ from corn.audit.observation import (
 )
 from corn.audit.program import DEPLOYED, Program
 from corn.audit.promise import Promise, promise_to
+from corn.audit.recording import ProcessObservation
 from corn.audit.views import StreamWeights, View, list_worst_views
 from corn.checks import require, require_count
 from corn.plan import Plan
 from corn.privacy import gaussian
 
 Verdict: TypeAlias = Literal["tight", "loose", "violated"]
-Through: TypeAlias = Literal["shares", "step"]
+Through: TypeAlias = Literal["shares", "step", "processes"]
 
 TIGHT = 0.9
 """The share of the promised μ from which on an attack shows that the promise is tight."""
@@ -54,8 +55,8 @@ class AuditSettings:
     """How an audit is made.
 
     Attributes:
-        through: ``shares`` (the noise that agents draw) or ``step`` (sampling, clipping, noise,
-            rounding and the half step).
+        through: ``shares`` (the noise that agents draw), ``step`` (sampling, clipping, noise,
+            rounding and the half step) or ``processes`` (messages of real agents).
         num_trials: trials under each of the two data sets.
         num_releases: the releases of each trial; None takes a number that suits the plan.
         confidence: of all verdicts together.
@@ -166,14 +167,7 @@ def audit_plan(
     settings = settings or AuditSettings()
     pairs = _pair_up(plan, victims, view)
     num_releases = settings.num_releases or suggest_releases(plan, settings.through)
-    kind = ShareObservation if settings.through == "shares" else StepObservation
-    observation: Observation = kind(
-        plan,
-        num_trials=settings.num_trials,
-        num_releases=num_releases,
-        seed=settings.seed,
-        program=program,
-    )
+    observation = _observe(plan, settings, num_releases, program)
     auditor = Auditor(plan, observation, settings, num_findings=len(pairs))
     findings = tuple(auditor.judge(victim, attacker) for victim, attacker in track(pairs))
     problems = [*auditor.check_noise(), *observation.problems]
@@ -182,6 +176,22 @@ def audit_plan(
             plan, pairs[0][0], seed=settings.seed, program=program, alpha=auditor.alpha
         )
     return AuditReport(settings, num_releases, findings, tuple(dict.fromkeys(problems)))
+
+
+def _observe(
+    plan: Plan, settings: AuditSettings, num_releases: int, program: Program
+) -> Observation:
+    if settings.through == "processes":
+        # Their keys are made anew, so that no seed repeats them.
+        return ProcessObservation(plan, num_trials=settings.num_trials, num_releases=num_releases)
+    kind = ShareObservation if settings.through == "shares" else StepObservation
+    return kind(
+        plan,
+        num_trials=settings.num_trials,
+        num_releases=num_releases,
+        seed=settings.seed,
+        program=program,
+    )
 
 
 class Auditor:
@@ -200,7 +210,7 @@ class Auditor:
     def check_noise(self) -> list[str]:
         """Compare the covariance of what was released with the plan's."""
         R = self._streams.covariance
-        if self._settings.through == "step":
+        if self._settings.through != "shares":
             # Rounding to the grid adds an independent uniform error.
             R = R + np.eye(len(R)) * self._plan.grid**2 / 12
         return check_noise(self._observation.released, R, alpha=self.alpha)
@@ -298,7 +308,7 @@ class Auditor:
 def suggest_releases(plan: Plan, through: Through) -> int:
     """Return how many releases of a trial show what an audit is to find."""
     query = query_of(plan, 0)
-    if through == "shares" or query.unit == "agent" or query.sampling == "every-step":
+    if through != "step" or query.unit == "agent" or query.sampling == "every-step":
         return 4
     # A whole number of passes; and enough steps that Poisson's canary takes part in some.
     steps = 2 * (query.steps_per_pass or 0) or math.ceil(3 / rate_of(query))

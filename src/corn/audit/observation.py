@@ -107,13 +107,35 @@ class _Canaries:
     participation: NDArray[np.bool_]
 
 
-@final
-class ShareObservation:
-    """A canary added to the noise that agents draw: T steps, represented by a few releases.
+@dataclass(frozen=True, eq=False)
+class ShareCanary:
+    """A canary that is added to noise: T steps, represented by a few releases.
 
     Each of k releases carries √(T/k) times the canary of one step. Where the noise of releases is
     independent, which the audit checks, this is as informative as T releases with the canary.
     """
+
+    plan: Plan
+    num_releases: int
+    num_trials: int
+
+    def add(self, victim: int) -> Signal:
+        """Return the change of the victim's releases."""
+        query = query_of(self.plan, victim)
+        # A sample under Poisson sampling is audited given that it takes part in one step.
+        steps = 1 if query.is_subsampled else query.participations(self.plan.budget.num_steps)
+        size = query.sensitivity * math.sqrt(steps / self.num_releases)
+        weights = size * _signs(self.num_releases)
+        is_replace = query.adjacency == "replace"
+        middle = 0.5 if is_replace else 0.0
+        ones = np.ones(self.num_trials)
+        low, high = (np.outer(weights, ones * (part - middle)) for part in (0.0, 1.0))
+        return Signal(low, high, weights, np.ones(low.shape, dtype=bool), is_replace)
+
+
+@final
+class ShareObservation:
+    """A canary added to the noise that agents draw."""
 
     def __init__(
         self,
@@ -149,16 +171,8 @@ class ShareObservation:
 
     def add_canary(self, victim: int) -> Signal:
         """See ``Observation``."""
-        query = query_of(self._plan, victim)
-        # A sample under Poisson sampling is audited given that it takes part in one step.
-        steps = 1 if query.is_subsampled else query.participations(self._plan.budget.num_steps)
-        size = query.sensitivity * math.sqrt(steps / self.num_releases)
-        weights = size * _signs(self.num_releases)
         trials = self._record.noise.shape[-1]
-        is_replace = query.adjacency == "replace"
-        middle = 0.5 if is_replace else 0.0
-        low, high = (np.outer(weights, np.full(trials, part - middle)) for part in (0.0, 1.0))
-        return Signal(low, high, weights, np.ones(low.shape, dtype=bool), is_replace)
+        return ShareCanary(self._plan, self.num_releases, trials).add(victim)
 
 
 @final
@@ -187,7 +201,7 @@ class StepObservation:
         self._record = NoiseRecord(plan, releases, size, seed=seed, program=program)
         self.problems = self._record.check_keys()
         # A linear model whose loss is its output: a sample's gradient is its input.
-        self._task = ModuleTask(nn.Linear(_DIMENSIONS, 1, bias=False), _mean_output)
+        self._task = ModuleTask(nn.Linear(_DIMENSIONS, 1, bias=False), mean_output)
         self._canaries: dict[ClippedQuery, _Canaries] = {}
         self._samplers: dict[tuple[ClippedQuery, range], BatchSampler] = {}
         self.released: FloatArray = np.stack(
@@ -372,5 +386,6 @@ def _signs(num_releases: int) -> FloatArray:
     return np.where(np.arange(num_releases) % 2 == 0, 1.0, -1.0)
 
 
-def _mean_output(outputs: Tensor, _: Tensor) -> Tensor:
+def mean_output(outputs: Tensor, _: Tensor) -> Tensor:
+    """Return a loss whose gradient, for a linear model, is a sample's input."""
     return outputs.mean()

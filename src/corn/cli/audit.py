@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -70,11 +70,11 @@ def audit(
         10_000
     ),
     through: Annotated[
-        Literal["shares", "step"] | None,
+        Literal["shares", "step", "processes"] | None,
         typer.Option(
-            help="Part of the program that is attacked: shares (keys and noise) or step (also "
-            "sampling, clipping, rounding and the message). (Default: shares; step for --unit "
-            "sample.)"
+            help="Part of the program that is attacked: shares (keys and noise), step (also "
+            "sampling, clipping, rounding and the message) or processes (messages of real agents; "
+            "no seed repeats it). (Default: shares; step for plans with the sample unit.)"
         ),
     ] = None,
     releases: Annotated[
@@ -194,6 +194,9 @@ def _audit_break(plan: Plan, weakest: Break | None, settings: AuditSettings) -> 
 
     if weakest is None:
         return None
+    # Real processes are not started again for something that the plan does not promise.
+    if settings.through == "processes":
+        settings = replace(settings, through="shares")
     report = audit_plan(plan, victims=[weakest.victim], view=weakest.view, settings=settings)
     return report.findings[0]
 
@@ -303,6 +306,8 @@ def _print(plan: Plan, report: AuditReport, beyond: Finding | None) -> None:
 
 
 def _describe_target(report: AuditReport) -> str:
+    if report.settings.through == "processes":
+        return "messages of real processes in two runs; a few releases stand for the whole run"
     if report.settings.through == "shares":
         return "keys, nonces and noise of all agents; a few releases stand for the whole run"
     return "sampling, clipping, noise, rounding and messages, over the releases of a trial"
