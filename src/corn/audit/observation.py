@@ -99,38 +99,29 @@ class Observation(Protocol):
 class _Canaries:
     """Clipped gradients of all trials, for each release; they do not depend on the victim.
 
-    ``participation`` has shape (releases, trials).
+    ``participation`` is that of ``Signal``.
     """
 
     null: list[ClippedGradients]
     alternative: list[ClippedGradients]
-    participation: NDArray[np.bool_]
+    participation: NDArray[np.bool_] | None
 
 
-@dataclass(frozen=True, eq=False)
-class ShareCanary:
-    """A canary that is added to noise: T steps, represented by a few releases.
+def add_share_canary(plan: Plan, victim: int, shape: tuple[int, int]) -> Signal:
+    """Return a canary that is added to noise: T steps, represented by a few releases.
 
     Each of k releases carries √(T/k) times the canary of one step. Where the noise of releases is
     independent, which the audit checks, this is as informative as T releases with the canary.
+    ``shape`` is (releases, trials).
     """
-
-    plan: Plan
-    num_releases: int
-    num_trials: int
-
-    def add(self, victim: int) -> Signal:
-        """Return the change of the victim's releases."""
-        query = query_of(self.plan, victim)
-        # A sample under Poisson sampling is audited given that it takes part in one step.
-        steps = 1 if query.is_subsampled else query.participations(self.plan.budget.num_steps)
-        size = query.sensitivity * math.sqrt(steps / self.num_releases)
-        weights = size * _signs(self.num_releases)
-        is_replace = query.adjacency == "replace"
-        middle = 0.5 if is_replace else 0.0
-        ones = np.ones(self.num_trials)
-        low, high = (np.outer(weights, ones * (part - middle)) for part in (0.0, 1.0))
-        return Signal(low, high, weights, np.ones(low.shape, dtype=bool), is_replace)
+    query = query_of(plan, victim)
+    # A sample under Poisson sampling is audited given that it takes part in one step.
+    steps = 1 if query.is_subsampled else query.participations(plan.budget.num_steps)
+    weights = query.sensitivity * math.sqrt(steps / shape[0]) * _signs(shape[0])
+    is_replace = query.adjacency == "replace"
+    middle = 0.5 if is_replace else 0.0
+    low, high = (np.outer(weights, np.full(shape[1], part - middle)) for part in (0.0, 1.0))
+    return Signal(low, high, weights, np.ones(shape, dtype=bool), is_replace)
 
 
 @final
@@ -171,8 +162,8 @@ class ShareObservation:
 
     def add_canary(self, victim: int) -> Signal:
         """See ``Observation``."""
-        trials = self._record.noise.shape[-1]
-        return ShareCanary(self._plan, self.num_releases, trials).add(victim)
+        shape = self.num_releases, self.released.shape[-1]
+        return add_share_canary(self._plan, victim, shape)
 
 
 @final
@@ -239,8 +230,8 @@ class StepObservation:
             for own in (canaries.null, canaries.alternative)
         )
         weights = query.sensitivity * _signs(self.num_releases)
-        known = self._find_known(query, canaries.participation)
-        return Signal(null, alternative, weights, known, query.adjacency == "replace")
+        is_replace = query.adjacency == "replace"
+        return Signal(null, alternative, weights, canaries.participation, is_replace)
 
     def _compute(self, query: ClippedQuery) -> _Canaries:
         """Sample, differentiate and clip for all trials and releases."""
@@ -251,7 +242,7 @@ class StepObservation:
             null.append(join_gradients(lows))
             alternative.append(join_gradients(highs))
             taken.append(np.concatenate(present))
-        return _Canaries(null, alternative, np.stack(taken))
+        return _Canaries(null, alternative, self._find_known(query, np.stack(taken)))
 
     def _compute_some(
         self, query: ClippedQuery, number: int, sign: float, trials: range

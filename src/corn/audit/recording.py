@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from corn.arrays import FloatArray
-from corn.audit.observation import ShareCanary, Signal, count_samples, mean_output, query_of
+from corn.audit.observation import Signal, add_share_canary, count_samples, mean_output, query_of
 from corn.audit.program import select_known
 from corn.audit.views import View
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
@@ -220,7 +220,8 @@ class ProcessObservation:
 
     def add_canary(self, victim: int) -> Signal:
         """See ``Observation``."""
-        return ShareCanary(self._plan, self.num_releases, self.released.shape[-1]).add(victim)
+        shape = self.num_releases, self.released.shape[-1]
+        return add_share_canary(self._plan, victim, shape)
 
     def _collect(self, view: View) -> dict[Owner, Secret]:
         if view.coalition and self._keys is None:
