@@ -3,7 +3,7 @@
 Run ``python benchmarks/float_attack.py [--trials N] [--release NAME] [--equal] [--only TEXT]
 [--processes N] [--json]``.
 
-The attacker (``tests/oracles/float_attack.py``) knows the plan, the model, the step size and two
+The attacker (``corn/audit/low_order_bits.py``) knows the plan, the model, the step size and two
 candidate gradients, and trains on releases with keys of its own. It observes all messages, knows
 all other gradients, and is an insider if the plan's threat has one. Ideal noise allows a success
 rate of Φ(μ/2); the verdict is by a binomial test. The column ``values`` shows how often
@@ -22,16 +22,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import multiprocessing
 import sys
 import tempfile
 import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -50,14 +47,12 @@ from tests.oracles.deployed_release import (
     release,
     stream_weights,
 )
-from tests.oracles.float_attack import Array, FloatAttacker, Pair, p_value
 
-from corn import Decomposition, Plan, PrivacyBudget, ThreatModel, load_network, make_plan, save_plan
-from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
+from corn import Decomposition, Plan, PrivacyBudget, ThreatModel, load_network, make_plan
+from corn.audit.low_order_bits import Array, FloatAttacker, Pair, p_value
+from corn.audit.recording import AgentPool
+from corn.distributed import RunSettings
 from corn.distributed.agent import prepare_work
-from corn.distributed.exchange import Exchange
-from corn.distributed.joining import host_store
-from corn.distributed.keyring import find_credentials, make_keys
 from corn.learn.problem import TrainingProblem
 from corn.learn.sampling import SeededChoices
 from corn.learn.schedule import Constant
@@ -314,23 +309,6 @@ class FlippedWorkload(Workload):
         return problem
 
 
-def serve_orders(connection: Connection) -> None:
-    """Run as one agent after the other, and report the first message of each."""
-    limit_threads()
-    messages: list[Floats] = []
-    start = Exchange.start
-
-    def record(self: Exchange, header: Any, parameters: torch.Tensor) -> None:
-        messages.append(parameters.numpy().copy())
-        start(self, header, parameters)
-
-    Exchange.start = record  # type: ignore[method-assign]
-    while (order := connection.recv()) is not None:
-        messages.clear()
-        run_workload(order, Reports())
-        connection.send(messages[0])
-
-
 def attack_processes(num_trials: int, message_type: FloatType = "float32") -> Result:
     """Run six agents many times, and decide from the victim's message which data it had."""
     began, generator = time.perf_counter(), np.random.default_rng(2)
@@ -350,28 +328,16 @@ def attack_processes(num_trials: int, message_type: FloatType = "float32") -> Re
         step_size=STEP_SIZE,
         num_messages=4000,
     )
-    context = multiprocessing.get_context("spawn")
-    ends = [context.Pipe() for _ in range(NUM_AGENTS)]
-    children = [
-        context.Process(target=serve_orders, args=(theirs,), daemon=True) for _, theirs in ends
-    ]
-    for child in children:
-        child.start()
     right = right_by_values = 0
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, AgentPool(NUM_AGENTS) as pool:
         for trial in range(num_trials):
-            truth = int(generator.integers(2))
-            out = Path(folder) / str(trial)
+            truth, own = int(generator.integers(2)), Path(folder) / str(trial)
             chosen = replace(workload, is_flipped=bool(truth))
-            message = run_agents(plan, out, settings, chosen, [own for own, _ in ends])
-            released = sent.recover(message)[np.newaxis]
+            run = pool.run(plan, chosen, settings, keys=own / "keys", out=own / "run")
+            released = sent.recover(run.messages[0, VICTIM])[np.newaxis]
             values = attacker.score_values(pair, released)[0]
             right += (attacker.score_bits(pair, released)[0] + values > 0) == truth
             right_by_values += (values > 0) == truth
-    for own, _ in ends:
-        own.send(None)
-    for child in children:
-        child.join(20)
     return Result(
         f"six processes on a ring, a label flipped, d={len(pair[0])}",
         num_trials,
@@ -402,31 +368,6 @@ def find_candidates(
         )
         found.append((work.start - half).double().numpy())
     return (found[0], found[1]), work.start.double().numpy()
-
-
-def run_agents(
-    plan: Plan, out: Path, settings: RunSettings, workload: Workload, agents: list[Connection]
-) -> Floats:
-    """Run a plan in six processes with new keys, and return the victim's first message."""
-    out.mkdir()
-    save_plan(plan, out / "plan.corn")
-    make_keys(out / "keys", plan.num_agents)
-    credentials = find_credentials(settings, out / "keys", 0, plan.num_agents)
-    store = host_store(("127.0.0.1", 0), credentials)
-    for agent, connection in enumerate(agents):
-        order = AgentConfig(
-            workload=workload,
-            settings=settings,
-            out=out,
-            plan=out / "plan.corn",
-            keys=out / "keys",
-            agent=agent,
-            num_agents=plan.num_agents,
-            store=("127.0.0.1", store.port),
-            opens_store=False,
-        )
-        connection.send(order)
-    return [np.asarray(connection.recv()) for connection in agents][VICTIM]
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from corn.audit.low_order_bits import Array, recover_release
 from corn.covariance import Decomposition
 from corn.distributed.half_step import HalfStep
 from corn.learn.batches import Batch
@@ -17,7 +18,6 @@ from corn.learn.tasks.protocol import Gradients
 from corn.noise import NoiseSource, SecureSource, draw_all_shares, draw_share, simulated_keys
 from corn.plan import Plan
 from corn.privacy import ClippedQuery
-from tests.oracles.float_attack import Array, recover_release
 
 NONCE = bytes(range(32))
 Floats: TypeAlias = NDArray[np.floating[Any]]

@@ -21,6 +21,8 @@ from corn.cli import (
     account,
     advise,
     agent,
+    attack,
+    audit,
     compare,
     data,
     design,
@@ -57,6 +59,8 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "data": (data.data, data.EXAMPLE),
     "plan": (plan.plan, plan.EXAMPLE),
     "verify": (verify.verify, verify.EXAMPLE),
+    "audit": (audit.audit, audit.EXAMPLE),
+    "attack": (attack.attack, attack.EXAMPLE),
     "keygen": (keygen.keygen, keygen.KEYGEN_EXAMPLE),
     "roster": (keygen.roster, keygen.ROSTER_EXAMPLE),
 }

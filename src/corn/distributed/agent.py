@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -334,6 +335,8 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
     """Run all steps that are left, and record them."""
     plan, settings, ledger = run.plan, run.settings, run.keyring.ledger
     exchange = entry.exchange
+    if reports.on_message is not None:
+        exchange.on_send = partial(reports.on_message, run.agreed.nonce)
     journal = Journal(
         plan,
         settings,

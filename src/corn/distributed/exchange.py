@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
@@ -88,6 +88,9 @@ class Exchange:
         timeout: seconds without a message after which a neighbour is lost.
         senders: the neighbours that send to this agent; by default all.
         receivers: the neighbours to which this agent sends; by default all.
+
+    Attributes:
+        on_send: called with every message before it is sent, for audits.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class Exchange:
         self._links, self._num_agents, self._timeout = dict(links), num_agents, timeout
         self._senders, self._receivers = senders, receivers
         self._dtype = dtype
+        self.on_send: Callable[[Header, Tensor], None] | None = None
         self._own: Received | None = None
         # Own messages for which the neighbour's is still to come, the oldest first.
         self._pending: dict[int, deque[Received]] = {peer: deque() for peer in links}
@@ -143,6 +147,8 @@ class Exchange:
 
     def start(self, header: Header, parameters: Tensor) -> None:
         """Begin to send to every neighbour; links receive all the time."""
+        if self.on_send is not None:
+            self.on_send(header, parameters)
         for link, buffer in self._buffers:
             link.recycle(buffer)
         self._buffers = []

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from corn.distributed.lifetime import LifetimeTotal
 from corn.distributed.logs import log_event
+from corn.distributed.messages import Header
 from corn.distributed.reporter import ObservedRounds, StateReporter
 from corn.distributed.results import judge_status
 from corn.distributed.settings import RunSettings
@@ -75,7 +76,8 @@ class Reports:
     """Callbacks for news of a run while it lasts, and the request to stop it.
 
     Private notes depend on the agent's data, and so does a part of its progress. The total of all
-    releases is for the agent's owner alone. States come at most once a second.
+    releases is for the agent's owner alone. States come at most once a second. Messages come with
+    the nonce of the run, for audits; they cost a call per mixing round.
     """
 
     on_progress: Callable[[Progress], None] | None = None
@@ -84,6 +86,7 @@ class Reports:
     on_private_note: Callable[[str], None] | None = None
     on_total: Callable[[LifetimeTotal], None] | None = None
     on_state: Callable[[AgentState, LocalState], None] | None = None
+    on_message: Callable[[bytes, Header, Tensor], None] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ are kept from step to step, so memory does not grow with the number of steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -89,6 +89,9 @@ class Simulation:
         self.step, self._broken = 0, torch.zeros_like(self._alive)
         self.num_broken = torch.zeros(len(settings.seeds), len(trials), dtype=torch.long)
         self.parameters = self._initial_parameters(network.num_agents)
+        # Called in each step with the models before it and with what is released: all that an
+        # eavesdropper sees, for audits.
+        self.on_release: Callable[[Tensor, Tensor], None] | None = None
         self.memory = torch.zeros_like(self.parameters) if settings.momentum else None
 
     @property
@@ -122,6 +125,8 @@ class Simulation:
         shape = seeds, agents, trials, d = self.parameters.shape
         found = self._compute(self.parameters.view(-1, trials, d))
         g, noise = self._release(found.values.view(shape), found.factors.view(*shape[:-1], 1))
+        if self.on_release is not None:
+            self.on_release(self.parameters, g)
         momentum = self._settings.momentum
         direction = smooth(self.memory, g, momentum) if self.memory is not None else g
         # X − η·m, written into the memory of g, which is needed no more.

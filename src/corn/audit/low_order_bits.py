@@ -58,7 +58,7 @@ class DrawReleases(Protocol):
         """Return released values g + v as recovered from messages, shape (num, d)."""
 
 
-class View(Protocol):
+class BitView(Protocol):
     """A rule that sorts differences into cells."""
 
     def sort(self, released: Array, candidate: Array, coarseness: Array) -> Cells:
@@ -83,7 +83,7 @@ class GridView:
     dtype: type[np.floating[Any]]
 
     def sort(self, released: Array, candidate: Array, coarseness: Array) -> Cells:
-        """See ``View``."""
+        """See ``BitView``."""
         s = _round(released, self.dtype)
         units = (s - candidate) / self.step  # exact, as the step is a power of two
         return _join(
@@ -100,7 +100,7 @@ class ZerosView:
     dtype: type[np.floating[Any]]
 
     def sort(self, released: Array, candidate: Array, coarseness: Array) -> Cells:
-        """See ``View``."""
+        """See ``BitView``."""
         s = _round(released, self.dtype)
         places = np.rint((s - candidate) / _last_place(coarseness, self.dtype))
         whole = np.clip(places, -(2.0**62), 2.0**62).astype(np.int64)
@@ -121,7 +121,7 @@ class MultipleView:
     dtype: type[np.floating[Any]]
 
     def sort(self, released: Array, candidate: Array, coarseness: Array) -> Cells:
-        """See ``View``."""
+        """See ``BitView``."""
         v = _round(_round(released, self.dtype) - candidate, self.dtype)
         z = _round(v / self.weight, self.dtype)
         remainder = _subtract_product(v, z, self.weight)
@@ -173,7 +173,7 @@ class FloatAttacker:
         self._weights = _discriminate(np.concatenate(scores[::2]), np.concatenate(scores[1::2]))
 
     @property
-    def views(self) -> tuple[View, ...]:
+    def views(self) -> tuple[BitView, ...]:
         """The views that separate the candidates: none if only the Gaussian test remains."""
         used = zip(self._views, self._weights, strict=True)
         return tuple(view for view, weight in used if weight != 0)
@@ -196,10 +196,10 @@ class FloatAttacker:
         return np.asarray(centred @ (pair[1] - pair[0]) / self._noise_std**2, np.float64)
 
     def _learn(
-        self, batch: Sequence[tuple[Pair, Array]], views: Sequence[View]
-    ) -> tuple[list[View], list[Array]]:
+        self, batch: Sequence[tuple[Pair, Array]], views: Sequence[BitView]
+    ) -> tuple[list[BitView], list[Array]]:
         """Find the views that separate best, and their log-likelihood ratios of true to wrong."""
-        found: list[tuple[float, View, Array]] = []
+        found: list[tuple[float, BitView, Array]] = []
         num_rows = max(1, _LEARNED_FROM // (len(batch) * len(batch[0][0][0])))
         for view in views:
             counts = np.zeros((2, _NUM_CELLS))
@@ -245,10 +245,10 @@ def p_value(num_right: int, num_trials: int, promised: float) -> float:
     return float(binomtest(num_right, num_trials, promised, alternative="greater").pvalue)
 
 
-def _list_views(noise_std: float, weights: Sequence[float]) -> list[View]:
+def _list_views(noise_std: float, weights: Sequence[float]) -> list[BitView]:
     unit = 2.0 ** np.floor(np.log2(noise_std))
     types = (np.float32, np.float64)
-    views: list[View] = [ZerosView(noise_std, dtype) for dtype in types]
+    views: list[BitView] = [ZerosView(noise_std, dtype) for dtype in types]
     views += [GridView(unit * 2.0**-k, noise_std, np.float64) for k in _GRIDS]
     views += [GridView(unit * 2.0**-k, noise_std, np.float32) for k in _FLOAT32_GRIDS]
     sizes = sorted({abs(weight) for weight in weights if weight != 0})

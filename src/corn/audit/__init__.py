@@ -1,0 +1,27 @@
+"""Audits: the strongest attackers against the code that runs, next to what was promised.
+
+- ``audit_plan``: attack a plan's program, and compare the result with the promise.
+- ``audit_training``: audit one training run of the user's model with many canaries.
+- ``View``, ``read_view``, ``find_smallest_break``: attackers, and what they know.
+- ``Program``, ``DEPLOYED``: the functions under audit.
+"""
+
+from corn.audit.auditing import AuditReport, AuditSettings, Finding, audit_plan
+from corn.audit.one_run import OneRunReport, audit_training
+from corn.audit.program import DEPLOYED, Program
+from corn.audit.views import Break, View, find_smallest_break, read_view
+
+__all__ = [
+    "DEPLOYED",
+    "AuditReport",
+    "AuditSettings",
+    "Break",
+    "Finding",
+    "OneRunReport",
+    "Program",
+    "View",
+    "audit_plan",
+    "audit_training",
+    "find_smallest_break",
+    "read_view",
+]

@@ -1,0 +1,195 @@
+"""Attackers that score observations: the likelihood ratio, and one that learns from trials.
+
+Both are linear in what is observed, over agents and releases, so that their scores are normal where
+the noise is. The first knows the noise from the plan: no test is better if the program is right.
+The second learns means and covariances from releases of its own, so that it also uses noise that is
+not what the plan says, such as noise that is released twice.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtri
+
+from corn.arrays import FloatArray
+from corn.audit.estimates import TrialScores, place_thresholds
+from corn.audit.observation import Signal
+
+# Of the largest variance: a direction with less noise than this counts as having as much.
+_LEAST_VARIANCE = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class Attack:
+    """Scores of one attacker, and the thresholds that it fixed before it saw them."""
+
+    name: str
+    scores: TrialScores
+    thresholds: FloatArray
+
+
+def attack_by_likelihood(
+    hidden: FloatArray, signal: Signal, covariance: FloatArray, position: int, *, promised_mu: float
+) -> Attack:
+    """Score by the likelihood ratio of Gaussian noise with the plan's covariance.
+
+    Args:
+        hidden: what the view observes of honest agents, shape (releases, honest, trials).
+        signal: the canary's part of the victim's releases.
+        covariance: of the noise that the view does not know, shape (honest, honest).
+        position: the victim's place among honest agents.
+        promised_mu: μ for which thresholds are placed.
+    """
+    x = _solve(covariance, np.eye(len(covariance))[position])
+    observed = np.einsum("h,rht->rt", x, hidden)
+    weights = signal.weights[:, None]
+    used = weights if signal.participation is None else weights * signal.participation
+    # The same number of releases for all trials, so that scores have variance one on average.
+    scale = math.sqrt(max(float((used**2).sum(axis=0).mean()) * float(x[position]), 1e-300))
+    # Shifted so that scores without the canary would have mean zero in a program that is right.
+    noise = (used * observed).sum(axis=0) / scale + (promised_mu / 2 if signal.is_replace else 0)
+    null, alternative = (
+        noise + (used * part).sum(axis=0) * x[position] / scale
+        for part in (signal.null, signal.alternative)
+    )
+    scores = TrialScores(null, alternative, is_paired=True)
+    return Attack("likelihood ratio", scores, place_thresholds(promised_mu))
+
+
+def attack_by_learning(
+    released: FloatArray,
+    known: FloatArray,
+    signal: Signal,
+    position: int,
+    *,
+    promised_mu: float,
+) -> Attack:
+    """Score by Fisher's linear discriminant, which the first half of the trials teaches.
+
+    Args:
+        released: what honest agents release without canary, shape (releases, honest, trials).
+        known: the part of their noise that the view can draw, of this shape.
+        signal: the canary's part of the victim's releases.
+        position: the victim's place among honest agents.
+        promised_mu: μ for which thresholds are placed.
+    """
+    releases, honest, trials = released.shape
+    half, rows = trials // 2, np.arange(releases) * honest + position
+    drawn = known.reshape(-1, trials)
+    flat = np.concatenate([released.reshape(-1, trials), drawn[drawn.any(axis=1)]])
+    null, alternative = flat.copy(), flat
+    null[rows] += signal.null
+    alternative[rows] += signal.alternative
+    gap = alternative[:, :half].mean(axis=1) - null[:, :half].mean(axis=1)
+    w = _solve((np.cov(null[:, :half]) + np.cov(alternative[:, :half])) / 2, gap)
+    practice, rest = (w @ null[:, part] for part in (slice(half), slice(half, None)))
+    scale = float(practice.std()) or 1.0
+    # Shifted by what the practice shows, so that scores without the canary have mean zero.
+    scores = TrialScores(
+        (rest - practice.mean()) / scale,
+        (w @ alternative[:, half:] - practice.mean()) / scale,
+        is_paired=True,
+    )
+    return Attack("learned discriminant", scores, place_thresholds(promised_mu))
+
+
+def attack_by_mixture(
+    hidden: FloatArray,
+    signal: Signal,
+    covariance: FloatArray,
+    position: int,
+    *,
+    rate: float,
+    seed: int,
+) -> Attack:
+    """Score by the likelihood ratio where secret coins decide when the canary takes part.
+
+    Each release is a mixture: with probability ``rate`` it has the canary. Thresholds are quantiles
+    of scores that are simulated from this model.
+    """
+    x = _solve(covariance, np.eye(len(covariance))[position])
+    size = math.sqrt(float(x[position]))
+    signs = np.sign(signal.weights)[:, None]
+    normal = np.einsum("h,rht->rt", x, hidden) / size
+    shift = float(np.abs(signal.weights[0])) * size
+    is_replace = signal.is_replace
+
+    def score(observed: FloatArray) -> FloatArray:
+        return mixture_score(observed * signs, shift, rate, is_replace=is_replace)
+
+    null, alternative = (score(normal + size * s) for s in (signal.null, signal.alternative))
+    practice = simulate_mixture(
+        len(signs), shift, rate, is_replace=is_replace, num_trials=20_000, seed=seed
+    )
+    thresholds = np.quantile(np.concatenate([practice.null, practice.alternative]), _QUANTILES)
+    return Attack("likelihood ratio", TrialScores(null, alternative, is_paired=True), thresholds)
+
+
+_QUANTILES = np.array([0.005, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 0.995])
+
+
+def mixture_score(
+    observed: FloatArray, shift: float, rate: float, *, is_replace: bool
+) -> FloatArray:
+    """Return the log-likelihood ratio over all releases, shape (trials,).
+
+    Under add-remove a release is N(shift, 1) with probability ``rate`` if the canary is there, and
+    N(0, 1) otherwise; under replace it is N(±shift/2, 1) with that probability.
+    """
+    half = shift / 2 if is_replace else shift
+
+    def log_mean(sign: float) -> FloatArray:
+        exponent = sign * half * observed - half**2 / 2
+        inside: FloatArray = np.log(rate) + exponent
+        return np.logaddexp(inside, np.log1p(-rate)) if rate < 1 else inside
+
+    ratio = log_mean(1.0) - (log_mean(-1.0) if is_replace else 0.0)
+    total: FloatArray = ratio.sum(axis=0)
+    return total
+
+
+def simulate_mixture(
+    num_releases: int, shift: float, rate: float, *, is_replace: bool, num_trials: int, seed: int
+) -> TrialScores:
+    """Return scores of an ideal program, from its model alone."""
+    generator = np.random.default_rng(seed)
+    normal = generator.standard_normal((num_releases, num_trials))
+    taken = generator.random(normal.shape) < rate
+    high = shift / 2 if is_replace else shift
+    low = -shift / 2 if is_replace else 0.0
+    null, alternative = (
+        mixture_score(normal + taken * part, shift, rate, is_replace=is_replace)
+        for part in (low, high)
+    )
+    return TrialScores(null, alternative, is_paired=True)
+
+
+def ideal_mu(num_releases: int, shift: float, rate: float, *, is_replace: bool) -> float:
+    """Return the μ with the same AUC as the best test of an ideal program, by simulation.
+
+    ``shift`` is the change of a release that has the canary, in standard deviations.
+    """
+    scores = simulate_mixture(
+        num_releases, shift, rate, is_replace=is_replace, num_trials=100_000, seed=0
+    )
+    return auc_to_mu(scores.auc)
+
+
+def auc_to_mu(area: float) -> float:
+    """Return the μ whose normal scores have this AUC.
+
+    >>> auc_to_mu(0.5)
+    0.0
+    """
+    return float(math.sqrt(2) * ndtri(min(max(area, 1e-12), 1 - 1e-12)))
+
+
+def _solve(covariance: FloatArray, vector: FloatArray) -> FloatArray:
+    """Return Σ⁻¹ c; directions almost without noise are bounded, not dropped."""
+    values, vectors = np.linalg.eigh(covariance)
+    floor = max(_LEAST_VARIANCE * float(values[-1]), 1e-30)
+    solved: FloatArray = vectors @ ((vectors.T @ vector) / np.maximum(values, floor))
+    return solved

@@ -1,0 +1,383 @@
+"""An audit of a plan: the strongest attackers against the code that runs, next to the promise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from corn.arrays import FloatArray
+from corn.audit.attacks import (
+    Attack,
+    attack_by_learning,
+    attack_by_likelihood,
+    attack_by_mixture,
+    auc_to_mu,
+    ideal_mu,
+)
+from corn.audit.bit_check import check_bits
+from corn.audit.estimates import (
+    Interval,
+    TrialScores,
+    bound_mu,
+    count_errors,
+    estimate_mu,
+)
+from corn.audit.noise_check import check_noise
+from corn.audit.observation import (
+    Observation,
+    ShareObservation,
+    StepObservation,
+    query_of,
+    rate_of,
+)
+from corn.audit.program import DEPLOYED, Program
+from corn.audit.promise import Promise, promise_to
+from corn.audit.recording import ProcessObservation
+from corn.audit.views import StreamWeights, View, list_worst_views
+from corn.checks import require, require_count
+from corn.plan import Plan
+from corn.privacy import gaussian
+
+Verdict: TypeAlias = Literal["tight", "loose", "violated"]
+Through: TypeAlias = Literal["shares", "step", "processes"]
+
+TIGHT = 0.9
+"""The share of the promised μ from which on an attack shows that the promise is tight."""
+
+
+@dataclass(frozen=True)
+class AuditSettings:
+    """How an audit is made.
+
+    Attributes:
+        through: ``shares`` (the noise that agents draw), ``step`` (sampling, clipping, noise,
+            rounding and the half step) or ``processes`` (messages of real agents).
+        num_trials: trials under each of the two data sets.
+        num_releases: the releases of each trial; None takes a number that suits the plan.
+        confidence: of all verdicts together.
+        seed: of keys, nonces, coins and canaries.
+    """
+
+    through: Through = "shares"
+    num_trials: int = 10_000
+    num_releases: int | None = None
+    confidence: float = 0.99
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_count("trials", self.num_trials, least=100)
+        if self.num_releases is not None:
+            require_count("releases", self.num_releases, least=2)
+        require(0 < self.confidence < 1, "confidence", "between 0 and 1", self.confidence)
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """What the best attacker of one view learns about one victim.
+
+    Attributes:
+        victim: the agent with the canary.
+        view: the attacker.
+        is_promised: whether the plan promises privacy against this view.
+        promise: what was promised to the victim, over the releases audited.
+        exact_mu: μ of this view by the plan's noise: what the best attacker achieves if the program
+            is right. Under Poisson sampling it is the μ with the same AUC.
+        mu: the estimate with its interval at 95 %; under Poisson sampling by the AUC.
+        certified_epsilon: a lower bound on ε at the promised δ without assumptions, which holds
+            for all findings of the audit together.
+        gaussian_epsilon: the same by the lower limit of μ, assuming normal scores; None under
+            Poisson sampling.
+        excess: reasons why the promise is violated; empty if it is kept.
+        scores: of the likelihood ratio.
+    """
+
+    victim: int
+    view: View
+    is_promised: bool
+    promise: Promise
+    exact_mu: float
+    mu: Interval
+    certified_epsilon: float
+    gaussian_epsilon: float | None
+    excess: tuple[str, ...]
+    scores: TrialScores
+
+    @property
+    def ratio(self) -> float:
+        """The estimated μ over that of the promise."""
+        return self.mu.estimate / self.promise.effective_mu
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return whether the promise is violated, and otherwise whether more was promised."""
+        if self.excess:
+            return "violated"
+        return "tight" if self.ratio >= TIGHT else "loose"
+
+    @cached_property
+    def auc(self) -> float:
+        """See ``TrialScores``."""
+        return self.scores.auc
+
+    @cached_property
+    def power(self) -> float:
+        """The true positive rate at 1 % false alarms."""
+        return self.scores.power_at(0.01)
+
+
+@dataclass(frozen=True, eq=False)
+class AuditReport:
+    """All findings of an audit, and faults that need no victim."""
+
+    settings: AuditSettings
+    num_releases: int
+    findings: tuple[Finding, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def violated(self) -> bool:
+        """Whether any promise is violated, or the program is not what the plan says."""
+        return bool(self.problems) or any(one.verdict == "violated" for one in self.findings)
+
+
+def audit_plan(
+    plan: Plan,
+    *,
+    victims: Iterable[int] | None = None,
+    view: View | None = None,
+    settings: AuditSettings | None = None,
+    program: Program = DEPLOYED,
+    track: Callable[[Sequence[tuple[int, View]]], Iterable[tuple[int, View]]] = iter,
+) -> AuditReport:
+    """Attack the code that runs a plan, and compare the result with what the plan promises.
+
+    Args:
+        plan: what was promised, and to whom.
+        victims: the agents with a canary; by default all that are not insiders.
+        view: the attacker; by default, for each victim, the worst that the plan's threat allows.
+        settings: trials, seed, and the part of the program that is audited.
+        program: the functions under audit: those of the library.
+        track: shows the progress of a sequence.
+    """
+    settings = settings or AuditSettings()
+    pairs = _pair_up(plan, victims, view)
+    num_releases = settings.num_releases or suggest_releases(plan, settings.through)
+    observation = _observe(plan, settings, num_releases, program)
+    auditor = Auditor(plan, observation, settings, num_findings=len(pairs))
+    findings = tuple(auditor.judge(victim, attacker) for victim, attacker in track(pairs))
+    problems = [*auditor.check_noise(), *observation.problems]
+    if settings.through == "step":
+        problems += check_bits(
+            plan, pairs[0][0], seed=settings.seed, program=program, alpha=auditor.alpha
+        )
+    return AuditReport(settings, num_releases, findings, tuple(dict.fromkeys(problems)))
+
+
+def _observe(
+    plan: Plan, settings: AuditSettings, num_releases: int, program: Program
+) -> Observation:
+    if settings.through == "processes":
+        # Their keys are made anew, so that no seed repeats them.
+        return ProcessObservation(plan, num_trials=settings.num_trials, num_releases=num_releases)
+    kind = ShareObservation if settings.through == "shares" else StepObservation
+    return kind(
+        plan,
+        num_trials=settings.num_trials,
+        num_releases=num_releases,
+        seed=settings.seed,
+        program=program,
+    )
+
+
+class Auditor:
+    """Judges victims and views from one observation; its alarms share one level."""
+
+    def __init__(
+        self, plan: Plan, observation: Observation, settings: AuditSettings, *, num_findings: int
+    ) -> None:
+        self._plan, self._observation, self._settings = plan, observation, settings
+        self._streams = StreamWeights.of(plan.decomposition)
+        # Tests of the noise and of low-order bits, and four of each finding: two attackers, each by
+        # rates and by μ.
+        self.alpha = (1 - settings.confidence) / (2 + 4 * num_findings)
+        self._known: dict[View, FloatArray] = {}
+
+    def check_noise(self) -> list[str]:
+        """Compare the covariance of what was released with the plan's."""
+        R = self._streams.covariance
+        if self._settings.through != "shares":
+            # Rounding to the grid adds an independent uniform error.
+            R = R + np.eye(len(R)) * self._plan.grid**2 / 12
+        return check_noise(self._observation.released, R, alpha=self.alpha)
+
+    def judge(self, victim: int, view: View) -> Finding:
+        """Let all attackers of a view try to see the victim's canary."""
+        plan, size = self._plan, self._observation.num_releases
+        honest = view.honest(plan.num_agents)
+        released, known = self._observation.released[:, honest], self._draw_known(view)[:, honest]
+        hidden = released - known
+        signal = self._observation.add_canary(victim)
+        query, through = query_of(plan, victim), self._settings.through
+        promise = promise_to(plan, victim, size if through == "step" else None)
+        precision = float(self._streams.precision(view)[victim])
+        # By the keys that the insiders really have, which may be more than the plan gives them.
+        owners = self._observation.held_by(view)
+        covariance = self._streams.hidden(owners)[np.ix_(honest, honest)]
+        position = honest.index(victim)
+        if signal.participation is None:
+            attacks = [
+                attack_by_mixture(
+                    hidden,
+                    signal,
+                    covariance,
+                    position,
+                    rate=rate_of(query),
+                    seed=self._settings.seed,
+                )
+            ]
+            mu, exact = _interval_by_auc(attacks[0].scores), self._ideal_mu(victim, precision)
+        else:
+            attacks = [
+                attack_by_likelihood(
+                    hidden, signal, covariance, position, promised_mu=promise.effective_mu
+                ),
+                attack_by_learning(
+                    released, known, signal, position, promised_mu=promise.effective_mu
+                ),
+            ]
+            mu = estimate_mu(attacks[0].scores)
+            exact = query.sensitivity * math.sqrt(promise.participations * precision)
+        return self._conclude(victim, view, promise, exact, mu, attacks)
+
+    def _conclude(
+        self,
+        victim: int,
+        view: View,
+        promise: Promise,
+        exact: float,
+        mu: Interval,
+        attacks: list[Attack],
+    ) -> Finding:
+        excess, certified, by_mu = [], 0.0, None
+        for attack in attacks:
+            rates = count_errors(attack.scores, attack.thresholds, alpha=self.alpha)
+            certified = max(certified, rates.bound_epsilon(promise.delta))
+            if promise.excludes(rates):
+                excess.append(f"{attack.name}: error rates below the promised trade-off")
+            if promise.mu is not None:
+                low = bound_mu(attack.scores, alpha=self.alpha)
+                by_mu = max(by_mu or 0.0, low)
+                if low > promise.mu:
+                    excess.append(f"{attack.name}: μ ≥ {low:.4g}, promised {promise.mu:.4g}")
+        epsilon = None if by_mu is None else _to_epsilon(by_mu, promise.delta)
+        return Finding(
+            victim=victim,
+            view=view,
+            is_promised=len(view.coalition) <= self._plan.threat.max_colluders
+            or not self._plan.decomposition.seed_groups,
+            promise=promise,
+            exact_mu=exact,
+            mu=mu,
+            certified_epsilon=certified,
+            gaussian_epsilon=epsilon,
+            excess=tuple(excess),
+            scores=attacks[0].scores,
+        )
+
+    def _draw_known(self, view: View) -> FloatArray:
+        if view not in self._known:
+            # One at a time: those of all views would not fit into memory.
+            self._known = {view: self._observation.draw_known(view)}
+        return self._known[view]
+
+    def _ideal_mu(self, victim: int, precision: float) -> float:
+        query = query_of(self._plan, victim)
+        return ideal_mu(
+            self._observation.num_releases,
+            query.sensitivity * math.sqrt(precision),
+            rate_of(query),
+            is_replace=query.adjacency == "replace",
+        )
+
+
+def suggest_releases(plan: Plan, through: Through) -> int:
+    """Return how many releases of a trial show what an audit is to find."""
+    query = query_of(plan, 0)
+    if through != "step" or query.unit == "agent" or query.sampling == "every-step":
+        return 4
+    # A whole number of passes; and enough steps that Poisson's canary takes part in some.
+    steps = 2 * (query.steps_per_pass or 0) or math.ceil(3 / rate_of(query))
+    return min(max(steps, 4), 60, max(plan.budget.num_steps, 2))
+
+
+def _pair_up(
+    plan: Plan, victims: Iterable[int] | None, view: View | None
+) -> list[tuple[int, View]]:
+    if view is not None:
+        honest = view.honest(plan.num_agents)
+        chosen = honest if victims is None else list(victims)
+        for victim in chosen:
+            require(
+                victim in honest,
+                "victim",
+                f"an agent outside the view ({view.describe()})",
+                victim,
+            )
+        return [(victim, view) for victim in chosen]
+    worst = list_worst_views(plan)
+    chosen = list(range(plan.num_agents)) if victims is None else list(victims)
+    for victim in chosen:
+        require(0 <= victim < plan.num_agents, "victim", f"in 0 … {plan.num_agents - 1}", victim)
+    # Sorted by view, so that what a view observes is computed once.
+    return sorted(
+        ((victim, worst[victim]) for victim in chosen), key=lambda one: (one[1].coalition, one[0])
+    )
+
+
+def _interval_by_auc(scores: TrialScores) -> Interval:
+    """Return the μ of normal scores with the same AUC, with the interval of Hanley and McNeil."""
+    area, n = scores.auc, len(scores.null)
+    q1, q2 = area / (2 - area), 2 * area**2 / (1 + area)
+    variance = (area * (1 - area) + (n - 1) * (q1 + q2 - 2 * area**2)) / n**2
+    error = 1.96 * math.sqrt(max(variance, 0.0))
+    low, high = (min(max(area + sign * error, 1e-12), 1 - 1e-12) for sign in (-1, 1))
+    return Interval(auc_to_mu(area), auc_to_mu(low), auc_to_mu(high))
+
+
+def _to_epsilon(mu: float, delta: float) -> float:
+    return math.inf if math.isinf(mu) else gaussian.epsilon_from(max(mu, 0.0), delta)
+
+
+def map_exposure(
+    plan: Plan, settings: AuditSettings | None = None, *, program: Program = DEPLOYED
+) -> FloatArray:
+    """Estimate μ of every agent against an eavesdropper and against every single insider.
+
+    Shape (n, n + 1): rows are victims; the first column is an eavesdropper alone, and column i + 1
+    is insider i. An insider's own row is NaN.
+    """
+    settings = settings or AuditSettings()
+    n, streams = plan.num_agents, StreamWeights.of(plan.decomposition)
+    observation = ShareObservation(
+        plan,
+        num_trials=settings.num_trials,
+        num_releases=2,
+        seed=settings.seed,
+        program=program,
+    )
+    found = np.full((n, n + 1), math.nan)
+    for column, view in enumerate([View(), *(View((insider,)) for insider in range(n))]):
+        honest = view.honest(n)
+        hidden = (observation.released - observation.draw_known(view))[:, honest]
+        covariance = streams.hidden(observation.held_by(view))[np.ix_(honest, honest)]
+        for position, victim in enumerate(honest):
+            mu = promise_to(plan, victim).effective_mu
+            signal = observation.add_canary(victim)
+            attack = attack_by_likelihood(hidden, signal, covariance, position, promised_mu=mu)
+            found[victim, column] = estimate_mu(attack.scores).estimate
+    return found

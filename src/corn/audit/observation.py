@@ -1,0 +1,382 @@
+"""Observations of releases with and without a canary, on the way that data takes in a run.
+
+The victim's gradient is a canary along a known direction u. Everything else is the worst case: the
+attacker knows all other data, so only noise and canary remain of what it observes. Each trial is
+reduced to the projections on u of what all agents released, which lose nothing about the canary.
+
+- :class:`ShareObservation` adds the canary to the agents' noise.
+- :class:`StepObservation` puts a sample with a far too long gradient into the victim's data, and
+  runs sampling, clipping, the noisy sum, rounding and the half step of the library.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Protocol, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from corn.arrays import FloatArray
+from corn.audit.program import (
+    DEPLOYED,
+    STEP_SIZE,
+    NoiseRecord,
+    Program,
+    list_releases,
+)
+from corn.audit.views import View
+from corn.learn.batches import AgentData, BatchSampler
+from corn.learn.sampling import SeededChoices, choose_rates, round_rate_down
+from corn.learn.step import ClippedGradients, join_gradients
+from corn.learn.tasks import ModuleTask
+from corn.noise import Owner
+from corn.plan import Plan
+from corn.privacy import ClippedQuery
+
+# Raw gradients are this much longer than C: without clipping they would dominate all noise.
+_RAW_LENGTH = 1000.0
+# Samples of the victim in the unit of agents: each has the canary's gradient.
+_AGENT_SAMPLES = 4
+_DIMENSIONS = 3
+# A multiple of the cache, so that batches of trials stay small.
+_TRIALS_AT_ONCE = 2000
+
+
+@dataclass(frozen=True, eq=False)
+class Signal:
+    """The canary's part of the victim's releases, under both data sets.
+
+    Attributes:
+        null: shape (releases, trials): without the canary, or with its negation.
+        alternative: shape (releases, trials): with it.
+        weights: shape (releases,): the change of each release that the plan accounts for, with its
+            sign.
+        participation: shape (releases, trials): the releases that the canary takes part in, as far
+            as the attacker knows them; None if its part in each is secret.
+        is_replace: whether the other data set has the canary's negation, instead of nothing.
+    """
+
+    null: FloatArray
+    alternative: FloatArray
+    weights: FloatArray
+    participation: NDArray[np.bool_] | None
+    is_replace: bool
+
+
+class Observation(Protocol):
+    """What a test of one plan is made from.
+
+    Attributes:
+        problems: faults that need no test, such as a release off the grid.
+    """
+
+    problems: list[str]
+
+    @property
+    def released(self) -> FloatArray:
+        """All agents' releases without any gradient, shape (releases, n, trials)."""
+
+    @property
+    def num_releases(self) -> int:
+        """The number of releases observed."""
+
+    def held_by(self, view: View) -> Collection[Owner]:
+        """Return the owners of streams whose keys the insiders have."""
+
+    def draw_known(self, view: View) -> FloatArray:
+        """Return the noise that a view can draw itself, shape (releases, n, trials)."""
+
+    def add_canary(self, victim: int) -> Signal:
+        """Return the change of the victim's releases by the canary."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Canaries:
+    """Clipped gradients of all trials, for each release; they do not depend on the victim.
+
+    ``participation`` is that of ``Signal``.
+    """
+
+    null: list[ClippedGradients]
+    alternative: list[ClippedGradients]
+    participation: NDArray[np.bool_] | None
+
+
+def add_share_canary(plan: Plan, victim: int, shape: tuple[int, int]) -> Signal:
+    """Return a canary that is added to noise: T steps, represented by a few releases.
+
+    Each of k releases carries √(T/k) times the canary of one step. Where the noise of releases is
+    independent, which the audit checks, this is as informative as T releases with the canary.
+    ``shape`` is (releases, trials).
+    """
+    query = query_of(plan, victim)
+    # A sample under Poisson sampling is audited given that it takes part in one step.
+    steps = 1 if query.is_subsampled else query.participations(plan.budget.num_steps)
+    weights = query.sensitivity * math.sqrt(steps / shape[0]) * _signs(shape[0])
+    is_replace = query.adjacency == "replace"
+    middle = 0.5 if is_replace else 0.0
+    low, high = (np.outer(weights, np.full(shape[1], part - middle)) for part in (0.0, 1.0))
+    return Signal(low, high, weights, np.ones(shape, dtype=bool), is_replace)
+
+
+@final
+class ShareObservation:
+    """A canary added to the noise that agents draw."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        num_trials: int,
+        num_releases: int,
+        seed: int,
+        program: Program = DEPLOYED,
+    ) -> None:
+        self._plan = plan
+        releases = list_releases(num_releases)
+        self._record = NoiseRecord(plan, releases, num_trials, seed=seed, program=program)
+        self.problems = self._record.check_keys()
+
+    @property
+    def released(self) -> FloatArray:
+        """See ``Observation``."""
+        return self._record.noise
+
+    @property
+    def num_releases(self) -> int:
+        """See ``Observation``."""
+        return len(self._record.releases)
+
+    def held_by(self, view: View) -> Collection[Owner]:
+        """See ``Observation``."""
+        return self._record.held_by(view.coalition)
+
+    def draw_known(self, view: View) -> FloatArray:
+        """See ``Observation``."""
+        return self._record.draw_known(view.coalition)
+
+    def add_canary(self, victim: int) -> Signal:
+        """See ``Observation``."""
+        shape = self.num_releases, self.released.shape[-1]
+        return add_share_canary(self._plan, victim, shape)
+
+
+@final
+class StepObservation:
+    """A canary in the victim's data, through the whole step of Algorithm 1 up to the message.
+
+    Models are zero and the step size is a power of two, so that the release can be read off a
+    message exactly.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        num_trials: int,
+        num_releases: int,
+        seed: int,
+        program: Program = DEPLOYED,
+    ) -> None:
+        self._plan, self._program, self._seed = plan, program, seed
+        self._trials = num_trials
+        direction = np.random.default_rng(seed).standard_normal(_DIMENSIONS)
+        self._direction = direction / np.linalg.norm(direction)
+        releases = list_releases(num_releases)
+        size = num_trials * _DIMENSIONS
+        self._record = NoiseRecord(plan, releases, size, seed=seed, program=program)
+        self.problems = self._record.check_keys()
+        # A linear model whose loss is its output: a sample's gradient is its input.
+        self._task = ModuleTask(nn.Linear(_DIMENSIONS, 1, bias=False), mean_output)
+        self._canaries: dict[ClippedQuery, _Canaries] = {}
+        self._samplers: dict[tuple[ClippedQuery, range], BatchSampler] = {}
+        self.released: FloatArray = np.stack(
+            [
+                [self._project(self._release_zero(noise)) for noise in agents]
+                for agents in self._record.noise
+            ]
+        )
+
+    @property
+    def num_releases(self) -> int:
+        """See ``Observation``."""
+        return len(self._record.releases)
+
+    def held_by(self, view: View) -> Collection[Owner]:
+        """See ``Observation``."""
+        return self._record.held_by(view.coalition)
+
+    def draw_known(self, view: View) -> FloatArray:
+        """See ``Observation``."""
+        return self._project(self._record.draw_known(view.coalition))
+
+    def add_canary(self, victim: int) -> Signal:
+        """See ``Observation``."""
+        query = query_of(self._plan, victim)
+        if query not in self._canaries:
+            self._canaries[query] = self._compute(query)
+        canaries = self._canaries[query]
+        noise = self._record.noise[:, victim].reshape(self.num_releases, -1, _DIMENSIONS)
+        null, alternative = (
+            np.stack(
+                [self._release(g, v) @ self._direction for g, v in zip(own, noise, strict=True)]
+            )
+            - self.released[:, victim]
+            for own in (canaries.null, canaries.alternative)
+        )
+        weights = query.sensitivity * _signs(self.num_releases)
+        is_replace = query.adjacency == "replace"
+        return Signal(null, alternative, weights, canaries.participation, is_replace)
+
+    def _compute(self, query: ClippedQuery) -> _Canaries:
+        """Sample, differentiate and clip for all trials and releases."""
+        null, alternative, taken = [], [], []
+        for number, sign in enumerate(_signs(self.num_releases).tolist()):
+            parts = [self._compute_some(query, number, sign, trials) for trials in self._chunks()]
+            lows, highs, present = zip(*parts, strict=True)
+            null.append(join_gradients(lows))
+            alternative.append(join_gradients(highs))
+            taken.append(np.concatenate(present))
+        return _Canaries(null, alternative, self._find_known(query, np.stack(taken)))
+
+    def _compute_some(
+        self, query: ClippedQuery, number: int, sign: float, trials: range
+    ) -> tuple[ClippedGradients, ClippedGradients, NDArray[np.bool_]]:
+        if (query, trials) not in self._samplers:
+            choices = [self._program.make_choices(self._seed, trial) for trial in trials]
+            data = self._make_data(query)
+            self._samplers[query, trials] = self._program.make_sampler(data, query, choices)
+        batch = self._samplers[query, trials].draw(number)
+        taken = (batch.inputs != 0).any(dim=-1) & (batch.weights > 0)
+        models = torch.zeros(len(trials), 1, _DIMENSIONS)
+        clip = torch.tensor([query.clip], dtype=torch.float64)
+        # Samples without the canary have no gradient, so that another sign is another canary.
+        low, high = (
+            self._program.compute_gradients(
+                self._task,
+                models,
+                replace(batch, inputs=batch.inputs * factor),
+                clip,
+                clips_samples=query.unit == "sample",
+            )
+            for factor in (-sign if query.adjacency == "replace" else 0.0, sign)
+        )
+        return low, high, taken.any(dim=1).numpy()
+
+    def _chunks(self) -> list[range]:
+        starts = range(0, self._trials, _TRIALS_AT_ONCE)
+        return [range(first, min(first + _TRIALS_AT_ONCE, self._trials)) for first in starts]
+
+    def _make_data(self, query: ClippedQuery) -> AgentData:
+        """Return the victim's samples: their gradients are their inputs, and the canary is first.
+
+        Other samples have no gradient.
+        """
+        count = _AGENT_SAMPLES if query.unit == "agent" else count_samples(query)
+        inputs = torch.zeros(count, _DIMENSIONS)
+        # An agent's whole data set may be the canary.
+        own = inputs if query.unit == "agent" else inputs[:1]
+        own[:] = torch.from_numpy(self._direction * query.clip * _RAW_LENGTH)
+        return AgentData(inputs, torch.zeros(count), (0, count))
+
+    def _find_known(
+        self, query: ClippedQuery, actual: NDArray[np.bool_]
+    ) -> NDArray[np.bool_] | None:
+        """Return when the canary takes part, where the attacker may know it."""
+        # The guarantee of passes holds even for an attacker who knows the orders.
+        if not query.is_subsampled:
+            return actual
+        for guess in (
+            [SeededChoices(0)] * self._trials,
+            [SeededChoices(self._seed)] * self._trials,
+            [SeededChoices(trial) for trial in range(self._trials)],
+        ):
+            # The first coins are compared first: they decide in all but a few cases.
+            if bool((_toss_first(query, guess, 1) == actual[:1]).all()) and bool(
+                (_toss_first(query, guess, self.num_releases) == actual).all()
+            ):
+                self.problems.append(
+                    "the coins of Poisson sampling are predictable: they follow from a public seed"
+                )
+                return actual
+        return None
+
+    def _release_zero(self, noise: FloatArray) -> FloatArray:
+        """Return the releases of an agent without gradients, for all trials at once."""
+        silent = ClippedGradients(
+            values=torch.zeros(1, 1, len(noise)),
+            factors=torch.ones(1, 1, dtype=torch.float64),
+            norms=torch.zeros(1, 1),
+            fraction_clipped=torch.zeros(1, 1),
+            num_broken=torch.zeros(1, 1),
+        )
+        released: FloatArray = self._release(silent, noise[np.newaxis])[0]
+        return released
+
+    def _release(self, gradients: ClippedGradients, noise: FloatArray) -> FloatArray:
+        """Return releases, read off the messages, shape (trials, d)."""
+        dtype = torch.float32 if self._plan.dtype == "float32" else torch.float64
+        model = torch.zeros(noise.shape[1], dtype=dtype)
+        drawn = torch.from_numpy(np.ascontiguousarray(noise))
+        sent = self._program.make_messages(model, gradients, drawn, grid=self._plan.grid)
+        released: FloatArray = np.asarray(sent.double().numpy() / -STEP_SIZE, dtype=np.float64)
+        units = released / self._plan.grid
+        fault = f"releases are not multiples of the grid {self._plan.grid:g}"
+        if fault not in self.problems and not bool((units == np.rint(units)).all()):
+            self.problems.append(fault)
+        return released
+
+    def _project(self, values: FloatArray) -> FloatArray:
+        """Return the part of each trial along the canary: the last axis has all trials' values."""
+        projected: FloatArray = (
+            values.reshape(*values.shape[:-1], -1, _DIMENSIONS) @ self._direction
+        )
+        return projected
+
+
+def query_of(plan: Plan, agent: int) -> ClippedQuery:
+    """Return what an agent clips and releases under a plan."""
+    return plan.budget.of_agent(agent).query
+
+
+def count_samples(query: ClippedQuery) -> int:
+    """Return the number of the victim's samples with which one of them counts most."""
+    # Under add-remove any number is allowed. With few samples a divisor that follows the batch
+    # would be far below the batch size.
+    if query.sampling == "poisson" and query.adjacency == "add-remove":
+        return 2
+    if query.sampling == "every-step":
+        return query.batch_size or 1
+    return max(query.least_samples, 2)
+
+
+def rate_of(query: ClippedQuery) -> float:
+    """Return the rate at which the victim's samples are drawn."""
+    rates = choose_rates((query,), [count_samples(query)])
+    return 1.0 if rates is None else round_rate_down(rates[0])
+
+
+def _toss_first(
+    query: ClippedQuery, choices: list[SeededChoices], num_releases: int
+) -> NDArray[np.bool_]:
+    sizes, rate = [count_samples(query)], rate_of(query)
+    tossed = [
+        [each.draw_coins(number, sizes)[0] < rate for each in choices]
+        for number in range(num_releases)
+    ]
+    return np.array(tossed)
+
+
+def _signs(num_releases: int) -> FloatArray:
+    # Alternating: a canary with one sign would cancel in the differences that reused noise leaves.
+    return np.where(np.arange(num_releases) % 2 == 0, 1.0, -1.0)
+
+
+def mean_output(outputs: Tensor, _: Tensor) -> Tensor:
+    """Return a loss whose gradient, for a linear model, is a sample's input."""
+    return outputs.mean()

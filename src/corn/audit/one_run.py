@@ -1,0 +1,354 @@
+"""An audit of one training run with many canaries (Steinke, Nasr and Jagielski, 2023).
+
+Each of m canary samples is in the training data or not, by a fair coin of its own. After the run
+the attacker guesses some of the coins. If training is (ε, δ)-DP for one sample, the number of right
+guesses exceeds that of randomised response only with a small probability, which bounds ε from
+below. One run gives a weaker bound than many runs, but it is the run of the user's own model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from torch import Tensor
+
+from corn.arrays import FloatArray
+from corn.audit.known_noise import KnownNoise
+from corn.audit.views import StreamWeights, View, invert_hidden
+from corn.checks import require, require_count
+from corn.errors import InvalidArgumentError
+from corn.learn.batches import AgentData, Batch
+from corn.learn.method import Method, Trial
+from corn.learn.problem import TrainingProblem
+from corn.learn.sampling import choose_rates
+from corn.learn.schedule import Schedule
+from corn.learn.settings import SweepSettings
+from corn.learn.simulation import Simulation
+from corn.plan import Plan
+from corn.privacy import gaussian
+from corn.privacy.query import ClippedQuery
+
+_SHARES_OF_GUESSES = (0.05, 0.125, 0.25, 0.5, 1.0)
+# Canaries are this many times longer than the data, so that their gradients are clipped to C.
+_LENGTH = 3.0
+_MOST_VALUES = 1 << 28
+_REDRAWS = 3
+
+
+def guess_p_value(
+    num_canaries: int, num_guesses: int, num_right: int, *, epsilon: float, delta: float
+) -> float:
+    """Bound the probability of so many right guesses, or more, under (ε, δ)-DP.
+
+    Right guesses are at most as frequent as under randomised response with odds e^ε, but for up to
+    2mδ guesses on average that are right for free (Theorem 5.2 of the paper).
+
+    >>> guess_p_value(10, 10, 10, epsilon=0.0, delta=0.0) == 2.0**-10
+    True
+    """
+    require(0 <= num_right <= num_guesses <= num_canaries, "guesses", "at most all", num_guesses)
+    # 1/(1 + e^−ε), without overflow for large ε.
+    chance = float(np.exp(-np.logaddexp(0.0, -epsilon)))
+    tail = float(stats.binom.sf(num_right - 1, num_guesses, chance))
+    if delta == 0 or num_right == 0:
+        return min(tail, 1.0)
+    # i free guesses help if the others fall short by at most i; each costs 1/i of their mean.
+    short = np.cumsum(stats.binom.pmf(np.arange(num_right - 1, -1, -1), num_guesses, chance))
+    gain = float((short / np.arange(1, num_right + 1)).max())
+    return min(tail + 2 * num_canaries * delta * gain, 1.0)
+
+
+def bound_epsilon_by_guesses(
+    num_canaries: int, num_guesses: int, num_right: int, *, delta: float, alpha: float
+) -> float:
+    """Return the largest ε that so many right guesses refute at level 1 − α; 0 if none."""
+
+    def is_refuted(epsilon: float) -> bool:
+        found = guess_p_value(num_canaries, num_guesses, num_right, epsilon=epsilon, delta=delta)
+        return found < alpha
+
+    if not is_refuted(0.0):
+        return 0.0
+    above = 1.0
+    while is_refuted(above):
+        above *= 2
+        if above > 1e3:
+            return above / 2
+    return gaussian.bisect(is_refuted, accepted=0.0, rejected=above)
+
+
+@dataclass(frozen=True, eq=False)
+class Canaries:
+    """Samples to put into the data, and the coins that decide which of them are there.
+
+    Attributes:
+        inputs: shape (m, …).
+        targets: shape (m, …): of the samples that are included.
+        others: shape (m, …): targets of the samples that take the place of excluded ones, where
+            neighbouring data sets replace a sample.
+        agents: shape (m,): the agent that has the canary.
+        included: shape (m,).
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    others: Tensor
+    agents: NDArray[np.int64]
+    included: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class OneRunReport:
+    """What the guesses about one run prove.
+
+    Attributes:
+        num_canaries: m.
+        num_guesses: of those that gave the best bound.
+        num_right: of these guesses.
+        epsilon: the certified lower bound on ε at ``delta``.
+        promised_epsilon: of the plan, for one sample.
+        delta: δ.
+        confidence: of the bound.
+        auc: of the scores of included and excluded canaries.
+    """
+
+    num_canaries: int
+    num_guesses: int
+    num_right: int
+    epsilon: float
+    promised_epsilon: float
+    delta: float
+    confidence: float
+    auc: float
+
+    @property
+    def violated(self) -> bool:
+        """Whether the bound exceeds the promise."""
+        return self.epsilon > self.promised_epsilon
+
+
+def audit_training(
+    plan: Plan,
+    problem: TrainingProblem,
+    *,
+    schedule: Schedule,
+    num_canaries: int = 500,
+    view: View | None = None,
+    confidence: float = 0.99,
+    seed: int = 0,
+    method: Method | None = None,
+    track: Callable[[range], Iterable[int]] = iter,
+) -> OneRunReport:
+    """Train once by a plan for samples, with canaries in the data, and guess which were there.
+
+    Args:
+        plan: of unit sample.
+        problem: the user's model and data.
+        schedule: step sizes.
+        num_canaries: m, at most one for each sample of the data.
+        view: the attacker; by default an eavesdropper.
+        confidence: of the bound.
+        seed: of keys, coins and canaries.
+        method: another program than the plan's, to be judged by the plan's promise.
+        track: shows the progress of a range of steps.
+    """
+    query = _check_plan(plan)
+    require_count("canaries", num_canaries, least=10, most=len(problem.data.inputs))
+    most = _MOST_VALUES // problem.task.num_parameters
+    require(num_canaries <= most, "canaries", f"at most {most:,} for this model", num_canaries)
+    canaries = make_canaries(problem.data, num_canaries, seed=seed)
+    watched = _insert(problem, canaries, query)
+    settings = SweepSettings(
+        num_steps=plan.budget.num_steps,
+        batch_size=query.batch_size,
+        seeds=(seed,),
+        dtype=plan.dtype,
+        noise_keys="seed",
+        momentum=plan.momentum,
+    )
+    data, _ = watched.place(settings)
+    trial = Trial(method or Method.from_plan(plan), schedule)
+    simulation = Simulation(watched.task, data, plan.network, [trial], settings=settings)
+    attacker = _Eavesdropper(plan, problem, canaries, settings, query, view or View())
+    simulation.on_release = attacker.observe
+    for _ in track(range(settings.num_steps)):
+        simulation.advance()
+    return _judge(attacker.scores, canaries.included, plan, confidence)
+
+
+def make_canaries(data: AgentData, num_canaries: int, *, seed: int) -> Canaries:
+    """Draw canaries far from the data, with random targets, and a coin for each."""
+    generator = np.random.default_rng([3, seed])
+    rows = generator.choice(len(data.inputs), num_canaries, replace=False)
+    inputs = data.inputs[rows].clone()
+    if inputs.is_floating_point():
+        noise = torch.from_numpy(generator.standard_normal(inputs.shape)).to(inputs)
+        inputs = noise * float(data.inputs.abs().max()) * _LENGTH
+    targets, others = (data.targets[_draw_rows(generator, data, num_canaries)] for _ in range(2))
+    for _ in range(_REDRAWS):
+        # A sample that is replaced with itself would be no canary.
+        same = (targets == others).view(num_canaries, -1).all(dim=1)
+        redrawn = data.targets[_draw_rows(generator, data, num_canaries)]
+        others = torch.where(same.view(-1, *[1] * (others.dim() - 1)), redrawn, others)
+    return Canaries(
+        inputs,
+        targets,
+        others,
+        np.arange(num_canaries) % data.num_agents,
+        generator.random(num_canaries) < 0.5,
+    )
+
+
+def _draw_rows(generator: np.random.Generator, data: AgentData, count: int) -> Tensor:
+    return torch.from_numpy(generator.integers(len(data.targets), size=count))
+
+
+def _check_plan(plan: Plan) -> ClippedQuery:
+    if plan.budget.unit != "sample":
+        raise InvalidArgumentError(
+            "an audit by one run needs a plan for samples, found unit 'agent': there are too few "
+            "agents to be canaries; make one with corn plan --unit sample"
+        )
+    return plan.budget.of_agent(0).query
+
+
+def _insert(problem: TrainingProblem, canaries: Canaries, query: ClippedQuery) -> TrainingProblem:
+    """Return the problem with the included canaries in the data of their agents."""
+    data, parts = problem.data, []
+    for agent in range(data.num_agents):
+        rows = slice(data.offsets[agent], data.offsets[agent + 1])
+        own = canaries.agents == agent
+        inputs, targets = [data.inputs[rows]], [data.targets[rows]]
+        inputs.append(canaries.inputs[own & canaries.included])
+        targets.append(canaries.targets[own & canaries.included])
+        if query.adjacency == "replace":
+            inputs.append(canaries.inputs[own & ~canaries.included])
+            targets.append(canaries.others[own & ~canaries.included])
+        parts.append((torch.cat(inputs), torch.cat(targets)))
+    return replace(problem, data=AgentData.from_parts(parts))
+
+
+@final
+class _Eavesdropper:
+    """Adds up, over all steps, how well releases fit the gradient of each canary.
+
+    It knows all other data, and so what a batch of it contributes on average.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        problem: TrainingProblem,
+        canaries: Canaries,
+        settings: SweepSettings,
+        query: ClippedQuery,
+        view: View,
+    ) -> None:
+        self._task, self._canaries, self._query = problem.task, canaries, query
+        self._data, _ = problem.place(settings)
+        self._honest = view.honest(plan.num_agents)
+        self._known = KnownNoise(plan.decomposition, view, seed=settings.seeds[0])
+        self._inputs = self._task.prepare(canaries.inputs.to(settings.torch_dtype))
+        self._agents = torch.from_numpy(canaries.agents)
+        self._watched = np.isin(canaries.agents, self._honest)
+        self._places = np.searchsorted(self._honest, canaries.agents) % len(self._honest)
+        size = query.batch_size or 1
+        # The contribution of a sample, on average. Without Poisson sampling, all samples are
+        # equally often in batches of this size.
+        rates = choose_rates(plan.budget.queries, self._data.sizes)
+        self._rates = np.array(rates or [min(1.0, size / m) for m in self._data.sizes]) / size
+        self._canary_rates = torch.from_numpy(self._rates[canaries.agents])
+        self._precision = torch.from_numpy(self._weigh(plan, view))
+        self.scores, self._step = np.zeros(len(canaries.included)), 0
+
+    def _weigh(self, plan: Plan, view: View) -> FloatArray:
+        """Return the precision of what the attacker does not know: noise, and others' coins."""
+        streams = StreamWeights.of(plan.decomposition)
+        hidden = streams.hidden(streams.held_by(view.coalition))
+        # Samples of norm C that are taken or not, spread over all parameters.
+        size = self._query.batch_size or 1
+        taken = self._rates * size
+        energy = np.array(self._data.sizes) * taken * (1 - taken) * self._query.contribution**2
+        noise = hidden + np.diag(energy / self._task.num_parameters)
+        return invert_hidden(noise[np.ix_(self._honest, self._honest)])
+
+    def observe(self, parameters: Tensor, released: Tensor) -> None:
+        """Add the scores of one step; see ``Simulation.on_release``."""
+        models, s = parameters[0, :, 0], released[0, :, 0].double()
+        own = models[torch.from_numpy(self._canaries.agents)]
+        gap = self._gradients(own, self._canaries.targets)
+        expected = self._expect(models)
+        weights = self._canary_rates[:, None] / 2
+        if self._query.adjacency == "replace":
+            # Half of the canaries are in the data on average, and the others of the rest.
+            other = self._gradients(own, self._canaries.others)
+            expected.index_add_(0, self._agents, weights * other)
+            expected.index_add_(0, self._agents, weights * gap)
+            gap = gap - other
+        else:
+            expected.index_add_(0, self._agents, weights * gap)
+        hidden = (s - self._known.draw(self._step, s.shape[1]) - expected)[self._honest]
+        evidence = (self._precision @ hidden)[torch.from_numpy(self._places)]
+        self._step += 1
+        # Canaries of insiders are no secret to them, and no finding: their scores stay zero.
+        self.scores += np.where(self._watched, (gap * evidence).sum(dim=1).numpy(), 0.0)
+
+    def _expect(self, models: Tensor) -> Tensor:
+        """Return the average contribution of the data without canaries, shape (n, d)."""
+        data, found = self._data, []
+        for agent, weight in enumerate(self._rates.tolist()):
+            rows = slice(data.offsets[agent], data.offsets[agent + 1])
+            model = models[agent : agent + 1]
+            found.append(self._differentiate(model, data.inputs[rows], data.targets[rows], weight))
+        return torch.cat(found)
+
+    def _differentiate(
+        self, models: Tensor, inputs: Tensor, targets: Tensor, weight: float
+    ) -> Tensor:
+        """Return the weighted sum of the clipped gradients of each model's samples, (models, d)."""
+        per_model = (len(models), len(inputs) // len(models))
+        batch = Batch(
+            inputs.view(*per_model, *inputs.shape[1:]),
+            targets.view(*per_model, *targets.shape[1:]),
+            torch.full(per_model, weight, dtype=torch.float64),
+            is_average=False,
+        )
+        clip = torch.tensor([self._query.clip], dtype=torch.float64)
+        return self._task.gradient(models.unsqueeze(1), batch, sample_clip=clip).values[:, 0]
+
+    def _gradients(self, models: Tensor, targets: Tensor) -> Tensor:
+        """Return the clipped gradient of each canary at its agent's model, shape (m, d)."""
+        return self._differentiate(models, self._inputs, targets, 1.0)
+
+
+def _judge(
+    scores: FloatArray, included: NDArray[np.bool_], plan: Plan, confidence: float
+) -> OneRunReport:
+    epsilon, delta, _ = plan.budget.of_agent(0).promise
+    m, order = len(scores), np.argsort(scores)
+    alpha = (1 - confidence) / len(_SHARES_OF_GUESSES)
+    best = (-1.0, 0, 0)
+    for share in _SHARES_OF_GUESSES:
+        half = max(1, round(share * m / 2))
+        right = int(included[order[-half:]].sum() + (~included[order[:half]]).sum())
+        found = bound_epsilon_by_guesses(m, 2 * half, right, delta=delta, alpha=alpha)
+        best = max(best, (found, 2 * half, right))
+    ranks = stats.rankdata(scores)
+    inside = int(included.sum())
+    area = (ranks[included].sum() - inside * (inside + 1) / 2) / max(inside * (m - inside), 1)
+    return OneRunReport(
+        num_canaries=m,
+        num_guesses=best[1],
+        num_right=best[2],
+        epsilon=best[0],
+        promised_epsilon=epsilon,
+        delta=delta,
+        confidence=confidence,
+        auc=float(area),
+    )

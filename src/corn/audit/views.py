@@ -1,0 +1,229 @@
+"""Views of an attacker: the messages, the keys it holds, and the noise that stays hidden from it.
+
+Covariances are computed here from the noise weights of the plan, stream by stream, and not by the
+code that designs, draws or verifies noise: an audit must not take them from what it audits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from corn.arrays import FloatArray
+from corn.covariance import Decomposition
+from corn.errors import InvalidArgumentError
+from corn.noise import Owner
+from corn.plan import Plan
+
+# Coalitions are compared one by one up to this many operations; beyond, one is grown greedily.
+_MOST_WORK = 2e9
+_ROUNDING = 1e-6  # relative, of precisions that equal their cap
+
+
+@dataclass(frozen=True)
+class View:
+    """An eavesdropper who reads every message, together with insiders who pool their keys.
+
+    Attributes:
+        coalition: the insiders, in increasing order; none for an eavesdropper alone.
+
+    >>> View((4, 1)).describe()
+    'insiders 1, 4'
+    """
+
+    coalition: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "coalition", tuple(sorted(set(self.coalition))))
+
+    def honest(self, num_agents: int) -> list[int]:
+        """Return the agents outside the coalition."""
+        if self.coalition and not 0 <= self.coalition[0] <= self.coalition[-1] < num_agents:
+            raise InvalidArgumentError(
+                f"a view must be of agents 0 … {num_agents - 1}, found {self.describe()}"
+            )
+        honest = [agent for agent in range(num_agents) if agent not in self.coalition]
+        if not honest:
+            raise InvalidArgumentError("a coalition of all agents leaves no victim")
+        return honest
+
+    def describe(self) -> str:
+        """Return the attacker in words."""
+        if not self.coalition:
+            return "eavesdropper"
+        who = "insider" if len(self.coalition) == 1 else "insiders"
+        return f"{who} {', '.join(map(str, self.coalition))}"
+
+
+@dataclass(frozen=True, eq=False)
+class StreamWeights:
+    """The weights of all streams in all agents' noise, and who owns each stream.
+
+    Attributes:
+        weights: shape (n, streams): the noise of agent i is row i times the normals of the streams.
+        owners: the owner of each stream.
+    """
+
+    weights: FloatArray
+    owners: tuple[Owner, ...]
+
+    @classmethod
+    def of(cls, decomposition: Decomposition) -> StreamWeights:
+        """List private streams first, and then those of the seed groups."""
+        n = decomposition.num_agents
+        columns = [np.diag(np.sqrt(decomposition.private_variance))]
+        owners = [Owner((agent,)) for agent in range(n)]
+        for number, group in enumerate(decomposition.seed_groups):
+            factor = decomposition.factors[number]
+            column = np.zeros((n, factor.shape[1]))
+            column[list(group)] = factor
+            columns.append(column)
+            owners += [Owner(group, number)] * factor.shape[1]
+        return cls(np.hstack(columns), tuple(owners))
+
+    @property
+    def covariance(self) -> FloatArray:
+        """R, shape (n, n)."""
+        return self.hidden(())
+
+    def held_by(self, coalition: Collection[int]) -> set[Owner]:
+        """Return the owners whose keys a coalition has by the plan: those it is a member of."""
+        return {owner for owner in self.owners if not set(coalition).isdisjoint(owner.members)}
+
+    def hidden(self, known: Collection[Owner]) -> FloatArray:
+        """Return the covariance of the noise without the streams of known owners, shape (n, n)."""
+        # Summed over the others, not subtracted from R: a difference would leave rounding errors
+        # where no noise is left.
+        is_hidden = [owner not in known for owner in self.owners]
+        B = self.weights[:, is_hidden]
+        hidden: FloatArray = B @ B.T
+        return hidden
+
+    def precision(self, view: View) -> FloatArray:
+        """Return [Σ⁻¹]_jj of every agent against a view, shape (n,); 0 for insiders.
+
+        Σ is the covariance of what the view does not know of honest agents' noise. It is ∞ for
+        agents that this noise does not hide.
+        """
+        n = len(self.weights)
+        honest = view.honest(n)
+        hidden = self.hidden(self.held_by(view.coalition))[np.ix_(honest, honest)]
+        found = np.zeros(n)
+        found[honest] = np.diag(invert_hidden(hidden))
+        return found
+
+
+def invert_hidden(covariance: FloatArray) -> FloatArray:
+    """Return Σ⁻¹; ∞ on the diagonal of agents that noise does not hide.
+
+    A direction without noise reveals every agent that has a part in it.
+    """
+    scale = np.sqrt(np.maximum(np.diag(covariance), np.finfo(float).tiny))
+    values, vectors = np.linalg.eigh(covariance / np.outer(scale, scale))
+    silent = values <= len(values) * np.finfo(float).eps * max(float(values[-1]), 1.0)
+    kept = vectors[:, ~silent]
+    inverse: FloatArray = (kept / values[~silent]) @ kept.T / np.outer(scale, scale)
+    exposed = (np.abs(vectors[:, silent]) > 1e-9).any(axis=1)
+    inverse[exposed, exposed] = math.inf
+    return inverse
+
+
+def read_view(text: str) -> View:
+    """Return the view that a text names; ``worst`` is not one view, but one for each victim.
+
+    >>> read_view("coalition:4,1"), read_view("neighbour:2").coalition
+    (View(coalition=(1, 4)), (2,))
+    """
+    kind, _, rest = text.partition(":")
+    members = [part.strip() for part in rest.split(",") if part.strip()]
+    is_number = all(part.isdecimal() and len(part) < 10 for part in members)
+    if kind == "eavesdropper" and not rest:
+        return View()
+    if kind in ("neighbour", "insider") and len(members) == 1 and is_number:
+        return View((int(members[0]),))
+    if kind == "coalition" and members and is_number:
+        return View(tuple(map(int, members)))
+    raise InvalidArgumentError(
+        "view must be eavesdropper, neighbour:AGENT, coalition:AGENT,AGENT,… or worst, "
+        f"found {text!r}"
+    )
+
+
+def list_worst_views(plan: Plan) -> list[View]:
+    """Return, for each agent, the view within the plan's threat that hides it least."""
+    streams, n, size = StreamWeights.of(plan.decomposition), plan.num_agents, _count_insiders(plan)
+    worst, views = np.full(n, -1.0), [View()] * n
+    for view in _list_views(n, size):
+        precision = streams.precision(view)
+        for agent in np.flatnonzero(precision > worst).tolist():
+            worst[agent], views[agent] = precision[agent], view
+    return views
+
+
+@dataclass(frozen=True)
+class Break:
+    """A coalition against which a plan does not keep its promise to a victim.
+
+    ``ratio`` is that of [Σ⁻¹]_jj to the victim's cap: above 1.
+    """
+
+    view: View
+    victim: int
+    ratio: float
+
+
+def find_smallest_break(plan: Plan) -> Break | None:
+    """Return the smallest coalition that exceeds the promise to some honest agent, if any.
+
+    All coalitions of a size are compared where that is feasible, and the worst of them is
+    returned. In larger networks a coalition is grown greedily around each agent instead, so that a
+    smaller one may exist.
+    """
+    streams, n = StreamWeights.of(plan.decomposition), plan.num_agents
+    for size in range(n if plan.decomposition.seed_groups else 1):
+        if math.comb(n, size) * float(n) ** 3 > _MOST_WORK:
+            grown = (_grow_coalition(streams, victim, plan.precision_caps) for victim in range(n))
+            broken = [one for one in grown if one.ratio > 1 + _ROUNDING]
+            return min(broken, key=lambda one: len(one.view.coalition), default=None)
+        compared = (_find_victim(streams, v, plan.precision_caps) for v in _list_views(n, size))
+        worst = max(compared, key=lambda one: one.ratio)
+        if worst.ratio > 1 + _ROUNDING:
+            return worst
+    return None
+
+
+def _find_victim(streams: StreamWeights, view: View, caps: FloatArray) -> Break:
+    """Return the agent whose promise a view exceeds most, or comes closest to."""
+    ratios = streams.precision(view) / caps
+    victim = int(ratios.argmax())
+    return Break(view, victim, float(ratios[victim]))
+
+
+def _grow_coalition(streams: StreamWeights, victim: int, caps: FloatArray) -> Break:
+    """Add the insider with most of the victim's noise until the victim's promise is exceeded."""
+    n, coalition, ratio = len(caps), View(), 0.0
+    while ratio <= 1 + _ROUNDING and len(coalition.coalition) < n - 1:
+        members = coalition.coalition
+        others = [agent for agent in range(n) if agent not in (victim, *members)]
+        left = [streams.hidden(streams.held_by((*members, a)))[victim, victim] for a in others]
+        coalition = View((*members, others[int(np.argmin(left))]))
+        ratio = float(streams.precision(coalition)[victim] / caps[victim])
+    return Break(coalition, victim, ratio)
+
+
+def _count_insiders(plan: Plan) -> int:
+    # Without shared seeds insiders know no more than an eavesdropper.
+    return plan.threat.max_colluders if plan.decomposition.seed_groups else 0
+
+
+def _list_views(num_agents: int, size: int) -> Iterator[View]:
+    if math.comb(num_agents, size) > 10**5:
+        raise InvalidArgumentError(
+            f"{math.comb(num_agents, size):,} coalitions of {size} among {num_agents} agents are "
+            "too many to compare: name one, such as --view coalition:1,4"
+        )
+    return (View(chosen) for chosen in combinations(range(num_agents), size))

@@ -1,0 +1,165 @@
+"""Audits of correct plans: tight where they should be, and rarely an alarm."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from corn.audit import DEPLOYED, AuditSettings, View, audit_plan
+from corn.audit.auditing import map_exposure
+from corn.audit.noise_check import check_noise
+from corn.audit.program import NoiseRecord, list_releases
+from corn.audit.views import StreamWeights
+from corn.errors import InvalidArgumentError
+from corn.plan import make_plan
+from corn.privacy import PrivacyBudget
+from corn.topology import load_network
+from tests.audit.plans import agent_plan, sample_plan
+
+GRAPH = "er:n=12,p=0.4,seed=1"
+
+
+@pytest.mark.parametrize("insiders", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
+def test_correct_code_is_tight(insiders: int) -> None:
+    plan = agent_plan(insiders, graph=GRAPH)
+    report = audit_plan(plan)
+    assert not report.violated, report.problems
+    assert {one.verdict for one in report.findings} == {"tight"}
+    for one in report.findings:
+        assert len(one.view.coalition) == insiders
+        assert 0.97 < one.mu.estimate / one.exact_mu < 1.03
+        assert one.certified_epsilon <= one.promise.epsilon
+
+
+def test_one_global_seed_is_broken_by_one_insider() -> None:
+    report = audit_plan(agent_plan(0, "global", graph=GRAPH), view=View((3,)))
+    assert {one.verdict for one in report.findings} == {"violated"}
+    assert not any(one.is_promised for one in report.findings)
+    # Without any assumption about scores: more than the whole promise was seen.
+    assert all(len(one.excess) == 4 for one in report.findings)
+
+
+MECHANISMS: dict[str, dict[str, Any]] = {
+    "ldp": {"mechanism": "ldp"},
+    "decor": {"mechanism": "decor", "colluders": 0},
+    "zero-sum": {"mechanism": "zero-sum", "colluders": 0},
+    "corn global": {"seeds": "global", "colluders": 0},
+    "corn groups": {"seeds": "groups:2", "colluders": 0},
+    "corn edges": {"seeds": "edges"},
+    "corn pairs": {"seeds": "pairs"},
+    "corn sparse": {"seeds": "sparse:1"},
+    "corn balls": {"seeds": "balls:1"},
+    "corn leave-one-out": {"seeds": "leave-one-out"},
+}
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_every_mechanism_and_arrangement_of_seeds(name: str) -> None:
+    plan = agent_plan(**MECHANISMS[name])
+    report = audit_plan(plan, settings=AuditSettings(num_trials=2000))
+    assert not report.violated, (report.problems, [one.excess for one in report.findings])
+    for one in report.findings:
+        assert abs(one.mu.estimate / one.exact_mu - 1) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("sampling", "adjacency"),
+    [
+        pytest.param("poisson", "replace", marks=pytest.mark.slow),
+        ("poisson", "add-remove"),
+        ("passes", "replace"),
+        ("passes", "add-remove"),
+        ("every-step", "replace"),
+    ],
+)
+def test_every_sampling(sampling: str, adjacency: str) -> None:
+    plan = sample_plan(sampling, adjacency)
+    settings = AuditSettings("step", num_trials=1000, seed=1)
+    report = audit_plan(plan, victims=[1], settings=settings)
+    assert not report.violated, (report.problems, [one.excess for one in report.findings])
+    assert abs(report.findings[0].mu.estimate / report.findings[0].exact_mu - 1) < 0.15
+    assert report.findings[0].verdict == "tight"
+
+
+def test_agents_with_different_promises_are_compared_with_their_own() -> None:
+    budget = PrivacyBudget((2, 8, 8, 8), 1e-5, num_steps=20, clip=0.1)
+    plan = make_plan(load_network("ring:4"), budget)
+    report = audit_plan(plan, settings=AuditSettings(num_trials=2000))
+    assert not report.violated
+    assert {one.victim: one.promise.epsilon for one in report.findings} == {0: 2, 1: 8, 2: 8, 3: 8}
+    assert {one.verdict for one in report.findings} == {"tight"}
+
+
+def test_a_seed_repeats_an_audit() -> None:
+    settings = AuditSettings(num_trials=300, seed=5)
+    first, second = (audit_plan(agent_plan(), settings=settings) for _ in range(2))
+    assert [one.mu for one in first.findings] == [one.mu for one in second.findings]
+    other = audit_plan(agent_plan(), settings=AuditSettings(num_trials=300, seed=6))
+    assert first.findings[0].mu != other.findings[0].mu
+
+
+@pytest.mark.slow
+def test_false_alarms_are_as_rare_as_the_confidence_says() -> None:
+    """A thousand audits of correct code at 95 %, in which the promise is tight."""
+    plan, alarms = agent_plan(graph="complete:3"), 0
+    for seed in range(1000):
+        settings = AuditSettings(num_trials=200, num_releases=2, seed=seed, confidence=0.95)
+        alarms += audit_plan(plan, victims=[0], settings=settings).violated
+    # Tests share the level (Bonferroni), so that 5 % is the most, not the mean.
+    assert alarms <= binom.isf(1e-3, 1000, 0.05)
+
+
+def test_the_check_of_noise_has_its_level() -> None:
+    generator = np.random.default_rng(0)
+    R = np.array([[2.0, -1.0], [-1.0, 2.0]])
+    root = np.linalg.cholesky(R)
+    alarms = sum(
+        bool(check_noise(root @ generator.standard_normal((3, 2, 200)), R, alpha=0.1))
+        for _ in range(1000)
+    )
+    assert 30 < alarms <= binom.isf(1e-3, 1000, 0.1)
+
+
+def test_the_map_of_exposure_has_the_exact_values() -> None:
+    plan = agent_plan()
+    found = map_exposure(plan, AuditSettings(num_trials=4000))
+    assert found.shape == (5, 6)
+    assert np.isnan(np.diag(found[:, 1:])).all()
+    streams = StreamWeights.of(plan.decomposition)
+    scale = plan.budget.query.sensitivity * math.sqrt(plan.budget.num_steps)
+    for column, view in enumerate([View(), *(View((agent,)) for agent in range(5))]):
+        exact = scale * np.sqrt(streams.precision(view))
+        honest = view.honest(5)
+        assert np.allclose(found[honest, column], exact[honest], rtol=0.1)
+
+
+def test_agents_draw_the_noise_of_a_run() -> None:
+    """Shares of pairs come from keys that only the two of them can derive."""
+    plan = agent_plan()
+    record = NoiseRecord(plan, list_releases(2), 50, seed=1, program=DEPLOYED)
+    assert record.check_keys() == []
+    everything = record.draw_known(range(plan.num_agents))
+    assert np.allclose(everything, record.noise, atol=1e-12)
+    outsider = record.draw_known((2,))
+    assert not np.allclose(outsider[:, 0], record.noise[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"victims": [9]}, "victim must be in 0 … 4"),
+        ({"victims": [2], "view": View((2,))}, "victim must be an agent outside the view"),
+        ({"view": View((9,))}, "agents 0 … 4"),
+    ],
+)
+def test_impossible_audits_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        audit_plan(agent_plan(), **given)
+
+
+@pytest.mark.parametrize("wrong", [{"num_trials": 10}, {"num_releases": 1}, {"confidence": 1.0}])
+def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError):
+        AuditSettings(**wrong)

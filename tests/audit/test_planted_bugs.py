@@ -1,0 +1,218 @@
+"""Faults of published code, planted into the program one by one: each audit must find its fault."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from corn.arrays import FloatArray
+from corn.audit import DEPLOYED, AuditReport, AuditSettings, Program, View, audit_plan
+from corn.audit.program import STEP_SIZE, derive_keys, make_nonce, make_sampler
+from corn.covariance import Decomposition
+from corn.learn.batches import Batch, BatchSampler
+from corn.learn.sampling import SeededChoices
+from corn.learn.step import ClippedGradients, compute_gradients, gradient_norms
+from corn.noise import Owner, draw_share
+from corn.plan import Plan
+from tests.audit.plans import agent_plan, sample_plan
+
+SHARES = AuditSettings(num_trials=2000)
+STEP = AuditSettings("step", num_trials=500)
+
+
+def audit(
+    program: Program, settings: AuditSettings = SHARES, plan: Plan | None = None
+) -> AuditReport:
+    return audit_plan(plan or agent_plan(), victims=[0, 1], settings=settings, program=program)
+
+
+@pytest.mark.parametrize("settings", [SHARES, STEP], ids=["shares", "step"])
+@pytest.mark.parametrize(
+    "plan",
+    [agent_plan(), sample_plan("poisson"), sample_plan("passes")],
+    ids=["agent", "poisson", "passes"],
+)
+def test_the_program_without_faults_passes(settings: AuditSettings, plan: Plan) -> None:
+    report = audit(DEPLOYED, settings, plan)
+    assert not report.violated, (report.problems, [one.excess for one in report.findings])
+
+
+def test_noise_reused_in_two_steps() -> None:
+    def draw(*args: Any, step: int, **rest: Any) -> FloatArray:
+        return draw_share(*args, step=step // 2, **rest)
+
+    report = audit(replace(DEPLOYED, draw_share=draw))
+    assert {one.verdict for one in report.findings} == {"violated"}
+    assert "is correlated" in report.problems[0]
+
+
+def test_a_resumed_run_with_the_old_nonce() -> None:
+    def nonce(plan: Plan, seed: int, attempt: int) -> bytes:
+        del attempt
+        return make_nonce(plan, seed, 0)
+
+    report = audit(replace(DEPLOYED, make_nonce=nonce))
+    assert {one.verdict for one in report.findings} == {"violated"}
+    assert "is correlated" in report.problems[0]
+
+
+def test_a_wrong_covariance() -> None:
+    def draw(decomposition: Decomposition, *args: Any, **rest: Any) -> FloatArray:
+        return draw_share(decomposition, *args, **rest) * 0.9
+
+    report = audit(replace(DEPLOYED, draw_share=draw))
+    assert {one.verdict for one in report.findings} == {"violated"}
+    assert "instead of" in report.problems[0]
+
+
+def test_pair_noise_scaled_by_the_mixing_weight() -> None:
+    plan = agent_plan()
+    W = plan.network.mixing_matrix
+
+    def draw(decomposition: Decomposition, agent: int, **rest: Any) -> FloatArray:
+        factors = tuple(
+            factor * W[group[0], group[1]] if len(group) == 2 else factor
+            for group, factor in zip(decomposition.seed_groups, decomposition.factors, strict=True)
+        )
+        scaled = Decomposition(decomposition.private_variance, decomposition.seed_groups, factors)
+        return draw_share(scaled, agent, **rest)
+
+    report = audit(replace(DEPLOYED, draw_share=draw))
+    assert {one.verdict for one in report.findings} == {"violated"}
+
+
+def test_a_share_drawn_with_the_wrong_sign() -> None:
+    """It does not cancel any more. Privacy need not suffer, but the noise is not the plan's."""
+
+    def draw(decomposition: Decomposition, agent: int, **rest: Any) -> FloatArray:
+        group, *others = decomposition.seed_groups
+        first, *factors = (np.array(factor) for factor in decomposition.factors)
+        if agent == group[0]:
+            first[0] *= -1
+        wrong = Decomposition(decomposition.private_variance, (group, *others), (first, *factors))
+        return draw_share(wrong, agent, **rest)
+
+    report = audit(replace(DEPLOYED, draw_share=draw))
+    assert report.violated
+    assert "covariance of agents 0 and" in report.problems[0]
+
+
+def test_clipping_after_the_noise() -> None:
+    def compute(task: Any, models: Any, batch: Batch, clip: Any, **rest: Any) -> ClippedGradients:
+        return compute_gradients(task, models, batch, clip * 1e9, **rest)
+
+    def send(model: Tensor, found: ClippedGradients, noise: Tensor, *, grid: float) -> Tensor:
+        total = found.values.flatten(1) * found.factors.view(-1, 1) + noise
+        norm = gradient_norms(total).view(-1, 1)
+        clipped = total * torch.clamp(0.1 / norm, max=1.0)
+        return (model - STEP_SIZE * torch.round(clipped / grid) * grid).float()
+
+    report = audit(replace(DEPLOYED, compute_gradients=compute, make_messages=send), STEP)
+    assert {one.verdict for one in report.findings} == {"violated"}
+
+
+def test_clipping_samples_for_a_promise_to_agents() -> None:
+    def compute(task: Any, models: Any, batch: Batch, clip: Any, **_: Any) -> ClippedGradients:
+        weights = torch.ones_like(batch.weights).double()
+        summed = replace(batch, weights=weights, is_average=False)
+        return compute_gradients(task, models, summed, clip, clips_samples=True)
+
+    report = audit(replace(DEPLOYED, compute_gradients=compute), STEP)
+    assert {one.verdict for one in report.findings} == {"violated"}
+
+
+def test_no_clipping() -> None:
+    def compute(task: Any, models: Any, batch: Batch, clip: Any, **rest: Any) -> ClippedGradients:
+        return compute_gradients(task, models, batch, clip * 1e9, **rest)
+
+    report = audit(replace(DEPLOYED, compute_gradients=compute), STEP)
+    assert {one.verdict for one in report.findings} == {"violated"}
+
+
+def test_division_by_the_drawn_batch_size() -> None:
+    class Averaging(BatchSampler):
+        def draw(self, number: int) -> Batch:
+            batch = super().draw(number)
+            present = (batch.weights > 0).double()
+            return replace(batch, weights=present / present.sum(dim=1, keepdim=True).clamp(min=1))
+
+    def sampler(data: Any, query: Any, choices: Sequence[Any]) -> BatchSampler:
+        made = make_sampler(data, query, choices)
+        made.__class__ = Averaging
+        return made
+
+    report = audit(replace(DEPLOYED, make_sampler=sampler), STEP, sample_plan())
+    assert {one.verdict for one in report.findings} == {"violated"}
+
+
+@pytest.mark.parametrize("is_common", [False, True])
+def test_predictable_coins(is_common: bool) -> None:
+    def choices(seed: int, trial: int) -> SeededChoices:
+        return SeededChoices(seed if is_common else trial)
+
+    settings = AuditSettings("step", num_trials=700, confidence=0.95)
+    report = audit(replace(DEPLOYED, make_choices=choices), settings, sample_plan())
+    assert "coins of Poisson sampling are predictable" in " ".join(report.problems)
+    if not is_common:
+        assert {one.verdict for one in report.findings} == {"violated"}
+
+
+def test_a_leaked_pair_seed() -> None:
+    """Agent 2 can subtract noise that the plan hides from it."""
+    plan = agent_plan()
+    pair = next(k for k, group in enumerate(plan.decomposition.seed_groups) if 2 not in group)
+    owner = Owner(plan.decomposition.seed_groups[pair], pair)
+
+    def keys(plan: Plan, seed: int) -> Any:
+        own = derive_keys(plan, seed)
+        own[2][owner] = own[owner.members[0]][owner]
+        return own
+
+    report = audit_plan(
+        plan,
+        victims=owner.members[:1],
+        view=View((2,)),
+        settings=SHARES,
+        program=replace(DEPLOYED, derive_keys=keys),
+    )
+    assert report.violated
+
+
+def round_gradient(model: Tensor, found: ClippedGradients, noise: Tensor, *, grid: float) -> Tensor:
+    gradient = found.values.flatten(1) * found.factors.view(-1, 1)
+    return (model - STEP_SIZE * (torch.round(gradient / grid) * grid + noise)).float()
+
+
+def release_off_grid(
+    model: Tensor, found: ClippedGradients, noise: Tensor, *, grid: float
+) -> Tensor:
+    del grid
+    gradient = found.values.flatten(1) * found.factors.view(-1, 1)
+    return (model - STEP_SIZE * (gradient + noise)).float()
+
+
+def release_float32(
+    model: Tensor, found: ClippedGradients, noise: Tensor, *, grid: float
+) -> Tensor:
+    """Release a plain sum in float32 with NumPy's normals, as most programs do."""
+    del grid
+    state = noise.numpy().ravel()[:1].view(np.uint64)
+    generator = np.random.Generator(np.random.SFC64(state))
+    weight = np.float32(np.sqrt(agent_plan().decomposition.private_variance[0]))
+    normals = generator.standard_normal(noise.shape, dtype=np.float32) * weight
+    gradient = (found.values.flatten(1) * found.factors.view(-1, 1)).float()
+    return model - STEP_SIZE * (gradient + torch.from_numpy(normals))
+
+
+@pytest.mark.parametrize("send", [round_gradient, release_off_grid, release_float32])
+def test_releases_off_the_grid(send: Any) -> None:
+    """Noise that is added after rounding, or to a gradient that is not rounded at all."""
+    report = audit(replace(DEPLOYED, make_messages=send), STEP)
+    found = " ".join(report.problems)
+    assert "not multiples of the grid" in found
+    # Noise in float64 is finer than a float32 message. A weight times float32 leaves out values.
+    assert ("low-order bits reveal gradients" in found) == (send is release_float32)

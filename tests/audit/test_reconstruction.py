@@ -1,0 +1,122 @@
+"""Gradients recovered from neighbours' messages, and images from gradients."""
+
+import numpy as np
+import pytest
+
+from corn.arrays import FloatArray
+from corn.audit import View
+from corn.audit.inversion import choose_images, reconstruct_images
+from corn.audit.reconstruction import (
+    estimate_gradients,
+    find_recoverable,
+    list_observed,
+    make_knowledge,
+    recover_gradients,
+    sum_message_noise,
+)
+from corn.errors import InvalidArgumentError
+from corn.learn.datasets import load_dataset
+from corn.learn.method import Method
+from corn.topology import load_network
+from tests.audit.plans import agent_plan
+
+STEPS = 12
+
+
+def observe(
+    W: FloatArray, gradients: FloatArray, observed: list[int], noise: FloatArray, step_size: float
+) -> FloatArray:
+    """Run Algorithm 1 with fixed gradients, and return what observers compute from messages.
+
+    ``noise`` has shape (steps, n, d).
+    """
+    start = np.random.default_rng(1).standard_normal(gradients.shape)
+    models, public, found = start, start, []
+    for v in noise:
+        message = models - step_size * (gradients + v)
+        found.append((public - message)[observed] / step_size)
+        models, public = W @ message, W @ public
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize("graph", ["er:n=10,p=0.3,seed=2", "ring:7", "grid:2x4"])
+def test_without_noise_gradients_of_others_than_neighbours_are_exact(graph: str) -> None:
+    W = load_network(graph).mixing_matrix
+    gradients = np.random.default_rng(0).standard_normal((len(W), 3))
+    observed = list_observed(W, [0])
+    knowledge = make_knowledge(W, observed, STEPS)
+    values = observe(W, gradients, observed, np.zeros((STEPS, len(W), 3)), 0.1)
+    recovered = find_recoverable(knowledge)
+    assert set(recovered) - set(observed), "some agents beyond the neighbours"
+    found = recover_gradients(knowledge, values)
+    assert np.allclose(found[recovered], gradients[recovered], atol=1e-5)
+
+
+def test_agents_that_look_alike_cannot_be_told_apart() -> None:
+    """The leaves of a star send the same to the rest of the network: only their sum is known."""
+    W = load_network("star:6").mixing_matrix
+    assert find_recoverable(make_knowledge(W, list_observed(W, [1]), 30)) == [0, 1]
+
+
+def test_with_noise_least_squares_has_the_errors_that_it_states() -> None:
+    W = load_network("ring:5").mixing_matrix
+    n, trials, generator = len(W), 4000, np.random.default_rng(0)
+    R = 0.5 * np.eye(n) + 0.2
+    observed = list_observed(W, [0])
+    knowledge = make_knowledge(W, observed, STEPS)
+    covariance = sum_message_noise(W, R, observed, STEPS)
+    root = np.linalg.cholesky(R)
+    noise = root @ generator.standard_normal((STEPS, n, trials))
+    gradients = np.tile(generator.standard_normal((n, 1)), trials)
+    values = observe(W, gradients, observed, noise, 0.1)
+    found, errors = estimate_gradients(knowledge, covariance, values)
+    assert np.allclose(found.mean(axis=1), gradients[:, 0], atol=5 * errors.max() / trials**0.5)
+    assert np.allclose(found.std(axis=1), errors, rtol=0.1)
+    plain = recover_gradients(knowledge, values)
+    assert (errors < plain.std(axis=1) * 1.01).all(), "no linear estimate is better"
+
+
+def test_agents_that_are_not_determined_have_no_estimate() -> None:
+    W = load_network("star:6").mixing_matrix
+    observed = list_observed(W, [1])
+    knowledge = make_knowledge(W, observed, 8)
+    covariance = sum_message_noise(W, np.eye(len(W)), observed, 8)
+    _, errors = estimate_gradients(knowledge, covariance, np.zeros((len(knowledge), 1)))
+    assert np.isfinite(errors[:2]).all()
+    assert np.isinf(errors[2:]).all()
+
+
+def test_observers_outside_the_network_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="agents 0 … 4"):
+        list_observed(load_network("ring:5").mixing_matrix, [9])
+
+
+def reconstruct(method: Method, view: View, graph: str = "ring:5") -> FloatArray:
+    network = load_network(graph)
+    data, prior = choose_images(load_dataset("digits"), network.num_agents, seed=0)
+    victims = [agent for agent in range(network.num_agents) if agent not in view.coalition]
+    found = reconstruct_images(
+        method,
+        network,
+        data,
+        num_classes=10,
+        num_steps=40,
+        view=view,
+        victims=victims,
+        prior=prior,
+    )
+    assert found.images.shape == (len(victims), 64)
+    return found.similarity
+
+
+def test_images_are_exact_without_noise_and_hidden_by_it() -> None:
+    plan = agent_plan()
+    assert (reconstruct(Method.non_private(*plan.budget.queries), View()) > 0.999).all()
+    assert abs(reconstruct(Method.from_plan(plan), View((0,))).mean()) < 0.5
+
+
+def test_an_insider_that_the_noise_is_not_designed_for_sees_images() -> None:
+    graph = "complete:30"
+    method = Method.from_plan(agent_plan(0, "global", graph=graph))
+    assert reconstruct(method, View(), graph).mean() < 0.25
+    assert reconstruct(method, View((0,)), graph).mean() > 0.4
