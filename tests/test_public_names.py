@@ -27,6 +27,7 @@ PUBLIC = [
     "load_network",
     "load_plan",
     "make_plan",
+    "make_private",
     "save_plan",
     "spectrum",
     "train",

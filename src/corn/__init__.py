@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from corn.covariance import ThreatModel as ThreatModel
     from corn.covariance import design as design
     from corn.covariance import expose as expose
+    from corn.distributed.own_loop import make_private as make_private
     from corn.errors import CornError as CornError
     from corn.errors import CornWarning as CornWarning
     from corn.learn import train as train
@@ -52,12 +53,13 @@ _MODULES = {
     "load_network": "corn.topology",
     "load_plan": "corn.plan",
     "make_plan": "corn.plan",
+    "make_private": "corn.distributed.own_loop",
     "save_plan": "corn.plan",
     "spectrum": "corn.topology",
     "train": "corn.learn",
     "verify_plan": "corn.plan",
 }
-_PACKAGES = ("topology", "privacy", "covariance", "noise", "plan", "learn")
+_PACKAGES = ("topology", "privacy", "covariance", "noise", "plan", "learn", "distributed")
 
 __all__ = [*_MODULES, "__version__"]
 

@@ -170,6 +170,7 @@ def agent(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
     if (plan is None) == (request is None):
         raise typer.BadParameter("give either --plan or --request")
+    learning.require_public_classes()
     # A batch size that is not given is the plan's; one that is must agree with it.
     source = context.get_parameter_source("batch_size")
     is_given = source is not None and source.name == "COMMANDLINE"

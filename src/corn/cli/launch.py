@@ -125,6 +125,7 @@ def launch(
             "--show-private needs one machine with the data of all agents; on several hosts the "
             "numbers of each agent are in its folder in private"
         )
+    learning.require_public_classes()
     source: Path | distributed.PlanningRequest
     batch_size = learning.batch_size
     if plan is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -207,6 +207,10 @@ def train(
     step_sizes = _parse_step_sizes(step_size, learning)
     settings = simulation.make_settings(terms, learning, runs)
     problem = learning.make_workload().build(terms.network.num_agents)
+    if learning.data is not None:
+        # The user's own data is private, whatever the options are: all runs on it count.
+        tuning = replace(tuning, private_tuning=tuning.private_tuning or len(step_sizes) != 1)
+        _note_own_data(learning, problem)
     methods = _make_methods(mechanism, terms)
     _note_exposed(methods)
     # The quadratic has no held-out samples; its training loss is its objective.
@@ -249,7 +253,7 @@ def train(
     else:
         print_comparison(problem, terms, found)
         note_ends(tuned)
-        tuning.print_notes(result, prices, learning.task)
+        tuning.print_notes(result, prices, learning.source_name)
     # After everything was written and printed, so that an interrupted run loses nothing.
     if result.status == "interrupted":
         kept = f"; {output.out} has the result so far" if output.out else ""
@@ -289,6 +293,17 @@ def _run(
         raise StoppedByUserError(
             f"interrupted; the same command resumes from the last checkpoint in {file}"
         ) from None
+
+
+def _note_own_data(learning: LearningOptions, problem: learn.TrainingProblem) -> None:
+    """Print what the owner of the data should know."""
+    for note in problem.private_notes:
+        print_note(f"private, do not publish: {note}")
+    if learning.classes is None and not learning.regression:
+        print_note(
+            "the classes were read from the data, which a simulation may do; corn launch and corn "
+            "agent need the public list --classes"
+        )
 
 
 def _read_plan(context: typer.Context, plan: Plan) -> TrainingTerms:

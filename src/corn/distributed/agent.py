@@ -31,7 +31,7 @@ from corn.distributed.links import open_links
 from corn.distributed.planning import find_plan
 from corn.distributed.rendezvous import Rendezvous, join, naming_agent
 from corn.distributed.results import AgentResult, judge_status
-from corn.distributed.rounds import CellBatches, HalfStep, TrainingRounds
+from corn.distributed.rounds import CellBatches, HalfStep, ReleaseUpdate, TrainingRounds
 from corn.distributed.samples import check_samples
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.distributed.storage import (
@@ -51,7 +51,6 @@ from corn.learn.sampling import Choices, choose_rates
 from corn.learn.settings import SweepSettings
 from corn.learn.tasks import HasFingerprint, MeanLoss, Task
 from corn.learn.training import make_task
-from corn.learn.workloads import select_agent
 from corn.noise.stream import STREAM_FORMAT
 from corn.plan import Plan, fingerprint
 
@@ -137,12 +136,15 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
         if settings.batch_size is None:
             size = plan.budget.batch_size or config.default_batch_size
             settings = replace(settings, batch_size=size)
-        problem = config.workload.build(rendezvous.num_agents)
+        # An agent opens its own data only, unless a rehearsal repeats a simulation of all agents.
+        workload, num_agents = config.workload, rendezvous.num_agents
+        problem = workload.build(num_agents, [rendezvous.agent])
+        cohort = workload.build(num_agents).data if settings.is_rehearsal else None
     result = run_problem(
         plan,
-        select_agent(problem, rendezvous.agent),
+        problem,
         rendezvous=rendezvous,
-        cohort=problem.data,
+        cohort=cohort,
         keys=config.keys,
         out=config.out,
         settings=settings,
@@ -165,11 +167,13 @@ def run_problem(
     reports: Reports | None = None,
     lifetime: Lifetime | None = None,
     data: str = "",
+    update: ReleaseUpdate | None = None,
 ) -> AgentResult:
     """Run one agent of a plan on a problem with its own data.
 
     ``cohort`` has the data of all agents, for a rehearsal. ``data`` describes how the data was
-    partitioned, on which all must agree. The other arguments are those of :func:`run_agent`.
+    partitioned, on which all must agree. ``update`` turns a release into the half step, in place of
+    step sizes and momentum. The other arguments are those of :func:`run_agent`.
     """
     agent, reports = rendezvous.agent, reports or Reports()
     # However the run ends, links are closed, so that neighbours notice, and the ledger is unlocked.
@@ -185,7 +189,9 @@ def run_problem(
             )
             releases_left = keyring.ledger.remaining
             choices = keyring.make_choices(plan, agent)
-            work = prepare_work(plan, agent, settings, problem, choices, cohort=cohort)
+            work = prepare_work(
+                plan, agent, settings, problem, choices, cohort=cohort, update=update
+            )
             steps: set[int] = set()
             if folders is not None:
                 steps = find_checkpoints(
@@ -285,11 +291,12 @@ def prepare_work(
     choices: Choices,
     *,
     cohort: AgentData | None = None,
+    update: ReleaseUpdate | None = None,
 ) -> Work:
     """Prepare an agent's data and initial model.
 
     ``choices`` are the agent's own. ``cohort`` has the data of all agents, for a rehearsal that
-    draws a simulation's batches.
+    draws a simulation's batches. ``update`` is that of :func:`run_problem`.
     """
     # The plan's proof for floats holds up to a number of parameters and of samples.
     plan.check_parameters(problem.task.num_parameters)
@@ -314,8 +321,14 @@ def prepare_work(
     )
     # All agents start from the same model: its seed is public, and the handshake compares a hash.
     return Work(
-        half_step=HalfStep(problem.task, CellBatches(sampler, cell), query, momentum=plan.momentum),
-        data=EvaluationData(problem.task, parts, problem.has_public_parts),
+        half_step=HalfStep(
+            problem.task,
+            CellBatches(sampler, cell),
+            query,
+            momentum=plan.momentum if update is None else 0.0,
+            update=update,
+        ),
+        data=EvaluationData(problem.task, parts, problem.public_parts, problem.private_notes),
         start=problem.task.initialize(settings.seed).to(sweep.torch_dtype),
     )
 
@@ -384,6 +397,8 @@ def train_agent(run: AgreedRun, exchange: Exchange, reports: Reports) -> AgentRe
     )
     parameters, earlier = _restore(run, journal)
     _note_ledger(run, journal)
+    for text in run.work.data.private_notes:
+        journal.note_privately(text)
     rounds = TrainingRounds(
         plan,
         settings,

@@ -14,7 +14,7 @@ from corn.plan import Plan
 if TYPE_CHECKING:  # torch takes seconds to import, and every command reads this module
     from corn.distributed.lifetime import Lifetime
     from corn.distributed.planning import PlanningRequest
-    from corn.learn.workloads import Workload
+    from corn.learn.workloads import ProblemSource
 
 DropoutPolicy: TypeAlias = Literal["continue", "replan", "stop"]
 
@@ -157,7 +157,7 @@ class AgentConfig:
         lifetime: the owner's limit on all releases of the agent's data; None has no limit.
     """
 
-    workload: Workload
+    workload: ProblemSource
     settings: RunSettings
     out: Path
     plan: Path | None = None

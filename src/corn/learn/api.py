@@ -1,6 +1,7 @@
 """The public names of :mod:`corn.learn`, which loads this module when a name is first used."""
 
 from corn.learn.batches import AgentData as AgentData
+from corn.learn.bounds import Bounds as Bounds
 from corn.learn.method import Method as Method
 from corn.learn.method import Trial as Trial
 from corn.learn.method import make_methods as make_methods
@@ -13,7 +14,9 @@ from corn.learn.metrics import write_table as write_table
 from corn.learn.metrics import write_tensorboard as write_tensorboard
 from corn.learn.names import METHOD_NAMES as METHOD_NAMES
 from corn.learn.names import MODELS as MODELS
+from corn.learn.names import PAPER_PARTITION as PAPER_PARTITION
 from corn.learn.names import WORKLOADS as WORKLOADS
+from corn.learn.own_data import FileWorkload as FileWorkload
 from corn.learn.partition import PartitionSpec as PartitionSpec
 from corn.learn.partition import partition_dirichlet as partition_dirichlet
 from corn.learn.partition import partition_iid as partition_iid

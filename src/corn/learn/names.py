@@ -16,6 +16,9 @@ WORKLOADS: tuple[str, ...] = get_args(WorkloadName)
 METHOD_NAMES: tuple[str, ...] = (*get_args(MechanismName), "unclipped")
 MODELS: tuple[str, ...] = get_args(ModelName)
 
+PAPER_PARTITION = "dirichlet:10"
+"""The partition of samples over agents in the paper's experiments."""
+
 USUAL_BATCH_SIZE = 128
 """Samples per mini-batch in the paper's experiments."""
 

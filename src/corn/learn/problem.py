@@ -46,15 +46,19 @@ class TrainingProblem:
         data: the training samples of every agent, not yet prepared for the task.
         parts: more samples to measure on, by ``validation`` and ``test``.
         notes: facts that a reader of results must know.
-        has_public_parts: whether those samples are public: known to all agents, and no agent's own.
+        public_parts: those of ``parts`` that are public: known to all agents, and no agent's own.
             Measurements on private samples are private.
+        private_notes: facts about the data of single agents, for their owners alone.
+        schema: columns, classes and bounds of the data, which are public and which agents compare.
     """
 
     task: Task
     data: AgentData
     parts: Mapping[str, Samples] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    has_public_parts: bool = False
+    public_parts: tuple[str, ...] = ()
+    private_notes: tuple[str, ...] = ()
+    schema: str = ""
 
     def __post_init__(self) -> None:
         unknown = set(self.parts) - set(PARTS[1:])
@@ -101,7 +105,7 @@ def read_samples(source: DataSource, *, of: str = "the data set") -> Samples:
     ``of`` is the owner of the data for error messages, such as "agent 3" or "the test data".
     """
     if isinstance(source, DataLoader):
-        _require_plain_loader(source)
+        require_plain_loader(source)
         return read_samples(source.dataset, of=of)
     if isinstance(source, tuple | list):
         pair = cast("Any", source)
@@ -153,7 +157,8 @@ def _read_items(source: TorchDataset[Any], of: str) -> Samples:
     return _stack("inputs", inputs), _stack("targets", targets)
 
 
-def _require_plain_loader(loader: DataLoader[Any]) -> None:
+def require_plain_loader(loader: DataLoader[Any]) -> None:
+    """Raise for a loader whose own choice of samples would be ignored."""
     # CorN draws mini-batches itself, from all samples. A sampler of the loader's own would be
     # ignored, and with it the user's choice of samples.
     usual = (SequentialSampler, RandomSampler, BatchSampler, NoneType)
