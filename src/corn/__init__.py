@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from corn.distributed.own_loop import make_private as make_private
     from corn.errors import CornError as CornError
     from corn.errors import CornWarning as CornWarning
+    from corn.learn import compare as compare
+    from corn.learn import load_results as load_results
     from corn.learn import train as train
     from corn.plan import Plan as Plan
     from corn.plan import load_plan as load_plan
@@ -48,10 +50,12 @@ _MODULES = {
     "PrivacyBudget": "corn.privacy",
     "ThreatModel": "corn.covariance",
     "account": "corn.privacy",
+    "compare": "corn.learn",
     "design": "corn.covariance",
     "expose": "corn.covariance",
     "load_network": "corn.topology",
     "load_plan": "corn.plan",
+    "load_results": "corn.learn",
     "make_plan": "corn.plan",
     "make_private": "corn.distributed.own_loop",
     "save_plan": "corn.plan",

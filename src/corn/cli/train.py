@@ -106,6 +106,14 @@ class OutputOptions:
     tensorboard: Annotated[
         Path | None, typer.Option(help="Directory for TensorBoard.", rich_help_panel=_OUTPUT)
     ] = None
+    mlflow: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URI",
+            help="Tracking server of MLflow, or a database such as sqlite:///mlflow.db.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None
 
     def check(self) -> None:
         """Raise before the training, not after it, if a file could not be written."""
@@ -117,13 +125,16 @@ class OutputOptions:
             raise typer.BadParameter(
                 f"must be a directory, found a file {self.out}", param_hint="--out"
             )
-        if self.parquet or self.tensorboard:
-            learn.require_writers(parquet=self.parquet, tensorboard=self.tensorboard is not None)
+        learn.require_writers(
+            parquet=self.parquet,
+            tensorboard=self.tensorboard is not None,
+            mlflow=self.mlflow is not None,
+        )
 
     @property
     def needs_curves(self) -> bool:
         """Whether measurements during the training are written."""
-        return self.out is not None or self.tensorboard is not None
+        return any(place is not None for place in (self.out, self.tensorboard, self.mlflow))
 
     def write(self, result: learn.Result, facts: dict[str, object]) -> None:
         """Write the files that were asked for."""
@@ -135,6 +146,9 @@ class OutputOptions:
         if self.tensorboard:
             learn.write_tensorboard(result.rows, self.tensorboard)
             print_note(f"wrote {self.tensorboard}")
+        if self.mlflow:
+            learn.write_mlflow(result.rows, self.mlflow, source=str(facts["task"]))
+            print_note(f"wrote to {self.mlflow}")
 
 
 def train(
@@ -154,7 +168,8 @@ def train(
         str | None,
         typer.Option(
             help=f"One or more of {', '.join(METHOD_NAMES)}, separated by commas. none clips but "
-            "adds no noise; unclipped does neither; central trusts a server. "
+            "adds no noise; unclipped does neither; central trusts a server. NAME=R.npy or "
+            "NAME=FILE.py:FUNCTION adds a covariance of your own, scaled to the budget. "
             f"(Default: {_MECHANISMS}; with a plan, the plan alone.)",
             rich_help_panel=LEARNING,
         ),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
+import networkx as nx
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -53,7 +54,7 @@ _SECONDS_BETWEEN_CHECKS = 0.2
 
 
 def make_private(
-    source: Plan | Network | str | Path,
+    source: Plan | Network | str | Path | nx.Graph,
     budget: PrivacyBudget | None = None,
     *,
     module: nn.Module,
@@ -345,7 +346,9 @@ class AgentTurns:
         return answer
 
 
-def _find_plan(source: Plan | Network | str | Path, budget: PrivacyBudget | None) -> Plan:
+def _find_plan(
+    source: Plan | Network | str | Path | nx.Graph, budget: PrivacyBudget | None
+) -> Plan:
     if isinstance(source, Plan):
         if budget is not None:
             raise InvalidArgumentError("budget must be None with a plan, which has its own")

@@ -20,8 +20,10 @@ from corn.covariance import (
     Horizon,
     MechanismName,
     Objective,
+    OwnMechanism,
     ThreatModel,
     design,
+    read_mechanism,
 )
 from corn.covariance.coalition_bounds import worst_precisions
 from corn.covariance.lattice import LatticeNoise, design_lattice, design_lattice_pairs
@@ -322,15 +324,32 @@ def make_methods(
 
     ``none`` clips but has no noise; ``unclipped`` has neither; ``central`` trusts a server.
     ``corn`` is designed against ``threat``, and ``ldp``, which shares no seeds, holds against it
-    too; None is the default of ``corn.design``, one insider. ``decor`` and ``zero-sum`` hold
-    against an eavesdropper only, whatever the threat.
+    too; None is the default of ``corn.design``, one insider. ``decor``, ``zero-sum`` and a
+    covariance of one's own (``NAME=R.npy``, ``NAME=FILE.py:FUNCTION``) hold against an eavesdropper
+    only, whatever the threat.
     """
     # All names are checked before the first design, which can take minutes.
-    for name in names:
-        require_choice("mechanism", name, METHOD_NAMES)
-    repeated = sorted({name for name in names if names.count(name) > 1})
+    own = {name: read_mechanism(name) for name in names}
+    for name, mechanism in own.items():
+        if mechanism is None:
+            require_choice("mechanism", name, METHOD_NAMES, advice="or NAME=R.npy of your own")
+    labels = [name.partition("=")[0] for name in names]
+    repeated = sorted({label for label in labels if labels.count(label) > 1})
     require(not repeated, "mechanism", "different names", f"{', '.join(repeated)} twice")
-    return [_make_method(name, network, budget, objective, threat) for name in names]
+    return [
+        _make_method(name, network, budget, objective, threat)
+        if mechanism is None
+        else _make_own_method(mechanism, network, budget, objective)
+        for name, mechanism in own.items()
+    ]
+
+
+def _make_own_method(
+    mechanism: OwnMechanism, network: Network, budget: PrivacyBudget, objective: Objective
+) -> Method:
+    require(mechanism.label not in METHOD_NAMES, "mechanism", "a new name", repr(mechanism.label))
+    designed = design(network, budget, mechanism=mechanism, objective=objective)
+    return Method.private(mechanism.label, designed, budget)
 
 
 def _make_method(

@@ -13,7 +13,10 @@ WorkloadName: TypeAlias = Literal[
 ModelName: TypeAlias = Literal["linear", "network", "cnn"]
 
 WORKLOADS: tuple[str, ...] = get_args(WorkloadName)
-METHOD_NAMES: tuple[str, ...] = (*get_args(MechanismName), "unclipped")
+METHOD_NAMES: tuple[str, ...] = (
+    *(name for name in get_args(MechanismName) if name != "own"),
+    "unclipped",
+)
 MODELS: tuple[str, ...] = get_args(ModelName)
 
 PAPER_PARTITION = "dirichlet:10"

@@ -28,8 +28,8 @@ from corn.learn.tasks import Task
 from corn.learn.tasks.protocol import ChecksTargets
 
 DataSource: TypeAlias = "TorchDataset[Any] | DataLoader[Any] | tuple[Any, Any]"
-"""A map-style torch data set of pairs, or a loader of one; or inputs and targets as tensors or
-arrays."""
+"""A map-style torch data set of pairs, or a loader of one; or inputs and targets as tensors, NumPy
+arrays, or data frames and columns of pandas."""
 
 _ADVICE = (
     "if a model needs no targets, give its inputs twice; if it takes several inputs, stack them in "
@@ -197,6 +197,9 @@ def _as_tensor(values: Any) -> Tensor:
             f"inputs and targets must be tensors or arrays, found a {type(values).__name__}: "
             f"{_ADVICE}"
         )
+    # Data frames and columns of pandas, and arrays of other libraries, are arrays to NumPy.
+    if not isinstance(values, Tensor | np.ndarray) and hasattr(values, "to_numpy"):
+        values = values.to_numpy()
     # An array is copied: it may be read-only, and a caller's array must never be modified.
     try:
         return torch.as_tensor(np.array(values) if isinstance(values, np.ndarray) else values)

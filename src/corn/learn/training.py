@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 from torch import Tensor, nn
 
 from corn.checks import require_length
@@ -36,7 +37,7 @@ from corn.topology import Network, choose_cooldown, load_network
 
 
 def train(
-    source: Plan | Network | str | Path,
+    source: Plan | Network | str | Path | nx.Graph,
     budget: PrivacyBudget | None = None,
     noise: Design | Decomposition | None = None,
     *,
@@ -61,7 +62,8 @@ def train(
     """Train one model per agent by differentially private DSGD: the paper's Algorithm 1.
 
     Args:
-        source: a plan; or the network, as a ``Network``, a spec such as ``"ring:8"``, or a file.
+        source: a plan; or the network, as a ``Network``, a spec such as ``"ring:8"``, a file, or a
+            graph of networkx.
         budget: the promise; its unit decides what is clipped. ``PrivacyBudget.for_sizes`` makes one
             for samples from the agents' numbers of samples. None trains without privacy, or with
             the plan's budget.
@@ -195,7 +197,7 @@ def make_task(model: nn.Module | Task, loss: MeanLoss | None) -> Task:
 
 
 def _make_method(
-    source: Plan | Network | str | Path,
+    source: Plan | Network | str | Path | nx.Graph,
     budget: PrivacyBudget | None,
     noise: Design | Decomposition | None,
     *,

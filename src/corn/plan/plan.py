@@ -15,7 +15,7 @@ import numpy as np
 from corn.arrays import FloatArray
 from corn.checks import require_choice, require_count, require_length
 from corn.covariance import (
-    DEFAULT_THREAT,
+    EAVESDROPPER,
     Corn,
     Decomposition,
     Mechanism,
@@ -28,6 +28,7 @@ from corn.covariance import design as design_noise
 from corn.covariance.certificate import certify
 from corn.covariance.coalition_bounds import worst_precisions
 from corn.covariance.coalitions import Assembly, list_coalitions
+from corn.covariance.design import default_threat
 from corn.covariance.dual import solve_dual
 from corn.covariance.objective import momentum_of
 from corn.covariance.problem import DesignProblem
@@ -210,7 +211,7 @@ def make_plan(
     network: Network,
     budget: PrivacyBudget,
     *,
-    threat: ThreatModel = DEFAULT_THREAT,
+    threat: ThreatModel | None = None,
     objective: Objective | None = None,
     mechanism: Mechanism | MechanismName = "corn",
     cooldown_steps: int | None = None,
@@ -218,16 +219,19 @@ def make_plan(
 ) -> Plan:
     """Design the noise of a run and return the plan that its agents agree on.
 
-    The default threat is one curious insider, with seeds of pairs. The default objective is
-    `default_objective`, the default cool-down one mixing time. Where every pair has a seed,
-    ``"corn"`` leaves out the weakest seeds for up to 2 % more noise energy, because each takes an
-    agent's time at every step; ``Corn()`` keeps them. A part of ε and δ is set aside for
+    The default threat is one curious insider, with seeds of pairs; for DECOR, zero-sum noise and a
+    covariance of one's own it is an eavesdropper, as they hold against no insider. The default
+    objective is `default_objective`, the default cool-down one mixing time. Where every pair has a
+    seed, ``"corn"`` leaves out the weakest seeds for up to 2 % more noise energy, because each
+    takes an agent's time at every step; ``Corn()`` keeps them. A part of ε and δ is set aside for
     floating point (``corn.privacy.floats``), and noise weights are scaled up until the check of
     every coalition passes, so the promise holds for the bits that are released.
     """
     name = mechanism if isinstance(mechanism, str) else mechanism.name
     _require_private(name)
     require_sound(budget)
+    if threat is None:
+        threat = default_threat(mechanism) if network.num_agents > 1 else EAVESDROPPER
     if mechanism == "corn" and threat.resolve(network.num_agents).seeds == "pairs":
         mechanism = Corn(drop_cost=_DROP_COST)
     threat = _resolve_seeds(threat, network)

@@ -19,7 +19,7 @@ from corn.arrays import FloatArray
 from corn.covariance import Design
 from corn.errors import CornWarning, InvalidArgumentError, make_printable
 from corn.privacy import ACCOUNTANTS, Accounting, PrivacyLoss
-from corn.report.style import INK, LINK, MECHANISM_COLOURS, MECHANISM_NAMES, PALE
+from corn.report.style import INK, LINK, MECHANISM_COLOURS, MECHANISM_NAMES, OWN_COLOUR, PALE
 from corn.topology import Graph, Network, Spectrum, name_of
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def _draw_bars(axes: Axes, values: Mapping[str, float], remarks: Mapping[str, st
     names = list(values)
     ratios = [values[name] / values["ldp"] for name in names]
     # "corn one-step" and "corn eavesdropper" are variations of "corn": its colour, hatched.
-    colours = [MECHANISM_COLOURS[name.split()[0]] for name in names]
+    colours = [MECHANISM_COLOURS.get(name.split()[0], OWN_COLOUR) for name in names]
     hatches = ["///" if " " in name else "" for name in names]
     bars = axes.barh(
         range(len(names)), ratios, color=colours, hatch=hatches, edgecolor="white", height=0.7
@@ -270,7 +270,7 @@ def _draw_runs(axes: Axes, rows: Sequence[Row], step_sizes: Mapping[str, str], c
         steps = sorted(values)
         means = np.array([np.mean(values[step]) for step in steps])
         stds = np.array([np.std(values[step]) for step in steps])
-        colour = MECHANISM_COLOURS.get(name, INK)
+        colour = MECHANISM_COLOURS.get(name, OWN_COLOUR)
         style = "--" if name in ("none", "unclipped", "central") else "-"
         axes.plot(steps, means, style, color=colour, label=MECHANISM_NAMES.get(name, name))
         axes.fill_between(steps, means - stds, means + stds, color=colour, alpha=0.15, linewidth=0)

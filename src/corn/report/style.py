@@ -27,6 +27,9 @@ MECHANISM_NAMES = {
     "corn one-step": "CorN, designed for one step",
     "corn eavesdropper": "CorN, no insider",
 }
+OWN_COLOUR = "#882255"
+"""The colour of mechanisms of the user's own."""
+
 INK = "#333333"
 PALE = "#BBBBBB"
 LINK = MECHANISM_COLOURS["corn"]
