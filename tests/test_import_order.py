@@ -25,6 +25,7 @@ PACKAGES = [
     "plan",
     "learn",
     "distributed",
+    "flower",
     "audit",
     "experiments",
     "report",

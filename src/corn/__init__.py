@@ -63,7 +63,7 @@ _MODULES = {
     "train": "corn.learn",
     "verify_plan": "corn.plan",
 }
-_PACKAGES = ("topology", "privacy", "covariance", "noise", "plan", "learn", "distributed")
+_PACKAGES = ("topology", "privacy", "covariance", "noise", "plan", "learn", "distributed", "flower")
 
 __all__ = [*_MODULES, "__version__"]
 
