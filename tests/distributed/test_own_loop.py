@@ -160,6 +160,32 @@ def test_an_agent_counts_its_releases_in_its_ledger(tmp_path: Path) -> None:
     assert all("budget is spent" in str(own) for own in again), again
 
 
+def test_an_agent_can_leave_before_the_last_step() -> None:
+    plan = small_plan(num_steps=30)
+    settings = RunSettings(rehearsal_seed=SEED, timeout=20)
+    own_models = [make_model() for _ in range(N)]
+
+    def run(rendezvous: Rendezvous) -> int:
+        model = own_models[rendezvous.agent]
+        private = make_private(
+            plan,
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=loaders()[rendezvous.agent],
+            rendezvous=rendezvous,
+            settings=settings,
+        )
+        if rendezvous.agent:
+            return run_loop(private)
+        for inputs, targets in private.data_loader:
+            cross_entropy(model(inputs), targets).backward()
+            private.optimizer.step()
+        private.data_loader.close()
+        return 1
+
+    assert run_in_threads(N, run) == [1, 30, 30]
+
+
 class Records(Dataset[Any]):
     """Samples as dictionaries with text for targets."""
 

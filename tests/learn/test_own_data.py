@@ -164,6 +164,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     "no rows": ("age,dose,ill\n", "at least one row"),
     "empty": ("", "a line with the names"),
     "no header": ("1,2,3\n4,5,6\n", "the first line must have the names of the columns"),
+    "flag": ("age,dose,ill\n1,maybe,a\n1,true,b\n", "must have numbers, found 'maybe' in row 1"),
     "twice": ("age,age,ill\n1,2,a\n", "column 'age' occurs twice"),
     "one class": ("age,dose,ill\n1,2,a\n1,2,a\n", "at least two classes"),
     "numbers": ("age,dose,ill\n1,2,.5\n1,2,.7\n", "--regression predicts numbers"),

@@ -90,6 +90,9 @@ class SimulatedTurns:
         self._turn = Turn(self._agent, self._models[self._agent], batch)
         return self._turn
 
+    def leave(self) -> None:
+        """Take no more turns; nobody waits for them."""
+
     @torch.no_grad()
     def release(self, gradients: Callable[[Tensor | None], Gradients]) -> Tensor:
         """See ``Turns``: as an agent does it, by the same functions."""

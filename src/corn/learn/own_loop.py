@@ -54,6 +54,9 @@ class Turns(Protocol):
     def begin(self) -> Turn | None:
         """Return the next turn, or None after the last step."""
 
+    def leave(self) -> None:
+        """Take no more turns."""
+
     def release(self, gradients: Callable[[Tensor | None], Gradients]) -> Tensor:
         """Return the released gradient of this turn, shape (d,).
 
@@ -356,6 +359,10 @@ class PrivateLoader:
 
     def __len__(self) -> int:
         return self._length
+
+    def close(self) -> None:
+        """End an agent's run before the last step; the others go on as their settings say."""
+        self._turns.leave()
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(self._length):

@@ -10,9 +10,12 @@ import csv
 import gzip
 import importlib
 import io
+import itertools
+import math
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -43,7 +46,7 @@ _IMAGE_SUFFIXES = (
 _SEPARATORS = ",;\t|"
 # What spreadsheets and data frames write for a value that is not there.
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
-_BOOLEANS = {"true": "1", "false": "0"}
+_BOOLEANS = {"true": 1.0, "false": 0.0}
 _LARGEST_PIXEL = 255
 
 
@@ -89,7 +92,10 @@ def read_own_samples(path: Path, target: str | None, features: Sequence[str] = (
         raise FileFormatError(f"{path}: name the column of the targets with --target")
     if name.endswith(".npz"):
         return _read_arrays(path, target, features)
-    columns = _read_parquet(path) if name.endswith(".parquet") else _read_csv(path)
+    if name.endswith(".parquet"):
+        columns = _read_parquet(path)
+    else:
+        columns = _read_csv(path, target, features)
     return _assemble(path, columns, target, features)
 
 
@@ -119,14 +125,8 @@ def read_numbers(path: Path, name: str, values: Column) -> FloatArray:
     try:
         numbers = np.asarray(values, dtype=np.float64)
     except ValueError:
-        spelled = [_BOOLEANS.get(str(value).strip().lower(), value) for value in values]
-        for row, value in enumerate(spelled):
-            if not _is_number(value):
-                raise FileFormatError(
-                    f"{path}: column {name!r} must have numbers, found {str(value)[:40]!r} in row "
-                    f"{row + 1}: encode it as numbers, or leave the column out with --features"
-                ) from None
-        numbers = np.asarray(spelled, dtype=np.float64)
+        texts = [str(value) for value in values]
+        numbers = np.array([_parse_number(path, name, t, k + 1) for k, t in enumerate(texts)])
     broken = np.flatnonzero(~np.isfinite(numbers))
     if len(broken):
         raise FileFormatError(
@@ -134,6 +134,13 @@ def read_numbers(path: Path, name: str, values: Column) -> FloatArray:
             f"{broken[0] + 1}"
         )
     return numbers
+
+
+def _not_a_number(path: Path, name: str, text: str, row: int) -> FileFormatError:
+    return FileFormatError(
+        f"{path}: column {name!r} must have numbers, found {text[:40]!r} in row {row}: encode it "
+        "as numbers, or leave the column out with --features"
+    )
 
 
 def _is_number(value: object) -> bool:
@@ -159,36 +166,67 @@ def _require_present(path: Path, name: str, values: Column) -> None:
         )
 
 
-def _read_csv(path: Path) -> dict[str, Column]:
+def _read_csv(path: Path, target: str, features: Sequence[str]) -> dict[str, Column]:
+    """Return the columns that are asked for, row by row: text takes more memory than numbers."""
     try:
-        with open_content(path) as stream:
-            text = stream.read().decode("utf-8-sig")
+        with open_content(path) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as stream:
+            head = stream.readline()
+            separator = max(_SEPARATORS, key=head.count)
+            lines = itertools.chain([head], stream)
+            rows = filter(None, csv.reader(lines, delimiter=separator, strict=True))
+            names = [name.strip() for name in next(rows, [])]
+            if not names:
+                raise FileFormatError(
+                    f"{path}: must have a line with the names of its columns, found none"
+                )
+            _require_names(path, names)
+            return _read_rows(path, names, rows, target, features)
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path}: must be text in UTF-8: {error.reason}") from error
-    except (OSError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise FileFormatError(f"{path}: cannot be read: {error}") from error
-    head = text.split("\n", 1)[0]
-    separator = max(_SEPARATORS, key=head.count)
-    try:
-        rows = list(csv.reader(io.StringIO(text), delimiter=separator, strict=True))
     except csv.Error as error:
         raise FileFormatError(f"{path}: not a CSV file: {error}") from error
-    rows = [row for row in rows if row]
-    if not rows:
-        raise FileFormatError(f"{path}: must have a line with the names of its columns, found none")
-    names = [name.strip() for name in rows[0]]
-    _require_names(path, names)
-    for number, row in enumerate(rows[1:], start=1):
+    except (OSError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise FileFormatError(f"{path}: cannot be read: {error}") from error
+
+
+def _read_rows(
+    path: Path,
+    names: Sequence[str],
+    rows: Iterator[list[str]],
+    target: str,
+    features: Sequence[str],
+) -> dict[str, Column]:
+    numbers = {
+        name: (place, array("d"))
+        for place, name in enumerate(names)
+        if name != target and (not features or name in features)
+    }
+    goal = names.index(target) if target in names else None
+    targets: list[str] = []
+    for count, row in enumerate(rows, start=1):
         if len(row) != len(names):
             raise FileFormatError(
-                f"{path}: row {number} must have {len(names)} values, one for each column, found "
+                f"{path}: row {count} must have {len(names)} values, one for each column, found "
                 f"{len(row)}"
             )
-    columns = zip(*rows[1:], strict=True) if len(rows) > 1 else ((),) * len(names)
-    return {
-        name: np.array([value.strip() for value in values], dtype=np.str_)
-        for name, values in zip(names, columns, strict=True)
-    }
+        for name, (place, values) in numbers.items():
+            values.append(_parse_number(path, name, row[place], count))
+        if goal is not None:
+            targets.append(row[goal].strip())
+    columns: dict[str, Column] = {name: np.array(own) for name, (_, own) in numbers.items()}
+    return columns if goal is None else {**columns, target: np.array(targets, dtype=np.str_)}
+
+
+def _parse_number(path: Path, name: str, text: str, row: int) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        plain = text.strip().lower()
+        if plain in _BOOLEANS:
+            return _BOOLEANS[plain]
+        if plain in _MISSING:
+            return math.nan  # counted and refused with all missing values of the column
+        raise _not_a_number(path, name, text, row) from None
 
 
 def _require_names(path: Path, names: Sequence[str]) -> None:
@@ -217,17 +255,10 @@ def _read_parquet(path: Path) -> dict[str, Column]:
     _require_names(path, table.column_names)
     columns = {}
     for name in table.column_names:
-        # Python values keep missing ones apart from NaN, and text apart from categories.
-        column = table.column(name)
-        values = np.array(column.to_pylist(), dtype=object)
-        is_plain = column.null_count == 0 and not any(isinstance(v, str) for v in values[:1])
-        columns[name] = _as_plain(values) if is_plain else values
+        values = table.column(name).to_numpy()
+        # Text, categories and columns with missing values come as Python objects.
+        columns[name] = values if values.dtype.kind in "iufb" else values.astype(object)
     return columns
-
-
-def _as_plain(values: Column) -> Column:
-    plain = np.array(list(values))
-    return plain if plain.dtype.kind in "iufb" and plain.ndim == 1 else values
 
 
 def _read_arrays(path: Path, target: str, features: Sequence[str]) -> RawSamples:
