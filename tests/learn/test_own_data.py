@@ -160,6 +160,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     "text": ("age,dose,ill\n1,high,a\n1,2,b\n", "column 'dose' must have numbers, found 'high'"),
     "infinite": ("age,dose,ill\n1,inf,a\n1,2,b\n", "column 'dose' must be finite"),
     "no target": ("age,dose\n1,2\n", "column 'ill' is missing; its columns are age, dose"),
+    "other name": ("age,dose,sick\n1,2,a\n", "column 'ill' is missing; its columns are age"),
     "short row": ("age,dose,ill\n1,2,a\n1,b\n", "row 2 must have 3 values"),
     "no rows": ("age,dose,ill\n", "at least one row"),
     "empty": ("", "a line with the names"),

@@ -46,7 +46,7 @@ def figure1a(scale: Scale) -> list[NoiseStudy]:
     """Return noise against ε."""
     graph = scale.graph(scale.connectivity)
     places = [(epsilon, graph, epsilon) for epsilon in scale.epsilons]
-    settings = f"n = {scale.num_agents}, p = {scale.connectivity:g}"
+    settings = f"n = {scale.num_agents}, {scale.place}"
     return _figure1(scale, "fig1a", settings, "privacy budget ε of each agent", places)
 
 
@@ -62,7 +62,7 @@ def figure1c(scale: Scale) -> list[NoiseStudy]:
     places = [(float(n), scale.graph(scale.connectivity, n), scale.epsilon) for n in scale.sizes]
     one, two = scale.insider_sizes
     settings = (
-        f"p = {scale.connectivity:g}, ε = {scale.epsilon:g} "
+        f"{scale.place}, ε = {scale.epsilon:g} "
         f"(1 insider: up to n = {one}, 2 insiders: up to n = {two})"
     )
     return _figure1(scale, "fig1c", settings, "number of agents n", places, log_x=True)
@@ -123,7 +123,7 @@ def figure2(scale: Scale) -> list[NoiseStudy]:
         for q in range(3)
         for method, seeds in ((LDP, None), (LINK_SEEDS, "edges"), (PAIR_SEEDS, "pairs"))
     )
-    settings = f"n = {scale.num_agents}, p = {scale.connectivity:g}, ε = {scale.epsilon:g}"
+    settings = f"n = {scale.num_agents}, {scale.place}, ε = {scale.epsilon:g}"
     panel = Panel(
         name="fig2",
         figure="fig2",
@@ -205,7 +205,7 @@ def _train(scale: Scale, training: Training, figure: str, column: str, label: st
     if varies_epsilon:
         graph = scale.graph(scale.connectivity)
         places = [_place(scale, training, graph, eps, x=eps) for eps in scale.epsilons]
-        settings, x_label = f"p = {scale.connectivity:g}", "privacy budget ε"
+        settings, x_label = scale.place, "privacy budget ε"
     else:
         graphs = {p: scale.graph(p) for p in scale.connectivities}
         places = [_place(scale, training, own, scale.epsilon, x=p) for p, own in graphs.items()]

@@ -119,6 +119,13 @@ class Scale:
             spec = spec.replace(name, value)
         return spec
 
+    @property
+    def place(self) -> str:
+        """The graph of panels that vary neither it nor its size, for titles."""
+        if self.graph_spec == Scale.graph_spec:
+            return f"p = {self.connectivity:g}"
+        return f"graph {self.graph(self.connectivity)}"
+
     def find_obstacle(self, figure: str) -> str | None:
         """Return the field that the graph lacks for a figure that varies it, or None."""
         needed = "{n}" if figure.startswith("fig1c") else "{p}" if "b" in figure[4:6] else ""

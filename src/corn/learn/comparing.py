@@ -10,12 +10,10 @@ from typing import Any
 import networkx as nx
 from torch import nn
 
-from corn.checks import require_length
 from corn.covariance import Objective, ThreatModel, default_objective
 from corn.covariance.objective import momentum_of
-from corn.learn.batches import AgentData
-from corn.learn.method import make_methods
-from corn.learn.problem import DataSource, TrainingProblem, read_samples
+from corn.learn.named_methods import make_methods
+from corn.learn.problem import DataSource, TrainingProblem, make_problem
 from corn.learn.result import Result
 from corn.learn.schedule import ScheduleName
 from corn.learn.search import search_step_sizes
@@ -108,17 +106,8 @@ def compare(
     """
     chosen = network if isinstance(network, Network) else load_network(network)
     target = objective or default_objective(budget.num_steps)
-    require_length("datasets", len(datasets), chosen.num_agents, per="agent")
-    own = [read_samples(each, of=f"agent {agent}") for agent, each in enumerate(datasets)]
-    given = {"validation": validation, "test": test}
-    problem = TrainingProblem(
-        task=make_task(model, loss),
-        data=AgentData.from_parts(own),
-        parts={
-            part: read_samples(each, of=f"the {part} data")
-            for part, each in given.items()
-            if each is not None
-        },
+    problem = make_problem(
+        make_task(model, loss), datasets, chosen.num_agents, validation=validation, test=test
     )
     methods = make_methods(mechanisms, chosen, budget, objective=target, threat=threat)
     settings = SweepSettings(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, TypeAlias, cast
@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 from torch.utils.data import Dataset as TorchDataset
 
-from corn.checks import require_count
+from corn.checks import require_count, require_length
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData
 from corn.learn.metrics import PARTS, Samples
@@ -97,6 +97,26 @@ def _cast(values: Tensor, settings: SweepSettings) -> Tensor:
     # Whole numbers, such as classes or tokens, stay whole.
     dtype = settings.torch_dtype if values.is_floating_point() else values.dtype
     return values.to(device=settings.device, dtype=dtype)
+
+
+def make_problem(
+    task: Task,
+    datasets: Sequence[DataSource],
+    num_agents: int,
+    *,
+    validation: DataSource | None = None,
+    test: DataSource | None = None,
+) -> TrainingProblem:
+    """Return the problem of a task on one data set for each agent."""
+    require_length("datasets", len(datasets), num_agents, per="agent")
+    own = [read_samples(each, of=f"agent {agent}") for agent, each in enumerate(datasets)]
+    given = {"validation": validation, "test": test}
+    parts = {
+        part: read_samples(each, of=f"the {part} data")
+        for part, each in given.items()
+        if each is not None
+    }
+    return TrainingProblem(task, AgentData.from_parts(own), parts)
 
 
 def read_samples(source: DataSource, *, of: str = "the data set") -> Samples:

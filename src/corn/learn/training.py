@@ -11,7 +11,6 @@ from typing import Any
 import networkx as nx
 from torch import Tensor, nn
 
-from corn.checks import require_length
 from corn.covariance import (
     Decomposition,
     Design,
@@ -21,9 +20,8 @@ from corn.covariance import (
     design,
 )
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
-from corn.learn.batches import AgentData
 from corn.learn.method import Method, Trial
-from corn.learn.problem import DataSource, TrainingProblem, read_samples
+from corn.learn.problem import DataSource, make_problem
 from corn.learn.result import Result
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
 from corn.learn.settings import SweepSettings
@@ -132,18 +130,7 @@ def train(
         device=device,
         noise_keys="secret" if secure else "none",
     )
-    require_length("datasets", len(datasets), network.num_agents, per="agent")
-    own = [read_samples(each, of=f"agent {agent}") for agent, each in enumerate(datasets)]
-    given = {"validation": validation, "test": test}
-    problem = TrainingProblem(
-        task=task,
-        data=AgentData.from_parts(own),
-        parts={
-            part: read_samples(each, of=f"the {part} data")
-            for part, each in given.items()
-            if each is not None
-        },
-    )
+    problem = make_problem(task, datasets, network.num_agents, validation=validation, test=test)
     trials = [Trial(method, make_schedule(step_size, schedule))]
     result = run_sweep(problem, network, trials, settings=settings, **options)
     for (_, _, seed), breakdown in result.stopped.items():

@@ -102,21 +102,29 @@ def read_own_samples(path: Path, target: str | None, features: Sequence[str] = (
 def _assemble(
     path: Path, columns: Mapping[str, Column], target: str, features: Sequence[str]
 ) -> RawSamples:
-    chosen = tuple(features) or tuple(sorted(name for name in columns if name != target))
-    for name in (target, *chosen):
-        if name not in columns:
-            known = ", ".join(list(columns)[:20])
-            raise FileFormatError(f"{path}: column {name!r} is missing; its columns are {known}")
-    if target in chosen:
-        raise FileFormatError(f"{path}: column {target!r} is the target and cannot be a feature")
-    if not chosen:
-        raise FileFormatError(f"{path}: must have a column besides {target!r}, found none")
+    chosen = _choose_features(path, tuple(columns), target, features)
     if not len(columns[target]):
         raise FileFormatError(f"{path}: must have at least one row, found none")
     targets = columns[target]
     _require_present(path, target, targets)
     table = np.column_stack([read_numbers(path, name, columns[name]) for name in chosen])
     return RawSamples(path, table, targets, chosen)
+
+
+def _choose_features(
+    path: Path, columns: Sequence[str], target: str, features: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the columns of the inputs, all of which must be there."""
+    chosen = tuple(features) or tuple(sorted(name for name in columns if name != target))
+    for name in (target, *chosen):
+        if name not in columns:
+            known = ", ".join(columns[:20])
+            raise FileFormatError(f"{path}: column {name!r} is missing; its columns are {known}")
+    if target in chosen:
+        raise FileFormatError(f"{path}: column {target!r} is the target and cannot be a feature")
+    if not chosen:
+        raise FileFormatError(f"{path}: must have a column besides {target!r}, found none")
+    return chosen
 
 
 def read_numbers(path: Path, name: str, values: Column) -> FloatArray:
@@ -180,7 +188,8 @@ def _read_csv(path: Path, target: str, features: Sequence[str]) -> dict[str, Col
                     f"{path}: must have a line with the names of its columns, found none"
                 )
             _require_names(path, names)
-            return _read_rows(path, names, rows, target, features)
+            chosen = _choose_features(path, names, target, features)
+            return _read_rows(path, names, rows, target, chosen)
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path}: must be text in UTF-8: {error.reason}") from error
     except csv.Error as error:
@@ -196,12 +205,8 @@ def _read_rows(
     target: str,
     features: Sequence[str],
 ) -> dict[str, Column]:
-    numbers = {
-        name: (place, array("d"))
-        for place, name in enumerate(names)
-        if name != target and (not features or name in features)
-    }
-    goal = names.index(target) if target in names else None
+    numbers = {name: (place, array("d")) for place, name in enumerate(names) if name in features}
+    goal = names.index(target)
     targets: list[str] = []
     for count, row in enumerate(rows, start=1):
         if len(row) != len(names):
@@ -211,10 +216,9 @@ def _read_rows(
             )
         for name, (place, values) in numbers.items():
             values.append(_parse_number(path, name, row[place], count))
-        if goal is not None:
-            targets.append(row[goal].strip())
+        targets.append(row[goal].strip())
     columns: dict[str, Column] = {name: np.array(own) for name, (_, own) in numbers.items()}
-    return columns if goal is None else {**columns, target: np.array(targets, dtype=np.str_)}
+    return {**columns, target: np.array(targets, dtype=np.str_)}
 
 
 def _parse_number(path: Path, name: str, text: str, row: int) -> float:
