@@ -308,6 +308,8 @@ def test_steps_out_of_order_are_refused() -> None:
         "data_loader": loaders(),
     }
     _, optimizer, loader = make_private(small_plan(), **options)
+    with pytest.raises(CornError, match="others would get no noise"):
+        optimizer.add_param_group({"params": list(make_model().parameters())})
     with pytest.raises(CornError, match="must follow a batch of the private loader"):
         optimizer.step()
     batches = iter(loader)

@@ -12,6 +12,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
@@ -242,7 +243,7 @@ class AgentTurns:
         self.num_releases = 0
         self.result: AgentResult | None = None
 
-    @property
+    @cached_property
     def precisions(self) -> dict[int, float]:
         """See ``Turns``."""
         agent = self._rendezvous.agent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import final
 
 import torch
@@ -70,7 +71,7 @@ class SimulatedTurns:
         self._gradients: Callable[[Tensor | None], Gradients] | None = None
         self._agent, self._step, self._shares = 0, 0, torch.empty(0)
 
-    @property
+    @cached_property
     def precisions(self) -> dict[int, float]:
         """See ``Turns``."""
         return dict(enumerate(Method.from_plan(self._plan).precision.tolist()))

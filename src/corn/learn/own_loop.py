@@ -255,6 +255,10 @@ class PrivateOptimizer(Optimizer):
         """Set the state of the user's optimizer."""
         self._inner.load_state_dict(state_dict)
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002 - never accepted
+        """Refuse parameters that would move without noise."""
+        raise CornError("parameters must be given before make_private: others would get no noise")
+
     def begin(self, turn: Turn) -> None:
         """Take the model and the optimizer's state of the agent whose turn it is."""
         self.require_done()
