@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -56,7 +56,7 @@ from corn.distributed.agent import prepare_work
 from corn.learn.problem import TrainingProblem
 from corn.learn.sampling import SeededChoices
 from corn.learn.schedule import Constant
-from corn.learn.workloads import Workload, select_agent
+from corn.learn.workloads import Workload, select_agents
 from corn.noise import NoiseSource, SecureSource, draw_share, simulated_keys
 from corn.plan import FloatType
 from corn.threads import limit_threads
@@ -298,7 +298,7 @@ class FlippedWorkload(Workload):
 
     is_flipped: bool = False
 
-    def build(self, num_agents: int) -> TrainingProblem:
+    def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
         """See ``Workload``."""
         problem = super().build(num_agents)
         if self.is_flipped:
@@ -306,7 +306,7 @@ class FlippedWorkload(Workload):
             first = problem.data.offsets[VICTIM]
             targets[first] = targets.min() + targets.max() - targets[first]
             problem = replace(problem, data=replace(problem.data, targets=targets))
-        return problem
+        return problem if agents is None else select_agents(problem, agents)
 
 
 def attack_processes(num_trials: int, message_type: FloatType = "float32") -> Result:
@@ -356,7 +356,7 @@ def find_candidates(
     found = []
     for is_flipped in (False, True):
         problem = replace(workload, is_flipped=is_flipped).build(plan.num_agents)
-        own = select_agent(problem, VICTIM)
+        own = select_agents(problem, [VICTIM])
         work = prepare_work(plan, VICTIM, settings, own, SeededChoices(0))
         # Without noise, on a grid so fine that nothing is lost: linear models start at 0.
         half, _ = work.half_step.take(

@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +54,7 @@ class RecordingWorkload(Workload):
     record: str = ""
     pause: float = 0.0
 
-    def build(self, num_agents: int) -> TrainingProblem:
+    def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
         """Return the problem, and let this process record its releases from now on."""
         take, path, pause = NoiseShare.take, self.record, self.pause
         # A stack of every thread, where agents stand still.
@@ -68,7 +69,7 @@ class RecordingWorkload(Workload):
             return take(share, step)
 
         setattr(NoiseShare, "take", record)  # noqa: B010
-        return super().build(num_agents)
+        return super().build(num_agents, agents)
 
 
 class Disturber:

@@ -26,6 +26,7 @@ PACKAGES = [
     "plan",
     "learn",
     "distributed",
+    "flower",
     "audit",
     "experiments",
     "report",

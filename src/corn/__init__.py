@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from corn.covariance import ThreatModel as ThreatModel
     from corn.covariance import design as design
     from corn.covariance import expose as expose
+    from corn.distributed.own_loop import make_private as make_private
     from corn.errors import CornError as CornError
     from corn.errors import CornWarning as CornWarning
+    from corn.learn import compare as compare
+    from corn.learn import load_results as load_results
     from corn.learn import train as train
     from corn.plan import Plan as Plan
     from corn.plan import load_plan as load_plan
@@ -47,17 +50,20 @@ _MODULES = {
     "PrivacyBudget": "corn.privacy",
     "ThreatModel": "corn.covariance",
     "account": "corn.privacy",
+    "compare": "corn.learn",
     "design": "corn.covariance",
     "expose": "corn.covariance",
     "load_network": "corn.topology",
     "load_plan": "corn.plan",
+    "load_results": "corn.learn",
     "make_plan": "corn.plan",
+    "make_private": "corn.distributed.own_loop",
     "save_plan": "corn.plan",
     "spectrum": "corn.topology",
     "train": "corn.learn",
     "verify_plan": "corn.plan",
 }
-_PACKAGES = ("topology", "privacy", "covariance", "noise", "plan", "learn")
+_PACKAGES = ("topology", "privacy", "covariance", "noise", "plan", "learn", "distributed", "flower")
 
 __all__ = [*_MODULES, "__version__"]
 

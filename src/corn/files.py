@@ -1,13 +1,16 @@
-"""Files that are complete or absent, at whatever moment a process ends, and private ones."""
+"""Files that are complete or absent at any moment, private files, and functions from files."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import stat
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from corn.errors import FileFormatError
 
@@ -56,3 +59,33 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def load_function(spec: str) -> Callable[..., Any]:
+    """Run a user's Python file and return a function of it: ``mine.py:make_model``.
+
+    The file may import modules that lie beside it. An error of its own is raised as it is.
+    """
+    name, colon, function = spec.rpartition(":")
+    path = Path(name)
+    if not colon or not function.isidentifier() or path.suffix != ".py":
+        raise FileFormatError(f"{spec}: must be FILE.py:FUNCTION")
+    if not path.is_file():
+        raise FileFormatError(f"{path}: no such file")
+    # Under a name of its own, so that it replaces no installed module.
+    found = importlib.util.spec_from_file_location(f"_own_{path.stem}", path)
+    if found is None or found.loader is None:
+        raise FileFormatError(f"{path}: cannot be loaded")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[found.name] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        found.loader.exec_module(module)
+    except SyntaxError as error:
+        raise FileFormatError(f"{path}: line {error.lineno}: {error.msg}") from error
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+    made = getattr(module, function, None)
+    if not callable(made):
+        raise FileFormatError(f"{path}: must define a function {function!r}, found none")
+    return made  # type: ignore[no-any-return]

@@ -7,6 +7,7 @@ import pytest
 
 from corn.cli import COMMANDS
 from corn.distributed import AgentConfig, AgentResult, PlanningRequest, Reports
+from corn.learn import Workload
 from corn.plan import Plan
 
 from .commands import Runner
@@ -62,6 +63,7 @@ def test_every_option_may_be_in_the_file(corn: Runner, started: list[AgentConfig
     settings = config.settings
     assert (settings.timeout, settings.resume, settings.batch_size) == (30.5, True, 64)
     assert settings.schedule.at(1, 10) == 1
+    assert isinstance(config.workload, Workload)
     assert config.workload.stand_in is False
     assert config.lifetime is not None
     assert config.lifetime.other_keys == (Path("old.keys"), Path("older.keys"))

@@ -52,7 +52,7 @@ def test_the_default_horizon_is_a_fifth_of_the_run(corn: Runner) -> None:
 def test_entry_points_share_their_defaults() -> None:
     assert ThreatOptions().make() == DEFAULT_THREAT == ThreatModel(1, "auto")
     assert Corn.default_threat == Ldp.default_threat == DEFAULT_THREAT
-    assert signature(make_plan).parameters["threat"].default == DEFAULT_THREAT
+    assert signature(make_plan).parameters["threat"].default is None
     assert MixingOptions().choose_objective(500) == default_objective(500) == Horizon(100, 0.1, 0.9)
     assert MixingOptions(horizon=1).choose_objective(500) == ONE_STEP
     assert signature(make_plan).parameters["cooldown_steps"].default is None

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.progress import Progress
 
@@ -87,3 +88,37 @@ def test_wrong_options_are_refused_before_anything_is_written(corn: Runner, tmp_
     assert absent.exit_code == 1
     assert "corn data get a9a" in absent.stderr
     assert not (tmp_path / "report.html").exists()
+
+
+def test_settings_of_ones_own(corn: Runner, tmp_path: Path) -> None:
+    """Another graph, steps and lines, one of them a covariance of the user's own; also as PDF."""
+    np.save(tmp_path / "R.npy", np.eye(5) + 2 * (np.eye(5) - 1 / 5))
+    options = ("--graph", "ring:5", "--steps", 40, "--clip", 0.2, "--epsilons", "3,10", "--jobs", 1)
+    lines = ("--methods", "ldp,corn", "--mechanism", f"mine={tmp_path / 'R.npy'}")
+    outcome = corn("reproduce", "fig1a", *options, *lines, "--out", tmp_path / "out", "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    scale = json.loads(outcome.stdout)["scale"]
+    assert (scale["num_agents"], scale["clip"], scale["regression"]["num_steps"]) == (5, 0.2, 40)
+    table = (tmp_path / "out" / "points.csv").read_text()
+    assert {line.split(",")[1] for line in table.splitlines()[1:]} == {"ldp", "corn", "mine"}
+    assert (tmp_path / "out" / "figures" / "fig1a-added.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("fig1b", "--graph", "ring:5"), "--graph must contain {p} for fig1b"),
+        (("fig1c", "--graph", "er:n=9,p={p},seed=1"), "--graph must contain {n} for fig1c"),
+        (("fig1a", "--graph", "ring:5", "--agents", "6"), "must be 5, as the graph has"),
+        (("fig1a", "--methods", "best"), "must be one of ldp-paper"),
+        (("fig1a", "--mechanism", "mine"), "must be NAME=R.npy"),
+        (("fig1a", "--mechanism", "corn=R.npy"), "no such file"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    corn: Runner, options: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    outcome = corn("reproduce", *options, "--out", tmp_path)
+    assert outcome.exit_code == 1
+    assert message in outcome.stderr
+    assert outcome.stderr.count("\n") == 1

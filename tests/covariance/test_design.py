@@ -297,7 +297,7 @@ def test_arguments_are_left_alone() -> None:
 
 
 def test_every_mechanism_has_a_name() -> None:
-    assert sorted(get_args(MechanismName)) == sorted(MECHANISMS)
+    assert sorted(get_args(MechanismName)) == sorted([*MECHANISMS, "own"])
 
 
 @pytest.mark.parametrize("solver", [Dual(), ClosedForm()])

@@ -41,7 +41,7 @@ PROBLEM = TrainingProblem(
     AgentData.from_parts([SAMPLES] * 3),
     {"test": SAMPLES},
     notes=("stands in for another",),
-    has_public_parts=True,
+    public_parts=("validation", "test"),
 )
 
 
@@ -57,7 +57,9 @@ def make_journal(
         PLAN,
         SETTINGS,
         agent=agent,
-        data=EvaluationData(TASK, {"train": SAMPLES, "test": SAMPLES}, is_public),
+        data=EvaluationData(
+            TASK, {"train": SAMPLES, "test": SAMPLES}, ("test",) if is_public else ()
+        ),
         account=ReleaseAccount(PLAN.budget, float(PLAN.precision_caps[0])),
         folders=make_folders(out, agent, is_rehearsal=False),
         count_releases=count_releases,
@@ -128,7 +130,7 @@ def test_private_files_are_read_only_on_request(tmp_path: Path) -> None:
     run = Folders.of_run(tmp_path)
     folders = {agent: run.of_agent(agent) for agent in range(3)}
     for is_public in (True, False):
-        problem = replace(PROBLEM, has_public_parts=is_public)
+        problem = replace(PROBLEM, public_parts=PROBLEM.public_parts if is_public else ())
         result = merge_measurements(PLAN, problem, folders, settings=SETTINGS)
         for row in result.rows:
             assert all(math.isnan(float(row[name])) for name in PRIVATE_COLUMNS)

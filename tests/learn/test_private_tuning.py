@@ -47,7 +47,7 @@ def test_runs_add_up_in_squares() -> None:
 
 
 def test_public_samples_keep_sizes_and_reveal_nothing() -> None:
-    problem = replace(make_logistic(), has_public_parts=True)
+    problem = replace(make_logistic(), public_parts=("validation",))
     public = borrow_held_out(problem, seed=3)
     assert public.data.sizes == problem.data.sizes
     inputs, _ = problem.parts["validation"]

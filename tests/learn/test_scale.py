@@ -8,9 +8,10 @@ from corn.covariance import Decomposition, Horizon, design
 from corn.covariance.lattice import LatticeNoise, design_lattice
 from corn.covariance.threat import EAVESDROPPER
 from corn.errors import InvalidArgumentError
-from corn.learn.method import MethodNoise, make_methods
+from corn.learn.method import MethodNoise
 from corn.learn.metrics import choose_measured
 from corn.learn.mixer import Mixer
+from corn.learn.named_methods import make_methods
 from corn.learn.perturbation import StructuredNoise
 from corn.learn.roots import DiagonalRoot, FourierRoot, MatrixRoot, make_root
 from corn.privacy import PrivacyBudget

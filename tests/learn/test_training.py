@@ -184,13 +184,13 @@ def test_workloads_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="quadratic, a9a, mnist"):
         make_workload("cifar", 5)
     with pytest.raises(InvalidArgumentError, match="linear, network, cnn"):
-        make_workload("digits", 5, model="transformer")  # type: ignore[arg-type]
+        make_workload("digits", 5, model="transformer")
 
 
 def test_held_out_samples_belong_to_no_agent() -> None:
     """Scores on these samples are public, so no agent may train on them."""
     problem = make_workload("breast-cancer", 5)
-    assert problem.has_public_parts
+    assert problem.public_parts == ("validation", "test")
     held = {tuple(row) for row in problem.data.inputs.tolist()}
     public = [tuple(row) for X, _ in problem.parts.values() for row in X.tolist()]
     assert set(problem.parts) == {"validation", "test"}

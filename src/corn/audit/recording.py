@@ -152,9 +152,9 @@ class SilentWorkload(Workload):
     num_parameters: int = 1
     num_samples: int = 1
 
-    def build(self, num_agents: int) -> TrainingProblem:
+    def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
         """See ``Workload``."""
-        rows = num_agents * self.num_samples
+        rows = (num_agents if agents is None else len(agents)) * self.num_samples
         offsets = tuple(range(0, rows + 1, self.num_samples))
         data = AgentData(torch.zeros(rows, self.num_parameters), torch.zeros(rows), offsets)
         model = nn.Linear(self.num_parameters, 1, bias=False)

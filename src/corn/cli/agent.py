@@ -121,7 +121,7 @@ class RunOptions:
         ),
     ] = None
 
-    def make_workload(self, learning: LearningOptions) -> learn.Workload:
+    def make_workload(self, learning: LearningOptions) -> learn.Workload | learn.FileWorkload:
         """Return the workload on this run's device."""
         return replace(learning.make_workload(), device=self.device)
 
@@ -240,6 +240,7 @@ def agent(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
     if (plan is None) == (request is None):
         raise typer.BadParameter("give either --plan or --request")
+    learning.require_public_classes()
     # A batch size that is not given is the plan's; one that is must agree with it.
     batch_size = learning.batch_size if is_given(context, "batch_size") else None
     config = distributed.AgentConfig(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import typer
 
 from corn.arrays import FloatArray
 from corn.cli.options import (
@@ -36,9 +38,12 @@ from corn.covariance import (
     Design,
     Horizon,
     MechanismName,
+    OwnMechanism,
     ThreatModel,
     design,
+    read_mechanism,
 )
+from corn.errors import InvalidArgumentError
 from corn.privacy import PrivacyBudget
 from corn.topology import Network
 
@@ -66,6 +71,15 @@ def compare(
     batch_size: BatchSizeOption = None,
     mixing: MixingOptions,
     threat: ThreatOptions,
+    mechanism: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SOURCE",
+            help="One more row: NAME=R.npy, a covariance, or NAME=FILE.py:FUNCTION, a function "
+            "from mixing matrix and precision caps to one; scaled to the budget. Can be given "
+            "several times.",
+        ),
+    ] = None,
     plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -81,17 +95,18 @@ def compare(
     network = mixing.load_network(graph)
     promise = budget.make(batch_size, network)
     against = threat.make(network.num_agents)
+    own = _read_own(mechanism or [])
     objectives = [ONE_STEP, mixing.choose_objective(budget.steps)]
     strictest = find_strictest(promise, network.num_agents)
     with designing():
         designs = {
-            objective.describe(): _design_all(network, promise, objective, against)
+            objective.describe(): _design_all(network, promise, objective, against, own)
             for objective in objectives
         }
         relaxed = {}
         if strictest is not None:
             caps = strictest.relaxed_caps
-            relaxed = _design_all(network, caps, objectives[-1], against)
+            relaxed = _design_all(network, caps, objectives[-1], against, own)
     values = _values(network, objectives, designs, against)
     best = designs[objectives[-1].describe()]["corn"]
     warn_of_insiders(best.decomposition, promise, best.threat, mechanism=best.mechanism)
@@ -114,8 +129,27 @@ def compare(
         print_note(f"wrote {plot}")
 
 
+def _read_own(specs: Sequence[str]) -> dict[str, OwnMechanism]:
+    """Return the user's own mechanisms by name."""
+    found: dict[str, OwnMechanism] = {}
+    for spec in specs:
+        mechanism = read_mechanism(spec)
+        known = (*COMPARED, ONE_STEP_DESIGN, EAVESDROPPER_DESIGN, *found)
+        if mechanism is None or mechanism.label in known:
+            raise InvalidArgumentError(
+                f"mechanism must be NAME=R.npy or NAME=FILE.py:FUNCTION with a new name, found "
+                f"{spec!r}: {', '.join(COMPARED)} are compared anyway"
+            )
+        found[mechanism.label] = mechanism
+    return found
+
+
 def _design_all(
-    network: Network, budget: PrivacyBudget | FloatArray, objective: Horizon, threat: ThreatModel
+    network: Network,
+    budget: PrivacyBudget | FloatArray,
+    objective: Horizon,
+    threat: ThreatModel,
+    own: Mapping[str, OwnMechanism],
 ) -> dict[str, Design]:
     """Return each mechanism's design, against the threat or the weaker one it can hold against."""
     designs: dict[str, Design] = {
@@ -129,6 +163,8 @@ def _design_all(
         )
         for name in COMPARED
     }
+    for name, mechanism in own.items():
+        designs[name] = design(network, budget, mechanism=mechanism, objective=objective)
     if threat.max_colluders:
         designs[EAVESDROPPER_DESIGN] = design(
             network, budget, objective=objective, threat=EAVESDROPPER
@@ -169,7 +205,8 @@ def _group_of(name: str, threat: ThreatModel) -> int:
     """
     if name in _REFERENCES:
         return 2
-    return 1 if threat.max_colluders and name in _EAVESDROPPER_ROWS else 0
+    is_given = name not in (*COMPARED, ONE_STEP_DESIGN)
+    return 1 if threat.max_colluders and (name in _EAVESDROPPER_ROWS or is_given) else 0
 
 
 def _facts(
@@ -264,7 +301,7 @@ def _print(
             ],
             [
                 [
-                    MECHANISM_NAMES[name],
+                    MECHANISM_NAMES.get(name, name),
                     f"{value:.5g}",
                     f"{value / row['ldp']:.4f}",
                     f"{_central_ratio(designs, objective, name):.3f}",
@@ -306,7 +343,7 @@ def _print_costs(
         ["mechanism", "as promised", "relaxed", "cost of the strictest", "holds against"],
         [
             [
-                MECHANISM_NAMES[name],
+                MECHANISM_NAMES.get(name, name),
                 f"{designs[name].value:.5g}",
                 f"{cost.relaxed_value:.5g}",
                 f"× {cost.ratio:.3f}",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 from corn import distributed, learn
+from corn.checks import require_choice
 from corn.cli.agent import AGENTS, RunOptions
 from corn.cli.config_file import ConfigOption
 from corn.cli.learning import LearningOptions, draw_run, let_plan_decide, write_run
@@ -35,6 +36,8 @@ from corn.cli.output import (
 from corn.cli.plan import describe_average, describe_mixing
 from corn.cli.records import read_configuration
 from corn.cli.strictest import strictest_facts
+from corn.covariance import MECHANISMS, MechanismName
+from corn.covariance.design import default_threat
 from corn.plan import fingerprint, load_plan
 from corn.topology import Gossip
 
@@ -132,6 +135,7 @@ def launch(
             "--show-private needs one machine with the data of all agents; on several hosts the "
             "numbers of each agent are in its folder in private"
         )
+    learning.require_public_classes()
     source: Path | distributed.PlanningRequest
     batch_size = learning.batch_size
     if plan is not None:
@@ -140,6 +144,8 @@ def launch(
         source, batch_size = plan, planned.budget.batch_size or batch_size
     elif graph is not None:
         network = mixing.load_network(graph)
+        # Agents that plan together know no files of the others.
+        chosen = cast("MechanismName", require_choice("mechanism", mechanism, MECHANISMS))
         if budget.needs_sizes and budget.adjacency == "add-remove":
             raise typer.BadParameter(
                 "give the least number of samples of an agent: with --adjacency add-remove the "
@@ -150,8 +156,8 @@ def launch(
         source = distributed.PlanningRequest(
             budget=budget.make_for_data(batch_size, sizes, network),
             objective=mixing.choose_objective(budget.steps),
-            threat=threat.make(),
-            mechanism=mechanism,
+            threat=threat.make_if_given() or default_threat(chosen),
+            mechanism=chosen,
             weights=mixing.weights,
             gossip=Gossip.parse(mixing.gossip),
             cooldown_steps=mixing.cooldown_steps,

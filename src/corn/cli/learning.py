@@ -14,39 +14,105 @@ from corn import learn
 from corn.cli.config_file import is_given
 from corn.cli.output import print_note, save_json
 from corn.cli.promises import find_promises, format_per_agent, parse_samples
-from corn.learn.names import USUAL_BATCH_SIZE, ModelName, WorkloadName, usual_schedule
+from corn.learn.names import USUAL_BATCH_SIZE, WorkloadName, usual_schedule
 from corn.learn.schedule import ScheduleName
 from corn.plan import Plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
 
 LEARNING = "Learning"
+OWN_DATA = "Your own data"
+_MOST_DIGITS = 5
 
 
 @dataclass(frozen=True)
 class LearningOptions:
-    """The task, its data and its mini-batches."""
+    """The task or the user's own data, the model and the mini-batches."""
 
     task: Annotated[
-        WorkloadName,
+        WorkloadName | None,
         typer.Option(
             help="Task to learn; a9a and mnist need corn data get.", rich_help_panel=LEARNING
         ),
-    ]
-    model: Annotated[
-        ModelName | None,
+    ] = None
+    data: Annotated[
+        Path | None,
         typer.Option(
-            help="linear, network (32 hidden units) or cnn. (Default: linear; mnist: network.)",
+            help="Instead of a task: a .csv, .parquet or .npz file or a folder of images with a "
+            "sub-folder per class, dealt out to the agents; with {agent} in its name, one for each "
+            "agent: data/agent-{agent}.csv.",
+            rich_help_panel=OWN_DATA,
+        ),
+    ] = None
+    target: Annotated[
+        str | None,
+        typer.Option(help="Column, or array, of the targets.", rich_help_panel=OWN_DATA),
+    ] = None
+    features: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns of the inputs, separated by commas. (Default: all but the target, in "
+            "order of their names.)",
+            rich_help_panel=OWN_DATA,
+        ),
+    ] = None
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            help="Public list of all classes, such as benign,malignant; a number K is 0 … K−1. "
+            "(Default for train: those in the data.)",
+            rich_help_panel=OWN_DATA,
+        ),
+    ] = None
+    regression: Annotated[
+        bool,
+        typer.Option(
+            "--regression", help="Predict numbers instead of classes.", rich_help_panel=OWN_DATA
+        ),
+    ] = False
+    bounds: Annotated[
+        str | None,
+        typer.Option(
+            help="Public bounds that scale columns to [−1, 1]: LEAST:MOST for all, "
+            "age=0:120,bmi=10:60 or a .csv file with column,least,most. Values outside count as "
+            "the nearest bound. Never statistics of private data: no ε covers those. (Default: "
+            "values as they are; pixels of images in [0, 1].)",
+            rich_help_panel=OWN_DATA,
+        ),
+    ] = None
+    test_data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Public file of the same columns, in nobody's training data; scores on it may be "
+            "published.",
+            rich_help_panel=OWN_DATA,
+        ),
+    ] = None
+    held_out: Annotated[
+        float,
+        typer.Option(
+            help="Fraction of the data to measure on instead, without --test-data; scores on it "
+            "are private.",
+            rich_help_panel=OWN_DATA,
+        ),
+    ] = 0.2
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="linear, network (32 hidden units), cnn, or FILE.py:FUNCTION, a function of "
+            "input_shape and num_outputs that returns a torch.nn.Module, or a module and its loss. "
+            "(Default: linear; mnist: network.)",
             rich_help_panel=LEARNING,
         ),
     ] = None
     partition: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Partition of the samples over agents: iid, dirichlet:ALPHA or shards:K.",
+            help="Partition of the samples over agents: iid, dirichlet:ALPHA or shards:K. "
+            "(Default: dirichlet:10; with --data: iid.)",
             rich_help_panel=LEARNING,
         ),
-    ] = "dirichlet:10"
+    ] = None
     data_seed: Annotated[
         int, typer.Option(min=0, help="Seed of split and partition.", rich_help_panel=LEARNING)
     ] = 0
@@ -82,25 +148,85 @@ class LearningOptions:
         """Whether the task is the paper's quadratic, which has its own step sizes."""
         return self.task == "quadratic"
 
+    @property
+    def source_name(self) -> str:
+        """The task's name, or the name of the data."""
+        return self.task or (self.data.name if self.data else "")
+
     def choose_schedule(self) -> ScheduleName:
         """Return the schedule asked for, or the paper's."""
-        return self.schedule or usual_schedule(self.task)
+        return self.schedule or usual_schedule(self.task or "")
 
-    def make_workload(self) -> learn.Workload:
+    def make_workload(self) -> learn.Workload | learn.FileWorkload:
         """Return the workload, which builds a problem for any number of agents."""
+        if (self.task is None) == (self.data is None):
+            raise typer.BadParameter("give either a task or --data", param_hint="--task")
+        if self.data is not None:
+            return self._make_file_workload(self.data)
+        self._refuse_options_of_data()
         return learn.Workload(
-            name=self.task,
+            name=self.task or "",
             model=self.model,
-            partition=self.partition,
+            partition=self.partition or learn.PAPER_PARTITION,
             seed=self.data_seed,
             l2=self.l2,
             directory=self.cache,
             stand_in=self.stand_in,
         )
 
+    def require_public_classes(self) -> None:
+        """Raise where real agents would have to read the list of classes from private data."""
+        if self.data is not None and self.classes is None and not self.regression:
+            raise typer.BadParameter(
+                "list all classes, such as benign,malignant: which of them occur in the data is "
+                "private, and the model that agents publish shows the list",
+                param_hint="--classes",
+            )
+
+    def _make_file_workload(self, data: Path) -> learn.FileWorkload:
+        return learn.FileWorkload(
+            data=data,
+            target=self.target,
+            features=_split_names(self.features),
+            classes=_list_classes(self.classes),
+            is_regression=self.regression,
+            bounds=learn.Bounds.parse(self.bounds),
+            model=self.model or "linear",
+            test_data=self.test_data,
+            held_out=self.held_out,
+            partition=self.partition,
+            seed=self.data_seed,
+            l2=self.l2,
+        )
+
+    def _refuse_options_of_data(self) -> None:
+        """Raise for options that only describe the user's own data."""
+        usual = LearningOptions()
+        for name in ("target", "features", "classes", "regression", "bounds", "test_data"):
+            if getattr(self, name) != getattr(usual, name):
+                option = f"--{name.replace('_', '-')}"
+                raise typer.BadParameter("belongs to --data, found a task", param_hint=option)
+
     def count_samples(self, num_agents: int) -> tuple[int, ...]:
         """Return the number of training samples of each agent."""
         return self.make_workload().build(num_agents).data.sizes
+
+
+def _split_names(text: str | None) -> tuple[str, ...]:
+    return () if text is None else tuple(name.strip() for name in text.split(","))
+
+
+def _list_classes(text: str | None) -> tuple[str, ...] | None:
+    """Return the names of classes; a single number is their count.
+
+    >>> _list_classes("3"), _list_classes("no, yes")
+    (('0', '1', '2'), ('no', 'yes'))
+    """
+    if text is None:
+        return None
+    if text.isdecimal() and len(text) <= _MOST_DIGITS:
+        return tuple(map(str, range(int(text))))
+    return _split_names(text)
 
 
 def let_plan_decide(context: typer.Context, plan: Plan, **also_fixed: object) -> None:

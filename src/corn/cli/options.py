@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, cast
 
 import typer
 
@@ -24,6 +24,7 @@ from corn.cli.promises import (
 from corn.covariance import (
     DEFAULT_THREAT,
     EAVESDROPPER,
+    MECHANISMS,
     ONE_STEP,
     Corn,
     Decor,
@@ -33,6 +34,7 @@ from corn.covariance import (
     ThreatModel,
     ZeroSum,
     default_objective,
+    read_mechanism,
 )
 from corn.covariance.objective import (
     DEFAULT_MOMENTUM,
@@ -108,8 +110,25 @@ PlotOption: TypeAlias = Annotated[
     typer.Option(help="Figure file to write: .png, .svg or .pdf.", callback=_check_figure_name),
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def _check_mechanism(name: str) -> str:
+    """Raise for a name that is neither known nor that of a mechanism of the user's own."""
+    if "=" not in name and name not in MECHANISMS:
+        raise typer.BadParameter(
+            f"must be one of {', '.join(MECHANISMS)}, or NAME=R.npy of your own, found {name!r}"
+        )
+    return name
+
+
 MechanismOption: TypeAlias = Annotated[
-    MechanismName, typer.Option(help="Mechanism that correlates the noise of agents.")
+    str,
+    typer.Option(
+        help=f"Mechanism that correlates the noise of agents: {', '.join(MECHANISMS)}; or one of "
+        "your own: NAME=R.npy, a covariance, or NAME=FILE.py:FUNCTION, a function from mixing "
+        "matrix and precision caps to one. It is scaled to the budget.",
+        callback=_check_mechanism,
+    ),
 ]
 HorizonOption: TypeAlias = Annotated[
     float | None,
@@ -422,11 +441,15 @@ class ThreatOptions:
         return None if self == ThreatOptions() else self.make()
 
 
-def choose_mechanism(name: MechanismName, options: Corn) -> Mechanism | MechanismName:
+def choose_mechanism(name: str, options: Corn | None) -> Mechanism | MechanismName:
     """Return the mechanism of this name with the options that it shares with ``Corn``.
 
-    Options of CorN alone are refused with another mechanism rather than ignored.
+    Options of CorN alone are refused with another mechanism rather than ignored. Without options
+    a name stays a name.
     """
+    own = read_mechanism(name)
+    if options is None:
+        return own or cast("MechanismName", name)
     if name == "corn":
         return options
     if options != Corn(max_noise_std=options.max_noise_std):
@@ -442,4 +465,4 @@ def choose_mechanism(name: MechanismName, options: Corn) -> Mechanism | Mechanis
         raise InvalidArgumentError(
             f"--max-noise-std limits correlated noise, found mechanism {name!r}: leave it out"
         )
-    return name
+    return own or cast("MechanismName", name)

@@ -64,11 +64,12 @@ def plan(
         made = make_plan(
             network,
             promise,
-            threat=threat.make(network.num_agents),
+            # None leaves the adversary to the mechanism: DECOR holds against no insider.
+            threat=threat.make_if_given(),
             objective=mixing.choose_objective(budget.steps),
-            mechanism=mechanism
-            if drop_cost is None
-            else choose_mechanism(mechanism, Corn(drop_cost=drop_cost)),
+            mechanism=choose_mechanism(
+                mechanism, None if drop_cost is None else Corn(drop_cost=drop_cost)
+            ),
             cooldown_steps=mixing.cooldown_steps,
             dtype=dtype,
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -26,7 +26,9 @@ from corn.errors import StoppedByUserError
 if TYPE_CHECKING:
     from corn.experiments import CellStore, Reproduction, Scale
     from corn.experiments.cells import Cell
+    from corn.experiments.methods import MethodSpec
 
+_OWN_SETTINGS = ("graph", "agents", "steps", "clip", "methods")
 EXAMPLE = "corn reproduce fig1a fig1b --quick --out out/reproduction"
 
 
@@ -69,6 +71,37 @@ def reproduce(
             help="Number of seeds for every task. On MNIST the first one chooses step sizes.",
         ),
     ] = None,
+    graph: Annotated[
+        str | None,
+        typer.Option(
+            help="Graph spec or file, in which {n}, {p} and {seed} stand for the number of agents, "
+            "the connectivity and the seed. Figures that vary what it does not contain are left "
+            "out. (Default: er:n={n},p={p},seed={seed}.)"
+        ),
+    ] = None,
+    agents: Annotated[int | None, typer.Option(min=2, help="Number of agents n.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Number of training steps T of every task.")
+    ] = None,
+    clip: Annotated[
+        float | None, typer.Option(help="Largest norm C of a clipped gradient.")
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="Lines of the figures, separated by commas: ldp-paper, decor-paper, corn-paper, "
+            "ldp, corn-one-step, decor, corn, corn-1-insider, corn-2-insiders, central, none. "
+            "(Default: all.)"
+        ),
+    ] = None,
+    mechanism: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SOURCE",
+            help="One more line: NAME=R.npy, a covariance, or NAME=FILE.py:FUNCTION, a function "
+            "from mixing matrix and precision caps to one. Can be given several times.",
+        ),
+    ] = None,
     jobs: Annotated[
         int,
         typer.Option(min=-1, help="Number of processes, of one thread each; -1 is one per core."),
@@ -98,6 +131,11 @@ def reproduce(
         epsilons=parse_numbers("epsilons", epsilons, example="3,10,30"),
         connectivities=parse_numbers("connectivities", connectivities, example="0.2,0.6,1"),
         num_seeds=seeds,
+        num_agents=agents,
+        num_steps=steps,
+        clip=clip,
+        graph=graph,
+        methods=_choose_lines(methods, mechanism),
     )
     names = figures or ["all"]
     store = experiments.CellStore(out / "cells")
@@ -139,6 +177,18 @@ def reproduce(
     else:
         _print(made)
     print_note(f"wrote {', '.join(map(str, written))}")
+
+
+def _choose_lines(names: str | None, own: Sequence[str] | None) -> tuple[MethodSpec, ...]:
+    """Return the lines of the figures; none stands for all."""
+    from corn.experiments import methods
+
+    if names is None and not own:
+        return ()
+    usual: tuple[MethodSpec, ...] = methods.METHODS
+    if names is not None:
+        usual = methods.choose_methods([name.strip() for name in names.split(",")])
+    return (*usual, *map(methods.make_own_method, own or ()))
 
 
 def _count_cells(names: Sequence[str], scale: Scale, store: CellStore) -> tuple[int, int]:
@@ -186,9 +236,11 @@ class _CellBar:
 def _command(names: Sequence[str], configuration: Mapping[str, object]) -> str:
     """Return the command line that gives the same results."""
     words = ["corn reproduce", *names, "--full" if configuration["full"] else "--quick"]
-    for option in ("epsilons", "connectivities", "seeds"):
+    for option in ("epsilons", "connectivities", "seeds", *_OWN_SETTINGS):
         if configuration[option] is not None:
             words.append(f"--{option} {configuration[option]}")
+    for own in cast("list[str]", configuration["mechanism"] or []):
+        words.append(f"--mechanism {own}")
     return " ".join(words)
 
 

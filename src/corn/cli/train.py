@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -107,6 +107,14 @@ class OutputOptions:
     tensorboard: Annotated[
         Path | None, typer.Option(help="Directory for TensorBoard.", rich_help_panel=_OUTPUT)
     ] = None
+    mlflow: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URI",
+            help="Tracking server of MLflow, or a database such as sqlite:///mlflow.db.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None
 
     def check(self) -> None:
         """Raise before the training, not after it, if a file could not be written."""
@@ -118,13 +126,16 @@ class OutputOptions:
             raise typer.BadParameter(
                 f"must be a directory, found a file {self.out}", param_hint="--out"
             )
-        if self.parquet or self.tensorboard:
-            learn.require_writers(parquet=self.parquet, tensorboard=self.tensorboard is not None)
+        learn.require_writers(
+            parquet=self.parquet,
+            tensorboard=self.tensorboard is not None,
+            mlflow=self.mlflow is not None,
+        )
 
     @property
     def needs_curves(self) -> bool:
         """Whether measurements during the training are written."""
-        return self.out is not None or self.tensorboard is not None
+        return any(place is not None for place in (self.out, self.tensorboard, self.mlflow))
 
     def write(self, result: learn.Result, facts: dict[str, object]) -> None:
         """Write the files that were asked for."""
@@ -136,6 +147,9 @@ class OutputOptions:
         if self.tensorboard:
             learn.write_tensorboard(result.rows, self.tensorboard)
             print_note(f"wrote {self.tensorboard}")
+        if self.mlflow:
+            learn.write_mlflow(result.rows, self.mlflow, source=str(facts["task"]))
+            print_note(f"wrote to {self.mlflow}")
 
 
 def train(
@@ -155,7 +169,8 @@ def train(
         str | None,
         typer.Option(
             help=f"One or more of {', '.join(METHOD_NAMES)}, separated by commas. none clips but "
-            "adds no noise; unclipped does neither; central trusts a server. "
+            "adds no noise; unclipped does neither; central trusts a server. NAME=R.npy or "
+            "NAME=FILE.py:FUNCTION adds a covariance of your own, scaled to the budget. "
             f"(Default: {_MECHANISMS}; with a plan, the plan alone.)",
             rich_help_panel=LEARNING,
         ),
@@ -208,6 +223,10 @@ def train(
     step_sizes = _parse_step_sizes(step_size, learning)
     settings = simulation.make_settings(terms, learning, runs)
     problem = learning.make_workload().build(terms.network.num_agents)
+    if learning.data is not None:
+        # The user's own data is private, whatever the options are: all runs on it count.
+        tuning = replace(tuning, private_tuning=tuning.private_tuning or len(step_sizes) != 1)
+        _note_own_data(learning, problem)
     methods = _make_methods(mechanism, terms)
     _note_exposed(methods)
     # The quadratic has no held-out samples; its training loss is its objective.
@@ -250,7 +269,7 @@ def train(
     else:
         print_comparison(problem, terms, found)
         note_ends(tuned)
-        tuning.print_notes(result, prices, learning.task)
+        tuning.print_notes(result, prices, learning.source_name)
         print_outcome(problem, found)
     # After everything was written and printed, so that an interrupted run loses nothing.
     if result.status == "interrupted":
@@ -291,6 +310,17 @@ def _run(
         raise StoppedByUserError(
             f"interrupted; the same command resumes from the last checkpoint in {file}"
         ) from None
+
+
+def _note_own_data(learning: LearningOptions, problem: learn.TrainingProblem) -> None:
+    """Print what the owner of the data should know."""
+    for note in problem.private_notes:
+        print_note(f"private, do not publish: {note}")
+    if learning.classes is None and not learning.regression:
+        print_note(
+            "the classes were read from the data, which a simulation may do; corn launch and corn "
+            "agent need the public list --classes"
+        )
 
 
 def _read_plan(context: typer.Context, plan: Plan) -> TrainingTerms:

@@ -16,6 +16,7 @@ from corn.covariance.objective import (
     Objective,
     default_objective,
 )
+from corn.covariance.own import OwnMechanism, read_mechanism
 from corn.covariance.problem import Design, DesignProblem, MechanismName, Status
 from corn.covariance.sdp import Sdp
 from corn.covariance.threat import (
@@ -53,6 +54,7 @@ __all__ = [
     "MechanismName",
     "NoNoise",
     "Objective",
+    "OwnMechanism",
     "Sdp",
     "SeedGroups",
     "Solver",
@@ -66,5 +68,6 @@ __all__ = [
     "find_communities",
     "invert_covariance",
     "is_private",
+    "read_mechanism",
     "split_agents",
 ]

@@ -40,7 +40,9 @@ class Ldp:
         threat = replace(problem.threat, seeds="global")
         threat.seed_groups(problem.graph)  # raises if there are more insiders than agents
         R = np.diag(1 / problem.precision_caps)
-        return _conclude(replace(problem, threat=threat), R, self.name, "formula", evaluations=1)
+        return conclude_in_family(
+            replace(problem, threat=threat), R, self.name, "formula", evaluations=1
+        )
 
 
 @final
@@ -75,7 +77,7 @@ class Decor:
             shape = problem.objective_matrix.shape
             require(L.shape == shape, "laplacian", f"of shape {shape}, as the network", L.shape)
         R, evaluations = _search_covariance(problem, L, self.local_share)
-        return _conclude(problem, R, self.name, "search", evaluations)
+        return conclude_in_family(problem, R, self.name, "search", evaluations)
 
 
 @final
@@ -97,7 +99,7 @@ class ZeroSum:
         problem = replace(problem, max_noise_std=self.max_noise_std)
         n = problem.num_agents
         R, evaluations = _search_covariance(problem, np.eye(n) - 1 / n, self.local_share)
-        return _conclude(problem, R, self.name, "search", evaluations)
+        return conclude_in_family(problem, R, self.name, "search", evaluations)
 
 
 @final
@@ -159,7 +161,7 @@ def _require_eavesdropper(mechanism: MechanismName, threat: ThreatModel) -> None
         )
 
 
-def _conclude(
+def conclude_in_family(
     problem: DesignProblem,
     covariance: FloatArray,
     mechanism: MechanismName,

@@ -195,7 +195,7 @@ def design(
         budget: the promises, or the precision caps that promises lead to: one number b for all
             agents, or b_i of each agent, shape (n,).
         mechanism: `Corn`, `Decor`, `Ldp`, `ZeroSum`, `Central` or `NoNoise` with its options, or
-            its name for the default options.
+            its name for the default options; or `OwnMechanism` with a covariance of your own.
         objective: the matrix A to minimise; by default `default_objective` of the budget's steps. A
             precision cap has no number of steps, so an objective must be given with it.
         threat: the adversary and the seeds; by default one insider and seeds of pairs, and
@@ -232,6 +232,7 @@ def design(
         precision_caps=_read_caps(budget, len(graph)),
         graph=graph,
         threat=threat.resolve(graph),
+        mixing_matrix=W,
     )
     return mechanism.solve(problem)
 
@@ -245,6 +246,13 @@ def require_feasible_size(num_agents: int, threat: ThreatModel) -> None:
             "against an eavesdropper; corn train simulates rings and tori of any size against one "
             "insider"
         )
+
+
+def default_threat(mechanism: Mechanism | MechanismName) -> ThreatModel:
+    """Return the strongest usual adversary that a mechanism holds against."""
+    if isinstance(mechanism, str):
+        mechanism = _BY_NAME[require_choice("mechanism", mechanism, MECHANISMS)]
+    return mechanism.default_threat
 
 
 def design_blocks(

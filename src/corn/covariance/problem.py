@@ -19,7 +19,7 @@ from corn.covariance.threat import EAVESDROPPER, ThreatModel
 from corn.errors import InfeasibleError
 from corn.topology.graphs import Graph
 
-MechanismName: TypeAlias = Literal["corn", "decor", "ldp", "zero-sum", "central", "none"]
+MechanismName: TypeAlias = Literal["corn", "decor", "ldp", "zero-sum", "central", "none", "own"]
 SolverName: TypeAlias = Literal[
     "dual", "closed-form", "sdp", "first-order", "low-rank", "search", "formula"
 ]
@@ -31,6 +31,7 @@ Status: TypeAlias = Literal[
     "accuracy limit",
     "loose bound",
     "family optimum",
+    "given",
     "reference",
 ]
 
@@ -64,6 +65,7 @@ class DesignProblem:
             (3000/√b_i).
         ridge: γ adds γ·(Tr A/n)·I to the scaled matrix that is minimised, never to the matrix that
             value and bound are stated for.
+        mixing_matrix: W of a step, for mechanisms that look at more than A.
     """
 
     objective_matrix: FloatArray
@@ -72,6 +74,7 @@ class DesignProblem:
     threat: ThreatModel = EAVESDROPPER
     max_noise_std: float | None = None
     ridge: float = 0.0
+    mixing_matrix: FloatArray | None = None
 
     def __post_init__(self) -> None:
         caps = expand_caps(self.precision_caps, self.num_agents)
@@ -150,7 +153,8 @@ class Design:
             float64 or the backend gets no closer. ``loose bound``: it may be optimal, but nothing
             beyond the bound against an eavesdropper is proved: A is singular on a seed group, or
             the network is large. ``family optimum``: best of its family (LDP, DECOR, zero-sum),
-            which need not contain the optimum. ``reference``: no guarantee against an eavesdropper
+            which need not contain the optimum. ``given``: a covariance of the user's own, scaled to
+            the caps. ``reference``: no guarantee against an eavesdropper
             (central, none).
         covariance: R, shape (n, n).
         precision: R⁻¹, shape (n, n), from the Cholesky factor of R; its diagonal is at most

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from corn.distributed.entry import AgreedRun, Entry, Work, begin_run, return_to_run
 from corn.distributed.exchange import Exchange
-from corn.distributed.half_step import CellBatches, HalfStep
+from corn.distributed.half_step import CellBatches, HalfStep, ReleaseUpdate
 from corn.distributed.handshake import (
     Hello,
     announcing_failure,
@@ -55,7 +55,6 @@ from corn.learn.sampling import Choices, choose_rates
 from corn.learn.settings import SweepSettings
 from corn.learn.tasks import HasFingerprint, MeanLoss, Task
 from corn.learn.training import make_task
-from corn.learn.workloads import select_agent
 from corn.noise.stream import STREAM_FORMAT
 from corn.plan import Plan, fingerprint
 
@@ -132,12 +131,15 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
         if settings.batch_size is None:
             size = plan.budget.batch_size or config.default_batch_size
             settings = replace(settings, batch_size=size)
-        problem = config.workload.build(rendezvous.num_agents)
+        # An agent opens its own data only, unless a rehearsal repeats a simulation of all agents.
+        workload, num_agents = config.workload, rendezvous.num_agents
+        problem = workload.build(num_agents, [rendezvous.agent])
+        cohort = workload.build(num_agents).data if settings.is_rehearsal else None
     result = run_problem(
         plan,
-        select_agent(problem, rendezvous.agent),
+        problem,
         rendezvous=rendezvous,
-        cohort=problem.data,
+        cohort=cohort,
         out=config.out,
         settings=settings,
         reports=reports,
@@ -184,12 +186,14 @@ def run_problem(
     lifetime: Lifetime | None = None,
     data: str = "",
     rejoins: bool = False,
+    update: ReleaseUpdate | None = None,
 ) -> AgentResult:
     """Run one agent of a plan on a problem with its own data.
 
     ``cohort`` has the data of all agents, for a rehearsal. ``data`` describes how the data was
-    partitioned, on which all must agree. With ``rejoins`` the agent joins a run under way. The
-    other arguments are those of :func:`run_agent`.
+    partitioned, on which all must agree. With ``rejoins`` the agent joins a run under way.
+    ``update`` turns a release into the half step, in place of step sizes and momentum. The other
+    arguments are those of :func:`run_agent`.
     """
     agent, reports, keys = rendezvous.agent, reports or Reports(), rendezvous.keys
     # However the run ends, links are closed, so that neighbours notice, and the ledger is unlocked.
@@ -213,7 +217,9 @@ def run_problem(
             )
             releases_left = keyring.ledger.remaining
             choices = keyring.make_choices(plan, agent)
-            work = prepare_work(plan, agent, settings, problem, choices, cohort=cohort)
+            work = prepare_work(
+                plan, agent, settings, problem, choices, cohort=cohort, update=update
+            )
             steps: set[int] = set()
             if folders is not None and not rejoins:
                 steps = find_checkpoints(
@@ -268,11 +274,12 @@ def prepare_work(
     choices: Choices,
     *,
     cohort: AgentData | None = None,
+    update: ReleaseUpdate | None = None,
 ) -> Work:
     """Prepare an agent's data and initial model.
 
     ``choices`` are the agent's own. ``cohort`` has the data of all agents, for a rehearsal that
-    draws a simulation's batches.
+    draws a simulation's batches. ``update`` is that of :func:`run_problem`.
     """
     # The plan's proof for floats holds up to a number of parameters and of samples.
     plan.check_parameters(problem.task.num_parameters)
@@ -297,8 +304,14 @@ def prepare_work(
     )
     # All agents start from the same model: its seed is public, and the handshake compares a hash.
     return Work(
-        half_step=HalfStep(problem.task, CellBatches(sampler, cell), query, momentum=plan.momentum),
-        data=EvaluationData(problem.task, parts, problem.has_public_parts),
+        half_step=HalfStep(
+            problem.task,
+            CellBatches(sampler, cell),
+            query,
+            momentum=plan.momentum if update is None else 0.0,
+            update=update,
+        ),
+        data=EvaluationData(problem.task, parts, problem.public_parts, problem.private_notes),
         start=problem.task.initialize(settings.seed).to(sweep.torch_dtype),
     )
 
@@ -351,6 +364,8 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
     )
     parameters, earlier = _restore(run, journal)
     _note_ledger(run, journal)
+    for text in run.work.data.private_notes:
+        journal.note_privately(text)
     rounds = TrainingRounds(
         plan,
         settings,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import final
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -12,6 +13,12 @@ from corn.learn.batches import Batch, BatchSampler
 from corn.learn.step import StepStatistics, compute_gradients, smooth, take_half_step
 from corn.learn.tasks import Task
 from corn.privacy import ClippedQuery
+
+ReleaseUpdate: TypeAlias = Callable[[Tensor, int], Tensor]
+"""(released gradient, number of the release) → the half step, by a rule of the caller's own.
+
+It sees nothing but releases and public models, so it is post-processing, whatever it does.
+"""
 
 
 @final
@@ -39,13 +46,21 @@ class HalfStep:
     Attributes:
         num_broken: gradients so far that were not finite and counted as zero; for the owner alone.
         memory: the average of the agent's releases that it steps along; None without momentum.
+
+    ``update`` replaces the step along the release, or along the average of all releases.
     """
 
     def __init__(
-        self, task: Task, batches: CellBatches, query: ClippedQuery, *, momentum: float = 0.0
+        self,
+        task: Task,
+        batches: CellBatches,
+        query: ClippedQuery,
+        *,
+        momentum: float = 0.0,
+        update: ReleaseUpdate | None = None,
     ) -> None:
         self._task, self._batches, self._query = task, batches, query
-        self._momentum = momentum
+        self._momentum, self._update = momentum, update
         self.memory = torch.zeros(task.num_parameters) if momentum else None
         self._clip = torch.tensor([query.clip], dtype=torch.float64)
         # Whether a gradient is finite depends on data without noise, so this count is never sent.
@@ -79,14 +94,22 @@ class HalfStep:
         )
         self.num_broken += int(found.num_broken.sum())
         clipped = found.values.view(-1), found.factors.view(-1)
-        if self.memory is None:
+        if self._update is None and self.memory is None:
             half = take_half_step(parameters, *clipped, noise, grid=grid, step_size=step_size)
         else:
             # A step of size −1 from zero is the release itself.
             zero = torch.zeros_like(parameters)
             released = take_half_step(zero, *clipped, noise, grid=grid, step_size=-1.0)
-            self.memory = smooth(self.memory.to(parameters), released, self._momentum)
-            eta = torch.full((1,), step_size).to(parameters)
-            half = torch.addcmul(parameters, self.memory, eta, value=-1)
+            half = self._move(parameters, released, step_size, number)
         noise_norm = torch.linalg.vector_norm(noise if observe else noise[:0]).view(1, 1)
         return half, StepStatistics(found.norms, found.fraction_clipped, noise_norm)
+
+    def _move(self, parameters: Tensor, released: Tensor, step_size: float, number: int) -> Tensor:
+        """Return the half step from a release, by the caller's rule or by momentum."""
+        if self._update is not None:
+            return self._update(released, number)
+        if self.memory is not None:
+            self.memory = smooth(self.memory.to(parameters), released, self._momentum)
+            released = self.memory
+        eta = torch.full((1,), step_size).to(parameters)
+        return torch.addcmul(parameters, released, eta, value=-1)

@@ -237,6 +237,8 @@ def compare_hellos(hellos: Mapping[int, Hello]) -> None:
     # All agents compare in the same order, and so raise the same error.
     topics = {
         "the plan's fingerprint": {who: own.plan[:16] for who, own in hellos.items()},
+        # Before the model, whose shape follows from the columns: the reason is more helpful.
+        "the data": {who: own.settings.get("partition of data", "") for who, own in hellos.items()},
         "the model": {who: own.model for who, own in hellos.items()},
         "the initial parameters": {who: own.start for who, own in hellos.items()},
         "the roster of public keys": {who: own.roster for who, own in hellos.items()},

@@ -35,7 +35,15 @@ from corn.distributed.storage import (
 )
 from corn.errors import CornError
 from corn.learn.method import Method, Trial
-from corn.learn.metrics import COLUMNS, SHARED_COLUMNS, Row, Samples, measure, write_table
+from corn.learn.metrics import (
+    COLUMNS,
+    PARTS,
+    SHARED_COLUMNS,
+    Row,
+    Samples,
+    measure,
+    write_table,
+)
 from corn.learn.monitor import Interruption
 from corn.learn.step import StepStatistics
 from corn.learn.tasks import Task
@@ -96,17 +104,19 @@ class EvaluationData:
     Attributes:
         task: model and loss.
         parts: samples by ``train`` (the agent's own), ``validation`` and ``test``.
-        has_public_parts: whether ``validation`` and ``test`` are public; see ``TrainingProblem``.
+        public_parts: those of ``validation`` and ``test`` that are public; see ``TrainingProblem``.
+        private_notes: facts about the agent's data, for its owner.
     """
 
     task: Task
     parts: Mapping[str, Samples]
-    has_public_parts: bool = False
+    public_parts: tuple[str, ...] = ()
+    private_notes: tuple[str, ...] = ()
 
     def select_shared(self, row: Row) -> Row:
         """Return the part of a measurement that others may see."""
         # This is an allow list by column; scores on private samples are removed in addition.
-        hidden = () if self.has_public_parts else ("validation_", "test_")
+        hidden = tuple(f"{part}_" for part in PARTS[1:] if part not in self.public_parts)
         return {name: math.nan if name.startswith(hidden) else row[name] for name in SHARED_COLUMNS}
 
 

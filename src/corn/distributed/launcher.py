@@ -28,7 +28,7 @@ from corn.errors import InvalidArgumentError, StoppedByUserError
 from corn.learn.monitor import catch_interruption
 from corn.learn.problem import TrainingProblem
 from corn.learn.result import Result
-from corn.learn.workloads import Workload
+from corn.learn.workloads import ProblemSource
 from corn.plan import Plan, fingerprint, load_plan
 from corn.privacy.composition import Expense, PlanTerms
 from corn.topology import Network
@@ -129,7 +129,7 @@ class LaunchResult:
 
 def launch(
     source: Path | PlanningRequest,
-    workload: Workload,
+    workload: ProblemSource,
     *,
     out: Path,
     settings: RunSettings,
@@ -189,7 +189,7 @@ def launch(
     if isinstance(source, PlanningRequest):
         (folders.shared / "request.json").write_text(source.to_text() + "\n", encoding="utf-8")
     # Built here too, to fail before processes start, and to measure models at the end.
-    problem = workload.build(known.num_agents)
+    problem = workload.build(known.num_agents, agents)
     # The launcher hosts the store, so that it outlasts any agent.
     store, address = None, place.store
     if address is None or place.host == 0:

@@ -19,7 +19,7 @@ from corn.distributed.storage import Folders, read_model, read_rows
 from corn.distributed.survivors import name_agents
 from corn.errors import CornError, StoppedByUserError
 from corn.learn.method import Method, Trial
-from corn.learn.metrics import PARTS, Row, measure
+from corn.learn.metrics import Row, measure
 from corn.learn.problem import TrainingProblem
 from corn.learn.result import Result
 from corn.learn.settings import SweepSettings
@@ -293,8 +293,7 @@ def merge_measurements(
     _, parts = problem.place(sweep, max_train_samples=_MAX_TRAIN_SAMPLES)
     # Scores on training data are computed without noise; by default no private sample is read.
     if not show_private:
-        public = PARTS[1:] if problem.has_public_parts else ()
-        parts = {name: part for name, part in parts.items() if name in public}
+        parts = {name: part for name, part in parts.items() if name in problem.public_parts}
     trial, seed = make_trial(plan, settings), settings.table_seed
     rows: list[Row] = []
     for step in sorted({step for table in tables.values() for step in table}):

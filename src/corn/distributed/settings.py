@@ -17,7 +17,7 @@ from corn.version import __version__
 if TYPE_CHECKING:  # torch takes seconds to import, and every command reads this module
     from corn.distributed.lifetime import Lifetime
     from corn.distributed.planning import PlanningRequest
-    from corn.learn.workloads import Workload
+    from corn.learn.workloads import ProblemSource
 
 DropoutPolicy: TypeAlias = Literal["continue", "replan", "stop"]
 
@@ -240,7 +240,7 @@ class AgentConfig:
         monitoring: its log and status server.
     """
 
-    workload: Workload
+    workload: ProblemSource
     settings: RunSettings
     out: Path
     plan: Path | None = None

@@ -23,12 +23,11 @@ from corn.covariance import (
     ONE_STEP,
     Decomposition,
     Horizon,
-    MechanismName,
     ThreatModel,
     default_objective,
     design,
 )
-from corn.experiments.methods import MethodSpec
+from corn.experiments.methods import MethodSpec, find_mechanism
 from corn.files import writing_whole
 from corn.learn.names import ModelName
 from corn.learn.schedule import ScheduleName
@@ -60,7 +59,7 @@ class DesignCell:
     """
 
     graph: str
-    mechanism: MechanismName
+    mechanism: str
     horizon: float
     judged_over: float
     max_colluders: int = 0
@@ -77,7 +76,7 @@ class DesignCell:
         made = design(
             W,
             1.0,
-            mechanism=self.mechanism,
+            mechanism=find_mechanism(self.mechanism),
             objective=Horizon(self.horizon),
             threat=ThreatModel(self.max_colluders, self.seeds),
         )

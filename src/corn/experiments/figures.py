@@ -12,6 +12,7 @@ from functools import partial
 
 from corn.checks import require
 from corn.covariance import default_objective
+from corn.errors import InvalidArgumentError
 from corn.experiments.cells import TrainingCell, make_design_cell
 from corn.experiments.methods import (
     CORN,
@@ -20,7 +21,6 @@ from corn.experiments.methods import (
     LDP,
     LDP_PAPER,
     LINK_SEEDS,
-    METHODS,
     PAIR_SEEDS,
     MethodSpec,
 )
@@ -46,7 +46,7 @@ def figure1a(scale: Scale) -> list[NoiseStudy]:
     """Return noise against ε."""
     graph = scale.graph(scale.connectivity)
     places = [(epsilon, graph, epsilon) for epsilon in scale.epsilons]
-    settings = f"n = {scale.num_agents}, p = {scale.connectivity:g}"
+    settings = f"n = {scale.num_agents}, {scale.place}"
     return _figure1(scale, "fig1a", settings, "privacy budget ε of each agent", places)
 
 
@@ -62,7 +62,7 @@ def figure1c(scale: Scale) -> list[NoiseStudy]:
     places = [(float(n), scale.graph(scale.connectivity, n), scale.epsilon) for n in scale.sizes]
     one, two = scale.insider_sizes
     settings = (
-        f"p = {scale.connectivity:g}, ε = {scale.epsilon:g} "
+        f"{scale.place}, ε = {scale.epsilon:g} "
         f"(1 insider: up to n = {one}, 2 insiders: up to n = {two})"
     )
     return _figure1(scale, "fig1c", settings, "number of agents n", places, log_x=True)
@@ -85,7 +85,7 @@ def _figure1(
     entries = tuple(
         _entry(scale, method, x, graph=graph, epsilon=epsilon)
         for x, graph, epsilon in places
-        for method in METHODS
+        for method in scale.methods
         if method.is_private and not (figure == "fig1c" and _is_too_large(scale, method, x))
     )
     panel = Panel(
@@ -115,14 +115,15 @@ def figure2(scale: Scale) -> list[NoiseStudy]:
     groups = tuple(
         entry(method, float(m), seeds=f"groups:{m}" if method.mechanism == "corn" else None)
         for m in range(1, scale.num_agents + 1)
-        for method in (LDP_PAPER, CORN_PAPER, LDP, CORN_ONE_STEP, CORN)
+        for method in scale.methods
+        if method in (LDP_PAPER, CORN_PAPER, LDP, CORN_ONE_STEP, CORN) or "=" in method.mechanism
     )
     insiders = tuple(
         entry(method, float(q), seeds=seeds, max_colluders=q if seeds else 0)
         for q in range(3)
         for method, seeds in ((LDP, None), (LINK_SEEDS, "edges"), (PAIR_SEEDS, "pairs"))
     )
-    settings = f"n = {scale.num_agents}, p = {scale.connectivity:g}, ε = {scale.epsilon:g}"
+    settings = f"n = {scale.num_agents}, {scale.place}, ε = {scale.epsilon:g}"
     panel = Panel(
         name="fig2",
         figure="fig2",
@@ -204,7 +205,7 @@ def _train(scale: Scale, training: Training, figure: str, column: str, label: st
     if varies_epsilon:
         graph = scale.graph(scale.connectivity)
         places = [_place(scale, training, graph, eps, x=eps) for eps in scale.epsilons]
-        settings, x_label = f"p = {scale.connectivity:g}", "privacy budget ε"
+        settings, x_label = scale.place, "privacy budget ε"
     else:
         graphs = {p: scale.graph(p) for p in scale.connectivities}
         places = [_place(scale, training, own, scale.epsilon, x=p) for p, own in graphs.items()]
@@ -244,7 +245,7 @@ def _place(
             graph=graph,
             # As floats, because 3 and 3.0 would give different keys in the store.
             epsilon=float(epsilon),
-            methods=METHODS,
+            methods=scale.methods,
             num_steps=training.num_steps,
             step_sizes=tuple(map(float, training.step_sizes)),
             schedule=training.schedule,
@@ -276,8 +277,15 @@ FIGURES: dict[str, Callable[[Scale], Sequence[Study]]] = {
 
 def make_studies(names: Sequence[str], scale: Scale) -> list[Study]:
     """Return the panels with these names: of a figure, of a single panel, or ``all``."""
-    studies = [study for make in FIGURES.values() for study in make(scale)]
-    known = {*FIGURES, *(study.panel.name for study in studies), "all"}
+    possible = {name: make for name, make in FIGURES.items() if not scale.find_obstacle(name)}
+    studies = [study for make in possible.values() for study in make(scale)]
+    for name in names:
+        if name.startswith("fig") and (missing := scale.find_obstacle(name)):
+            raise InvalidArgumentError(
+                f"graph must contain {missing} for {name}, which varies it, found "
+                f"{scale.graph_spec!r}: try er:n={{n}},p={{p}},seed={{seed}}"
+            )
+    known = {*possible, *(study.panel.name for study in studies), "all"}
     rule = f"all, one of {', '.join(FIGURES)}, or a panel such as fig5a-agent"
     for name in names:
         require(name in known, "figure", rule, repr(name))

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
 
+from corn.checks import require, require_choice
 from corn.covariance import (
     EAVESDROPPER,
     ONE_STEP,
     Horizon,
+    Mechanism,
     MechanismName,
     ThreatModel,
     default_objective,
+    read_mechanism,
 )
+from corn.covariance.own import digest_source
 from corn.errors import CornWarning
 from corn.privacy import Accounting, PrivacyBudget, Unit
 
@@ -24,7 +31,8 @@ class MethodSpec:
     Attributes:
         name: its name in tables.
         label: its name in legends.
-        mechanism: the rule that correlates noise across agents.
+        mechanism: the rule that correlates noise across agents; ``NAME=SOURCE#HASH`` for one of the
+            user's own.
         accounting: ``paper`` for eq. (13b), ``gdp`` for the exact one.
         accumulates: whether the design minimises the noise accumulated over a fifth of the run;
             otherwise that of one step, as in the paper.
@@ -36,7 +44,7 @@ class MethodSpec:
     # key of a training cell, and all of them would be computed again.
     name: str
     label: str
-    mechanism: MechanismName
+    mechanism: str
     accounting: Accounting = "gdp"
     accumulates: bool = False
     max_colluders: int = 0
@@ -135,3 +143,27 @@ ADDED_METHODS = (
 
 METHODS = (*PAPER_METHODS, *ADDED_METHODS)
 """All lines of the figures except those of seed groups in Figure 2."""
+
+
+def make_own_method(spec: str) -> MethodSpec:
+    """Return the line of a mechanism of the user's own, such as ``mine=R.npy``."""
+    mechanism = read_mechanism(spec)
+    require(mechanism is not None, "mechanism", "NAME=R.npy or NAME=FILE.py:FUNCTION", repr(spec))
+    label, _, source = spec.partition("=")
+    known = [method.name for method in METHODS]
+    require(label not in known, "mechanism", "a new name", repr(label))
+    # Cells are found by this text, from any folder, and a changed file has other results.
+    return MethodSpec(label, label, f"{label}={Path(source).resolve()}#{digest_source(spec)}")
+
+
+def find_mechanism(text: str) -> Mechanism | MechanismName:
+    """Return the mechanism of a line: a name, or one of the user's own."""
+    return read_mechanism(text.rpartition("#")[0] or text) or cast("MechanismName", text)
+
+
+def choose_methods(names: Sequence[str]) -> tuple[MethodSpec, ...]:
+    """Return the lines with these names, in the order of the figures."""
+    known = {method.name: method for method in METHODS}
+    for name in names:
+        require_choice("methods", name, known)
+    return tuple(method for method in METHODS if method.name in names)

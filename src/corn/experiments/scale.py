@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from corn.checks import require, require_count
+from corn.checks import require, require_count, require_positive
+from corn.errors import InvalidArgumentError
+from corn.experiments.methods import METHODS, MethodSpec
 from corn.learn.names import ModelName
 from corn.learn.schedule import ScheduleName
 from corn.privacy import Unit
+from corn.topology import load_network
 
 PAPER_STEP_SIZES = (1e-1, 5e-2, 1e-2, 5e-3, 1e-3)
 
@@ -70,7 +73,7 @@ class Scale:
     """The settings of a reproduction; defaults are those of the paper's experiments.
 
     Attributes:
-        name: ``quick`` or ``full``.
+        name: ``quick`` or ``full``, and ``in part`` with other settings.
         epsilons: values of ε in panels that vary ε, at connectivity ``connectivity``.
         connectivities: values of p in panels that vary p, at ``epsilon``.
         sizes: numbers of agents in Figure 1c.
@@ -79,6 +82,8 @@ class Scale:
         regression: the task of Figure 4. Figures 1 and 2 use its number of steps.
         network: the task of Figure 5 with unit sample.
         softmax: the task of Figure 5 with unit agent.
+        graph_spec: the graph, in which {n}, {p} and {seed} stand for numbers.
+        methods: the lines of all figures.
     """
 
     name: str
@@ -99,10 +104,32 @@ class Scale:
     partition: str = "dirichlet:10"
     graph_seed: int = 1
     data_seed: int = 1
+    graph_spec: str = "er:n={n},p={p},seed={seed}"
+    methods: tuple[MethodSpec, ...] = METHODS
 
     def graph(self, connectivity: float, num_agents: int | None = None) -> str:
-        """Return the spec of the Erdős–Rényi graph with this connectivity."""
-        return f"er:n={num_agents or self.num_agents},p={connectivity:g},seed={self.graph_seed}"
+        """Return the spec of the graph: by default an Erdős–Rényi graph of this connectivity."""
+        values = {
+            "{n}": str(num_agents or self.num_agents),
+            "{p}": f"{connectivity:g}",
+            "{seed}": str(self.graph_seed),
+        }
+        spec = self.graph_spec
+        for name, value in values.items():
+            spec = spec.replace(name, value)
+        return spec
+
+    @property
+    def place(self) -> str:
+        """The graph of panels that vary neither it nor its size, for titles."""
+        if self.graph_spec == Scale.graph_spec:
+            return f"p = {self.connectivity:g}"
+        return f"graph {self.graph(self.connectivity)}"
+
+    def find_obstacle(self, figure: str) -> str | None:
+        """Return the field that the graph lacks for a figure that varies it, or None."""
+        needed = "{n}" if figure.startswith("fig1c") else "{p}" if "b" in figure[4:6] else ""
+        return None if needed in self.graph_spec else needed
 
     def restrict(
         self,
@@ -110,23 +137,47 @@ class Scale:
         epsilons: Sequence[float] = (),
         connectivities: Sequence[float] = (),
         num_seeds: int | None = None,
+        num_agents: int | None = None,
+        num_steps: int | None = None,
+        clip: float | None = None,
+        graph: str | None = None,
+        methods: Sequence[MethodSpec] = (),
     ) -> Scale:
-        """Return this scale with other values of ε or p, or another number of seeds."""
+        """Return this scale with other settings; its name then says so.
+
+        ``graph`` is a spec or a file in which {n}, {p} and {seed} stand for the number of agents,
+        the connectivity and the seed. ``methods`` are the lines of all figures.
+        """
         is_valid = all(0 < p <= 1 for p in connectivities)
         require(is_valid, "connectivities", "in (0, 1]", tuple(connectivities))
-        tasks = {
-            name: replace(getattr(self, name), num_seeds=num_seeds)
-            for name in ("quadratic", "regression", "network", "softmax")
-            if num_seeds is not None
+        changed: dict[str, object] = {
+            "epsilons": tuple(sorted(set(map(float, epsilons)))) or None,
+            "connectivities": tuple(sorted(set(map(float, connectivities)))) or None,
+            "num_agents": None if num_agents is None else require_count("agents", num_agents),
+            "clip": None if clip is None else require_positive("clip", clip),
+            "graph_spec": graph,
+            "methods": tuple(methods) or None,
         }
-        changed = epsilons or connectivities or num_seeds is not None
-        return replace(
-            self,
-            name=f"{self.name}, in part" if changed else self.name,
-            epsilons=tuple(sorted(set(map(float, epsilons)))) or self.epsilons,
-            connectivities=tuple(sorted(set(map(float, connectivities)))) or self.connectivities,
-            **tasks,
-        )
+        own = {"num_seeds": num_seeds, "num_steps": num_steps}
+        options = {name: value for name, value in own.items() if value is not None}
+        for name in ("quadratic", "regression", "network", "softmax"):
+            changed[name] = replace(getattr(self, name), **options) if options else None
+        given = {name: value for name, value in changed.items() if value is not None}
+        name = f"{self.name}, in part" if given else self.name
+        scale: Scale = replace(self, name=name, **given)  # type: ignore[arg-type]
+        return scale._count_agents(is_given=num_agents is not None)
+
+    def _count_agents(self, *, is_given: bool) -> Scale:
+        """Return the scale with the number of agents of a graph that does not vary it."""
+        if "{n}" in self.graph_spec:
+            return self
+        found = load_network(self.graph(self.connectivity)).num_agents
+        if is_given and found != self.num_agents:
+            raise InvalidArgumentError(
+                f"agents must be {found}, as the graph has, found {self.num_agents}: leave it out, "
+                "or write {n} in --graph"
+            )
+        return replace(self, num_agents=found)
 
 
 FULL = Scale(

@@ -1,19 +1,25 @@
 """The public names of :mod:`corn.learn`, which loads this module when a name is first used."""
 
 from corn.learn.batches import AgentData as AgentData
+from corn.learn.bounds import Bounds as Bounds
+from corn.learn.comparing import Comparison as Comparison
+from corn.learn.comparing import compare as compare
 from corn.learn.method import Method as Method
 from corn.learn.method import Trial as Trial
-from corn.learn.method import make_methods as make_methods
 from corn.learn.metrics import COLUMNS as COLUMNS
 from corn.learn.metrics import PRIVATE_COLUMNS as PRIVATE_COLUMNS
 from corn.learn.metrics import SHARED_COLUMNS as SHARED_COLUMNS
 from corn.learn.metrics import Row as Row
 from corn.learn.metrics import require_writers as require_writers
+from corn.learn.metrics import write_mlflow as write_mlflow
 from corn.learn.metrics import write_table as write_table
 from corn.learn.metrics import write_tensorboard as write_tensorboard
+from corn.learn.named_methods import make_methods as make_methods
 from corn.learn.names import METHOD_NAMES as METHOD_NAMES
 from corn.learn.names import MODELS as MODELS
+from corn.learn.names import PAPER_PARTITION as PAPER_PARTITION
 from corn.learn.names import WORKLOADS as WORKLOADS
+from corn.learn.own_data import FileWorkload as FileWorkload
 from corn.learn.partition import PartitionSpec as PartitionSpec
 from corn.learn.partition import partition_dirichlet as partition_dirichlet
 from corn.learn.partition import partition_iid as partition_iid
@@ -34,6 +40,8 @@ from corn.learn.search import search_step_sizes as search_step_sizes
 from corn.learn.settings import SweepSettings as SweepSettings
 from corn.learn.simulation import Simulation as Simulation
 from corn.learn.sweep import run_sweep as run_sweep
+from corn.learn.tables import load_agent_results as load_agent_results
+from corn.learn.tables import load_results as load_results
 from corn.learn.training import load_parameters as load_parameters
 from corn.learn.training import train as train
 from corn.learn.tuning import STEP_SIZES as STEP_SIZES

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from corn.arrays import FloatArray, as_symmetric_matrix
-from corn.checks import require, require_choice
 from corn.covariance import (
-    DEFAULT_THREAT,
     Decomposition,
     Design,
-    Horizon,
-    MechanismName,
-    Objective,
     ThreatModel,
-    design,
 )
 from corn.covariance.coalition_bounds import worst_precisions
-from corn.covariance.design import require_feasible_size
-from corn.covariance.lattice import LatticeNoise, design_lattice, design_lattice_pairs
-from corn.covariance.lattice_pairs import design_lattice_insider
-from corn.covariance.threat import EAVESDROPPER, SPARSE_PARTNERS
+from corn.covariance.lattice import LatticeNoise
+from corn.covariance.threat import EAVESDROPPER
 from corn.errors import InvalidArgumentError
-from corn.learn.names import METHOD_NAMES
 from corn.learn.schedule import Schedule
 from corn.noise import factor_covariance
 from corn.noise.grid import bound_loss, choose_grid, require_provable
@@ -38,8 +28,6 @@ from corn.privacy import ClippedQuery, PrivacyBudget, account_promises
 from corn.privacy.accounting import group_agents
 from corn.privacy.floats import account_floats, set_aside
 from corn.privacy.query import describe_queries
-from corn.topology import Network
-from corn.topology.lattice import find_lattice
 
 # Simulations allow for rounding of [R⁻¹]_ii. Where noise protects somebody, nothing is allowed.
 _TOLERANCE = 1e-9
@@ -50,9 +38,6 @@ _DESIGN_TOLERANCE = 1e-6
 
 
 MethodNoise: TypeAlias = Decomposition | LatticeNoise
-
-_MOST_DENSE_DESIGN = 2000
-"""Agents beyond which rings and tori are designed by Fourier transform, where that is possible."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,94 +291,3 @@ def _shares_of(noise: Design | MethodNoise | ArrayLike) -> MethodNoise:
     # it holds against no insider.
     R = as_symmetric_matrix(noise, name="noise")
     return Decomposition(np.zeros(len(R)), (tuple(range(len(R))),), (factor_covariance(R),))
-
-
-def make_methods(
-    names: Sequence[str],
-    network: Network,
-    budget: PrivacyBudget,
-    *,
-    objective: Objective,
-    threat: ThreatModel | None = None,
-) -> list[Method]:
-    """Make methods for the mechanisms named, each designed for the budget under one objective.
-
-    ``none`` clips but has no noise; ``unclipped`` has neither; ``central`` trusts a server.
-    ``corn`` is designed against ``threat``, and ``ldp``, which shares no seeds, holds against it
-    too; None is the default of ``corn.design``, one insider. ``decor`` and ``zero-sum`` hold
-    against an eavesdropper only, whatever the threat.
-    """
-    # All names are checked before the first design, which can take minutes.
-    for name in names:
-        require_choice("mechanism", name, METHOD_NAMES)
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    require(not repeated, "mechanism", "different names", f"{', '.join(repeated)} twice")
-    return [_make_method(name, network, budget, objective, threat) for name in names]
-
-
-def _make_method(
-    name: str,
-    network: Network,
-    budget: PrivacyBudget,
-    objective: Objective,
-    threat: ThreatModel | None,
-) -> Method:
-    if name == "unclipped":
-        return Method.non_private(name=name)
-    if name == "none":
-        return Method.non_private(*budget.queries)
-    if name == "central":
-        return Method.central(budget, network.num_agents)
-    made = _design_at_scale(name, network, budget, objective, threat)
-    if made is not None:
-        return made
-    designed = design(
-        network,
-        budget,
-        mechanism=cast("MechanismName", name),
-        objective=objective,
-        threat=threat if name in ("corn", "ldp") else EAVESDROPPER,
-    )
-    return Method.private(name, designed, budget)
-
-
-def _design_at_scale(
-    name: str,
-    network: Network,
-    budget: PrivacyBudget,
-    objective: Objective,
-    threat: ThreatModel | None,
-) -> Method | None:
-    """Make a method without matrices of n × n numbers, if the network is large and it can be."""
-    n = network.num_agents
-    if n <= _MOST_DENSE_DESIGN:
-        return None
-    caps = budget.precision_caps(n)
-    if name == "ldp":
-        # Noise by a formula, of which the bound on all covariances is not asked here.
-        holds = replace(threat or DEFAULT_THREAT, seeds="global")
-        return Method.private(name, Decomposition(1 / caps), budget, threat=holds)
-    row = find_lattice(network.sparse_matrix)
-    if row is not None and isinstance(objective, Horizon) and not np.ptp(caps):
-        lattice = _choose_lattice_design(name, threat or DEFAULT_THREAT)
-        if lattice is not None:
-            solve, holds = lattice
-            noise = solve(row, float(caps[0]), objective=objective, gossip=network.gossip)
-            return Method.private(name, noise, budget, threat=holds)
-    if name == "corn":
-        require_feasible_size(n, threat or DEFAULT_THREAT)
-    return None
-
-
-def _choose_lattice_design(
-    name: str, threat: ThreatModel
-) -> tuple[Callable[..., LatticeNoise], ThreatModel] | None:
-    """Return the design of a mechanism on rings and tori, and the threat that it holds against."""
-    if name == "decor":
-        return design_lattice_pairs, EAVESDROPPER
-    if name == "corn" and threat == EAVESDROPPER:
-        return design_lattice, EAVESDROPPER
-    sparse = replace(DEFAULT_THREAT, seeds=f"sparse:{SPARSE_PARTNERS}")
-    if name == "corn" and threat in (DEFAULT_THREAT, sparse):
-        return design_lattice_insider, sparse
-    return None

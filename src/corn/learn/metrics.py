@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -227,18 +227,52 @@ def write_table(
 def write_tensorboard(rows: Sequence[Row], directory: Path | str) -> None:
     """Write each run to an event file of its own below ``directory``; needs tensorboard."""
     board = _import("torch.utils.tensorboard", "writing for TensorBoard", extra="tensorboard")
+    for name, own in _split_runs(rows).items():
+        with board.SummaryWriter(str(Path(directory) / name)) as writer:
+            for row in own:
+                for column, value in _list_scalars(row):
+                    writer.add_scalar(column, value, int(row["step"]))
+
+
+def write_mlflow(
+    rows: Sequence[Row], tracking_uri: str, *, experiment: str = "corn", source: str = ""
+) -> None:
+    """Write each run of a table to a tracking server or folder of MLflow; needs mlflow.
+
+    Parameters are the method, the step size, the seed and the unit of privacy; ``source`` is the
+    command or the task.
+    """
+    mlflow = _import("mlflow", "writing for MLflow", extra="mlflow")
+    client = mlflow.MlflowClient(tracking_uri=tracking_uri)
+    found = client.get_experiment_by_name(experiment)
+    number = client.create_experiment(experiment) if found is None else found.experiment_id
+    for name, own in _split_runs(rows).items():
+        run = client.create_run(number, run_name=name).info.run_id
+        labels = {label: own[-1][label] for label in ("contender", "step_size", "seed", "unit")}
+        for label, text in {**labels, "source": source}.items():
+            client.log_param(run, label, text)
+        for row in own:
+            for column, value in _list_scalars(row):
+                client.log_metric(run, column, value, step=int(row["step"]))
+        client.set_terminated(run)
+
+
+def _split_runs(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows of each run by a name that is also a path of folders."""
     runs: dict[str, list[Row]] = {}
     for row in rows:
-        # A name is a path of folders, which the slash of a schedule such as 0.01/√t would split.
+        # The slash of a schedule such as 0.01/√t would make one more folder.
         name = f"{row['contender']}/{row['step_size']}/seed {row['seed']}".replace("/√", " over √")
         runs.setdefault(name, []).append(row)
-    for name, own in runs.items():
-        with board.SummaryWriter(str(Path(directory) / name)) as writer:
-            _write_scalars(writer, own)
+    return runs
 
 
-def require_writers(*, parquet: bool = False, tensorboard: bool = False) -> None:
+def require_writers(
+    *, parquet: bool = False, tensorboard: bool = False, mlflow: bool = False
+) -> None:
     """Raise ``MissingExtraError`` before training, not hours later when the table is written."""
+    if mlflow:
+        _import("mlflow", "writing for MLflow", extra="mlflow")
     if parquet:
         _import("pyarrow.parquet", "writing Parquet", extra="parquet")
     if tensorboard:
@@ -252,12 +286,11 @@ def _import(module: str, feature: str, *, extra: str) -> Any:
         raise MissingExtraError(feature, extra=extra) from error
 
 
-def _write_scalars(writer: Any, rows: Sequence[Row]) -> None:
-    for row in rows:
-        for column in COLUMNS:
-            value = row[column]
-            if column not in _LABELS and not math.isnan(float(value)):
-                writer.add_scalar(column, float(value), int(row["step"]))
+def _list_scalars(row: Row) -> Iterator[tuple[str, float]]:
+    """Yield the measured values of a row by column."""
+    for column in COLUMNS:
+        if column not in _LABELS and not math.isnan(float(row[column])):
+            yield column, float(row[column])
 
 
 def _write_csv(rows: Sequence[Row], path: Path, columns: Sequence[str]) -> None:

@@ -13,8 +13,14 @@ WorkloadName: TypeAlias = Literal[
 ModelName: TypeAlias = Literal["linear", "network", "cnn"]
 
 WORKLOADS: tuple[str, ...] = get_args(WorkloadName)
-METHOD_NAMES: tuple[str, ...] = (*get_args(MechanismName), "unclipped")
+METHOD_NAMES: tuple[str, ...] = (
+    *(name for name in get_args(MechanismName) if name != "own"),
+    "unclipped",
+)
 MODELS: tuple[str, ...] = get_args(ModelName)
+
+PAPER_PARTITION = "dirichlet:10"
+"""The partition of samples over agents in the paper's experiments."""
 
 USUAL_BATCH_SIZE = 128
 """Samples per mini-batch in the paper's experiments."""

@@ -126,7 +126,7 @@ def borrow_held_out(problem: TrainingProblem, *, seed: int) -> TrainingProblem:
     many samples as before, so that batches, sampling rates and noise stay the same. The other half
     is left to validate on. Nothing of the agents' data is used but its sizes.
     """
-    if not problem.has_public_parts or "validation" not in problem.parts:
+    if "validation" not in problem.public_parts:
         raise InvalidArgumentError(
             "step sizes can be chosen on held-out samples only if the task has public ones: give "
             "one step size, or choose another task"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, TypeAlias, cast
@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 from torch.utils.data import Dataset as TorchDataset
 
-from corn.checks import require_count
+from corn.checks import require_count, require_length
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData
 from corn.learn.metrics import PARTS, Samples
@@ -28,8 +28,8 @@ from corn.learn.tasks import Task
 from corn.learn.tasks.protocol import ChecksTargets
 
 DataSource: TypeAlias = "TorchDataset[Any] | DataLoader[Any] | tuple[Any, Any]"
-"""A map-style torch data set of pairs, or a loader of one; or inputs and targets as tensors or
-arrays."""
+"""A map-style torch data set of pairs, or a loader of one; or inputs and targets as tensors, NumPy
+arrays, or data frames and columns of pandas."""
 
 _ADVICE = (
     "if a model needs no targets, give its inputs twice; if it takes several inputs, stack them in "
@@ -46,15 +46,19 @@ class TrainingProblem:
         data: the training samples of every agent, not yet prepared for the task.
         parts: more samples to measure on, by ``validation`` and ``test``.
         notes: facts that a reader of results must know.
-        has_public_parts: whether those samples are public: known to all agents, and no agent's own.
+        public_parts: those of ``parts`` that are public: known to all agents, and no agent's own.
             Measurements on private samples are private.
+        private_notes: facts about the data of single agents, for their owners alone.
+        schema: columns, classes and bounds of the data, which are public and which agents compare.
     """
 
     task: Task
     data: AgentData
     parts: Mapping[str, Samples] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    has_public_parts: bool = False
+    public_parts: tuple[str, ...] = ()
+    private_notes: tuple[str, ...] = ()
+    schema: str = ""
 
     def __post_init__(self) -> None:
         unknown = set(self.parts) - set(PARTS[1:])
@@ -95,13 +99,33 @@ def _cast(values: Tensor, settings: SweepSettings) -> Tensor:
     return values.to(device=settings.device, dtype=dtype)
 
 
+def make_problem(
+    task: Task,
+    datasets: Sequence[DataSource],
+    num_agents: int,
+    *,
+    validation: DataSource | None = None,
+    test: DataSource | None = None,
+) -> TrainingProblem:
+    """Return the problem of a task on one data set for each agent."""
+    require_length("datasets", len(datasets), num_agents, per="agent")
+    own = [read_samples(each, of=f"agent {agent}") for agent, each in enumerate(datasets)]
+    given = {"validation": validation, "test": test}
+    parts = {
+        part: read_samples(each, of=f"the {part} data")
+        for part, each in given.items()
+        if each is not None
+    }
+    return TrainingProblem(task, AgentData.from_parts(own), parts)
+
+
 def read_samples(source: DataSource, *, of: str = "the data set") -> Samples:
     """Return inputs and targets of a data source as two tensors of finite numbers.
 
     ``of`` is the owner of the data for error messages, such as "agent 3" or "the test data".
     """
     if isinstance(source, DataLoader):
-        _require_plain_loader(source)
+        require_plain_loader(source)
         return read_samples(source.dataset, of=of)
     if isinstance(source, tuple | list):
         pair = cast("Any", source)
@@ -153,7 +177,8 @@ def _read_items(source: TorchDataset[Any], of: str) -> Samples:
     return _stack("inputs", inputs), _stack("targets", targets)
 
 
-def _require_plain_loader(loader: DataLoader[Any]) -> None:
+def require_plain_loader(loader: DataLoader[Any]) -> None:
+    """Raise for a loader whose own choice of samples would be ignored."""
     # CorN draws mini-batches itself, from all samples. A sampler of the loader's own would be
     # ignored, and with it the user's choice of samples.
     usual = (SequentialSampler, RandomSampler, BatchSampler, NoneType)
@@ -192,6 +217,9 @@ def _as_tensor(values: Any) -> Tensor:
             f"inputs and targets must be tensors or arrays, found a {type(values).__name__}: "
             f"{_ADVICE}"
         )
+    # Data frames and columns of pandas, and arrays of other libraries, are arrays to NumPy.
+    if not isinstance(values, Tensor | np.ndarray) and hasattr(values, "to_numpy"):
+        values = values.to_numpy()
     # An array is copied: it may be read-only, and a caller's array must never be modified.
     try:
         return torch.as_tensor(np.array(values) if isinstance(values, np.ndarray) else values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from scipy.stats import t as student
@@ -15,6 +15,7 @@ from corn.checks import require_choice
 from corn.errors import InvalidArgumentError
 from corn.learn.method import Trial
 from corn.learn.metrics import COLUMNS, Row
+from corn.learn.tables import make_frame
 
 SweepStatus: TypeAlias = Literal["complete", "interrupted"]
 BreakdownCause: TypeAlias = Literal["gradients-not-finite", "loss-diverged"]
@@ -140,6 +141,10 @@ class Result:
             if value < chosen.get(method, (math.inf, ""))[0]:
                 chosen[method] = value, step_size
         return {method: step_size for method, (_, step_size) in chosen.items()}
+
+    def to_pandas(self) -> Any:
+        """Return the measurements as a ``pandas.DataFrame``, one row per run and measured step."""
+        return make_frame(self.rows)
 
     def select(self, method: str, step_size: str | None = None) -> list[Row]:
         """Return the rows of a method, with one step size or all."""

@@ -108,14 +108,41 @@ def compute_gradients(
             fraction_clipped=found.fraction_clipped,
             num_broken=found.num_broken,
         )
+    return _clip_once(found.values, norms, clip)
+
+
+def clip_batch_gradients(gradients: Tensor, clip: Tensor) -> ClippedGradients:
+    """Clip one gradient for each model once, shape (cells, trials, parameters)."""
+    return _clip_once(gradients, gradient_norms(gradients, clip.dtype), clip)
+
+
+def _clip_once(gradients: Tensor, norms: Tensor, clip: Tensor) -> ClippedGradients:
     factors = clip_factors(norms, clip)
     return ClippedGradients(
-        values=drop_broken(found.values, factors),
+        values=drop_broken(gradients, factors),
         factors=factors,
         norms=norms,
         fraction_clipped=(factors < 1).to(norms),
         num_broken=(factors == 0).long(),
     )
+
+
+def sum_clipped_samples(
+    slopes: Tensor, clip: Tensor, weights: Tensor, *, most_samples: int
+) -> tuple[Tensor, Tensor]:
+    """Return Σ_i w_i · clip(g_i) along the dimension of samples, and the clipping factors.
+
+    Args:
+        slopes: one gradient for each sample, shape (…, samples, parameters), in the type to clip
+            in: float64 for releases. Those that are not finite are set to zero in place.
+        clip: C, which broadcasts against (…, samples).
+        weights: of the samples, which broadcast against (…, samples); 0 for padding.
+        most_samples: a public bound on the number of samples.
+    """
+    factors = clip_factors(norms_at_least(slopes), clip, rounding=most_samples**2)
+    kept = drop_broken(slopes, factors)
+    weighted = factors * weights.to(factors.dtype)
+    return torch.matmul(weighted.unsqueeze(-2), kept).squeeze(-2), factors
 
 
 def join_gradients(parts: Iterable[ClippedGradients]) -> ClippedGradients:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 from torch import Tensor, nn
 
-from corn.checks import require_length
 from corn.covariance import (
     Decomposition,
     Design,
@@ -20,9 +20,8 @@ from corn.covariance import (
     design,
 )
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
-from corn.learn.batches import AgentData
 from corn.learn.method import Method, Trial
-from corn.learn.problem import DataSource, TrainingProblem, read_samples
+from corn.learn.problem import DataSource, make_problem
 from corn.learn.result import Result
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
 from corn.learn.settings import SweepSettings
@@ -36,7 +35,7 @@ from corn.topology import Network, choose_cooldown, load_network
 
 
 def train(
-    source: Plan | Network | str | Path,
+    source: Plan | Network | str | Path | nx.Graph,
     budget: PrivacyBudget | None = None,
     noise: Design | Decomposition | None = None,
     *,
@@ -61,7 +60,8 @@ def train(
     """Train one model per agent by differentially private DSGD: the paper's Algorithm 1.
 
     Args:
-        source: a plan; or the network, as a ``Network``, a spec such as ``"ring:8"``, or a file.
+        source: a plan; or the network, as a ``Network``, a spec such as ``"ring:8"``, a file, or a
+            graph of networkx.
         budget: the promise; its unit decides what is clipped. ``PrivacyBudget.for_sizes`` makes one
             for samples from the agents' numbers of samples. None trains without privacy, or with
             the plan's budget.
@@ -130,18 +130,7 @@ def train(
         device=device,
         noise_keys="secret" if secure else "none",
     )
-    require_length("datasets", len(datasets), network.num_agents, per="agent")
-    own = [read_samples(each, of=f"agent {agent}") for agent, each in enumerate(datasets)]
-    given = {"validation": validation, "test": test}
-    problem = TrainingProblem(
-        task=task,
-        data=AgentData.from_parts(own),
-        parts={
-            part: read_samples(each, of=f"the {part} data")
-            for part, each in given.items()
-            if each is not None
-        },
-    )
+    problem = make_problem(task, datasets, network.num_agents, validation=validation, test=test)
     trials = [Trial(method, make_schedule(step_size, schedule))]
     result = run_sweep(problem, network, trials, settings=settings, **options)
     for (_, _, seed), breakdown in result.stopped.items():
@@ -195,7 +184,7 @@ def make_task(model: nn.Module | Task, loss: MeanLoss | None) -> Task:
 
 
 def _make_method(
-    source: Plan | Network | str | Path,
+    source: Plan | Network | str | Path | nx.Graph,
     budget: PrivacyBudget | None,
     noise: Design | Decomposition | None,
     *,

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Protocol
 
 import torch
 
 from corn.arrays import IntArray
 from corn.checks import require_choice
-from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData
 from corn.learn.datasets import Dataset, load_dataset
 from corn.learn.metrics import Samples
-from corn.learn.names import WORKLOADS, ModelName
+from corn.learn.models import make_named_task
+from corn.learn.names import PAPER_PARTITION, WORKLOADS
 from corn.learn.partition import PartitionSpec, split_samples
 from corn.learn.problem import TrainingProblem
-from corn.learn.tasks import (
-    LinearClassifier,
-    Quadratic,
-    ShallowNetwork,
-    Task,
-    place_task,
-    small_cnn_task,
-)
+from corn.learn.tasks import Quadratic, place_task
 
 _START = "agents start at the minimiser, which depends on all their data: ε covers the steps alone"
 
@@ -33,8 +27,8 @@ def make_workload(
     name: str,
     num_agents: int,
     *,
-    model: ModelName | None = None,
-    partition: str = "dirichlet:10",
+    model: str | None = None,
+    partition: str = PAPER_PARTITION,
     seed: int = 0,
     l2: float = 1e-4,
     validation_fraction: float = 0.1,
@@ -46,8 +40,8 @@ def make_workload(
     Args:
         name: ``quadratic`` or a data set.
         num_agents: n, the number of agents.
-        model: ``linear`` (logistic or softmax regression), ``network`` (32 hidden units) or
-            ``cnn``; by default linear, and network for MNIST as in the paper.
+        model: ``linear`` (logistic or softmax regression), ``network`` (32 hidden units), ``cnn``,
+            or ``FILE.py:FUNCTION``; by default linear, and network for MNIST as in the paper.
         partition: ``iid``, ``dirichlet:α`` or ``shards:k``.
         seed: the seed of split and partition.
         l2: the penalty λ of linear models.
@@ -72,31 +66,34 @@ def make_workload(
         model = "network" if name == "mnist" else "linear"
     held_out = {"validation": split.validation, "test": split.test}
     return TrainingProblem(
-        task=_make_classifier(dataset, model, l2=l2),
+        task=make_named_task(
+            model,
+            (dataset.num_features,) if dataset.image_shape is None else dataset.image_shape,
+            dataset.num_classes,
+            is_image=dataset.image_shape is not None,
+            l2=l2,
+            of=dataset.name,
+        ),
         data=AgentData.from_parts(parts),
         parts={part: _pick(dataset, rows) for part, rows in held_out.items() if len(rows)},
         notes=() if dataset.stand_in_for is None else (dataset.describe(),),
         # Every agent has the held-out samples, and no agent trains on them.
-        has_public_parts=True,
+        public_parts=tuple(part for part, rows in held_out.items() if len(rows)),
     )
-
-
-def _make_classifier(dataset: Dataset, model: ModelName, *, l2: float) -> Task:
-    """Return a classifier of the given kind for a data set."""
-    require_choice("model", model, get_args(ModelName))
-    if model == "linear":
-        return LinearClassifier(dataset.num_features, dataset.num_classes, l2=l2)
-    if model == "network":
-        return ShallowNetwork(dataset.num_features, dataset.num_classes)
-    if dataset.image_shape is None:
-        raise InvalidArgumentError(
-            f"model must be linear or network for {dataset.name}, which has no images, found 'cnn'"
-        )
-    return small_cnn_task(dataset.image_shape, dataset.num_classes)
 
 
 def _pick(dataset: Dataset, rows: IntArray) -> Samples:
     return torch.from_numpy(dataset.inputs[rows]), torch.from_numpy(dataset.targets[rows])
+
+
+class ProblemSource(Protocol):
+    """Settings from which every process makes the same problem, with the data of its agents."""
+
+    def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
+        """Return the problem with the data of some agents, by default of all."""
+
+    def describe(self, problem: TrainingProblem) -> str:
+        """Describe the public properties of the data, for agents to compare."""
 
 
 @dataclass(frozen=True)
@@ -107,16 +104,16 @@ class Workload:
     """
 
     name: str
-    model: ModelName | None = None
-    partition: str = "dirichlet:10"
+    model: str | None = None
+    partition: str = PAPER_PARTITION
     seed: int = 0
     l2: float = 1e-4
     directory: Path | None = None
     stand_in: bool = True
     device: str = "cpu"
 
-    def build(self, num_agents: int) -> TrainingProblem:
-        """Return the problem of all agents."""
+    def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
+        """Return the problem with the data of some agents, by default of all."""
         problem = make_workload(
             self.name,
             num_agents,
@@ -127,7 +124,8 @@ class Workload:
             directory=self.directory,
             stand_in=self.stand_in,
         )
-        return replace(problem, task=place_task(problem.task, self.device))
+        problem = replace(problem, task=place_task(problem.task, self.device))
+        return problem if agents is None else select_agents(problem, agents)
 
     def describe(self, problem: TrainingProblem) -> str:
         """Describe the choice and partition of the data, for agents to compare."""
@@ -135,9 +133,9 @@ class Workload:
         return f"{self.name}, {self.partition}, seed {self.seed}{stand_in}"
 
 
-def select_agent(problem: TrainingProblem, agent: int) -> TrainingProblem:
-    """Return the same problem with the training data of one agent alone."""
+def select_agents(problem: TrainingProblem, agents: Sequence[int]) -> TrainingProblem:
+    """Return the same problem with the training data of some agents alone."""
     data = problem.data
-    rows = slice(data.offsets[agent], data.offsets[agent + 1])
-    own = AgentData.from_parts([(data.inputs[rows].clone(), data.targets[rows].clone())])
+    rows = [slice(data.offsets[agent], data.offsets[agent + 1]) for agent in agents]
+    own = AgentData.from_parts([(data.inputs[r].clone(), data.targets[r].clone()) for r in rows])
     return replace(problem, data=own)

@@ -17,7 +17,7 @@ import numpy as np
 from corn.arrays import FloatArray
 from corn.checks import require_choice, require_count, require_length
 from corn.covariance import (
-    DEFAULT_THREAT,
+    EAVESDROPPER,
     Corn,
     Decomposition,
     Mechanism,
@@ -30,6 +30,7 @@ from corn.covariance import design as design_noise
 from corn.covariance.certificate import certify
 from corn.covariance.coalition_bounds import worst_precisions
 from corn.covariance.coalitions import Assembly, list_coalitions
+from corn.covariance.design import default_threat
 from corn.covariance.dual import solve_dual
 from corn.covariance.objective import momentum_of
 from corn.covariance.problem import DesignProblem
@@ -218,7 +219,7 @@ def make_plan(
     network: Network | str | Path | nx.Graph,
     budget: PrivacyBudget,
     *,
-    threat: ThreatModel = DEFAULT_THREAT,
+    threat: ThreatModel | None = None,
     objective: Objective | None = None,
     mechanism: Mechanism | MechanismName = "corn",
     cooldown_steps: int | None = None,
@@ -227,10 +228,11 @@ def make_plan(
     """Design the noise of a run and return the plan that its agents agree on.
 
     ``network`` is a network, a spec or file, or a graph, as for `corn.design`.
-    The default threat is one curious insider, with seeds of pairs. The default objective is
-    `default_objective`, the default cool-down one mixing time. Where every pair has a seed,
-    ``"corn"`` leaves out the weakest seeds for up to 2 % more noise energy, because each takes an
-    agent's time at every step; ``Corn()`` keeps them. A part of ε and δ is set aside for
+    The default threat is one curious insider, with seeds of pairs; for DECOR, zero-sum noise and a
+    covariance of one's own it is an eavesdropper, as they hold against no insider. The default
+    objective is `default_objective`, the default cool-down one mixing time. Where every pair has a
+    seed, ``"corn"`` leaves out the weakest seeds for up to 2 % more noise energy, because each
+    takes an agent's time at every step; ``Corn()`` keeps them. A part of ε and δ is set aside for
     floating point (``corn.privacy.floats``), and noise weights are scaled up until the check of
     every coalition passes, so the promise holds for the bits that are released.
 
@@ -245,6 +247,8 @@ def make_plan(
     require_sound(budget)
     if not isinstance(network, Network):
         network = load_network(network)
+    if threat is None:
+        threat = default_threat(mechanism) if network.num_agents > 1 else EAVESDROPPER
     if mechanism == "corn" and threat.resolve(network.graph).seeds == "pairs":
         mechanism = Corn(drop_cost=_DROP_COST)
     threat = _resolve_seeds(threat, network)

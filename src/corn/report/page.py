@@ -46,8 +46,8 @@ def write_reproduction(
     """Write all files into ``out`` and return the main ones, the page first.
 
     ``runs.csv`` has every run, ``points.csv`` every point of a figure, ``claims.csv`` and
-    ``claims.md`` every claim with its verdict. ``figures/`` has every panel as PNG and SVG: with
-    the paper's methods, with the main ones of this project, and with all. The page states
+    ``claims.md`` every claim with its verdict. ``figures/`` has every panel as PNG, SVG and PDF:
+    with the paper's methods, with the main ones of this project, and with all. The page states
     ``command`` and ``timing``.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -74,6 +74,7 @@ def _draw_all(reproduction: Reproduction, directory: Path) -> dict[str, list[dic
             drawn = directory / f"{name}.svg"
             save_figure(figure, drawn)
             save_figure(figure, drawn.with_suffix(".png"))
+            save_figure(figure, drawn.with_suffix(".pdf"))
             axes = f"{panel.y_label} against {panel.x_label}"
             drawings.setdefault(panel.figure, []).append(
                 {

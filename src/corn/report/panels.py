@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from corn.experiments import MethodSpec, Panel, Point
 from corn.report.labels import LineEnd, label_ends
-from corn.report.style import INK, MECHANISM_COLOURS
+from corn.report.style import INK, MECHANISM_COLOURS, OWN_COLOUR
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +64,8 @@ _STYLES = {
 
 def style_of(method: MethodSpec) -> LineStyle:
     """Return the style of a method; one without its own gets the colour of its mechanism."""
-    return _STYLES.get(method.name, LineStyle(MECHANISM_COLOURS[method.mechanism], "-", "X"))
+    colour = MECHANISM_COLOURS.get(method.mechanism, OWN_COLOUR)
+    return _STYLES.get(method.name, LineStyle(colour, "-", "X"))
 
 
 def plot_panel(

@@ -26,6 +26,7 @@ from corn.report.style import (
     LINK,
     MECHANISM_COLOURS,
     MECHANISM_NAMES,
+    OWN_COLOUR,
     PALE,
     SHORT_NAMES,
     darken,
@@ -214,7 +215,7 @@ def _draw_bars(axes: Axes, values: Mapping[str, float], remarks: Mapping[str, st
     names = list(values)
     ratios = [values[name] / values["ldp"] for name in names]
     # "corn one-step" and "corn eavesdropper" are variations of "corn": its colour, hatched.
-    colours = [MECHANISM_COLOURS[name.split()[0]] for name in names]
+    colours = [MECHANISM_COLOURS.get(name.split()[0], OWN_COLOUR) for name in names]
     hatches = ["///" if " " in name else "" for name in names]
     bars = axes.barh(
         range(len(names)), ratios, color=colours, hatch=hatches, edgecolor="white", height=0.7
@@ -280,7 +281,7 @@ def _draw_runs(axes: Axes, rows: Sequence[Row], step_sizes: Mapping[str, str], c
         steps = sorted(values)
         means = np.array([np.mean(values[step]) for step in steps])
         stds = np.array([np.std(values[step]) for step in steps])
-        colour = MECHANISM_COLOURS.get(name, INK)
+        colour = MECHANISM_COLOURS.get(name, OWN_COLOUR)
         style = "--" if name in ("none", "unclipped", "central") else "-"
         axes.plot(steps, means, style, color=colour)
         ends.append(LineEnd(SHORT_NAMES.get(name, name), float(means[-1]), colour))

@@ -36,6 +36,8 @@ SHORT_NAMES = {
     "none": "no noise",
 }
 """Names for the ends of lines, where there is little room."""
+OWN_COLOUR = "#882255"
+"""The colour of mechanisms of the user's own."""
 
 INK = "#333333"
 PALE = "#BBBBBB"

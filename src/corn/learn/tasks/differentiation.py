@@ -16,6 +16,7 @@ from corn.learn.step import (
     drop_broken,
     fraction_clipped,
     norms_at_least,
+    sum_clipped_samples,
 )
 from corn.learn.tasks.flat_module import FlatModule
 from corn.learn.tasks.protocol import Gradients, Scores
@@ -72,12 +73,14 @@ class Vectorised:
             X, y = batch.inputs[cells, rows], batch.targets[cells, rows]
             models = parameters[cells, trials]
             slopes = slopes_of(models, X, _repeat(y, models.shape[1])).to(real)
-            limit = sample_clip[trials].unsqueeze(-1)
-            own = clip_factors(norms_at_least(slopes), limit, rounding=batch.most_samples**2)
-            slopes = drop_broken(slopes, own)
+            total, own = sum_clipped_samples(
+                slopes,
+                sample_clip[trials].unsqueeze(-1),
+                batch.weights[cells, rows].unsqueeze(1),
+                most_samples=batch.most_samples,
+            )
             factors[cells, trials, rows] = own
-            own = own * batch.weights[cells, rows].to(real).unsqueeze(1)
-            values[cells, trials] += torch.matmul(own.unsqueeze(-2), slopes).squeeze(-2)
+            values[cells, trials] += total
         return Gradients(
             values=values,
             fraction_clipped=fraction_clipped(factors.mT, batch.weights),

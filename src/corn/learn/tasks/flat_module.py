@@ -197,16 +197,29 @@ def _reset_layer(layer: nn.Module) -> None:
         layer.reset_parameters()  # type: ignore[operator]
 
 
-def require_stateless(model: nn.Module) -> None:
-    """Raise for layers that mix samples, draw random numbers or have no shape yet."""
+def require_no_batch_statistics(model: nn.Module) -> None:
+    """Raise for layers whose statistics mix samples or depend on them."""
     for name, layer in model.named_modules():
         where = name or "model"
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        if isinstance(layer, nn.modules.instancenorm._InstanceNorm):
+            if layer.track_running_stats:
+                raise InvalidArgumentError(
+                    f"model must not track running statistics, found them in {where!r}: they would "
+                    "be released without noise; set track_running_stats=False"
+                )
+        elif isinstance(layer, nn.modules.batchnorm._NormBase):
             raise InvalidArgumentError(
                 f"model must not use batch normalisation, found it in {where!r}: its statistics "
                 "mix samples, so clipping does not bound one sample's influence; use GroupNorm or "
-                "LayerNorm"
+                f"LayerNorm, here torch.nn.GroupNorm(1, {layer.num_features})"
             )
+
+
+def require_stateless(model: nn.Module) -> None:
+    """Raise for layers that mix samples, draw random numbers or have no shape yet."""
+    require_no_batch_statistics(model)
+    for name, layer in model.named_modules():
+        where = name or "model"
         if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
             raise InvalidArgumentError(
                 f"model must not use dropout, found it in {where!r}: its draws cannot "

@@ -128,12 +128,15 @@ def _find_obstacle(
     return None
 
 
-def small_cnn(image_shape: tuple[int, int], num_classes: int) -> nn.Module:
-    """Return two convolutions with pooling and a linear layer: 9,098 parameters for 28×28."""
-    height, width = image_shape
-    require(min(image_shape) >= 4, "image_shape", "at least 4×4", f"{height}×{width}")
+def small_cnn(image_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Return two convolutions with pooling and a linear layer: 9,098 parameters for 28×28.
+
+    ``image_shape`` is (height, width), or (channels, height, width).
+    """
+    channels, height, width = (1, *image_shape)[-3:]
+    require(min(height, width) >= 4, "image_shape", "at least 4×4", f"{height}×{width}")
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1),
+        nn.Conv2d(channels, 8, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Conv2d(8, 16, 3, padding=1),
@@ -144,7 +147,7 @@ def small_cnn(image_shape: tuple[int, int], num_classes: int) -> nn.Module:
     )
 
 
-def small_cnn_task(image_shape: tuple[int, int], num_classes: int) -> ModuleTask:
+def small_cnn_task(image_shape: tuple[int, ...], num_classes: int) -> ModuleTask:
     """Return the small network with cross-entropy; each seed draws its own initial parameters."""
-    model = small_cnn(image_shape, num_classes)
-    return ModuleTask(model, functional.cross_entropy, input_shape=(1, *image_shape), reset=True)
+    model, shape = small_cnn(image_shape, num_classes), (1, *image_shape)[-3:]
+    return ModuleTask(model, functional.cross_entropy, input_shape=shape, reset=True)

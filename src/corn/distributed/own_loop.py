@@ -1,0 +1,387 @@
+"""``make_private``: the user's own training loop for one agent of a network, or for all.
+
+An agent's rounds run in a thread of their own. At each step they wait for the gradient that the
+user's loop computes, clip it, add noise and round it as always, and wait again for the half step
+that the user's optimizer makes of the release. The user's objects are used by the user's thread
+alone.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+import networkx as nx
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset
+
+from corn.checks import require, require_length
+from corn.distributed.agent import run_problem
+from corn.distributed.handshake import check_guarantee
+from corn.distributed.journal import Reports
+from corn.distributed.lifetime import Lifetime
+from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.results import AgentResult
+from corn.distributed.settings import RunSettings
+from corn.errors import CornError, InvalidArgumentError
+from corn.learn.batches import Batch
+from corn.learn.loop_simulation import SimulatedTurns
+from corn.learn.monitor import Interruption
+from corn.learn.own_loop import (
+    LoaderPart,
+    LoopTask,
+    PrivateLoader,
+    PrivateOptimizer,
+    PrivateTraining,
+    Turn,
+    UserModel,
+    number_rows,
+)
+from corn.learn.partition import partition_iid
+from corn.learn.problem import TrainingProblem, require_plain_loader
+from corn.learn.tasks.protocol import Gradients
+from corn.plan import Plan, make_plan
+from corn.privacy import PrivacyBudget
+from corn.topology import Network, load_network
+
+_SECONDS_BETWEEN_CHECKS = 0.2
+
+
+def make_private(
+    source: Plan | Network | str | Path | nx.Graph,
+    budget: PrivacyBudget | None = None,
+    *,
+    module: nn.Module,
+    optimizer: Optimizer,
+    data_loader: DataLoader[Any] | Sequence[DataLoader[Any]],
+    rendezvous: Rendezvous | None = None,
+    out: Path | None = None,
+    settings: RunSettings | None = None,
+    lifetime: Lifetime | None = None,
+    seed: int = 0,
+    secure: bool = False,
+) -> PrivateTraining:
+    """Return module, optimizer and loader with which the user's own training loop is private.
+
+    The loop stays as it is: for each batch of the loader ``loss.backward()`` and
+    ``optimizer.step()``. The gradient is clipped as the budget says, gets the agent's share of the
+    noise, and is rounded to the plan's grid. The user's optimizer sees the result alone, so
+    momentum, Adam and learning-rate schedules are post-processing. Then models are mixed.
+
+    Args:
+        source: a plan; or the network and a budget, for which a plan is made.
+        budget: the promise, unless there is a plan.
+        module: only parameters with ``requires_grad`` are trained, get noise and are sent; the rest
+            must not change, which is checked after every step. Batch normalisation is refused.
+        optimizer: of the module's parameters. L-BFGS and others that need several gradients for
+            one step are refused.
+        data_loader: of this agent. For a simulation of all agents one for each, or one whose
+            samples are dealt out at random. Its data set and collate function are used; batches
+            are drawn by CorN, of the budget's size or else the loader's.
+        rendezvous: of a running network, in which this process is one agent, with its folder of
+            keys; :func:`corn.distributed.join` makes it. Without it all agents
+            are simulated here: the loader yields the batch of one agent after the other, and after
+            each step of all agents the module is the average of their models.
+        out: the folder of an agent's run.
+        settings: of an agent's run; step sizes are the optimizer's, and it cannot resume.
+        lifetime: the owner's limit on all releases of an agent's data.
+        seed: of noise and batches of a simulation; public, so that its models protect nobody.
+        secure: draw noise and batches of a simulation from new secret keys, so that the models keep
+            the promise.
+
+    The gradients of single samples come from one backward pass: the loss must be a mean over the
+    batch, and the first dimension of each layer's inputs must number the samples.
+
+    >>> data = torch.utils.data.TensorDataset(torch.randn(80, 3), torch.randint(0, 2, (80,)))
+    >>> model = nn.Linear(3, 2)
+    >>> model, optimizer, loader = make_private(
+    ...     "ring:4",
+    ...     PrivacyBudget(5, 1e-5, num_steps=3, clip=0.1),
+    ...     module=model,
+    ...     optimizer=torch.optim.Adam(model.parameters()),
+    ...     data_loader=DataLoader(data, batch_size=20),
+    ... )
+    >>> for inputs, targets in loader:  # one pass over the data: one step of four agents
+    ...     nn.functional.cross_entropy(model(inputs), targets).backward()
+    ...     optimizer.step()
+    >>> 0 < optimizer.get_epsilon(1e-5) < 5
+    True
+    """
+    plan = _find_plan(source, budget)
+    model = UserModel(module, clips_samples=plan.budget.unit == "sample")
+    _check_optimizer(optimizer, module)
+    if rendezvous is None:
+        if out is not None or settings is not None or lifetime is not None:
+            raise InvalidArgumentError(
+                "out, settings and lifetime belong to an agent of a network, found no rendezvous: "
+                "corn.distributed.join() makes it"
+            )
+        return _simulate(plan, model, optimizer, data_loader, seed=seed, secure=secure)
+    if secure or seed:
+        raise InvalidArgumentError("seed and secure are for simulations: agents have keys")
+    if not isinstance(data_loader, DataLoader):
+        raise InvalidArgumentError("data_loader must be that of this agent alone, found several")
+    own = AgentTurns(plan, model, optimizer, data_loader, rendezvous, settings or RunSettings())
+    own.start(out=out, lifetime=lifetime)
+    return _assemble(plan, model, optimizer, own, {rendezvous.agent: data_loader})
+
+
+def _simulate(
+    plan: Plan,
+    model: UserModel,
+    optimizer: Optimizer,
+    data_loader: DataLoader[Any] | Sequence[DataLoader[Any]],
+    *,
+    seed: int,
+    secure: bool,
+) -> PrivateTraining:
+    n = plan.num_agents
+    if isinstance(data_loader, DataLoader):
+        _check_loader(data_loader)
+        count = len(data_loader.dataset)  # type: ignore[arg-type]
+        rows = partition_iid([0] * count, n, seed=seed)
+        parts = [LoaderPart.of(data_loader, own.tolist()) for own in rows]
+        batch_size = data_loader.batch_size
+    else:
+        require_length("data_loader", len(data_loader), n, per="agent")
+        for loader in data_loader:
+            _check_loader(loader)
+        parts = [LoaderPart.of(loader) for loader in data_loader]
+        batch_size = data_loader[0].batch_size
+    sizes = [len(part.rows) for part in parts]
+    turns = SimulatedTurns(plan, model, sizes, batch_size=batch_size, seed=seed, secure=secure)
+    private = PrivateOptimizer(optimizer, model, turns, plan)
+    batches = n * _count_batches(sum(sizes) / n, plan, batch_size)
+    return PrivateTraining(
+        model.module,
+        private,
+        PrivateLoader(turns, private, dict(enumerate(parts)), batches_per_pass=batches),
+    )
+
+
+def _assemble(
+    plan: Plan,
+    model: UserModel,
+    optimizer: Optimizer,
+    turns: AgentTurns,
+    loaders: dict[int, DataLoader[Any]],
+) -> PrivateTraining:
+    parts = {agent: LoaderPart.of(loader) for agent, loader in loaders.items()}
+    private = PrivateOptimizer(optimizer, model, turns, plan)
+    ((agent, loader),) = loaders.items()
+    batches = _count_batches(len(parts[agent].rows), plan, loader.batch_size)
+    return PrivateTraining(
+        model.module, private, PrivateLoader(turns, private, parts, batches_per_pass=batches)
+    )
+
+
+def _count_batches(num_samples: float, plan: Plan, batch_size: int | None) -> int:
+    """Return how many batches are a pass over the data, on average."""
+    size = plan.budget.batch_size or batch_size or num_samples
+    return max(1, round(num_samples / size))
+
+
+@dataclass(frozen=True, eq=False)
+class _GradientWanted:
+    parameters: Tensor
+    batch: Batch
+    sample_clip: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class _StepWanted:
+    released: Tensor
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Ended:
+    result: AgentResult | None
+    error: BaseException | None = None
+
+
+class _LoopLeftError(CornError):
+    """The user's loop ended before the last step."""
+
+
+@final
+class AgentTurns:
+    """The turns of one agent of a running network; see ``Turns``."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: UserModel,
+        optimizer: Optimizer,
+        loader: DataLoader[Any],
+        rendezvous: Rendezvous,
+        settings: RunSettings,
+    ) -> None:
+        _check_loader(loader)
+        require(not settings.resume, "resume", "False: optimizers have no checkpoints", True)
+        if settings.batch_of(plan) is None:
+            settings = replace(settings, batch_size=loader.batch_size)
+        self._plan, self._rendezvous, self._settings = plan, rendezvous, settings
+        count = len(loader.dataset)  # type: ignore[arg-type]
+        task = LoopTask(model, self._ask_for_gradient)
+        self._problem = TrainingProblem(task, number_rows(count))
+        # Optimizers are public, and must be the same: agents with other steps would not agree.
+        self._rule = f"loop with {type(optimizer).__name__} {_describe_groups(optimizer)}"
+        self._asked: queue.Queue[_GradientWanted | _StepWanted | _Ended] = queue.Queue()
+        self._answers: queue.Queue[Gradients | Tensor | _LoopLeftError] = queue.Queue()
+        self._next: _GradientWanted | _StepWanted | _Ended | None = None
+        self._thread: threading.Thread | None = None
+        self._wanted: _StepWanted | None = None
+        self.num_releases = 0
+        self.result: AgentResult | None = None
+
+    @cached_property
+    def precisions(self) -> dict[int, float]:
+        """See ``Turns``."""
+        agent = self._rendezvous.agent
+        return {agent: check_guarantee(self._plan, agent).precision}
+
+    def start(self, *, out: Path | None, lifetime: Lifetime | None) -> None:
+        """Join the others; return once the first step can be taken, or raise."""
+        options = {"out": out, "lifetime": lifetime}
+        # A daemon: a script that fails must end, and its agent with it.
+        self._thread = threading.Thread(target=self._run, kwargs=options, daemon=True)
+        self._thread.start()
+        self._next = self._wait()
+
+    def begin(self) -> Turn | None:
+        """See ``Turns``."""
+        wanted = self._next or self._wait()
+        self._next = None
+        if isinstance(wanted, _Ended):
+            self._next = wanted
+            return None
+        if not isinstance(wanted, _GradientWanted):
+            raise CornError("optimizer.step() must follow every batch of the loader, once")
+        self._clip = wanted.sample_clip
+        return Turn(self._rendezvous.agent, wanted.parameters.view(-1), wanted.batch)
+
+    def release(self, gradients: Callable[[Tensor | None], Gradients]) -> Tensor:
+        """See ``Turns``: clip, noise and rounding happen in the agent's rounds."""
+        self._answers.put(gradients(self._clip))
+        wanted = self._wait()
+        if not isinstance(wanted, _StepWanted):
+            raise CornError("the run ended before the gradient was released")
+        self.num_releases = wanted.number + 1
+        return wanted.released
+
+    def end(self, parameters: Tensor) -> Tensor | None:
+        """Send the half step; after the last step return the final model."""
+        self._answers.put(parameters)
+        self._next = self._wait()
+        if isinstance(self._next, _GradientWanted):
+            return self._next.parameters.view(-1)
+        if isinstance(self._next, _Ended) and self._next.result is not None:
+            return self._next.result.parameters
+        return None
+
+    def leave(self) -> None:
+        """End the agent's run; the others notice and go on as their settings say."""
+        self._answers.put(_LoopLeftError("the loop ended before the last step"))
+
+    def _wait(self) -> _GradientWanted | _StepWanted | _Ended:
+        """Return the next message of the agent's thread; raise its error if it failed."""
+        while True:
+            try:
+                # With a time-out, so that Ctrl-C is noticed on every platform.
+                message = self._asked.get(timeout=_SECONDS_BETWEEN_CHECKS)
+            except queue.Empty:
+                continue
+            if isinstance(message, _Ended):
+                if message.error is not None:
+                    raise message.error
+                self.result = message.result
+            return message
+
+    def _run(self, **options: Any) -> None:
+        """Run the agent; everything that happens in it is told to the user's thread."""
+        try:
+            result = run_problem(
+                self._plan,
+                self._problem,
+                rendezvous=self._rendezvous,
+                settings=self._settings,
+                # Signals are the main thread's.
+                reports=Reports(interruption=Interruption()),
+                data=self._rule,
+                update=self._ask_for_step,
+                **options,
+            )
+        except BaseException as error:  # noqa: BLE001 - raised again in the user's thread
+            self._asked.put(_Ended(None, error))
+        else:
+            self._asked.put(_Ended(result))
+
+    def _ask_for_gradient(
+        self, parameters: Tensor, batch: Batch, sample_clip: Tensor | None
+    ) -> Gradients:
+        answer = self._ask(_GradientWanted(parameters.clone(), batch, sample_clip))
+        if not isinstance(answer, Gradients):
+            raise CornError("the loop must answer with a gradient")
+        return answer
+
+    def _ask_for_step(self, released: Tensor, number: int) -> Tensor:
+        answer = self._ask(_StepWanted(released.clone(), number))
+        if not isinstance(answer, Tensor):
+            raise CornError("the loop must answer with a half step")
+        return answer.to(released)
+
+    def _ask(self, question: _GradientWanted | _StepWanted) -> Gradients | Tensor:
+        self._asked.put(question)
+        answer = self._answers.get()
+        if isinstance(answer, _LoopLeftError):
+            raise answer
+        return answer
+
+
+def _find_plan(
+    source: Plan | Network | str | Path | nx.Graph, budget: PrivacyBudget | None
+) -> Plan:
+    if isinstance(source, Plan):
+        if budget is not None:
+            raise InvalidArgumentError("budget must be None with a plan, which has its own")
+        return source
+    if budget is None:
+        raise InvalidArgumentError("budget must be given with a network, found None")
+    network = source if isinstance(source, Network) else load_network(source)
+    return make_plan(network, budget)
+
+
+def _check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidArgumentError(
+            "optimizer must take one gradient for a step, found LBFGS, which asks for several: "
+            "each would be a release; use SGD or Adam"
+        )
+    own = {id(p) for p in module.parameters() if p.requires_grad}
+    held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    if own != held:
+        raise InvalidArgumentError(
+            "optimizer must have the module's parameters with requires_grad, all of them and no "
+            f"others, found {len(held & own)} of {len(own)} and {len(held - own)} others"
+        )
+
+
+def _check_loader(loader: DataLoader[Any]) -> None:
+    require_plain_loader(loader)
+    if isinstance(loader.dataset, IterableDataset):
+        raise InvalidArgumentError(
+            "data_loader must have a data set with items by number, as batches are drawn from it "
+            "at random, found a stream: read it into a list first"
+        )
+
+
+def _describe_groups(optimizer: Optimizer) -> str:
+    return repr([{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups])

@@ -1,0 +1,368 @@
+"""Agents of a plan as client apps of Flower: a server that need not be trusted with updates.
+
+The server averages what its clients send: a complete graph and one mixing round. ``CornMod`` clips
+a client's update, adds the client's share of the noise, and rounds the sum, so that the server sees
+protected updates only, while the noise cancels in their average.
+
+The guarantee is the plan's, for one agent's whole data: ε over all rounds, against a server and
+anybody else who reads all messages and models, together with as many curious clients as the plan's
+threat names. The server is curious about data, not more: it could spoil the model, but rounds and
+nonces that it repeats are refused.
+
+Flower is an extra: ``pip install 'corn-dsgd[flower]'``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from corn.checks import require
+from corn.distributed.handshake import check_guarantee
+from corn.distributed.keyring import load_credentials, open_ledger
+from corn.errors import CornError, FileFormatError, InvalidArgumentError, MissingExtraError
+from corn.files import writing_whole
+from corn.learn.step import clip_batch_gradients, release
+from corn.noise import ReleaseLedger, SecureSource, agent_keys, agree_on_nonce, draw_share
+from corn.noise.history import compose_history, read_history
+from corn.parsing import parse_hex
+from corn.plan import Plan, fingerprint, load_plan
+
+# Flower calls a mod for the kinds of messages that the client app answers: an introduction is a
+# message of the kind that every client app answers.
+_TRAIN, _INTRODUCTION = "train", "corn.introduction"
+_NONCES, _ROUND = "corn.nonces", "server-round"
+_SECONDS_BETWEEN_POLLS = 0.5
+_LARGEST_GROUP = 2
+_LOGGER = logging.getLogger("corn.flower")
+
+
+@final
+class AgentRelease:
+    """One agent's releases under a plan, for a transport that CorN does not run.
+
+    Its state is a file beside its key, as client apps may live for one message only: the nonce that
+    the agent contributed to the present run, and the last round that it released.
+
+    Args:
+        plan: of all agents; on a complete graph with one round, noise cancels in the average.
+        agent: this agent's number.
+        keys: the folder of ``agent-I.key``, ``roster.json`` and the ledger.
+    """
+
+    def __init__(self, plan: Plan, agent: int, keys: Path) -> None:
+        require(plan.budget.unit == "agent", "unit", "agent: updates are clipped once", "sample")
+        largest = max(map(len, plan.decomposition.seed_groups), default=0)
+        if largest > _LARGEST_GROUP:
+            raise InvalidArgumentError(
+                "seeds must be those of pairs, which follow from keys without a message, found a "
+                f"group of {largest}: plan with --seeds pairs"
+            )
+        self._plan, self._agent, self._keys = plan, agent, keys
+        self._path = keys / f"agent-{agent}-{fingerprint(plan).hex()[:16]}.flower"
+
+    def introduce(self) -> bytes:
+        """Begin a run, and return the nonce that this agent contributes to it."""
+        with self._open() as ledger:
+            state = {"contribution": ledger.nonce.hex(), "run": "", "last_round": 0}
+            self._write(state)
+            return ledger.nonce
+
+    def release(
+        self, update: NDArray[np.float64], *, round_number: int, nonces: Mapping[int, bytes]
+    ) -> NDArray[np.float64]:
+        """Return an update, clipped, with this agent's noise of a round, on the plan's grid.
+
+        Args:
+            update: the difference of the client's model from the server's, shape (d,).
+            round_number: from 1, larger than in every earlier release of the run.
+            nonces: of all agents, of which this agent's own must be the one it contributed.
+        """
+        self._plan.check_parameters(len(update))
+        run = agree_on_nonce(nonces, plan_fingerprint=fingerprint(self._plan))
+        # The ledger is locked while the state is read and written.
+        with self._open() as ledger:
+            self._advance(run, round_number, nonces)
+            ledger.reserve(round_number)
+        noise = draw_share(
+            self._plan.decomposition,
+            self._agent,
+            source=self._make_source(),
+            nonce=run,
+            step=round_number,
+            stop=len(update),
+        )
+        # A copy: gradients that are not finite are set to zero in place.
+        values = torch.from_numpy(np.array(update, dtype=np.float64)).view(1, 1, -1)
+        clip = torch.tensor([self._plan.budget.clip], dtype=torch.float64)
+        found = clip_batch_gradients(values, clip)
+        grid = torch.tensor([self._plan.grid], dtype=torch.float64)
+        released = release(
+            found.values.view(-1), found.factors.view(-1), torch.from_numpy(noise), grid
+        )
+        return np.asarray(released.numpy())
+
+    def get_epsilon(self, delta: float | None = None) -> float:
+        """Return the ε of all releases of this agent's data, under all plans of its keys."""
+        chosen = self._plan.budget.of_agent(self._agent).promise.delta if delta is None else delta
+        return compose_history(read_history([self._keys], self._agent), chosen).total.epsilon
+
+    def _advance(self, run: bytes, round_number: int, nonces: Mapping[int, bytes]) -> None:
+        """Record a round before it is released; raise if its noise may have been used."""
+        state = self._read()
+        if nonces.get(self._agent, b"").hex() != state["contribution"]:
+            raise CornError(
+                "refuses to release: the nonce of this agent is not the one it contributed to this "
+                "run; start a new run"
+            )
+        if state["run"] not in ("", run.hex()):
+            raise CornError("refuses to release: the nonces of other agents changed during the run")
+        if round_number <= int(state["last_round"]):
+            raise CornError(
+                f"refuses to release round {round_number} again: with the same noise, the "
+                "difference of two releases would show the data"
+            )
+        self._write({**state, "run": run.hex(), "last_round": round_number})
+
+    def _open(self) -> ReleaseLedger:
+        precision = _find_precision(self._plan, self._agent)
+        return open_ledger(self._keys, self._agent, self._plan, precision=precision)
+
+    def _make_source(self) -> SecureSource:
+        own = load_credentials(self._keys, self._agent, self._plan.num_agents)
+        return SecureSource(
+            agent_keys(
+                own.identity,
+                self._agent,
+                seed_groups=self._plan.decomposition.seed_groups,
+                roster=own.roster,
+                plan_fingerprint=fingerprint(self._plan),
+            )
+        )
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            state: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise CornError(
+                "refuses to release: this agent contributed no nonce; the server app must call "
+                "corn.flower.introduce_agents first"
+            ) from error
+        except ValueError as error:
+            raise FileFormatError(f"{self._path}: is damaged: {error}") from error
+        return state
+
+    def _write(self, state: Mapping[str, object]) -> None:
+        with writing_whole(self._path, durable=True, is_private=True) as partial:
+            partial.write_text(json.dumps(state), encoding="utf-8")
+
+
+# Verifying a plan takes a while, and a client app is made anew for every message.
+@lru_cache(maxsize=64)
+def _find_precision(plan: Plan, agent: int) -> float:
+    return check_guarantee(plan, agent).precision
+
+
+@lru_cache(maxsize=8)
+def _load(path: Path) -> Plan:
+    return load_plan(path)
+
+
+@final
+class CornMod:
+    """A mod for ``flwr.clientapp.ClientApp`` that makes every update a release of a plan.
+
+    It sends the server's model plus the released update, and nothing else of the client's reply:
+    metrics and numbers of samples depend on private data, so that every client has the weight 1.
+    Evaluation on private data is not answered, and errors of the client app reach its own log only.
+
+    Args:
+        plan: its file.
+        keys: the folder of this client's key, the roster and the ledger.
+        agent_key: the entry of the node's configuration that has the agent's number.
+        weight_key: the metric by which the server's strategy weighs clients.
+        shares_evaluation: answer evaluations unchanged, because they use public data only.
+    """
+
+    def __init__(
+        self,
+        plan: Path | str,
+        keys: Path | str,
+        *,
+        agent_key: str = "partition-id",
+        weight_key: str = "num-examples",
+        shares_evaluation: bool = False,
+    ) -> None:
+        self._plan, self._keys = Path(plan), Path(keys)
+        self._agent_key, self._weight_key = agent_key, weight_key
+        self._shares_evaluation = shares_evaluation
+
+    def __call__(self, message: Any, context: Any, call_next: Callable[..., Any]) -> Any:
+        """Answer a message of the server."""
+        kind = message.metadata.message_type
+        if kind.startswith(_TRAIN):
+            if _INTRODUCTION in message.content.config_records:
+                return self._introduce(message, context)
+            return self._train(message, context, call_next)
+        if kind.startswith("evaluate") and self._shares_evaluation:
+            return call_next(message, context)
+        flower = _import_flower()
+        # Empty metrics: an average over clients then has no scores, and the strategy goes on.
+        metrics = flower.MetricRecord({self._weight_key: 1})
+        return flower.Message(flower.RecordDict({"metrics": metrics}), reply_to=message)
+
+    def _find_agent(self, context: Any) -> AgentRelease:
+        try:
+            agent = int(context.node_config[self._agent_key])
+        except (KeyError, ValueError) as error:
+            raise CornError(
+                f"the node's configuration must have the agent's number as {self._agent_key!r}"
+            ) from error
+        return AgentRelease(_load(self._plan), agent, self._keys)
+
+    def _introduce(self, message: Any, context: Any) -> Any:
+        flower, own = _import_flower(), self._find_agent(context)
+        answer = {
+            "agent": int(context.node_config[self._agent_key]),
+            "nonce": own.introduce().hex(),
+            "plan": fingerprint(_load(self._plan)).hex(),
+        }
+        record = flower.RecordDict({"corn": flower.ConfigRecord(answer)})
+        return flower.Message(record, reply_to=message)
+
+    def _train(self, message: Any, context: Any, call_next: Callable[..., Any]) -> Any:
+        flower, own = _import_flower(), self._find_agent(context)
+        round_number, nonces = _read_config(message)
+        (name, given) = _only_arrays(message)
+        reply = _call_quietly(call_next, message, context)
+        (_, found) = _only_arrays(reply)
+        start, end = given.to_numpy_ndarrays(), found.to_numpy_ndarrays()
+        update = _flatten(end, like=start) - _flatten(start, like=start)
+        released = own.release(update, round_number=round_number, nonces=nonces)
+        arrays = flower.ArrayRecord(
+            dict(
+                zip(
+                    given.keys(),
+                    map(flower.Array, _add(start, released)),
+                    strict=True,
+                )
+            )
+        )
+        metrics = flower.MetricRecord({self._weight_key: 1})
+        content = flower.RecordDict({name: arrays, "metrics": metrics})
+        return flower.Message(content, reply_to=message)
+
+
+def introduce_agents(grid: Any, num_agents: int, *, timeout: float = 600.0) -> Any:
+    """Collect a nonce from every agent; return the ``train_config`` of the strategy's start.
+
+    Call it in the server app, once for each run::
+
+        config = introduce_agents(grid, num_agents=8)
+        FedAvg(fraction_evaluate=0.0).start(grid, arrays, num_rounds=50, train_config=config)
+    """
+    flower = _import_flower()
+    nodes = _wait_for_nodes(grid, num_agents, timeout)
+    asked = [
+        flower.Message(
+            flower.RecordDict({_INTRODUCTION: flower.ConfigRecord({})}),
+            dst_node_id=node,
+            message_type=_TRAIN,
+        )
+        for node in nodes
+    ]
+    replies = list(grid.send_and_receive(asked, timeout=timeout))
+    failed = [reply.error.reason for reply in replies if reply.has_error()]
+    if failed:
+        raise CornError(f"{len(failed)} of {len(replies)} agents failed: {failed[0]}")
+    answers = [reply.content["corn"] for reply in replies]
+    plans = {str(answer["plan"]) for answer in answers}
+    require(len(plans) == 1, "plans of all agents", "one", f"{len(plans)}")
+    found = {int(answer["agent"]): str(answer["nonce"]) for answer in answers}
+    if sorted(found) != list(range(num_agents)):
+        raise CornError(
+            f"all agents 0 … {num_agents - 1} must answer, each once, found "
+            f"{', '.join(map(str, sorted(found))) or 'none'}"
+        )
+    return flower.ConfigRecord({_NONCES: [found[agent] for agent in range(num_agents)]})
+
+
+def _wait_for_nodes(grid: Any, num_agents: int, timeout: float) -> list[int]:
+    deadline = time.monotonic() + timeout
+    while len(nodes := list(grid.get_node_ids())) < num_agents:
+        if time.monotonic() > deadline:
+            raise CornError(f"{num_agents} nodes must be connected, found {len(nodes)}")
+        time.sleep(_SECONDS_BETWEEN_POLLS)
+    return nodes
+
+
+def _read_config(message: Any) -> tuple[int, dict[int, bytes]]:
+    for record in message.content.config_records.values():
+        if _NONCES in record and _ROUND in record:
+            listed = [parse_hex(str(text), "nonce") for text in record[_NONCES]]
+            return int(record[_ROUND]), dict(enumerate(listed))
+    raise CornError(
+        "refuses to release: the message has no nonces; give the strategy's start the train_config "
+        "of corn.flower.introduce_agents"
+    )
+
+
+def _only_arrays(message: Any) -> tuple[str, Any]:
+    records = list(message.content.array_records.items())
+    if len(records) != 1:
+        raise CornError(f"a message must have one record of arrays, found {len(records)}")
+    name, record = records[0]
+    return str(name), record
+
+
+def _call_quietly(call_next: Callable[..., Any], message: Any, context: Any) -> Any:
+    """Call the client app; its errors may quote data, and must not reach the server."""
+    try:
+        reply = call_next(message, context)
+    except Exception:
+        _LOGGER.exception("the client app failed")
+        raise CornError("the client app failed; its log has the reason") from None
+    if reply.has_error():
+        raise CornError("the client app answered with an error")
+    return reply
+
+
+def _flatten(
+    arrays: Sequence[NDArray[Any]], *, like: Sequence[NDArray[Any]]
+) -> NDArray[np.float64]:
+    """Return all floating-point arrays as one vector; the others are not trained."""
+    if [a.shape for a in arrays] != [a.shape for a in like]:
+        raise CornError("the client app must answer with arrays of the shapes that it was sent")
+    pairs = zip(arrays, like, strict=True)
+    parts = [a.reshape(-1).astype(np.float64) for a, b in pairs if b.dtype.kind == "f"]
+    return np.concatenate(parts) if parts else np.empty(0)
+
+
+def _add(arrays: Sequence[NDArray[Any]], vector: NDArray[np.float64]) -> list[NDArray[Any]]:
+    """Return the arrays plus the pieces of a vector, in their own types."""
+    moved, start = [], 0
+    for array in arrays:
+        if array.dtype.kind != "f":
+            moved.append(array)
+            continue
+        piece = vector[start : start + array.size].reshape(array.shape)
+        moved.append((array.astype(np.float64) + piece).astype(array.dtype))
+        start += array.size
+    return moved
+
+
+def _import_flower() -> Any:
+    try:
+        return importlib.import_module("flwr.app")
+    except ImportError as error:
+        raise MissingExtraError("corn.flower", extra="flower") from error

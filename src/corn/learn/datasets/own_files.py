@@ -1,0 +1,347 @@
+"""Readers of a user's own samples: CSV, Parquet and .npz files, and folders of images.
+
+Every defect is a ``FileFormatError`` that names the file and the column. Its text may quote values
+of private data, so it is for the owner of the file alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import importlib
+import io
+import itertools
+import math
+import zipfile
+import zlib
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corn.arrays import FloatArray
+from corn.errors import FileFormatError, MissingExtraError
+from corn.learn.datasets.catalogue import open_content
+
+Column: TypeAlias = NDArray[Any]
+"""One value per row: numbers, or text."""
+
+_TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".npz")
+_IMAGE_SUFFIXES = (
+    ".png",
+    ".jpg",
+    ".jpeg",
+    ".bmp",
+    ".gif",
+    ".tif",
+    ".tiff",
+    ".webp",
+    ".pgm",
+    ".ppm",
+)
+_SEPARATORS = ",;\t|"
+# What spreadsheets and data frames write for a value that is not there.
+_MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
+_BOOLEANS = {"true": 1.0, "false": 0.0}
+_LARGEST_PIXEL = 255
+
+
+@dataclass(frozen=True, eq=False)
+class RawSamples:
+    """Samples of one file as it has them, checked but not scaled.
+
+    Attributes:
+        path: the file or folder.
+        inputs: shape (rows, …), float64; of images (rows, height, width) or with channels first.
+        targets: the target of each row, numbers or text.
+        features: the names of the columns of a table; empty for arrays and images.
+        is_image: whether a sample is an image.
+    """
+
+    path: Path
+    inputs: FloatArray
+    targets: Column
+    features: tuple[str, ...] = ()
+    is_image: bool = False
+
+
+def read_own_samples(path: Path, target: str | None, features: Sequence[str] = ()) -> RawSamples:
+    """Read a file of samples, or a folder of images with one sub-folder per class.
+
+    Args:
+        path: ``.csv`` (also compressed), ``.tsv``, ``.parquet``, ``.npz`` or a folder.
+        target: the column, or array, of the targets; None for a folder of images.
+        features: the columns of the inputs, in order; by default all others in order of their
+            names, so that files with the same columns in another order agree. For ``.npz`` the
+            one array of the inputs.
+    """
+    if path.is_dir():
+        return _read_images(path)
+    if not path.exists():
+        raise FileFormatError(f"{path}: no such file")
+    name = path.name.lower().removesuffix(".gz")
+    if not name.endswith(_TABLE_SUFFIXES):
+        raise FileFormatError(
+            f"{path}: data must be a .csv, .tsv, .parquet or .npz file, or a folder of images"
+        )
+    if target is None:
+        raise FileFormatError(f"{path}: name the column of the targets with --target")
+    if name.endswith(".npz"):
+        return _read_arrays(path, target, features)
+    if name.endswith(".parquet"):
+        columns = _read_parquet(path)
+    else:
+        columns = _read_csv(path, target, features)
+    return _assemble(path, columns, target, features)
+
+
+def _assemble(
+    path: Path, columns: Mapping[str, Column], target: str, features: Sequence[str]
+) -> RawSamples:
+    chosen = _choose_features(path, tuple(columns), target, features)
+    if not len(columns[target]):
+        raise FileFormatError(f"{path}: must have at least one row, found none")
+    targets = columns[target]
+    _require_present(path, target, targets)
+    table = np.column_stack([read_numbers(path, name, columns[name]) for name in chosen])
+    return RawSamples(path, table, targets, chosen)
+
+
+def _choose_features(
+    path: Path, columns: Sequence[str], target: str, features: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the columns of the inputs, all of which must be there."""
+    chosen = tuple(features) or tuple(sorted(name for name in columns if name != target))
+    for name in (target, *chosen):
+        if name not in columns:
+            known = ", ".join(columns[:20])
+            raise FileFormatError(f"{path}: column {name!r} is missing; its columns are {known}")
+    if target in chosen:
+        raise FileFormatError(f"{path}: column {target!r} is the target and cannot be a feature")
+    if not chosen:
+        raise FileFormatError(f"{path}: must have a column besides {target!r}, found none")
+    return chosen
+
+
+def read_numbers(path: Path, name: str, values: Column) -> FloatArray:
+    """Return a column as finite numbers; raise with file, column and row where there is none."""
+    _require_present(path, name, values)
+    try:
+        numbers = np.asarray(values, dtype=np.float64)
+    except ValueError:
+        texts = [str(value) for value in values]
+        numbers = np.array([_parse_number(path, name, t, k + 1) for k, t in enumerate(texts)])
+    broken = np.flatnonzero(~np.isfinite(numbers))
+    if len(broken):
+        raise FileFormatError(
+            f"{path}: column {name!r} must be finite, found {numbers[broken[0]]} in row "
+            f"{broken[0] + 1}"
+        )
+    return numbers
+
+
+def _not_a_number(path: Path, name: str, text: str, row: int) -> FileFormatError:
+    return FileFormatError(
+        f"{path}: column {name!r} must have numbers, found {text[:40]!r} in row {row}: encode it "
+        "as numbers, or leave the column out with --features"
+    )
+
+
+def _is_number(value: object) -> bool:
+    try:
+        float(str(value))
+    except ValueError:
+        return False
+    return True
+
+
+def _require_present(path: Path, name: str, values: Column) -> None:
+    if values.dtype.kind in "iub":
+        return
+    if values.dtype.kind == "f":
+        missing = np.flatnonzero(np.isnan(values))
+    else:
+        is_missing = [v is None or str(v).strip().lower() in _MISSING for v in values]
+        missing = np.flatnonzero(is_missing)
+    if len(missing):
+        raise FileFormatError(
+            f"{path}: column {name!r} has no value in row {missing[0] + 1} and {len(missing)} "
+            "rows in all: fill them in or remove these rows"
+        )
+
+
+def _read_csv(path: Path, target: str, features: Sequence[str]) -> dict[str, Column]:
+    """Return the columns that are asked for, row by row: text takes more memory than numbers."""
+    try:
+        with open_content(path) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as stream:
+            head = stream.readline()
+            separator = max(_SEPARATORS, key=head.count)
+            lines = itertools.chain([head], stream)
+            rows = filter(None, csv.reader(lines, delimiter=separator, strict=True))
+            names = [name.strip() for name in next(rows, [])]
+            if not names:
+                raise FileFormatError(
+                    f"{path}: must have a line with the names of its columns, found none"
+                )
+            _require_names(path, names)
+            chosen = _choose_features(path, names, target, features)
+            return _read_rows(path, names, rows, target, chosen)
+    except UnicodeDecodeError as error:
+        raise FileFormatError(f"{path}: must be text in UTF-8: {error.reason}") from error
+    except csv.Error as error:
+        raise FileFormatError(f"{path}: not a CSV file: {error}") from error
+    except (OSError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise FileFormatError(f"{path}: cannot be read: {error}") from error
+
+
+def _read_rows(
+    path: Path,
+    names: Sequence[str],
+    rows: Iterator[list[str]],
+    target: str,
+    features: Sequence[str],
+) -> dict[str, Column]:
+    numbers = {name: (place, array("d")) for place, name in enumerate(names) if name in features}
+    goal = names.index(target)
+    targets: list[str] = []
+    for count, row in enumerate(rows, start=1):
+        if len(row) != len(names):
+            raise FileFormatError(
+                f"{path}: row {count} must have {len(names)} values, one for each column, found "
+                f"{len(row)}"
+            )
+        for name, (place, values) in numbers.items():
+            values.append(_parse_number(path, name, row[place], count))
+        targets.append(row[goal].strip())
+    columns: dict[str, Column] = {name: np.array(own) for name, (_, own) in numbers.items()}
+    return {**columns, target: np.array(targets, dtype=np.str_)}
+
+
+def _parse_number(path: Path, name: str, text: str, row: int) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        plain = text.strip().lower()
+        if plain in _BOOLEANS:
+            return _BOOLEANS[plain]
+        if plain in _MISSING:
+            return math.nan  # counted and refused with all missing values of the column
+        raise _not_a_number(path, name, text, row) from None
+
+
+def _require_names(path: Path, names: Sequence[str]) -> None:
+    for place, name in enumerate(names):
+        if not name:
+            raise FileFormatError(f"{path}: column {place + 1} must have a name, found none")
+        if name in names[:place]:
+            raise FileFormatError(f"{path}: column {name!r} occurs twice")
+    # A file without a header would lose its first sample, and have numbers for names.
+    if all(map(_is_number, names)):
+        raise FileFormatError(
+            f"{path}: the first line must have the names of the columns, found numbers: "
+            f"{', '.join(names)[:60]}"
+        )
+
+
+def _read_parquet(path: Path) -> dict[str, Column]:
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise MissingExtraError("reading Parquet", extra="parquet") from error
+    try:
+        table = parquet.read_table(path)
+    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+        raise FileFormatError(f"{path}: not a Parquet file: {error}") from error
+    _require_names(path, table.column_names)
+    columns = {}
+    for name in table.column_names:
+        values = table.column(name).to_numpy()
+        # Text, categories and columns with missing values come as Python objects.
+        columns[name] = values if values.dtype.kind in "iufb" else values.astype(object)
+    return columns
+
+
+def _read_arrays(path: Path, target: str, features: Sequence[str]) -> RawSamples:
+    try:
+        # Pickled objects could run code, so only plain arrays are read.
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise FileFormatError(f"{path}: not an .npz file of plain arrays: {error}") from error
+    others = [name for name in arrays if name != target]
+    chosen = list(features) or others
+    for name in (target, *chosen):
+        if name not in arrays:
+            raise FileFormatError(
+                f"{path}: array {name!r} is missing; its arrays are {', '.join(arrays)}"
+            )
+    if len(chosen) != 1:
+        raise FileFormatError(
+            f"{path}: must have one array of inputs besides {target!r}, found {len(chosen)}: name "
+            "it with --features"
+        )
+    inputs, targets = arrays[chosen[0]], arrays[target]
+    if inputs.dtype.kind not in "iufb" or inputs.ndim < 2 or not len(inputs):
+        raise FileFormatError(
+            f"{path}: array {chosen[0]!r} must have numbers in a row per sample, found "
+            f"{inputs.dtype} of shape {inputs.shape}"
+        )
+    if targets.shape != (len(inputs),):
+        raise FileFormatError(
+            f"{path}: array {target!r} must have {len(inputs)} targets, one for each sample, found "
+            f"shape {targets.shape}"
+        )
+    numbers = inputs.astype(np.float64)
+    if not np.isfinite(numbers).all():
+        row, *place = np.argwhere(~np.isfinite(numbers))[0].tolist()
+        raise FileFormatError(
+            f"{path}: array {chosen[0]!r} must be finite, found {numbers[(row, *place)]} in row "
+            f"{row + 1}, entry {place}"
+        )
+    _require_present(path, target, targets)
+    return RawSamples(path, numbers, targets, is_image=inputs.ndim > 2)
+
+
+def _read_images(folder: Path) -> RawSamples:
+    labels = sorted(child for child in folder.iterdir() if child.is_dir())
+    if not labels:
+        raise FileFormatError(f"{folder}: must have one sub-folder of images per class, found none")
+    images: list[FloatArray] = []
+    targets: list[str] = []
+    first = folder
+    for label in labels:
+        for path in sorted(label.iterdir()):
+            if path.suffix.lower() not in _IMAGE_SUFFIXES:
+                continue
+            image = _read_image(path)
+            if images and image.shape != images[0].shape:
+                raise FileFormatError(
+                    f"{path}: images must have one size and number of channels, found "
+                    f"{image.shape}, and {images[0].shape} of {first}: resize or convert them"
+                )
+            first = first if images else path
+            images.append(image)
+            targets.append(label.name)
+    if not images:
+        raise FileFormatError(f"{folder}: must have images in its sub-folders, found none")
+    return RawSamples(folder, np.stack(images), np.array(targets, np.str_), is_image=True)
+
+
+def _read_image(path: Path) -> FloatArray:
+    """Return an image with values in [0, 1]: (height, width) if grey, else (3, height, width)."""
+    # Pillow comes with Matplotlib; it takes a moment to import, which tables need not wait for.
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            is_grey = image.mode in ("1", "L", "LA")
+            values = np.asarray(image.convert("L" if is_grey else "RGB"), dtype=np.float64)
+    except (OSError, UnidentifiedImageError, SyntaxError) as error:
+        raise FileFormatError(f"{path}: not an image: {error}") from error
+    # The range of pixels is a property of the format, not a statistic of the data.
+    scaled = values / _LARGEST_PIXEL
+    return scaled if is_grey else np.moveaxis(scaled, -1, 0)

@@ -1,0 +1,159 @@
+"""The user's own training loop as a simulation of all agents of a network in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import final
+
+import torch
+from torch import Tensor
+
+from corn.errors import CornError
+from corn.learn.batches import BatchSampler
+from corn.learn.method import Method
+from corn.learn.mixer import Mixer
+from corn.learn.own_loop import LoopTask, Turn, UserModel, number_rows
+from corn.learn.perturbation import KeyedNoise
+from corn.learn.sampling import Choices, SeededChoices, choose_rates, require_fitting_samples
+from corn.learn.step import compute_gradients, release
+from corn.learn.tasks.protocol import Gradients
+from corn.noise import Secret
+from corn.noise.choices import SecretChoices
+from corn.plan import Plan
+
+
+@final
+class SimulatedTurns:
+    """Turns of all agents, one after the other; all models are mixed after the last of a step.
+
+    Args:
+        plan: the network, the budget and the noise.
+        model: the user's.
+        sizes: the number of samples of each agent.
+        batch_size: samples per mini-batch where the budget names none; None takes all.
+        seed: of noise and batches, public.
+        secure: draw noise and batches from new secret keys instead.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: UserModel,
+        sizes: Sequence[int],
+        *,
+        batch_size: int | None,
+        seed: int,
+        secure: bool,
+    ) -> None:
+        plan.check_parameters(model.num_parameters)
+        require_fitting_samples(plan.budget, sizes)
+        self._plan, self.is_simulated = plan, not secure
+        dtype = getattr(torch, plan.dtype)
+        self._models = model.read().to(dtype).repeat(plan.num_agents, 1)
+        self._mixer = Mixer(plan.network, dtype=dtype)
+        self._noise = KeyedNoise(
+            [plan.decomposition],
+            seeds=(seed,),
+            num_parameters=model.num_parameters,
+            is_secret=secure,
+        )
+        queries = plan.budget.queries
+        self._queries = queries * plan.num_agents if len(queries) == 1 else queries
+        self._samplers = [
+            self._make_sampler(agent, size, batch_size, _make_choices(agent, seed, secure))
+            for agent, size in enumerate(sizes)
+        ]
+        self._clip = torch.tensor([queries[0].clip], dtype=torch.float64)
+        self._grid = torch.tensor([plan.grid], dtype=torch.float64)
+        self._turn: Turn | None = None
+        self._task = LoopTask(model, self._hand_over)
+        self._gradients: Callable[[Tensor | None], Gradients] | None = None
+        self._agent, self._step, self._shares = 0, 0, torch.empty(0)
+
+    @cached_property
+    def precisions(self) -> dict[int, float]:
+        """See ``Turns``."""
+        return dict(enumerate(Method.from_plan(self._plan).precision.tolist()))
+
+    @property
+    def num_releases(self) -> int:
+        """The steps begun: agents that have not released yet in a step count too."""
+        return self._step + (self._agent > 0)
+
+    def begin(self) -> Turn | None:
+        """See ``Turns``."""
+        if self._step == self._plan.budget.num_steps:
+            return None
+        if self._agent == 0:
+            self._shares = self._noise.draw(self._step)[0, :, 0]
+        batch = self._samplers[self._agent].draw(self._step)
+        self._turn = Turn(self._agent, self._models[self._agent], batch)
+        return self._turn
+
+    def leave(self) -> None:
+        """Take no more turns; nobody waits for them."""
+
+    @torch.no_grad()
+    def release(self, gradients: Callable[[Tensor | None], Gradients]) -> Tensor:
+        """See ``Turns``: as an agent does it, by the same functions."""
+        if self._turn is None:
+            raise CornError("a release must follow a batch")
+        self._gradients = gradients
+        found = compute_gradients(
+            self._task,
+            self._turn.parameters.view(1, 1, -1),
+            self._turn.batch,
+            self._clip,
+            clips_samples=self._queries[self._agent].unit == "sample",
+        )
+        noise = self._shares[self._agent]
+        self._turn = None
+        return release(found.values.view(-1), found.factors.view(-1), noise, self._grid)
+
+    @torch.no_grad()
+    def end(self, parameters: Tensor) -> Tensor | None:
+        """Keep an agent's half step; mix after the last, and return the average model."""
+        self._models[self._agent] = parameters.to(self._models)
+        self._agent += 1
+        if self._agent < self._plan.num_agents:
+            return None
+        self._agent, self._step = 0, self._step + 1
+        rounds = 1
+        if self._step == self._plan.budget.num_steps:
+            rounds += self._plan.cooldown_steps
+        for _ in range(rounds):
+            self._models = self._mixer.mix(self._models.unsqueeze(0))[0]
+        return self._models.mean(dim=0)
+
+    @property
+    def models(self) -> Tensor:
+        """The models of all agents, shape (n, d)."""
+        return self._models.clone()
+
+    def _hand_over(self, _: Tensor, __: object, sample_clip: Tensor | None) -> Gradients:
+        if self._gradients is None:
+            raise CornError("a release must follow a batch")
+        return self._gradients(sample_clip)
+
+    def _make_sampler(
+        self, agent: int, size: int, batch_size: int | None, choices: Choices
+    ) -> BatchSampler:
+        query = self._queries[agent]
+        return BatchSampler(
+            number_rows(size),
+            batch_size=batch_size if query.batch_size is None else query.batch_size,
+            choices=[choices],
+            rates=choose_rates((query,), [size]),
+            divide_by_batch_size=query.unit == "sample",
+            # A mean loss divides by the number of samples, which changes the last bits of all
+            # gradients. Where noise protects somebody, that number must be the same for any data.
+            hides_counts=not self.is_simulated,
+        )
+
+
+def _make_choices(agent: int, seed: int, secure: bool) -> Choices:
+    if secure:
+        return SecretChoices(coins=Secret.random(), orders=Secret.random())
+    # A seed for each agent: agents of one size would draw the same samples from one.
+    return SeededChoices((seed << 20) + agent)

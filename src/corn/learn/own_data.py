@@ -1,0 +1,369 @@
+"""Training problems from the users' own files: one file per agent, or one that is dealt out.
+
+Columns, classes and bounds are public: agents compare them, and the model's shape follows from
+them. Everything else about a file is its owner's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from corn.arrays import FloatArray, IntArray
+from corn.checks import require, require_fraction
+from corn.errors import FileFormatError, InvalidArgumentError
+from corn.learn.batches import AgentData
+from corn.learn.bounds import Bounds, scale_values
+from corn.learn.datasets.own_files import RawSamples, read_numbers, read_own_samples
+from corn.learn.metrics import Samples
+from corn.learn.models import flattens_inputs, make_named_task
+from corn.learn.partition import PartitionSpec, split_samples
+from corn.learn.problem import TrainingProblem
+from corn.learn.tasks import place_task
+
+AGENT_FIELD = "{agent}"
+"""The part of a path that stands for an agent's number."""
+
+_MOST_CLASSES = 1000
+_LARGE_VALUE = 10.0  # beside which columns of order 1 lose their part of a clipped gradient
+_MOST_NOTES = 3
+_MOST_NAMES = 12
+
+
+@dataclass(frozen=True)
+class FileWorkload:
+    """A training problem in files, of which every agent reads only its own.
+
+    Attributes:
+        data: a file or a folder of images; with ``{agent}`` in it, one for each agent.
+        target: the column of the targets; None for folders of images.
+        features: the columns of the inputs; by default all others, in order of their names.
+        classes: the public list of classes. None reads them from the data, which only a
+            simulation may do: which classes occur is private.
+        is_regression: whether targets are numbers to predict.
+        bounds: public bounds of columns.
+        model: see :func:`corn.learn.models.make_named_task`.
+        test_data: a public file to measure on; every agent has it.
+        held_out: the fraction of each file that is measured on, not trained on, without test data.
+        partition: the partition of one file over the agents.
+        seed: of split and partition.
+        l2: the penalty λ of linear classifiers.
+        device: where gradients are computed.
+    """
+
+    data: Path
+    target: str | None = None
+    features: tuple[str, ...] = ()
+    classes: tuple[str, ...] | None = None
+    is_regression: bool = False
+    bounds: Bounds = field(default_factory=Bounds)
+    model: str = "linear"
+    test_data: Path | None = None
+    held_out: float = 0.2
+    partition: str | None = None
+    seed: int = 0
+    l2: float = 1e-4
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        require_fraction("held_out", self.held_out)
+        if self.is_regression and self.classes is not None:
+            raise InvalidArgumentError("classes must be None for regression: leave them out")
+        if self.classes is not None:
+            is_list = len(set(self.classes)) == len(self.classes) >= 2
+            require(is_list, "classes", "at least two different names", ", ".join(self.classes))
+        if self.has_file_per_agent and self.partition is not None:
+            raise InvalidArgumentError(
+                f"partition must be None where every agent has a file of its own ({AGENT_FIELD} in "
+                "--data): leave it out"
+            )
+
+    @property
+    def has_file_per_agent(self) -> bool:
+        """Whether every agent has a file of its own."""
+        return AGENT_FIELD in str(self.data)
+
+    def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
+        """Return the problem with the data of some agents, by default of all.
+
+        Only the files of these agents are opened.
+        """
+        owners = range(num_agents) if agents is None else agents
+        files = self._read(owners)
+        _require_same_columns(files)
+        test = None if self.test_data is None else self._read_one(self.test_data)
+        if test is not None:
+            _require_same_columns([files[0], test])
+        classes = self._find_classes([*files, *([] if test is None else [test])])
+        encoded = [self._encode(own, classes) for own in files]
+        test_fraction = self.held_out if test is None else 0.0
+        if self.has_file_per_agent:
+            parts = [self._split(own, test_fraction) for own in encoded]
+        else:
+            parts = self._deal_out(encoded[0], num_agents, owners, test_fraction)
+        held_out = {
+            name: _join([own[name] for own in parts if len(own[name][0])])
+            for name in ("validation", "test")
+            if any(len(own[name][0]) for own in parts)
+        }
+        if test is not None:
+            held_out["test"] = self._encode(test, classes)
+        num_classes = None if classes is None else len(classes)
+        shape = tuple(encoded[0][0].shape[1:])
+        task = make_named_task(
+            self.model,
+            shape,
+            num_classes,
+            is_image=files[0].is_image,
+            l2=self.l2,
+            of=str(self.data),
+        )
+        return TrainingProblem(
+            task=place_task(task, self.device),
+            data=AgentData.from_parts([own["train"] for own in parts]),
+            parts=held_out,
+            public_parts=() if test is None else ("test",),
+            private_notes=tuple(self._find_notes(files, classes)),
+            schema=self._describe(files[0], shape, classes, test),
+        )
+
+    def describe(self, problem: TrainingProblem) -> str:
+        """Describe columns, classes, bounds and partition, for agents to compare."""
+        return problem.schema
+
+    def _read(self, agents: Iterable[int]) -> list[RawSamples]:
+        if not self.has_file_per_agent:
+            return [self._read_one(self.data)]
+        paths = [Path(str(self.data).replace(AGENT_FIELD, str(agent))) for agent in agents]
+        for path in paths:
+            if not path.exists():
+                raise FileFormatError(
+                    f"{path}: no such file; agents are numbered from 0, and each needs a file"
+                )
+        return [self._read_one(path) for path in paths]
+
+    def _read_one(self, path: Path) -> RawSamples:
+        found = read_own_samples(path, self.target, self.features)
+        if found.features:
+            known = [*found.features, *([self.target or ""] if self.is_regression else [])]
+            self.bounds.require_known(known, path)
+        elif self.bounds.by_column:
+            raise FileFormatError(f"{path}: has no columns: give one --bounds LEAST:MOST for all")
+        return found
+
+    def _find_classes(self, files: Sequence[RawSamples]) -> tuple[str, ...] | None:
+        if self.is_regression:
+            return None
+        if self.classes is not None:
+            return tuple(map(_name_class, self.classes))
+        names = {_name_class(value) for own in files for value in np.unique(own.targets)}
+        numbers = [name for name in names if _as_float(name) is not None]
+        is_count = len(numbers) == len(names)
+        if len(names) > _MOST_CLASSES or (
+            is_count and any(not n.lstrip("-").isdecimal() for n in names)
+        ):
+            raise FileFormatError(
+                f"{files[0].path}: column {self._target_name!r} must have classes, found "
+                f"{len(names)} different values such as {sorted(names)[0]}: --regression predicts "
+                "numbers"
+            )
+        if len(names) < 2:
+            raise FileFormatError(
+                f"{files[0].path}: column {self._target_name!r} must have at least two classes, "
+                f"found {len(names)}: list them with --classes"
+            )
+        return tuple(sorted(names, key=int)) if is_count else tuple(sorted(names))
+
+    @property
+    def _target_name(self) -> str:
+        return self.target or "folder"
+
+    def _encode(self, samples: RawSamples, classes: Sequence[str] | None) -> Samples:
+        """Return inputs scaled by their bounds, and targets as numbers."""
+        X = samples.inputs
+        if samples.features:
+            X = np.column_stack(
+                [scale_values(X[:, k], self.bounds.find(n)) for k, n in enumerate(samples.features)]
+            )
+        else:
+            X = scale_values(X, self.bounds.of_all)
+        if flattens_inputs(self.model, None if classes is None else len(classes)):
+            X = X.reshape(len(X), -1)
+        inputs = torch.from_numpy(np.ascontiguousarray(X, dtype=np.float32))
+        if classes is not None:
+            return inputs, torch.from_numpy(self._number_classes(samples, classes))
+        y = read_numbers(samples.path, self._target_name, samples.targets)
+        bounds = self.bounds.by_column.get(self._target_name)
+        return inputs, torch.from_numpy(scale_values(y, bounds).astype(np.float32))
+
+    def _number_classes(self, samples: RawSamples, classes: Sequence[str]) -> IntArray:
+        numbers = {name: number for number, name in enumerate(classes)}
+        values, places = np.unique(samples.targets, return_inverse=True)
+        known = [numbers.get(_name_class(value), -1) for value in values]
+        found = np.array(known, np.int64)[places.reshape(-1)]
+        unknown = np.flatnonzero(found < 0)
+        if len(unknown):
+            value = str(samples.targets[unknown[0]])[:40]
+            raise FileFormatError(
+                f"{samples.path}: column {self._target_name!r} must be one of "
+                f"{', '.join(classes[:20])}, found {value!r} in row {unknown[0] + 1}: --classes "
+                "lists all classes"
+            )
+        return found
+
+    def _split(self, samples: Samples, test_fraction: float) -> dict[str, Samples]:
+        split = split_samples(len(samples[0]), seed=self.seed, test_fraction=test_fraction)
+        return {
+            "train": _pick(samples, split.train),
+            "validation": _pick(samples, split.validation),
+            "test": _pick(samples, split.test),
+        }
+
+    def _deal_out(
+        self, samples: Samples, num_agents: int, agents: Iterable[int], test_fraction: float
+    ) -> list[dict[str, Samples]]:
+        """Return the parts of agents of one file; the first has the samples held out for all."""
+        whole = self._split(samples, test_fraction)
+        train, none = whole["train"], _pick(samples, np.empty(0, np.int64))
+        spec = PartitionSpec.parse(self.partition or "iid")
+        if self.is_regression and spec.kind != "iid":
+            raise InvalidArgumentError(
+                f"partition must be iid for regression, which has no classes, found {spec.kind!r}"
+            )
+        rows = spec.assign(train[1].numpy().astype(np.int64), num_agents, seed=self.seed)
+        dealt = [
+            {"train": _pick(train, rows[agent]), "validation": none, "test": none}
+            for agent in agents
+        ]
+        return [{**whole, "train": dealt[0]["train"]}, *dealt[1:]]
+
+    def _find_notes(
+        self, files: Sequence[RawSamples], classes: Sequence[str] | None
+    ) -> Iterator[str]:
+        """Yield facts about single files for their owners."""
+        for own in files:
+            notes = [*self._note_columns(own), *self._note_classes(own, classes)]
+            yield from notes[:_MOST_NOTES]
+            if len(notes) > _MOST_NOTES:
+                yield f"{own.path}: {len(notes) - _MOST_NOTES} more notes of this kind"
+
+    def _note_columns(self, own: RawSamples) -> Iterator[str]:
+        for name, values in zip(own.features, own.inputs.T, strict=False):
+            bounds = self.bounds.find(name)
+            if (values == values[0]).all():
+                yield f"{own.path}: column {name!r} has the same value in every row"
+            elif bounds is None and np.abs(values).max() > _LARGE_VALUE:
+                yield (
+                    f"{own.path}: column {name!r} has values beyond ±{_LARGE_VALUE:g} and no "
+                    "public bounds: it takes most of a clipped gradient; give --bounds"
+                )
+            elif bounds is not None:
+                yield from _note_outside(own.path, name, values, bounds)
+
+    def _note_classes(self, own: RawSamples, classes: Sequence[str] | None) -> Iterator[str]:
+        if classes is None:
+            return
+        present = {_name_class(value) for value in np.unique(own.targets)}
+        absent = [name for name in classes if name not in present]
+        if absent:
+            yield (
+                f"{own.path}: column {self._target_name!r} lacks the class "
+                f"{', '.join(absent[:5])}: its agent learns it from the others"
+            )
+
+    def _describe(
+        self,
+        first: RawSamples,
+        shape: tuple[int, ...],
+        classes: Sequence[str] | None,
+        test: RawSamples | None,
+    ) -> str:
+        columns = _list_names("columns", first.features) if first.features else f"shape {shape}"
+        goal = "numbers" if classes is None else _list_names("classes", classes)
+        files = "a file for each agent"
+        if not self.has_file_per_agent:
+            files = f"one file, {self.partition or 'iid'}"
+        public = ""
+        if test is not None:
+            digest = hashlib.sha256(test.inputs.tobytes() + repr(test.targets.tolist()).encode())
+            public = f"; public test data {digest.hexdigest()[:16]}"
+        return (
+            f"{columns}; target {self._target_name}: {goal}; bounds {self.bounds.describe()}; "
+            f"{files}, seed {self.seed}, {self.held_out:g} held out{public}"
+        )
+
+
+def _list_names(what: str, names: Sequence[str]) -> str:
+    """Return names as text; of many, some and a hash of all."""
+    if len(names) <= _MOST_NAMES:
+        return f"{what} {', '.join(names)}"
+    digest = hashlib.sha256("\0".join(names).encode()).hexdigest()[:12]
+    return f"{len(names)} {what} {', '.join(names[:_MOST_NAMES])}, … ({digest})"
+
+
+def _note_outside(
+    path: Path, name: str, values: FloatArray, bounds: tuple[float, float]
+) -> Iterator[str]:
+    count = int(((values < bounds[0]) | (values > bounds[1])).sum())
+    if count:
+        yield (
+            f"{path}: column {name!r} has {count} values outside its public bounds "
+            f"{bounds[0]:g}:{bounds[1]:g}, which count as the nearest bound"
+        )
+
+
+def _require_same_columns(files: Sequence[RawSamples]) -> None:
+    """Raise for the first column that only some of the files have."""
+    # The columns of most files are the standard, so that the odd file is named.
+    usual, _ = Counter(own.features for own in files).most_common(1)[0]
+    example = next(own.path for own in files if own.features == usual)
+    for own in files:
+        for name in sorted(set(usual) ^ set(own.features)):
+            has, lacks = (own.path, example) if name in own.features else (example, own.path)
+            raise FileFormatError(
+                f"{lacks}: column {name!r} is missing, which {has} has: agents need the same "
+                "columns; --features selects those that all have"
+            )
+    shapes = {own.inputs.shape[1:] for own in files}
+    if len(shapes) > 1:
+        first, other = (
+            files[0],
+            next(o for o in files if o.inputs.shape[1:] != files[0].inputs.shape[1:]),
+        )
+        raise FileFormatError(
+            f"{other.path}: samples must have the shape {first.inputs.shape[1:]} of {first.path}, "
+            f"found {other.inputs.shape[1:]}"
+        )
+
+
+def _as_float(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _name_class(value: object) -> str:
+    """Return the one name of a class that files write in several ways: 1, 1.0, true.
+
+    >>> _name_class(1.0), _name_class("01"), _name_class("yes")
+    ('1', '1', 'yes')
+    """
+    text = str(value).strip()
+    number = _as_float(text)
+    return str(int(number)) if number is not None and number.is_integer() else text
+
+
+def _pick(samples: Samples, rows: IntArray) -> Samples:
+    index = torch.from_numpy(rows)
+    return samples[0][index], samples[1][index]
+
+
+def _join(parts: Sequence[Samples]) -> Samples:
+    return torch.cat([inputs for inputs, _ in parts]), torch.cat([targets for _, targets in parts])

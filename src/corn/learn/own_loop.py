@@ -1,0 +1,396 @@
+"""The user's own training loop, made private: batches, gradients and the optimizer of each agent.
+
+One batch of the loader, one ``loss.backward()`` and one ``optimizer.step()`` are one agent's part
+of one step. The loader draws the batch as the accounting assumes. The optimizer takes the gradient,
+which is clipped, gets noise and is rounded by :mod:`corn.learn.step`, and applies the user's
+optimizer to the released gradient: momentum and Adam are post-processing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from corn.errors import CornError, InvalidArgumentError
+from corn.learn.batches import AgentData, Batch
+from corn.learn.sample_gradients import SampleGradients
+from corn.learn.step import count_broken, fraction_clipped, sum_clipped_samples
+from corn.learn.tasks.flat_module import require_no_batch_statistics, trained_parameters
+from corn.learn.tasks.protocol import Gradients, Scores
+from corn.plan import Plan
+from corn.privacy.composition import Expense, PlanTerms, compose_expenses
+
+# Gradients of single samples are clipped in float64, this many values at once.
+_VALUES_AT_ONCE = 1 << 22
+
+
+class Turn(NamedTuple):
+    """One agent's part of a step: its model, and the rows of its data that are in the batch."""
+
+    agent: int
+    parameters: Tensor
+    batch: Batch
+
+
+class Turns(Protocol):
+    """The order in which agents take steps: all of a simulation, or one of a running network."""
+
+    @property
+    def precisions(self) -> dict[int, float]:
+        """[R⁻¹]_ii of the agents here, against the plan's adversary."""
+
+    @property
+    def num_releases(self) -> int:
+        """The number of releases that each agent here has made under the plan."""
+
+    def begin(self) -> Turn | None:
+        """Return the next turn, or None after the last step."""
+
+    def leave(self) -> None:
+        """Take no more turns."""
+
+    def release(self, gradients: Callable[[Tensor | None], Gradients]) -> Tensor:
+        """Return the released gradient of this turn, shape (d,).
+
+        ``gradients`` computes the gradient; its argument is the norm to clip samples to, if any.
+        """
+
+    def end(self, parameters: Tensor) -> Tensor | None:
+        """End a turn with the agent's half step; return the model to show next, if it is known."""
+
+
+@final
+class UserModel:
+    """The user's module with the gradients of a batch, and a check that the rest stays as it is.
+
+    Args:
+        module: trained where ``requires_grad`` is set. Batch normalisation is refused.
+        clips_samples: whether gradients of single samples are needed.
+    """
+
+    def __init__(self, module: nn.Module, *, clips_samples: bool) -> None:
+        require_no_batch_statistics(module)
+        self.module, self._trained = module, trained_parameters(module)
+        if not self._trained:
+            raise InvalidArgumentError(
+                "module must have parameters that are not frozen, found none: set requires_grad"
+            )
+        own = set(map(id, self._trained))
+        everything = [*module.named_parameters(), *module.named_buffers()]
+        self._frozen = [(name, p, p.detach().clone()) for name, p in everything if id(p) not in own]
+        self._samples = SampleGradients(module) if clips_samples else None
+        self._is_checked = False
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of trained parameters."""
+        return sum(p.numel() for p in self._trained)
+
+    def read(self) -> Tensor:
+        """Return the trained parameters as one vector, in float64."""
+        return torch.cat([p.detach().flatten().double().cpu() for p in self._trained])
+
+    @torch.no_grad()
+    def write(self, vector: Tensor) -> None:
+        """Set the trained parameters."""
+        # Copied: the optimizer changes parameters in place, but not the caller's vector.
+        for parameter, piece in self._split(vector):
+            parameter.copy_(piece)
+
+    @torch.no_grad()
+    def set_gradient(self, vector: Tensor) -> None:
+        """Set the gradient that the user's optimizer will see."""
+        for parameter, piece in self._split(vector):
+            parameter.grad = piece.to(parameter, copy=True)
+
+    def forget_gradient(self) -> None:
+        """Remove all gradients, so that no release is added to the next gradient."""
+        for parameter in self._trained:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def compute(self, batch: Batch, sample_clip: Tensor | None) -> Gradients:
+        """Return the gradient of a batch after the user's backward pass."""
+        if all(p.grad is None for p in self._trained):
+            raise CornError("call loss.backward() before optimizer.step(): there is no gradient")
+        if self._samples is None or sample_clip is None:
+            pieces = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained]
+            return Gradients(torch.cat([g.flatten().cpu() for g in pieces]).view(1, 1, -1).clone())
+        slopes = self._samples.take(batch.inputs.shape[1])
+        # Once, before anything is released: whether it holds depends on the layers, not on data.
+        if not self._is_checked:
+            self._samples.check(slopes)
+            self._is_checked = True
+        return self._sum(slopes.cpu(), batch, sample_clip)
+
+    def _sum(self, slopes: Tensor, batch: Batch, sample_clip: Tensor) -> Gradients:
+        total = torch.zeros(slopes.shape[1], dtype=sample_clip.dtype)
+        rows = max(1, _VALUES_AT_ONCE // slopes.shape[1])
+        factors = []
+        pieces = zip(torch.split(slopes, rows), torch.split(batch.weights[0], rows), strict=True)
+        for own, weights in pieces:
+            found, factor = sum_clipped_samples(
+                own.to(sample_clip.dtype), sample_clip, weights, most_samples=batch.most_samples
+            )
+            total += found
+            factors.append(factor)
+        every = torch.cat(factors).view(1, -1, 1)
+        return Gradients(
+            total.view(1, 1, -1),
+            fraction_clipped(every, batch.weights),
+            count_broken(every, batch.weights),
+        )
+
+    def require_frozen(self) -> None:
+        """Raise if a frozen parameter or a buffer has changed: no noise covers such a change."""
+        for name, tensor, before in self._frozen:
+            if not torch.equal(tensor, before):
+                raise CornError(
+                    f"{name!r} is not trained and must not change, found that it did: it would "
+                    "depend on data without noise"
+                )
+
+    def describe(self) -> str:
+        """Return the layers and the trained parameters in one line."""
+        return f"{type(self.module).__name__} with {self.num_parameters} parameters"
+
+    def fingerprint(self) -> bytes:
+        """Return a hash of layers, trained parameters and frozen values."""
+        named = [name for name, p in self.module.named_parameters() if p.requires_grad]
+        digest = hashlib.sha256(f"{self.module!r}; training {named}".encode())
+        for _, tensor, _ in self._frozen:
+            digest.update(tensor.detach().cpu().contiguous().view(-1).numpy().tobytes())
+        return digest.digest()
+
+    def _split(self, vector: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        pieces = torch.split(vector, [p.numel() for p in self._trained])
+        for parameter, piece in zip(self._trained, pieces, strict=True):
+            yield parameter, piece.view_as(parameter)
+
+
+@final
+class LoopTask:
+    """The user's loop in the place of a task: gradients come from the loop, scores do not exist."""
+
+    def __init__(self, model: UserModel, gradients: Callable[..., Gradients]) -> None:
+        self._model, self._gradients, self._start = model, gradients, model.read()
+
+    @property
+    def num_parameters(self) -> int:
+        """See ``Task``."""
+        return self._model.num_parameters
+
+    def prepare(self, inputs: Tensor) -> Tensor:
+        """Return row numbers as they are."""
+        return inputs
+
+    def initialize(self, seed: int) -> Tensor:  # noqa: ARG002 - the module has its own start
+        """Return the module's parameters."""
+        return self._start.clone()
+
+    def gradient(
+        self, parameters: Tensor, batch: Batch, *, sample_clip: Tensor | None = None
+    ) -> Gradients:
+        """Return the gradient that the user's loop computes on this batch."""
+        return self._gradients(parameters, batch, sample_clip)
+
+    def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:  # noqa: ARG002
+        """Return no scores: only the user's loop knows the loss."""
+        return Scores(parameters.new_full((len(parameters),), math.nan))
+
+    def describe(self) -> str:
+        """See ``Task``."""
+        return self._model.describe()
+
+    def fingerprint(self) -> bytes:
+        """See ``HasFingerprint``."""
+        return self._model.fingerprint()
+
+
+@final
+class PrivateOptimizer(Optimizer):
+    """The user's optimizer on released gradients: clipped, with noise, rounded to the grid.
+
+    Learning-rate schedulers work as with the user's own optimizer.
+    """
+
+    # The state is that of the user's optimizer, so the base class is not initialised.
+    def __init__(self, inner: Optimizer, model: UserModel, turns: Turns, plan: Plan) -> None:
+        self._inner, self._model, self._turns, self._plan = inner, model, turns, plan
+        self._turn: Turn | None = None
+        self._states: dict[int, Any] = {}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The parameter groups of the user's optimizer."""
+        return self._inner.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The state of the user's optimizer for the present agent."""
+        return self._inner.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The defaults of the user's optimizer."""
+        return self._inner.defaults
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Remove gradients."""
+        self._inner.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the user's optimizer."""
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Set the state of the user's optimizer."""
+        self._inner.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002 - never accepted
+        """Refuse parameters that would move without noise."""
+        raise CornError("parameters must be given before make_private: others would get no noise")
+
+    def begin(self, turn: Turn) -> None:
+        """Take the model and the optimizer's state of the agent whose turn it is."""
+        self.require_done()
+        self._model.write(turn.parameters)
+        self._inner.state = self._states.setdefault(turn.agent, type(self._inner.state)(dict))
+        self._turn = turn
+
+    def require_done(self) -> None:
+        """Raise if the last batch was not followed by a step."""
+        if self._turn is not None:
+            raise CornError("optimizer.step() must follow every batch of the loader, once")
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Release the gradient of the batch, and take the user's step with it."""
+        turn, loss = self._turn, None
+        if turn is None:
+            raise CornError(
+                "optimizer.step() must follow a batch of the private loader, once: every step is a "
+                "release, and needs new noise"
+            )
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        released = self._turns.release(lambda clip: self._model.compute(turn.batch, clip))
+        self._model.set_gradient(released)
+        self._inner.step()
+        self._model.forget_gradient()
+        self._model.require_frozen()
+        self._turn = None
+        shown = self._turns.end(self._model.read())
+        if shown is not None:
+            self._model.write(shown)
+        return loss
+
+    def get_epsilon(self, delta: float | None = None) -> float:
+        """Return the ε spent so far at δ, of the agent that spent most; by default at its own δ.
+
+        It includes floating point. In a simulation with a public seed it is the ε that the same run
+        with secret keys would spend: see ``privacy``.
+        """
+        spent, budget = self._turns.num_releases, self._plan.budget
+        colluders = self._plan.threat.max_colluders
+        # Agents with one promise differ in their noise only, and the least noise decides.
+        worst: dict[PlanTerms, float] = {}
+        for agent, precision in self._turns.precisions.items():
+            terms = PlanTerms(budget.of_agent(agent), colluders)
+            worst[terms] = max(precision, worst.get(terms, 0.0))
+        return max(
+            compose_expenses([Expense(t, p, spent)], delta or t.budget.promise.delta).epsilon
+            for t, p in worst.items()
+        )
+
+    @property
+    def privacy(self) -> str:
+        """A sentence on the privacy of the models: the promise, its unit and its adversary."""
+        if getattr(self._turns, "is_simulated", False):
+            return (
+                f"simulated: {self._plan.describe()}; the noise follows from a public seed, so "
+                "these models protect nobody; secure=True draws secret noise"
+            )
+        return f"the models keep {self._plan.describe()}"
+
+
+@dataclass(frozen=True, eq=False)
+class LoaderPart:
+    """The data set of one agent, and the collate function of its loader."""
+
+    dataset: Any
+    collate: Callable[[list[Any]], Any]
+    rows: Sequence[int]
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any], rows: Sequence[int] | None = None) -> LoaderPart:
+        """Return a loader's data set, or some rows of it."""
+        dataset: Any = loader.dataset
+        return cls(dataset, loader.collate_fn, range(len(dataset)) if rows is None else rows)
+
+    def fetch(self, batch: Batch) -> Any:
+        """Return the samples of a batch as the user's loader would."""
+        index = batch.inputs[0].tolist()
+        return self.collate([self.dataset[self.rows[row]] for row in index])
+
+
+@final
+class PrivateLoader:
+    """Batches drawn as the accounting assumes, collated by the user's own function.
+
+    One iteration over it is one pass over the data on average; the next one goes on with the next
+    steps. It ends for good after the last step of the plan.
+    """
+
+    def __init__(
+        self,
+        turns: Turns,
+        optimizer: PrivateOptimizer,
+        parts: dict[int, LoaderPart],
+        *,
+        batches_per_pass: int,
+    ) -> None:
+        self._turns, self._optimizer, self._parts = turns, optimizer, parts
+        self._length = batches_per_pass
+
+    def __len__(self) -> int:
+        return self._length
+
+    def close(self) -> None:
+        """End an agent's run before the last step; the others go on as their settings say."""
+        self._turns.leave()
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(self._length):
+            self._optimizer.require_done()
+            turn = self._turns.begin()
+            if turn is None:
+                return
+            self._optimizer.begin(turn)
+            yield self._parts[turn.agent].fetch(turn.batch)
+
+
+class PrivateTraining(NamedTuple):
+    """The user's module, and a private optimizer and loader in place of the user's."""
+
+    module: nn.Module
+    optimizer: PrivateOptimizer
+    data_loader: PrivateLoader
+
+    def get_epsilon(self, delta: float | None = None) -> float:
+        """See :meth:`PrivateOptimizer.get_epsilon`."""
+        return self.optimizer.get_epsilon(delta)
+
+
+def number_rows(size: int) -> AgentData:
+    """Return the row numbers of an agent's data in place of its samples."""
+    rows = torch.arange(size)
+    return AgentData(rows, rows, (0, size))

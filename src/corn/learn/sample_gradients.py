@@ -1,0 +1,263 @@
+"""Gradients of single samples from one ordinary backward pass through the user's own loss.
+
+Every layer with trained parameters keeps its inputs. When the gradient of its outputs arrives, the
+gradient of each sample follows: for a linear layer it is the outer product of the two. Layers
+without a rule here are differentiated sample by sample with ``torch.func``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from corn.errors import InvalidArgumentError
+
+LayerRule: TypeAlias = Callable[[Any, Tensor, Tensor], dict[str, Tensor]]
+"""(layer, inputs, gradient of the outputs) → the gradient of each sample by parameter name."""
+
+_TOLERANCE = 1e-3  # relative, between the sum over samples and autograd's own gradient
+
+
+@final
+class SampleGradients:
+    """Hooks on a module that collect the gradient of each sample.
+
+    The first dimension of every layer's inputs and outputs must number the samples.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._found: dict[nn.Parameter, Tensor] = {}
+        self._names: dict[nn.Parameter, str] = {}
+        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        self._handles = []
+        for name, layer in find_owners(module).items():
+            for parameter in layer.parameters():
+                self._names[parameter] = name or type(layer).__name__
+            hook = _Hook(self._found, layer)
+            handle = layer.register_forward_hook(hook, with_kwargs=True)
+            self._handles.append(handle)
+
+    def take(self, num_samples: int) -> Tensor:
+        """Return the gradients of the samples since the last call, shape (samples, d).
+
+        They are those of the samples' own losses where the loss is a mean over the batch.
+        """
+        rows = []
+        for parameter in self._parameters:
+            found = self._found.pop(parameter, None)
+            if found is None:
+                found = parameter.new_zeros(num_samples, *parameter.shape)
+            if len(found) != num_samples:
+                raise InvalidArgumentError(
+                    f"layer {self._names[parameter]!r} must take the {num_samples} samples of the "
+                    f"batch along its first dimension, found {len(found)}: gradients of single "
+                    "samples need it, and so do layers with batch_first=True"
+                )
+            rows.append(found.reshape(num_samples, -1))
+        return torch.cat(rows, dim=1).mul_(num_samples)
+
+    def check(self, slopes: Tensor) -> None:
+        """Raise unless the gradients of the samples add up to the gradient that autograd found."""
+        start = 0
+        for parameter in self._parameters:
+            own = slopes[:, start : start + parameter.numel()].mean(dim=0)
+            start += parameter.numel()
+            gradient = parameter.grad
+            usual = torch.zeros_like(own) if gradient is None else gradient.flatten()
+            scale = float(usual.norm()) + float(own.norm())
+            if float((usual - own).norm()) > _TOLERANCE * scale:
+                raise InvalidArgumentError(
+                    f"the gradients of single samples of layer {self._names[parameter]!r} do not "
+                    "add up to that of the batch: its parameters are used outside of the layer, "
+                    "or it draws random numbers; use unit='agent', or another layer"
+                )
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._found.clear()
+
+
+@final
+class _Hook:
+    """Keeps a layer's inputs, and computes the gradients of samples when those of outputs come."""
+
+    def __init__(self, found: dict[nn.Parameter, Tensor], layer: nn.Module) -> None:
+        self._found = found
+        self._named = {n: p for n, p in layer.named_parameters() if p.requires_grad}
+        self._is_differentiating = False
+
+    def __call__(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        result = output[0] if isinstance(output, tuple) else output
+        # Differentiation calls the layer again, and must not be hooked itself.
+        if self._is_differentiating or not torch.is_grad_enabled() or not result.requires_grad:
+            return
+        kept = tuple(a.detach() if isinstance(a, Tensor) else a for a in args)
+        # Inputs are kept without a copy, so a later change in place would give wrong gradients.
+        versions = [a._version for a in kept if isinstance(a, Tensor)]
+
+        def collect(gradient: Tensor) -> None:
+            if versions != [a._version for a in kept if isinstance(a, Tensor)]:
+                raise InvalidArgumentError(
+                    f"the inputs of {type(layer).__name__} must not be changed in place after it "
+                    "used them, found that they were: use operations that return new tensors"
+                )
+            self._is_differentiating = True
+            try:
+                with torch.no_grad():
+                    slopes_of = _differentiate(layer, kept, kwargs, gradient)
+            finally:
+                self._is_differentiating = False
+            for name, slopes in slopes_of.items():
+                parameter = self._named[name]
+                earlier = self._found.get(parameter)
+                # A layer that runs twice in one pass, or shares its weights, adds up.
+                self._found[parameter] = slopes if earlier is None else earlier + slopes
+
+        result.register_hook(collect)
+
+
+def find_owners(module: nn.Module) -> dict[str, nn.Module]:
+    """Return the outermost modules that own trained parameters themselves, by name.
+
+    A module such as attention uses the parameters of its children directly, so that it is
+    differentiated as a whole.
+    """
+    owners: dict[str, nn.Module] = {}
+    for name, layer in module.named_modules():
+        if any(name.startswith(f"{outer}.") or not outer for outer in owners):
+            continue
+        if any(p.requires_grad for p in layer.parameters(recurse=False)):
+            owners[name] = layer
+    return owners
+
+
+def _differentiate(layer: nn.Module, args: Any, kwargs: Any, gradient: Tensor) -> dict[str, Tensor]:
+    rule = _RULES.get(type(layer))
+    if rule is not None and len(args) == 1 and not kwargs:
+        found = rule(layer, args[0], gradient)
+        trained = {name for name, p in layer.named_parameters() if p.requires_grad}
+        return {name: slopes for name, slopes in found.items() if name in trained}
+    try:
+        return _differentiate_vectorised(layer, args, kwargs, gradient)
+    except RuntimeError:
+        # Layers without a batching rule, such as recurrent ones.
+        return _differentiate_in_a_loop(layer, args, kwargs, gradient)
+
+
+def _split_parameters(layer: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    named = dict(layer.named_parameters())
+    trained = {name: p.detach() for name, p in named.items() if p.requires_grad}
+    fixed = {name: p.detach() for name, p in named.items() if name not in trained}
+    return trained, fixed | dict(layer.named_buffers())
+
+
+def _differentiate_vectorised(
+    layer: nn.Module, args: Any, kwargs: Any, gradient: Tensor
+) -> dict[str, Tensor]:
+    trained, fixed = _split_parameters(layer)
+    inputs = [a for a in args if isinstance(a, Tensor)]
+
+    def product(weights: dict[str, Tensor], samples: list[Tensor], own: Tensor) -> Tensor:
+        alone = iter([sample.unsqueeze(0) for sample in samples])
+        call = tuple(next(alone) if isinstance(a, Tensor) else a for a in args)
+        output = functional_call(layer, {**weights, **fixed}, call, kwargs)
+        result = output[0] if isinstance(output, tuple) else output
+        return torch.sum(result.squeeze(0) * own)
+
+    # Fused attention has no batching rule, its plain formula has.
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        found: dict[str, Tensor] = vmap(grad(product), in_dims=(None, 0, 0))(
+            trained, inputs, gradient
+        )
+    return found
+
+
+def _differentiate_in_a_loop(
+    layer: nn.Module, args: Any, kwargs: Any, gradient: Tensor
+) -> dict[str, Tensor]:
+    trained, fixed = _split_parameters(layer)
+    weights = {name: p.clone().requires_grad_() for name, p in trained.items()}
+    rows: list[tuple[Tensor, ...]] = []
+    for k in range(len(gradient)):
+        call = tuple(a[k : k + 1] if isinstance(a, Tensor) else a for a in args)
+        with torch.enable_grad():
+            output = functional_call(layer, {**weights, **fixed}, call, kwargs)
+            result = output[0] if isinstance(output, tuple) else output
+            rows.append(torch.autograd.grad(result, list(weights.values()), gradient[k : k + 1]))
+    return {
+        name: torch.stack(own) for name, own in zip(weights, zip(*rows, strict=True), strict=True)
+    }
+
+
+def _linear(_: nn.Linear, inputs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+    if gradient.dim() == 2:
+        return {"weight": gradient.unsqueeze(2) * inputs.unsqueeze(1), "bias": gradient}
+    a, g = inputs.flatten(1, -2), gradient.flatten(1, -2)
+    return {"weight": torch.bmm(g.mT, a), "bias": g.sum(dim=1)}
+
+
+def _conv2d(layer: nn.Conv2d, inputs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+    if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+        return _differentiate_vectorised(layer, (inputs,), {}, gradient)
+    columns = functional.unfold(
+        inputs,
+        layer.kernel_size,
+        dilation=layer.dilation,
+        padding=layer.padding,
+        stride=layer.stride,
+    )
+    count, groups = len(inputs), layer.groups
+    g = gradient.reshape(count * groups, layer.out_channels // groups, -1)
+    slopes = torch.bmm(g, columns.reshape(count * groups, -1, columns.shape[-1]).mT)
+    return {
+        "weight": slopes.view(count, *layer.weight.shape),
+        "bias": gradient.sum(dim=(2, 3)),
+    }
+
+
+def _layer_norm(layer: nn.LayerNorm, inputs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+    normal = functional.layer_norm(inputs, layer.normalized_shape, eps=layer.eps)
+    inner = tuple(range(1, inputs.dim() - len(layer.normalized_shape)))
+    product = gradient * normal
+    return {
+        "weight": product.sum(dim=inner) if inner else product,
+        "bias": gradient.sum(dim=inner) if inner else gradient,
+    }
+
+
+def _group_norm(layer: nn.GroupNorm, inputs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+    normal = functional.group_norm(inputs, layer.num_groups, eps=layer.eps)
+    product, inner = gradient * normal, tuple(range(2, inputs.dim()))
+    return {
+        "weight": product.sum(dim=inner) if inner else product,
+        "bias": gradient.sum(dim=inner) if inner else gradient,
+    }
+
+
+def _embedding(layer: nn.Embedding, tokens: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+    if layer.max_norm is not None or layer.scale_grad_by_freq:
+        return _differentiate_in_a_loop(layer, (tokens,), {}, gradient)
+    g = gradient.reshape(len(tokens), -1, layer.embedding_dim)
+    rows = tokens.reshape(len(tokens), -1, 1).expand_as(g)
+    slopes = g.new_zeros(len(tokens), layer.num_embeddings, layer.embedding_dim)
+    slopes.scatter_add_(1, rows, g)
+    if layer.padding_idx is not None:
+        slopes[:, layer.padding_idx] = 0.0
+    return {"weight": slopes}
+
+
+_RULES: dict[type[nn.Module], LayerRule] = {
+    nn.Linear: _linear,
+    nn.Conv2d: _conv2d,
+    nn.LayerNorm: _layer_norm,
+    nn.GroupNorm: _group_norm,
+    nn.Embedding: _embedding,
+}

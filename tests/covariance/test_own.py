@@ -1,0 +1,136 @@
+"""Mechanisms of the user's own: scaled to the caps, checked, and refused where they cannot hold."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from corn.arrays import FloatArray
+from corn.covariance import (
+    EAVESDROPPER,
+    ONE_STEP,
+    Decor,
+    OwnMechanism,
+    ThreatModel,
+    design,
+    is_private,
+    read_mechanism,
+)
+from corn.errors import CornError, InfeasibleError
+from corn.plan import load_plan, make_plan, save_plan, verify_plan
+from corn.privacy import PrivacyBudget
+from corn.topology import load_network
+
+NETWORK = load_network("ring:5")
+CAPS = np.array([1.0, 4.0, 1.0, 2.0, 1.0])
+SHAPE = 100 * (np.eye(5) + 3 * (np.eye(5) - 1 / 5))
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1.0, 1e3])
+def test_only_the_shape_counts(factor: float) -> None:
+    found = design(NETWORK, CAPS, mechanism=OwnMechanism(factor * SHAPE), objective=ONE_STEP)
+    assert is_private(found.covariance, CAPS)
+    assert not is_private(found.covariance * (1 - 1e-6), CAPS), "the budget is used up"
+    ratio = found.covariance / SHAPE
+    np.testing.assert_allclose(ratio, ratio[0, 0])
+    assert found.status == "given"
+    assert found.gap >= 0
+    assert found.threat == EAVESDROPPER
+
+
+def test_a_rule_sees_the_network_and_the_caps() -> None:
+    """DECOR's covariance as a rule of one's own is DECOR."""
+    decor = design(NETWORK, 1.0, mechanism=Decor(), objective=ONE_STEP)
+
+    def rule(mixing_matrix: FloatArray, precision_caps: FloatArray) -> FloatArray:
+        np.testing.assert_array_equal(mixing_matrix, NETWORK.step_matrix)
+        np.testing.assert_array_equal(precision_caps, np.ones(5))
+        return decor.covariance
+
+    found = design(NETWORK, 1.0, mechanism=OwnMechanism(rule), objective=ONE_STEP)
+    assert found.value == pytest.approx(decor.value)
+
+
+def test_independent_noise_holds_against_insiders() -> None:
+    own = OwnMechanism(np.diag([1.0, 2.0, 3.0, 4.0, 5.0]))
+    found = design(NETWORK, 1.0, mechanism=own, objective=ONE_STEP, threat=ThreatModel(1))
+    assert found.decomposition.seed_groups == ()
+    assert found.threat.max_colluders == 1
+    shape = OwnMechanism(SHAPE)
+    with pytest.raises(CornError, match="holds against an eavesdropper only"):
+        design(NETWORK, 1.0, mechanism=shape, objective=ONE_STEP, threat=ThreatModel(1))
+
+
+def test_plans_of_own_mechanisms_are_verified_from_their_file(tmp_path: Path) -> None:
+    budget = PrivacyBudget(3, 1e-5, num_steps=10, clip=0.1)
+    save_plan(make_plan(NETWORK, budget, mechanism=OwnMechanism(SHAPE)), tmp_path / "p.corn")
+    plan = load_plan(tmp_path / "p.corn")
+    found = verify_plan(plan)
+    assert found.passed, found.problems
+    assert all(own.epsilon <= 3 for own in found.guarantees)
+    assert plan.mechanism == "own"
+    assert plan.threat.max_colluders == 0
+
+
+@pytest.mark.parametrize("mechanism", ["decor", "ldp", "zero-sum"])
+def test_mechanisms_without_insiders_need_no_option_to_be_planned(mechanism: str) -> None:
+    budget = PrivacyBudget(3, 1e-5, num_steps=10, clip=0.1)
+    plan = make_plan(NETWORK, budget, mechanism=mechanism)  # type: ignore[arg-type]
+    assert verify_plan(plan).passed
+    assert plan.threat.max_colluders == (1 if mechanism == "ldp" else 0)
+
+
+def test_files_and_functions(tmp_path: Path) -> None:
+    np.save(tmp_path / "R.npy", SHAPE)
+    np.savetxt(tmp_path / "R.csv", SHAPE, delimiter=",")
+    (tmp_path / "rule.py").write_text(
+        "import numpy as np\ndef shape(W, b):\n    return 5 * np.eye(len(W)) - 1\n"
+    )
+    values = set()
+    for source in ("R.npy", "R.csv", "rule.py:shape"):
+        own = read_mechanism(f"mine={tmp_path / source}")
+        assert own is not None
+        assert own.label == "mine"
+        made = design(NETWORK, 1.0, mechanism=own, objective=ONE_STEP) if "R." in source else None
+        values |= {round(made.value, 9)} if made else set()
+    assert len(values) == 1
+    assert read_mechanism("corn") is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "content", "message"),
+    [
+        ("=R.npy", b"", "must be NAME="),
+        ("mine=", b"", "must be NAME="),
+        ("mine=none.npy", None, "none.npy: no such file"),
+        ("mine=R.txt", b"", "must end in .npy or .csv"),
+        ("mine=R.npy", b"nonsense", "not a matrix of numbers"),
+        ("mine=R.csv", b"1,a\n", "not a matrix of numbers"),
+        ("mine=f.py:g", b"def h(): pass\n", "must define a function 'g'"),
+        ("mine=f.py:g", b"def g(:\n", "line 1"),
+        ("mine=f.py", b"", "must end in .npy or .csv"),
+    ],
+)
+def test_broken_sources_are_named(
+    spec: str,
+    content: bytes | None,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = spec.partition("=")[2].partition(":")[0]
+    if content is not None and name:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(CornError, match=message):
+        read_mechanism(spec)
+
+
+def test_covariances_without_privacy_are_refused() -> None:
+    zero_sum, skew = OwnMechanism(np.eye(5) - 1 / 5), OwnMechanism(np.triu(np.ones((5, 5))))
+    with pytest.raises(InfeasibleError, match="singular"):
+        design(NETWORK, 1.0, mechanism=zero_sum, objective=ONE_STEP)
+    with pytest.raises(CornError, match="of shape"):
+        design(NETWORK, 1.0, mechanism=OwnMechanism(np.eye(4)), objective=ONE_STEP)
+    with pytest.raises(CornError, match="symmetric"):
+        design(NETWORK, 1.0, mechanism=skew, objective=ONE_STEP)

@@ -1,0 +1,111 @@
+"""``corn.compare``, data frames and MLflow."""
+
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import corn
+from corn.errors import CornError, FileFormatError, MissingExtraError
+from corn.learn import Comparison, load_agent_results, load_results
+from corn.learn.metrics import COLUMNS, write_mlflow, write_table
+from corn.learn.problem import read_samples
+
+N = 4
+
+
+def make_data() -> list[tuple[Any, Any]]:
+    random = np.random.default_rng(0)
+    inputs = random.standard_normal((N, 40, 3)).astype(np.float32)
+    return [(own, (own[:, 0] > 0).astype(np.int64)) for own in inputs]
+
+
+def compare(**options: Any) -> Comparison:
+    budget = corn.PrivacyBudget(30, 1e-5, num_steps=20, clip=1.0)
+    data = make_data()
+    torch.manual_seed(0)
+    return corn.compare(
+        nx.cycle_graph(N),
+        budget,
+        model=nn.Linear(3, 2),
+        loss=nn.functional.cross_entropy,
+        datasets=data,
+        test=data[0],
+        step_sizes=(0.1, 0.5),
+        show_progress=False,
+        **options,
+    )
+
+
+def test_mechanisms_are_compared_on_an_own_model(tmp_path: Path) -> None:
+    np.save(tmp_path / "R.npy", np.eye(N) + 2 * (np.eye(N) - 1 / N))
+    names = ("corn", "ldp", "central", "none", f"mine={tmp_path / 'R.npy'}")
+    found = compare(mechanisms=names, seeds=(0, 1))
+    assert set(found.summary) == {"corn", "ldp", "central", "none", "mine"}
+    for name, facts in found.summary.items():
+        assert 0 <= float(str(facts["test_accuracy"])) <= 1
+        assert facts["simulated_epsilon"] is None or name != "none"
+        if name != "none":
+            assert float(str(facts["simulated_epsilon"])) == pytest.approx(30)
+    assert "eavesdropper" in str(found.summary["mine"]["against"])
+    losses = {name: float(str(facts["test_loss"])) for name, facts in found.summary.items()}
+    assert losses["none"] < losses["ldp"]
+
+
+def test_names_of_own_mechanisms_must_be_new(tmp_path: Path) -> None:
+    np.save(tmp_path / "R.npy", np.eye(N))
+    with pytest.raises(CornError, match="a new name"):
+        compare(mechanisms=(f"corn={tmp_path / 'R.npy'}",))
+    with pytest.raises(CornError, match=r"or NAME=R\.npy of your own"):
+        compare(mechanisms=("mine",))
+
+
+def test_results_become_data_frames(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="needs the extra pandas")
+    found = compare(mechanisms=("corn", "none"))
+    frame = found.result.to_pandas()
+    assert tuple(frame.columns) == COLUMNS
+    assert len(frame) == len(found.result.rows)
+    assert set(found.to_pandas().index) == {"corn", "none"}
+    write_table(found.result.rows, tmp_path / "metrics.csv")
+    for path in (tmp_path, tmp_path / "metrics.csv"):
+        pandas.testing.assert_frame_equal(load_results(path), frame, check_dtype=False)
+    for agent in range(2):
+        (tmp_path / "shared" / f"agent-{agent}").mkdir(parents=True)
+        write_table(found.result.rows, tmp_path / "shared" / f"agent-{agent}" / "metrics.csv")
+    assert set(load_agent_results(tmp_path)["agent"]) == {0, 1}
+    table = pandas.DataFrame({"a": [1.0, 2.0], "b": [0.5, 1.5]})
+    inputs, targets = read_samples((table, pandas.Series([0, 1])))
+    assert inputs.tolist() == [[1.0, 0.5], [2.0, 1.5]]
+    assert targets.tolist() == [0, 1]
+    with pytest.raises(FileFormatError, match="found neither"):
+        load_results(tmp_path / "shared")
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> object:
+        raise ImportError(name)
+
+    monkeypatch.setattr("importlib.import_module", fail)
+    with pytest.raises(MissingExtraError, match=r"corn-dsgd\[pandas\]"):
+        load_results(Path(__file__))
+    with pytest.raises(MissingExtraError, match=r"corn-dsgd\[mlflow\]"):
+        write_mlflow([], "sqlite://")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_runs_are_written_to_mlflow(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="needs the extra mlflow")
+    pytest.importorskip("sqlalchemy", reason="needs the extra mlflow")
+    found = compare(mechanisms=("corn", "none"))
+    uri = f"sqlite:///{tmp_path / 'runs.db'}"
+    write_mlflow(found.result.rows, uri, source="test")
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    runs = client.search_runs([client.get_experiment_by_name("corn").experiment_id])
+    assert {run.data.params["contender"] for run in runs} == {"corn", "none"}
+    assert len(runs) == 4
+    assert all("test_loss" in run.data.metrics for run in runs)

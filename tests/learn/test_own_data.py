@@ -1,0 +1,228 @@
+"""The user's own files: what is read, what is refused, and what agents have in common."""
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from corn.errors import CornError, FileFormatError, InvalidArgumentError
+from corn.learn.bounds import Bounds
+from corn.learn.own_data import FileWorkload
+from corn.learn.tasks import LinearClassifier, ModuleTask
+
+ROWS = [(20 + 3 * k, 1.5 * k, "yes" if k % 3 else "no") for k in range(20)]
+
+
+def write_csv(path: Path, rows: list[tuple[Any, ...]], header: str = "age,dose,ill") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
+
+
+def write_images(folder: Path, size: tuple[int, ...] = (6, 5), count: int = 4) -> Path:
+    rng = np.random.default_rng(0)
+    for label in ("cat", "dog"):
+        (folder / label).mkdir(parents=True)
+        for k in range(count):
+            pixels = rng.integers(0, 256, size, dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / label / f"{k}.png")
+    return folder
+
+
+def test_a_file_is_dealt_out_and_every_row_is_used_once(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", ROWS)
+    problem = FileWorkload(path, "ill").build(3)
+    assert sum(problem.data.sizes) + sum(len(y) for _, y in problem.parts.values()) == len(ROWS)
+    ages = torch.cat([problem.data.inputs, *(X for X, _ in problem.parts.values())])[:, 0]
+    assert sorted(ages.tolist()) == [row[0] for row in ROWS]
+    assert isinstance(problem.task, LinearClassifier)
+    assert problem.public_parts == ()
+
+
+def test_an_agent_opens_its_own_file_only(tmp_path: Path) -> None:
+    write_csv(tmp_path / "agent-2.csv", ROWS)
+    workload = FileWorkload(tmp_path / "agent-{agent}.csv", "ill", classes=("no", "yes"))
+    assert workload.build(4, [2]).data.num_agents == 1
+    with pytest.raises(FileFormatError, match=r"agent-0\.csv: no such file"):
+        workload.build(4)
+
+
+def test_an_agent_alone_and_all_agents_agree(tmp_path: Path) -> None:
+    """Columns in another order, numbers written in another way, a class that one agent lacks."""
+    write_csv(tmp_path / "agent-0.csv", ROWS)
+    swapped = [(ill, dose, age) for age, dose, ill in ROWS if ill == "yes"]
+    write_csv(tmp_path / "agent-1.csv", swapped, header="ill, dose, age")
+    workload = FileWorkload(tmp_path / "agent-{agent}.csv", "ill", classes=("no", "yes"))
+    everyone = workload.build(2)
+    for agent in range(2):
+        alone = workload.build(2, [agent])
+        assert workload.describe(alone) == workload.describe(everyone)
+        rows = slice(everyone.data.offsets[agent], everyone.data.offsets[agent + 1])
+        assert torch.equal(alone.data.inputs, everyone.data.inputs[rows])
+        assert torch.equal(alone.data.targets, everyone.data.targets[rows])
+    assert any("agent-1.csv: column 'ill' lacks the class no" in n for n in everyone.private_notes)
+
+
+def test_bounds_scale_columns_without_looking_at_the_data(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", [(0, 5, "a"), (120, 5, "b"), (150, 5, "a"), (60, 5, "b")])
+    problem = FileWorkload(path, "ill", bounds=Bounds.parse("age=0:120"), held_out=0).build(1)
+    ages = sorted(torch.cat([problem.data.inputs, *(X for X, _ in problem.parts.values())])[:, 0])
+    assert [float(age) for age in ages] == [-1.0, 0.0, 1.0, 1.0]
+    notes = " ".join(problem.private_notes)
+    assert "'age' has 1 values outside its public bounds 0:120" in notes
+    assert "'dose' has the same value in every row" in notes
+
+
+@pytest.mark.parametrize("suffix", ["csv.gz", "tsv", "parquet"])
+def test_formats_give_the_same_samples(suffix: str, tmp_path: Path) -> None:
+    plain, other = write_csv(tmp_path / "a.csv", ROWS), tmp_path / f"b.{suffix}"
+    if suffix == "csv.gz":
+        other.write_bytes(gzip.compress(plain.read_bytes()))
+    elif suffix == "tsv":
+        other.write_text(plain.read_text().replace(",", "\t"))
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        columns = dict(zip(("age", "dose", "ill"), zip(*ROWS, strict=True), strict=True))
+        parquet.write_table(pyarrow.table({k: list(v) for k, v in columns.items()}), other)
+    first, second = (FileWorkload(path, "ill").build(2).data for path in (plain, other))
+    assert torch.equal(first.inputs, second.inputs)
+    assert torch.equal(first.targets, second.targets)
+
+
+def test_arrays_and_images(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.random.default_rng(0).random((12, 6, 6)), y=np.arange(12) % 3)
+    problem = FileWorkload(path, "y", model="cnn").build(2)
+    assert isinstance(problem.task, ModuleTask)
+    assert problem.data.inputs.shape[1:] == (6, 6)
+    for size, shape in (((6, 5), (30,)), ((6, 5, 3), (90,))):
+        folder = write_images(tmp_path / f"images-{len(size)}", size)
+        problem = FileWorkload(folder).build(2)
+        assert problem.data.inputs.shape[1:] == shape
+        assert 0 <= float(problem.data.inputs.min()) < float(problem.data.inputs.max()) <= 1
+        colours = FileWorkload(folder, model="cnn").build(2)
+        assert torch.isfinite(colours.task.initialize(0)).all()
+
+
+def test_public_test_data_is_the_only_public_part(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", ROWS)
+    test = write_csv(tmp_path / "t.csv", ROWS[:5])
+    problem = FileWorkload(path, "ill", test_data=test).build(2)
+    assert problem.public_parts == ("test",)
+    assert len(problem.parts["test"][1]) == 5
+    assert {"validation", "test"} == set(problem.parts)
+    other = FileWorkload(path, "ill", test_data=write_csv(tmp_path / "u.csv", ROWS[:4])).build(2)
+    assert problem.schema != other.schema
+
+
+def test_regression_and_own_models(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", [(a, d, a / 2) for a, d, _ in ROWS])
+    for model in ("linear", "network"):
+        problem = FileWorkload(path, "ill", is_regression=True, model=model).build(2)
+        vector = problem.task.initialize(0).float()[None]
+        scores = problem.task.evaluate(vector, problem.data.inputs, problem.data.targets)
+        assert torch.isfinite(scores.loss).all()
+        assert scores.accuracy is None
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "def make_model(input_shape, num_outputs):\n"
+        "    return torch.nn.Linear(*input_shape, num_outputs), torch.nn.functional.l1_loss\n"
+        "def plain():\n    return torch.nn.Linear(2, 7)\n"
+        "def wrong(a, b, c):\n    pass\n"
+        "def text():\n    return 'model'\n"
+    )
+    own = FileWorkload(path, "dose", is_regression=True, model=f"{tmp_path}/mine.py:make_model")
+    first, second = (own.build(2).task for _ in range(2))
+    assert first.num_parameters == 3
+    assert torch.equal(first.initialize(0), second.initialize(0)), "agents start from one model"
+    assert FileWorkload(path, "dose", is_regression=True, model=f"{tmp_path}/mine.py:plain").build(
+        2
+    )
+    for name, message in (
+        ("wrong", "must be a function"),
+        ("text", "must return a torch.nn.Module"),
+        ("absent", "must define a function 'absent'"),
+    ):
+        with pytest.raises(FileFormatError, match=message):
+            FileWorkload(
+                path, "dose", is_regression=True, model=f"{tmp_path}/mine.py:{name}"
+            ).build(2)
+
+
+BROKEN: dict[str, tuple[str, str]] = {
+    "missing value": ("age,dose,ill\n1,2,a\n1,,b\n", "column 'dose' has no value in row 2"),
+    "text": ("age,dose,ill\n1,high,a\n1,2,b\n", "column 'dose' must have numbers, found 'high'"),
+    "infinite": ("age,dose,ill\n1,inf,a\n1,2,b\n", "column 'dose' must be finite"),
+    "no target": ("age,dose\n1,2\n", "column 'ill' is missing; its columns are age, dose"),
+    "other name": ("age,dose,sick\n1,2,a\n", "column 'ill' is missing; its columns are age"),
+    "short row": ("age,dose,ill\n1,2,a\n1,b\n", "row 2 must have 3 values"),
+    "no rows": ("age,dose,ill\n", "at least one row"),
+    "empty": ("", "a line with the names"),
+    "no header": ("1,2,3\n4,5,6\n", "the first line must have the names of the columns"),
+    "flag": ("age,dose,ill\n1,maybe,a\n1,true,b\n", "must have numbers, found 'maybe' in row 1"),
+    "twice": ("age,age,ill\n1,2,a\n", "column 'age' occurs twice"),
+    "one class": ("age,dose,ill\n1,2,a\n1,2,a\n", "at least two classes"),
+    "numbers": ("age,dose,ill\n1,2,.5\n1,2,.7\n", "--regression predicts numbers"),
+    "quotes": ('age,dose,ill\n1,"2,a\n', "not a CSV file"),
+}
+
+
+@pytest.mark.parametrize("content", BROKEN)
+def test_errors_name_the_file_and_the_column(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "clinic.csv"
+    path.write_text(BROKEN[content][0])
+    with pytest.raises(CornError) as caught:
+        FileWorkload(path, "ill").build(1)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert BROKEN[content][1] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unequal_columns_and_unknown_classes_are_named(tmp_path: Path) -> None:
+    for agent in range(3):
+        header = "age,weight,ill" if agent == 1 else "age,dose,ill"
+        write_csv(tmp_path / f"agent-{agent}.csv", ROWS, header=header)
+    data = tmp_path / "agent-{agent}.csv"
+    with pytest.raises(FileFormatError, match=r"agent-1\.csv: column 'dose' is missing, which .*0"):
+        FileWorkload(data, "ill").build(3)
+    assert FileWorkload(data, "ill", features=("age",)).build(3)
+    with pytest.raises(
+        FileFormatError, match=r"'ill' must be one of no, maybe, found 'yes' in row"
+    ):
+        FileWorkload(data, "ill", features=("age",), classes=("no", "maybe")).build(3, [0])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Bounds.parse("age"), "bounds must be LEAST:MOST"),
+        (lambda: Bounds.parse("age=3:3"), "the first one smaller"),
+        (lambda: Bounds.parse("missing.csv"), "missing.csv: cannot be read"),
+        (lambda: FileWorkload(Path("x"), classes=("a",)), "at least two different names"),
+        (lambda: FileWorkload(Path("x"), classes=("a", "b"), is_regression=True), "regression"),
+        (lambda: FileWorkload(Path("{agent}.csv"), partition="iid"), "a file of its own"),
+        (lambda: FileWorkload(Path("none.csv"), "y").build(2), "none.csv: no such file"),
+        (lambda: FileWorkload(Path("none.xls"), "y").build(2), "none.xls: no such file"),
+    ],
+)
+def test_bad_settings_are_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(CornError, match=message):
+        make()
+
+
+def test_bounds_of_unknown_columns_and_images_of_two_sizes(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", ROWS)
+    with pytest.raises(FileFormatError, match=r"a\.csv: column 'hight' has bounds, but is missing"):
+        FileWorkload(path, "ill", bounds=Bounds.parse("hight=0:1")).build(2)
+    folder = write_images(tmp_path / "images")
+    Image.fromarray(np.zeros((3, 3), np.uint8)).save(folder / "dog" / "small.png")
+    with pytest.raises(FileFormatError, match=r"small\.png: images must have one size"):
+        FileWorkload(folder).build(2)
+    with pytest.raises(InvalidArgumentError, match="has no images"):
+        FileWorkload(path, "ill", model="cnn").build(2)
