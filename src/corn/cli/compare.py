@@ -86,11 +86,10 @@ def compare(
 ) -> None:
     """Compare all mechanisms at the same privacy, for one step and over a horizon.
 
-    Rows stand in groups by the adversary that they hold against. DECOR and zero-sum noise hold
-    against no insider, so a row shows CorN against an eavesdropper too; --colluders 0 compares all
-    mechanisms against an eavesdropper.
+    Rows stand in groups by adversary. DECOR and zero-sum noise hold against no insider, so a row
+    shows CorN against an eavesdropper too; --colluders 0 compares all mechanisms against one.
 
-    Where agents have different promises, a last table shows what the strictest costs each mechanism.
+    Where promises differ, a last table shows what the strictest costs each mechanism.
     """
     network = mixing.load_network(graph)
     promise = budget.make(batch_size, network)
