@@ -77,6 +77,18 @@ def read(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+def rehearse(plan: Plan, model: nn.Module, rendezvous: Rendezvous) -> PrivateTraining:
+    """Make one agent of a running network, with the noise of a simulation."""
+    return make_private(
+        plan,
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=loaders()[rendezvous.agent],
+        rendezvous=rendezvous,
+        settings=RunSettings(rehearsal_seed=SEED, timeout=20),
+    )
+
+
 def simulate_by_sweep(plan: Plan, step_size: float) -> Tensor:
     """Return the average model of the library's own simulation with the same noise."""
     problem = TrainingProblem(
@@ -110,20 +122,12 @@ def test_a_loop_over_all_agents_gives_the_models_of_a_simulation(unit: str) -> N
 @pytest.mark.parametrize("unit", ["agent", "sample"])
 def test_loops_of_a_running_network_give_the_models_of_a_simulation(unit: str) -> None:
     plan = small_plan(unit)
-    settings = RunSettings(rehearsal_seed=SEED, timeout=20)
     # Made here: threads share torch's generator.
     own_models = [make_model() for _ in range(N)]
 
     def run(rendezvous: Rendezvous) -> Tensor:
         model = own_models[rendezvous.agent]
-        private = make_private(
-            plan,
-            module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data_loader=loaders()[rendezvous.agent],
-            rendezvous=rendezvous,
-            settings=settings,
-        )
+        private = rehearse(plan, model, rendezvous)
         assert run_loop(private) == STEPS
         return read(model)
 
@@ -161,19 +165,11 @@ def test_an_agent_counts_its_releases_in_its_ledger(tmp_path: Path) -> None:
 
 def test_an_agent_can_leave_before_the_last_step() -> None:
     plan = small_plan(num_steps=30)
-    settings = RunSettings(rehearsal_seed=SEED, timeout=20)
     own_models = [make_model() for _ in range(N)]
 
     def run(rendezvous: Rendezvous) -> int:
         model = own_models[rendezvous.agent]
-        private = make_private(
-            plan,
-            module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data_loader=loaders()[rendezvous.agent],
-            rendezvous=rendezvous,
-            settings=settings,
-        )
+        private = rehearse(plan, model, rendezvous)
         if rendezvous.agent:
             return run_loop(private)
         for inputs, targets in private.data_loader:

@@ -54,6 +54,7 @@ ONE_STEP_DESIGN = "corn one-step"
 EAVESDROPPER_DESIGN = "corn eavesdropper"
 """CorN against an eavesdropper alone: comparable to DECOR and zero-sum noise, unlike CorN's row."""
 _EAVESDROPPER_ROWS = ("zero-sum", "decor", EAVESDROPPER_DESIGN)
+_TAKEN = (*COMPARED, ONE_STEP_DESIGN, EAVESDROPPER_DESIGN)
 _REFERENCES = ("central", "none")
 
 
@@ -85,12 +86,10 @@ def compare(
 ) -> None:
     """Compare all mechanisms at the same privacy, for one step and over a horizon.
 
-    Rows stand in groups by the adversary that they hold against. DECOR and zero-sum noise hold
-    against no insider, so a row shows CorN against an eavesdropper too; --colluders 0 compares all
-    mechanisms against an eavesdropper.
+    Rows stand in groups by adversary. DECOR and zero-sum noise hold against no insider, so a row
+    shows CorN against an eavesdropper too; --colluders 0 compares all mechanisms against one.
 
-    Where agents have different promises, a last table shows what the strictest costs: the noise
-    energy of each mechanism with the next strictest promise in its place.
+    Where promises differ, a last table shows what the strictest costs each mechanism.
     """
     network = mixing.load_network(graph)
     promise = budget.make(batch_size, network)
@@ -134,8 +133,7 @@ def _read_own(specs: Sequence[str]) -> dict[str, OwnMechanism]:
     found: dict[str, OwnMechanism] = {}
     for spec in specs:
         mechanism = read_mechanism(spec)
-        known = (*COMPARED, ONE_STEP_DESIGN, EAVESDROPPER_DESIGN, *found)
-        if mechanism is None or mechanism.label in known:
+        if mechanism is None or mechanism.label in (*_TAKEN, *found):
             raise InvalidArgumentError(
                 f"mechanism must be NAME=R.npy or NAME=FILE.py:FUNCTION with a new name, found "
                 f"{spec!r}: {', '.join(COMPARED)} are compared anyway"
@@ -205,8 +203,8 @@ def _group_of(name: str, threat: ThreatModel) -> int:
     """
     if name in _REFERENCES:
         return 2
-    is_given = name not in (*COMPARED, ONE_STEP_DESIGN)
-    return 1 if threat.max_colluders and (name in _EAVESDROPPER_ROWS or is_given) else 0
+    is_weaker = name in _EAVESDROPPER_ROWS or name not in _TAKEN
+    return 1 if threat.max_colluders and is_weaker else 0
 
 
 def _facts(
