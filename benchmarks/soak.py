@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from torch import Tensor
 
@@ -105,9 +106,14 @@ class Disturber:
         if now < self._next or len(progress) < self._num_agents:
             return  # nothing is disturbed before all have begun
         self._next = now + draw.uniform(3, 15)
-        newest = max(own.step for own in progress.values())
-        behind = {agent for agent, own in progress.items() if own.step < newest - 100}
-        busy = self._restart_at.keys() | self._wake_at.keys() | behind
+        usual = median(own.step for own in progress.values())
+        # Agents that lost all their neighbours go on alone: their owners would start them again.
+        alone = {agent for agent, own in progress.items() if own.step > usual + 200}
+        for agent in alone - self._restart_at.keys() - self._wake_at.keys():
+            self.events["restart of a lone agent"] += 1
+            self._processes.send_signal(agent, signal.SIGKILL)
+        behind = {agent for agent, own in progress.items() if own.step < usual - 100}
+        busy = self._restart_at.keys() | self._wake_at.keys() | behind | alone
         calm = [agent for agent in range(self._num_agents) if agent not in busy]
         # At least half of the agents are left alone, so that there is a run to return to.
         if len(busy) >= self._num_agents // 2 or not calm:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from corn.arrays import FloatArray
 from corn.audit import DEPLOYED, AuditReport, AuditSettings, Program, View, audit_plan
-from corn.audit.program import STEP_SIZE, derive_keys, make_nonce, make_sampler
+from corn.audit.program import STEP_SIZE, derive_keys, draw_nonce, make_sampler
 from corn.covariance import Decomposition
 from corn.learn.batches import Batch, BatchSampler
 from corn.learn.sampling import SeededChoices
@@ -53,9 +53,9 @@ def test_noise_reused_in_two_steps() -> None:
 def test_a_resumed_run_with_the_old_nonce() -> None:
     def nonce(plan: Plan, seed: int, attempt: int) -> bytes:
         del attempt
-        return make_nonce(plan, seed, 0)
+        return draw_nonce(plan, seed, 0)
 
-    report = audit(replace(DEPLOYED, make_nonce=nonce))
+    report = audit(replace(DEPLOYED, draw_nonce=nonce))
     assert {one.verdict for one in report.findings} == {"violated"}
     assert "is correlated" in report.problems[0]
 

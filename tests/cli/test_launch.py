@@ -91,7 +91,7 @@ def test_nothing_private_is_shared_or_printed(
     assert set(facts["measured"]) <= set(SHARED_COLUMNS)
     # Whoever adds to a summary must decide whether it may be published.
     known = {"agent", "first_step", "num_steps", "status", "stop", "stop_reason", "lost", "notes"}
-    known |= {"traffic"}
+    known |= {"cut_links", "traffic"}
     assert all(set(own) == known for own in facts["agents"].values())
     require_private(out / "private")
     assert f"publish {out / 'shared'}, but never" in outcome.stderr

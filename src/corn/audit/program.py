@@ -83,7 +83,7 @@ def derive_keys(plan: Plan, seed: int) -> list[dict[Owner, Secret]]:
     ]
 
 
-def make_nonce(plan: Plan, seed: int, attempt: int) -> bytes:
+def draw_nonce(plan: Plan, seed: int, attempt: int) -> bytes:
     """Return the nonce on which agents agree at the start of an attempt, each with a new part."""
     parts = {
         agent: _secret(seed, "nonce", attempt, agent).reveal() for agent in range(plan.num_agents)
@@ -131,7 +131,7 @@ class Program:
     """The functions that stand between an agent's data and its messages."""
 
     derive_keys: Callable[[Plan, int], Sequence[Keys]] = derive_keys
-    make_nonce: Callable[[Plan, int, int], bytes] = make_nonce
+    draw_nonce: Callable[[Plan, int, int], bytes] = draw_nonce
     draw_share: Callable[..., FloatArray] = draw_share
     make_choices: Callable[[int, int], Choices] = make_choices
     make_sampler: Callable[..., BatchSampler] = make_sampler
@@ -163,7 +163,7 @@ class NoiseRecord:
         self.releases = tuple(releases)
         self.keys = program.derive_keys(plan, seed)
         attempts = dict.fromkeys(release.attempt for release in releases)
-        self._nonces = {each: program.make_nonce(plan, seed, each) for each in attempts}
+        self._nonces = {each: program.draw_nonce(plan, seed, each) for each in attempts}
         sources = [SecureSource(own) for own in self.keys]
         self.noise = self._draw(plan.decomposition, sources, size)
         """All agents' noise, shape (releases, agents, size)."""

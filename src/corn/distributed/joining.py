@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from corn.distributed.keyring import load_credentials
-from corn.distributed.rendezvous import Rendezvous, naming_agent, raise_if_interrupted
+from corn.distributed.rendezvous import Rendezvous, naming_agent, raise_if_stopped
 from corn.errors import CornError, PublicError
 from corn.learn.monitor import Interruption
 from corn.noise import find_compiled
@@ -60,7 +60,7 @@ def join_store(
             Purpose.STORE,
             session=NO_SESSION,
             timeout=timeout,
-            check=lambda: raise_if_interrupted(interruption),
+            check=lambda: raise_if_stopped(interruption),
         )
     except UnreachableError as error:
         where = f"{address[0]}:{address[1]}"

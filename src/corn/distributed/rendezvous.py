@@ -281,7 +281,7 @@ class Rendezvous:
 
     def check_interruption(self) -> None:
         """Raise if a person ended the start of the run."""
-        raise_if_interrupted(self.interruption)
+        raise_if_stopped(self.interruption)
 
     def adopt(self, meeting: Meeting) -> None:
         """Take part in a meeting of others, which is over."""
@@ -409,7 +409,7 @@ def _read_address(message: bytes, agent: int) -> Address:
     return host, port
 
 
-def raise_if_interrupted(interruption: Interruption | None) -> None:
+def raise_if_stopped(interruption: Interruption | None) -> None:
     """Raise if a person ended the start of the run."""
     if interruption is not None and interruption.requested:
         raise StoppedBeforeStartError

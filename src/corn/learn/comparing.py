@@ -103,6 +103,20 @@ def compare(
 
     Noise follows from public seeds: the models protect nobody. On private data every run counts;
     see :func:`corn.learn.price_all`.
+
+    >>> import torch
+    >>> samples = [(torch.randn(20, 3), torch.randint(0, 2, (20,))) for _ in range(3)]
+    >>> found = compare(
+    ...     "ring:3",
+    ...     PrivacyBudget(5, 1e-5, num_steps=3, clip=0.1),
+    ...     model=nn.Linear(3, 2),
+    ...     loss=nn.functional.cross_entropy,
+    ...     datasets=samples,
+    ...     mechanisms=("ldp", "none"),
+    ...     step_sizes=(0.1,),
+    ... )
+    >>> list(found.summary)
+    ['ldp', 'none']
     """
     chosen = network if isinstance(network, Network) else load_network(network)
     target = objective or default_objective(budget.num_steps)
