@@ -335,3 +335,18 @@ def test_an_agent_advertises_its_address_on_the_route_to_the_store() -> None:
     for rendezvous in (found, behind_nat, everywhere):
         rendezvous.close()
     store.close()
+
+
+def test_a_cut_connection_to_the_store_is_opened_again() -> None:
+    store = host_store(("127.0.0.1", 0), make_credentials(0, 2))
+    found = join_store(("127.0.0.1", store.port), make_credentials(1, 2), timeout=5)
+    found.set("hello/1", b"word")
+    for channel in list(store._channels):
+        channel.close()
+    assert found.get(["hello/1"]) == [b"word"]
+    store.close()
+    began = time.monotonic()
+    with pytest.raises(StoreLostError):
+        found.get(["hello/1"])
+    assert time.monotonic() - began < 10
+    found.close()

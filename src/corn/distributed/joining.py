@@ -26,6 +26,7 @@ from corn.transport import (
     HOST,
     NO_SESSION,
     Address,
+    Channel,
     Credentials,
     Listener,
     MemoryStore,
@@ -52,16 +53,20 @@ def join_store(
     interruption: Interruption | None = None,
 ) -> RemoteStore:
     """Connect to the store that another process hosts, as soon as it is there."""
-    try:
-        channel = dial(
+
+    def connect(seconds: float) -> Channel:
+        return dial(
             address,
             credentials,
             HOST,
             Purpose.STORE,
             session=NO_SESSION,
-            timeout=timeout,
+            timeout=seconds,
             check=lambda: raise_if_stopped(interruption),
         )
+
+    try:
+        return RemoteStore(connect, timeout=timeout)
     except UnreachableError as error:
         where = f"{address[0]}:{address[1]}"
         if error.is_listening:
@@ -70,7 +75,6 @@ def join_store(
                 f"agent {HOST} within {timeout:g} s"
             ) from error
         raise PublicError(f"no store found at {where} within {timeout:g} s") from error
-    return RemoteStore(channel, timeout=timeout)
 
 
 def join(

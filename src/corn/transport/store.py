@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol, final
 
@@ -17,7 +17,7 @@ from corn.errors import PublicError
 from corn.noise.address import decode_fields, encode_fields
 from corn.transport.channel import NO_SESSION, Channel, ChannelClosedError, Credentials, Purpose
 from corn.transport.key_exchange import TamperedError
-from corn.transport.listener import Address, Listener
+from corn.transport.listener import Address, Listener, UnreachableError
 
 ANYONE = "any"
 """The last part of a key that any agent may write; the first to do so counts."""
@@ -28,6 +28,7 @@ _MAX_WORD_BYTES = 1 << 21
 _MAX_REQUEST_BYTES = 1 << 22
 _MAX_BYTES_PER_AGENT = 1 << 26
 _LONGEST_WAIT = 0.5
+_MAX_ATTEMPTS, _SECONDS_TO_RECONNECT = 3, 3.0
 _MISSING, _PRESENT = b"0", b"1"
 
 
@@ -148,12 +149,19 @@ class StoreHost:
 
 @final
 class RemoteStore:
-    """A store that another process hosts, at the other end of a channel."""
+    """A store that another process hosts, at the other end of a channel.
 
-    def __init__(self, channel: Channel, *, timeout: float) -> None:
-        self._channel, self._lock = channel, threading.Lock()
-        # A host that is suspended, or a network that swallows everything, must not hang an agent.
-        channel.set_timeout(timeout + _LONGEST_WAIT)
+    A connection that somebody cuts or disturbs is opened again. Requests may be repeated: a word is
+    written once, and reading changes nothing.
+
+    Args:
+        connect: opens a channel to the host, within so many seconds.
+        timeout: seconds to wait for the host.
+    """
+
+    def __init__(self, connect: Callable[[float], Channel], *, timeout: float) -> None:
+        self._connect, self._timeout, self._lock = connect, timeout, threading.Lock()
+        self._channel = self._open(timeout)
 
     def set(self, key: str, word: bytes) -> bytes:
         """See ``Store``."""
@@ -172,10 +180,28 @@ class RemoteStore:
         self._channel.close()
 
     def _ask(self, request: bytes) -> bytes:
-        try:
-            with self._lock:
-                self._channel.send(request)
-                limit = _MAX_BYTES_PER_AGENT
-                return bytes(self._channel.receive(max_bytes=limit))
-        except (ChannelClosedError, TamperedError) as error:
-            raise StoreLostError from error
+        with self._lock:
+            for _ in range(_MAX_ATTEMPTS - 1):
+                try:
+                    return self._ask_once(request)
+                except (ChannelClosedError, TamperedError):
+                    self._channel.close()
+                    # A host that is gone should not keep agents waiting.
+                    try:
+                        self._channel = self._open(min(self._timeout, _SECONDS_TO_RECONNECT))
+                    except UnreachableError as error:
+                        raise StoreLostError from error
+            try:
+                return self._ask_once(request)
+            except (ChannelClosedError, TamperedError) as error:
+                raise StoreLostError from error
+
+    def _ask_once(self, request: bytes) -> bytes:
+        self._channel.send(request)
+        return bytes(self._channel.receive(max_bytes=_MAX_BYTES_PER_AGENT))
+
+    def _open(self, seconds: float) -> Channel:
+        channel = self._connect(seconds)
+        # A host that is suspended, or a network that swallows everything, must not hang an agent.
+        channel.set_timeout(self._timeout + _LONGEST_WAIT)
+        return channel
