@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from corn.distributed.state import StateFile
+from corn.distributed.status.state import StateFile
 from corn.distributed.storage import make_folders
 from tests.distributed.monitored import make_state
 

@@ -13,7 +13,6 @@ from rich.console import Console
 from corn.distributed.display import LaunchDisplay, draw_table
 from corn.distributed.journal import Progress
 from corn.distributed.launcher import Placement, launch
-from corn.distributed.logs import LogSettings
 from corn.distributed.messages import StopNotice, StopReason
 from corn.distributed.processes import AgentProcesses, Note, is_suspended
 from corn.distributed.results import (
@@ -28,6 +27,7 @@ from corn.distributed.results import (
     require_done,
 )
 from corn.distributed.settings import RunSettings
+from corn.distributed.status.logs import LogSettings
 from corn.errors import CornError, InvalidArgumentError, StoppedByUserError
 from corn.plan import save_plan
 

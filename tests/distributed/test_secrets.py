@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from corn.distributed.keyring import load_credentials, make_keys
-from corn.distributed.protection import require_private_keys
+from corn.distributed.status.protection import require_private_keys
 from corn.errors import FileFormatError
 from corn.noise import load_identity, load_roster
 from corn.plan import save_plan
@@ -155,7 +155,7 @@ def test_the_files_of_other_agents_do_not_matter(folder: Path) -> None:
 def test_a_protected_process_has_a_name_and_cannot_be_dumped() -> None:
     code = """
 import ctypes, pathlib, resource
-from corn.distributed.protection import protect_process
+from corn.distributed.status.protection import protect_process
 protect_process("corn agent 12345678")
 get_dumpable = 3
 print(ctypes.CDLL(None).prctl(get_dumpable), *resource.getrlimit(resource.RLIMIT_CORE))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from corn.distributed.journal import ReleaseAccount
-from corn.distributed.state import (
+from corn.distributed.status.state import (
     StateFile,
     describe_condition,
     describe_state,

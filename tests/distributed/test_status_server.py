@@ -13,11 +13,11 @@ from contextlib import closing, contextmanager, suppress
 
 import pytest
 
-from corn.distributed.board import StatusBoard
-from corn.distributed.metrics_text import render_metrics
 from corn.distributed.settings import Monitoring
-from corn.distributed.status_page import draw_chart, render_page
-from corn.distributed.status_server import StatusPages, serving_status
+from corn.distributed.status.board import StatusBoard
+from corn.distributed.status.metrics import render_metrics
+from corn.distributed.status.page import draw_chart, render_page
+from corn.distributed.status.server import StatusPages, serving_status
 from corn.errors import CornError, InvalidArgumentError
 
 from .monitored import LOCAL, PRIVATE_NUMBERS, make_state

@@ -13,7 +13,7 @@ from corn.cli.output import print_facts, print_json, print_note, print_table, ro
 from corn.errors import FileFormatError
 
 if TYPE_CHECKING:  # torch takes seconds to import
-    from corn.distributed.state import AgentState
+    from corn.distributed.status.state import AgentState
 
 EXAMPLE = "corn status out/run"
 _COLUMNS = (
@@ -36,7 +36,7 @@ def status(
     json: JsonOption = False,
 ) -> None:
     """Show how far each agent of a run is; exit 1 if one failed or its state is stale."""
-    from corn.distributed.state import describe_condition, has_ended, read_states
+    from corn.distributed.status.state import describe_condition, has_ended, read_states
 
     if not out.is_dir():
         raise FileFormatError(f"{out}: no such folder")

@@ -5,9 +5,10 @@
 - ``corn agent``: one agent of a workload, for torchrun.
 
 The modules, in the order in which things happen: ``settings``, ``launcher``, ``processes``;
-``agent`` with ``rendezvous``, ``planning``, ``keyring``, ``handshake``, ``lifetime``, ``links``,
-``exchange``; ``rounds`` with ``survivors``; ``journal``, ``storage``, ``results``. ``monitoring``
-has the log, the state and the status server of an agent.
+``agent`` with ``joining``, ``rendezvous``, ``planning``, ``keyring``, ``handshake``, ``lifetime``;
+``entry`` and ``rejoin`` into a run; ``rounds`` with ``half_step``, ``exchange``, ``messages``,
+``membership``, ``survivors``; ``journal``, ``storage``, ``results``. ``status`` has the log, the
+state and the status server of an agent.
 
 Names are imported when first used, as torch takes seconds.
 """
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from corn.distributed.lifetime import LifetimeSpentError as LifetimeSpentError
     from corn.distributed.lifetime import LifetimeTotal as LifetimeTotal
     from corn.distributed.messages import StopReason as StopReason
-    from corn.distributed.monitoring import monitor_agent as monitor_agent
     from corn.distributed.planning import PlanningRequest as PlanningRequest
     from corn.distributed.processes import listen_for_signals as listen_for_signals
     from corn.distributed.rendezvous import Rendezvous as Rendezvous
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from corn.distributed.settings import Monitoring as Monitoring
     from corn.distributed.settings import RunSettings as RunSettings
     from corn.distributed.settings import parse_address as parse_address
+    from corn.distributed.status.monitor import monitor_agent as monitor_agent
 
 _MODULES = {
     "AgentConfig": "settings",
@@ -61,7 +62,7 @@ _MODULES = {
     "join": "joining",
     "launch": "launcher",
     "listen_for_signals": "processes",
-    "monitor_agent": "monitoring",
+    "monitor_agent": "status.monitor",
     "parse_address": "settings",
     "require_done": "results",
     "run_agent": "agent",

@@ -14,10 +14,10 @@ from rich.live import Live
 from rich.table import Table
 
 from corn.distributed.journal import Progress
-from corn.distributed.logs import LogSettings, log_event, writing_log
 from corn.distributed.processes import Note
 from corn.distributed.results import AgentResult
-from corn.distributed.state import Pace
+from corn.distributed.status.logs import LogSettings, log_event, writing_log
+from corn.distributed.status.state import Pace
 from corn.noise.history import round_epsilon
 
 _COLUMNS = ("agent", "step", "test loss", "ε spent", "neighbours", "MB sent")

@@ -20,12 +20,12 @@ from typing import final
 from torch import Tensor
 
 from corn.distributed.lifetime import LifetimeTotal
-from corn.distributed.logs import log_event
 from corn.distributed.messages import Header
-from corn.distributed.reporter import ObservedRounds, StateReporter
 from corn.distributed.results import judge_status
 from corn.distributed.settings import RunSettings
-from corn.distributed.state import AgentState, LocalState
+from corn.distributed.status.logs import log_event
+from corn.distributed.status.reporter import ObservedRounds, StateReporter
+from corn.distributed.status.state import AgentState, LocalState
 from corn.distributed.storage import (
     AgentCheckpoint,
     CheckpointFolder,

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from corn.covariance import Decomposition
-from corn.distributed.protection import require_private_keys
 from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.settings import RunSettings
+from corn.distributed.status.protection import require_private_keys
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn.perturbation import simulation_nonce
 from corn.learn.sampling import Choices, SeededChoices

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from corn.checks import require_choice, require_count
-from corn.distributed.logs import LogSettings
+from corn.distributed.status.logs import LogSettings
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.schedule import Constant, Schedule
 from corn.plan import Plan

@@ -11,7 +11,7 @@ from importlib import resources
 
 import jinja2
 
-from corn.distributed.board import Snapshot
+from corn.distributed.status.board import Snapshot
 from corn.noise.history import round_epsilon
 from corn.version import __version__
 
@@ -92,7 +92,7 @@ def render_page(snapshot: Snapshot, *, show_private: bool = False) -> str:
 
 @cache
 def _template() -> jinja2.Template:
-    source = resources.files("corn.distributed").joinpath("status.html")
+    source = resources.files("corn.distributed.status").joinpath("status.html")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

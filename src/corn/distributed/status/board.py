@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import final
 
-from corn.distributed.state import FAILED, TRAINING, AgentState, LocalState
+from corn.distributed.status.state import FAILED, TRAINING, AgentState, LocalState
 
 STARTING = "starting"
 _SECONDS_BETWEEN_POINTS, _MOST_POINTS = 5.0, 720

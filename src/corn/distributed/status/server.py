@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import final
 
-from corn.distributed.board import Snapshot, StatusBoard
-from corn.distributed.metrics_text import render_metrics
-from corn.distributed.status_page import render_page
+from corn.distributed.status.board import Snapshot, StatusBoard
+from corn.distributed.status.metrics import render_metrics
+from corn.distributed.status.page import render_page
 from corn.errors import CornError
 
 _MOST_CONNECTIONS = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
-from corn.distributed.board import Snapshot
+from corn.distributed.status.board import Snapshot
 from corn.version import __version__
 
 Sample = tuple[Mapping[str, str], float]

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Protocol, final
 
-from corn.distributed.logs import log_event
 from corn.distributed.settings import RunSettings
-from corn.distributed.state import (
+from corn.distributed.status.logs import log_event
+from corn.distributed.status.state import (
     TRAINING,
     AgentState,
     LocalState,

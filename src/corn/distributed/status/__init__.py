@@ -1,0 +1,1 @@
+"""Status of an agent for its operator: log, state file, status server, protected process."""
