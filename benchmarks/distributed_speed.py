@@ -249,7 +249,8 @@ def measure_steps(num_parameters: int, batch: int, steps: int, turns: int) -> di
     context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory() as name:
         for kind, (mechanism, threat) in KINDS.items():
-            plan = make_plan(network, budget, mechanism=mechanism, threat=threat)
+            # Without a cool-down, whose messages would count as those of steps.
+            plan = make_plan(network, budget, mechanism=mechanism, threat=threat, cooldown_steps=0)
             save_plan(plan, Path(name) / kind)
             streams[kind] = plan.decomposition.count_streams()[0]
         stores = [
