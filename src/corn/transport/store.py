@@ -178,4 +178,9 @@ class RemoteStore:
                 limit = _MAX_BYTES_PER_AGENT
                 return bytes(self._channel.receive(max_bytes=limit))
         except (ChannelClosedError, TamperedError) as error:
+            self.close()
             raise StoreLostError from error
+        except BaseException:
+            # The answer is still to come, and would be taken for that of the next request.
+            self.close()
+            raise
