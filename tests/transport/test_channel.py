@@ -428,7 +428,7 @@ def test_a_port_stays_open_when_no_thread_is_left(
             raise RuntimeError("can't start new thread")
 
         patch.setattr(threading.Thread, "start", fail)
-        with socket.create_connection(where) as stranger, suppress(ConnectionResetError):
+        with socket.create_connection(where, 5) as stranger, suppress(ConnectionResetError):
             assert stranger.recv(1) == b""
     channel = dial(where, make_credentials(1, 3), 0, Purpose.LINK, session=NO_SESSION, timeout=10)
     channel.close()
