@@ -383,6 +383,46 @@ def test_crashes_tears_and_restarts_never_overspend(tmp_path: Path, seed: int) -
     assert len(released) <= limit
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_no_step_is_released_twice_under_a_nonce_that_others_name(
+    tmp_path: Path, seed: int
+) -> None:
+    """A sponsor may always name the same nonce and any step, whatever happens to the file."""
+    dice, path, limit = random.Random(seed), tmp_path / "ledger", 1500
+    released: set[int] = set()
+    for life in range(25):
+        ledger = open_ledger(path, limit)
+        named = dice.choice([0, dice.randrange(limit), ledger.first_free_step])
+        with contextlib.suppress(InvalidArgumentError, BudgetSpentError):
+            ledger.join_run(named)
+            for step in range(named, min(named + dice.randrange(1, 90), limit)):
+                ledger.reserve(step)
+                assert step not in released
+                released.add(step)
+        content = bytearray(path.read_bytes())
+        ledger.close()
+        if dice.random() < 0.1:
+            page = (1 + dice.randrange(2)) * PAGE_BYTES
+            content[page : page + 50] = os.urandom(50)
+        path = tmp_path / f"crash {life}"
+        path.write_bytes(content)
+    assert released
+
+
+def test_a_lost_entry_is_remembered_once_it_has_been_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    with open_ledger(path) as ledger:
+        ledger.join_run(150)
+        ledger.reserve(150)
+        content = bytearray(path.read_bytes())
+    newest = max(ENTRY.finditer(content), key=lambda match: int(match[1]))
+    content[newest.start()] ^= 1
+    path.write_bytes(content)
+    for _ in range(3):
+        with open_ledger(path) as ledger:
+            assert ledger.first_free_step >= 151
+
+
 @pytest.mark.slow
 def test_killed_processes_never_reuse_noise_nor_overspend(tmp_path: Path) -> None:
     path, log, limit = tmp_path / "ledger", tmp_path / "log", 30_000

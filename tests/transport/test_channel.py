@@ -326,6 +326,114 @@ def test_agents_connect_while_strangers_flood_the_port(listener: Listener) -> No
         stranger.close()
 
 
+def trickle(line: socket.socket, data: bytes, pause: float = 0.1) -> float:
+    """Send one byte after the other until the other end hangs up; return the seconds it took."""
+    began = time.monotonic()
+    line.settimeout(0.001)
+    for place in range(len(data)):
+        with suppress(TimeoutError):
+            if line.recv(1) == b"":
+                break
+        with suppress(BrokenPipeError, ConnectionResetError):
+            line.sendall(data[place : place + 1])
+        time.sleep(pause)
+    return time.monotonic() - began
+
+
+def test_a_stranger_that_sends_byte_by_byte_loses_its_place(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("corn.transport.listener._SECONDS_TO_GREET", 0.5)
+    listener.handle(Purpose.LINK, NO_SESSION, lambda channel: channel.close())
+    where = ("127.0.0.1", listener.port)
+    with socket.create_connection(where) as stranger, suppress(ConnectionResetError):
+        assert trickle(stranger, bytes(GREETING_BYTES)) < 3
+
+
+def test_a_first_message_of_somebody_else_holds_no_place(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of a valid greeting, after which one byte comes at a time."""
+    monkeypatch.setattr("corn.transport.listener._SECONDS_TO_GREET", 0.5)
+    listener.handle(Purpose.LINK, NO_SESSION, lambda channel: channel.close())
+    own = make_credentials(1, 3)
+    left, right = socket.socketpair()
+    left.settimeout(0.1)
+    with pytest.raises(ChannelClosedError):
+        initiate(left, own, 0, Purpose.LINK, NO_SESSION)
+    copy = right.recv(GREETING_BYTES)
+    left.close()
+    right.close()
+    with socket.create_connection(("127.0.0.1", listener.port)) as stranger:
+        stranger.sendall(copy)
+        assert len(stranger.recv(48)) == 48
+        with suppress(ConnectionResetError):
+            assert trickle(stranger, bytes(23), pause=0.2) < 3
+
+
+def test_a_port_that_answers_byte_by_byte_is_not_waited_for_beyond_the_time_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with suppress(OSError):
+                while True:
+                    line, _ = server.accept()
+                    with line, suppress(OSError):
+                        trickle(line, bytes(47), pause=0.2)
+
+        threading.Thread(target=answer, daemon=True).start()
+        began = time.monotonic()
+        with pytest.raises(UnreachableError):
+            dial(
+                server.getsockname(),
+                make_credentials(1, 3),
+                0,
+                Purpose.LINK,
+                session=NO_SESSION,
+                timeout=1,
+            )
+        assert time.monotonic() - began < 3
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_message_that_comes_byte_by_byte_is_not_waited_for_beyond_the_time_out() -> None:
+    left, right = socket.socketpair()
+    channel, peer = (
+        Channel(left, 1, (b"k" * 32, b"l" * 32)),
+        Channel(right, 0, (b"l" * 32, b"k" * 32)),
+    )
+    peer.send(b"")
+    channel.set_timeout(0.5)
+    assert bytes(channel.receive(max_bytes=0)) == b""
+    sender = threading.Thread(target=trickle, args=(right, bytes(23), 0.2))
+    sender.start()
+    began = time.monotonic()
+    with pytest.raises(ChannelClosedError):
+        channel.receive(max_bytes=100)
+    assert time.monotonic() - began < 2
+    channel.close()
+    sender.join()
+    peer.close()
+
+
+def test_a_port_stays_open_when_no_thread_is_left(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Channel] = []
+    listener.handle(Purpose.LINK, NO_SESSION, found.append)
+    where = ("127.0.0.1", listener.port)
+    with monkeypatch.context() as patch:
+
+        def fail(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patch.setattr(threading.Thread, "start", fail)
+        with socket.create_connection(where, 5) as stranger, suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+    channel = dial(where, make_credentials(1, 3), 0, Purpose.LINK, session=NO_SESSION, timeout=10)
+    channel.close()
+
+
 def test_a_purpose_that_nobody_handles_is_refused(listener: Listener) -> None:
     with pytest.raises(UnreachableError) as caught:
         dial(

@@ -206,6 +206,7 @@ def return_to_run(
         max_bytes=run.max_message_bytes,
     )
     welcome, step = admission.welcome, admission.welcome.return_step
+    ledger.join_run(step)
     known = {int(who): place for who, place in (welcome.addresses or {}).items()}
     rendezvous.adopt(Meeting(bytes.fromhex(welcome.session), known))
     agreement = Agreement(

@@ -78,6 +78,9 @@ class Ledger(Protocol):
     def reserve(self, step: int) -> int:
         """Allow the release of a step, once, and number it; nothing may be sent before."""
 
+    def join_run(self, step: int) -> None:
+        """Take part in a run under way, from a step that was never released."""
+
 
 @final
 class RehearsalLedger:
@@ -92,6 +95,9 @@ class RehearsalLedger:
         """See ``Ledger``; numbers are those of steps, as in a simulation."""
         self.remaining -= 1
         return step
+
+    def join_run(self, step: int) -> None:
+        """See ``Ledger``; a rehearsal's noise is public, and may repeat."""
 
 
 @dataclass(frozen=True, eq=False)

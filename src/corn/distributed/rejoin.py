@@ -28,7 +28,8 @@ from corn.distributed.messages import Header, decode_message
 from corn.distributed.rendezvous import Meeting, Rendezvous
 from corn.errors import InvalidArgumentError, PublicError
 from corn.files import writing_whole
-from corn.parsing import build, build_fields, parse_json, read_json
+from corn.noise.address import check_nonce
+from corn.parsing import build, build_fields, parse_hex, parse_json, read_json
 from corn.transport import (
     NO_SESSION,
     Address,
@@ -84,6 +85,14 @@ class Welcome:
     addresses: Mapping[str, tuple[str, int]] | None = None
     present: tuple[int, ...] = ()
     refusal: str = ""
+
+    def __post_init__(self) -> None:
+        # It comes from another machine.
+        if not self.refusal:
+            check_nonce(parse_hex(self.nonce, "nonce"))
+            parse_hex(self.session, "session")
+        if not all(number.isdecimal() for number in self.addresses or {}):
+            raise InvalidArgumentError("addresses must be those of agents")
 
 
 @final
@@ -239,6 +248,12 @@ def _return_by(
         welcome: Welcome = build(Welcome, parse_json(data), "the welcome")
         if welcome.refusal:
             raise RejoinError(welcome.refusal)
+        # A sponsor that is confused may name a run of before, with the noise of before.
+        if welcome.return_step < request.first_free_step:
+            raise RejoinError(
+                f"named step {welcome.return_step} for the return, but steps before "
+                f"{request.first_free_step} may have been released under the same noise"
+            )
         links = _open_links(rendezvous, welcome, neighbours, max_bytes=max_bytes)
         try:
             header, parameters = _await_model(channel, rendezvous, sponsor, dtype, max_bytes)

@@ -93,7 +93,9 @@ class TrainingRounds:
         # ``_plan`` stays the plan of all agents; ``_active`` is replaced after losses. Members keep
         # their first numbers in headers and links, whatever numbers a new plan gives them.
         self._active = activate(plan, tuple(range(plan.num_agents)))
-        self._weights, self._schedule = self._active.weights_of(agent), _schedule_of(plan)
+        # By prefix: a late message is mixed by the plan of its round, which may be an earlier one.
+        self._plans = {self._active.prefix: (self._active, self._active.weights_of(agent))}
+        self._schedule = _schedule_of(plan)
         self._next: tuple[int, ActivePlan] | None = None
         self._without_plan: frozenset[object] = frozenset()
         self._has_diverged = False
@@ -235,8 +237,9 @@ class TrainingRounds:
         if prepares and self.step + 1 < self._last_step:
             self._active.noise.prepare(self.step + 1)
         began = time.perf_counter()
-        # The last messages are waited for, so that none is left behind at the end.
-        is_last = self.step + 1 >= self._last_step
+        # The last messages are waited for, so that none is left behind at the end. All agents know
+        # of a stop before its step.
+        is_last = self.step + 1 >= min(self._last_step, self._membership.stop.step)
         outcome = self._exchange.finish(None if is_last else self._settings.deadline)
         self.seconds_waited += time.perf_counter() - began
         self._note_losses(outcome.dropouts)
@@ -262,14 +265,15 @@ class TrainingRounds:
         # Chebyshev rounds keep the plan's weights after a loss. With fewer links and no larger
         # weights, no eigenvalue of W decreases (its Laplacian does), so all stay where the plan's
         # polynomial does not amplify. Metropolis weights of survivors may be larger.
-        if self._active.plan.network.gossip.kind == "chebyshev":
-            return {peer: self._weights[peer][0] for peer in received}
-        states = {peer: self._link_state(one.header) for peer, one in received.items()}
-        return weigh_neighbours(self._weights, self._link_state(own), states)
+        active, weights = self._plans[own.plan]
+        if active.plan.network.gossip.kind == "chebyshev":
+            return {peer: weights[peer][0] for peer in received}
+        states = {peer: self._link_state(one.header, active) for peer, one in received.items()}
+        return weigh_neighbours(weights, self._link_state(own, active), states)
 
-    def _link_state(self, header: Header) -> LinkState:
+    def _link_state(self, header: Header, active: ActivePlan) -> LinkState:
         """Return what a header announces for weights."""
-        unplanned = find_cuts(header.news, header.step).keys() & self._active.edges
+        unplanned = find_cuts(header.news, header.step).keys() & active.edges
         # One-way links keep the plan's weights: after a loss all agents stop anyway.
         is_directed = self._plan.network.graph.is_directed()
         return LinkState(header.degree, is_aware=bool(unplanned) and not is_directed)
@@ -433,7 +437,7 @@ class TrainingRounds:
     def _switch(self, active: ActivePlan) -> None:
         is_same = active.prefix == self._active.prefix
         self._active, self._next = active, None
-        self._weights = active.weights_of(self._agent)
+        self._plans[active.prefix] = active, active.weights_of(self._agent)
         self._schedule = _schedule_of(active.plan)
         if is_same:
             return

@@ -4,8 +4,8 @@ Two messages with the same noise and other data differ by a noise-free gradient,
 a plan holds for T releases and no more. So before the message of a step leaves, the step is
 reserved in a file that survives a crash. A restart takes a new nonce, under which all noise is new,
 and counts every reserved step as released. (A ledger restored from a backup has no record of later
-releases: the nonce still keeps noise from being used twice, but the count is then wrong. Never copy
-a ledger.)
+releases: the count is then wrong, and an agent that comes back to a run could release a step again.
+Never copy a ledger.)
 
 The file (:mod:`corn.noise.ledger_file`) also has the terms of the promise, from which
 :mod:`corn.noise.history` adds up what all plans of an agent cost together.
@@ -111,10 +111,13 @@ class ReleaseLedger:
             )
             ledger = cls(path, descriptor, header=header, entry=entry, max_releases=max_releases)
             ledger.reserved_before = entry.stop_step - entry.first_step + lost
-            ledger.first_free_step = entry.furthest + lost
+            # Steps may skip, so a lost entry may have reserved any step of the plan.
+            ledger.first_free_step = max(entry.furthest, max_releases if lost else 0)
+            # Written again: the entry that replaces a lost one hides that there was one.
             ledger._start_run(
                 settled=min(entry.spent + lost, max_releases),
                 precision=max(entry.precision, precision),
+                furthest=ledger.first_free_step,
             )
         except BaseException:
             os.close(descriptor)
@@ -179,6 +182,21 @@ class ReleaseLedger:
             self._released += 1
             return number
 
+    def join_run(self, step: int) -> None:
+        """Take part from a step on in a run under way, whose nonce this ledger did not choose.
+
+        Raises:
+            InvalidArgumentError: the step may have been released before, under the same nonce.
+        """
+        with self._lock:
+            # Whoever names the nonce may name that of any run. Only new steps are safe under all.
+            if step < self.first_free_step:
+                raise InvalidArgumentError(
+                    f"step must be at least {self.first_free_step}, found {step}: earlier steps "
+                    "may have been released under the nonce of this run"
+                )
+            self._next_step = max(step, self._next_step)
+
     def renew_nonce(self) -> bytes:
         """End this run and begin another under a new nonce, whose steps start at 0 again."""
         with self._lock:
@@ -211,7 +229,7 @@ class ReleaseLedger:
     ) -> None:
         self.close()
 
-    def _start_run(self, *, settled: int, **changes: float) -> None:
+    def _start_run(self, *, settled: int, **changes: Any) -> None:
         nonce = secrets.token_hex(NONCE_BYTES)
         self._write(nonce=nonce, settled=settled, released=0, first_step=0, stop_step=0, **changes)
         self._released = self._next_step = 0

@@ -6,7 +6,7 @@ of the ledger, is written to the second or the third page in turn, so that the e
 still there if that write is torn by a crash. Hence
 
 - one entry unreadable: the other is taken, plus a full block of releases, which is the most that
-  the lost one can have added;
+  the lost one can have added; which steps it reserved is unknown, so the agent returns to no run;
 - both unreadable, the first page unreadable, or another size (a crash never changes it): refused.
 
 Checksums detect accidents, not forgery: a person who may write the file can also write a valid one.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -40,6 +41,7 @@ RECORD_BYTES = 1 << 18
 _MAGIC = b"CorN"
 _GREETING = struct.Struct(">4sBBII")
 _LENGTH = struct.Struct(">Q")
+_SHORTEST_WAIT = 0.001
 GREETING_BYTES = _GREETING.size + HANDSHAKE_BYTES
 """What the end that opens a connection sends first: a greeting, and a message of the handshake."""
 
@@ -136,6 +138,7 @@ class Channel:
         self._outgoing = bytearray(RECORD_BYTES + TAG_BYTES)
         self._incoming = bytearray(RECORD_BYTES + TAG_BYTES)
         self._is_broken = False
+        self._seconds: float | None = None
 
     @property
     def is_sealed(self) -> bool:
@@ -161,8 +164,9 @@ class Channel:
             ChannelClosedError: the other end is gone.
             TamperedError: what arrived was not sealed by it, or is longer than ``max_bytes``.
         """
+        deadline = None if self._seconds is None else time.monotonic() + self._seconds
         header = bytearray(_LENGTH.size)
-        self._receive_record(memoryview(header))
+        self._receive_record(memoryview(header), deadline)
         (length,) = _LENGTH.unpack(header)
         # Checked before memory is allocated. The length is sealed, so only the peer can have sent
         # it, but a peer of a damaged or other program may.
@@ -175,11 +179,12 @@ class Channel:
         buffer = into if into is not None and len(into) == length else bytearray(length)
         view = memoryview(buffer)
         for begin in range(0, length, RECORD_BYTES):
-            self._receive_record(view[begin : begin + RECORD_BYTES])
+            self._receive_record(view[begin : begin + RECORD_BYTES], deadline)
         return view
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Let every read and write fail after so long without progress; None waits for ever."""
+        """Let every message fail that is not whole after so long; None waits for ever."""
+        self._seconds = seconds
         with suppress(OSError):
             self._line.settimeout(seconds)
 
@@ -202,20 +207,22 @@ class Channel:
             self._ciphers[0].encrypt_into(make_nonce(self._sent), data, None, sealed)
             self._sent += 1
         try:
+            if self._seconds is not None:
+                self._line.settimeout(self._seconds)
             self._line.sendall(sealed)
         except OSError as error:
             raise ChannelClosedError(f"the connection to agent {self.peer} is closed") from error
         return len(sealed)
 
-    def _receive_record(self, into: memoryview) -> None:
+    def _receive_record(self, into: memoryview, deadline: float | None) -> None:
         # After one record that does not open, the counters at both ends differ for good.
         if self._is_broken:
             raise TamperedError(f"the connection to agent {self.peer} was tampered with")
         if self._ciphers is None:
-            receive_exactly(self._line, into)
+            receive_exactly(self._line, into, deadline)
             return
         sealed = memoryview(self._incoming)[: len(into) + TAG_BYTES]
-        receive_exactly(self._line, sealed)
+        receive_exactly(self._line, sealed, deadline)
         try:
             self._ciphers[1].decrypt_into(make_nonce(self._received), sealed, None, into)
         except InvalidTag:
@@ -228,9 +235,14 @@ class Channel:
 
 
 def initiate(
-    line: socket.socket, credentials: Credentials, peer: int, purpose: Purpose, session: bytes
+    line: socket.socket,
+    credentials: Credentials,
+    peer: int,
+    purpose: Purpose,
+    session: bytes,
+    deadline: float | None = None,
 ) -> Channel:
-    """Complete a handshake on a connection that this end opened.
+    """Complete a handshake on a connection that this end opened, before a time of the clock.
 
     Raises:
         TamperedError: the other end is not this agent of the roster, or has other terms.
@@ -248,7 +260,7 @@ def initiate(
     except OSError as error:
         raise ChannelClosedError(f"the connection to agent {peer} is closed") from error
     answer = bytearray(HANDSHAKE_BYTES)
-    receive_exactly(line, memoryview(answer))
+    receive_exactly(line, memoryview(answer), deadline)
     handshake.read_second(bytes(answer))
     channel = Channel(line, peer, handshake.split())
     # The first message of a handshake could be a copy of an earlier one. The responder trusts the
@@ -265,6 +277,7 @@ def respond(
     first: bytes,
     credentials: Credentials,
     session: bytes,
+    deadline: float | None = None,
 ) -> Channel:
     """Complete a handshake on a connection that the other end opened; see :func:`initiate`."""
     peer, own = greeting.initiator, credentials.agent
@@ -282,20 +295,31 @@ def respond(
     except OSError as error:
         raise ChannelClosedError(f"the connection to agent {peer} is closed") from error
     channel = Channel(line, peer, handshake.split())
+    if deadline is not None:
+        channel.set_timeout(max(deadline - time.monotonic(), _SHORTEST_WAIT))
     channel.receive(max_bytes=0)
     if not credentials.seals:
         channel.stop_sealing()
     return channel
 
 
-def receive_exactly(line: socket.socket, into: memoryview) -> None:
-    """Fill a buffer from a connection, or raise ``ChannelClosedError``."""
+def receive_exactly(line: socket.socket, into: memoryview, deadline: float | None = None) -> None:
+    """Fill a buffer from a connection before a time of the clock, or raise ``ChannelClosedError``.
+
+    Without a deadline the time-out of the connection counts, for each part that arrives.
+    """
     begin = 0
     while begin < len(into):
         try:
+            # The system's time-out begins anew with every byte. Somebody who sends one at a time
+            # could make this end wait for hours.
+            if deadline is not None:
+                line.settimeout(max(deadline - time.monotonic(), _SHORTEST_WAIT))
             count = line.recv_into(into[begin:])
         except OSError as error:
             raise ChannelClosedError("the connection is closed or silent") from error
         if count == 0:
             raise ChannelClosedError("the other end closed the connection")
         begin += count
+        if deadline is not None and begin < len(into) and time.monotonic() > deadline:
+            raise ChannelClosedError("the connection is too slow")

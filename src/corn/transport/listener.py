@@ -114,7 +114,12 @@ class Listener:
                     del self._greeting[oldest]
                     _close(oldest)
                 self._greeting[line] = time.monotonic()
-            threading.Thread(target=self._welcome, args=(line,), daemon=True).start()
+            try:
+                threading.Thread(target=self._welcome, args=(line,), daemon=True).start()
+            except RuntimeError:
+                # No thread is left, of which those of strangers end soon. The port stays open.
+                self._forget(line)
+                _close(line)
 
     def _accept_one(self) -> socket.socket | None:
         try:
@@ -140,17 +145,18 @@ class Listener:
         handler(channel)
 
     def _shake_hands(self, line: socket.socket) -> tuple[Handler, Channel]:
+        deadline = time.monotonic() + _SECONDS_TO_GREET
         line.settimeout(_SECONDS_TO_GREET)
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         data = bytearray(GREETING_BYTES)
-        receive_exactly(line, memoryview(data))
+        receive_exactly(line, memoryview(data), deadline)
         greeting = decode_greeting(bytes(data), self._credentials.roster)
         found = self._handlers.get(greeting.purpose)
         if found is None:
             raise TamperedError(f"nobody expects a connection for {greeting.purpose.name}")
         session, handler = found
         first = bytes(data[_GREETING_FIELDS:])
-        channel = respond(line, greeting, first, self._credentials, session)
+        channel = respond(line, greeting, first, self._credentials, session, deadline)
         channel.set_timeout(None)
         return handler, channel
 
@@ -191,8 +197,10 @@ def dial(
                 raise ConnectionRefusedError
             is_listening = True
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            line.settimeout(max(min(left, _SECONDS_TO_GREET), 0.1))
-            channel = initiate(line, credentials, peer, purpose, session)
+            now = time.monotonic()
+            seconds = max(min(deadline - now, _SECONDS_TO_GREET), 0.1)
+            line.settimeout(seconds)
+            channel = initiate(line, credentials, peer, purpose, session, now + seconds)
             channel.set_timeout(None)
         except (OSError, TamperedError, ChannelClosedError):
             # The other end may not be ready, or somebody disturbed this attempt: try again.

@@ -185,7 +185,6 @@ class RemoteStore:
                 try:
                     return self._ask_once(request)
                 except (ChannelClosedError, TamperedError):
-                    self._channel.close()
                     # A host that is gone should not keep agents waiting.
                     try:
                         self._channel = self._open(min(self._timeout, _SECONDS_TO_RECONNECT))
@@ -197,8 +196,13 @@ class RemoteStore:
                 raise StoreLostError from error
 
     def _ask_once(self, request: bytes) -> bytes:
-        self._channel.send(request)
-        return bytes(self._channel.receive(max_bytes=_MAX_BYTES_PER_AGENT))
+        try:
+            self._channel.send(request)
+            return bytes(self._channel.receive(max_bytes=_MAX_BYTES_PER_AGENT))
+        except BaseException:
+            # The answer may still come, and would be taken for that of the next request.
+            self._channel.close()
+            raise
 
     def _open(self, seconds: float) -> Channel:
         channel = self._connect(seconds)

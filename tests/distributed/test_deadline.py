@@ -1,0 +1,123 @@
+"""With a deadline nobody waits for a slow agent, and the average of all models stays."""
+
+import random
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from corn.distributed.exchange import Exchange, LateMessage, Outcome, Received
+from corn.distributed.membership import Membership
+from corn.distributed.messages import Header, message_limit
+from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.rounds import TrainingRounds
+from corn.distributed.settings import RunSettings
+from corn.distributed.survivors import ActivePlan, replan
+from corn.learn.monitor import Interruption
+from corn.learn.schedule import Constant
+from corn.plan import Plan
+from corn.transport import Purpose, open_links
+
+from .harness import small_plan
+from .threads import run_in_threads
+
+D, N = 20, 4
+NUM_STEPS = 60
+PLAN = small_plan("ring:4", NUM_STEPS)
+
+
+class SlowStep:
+    """A half step that leaves the model as it is, after a random pause."""
+
+    num_broken = 0
+
+    def __init__(self, agent: int, seed: int) -> None:
+        self._dice, self._longest = random.Random(100 * seed + agent), 0.02 * (agent == seed % N)
+
+    def take(self, parameters: Tensor, *_: object, **__: object) -> tuple[Tensor, None]:
+        time.sleep(self._dice.choice([0, 0, 1]) * self._dice.random() * self._longest)
+        return parameters, None
+
+
+class Silence:
+    """Stands for everything that only records, or never happens here."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+def make_rounds(agent: int, exchange: Any, *, last_step: int, seed: int = 0) -> TrainingRounds:
+    def activate(plan: Plan, members: tuple[int, ...]) -> ActivePlan:
+        return ActivePlan(plan, members, Silence())  # type: ignore[arg-type]
+
+    return TrainingRounds(
+        PLAN,
+        RunSettings(Constant(0.1), timeout=20, deadline=0.002),
+        agent=agent,
+        activate=activate,
+        half_step=SlowStep(agent, seed),  # type: ignore[arg-type]
+        exchange=exchange,
+        returns=Silence(),  # type: ignore[arg-type]
+        membership=Membership(PLAN.network.graph, agent),
+        ledger=Silence(),  # type: ignore[arg-type]
+        journal=Silence(),  # type: ignore[arg-type]
+        first_step=0,
+        last_step=last_step,
+        parameters=make_model(agent),
+    )
+
+
+def make_model(agent: int) -> Tensor:
+    generator = torch.Generator().manual_seed(agent)
+    return torch.randn(D, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("stops_early", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_random_lags_keep_the_average_of_all_models(seed: int, *, stops_early: bool) -> None:
+    num_missed = []
+
+    def run(rendezvous: Rendezvous) -> tuple[int, Tensor]:
+        agent = rendezvous.agent
+        size = message_limit(N, 8 * D)
+        desk = rendezvous.open_desk(Purpose.LINK, max_bytes=size)
+        links = open_links(
+            desk, PLAN.network.graph.neighbors(agent), timeout=20, check=lambda: None
+        )
+        exchange = Exchange(links, num_agents=N, dtype=torch.float64, timeout=20)
+        rounds = make_rounds(agent, exchange, last_step=NUM_STEPS, seed=seed)
+        interruption = Interruption()
+        interruption.requested = stops_early and agent == 0
+        rounds.run(interruption)
+        num_missed.append(sum(exchange.num_missed.values()))
+        exchange.close()
+        return rounds.step, rounds.parameters
+
+    results: list[Any] = run_in_threads(N, run)
+    steps, models = zip(*results, strict=True)
+    assert set(steps) == {9 * N if stops_early else NUM_STEPS}
+    assert sum(num_missed) > 0, "nobody was late"
+    total = sum(make_model(agent) for agent in range(N))
+    torch.testing.assert_close(sum(models), total, rtol=0, atol=1e-12)
+
+
+def test_a_late_message_is_mixed_by_the_plan_of_its_round() -> None:
+    """The neighbour has mixed it by that plan, and a new one has other weights."""
+    exchange = SimpleNamespace(neighbours=(1,))
+    rounds = make_rounds(0, exchange, last_step=NUM_STEPS)
+    before = rounds._active
+    new = replan(PLAN, (0, 1), steps_left=30, cuts={(1, 2): 3, (0, 3): 3})
+    rounds._switch(ActivePlan(new, (0, 1), Silence()))  # type: ignore[arg-type]
+    weight = before.weights_of(0)[1][0]
+    assert rounds._active.weights_of(0)[1][0] != pytest.approx(weight)
+    own, theirs = (
+        Received(Header(before.prefix, bytes(8), agent, 5, 0, 2, 8 * D), make_model(agent))
+        for agent in (0, 1)
+    )
+    outcome = Outcome({}, late={1: (LateMessage(own, theirs),)})
+    mixed = rounds._mix_late(torch.zeros(D, dtype=torch.float64), outcome)
+    change = theirs.parameters - own.parameters
+    torch.testing.assert_close(mixed, weight * change)
