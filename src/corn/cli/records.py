@@ -59,15 +59,17 @@ def name_options(message: str, names: Iterable[str]) -> str:
 
     >>> name_options("batch_size must be None for unit='agent', found 3", ["batch_size", "unit"])
     '--batch-size must be left out for --unit agent, found 3'
+    >>> name_options("seed=1 is not that of er:n=9,p=0.5,seed=2", ["seed"])
+    '--seed 1 is not that of er:n=9,p=0.5,seed=2'
     """
     known = set(names)
     arguments = known | {theirs for theirs, ours in _OTHER_NAMES.items() if ours in known}
     for name in sorted(arguments, key=len, reverse=True):
         option = "--" + _OTHER_NAMES.get(name, name).replace("_", "-")
         # Single words such as unit and clip are also words of plain English, so they are replaced
-        # only where they are used as names of arguments.
+        # only where they are used as names of arguments, and not within a spec such as er:n=9,seed=1.
         message = re.sub(
-            rf"(?<![\w-]){name}='?([\w.:+-]+?)'?(?=[\s,;:)]|\.?$)", rf"{option} \1", message
+            rf"(?<![\w,:-]){name}='?([\w.:+-]+?)'?(?=[\s,;:)]|\.?$)", rf"{option} \1", message
         )
         message = re.sub(rf"(^|[:;] ){name}(?= must )", rf"\1{option}", message)
         if "_" in name:

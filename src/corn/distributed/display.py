@@ -117,10 +117,11 @@ class LaunchDisplay:
         losses = [own.loss for own in running.values() if not math.isnan(own.loss)]
         loss = f", test loss {min(losses):.4g} … {max(losses):.4g}" if losses else ""
         megabytes = sum(own.bytes_sent for own in running.values()) / 1e6
+        agents = "1 agent" if len(running) == 1 else f"{len(running)} agents"
         log_event(
             None,
             "checkpoint",
-            f"step {step} of {self._num_steps}, {len(running)} agents{loss}, {megabytes:.3g} MB "
+            f"step {step} of {self._num_steps}, {agents}{loss}, {megabytes:.3g} MB "
             f"sent, {pace:.0f} steps per minute, ε spent at most {round_epsilon(epsilon)}: "
             f"{self._promise}",
             fields={

@@ -109,7 +109,8 @@ def plot_comparison(
     panels = figure.subplots(1, len(objectives), squeeze=False)[0]
     for axes, objective in zip(panels, objectives, strict=True):
         _draw_bars(axes, values[objective], remarks or {})
-        axes.set_title(textwrap.fill(objective, _TITLE_LETTERS), fontsize=9)
+        # The names of mechanisms take up to half of a panel, and the title stands above the rest.
+        axes.set_title(textwrap.fill(objective, _TITLE_LETTERS // 2), fontsize=9)
     return figure
 
 
@@ -224,7 +225,7 @@ def _draw_bars(axes: Axes, values: Mapping[str, float], remarks: Mapping[str, st
     labels = [f"{MECHANISM_NAMES.get(name, name)}\n{remarks.get(name, '')}" for name in names]
     axes.set_yticks(range(len(names)), [label.strip() for label in labels])
     axes.invert_yaxis()
-    axes.set(xlabel="noise energy relative to independent noise (LDP)", xlim=(0, 1.18))
+    axes.set(xlabel="noise energy relative to LDP", xlim=(0, 1.18))
     axes.spines[["top", "right"]].set_visible(False)
 
 
