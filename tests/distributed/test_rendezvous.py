@@ -256,6 +256,22 @@ def test_a_run_does_not_begin_with_too_few() -> None:
     own.listener.close()
 
 
+def test_a_proposal_of_an_earlier_run_with_fewer_agents_is_not_followed() -> None:
+    earlier = MemoryStore()
+    alone = make_rendezvous(0, 4, earlier, timeout=0.1, start_with=1)
+    assert alone.meeting.members == (0,)
+    (replayed,) = earlier.get(["members/any"])
+    now = MemoryStore()
+    lying = LyingStore(now, {"members/any": replayed or b""})
+    own = make_rendezvous(0, 4, lying, timeout=0.3, start_with=2)
+    other = make_rendezvous(1, 4, now, timeout=0.1, start_with=1)
+    assert other.meeting.members == (1,)
+    with pytest.raises(ForgedWordError, match="members"):
+        own.meeting  # noqa: B018
+    for each in (alone, own, other):
+        each.listener.close()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

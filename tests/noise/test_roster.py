@@ -1,8 +1,10 @@
 """The roster is the root of trust: pinned, fingerprinted, and changed only by signatures."""
 
 import json
+import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from corn.noise import (
     save_identity,
     save_roster,
 )
+from corn.noise import roster as roster_module
 from corn.noise.keys import find_pinned_roster
 
 IDENTITIES = [generate_identity() for _ in range(3)]
@@ -142,3 +145,41 @@ def test_a_key_is_replaced_and_keeps_its_record_of_plans(tmp_path: Path) -> None
     # Every other agent that pinned the first roster accepts the new one.
     pin_roster(ROSTER, tmp_path / "agent-0.key")
     pin_roster(load_roster(tmp_path / "roster.json"), tmp_path / "agent-0.key")
+
+
+@pytest.mark.parametrize(
+    "crashes_in", ["save_identity", "record_use", "os.link", "Path.replace", "save_roster"]
+)
+def test_a_rotation_that_crashed_is_completed_by_the_next(
+    crashes_in: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path)
+    key = tmp_path / "agent-1.key"
+    pin_roster(ROSTER, key)
+    record_use(key, b"p" * 32)
+    before = load_identity(key).public_key
+    for is_late in (False, True):  # before the call has an effect, or right after
+        with monkeypatch.context() as patch:
+            owner = {"os.link": os, "Path.replace": Path}.get(crashes_in, roster_module)
+            name = crashes_in.split(".")[-1]
+            original = getattr(owner, name)
+
+            def crash(
+                *arguments: Any, call: Any = original, waits: bool = is_late, **options: Any
+            ) -> None:
+                if waits:
+                    call(*arguments, **options)
+                raise KeyboardInterrupt
+
+            patch.setattr(owner, name, crash)
+            with pytest.raises(KeyboardInterrupt):
+                rotate_key(tmp_path, 1)
+    rotated = rotate_key(tmp_path, 1)
+    assert rotated.public_key(1) == load_identity(key).public_key != before
+    assert list_used_plans(key) == ((b"p" * 32).hex(),)
+    pin_roster(load_roster(tmp_path / "roster.json"), key)
+    pin_roster(ROSTER, tmp_path / "agent-0.key")
+    pin_roster(rotated, tmp_path / "agent-0.key")
+    with pytest.raises(FileFormatError, match="has other public keys"):
+        pin_roster(ROSTER, tmp_path / "agent-0.key")  # the roster of before does not come back
+    assert any(load_identity(old).public_key == before for old in tmp_path.glob("agent-1.old*"))

@@ -326,6 +326,25 @@ def test_agents_connect_while_strangers_flood_the_port(listener: Listener) -> No
         stranger.close()
 
 
+def test_a_flood_starts_no_more_threads_than_there_are_places(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that end slowly, as under a flood that keeps the machine busy."""
+    go_on = threading.Event()
+    monkeypatch.setattr("corn.transport.listener.receive_exactly", lambda *_: go_on.wait(20))
+    before = threading.active_count()
+    strangers = []
+    for _ in range(200):
+        strangers.append(socket.create_connection(("127.0.0.1", listener.port)))
+    deadline = time.monotonic() + 0.5
+    while time.monotonic() < deadline:
+        assert threading.active_count() - before <= 128
+        time.sleep(0.01)
+    go_on.set()
+    for stranger in strangers:
+        stranger.close()
+
+
 def trickle(line: socket.socket, data: bytes, pause: float = 0.1) -> float:
     """Send one byte after the other until the other end hangs up; return the seconds it took."""
     began = time.monotonic()
@@ -419,8 +438,7 @@ def test_a_message_that_comes_byte_by_byte_is_not_waited_for_beyond_the_time_out
 def test_a_port_stays_open_when_no_thread_is_left(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[Channel] = []
-    listener.handle(Purpose.LINK, NO_SESSION, found.append)
+    listener.handle(Purpose.LINK, NO_SESSION, lambda channel: channel.close())
     where = ("127.0.0.1", listener.port)
     with monkeypatch.context() as patch:
 

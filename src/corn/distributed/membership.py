@@ -115,6 +115,10 @@ class Membership:
         """Return the agents that this one reaches at a step, itself included."""
         return component_of(self._graph, self._agent, self.cuts_by(step))
 
+    def is_awaited(self, agent: int, step: int) -> bool:
+        """Return whether the return of an agent is announced for this step or a later one."""
+        return any(who == agent and when >= step for who, when in self.news.returns)
+
     def lost_by(self, step: int) -> dict[int, int]:
         """Return the agents that no agent reaches any more, each with the step of its first loss.
 

@@ -107,7 +107,7 @@ class Applicant:
         """Send the terms of the return, or a refusal."""
         self._send(json.dumps(asdict(welcome)).encode())
         if welcome.refusal:
-            self._channel.close()
+            self.close()
 
     def report_step(self, step: int) -> None:
         """Show that the run goes on."""
@@ -116,7 +116,17 @@ class Applicant:
     def hand_over(self, header: Header, parameters: Tensor) -> None:
         """Send the model and all news; the agent takes part from now on."""
         self._send(header.encode() + parameters.numpy().tobytes())
-        # Not closed by this end before all has arrived: the agent closes it.
+        # The system still delivers what was sent, as nothing is left to be read at this end.
+        self.close()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has closed its connection."""
+        return self._channel.is_over
+
+    def close(self) -> None:
+        """End the connection; the agent asks another sponsor."""
+        self._channel.close()
 
     def _send(self, message: bytes) -> None:
         # A sponsor never waits for an applicant: one that is gone again is noticed by its links.
@@ -134,12 +144,16 @@ class Sponsor:
         rendezvous.listener.handle(Purpose.REJOIN, NO_SESSION, self._accept)
 
     def take_applicants(self) -> list[Applicant]:
-        """Return the agents that asked since the last call."""
+        """Return the agents that asked since the last call, and still wait for an answer."""
         found = []
         with suppress(queue.Empty):
             while True:
                 found.append(self._waiting.get_nowait())
-        return found
+        # Nobody is announced who will not come: all its neighbours would wait for it.
+        for applicant in found:
+            if applicant.is_gone:
+                applicant.close()
+        return [applicant for applicant in found if not applicant.is_gone]
 
     def put_back(self, applicant: Applicant) -> None:
         """Let an agent wait until its loss is known everywhere."""

@@ -3,7 +3,8 @@
 Every word is signed by its agent for one session, which is a hash of fresh random numbers from all
 agents. So the host of the store can neither change or invent a word, nor replay one of another run,
 nor show agents different words of the same agent. It can only withhold words, upon which agents
-time out. Once training has begun no agent needs the store, unless others join later.
+time out, or replay a refusal, upon which they do not start. Once training has begun no agent needs
+the store, unless others join later.
 """
 
 from __future__ import annotations
@@ -337,7 +338,8 @@ class Rendezvous:
             tuple[int, tuple[int, ...]], parse_json(_split_word(word).message), "the members"
         )
         self._read(word, _MEMBERS, proposer, NO_SESSION)
-        if not set(chosen) <= set(everyone):
+        # The proposal is signed, but the host may show one of an earlier run with fewer agents.
+        if not set(chosen) <= set(everyone) or len(set(chosen)) < self._start_with:
             raise ForgedWordError("members", proposer)
         if self.agent not in chosen:
             raise LateError

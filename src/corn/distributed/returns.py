@@ -45,14 +45,14 @@ class Returns:
         """Answer all requests before a step; news of a return take ``notice`` steps to spread."""
         for applicant in self._sponsor.take_applicants():
             agent = applicant.agent
-            # It may ask before its loss has been noticed: its old link ends first.
-            if agent not in membership.lost_by(step):
+            # It may ask before its loss has been noticed: its old link ends first. Or it may ask
+            # again before the step of a return that came to nothing, at which its neighbours still
+            # expect it: they would take its new link for the old return, and wait in vain.
+            if agent not in membership.lost_by(step) or membership.is_awaited(agent, step):
                 self._sponsor.put_back(applicant)
                 continue
-            refusal = refuse_terms(self._hello, applicant.request, agent)
             return_step = max(step + notice + 1, applicant.request.first_free_step)
-            if not refusal and return_step >= self._last_step:
-                refusal = "the run ends before it could take part again"
+            refusal = self._refuse(applicant, return_step)
             if refusal:
                 applicant.answer(Welcome(refusal=refusal))
                 continue
@@ -61,6 +61,17 @@ class Returns:
             self._admitted[agent] = return_step, applicant
         for _, applicant in self._admitted.values():
             applicant.report_step(step)
+
+    def _refuse(self, applicant: Applicant, return_step: int) -> str:
+        """Return why an agent is not let in; empty if it is."""
+        left = self._last_step - return_step
+        if left <= 0:
+            return "the run ends before it could take part again"
+        # As at the start of a run, all ledgers must allow all steps: new plans for survivors are
+        # made for the steps that are left, and all agents must count the same.
+        if applicant.request.hello.remaining < left:
+            return f"its ledger allows fewer releases than the {left} steps that are left"
+        return refuse_terms(self._hello, applicant.request, applicant.agent)
 
     def connect(self, agent: int) -> Link:
         """Return the link to an agent whose step has come; raise ``LinkError`` without one."""
@@ -82,3 +93,7 @@ class Returns:
         """Let nobody in any more."""
         for applicant in self._sponsor.take_applicants():
             applicant.answer(Welcome(refusal="the run ends before it could take part again"))
+        # A stop may come before the step of a return that was promised.
+        for _, applicant in self._admitted.values():
+            applicant.close()
+        self._admitted = {}

@@ -154,26 +154,45 @@ def rotate_key(folder: Path, agent: int) -> Roster:
 
     The new key keeps the record of the plans that the old one was used with: their releases count
     as before. The old key is kept under another name, as noise of earlier runs was drawn with it.
+    After a crash, call it again: it completes what was begun.
     """
-    path = folder / f"agent-{agent}.key"
-    old, roster = load_identity(path), load_roster(folder / "roster.json")
-    new = generate_identity()
-    rotated = roster.rotate(agent, old=old, new=new)
-    kept = _choose_name(path)
+    path, roster_path = folder / f"agent-{agent}.key", folder / "roster.json"
+    current, roster = load_identity(path), load_roster(roster_path)
+    old = _find_replaced(path, roster.public_key(agent))
+    if old is None:
+        old, current = current, _replace_identity(path, roster, agent)
+    rotated = roster.rotate(agent, old=old, new=current)
+    path.with_suffix(".pub").write_text(current.public_key.hex() + "\n", encoding="ascii")
+    save_roster(rotated, roster_path)
+    return rotated
+
+
+def _replace_identity(path: Path, roster: Roster, agent: int) -> Identity:
+    """Put a new key in the place of an agent's key, and return it."""
+    if roster.public_key(agent) != load_identity(path).public_key:
+        raise InvalidArgumentError(f"the roster has another key of agent {agent} than {path}")
     # The new key is complete before it takes the old one's place, so that a crash leaves one of the
     # two. The roster follows: until then the agent refuses to start.
-    partial = path.with_suffix(".new")
+    partial, new = path.with_suffix(".new"), generate_identity()
+    # One that a crash left was never used, as it never came to its place.
+    partial.unlink(missing_ok=True)
     save_identity(new, partial)
     for plan in list_used_plans(path):
         record_use(partial, bytes.fromhex(plan))
     pinned = find_pinned_roster(path)
     if pinned is not None:
         record_use(partial, bytes.fromhex(pinned), "roster")
-    os.link(path, kept)
+    os.link(path, _choose_name(path))
     partial.replace(path)
-    path.with_suffix(".pub").write_text(new.public_key.hex() + "\n", encoding="ascii")
-    save_roster(rotated, folder / "roster.json")
-    return rotated
+    return new
+
+
+def _find_replaced(path: Path, public_key: bytes) -> Identity | None:
+    """Return the old key that the roster still has, if a crash kept the new one out of it."""
+    if load_identity(path).public_key == public_key:
+        return None
+    kept = map(load_identity, sorted(path.parent.glob(f"{path.stem}.old*")))
+    return next((old for old in kept if old.public_key == public_key), None)
 
 
 def _choose_name(path: Path) -> Path:

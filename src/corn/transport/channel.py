@@ -9,6 +9,7 @@ stranger decides how much is read.
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import time
@@ -181,6 +182,16 @@ class Channel:
         for begin in range(0, length, RECORD_BYTES):
             self._receive_record(view[begin : begin + RECORD_BYTES], deadline)
         return view
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this end or the other closed the connection, as far as can be known at once."""
+        try:
+            waiting = select.poll()
+            waiting.register(self._line, select.POLLIN)
+            return bool(waiting.poll(0)) and not self._line.recv(1, socket.MSG_PEEK)
+        except (OSError, ValueError):  # a closed connection has no number
+            return True
 
     def set_timeout(self, seconds: float | None) -> None:
         """Let every message fail that is not whole after so long; None waits for ever."""

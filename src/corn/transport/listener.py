@@ -75,6 +75,9 @@ class Listener:
         self._credentials = credentials
         self._handlers: Mapping[Purpose, tuple[bytes, Handler]] = {}
         self._greeting: dict[socket.socket, float] = {}
+        # The thread of a connection that lost its place needs a moment to end. A flood must not be
+        # faster than they do.
+        self._threads = threading.Semaphore(2 * _MAX_GREETING)
         self._lock, self._is_closed = threading.Lock(), False
         threading.Thread(target=self._accept, name="corn listener", daemon=True).start()
 
@@ -114,10 +117,11 @@ class Listener:
                     del self._greeting[oldest]
                     _close(oldest)
                 self._greeting[line] = time.monotonic()
+            self._threads.acquire()
             try:
                 threading.Thread(target=self._welcome, args=(line,), daemon=True).start()
             except RuntimeError:
-                # No thread is left, of which those of strangers end soon. The port stays open.
+                # The system has no thread left. The port stays open for later.
                 self._forget(line)
                 _close(line)
 
@@ -138,10 +142,10 @@ class Listener:
         except (OSError, TamperedError, ChannelClosedError):
             # A stranger, or an agent of another run. Nothing is logged, as a flood of them would
             # fill the disk.
-            self._forget(line)
             _close(line)
             return
-        self._forget(line)
+        finally:
+            self._forget(line)
         handler(channel)
 
     def _shake_hands(self, line: socket.socket) -> tuple[Handler, Channel]:
@@ -163,6 +167,7 @@ class Listener:
     def _forget(self, line: socket.socket) -> None:
         with self._lock:
             self._greeting.pop(line, None)
+        self._threads.release()
 
 
 def dial(
