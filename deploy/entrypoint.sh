@@ -14,6 +14,8 @@
 #   CORN_CONFIG   options of corn agent in TOML (default: /etc/corn/agent.toml)
 #   CORN_PUBLIC   folder of public keys and roster.json, which all agents see (default: /public)
 #   CORN_ADVERTISE  HOST:PORT at which neighbours reach this agent (default: host's name, port 29600)
+#   CORN_AGAIN    option of an agent that was in the run before: --rejoin (the default, while the others
+#                 go on) or --resume (after all have stopped)
 #   CORN_WAIT     seconds to wait for the roster and for public keys (default: 600)
 set -eu
 umask 077
@@ -82,6 +84,13 @@ case ${1:-agent} in
     if [ -e "$OUT/done" ]; then
       echo "corn: the run is complete; remove $OUT/done to start another one" >&2
       exec sleep infinity
+    fi
+    # The agent keeps the addresses of a run as soon as it takes part in it.
+    if [ -e "$OUT/private/agent-$AGENT/addresses.json" ]; then
+      case " $* " in
+        *" --resume "* | *" --rejoin "*) ;;
+        *) set -- "$@" "${CORN_AGAIN:---rejoin}" ;;
+      esac
     fi
     export CORN_KEYS="$KEYS"
     corn agent --config "$CONFIG" --agent "$AGENT" --out "$OUT" \

@@ -173,7 +173,9 @@ def test_coalitions_that_cannot_all_be_checked_are_refused_before_the_search() -
         design("ring:669", 1.0, objective=Horizon(5), threat=ThreatModel(2))
 
 
-def test_an_interrupted_design_is_private_and_says_so() -> None:
+@pytest.mark.parametrize("drop_cost", [0.0, 0.02])
+def test_an_interrupted_design_is_private_and_says_so(drop_cost: float) -> None:
+    """It also starts no further search, such as those for designs with fewer seeds."""
     seen = []
 
     def interrupt(progress: DesignProgress) -> None:
@@ -182,7 +184,7 @@ def test_an_interrupted_design_is_private_and_says_so() -> None:
             raise KeyboardInterrupt
 
     with watch_designs(interrupt, keep_best=True):
-        result = design("ring:30", 1.0, objective=Horizon(50))
+        result = design("ring:30", 1.0, mechanism=Corn(drop_cost=drop_cost), objective=Horizon(50))
     assert result.status == "interrupted"
     assert worst_precision(result.decomposition, 1) <= 1
     assert result.value < design("ring:30", 1.0, mechanism="ldp", objective=Horizon(50)).value

@@ -136,6 +136,20 @@ def test_a_failure_is_passed_on_and_a_complete_run_is_not_started_again(ready: C
     assert ready.arguments == []
 
 
+def test_an_agent_that_was_in_the_run_returns_or_resumes(ready: Container) -> None:
+    assert ready.run(STUB_CODE="1")[0] == 1
+    assert "--rejoin" not in ready.arguments
+    private = ready.out / "private" / "agent-0"
+    private.mkdir(parents=True)
+    (private / "addresses.json").touch()
+    ready.run(STUB_CODE="1")
+    assert ready.arguments[-1] == "--rejoin"
+    ready.run(STUB_CODE="1", CORN_AGAIN="--resume")
+    assert ready.arguments[-1] == "--resume"
+    ready.run("agent", "--resume", STUB_CODE="1")
+    assert "--rejoin" not in ready.arguments
+
+
 def test_a_roster_that_the_agent_holds_is_not_replaced(ready: Container) -> None:
     """Whoever can write to the public folder cannot change whom an agent trusts."""
     before = (ready.keys / "roster.json").read_bytes()

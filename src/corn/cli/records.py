@@ -67,7 +67,7 @@ def name_options(message: str, names: Iterable[str]) -> str:
     for name in sorted(arguments, key=len, reverse=True):
         option = "--" + _OTHER_NAMES.get(name, name).replace("_", "-")
         # Single words such as unit and clip are also words of plain English, so they are replaced
-        # only where they are used as names of arguments, and not within a spec such as er:n=9,seed=1.
+        # only where they are used as names of arguments, and not in a spec such as er:n=9,seed=1.
         message = re.sub(
             rf"(?<![\w,:-]){name}='?([\w.:+-]+?)'?(?=[\s,;:)]|\.?$)", rf"{option} \1", message
         )

@@ -56,9 +56,14 @@ def design_against_insiders(
     # Before a search of hours whose result could not be checked.
     require_few_coalitions(problem.num_agents, problem.threat.max_colluders)
     first, limited = final, _ = _solve_within_noise_limit(problem, seed_groups, solver)
+    interrupted = first.interrupted
     for share in _WEAK_SHARES if drop_cost > 0 else ():
+        # The user wants the design now, not after further searches.
+        if interrupted:
+            break
         kept = _keep_strong_groups(first, share)
         lean, is_limited = _solve_within_noise_limit(problem, kept, solver)
+        interrupted = lean.interrupted
         if lean.value > (1 + drop_cost) * first.value:
             break
         final, limited = lean, is_limited
@@ -74,7 +79,7 @@ def design_against_insiders(
     status: Status = "noise limited" if limited else solver.shortfall
     if final.value <= (1 + final.tolerance) * bound:
         status = "optimal"
-    elif final.interrupted:
+    elif interrupted:
         status = "interrupted"
     elif final.lower_bound < eavesdropper_bound:
         status = "loose bound"

@@ -169,8 +169,8 @@ def _require_present(path: Path, name: str, values: Column) -> None:
         missing = np.flatnonzero(is_missing)
     if len(missing):
         raise FileFormatError(
-            f"{path}: column {name!r} has no value in row {missing[0] + 1} and {len(missing)} "
-            "rows in all: fill them in or remove these rows"
+            f"{path}: column {name!r} has no value in row {missing[0] + 1} (number of such rows: "
+            f"{len(missing)}): fill them in or remove these rows"
         )
 
 
