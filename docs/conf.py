@@ -3,6 +3,9 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
+
+import myst_nb.core.render
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -51,8 +54,24 @@ html_theme_options = {
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
+merge_streams = myst_nb.core.render.coalesce_streams
+
+
+def join_chunks(outputs: list[Any]) -> list[Any]:
+    """Join the chunks of each stream before myst_nb merges them."""
+    joined: dict[object, Any] = {}
+    for place, output in enumerate(outputs):
+        stream = output.get("name") if output["output_type"] == "stream" else place
+        if stream in joined:
+            joined[stream]["text"] += output["text"]
+        else:
+            joined[stream] = output.copy()
+    return merge_streams(list(joined.values()))
+
 
 def setup(app: object) -> None:
     """Generate pages, and make links to files outside of ``docs`` work."""
     generate_pages()
+    # Commands send their output in chunks of 100 bytes, and myst_nb ends a line after each.
+    myst_nb.core.render.coalesce_streams = join_chunks
     app.connect("source-read", adapt_links)  # type: ignore[attr-defined]
