@@ -449,12 +449,7 @@ def test_a_port_stays_open_when_no_thread_is_left(
         with socket.create_connection(where, 5) as stranger, suppress(ConnectionResetError):
             assert stranger.recv(1) == b""
     channel = dial(where, make_credentials(1, 3), 0, Purpose.LINK, session=NO_SESSION, timeout=10)
-    deadline = time.monotonic() + 10
-    while not found and time.monotonic() < deadline:
-        time.sleep(0.01)
-    for end in (channel, *found):
-        end.close()
-    assert found
+    channel.close()
 
 
 def test_a_purpose_that_nobody_handles_is_refused(listener: Listener) -> None:
