@@ -84,13 +84,20 @@ def test_a_late_agent_joins_a_run_that_began_without_it(tmp_path: Path) -> None:
             processes._configs[3] = replace(processes._configs[0], agent=3)
             processes._notes[3] = []
             processes.restart(3)
+        own = processes.progress.get(3)
+        if own is not None and own.step > 400:
+            leave_and_return(processes)
 
+    # A neighbour that returns later connects to the late agent too.
+    leave_and_return = Comeback(2, [400])
     results = run_processes(plan, tmp_path, settings, agents=[0, 1, 2], on_poll=come, seconds=150)
     assert failures(results) == {}
     assert set(results) == {0, 1, 2, 3}
     assert all(own.num_steps == NUM_STEPS for own in results.values())
     assert all(own.lost == {} for own in results.values())
     assert results[3].first_step > 50
+    assert leave_and_return.num_restarts == 1
+    assert all(own.cut_links == {} for own in results.values())
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def keygen(
             f"replaced {keys / f'agent-{agent}.key'}; the old key is kept with the ending .old, "
             "copy roster.json to all agents"
         )
-        _print_fingerprint(roster)
+        _print_fingerprint(roster, "agents that know the old roster accept it")
         if json:
             print_json({"keys": str(keys), "fingerprint": roster.fingerprint.hex()})
         return
@@ -95,7 +95,7 @@ def roster(
     made = Roster(tuple(_read_public_key(path) for path in found))
     save_roster(made, out)
     print_note(f"wrote {out} with {len(found)} public keys")
-    _print_fingerprint(made)
+    _print_fingerprint(made, "compare it with the owners of all agents before the first run")
     if json:
         print_json(
             {
@@ -106,13 +106,11 @@ def roster(
         )
 
 
-def _print_fingerprint(made: Roster) -> None:
+def _print_fingerprint(made: Roster, advice: str) -> None:
     """Print the fingerprint of a roster in groups that people can read out to each other."""
     digits = made.fingerprint.hex()
     groups = " ".join(digits[at : at + 4] for at in range(0, len(digits), 4))
-    print_note(
-        f"fingerprint {groups}: compare it with the owners of all agents before the first run"
-    )
+    print_note(f"fingerprint {groups}: {advice}")
 
 
 def _number(path: Path) -> int:

@@ -193,6 +193,7 @@ def return_to_run(
     plan, ledger = run.plan, run.keyring.ledger
     require_pair_seeds(plan, "--rejoin")
     total = check_total(ledger.remaining)
+    rendezvous.announce_address()
     addresses = rendezvous.read_addresses()
     if run.folders is not None:
         addresses = load_addresses(run.folders.private)[1] | addresses
@@ -208,7 +209,7 @@ def return_to_run(
     welcome, step = admission.welcome, admission.welcome.return_step
     ledger.join_run(step)
     known = {int(who): place for who, place in (welcome.addresses or {}).items()}
-    rendezvous.adopt(Meeting(bytes.fromhex(welcome.session), known))
+    rendezvous.adopt(Meeting(bytes.fromhex(welcome.session), addresses | known))
     agreement = Agreement(
         nonce=bytes.fromhex(welcome.nonce),
         first_step=step,

@@ -223,7 +223,7 @@ def request_return(
                 sponsor,
                 request,
                 sorted(neighbours),
-                addresses[sponsor],
+                addresses,
                 dtype=dtype,
                 max_bytes=max_bytes,
             )
@@ -238,7 +238,7 @@ def _return_by(
     sponsor: int,
     request: Request,
     neighbours: list[int],
-    address: Address,
+    addresses: Mapping[int, Address],
     *,
     dtype: torch.dtype,
     max_bytes: int,
@@ -246,7 +246,7 @@ def _return_by(
     timeout = rendezvous.timeout
     check = rendezvous.check_interruption
     channel = dial(
-        address,
+        addresses[sponsor],
         rendezvous.credentials,
         sponsor,
         Purpose.REJOIN,
@@ -268,7 +268,7 @@ def _return_by(
                 f"named step {welcome.return_step} for the return, but steps before "
                 f"{request.first_free_step} may have been released under the same noise"
             )
-        links = _open_links(rendezvous, welcome, neighbours, max_bytes=max_bytes)
+        links = _open_links(rendezvous, welcome, neighbours, addresses, max_bytes=max_bytes)
         try:
             header, parameters = _await_model(channel, rendezvous, sponsor, dtype, max_bytes)
         except BaseException:
@@ -283,11 +283,19 @@ def _return_by(
 
 
 def _open_links(
-    rendezvous: Rendezvous, welcome: Welcome, neighbours: list[int], *, max_bytes: int
+    rendezvous: Rendezvous,
+    welcome: Welcome,
+    neighbours: list[int],
+    addresses: Mapping[int, Address],
+    *,
+    max_bytes: int,
 ) -> dict[int, Link]:
     """Connect to all neighbours at the same time; those that are not there are left out."""
-    # The agent that returns connects to all: the others do not know its new address.
-    known = {int(agent): address for agent, address in (welcome.addresses or {}).items()}
+    # The agent that returns connects to all: the others do not know its new address. Agents that
+    # came late are not among those of the start, but may be at the store.
+    known = dict(addresses) | {
+        int(agent): address for agent, address in (welcome.addresses or {}).items()
+    }
     links: dict[int, Link] = {}
     session = bytes.fromhex(welcome.session)
 

@@ -40,6 +40,7 @@ from corn.transport import (
     Purpose,
     RemoteStore,
     Store,
+    StoreLostError,
 )
 
 _SECONDS_TO_LEAVE = 5.0
@@ -283,6 +284,15 @@ class Rendezvous:
     def check_interruption(self) -> None:
         """Raise if a person ended the start of the run."""
         raise_if_stopped(self.interruption)
+
+    def announce_address(self) -> None:
+        """Publish the address of an agent that comes late, if the store is still there.
+
+        Agents that return after it connect to it there.
+        """
+        message = json.dumps([secrets.token_hex(_CHALLENGE_BYTES), *self.address]).encode()
+        with suppress(StoreLostError):
+            self._put(f"{_JOIN}/{self.agent}", message, NO_SESSION, is_first=False)
 
     def adopt(self, meeting: Meeting) -> None:
         """Take part in a meeting of others, which is over."""
