@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test docs release lint format types pytest clean
+.PHONY: help demo test docs docs-check release lint format types pytest clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -17,6 +17,12 @@ test: lint types pytest  ## install the development extras, lint, type-check and
 
 docs: $(VENV)/installed-docs  ## build the documentation into docs/_build/html, and run its tutorials
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+# Executing the tutorials takes two minutes of one core. Without it the build still checks links, the
+# table of contents and the reference.
+docs-check: $(VENV)/installed-docs
+	$(BIN)/python -m sphinx -W --keep-going -q -b html -D nb_execution_mode=off \
+	  -D suppress_warnings=myst-nb.lexer docs docs/_build/check
 
 release: $(VENV)/installed-dev  ## build wheel and sdist, and use each in a clean environment
 	rm -rf dist
