@@ -4,9 +4,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
 from corn.covariance import ThreatModel
-from tests.oracles.network_attack import KINDS, Intervention, judge, run_network
+from corn.distributed import AgentResult, RunStatus
+from tests.oracles.network_attack import KINDS, Intervention, Strangers, judge, run_network
 
 from .harness import small_plan
 
@@ -44,3 +46,20 @@ def test_two_runs_without_an_attacker_are_equal_to_the_bit(tmp_path: Path) -> No
     results = [run_network(PLAN, tmp_path / name, None)[0] for name in ("a", "b")]
     models = [[own.parameters.tolist() for own in run] for run in results]  # type: ignore[union-attr]
     assert models[0] == models[1]
+
+
+@pytest.mark.slow
+def test_strangers_at_every_port_change_nothing(tmp_path: Path) -> None:
+    """They connect to all agents and to the store, during the start and the training."""
+    strangers = Strangers()
+    try:
+        disturbed, _ = run_network(PLAN, tmp_path / "a", None, timeout=10, strangers=strangers)
+    finally:
+        strangers.stop()
+    calm, _ = run_network(PLAN, tmp_path / "b", None)
+    assert strangers.num_connections > 20
+    for own, reference in zip(disturbed, calm, strict=True):
+        assert isinstance(own, AgentResult), own
+        assert isinstance(reference, AgentResult)
+        assert (own.status, own.notes) == (RunStatus.COMPLETE, ())
+        assert torch.equal(own.parameters, reference.parameters)

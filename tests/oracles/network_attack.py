@@ -155,12 +155,54 @@ def samples_of(agent: int) -> TensorDataset:
     return TensorDataset(inputs, (inputs.sum(dim=1) > 0).long())
 
 
+class Strangers:
+    """Threads that connect to ports and send garbage, silence or half a greeting, all the time."""
+
+    def __init__(self) -> None:
+        self._is_over = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.num_connections = 0
+
+    def disturb(self, address: tuple[str, int]) -> None:
+        """Begin to disturb a port."""
+        thread = threading.Thread(target=self._pester, args=(address,), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def stop(self) -> None:
+        """Leave all ports alone."""
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join(10)
+
+    def _pester(self, address: tuple[str, int]) -> None:
+        own, lines = random.Random(address[1]), list[socket.socket]()
+        while not self._is_over.wait(0.01):
+            with suppress(OSError):
+                lines.append(socket.create_connection(address, timeout=1))
+                self.num_connections += 1
+                lines[-1].sendall(
+                    own.choice(
+                        [b"", b"GET / HTTP/1.1\r\n\r\n", b"CorN\x01\x02", own.randbytes(4096)]
+                    )
+                )
+            while len(lines) > 100:
+                lines.pop(0).close()
+        for line in lines:
+            line.close()
+
+
 def run_network(
-    plan: Plan, out: Path, intervention: Intervention | None, *, timeout: float = 3.0
+    plan: Plan,
+    out: Path,
+    intervention: Intervention | None,
+    *,
+    timeout: float = 3.0,
+    strangers: Strangers | None = None,
 ) -> tuple[list[AgentResult | BaseException], bool]:
     """Run all agents in threads, through the attacker's proxies; return how each ended.
 
-    Also return whether the attacker came to act.
+    Also return whether the attacker came to act. ``strangers`` disturb every open port.
     """
     n = plan.num_agents
     results: list[Any] = [None] * n
@@ -168,6 +210,8 @@ def run_network(
 
     def place(target: int, address: tuple[str, int]) -> tuple[str, int]:
         """Return the attacker's address for a port."""
+        if strangers is not None:
+            strangers.disturb(address)
         is_attacked = intervention is not None and intervention.target == target
         proxies.append(Proxy(address, intervention if is_attacked else None))
         return proxies[-1].address
