@@ -52,7 +52,7 @@ TIGHT = 0.9
 
 @dataclass(frozen=True)
 class AuditSettings:
-    """How an audit is made.
+    """Settings of an audit.
 
     Attributes:
         through: ``shares`` (the noise that agents draw), ``step`` (sampling, clipping, noise,
@@ -78,7 +78,7 @@ class AuditSettings:
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """What the best attacker of one view learns about one victim.
+    """Knowledge that the best attacker of one view gains about one victim.
 
     Attributes:
         victim: the agent with the canary.

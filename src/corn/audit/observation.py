@@ -69,7 +69,7 @@ class Signal:
 
 
 class Observation(Protocol):
-    """What a test of one plan is made from.
+    """Material for a test of one plan.
 
     Attributes:
         problems: faults that need no test, such as a release off the grid.

@@ -105,7 +105,7 @@ class Canaries:
 
 @dataclass(frozen=True, eq=False)
 class OneRunReport:
-    """What the guesses about one run prove.
+    """Proof from the guesses about one run.
 
     Attributes:
         num_canaries: m.

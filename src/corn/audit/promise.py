@@ -1,4 +1,4 @@
-"""What a plan promises an agent over the releases that an audit observes."""
+"""Promises of a plan to an agent over the releases that an audit observes."""
 
 from __future__ import annotations
 

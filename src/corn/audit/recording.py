@@ -43,7 +43,7 @@ _TIMEOUT = 120.0
 
 @dataclass(frozen=True, eq=False)
 class RecordedRun:
-    """What agents sent in a run, and its nonce, which all of them know.
+    """Messages of agents in a run, and its nonce, which all of them know.
 
     ``messages`` has shape (steps, n, d): the first message of each step, before mixing.
     """

@@ -50,7 +50,7 @@ class Insiders:
 
 @dataclass(frozen=True, eq=False)
 class Pressure:
-    """What the coalitions ask for at a candidate, summed with the weights of a softmax.
+    """Demands of the coalitions at a candidate, summed with the weights of a softmax.
 
     Attributes:
         largest: the largest [(R^(I))⁻¹]_ii of an agent outside I, relative to nothing.

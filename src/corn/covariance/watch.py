@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class DesignProgress:
-    """How far a design is.
+    """Progress of a design.
 
     Attributes:
         evaluations: evaluations so far.

@@ -55,7 +55,7 @@ class ProtocolError(PublicError):
 
 @dataclass(frozen=True)
 class News:
-    """What an agent knows of others, which travels with every message.
+    """Knowledge of an agent about others, which travels with every message.
 
     Attributes:
         cuts: the links that broke, each with a step at which this was noticed.

@@ -53,7 +53,7 @@ class RejoinError(PublicError):
 
 @dataclass(frozen=True)
 class Request:
-    """What an agent that wants to return sends to its sponsor.
+    """Request of an agent that wants to return, to its sponsor.
 
     Attributes:
         hello: its terms, which must be those of the run.
@@ -66,7 +66,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Welcome:
-    """What a sponsor answers.
+    """Answer of a sponsor.
 
     Attributes:
         session: of the run, in hexadecimal.

@@ -28,7 +28,7 @@ from corn.privacy.composition import Expense, PlanTerms, compose_expenses
 
 @dataclass(frozen=True)
 class TuningPrice:
-    """What all runs of some methods spend together, for the agent that loses most.
+    """Price of all runs of some methods together, for the agent that loses most.
 
     Attributes:
         num_runs: how many there were.

@@ -1,4 +1,4 @@
-"""How samples are chosen for mini-batches: by whose random numbers, at which rates, from whom."""
+"""Choice of samples for mini-batches: by whose random numbers, at which rates, from whom."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ _TOLERANCE = 0.1
 
 @dataclass(frozen=True)
 class TrainingScale:
-    """What is known of a training problem without looking at data.
+    """Facts of a training problem that are known without looking at data.
 
     Attributes:
         num_agents: n.

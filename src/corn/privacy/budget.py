@@ -38,7 +38,7 @@ _PER_AGENT = ("epsilon", "delta", "sampling_rate", "samples_per_agent")
 
 
 class AgentPromise(NamedTuple):
-    """What one agent is promised, and the query that it is promised for."""
+    """Promise to one agent, and the query that it is made for."""
 
     epsilon: float
     delta: float

@@ -63,7 +63,7 @@ class ChannelClosedError(PublicError):
 @final
 @dataclass(frozen=True, eq=False)
 class Credentials:
-    """What an agent proves itself with, and knows the others by.
+    """Keys by which an agent proves itself and knows the others.
 
     Attributes:
         agent: its number.
