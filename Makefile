@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test docs docs-check release lint format types pytest clean
+.PHONY: help demo test docs docs-check release coverage lint format types pytest clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -41,6 +41,9 @@ types: $(VENV)/installed-dev
 	$(BIN)/mypy
 
 pytest: $(VENV)/installed-dev
+	$(BIN)/pytest
+
+coverage: $(VENV)/installed-dev  ## run every test and measure coverage, which takes a third longer
 	$(BIN)/pytest --cov --cov-report=term
 
 clean:  ## remove the environment and everything generated
