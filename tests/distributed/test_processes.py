@@ -371,7 +371,8 @@ def test_all_agents_stop_together_on_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        ("key", r"agent 0: no message \(join\) from agent 1 within 3 s"),
+        # Agent 1 cannot tell the others, which time out; whichever failure comes first is reported.
+        ("key", r"no message \(join\) from agent 1 within 3 s|agent-1\.key: cannot be read"),
         ("plan", "agents differ in the plan's fingerprint: agent 1 has"),
         ("checkpoint", r"agent 1: .*checkpoint-100\.corn: not a checkpoint, or a damaged one"),
         ("settings", "agents differ in step sizes: agent 1 has Constant"),
