@@ -1,17 +1,21 @@
 """Small networks of real agent processes, with faults injected on the way."""
 
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 from corn.covariance import DEFAULT_THREAT, MechanismName, ThreatModel
 from corn.distributed.joining import host_store
-from corn.distributed.keyring import find_credentials, make_keys
+from corn.distributed.keyring import NoiseShare, find_credentials, make_keys
 from corn.distributed.processes import AgentProcesses
 from corn.distributed.results import AgentResult, FailureKind
 from corn.distributed.settings import AgentConfig, RunSettings
+from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
 from corn.learn.workloads import Workload
 from corn.plan import Plan, make_plan, save_plan
@@ -42,11 +46,34 @@ def small_plan(
 
 @dataclass(frozen=True)
 class Fault:
-    """A signal sent to an agent as soon as it has come to a step."""
+    """A signal that an agent sends to itself when it draws its noise at a step, or at a later one.
+
+    A signal sent by the test could arrive steps later, or after the end, on a busy machine.
+    """
 
     agent: int
     step: int
     signal: int = signal.SIGKILL
+
+
+@dataclass(frozen=True)
+class FaultyWorkload(Workload):
+    """A workload whose agent sends itself the signal of a fault."""
+
+    fault: Fault | None = None
+
+    def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
+        fault, take = self.fault, NoiseShare.take
+        assert fault is not None
+
+        def take_or_fail(share: NoiseShare, step: int) -> Tensor:
+            if step >= fault.step:
+                setattr(NoiseShare, "take", take)  # noqa: B010
+                os.kill(os.getpid(), fault.signal)
+            return take(share, step)
+
+        setattr(NoiseShare, "take", take_or_fail)  # noqa: B010
+        return super().build(num_agents, agents)
 
 
 def run_processes(
@@ -72,7 +99,10 @@ def run_processes(
     processes = AgentProcesses(
         {
             agent: AgentConfig(
-                workload=workload if isinstance(workload, Workload) else workload[agent],
+                workload=add_fault(
+                    workload if isinstance(workload, Workload) else workload[agent],
+                    [fault for fault in faults if fault.agent == agent],
+                ),
                 settings=choose(settings, agent),
                 out=out,
                 plan=(plans or {}).get(agent, out / "plan.corn"),
@@ -85,22 +115,24 @@ def run_processes(
             for agent in (range(plan.num_agents) if agents is None else agents)
         }
     )
-    left, deadline = list(faults), time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     try:
         processes.start()
         while processes.is_running:
             assert time.monotonic() < deadline, f"hangs: {processes.progress}, {processes.results}"
             processes.poll(0.02)
-            for fault in list(left):
-                progress = processes.progress.get(fault.agent)
-                if progress is not None and progress.step >= fault.step:
-                    processes.send_signal(fault.agent, fault.signal)
-                    left.remove(fault)
             if on_poll:
                 on_poll(processes)
         return dict(sorted(processes.results.items()))
     finally:
         processes.close()
+
+
+def add_fault(workload: Workload, faults: Sequence[Fault]) -> Workload:
+    if not faults:
+        return workload
+    (fault,) = faults
+    return FaultyWorkload(**vars(workload), fault=fault)
 
 
 def choose(settings: RunSettings | Mapping[int, RunSettings] | None, agent: int) -> RunSettings:
