@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from corn import learn
-from corn.covariance import Horizon, ThreatModel, design
+from corn.covariance import Horizon, ThreatModel, default_objective, design
 from corn.experiments import FULL, CellStore, make_studies
 from corn.experiments.cells import DesignCell, TrainingCell, key_of
-from corn.experiments.methods import CORN_TWO_INSIDERS, METHODS, NONE
+from corn.experiments.methods import CORN_DEFAULT, CORN_TWO_INSIDERS, METHODS, NONE
 from corn.experiments.parallel import compute_cells
-from corn.topology import load_network
+from corn.privacy import PrivacyBudget
+from corn.topology import choose_cooldown, load_network
 
 from .scales import TINY
 
@@ -67,6 +68,48 @@ def test_a_training_cell_gives_the_losses_of_the_library(tmp_path: Path) -> None
         assert losses[str(row["step_size"]), int(row["seed"])] == pytest.approx(
             float(row["test_loss"]), rel=1e-4
         )
+
+
+def test_a_line_with_defaults_is_trained_as_by_corn_train() -> None:
+    """Momentum, cool-down and Poisson sampling of a sample, from the cell and from the library."""
+    cell = replace(
+        first_training_cell("fig5b-sample"), methods=(CORN_DEFAULT,), num_steps=200, seeds=(0,)
+    )
+    (run,) = cell.compute({CORN_DEFAULT.name: cell.designs[CORN_DEFAULT.name].compute()}, None)[
+        "runs"
+    ]
+    problem = learn.make_workload(
+        cell.task, 6, model=cell.model, partition=cell.partition, seed=cell.data_seed
+    )
+    budget = PrivacyBudget(
+        cell.epsilon,
+        cell.delta,
+        cell.num_steps,
+        cell.clip,
+        unit="sample",
+        batch_size=cell.batch_size,
+        samples_per_agent=min(problem.data.sizes),
+    )
+    assert budget.query.sampling == "poisson"
+    network = load_network(cell.graph)
+    objective = default_objective(cell.num_steps)
+    cap, threat = budget.precision_cap, CORN_DEFAULT.threat
+    noise = design(network.mixing_matrix, cap, objective=objective, threat=threat)
+    result = learn.run_sweep(
+        problem,
+        network,
+        learn.make_grid([learn.Method.private("corn", noise, budget)], step_sizes=cell.step_sizes),
+        settings=learn.SweepSettings(
+            cell.num_steps,
+            cell.batch_size,
+            cooldown_steps=choose_cooldown(network, cell.num_steps),
+            momentum=objective.momentum,
+        ),
+        evaluate_at=[cell.num_steps],
+        show_progress=False,
+    )
+    assert objective.momentum > 0
+    assert run["test_loss"] == pytest.approx(float(result.last_rows[0]["test_loss"]), rel=1e-4)
 
 
 def test_a_run_that_broke_down_is_listed_and_has_no_value() -> None:
@@ -141,9 +184,9 @@ def test_the_key_does_not_depend_on_labels() -> None:
 def test_keys_of_stored_results_do_not_change() -> None:
     """Cells of the full scale took hours. Another key would discard them."""
     for name, key in (
-        ("fig5b-sample", "5c0d02e146fb26490abe62f2"),
-        ("fig5b-agent", "d66c72a0021d7583977b3a8a"),
-        ("fig4a", "0d7b741ec60fa05d1be37667"),
+        ("fig5b-sample", "3c1db564def645039d8a51a5"),
+        ("fig5b-agent", "c93abf8f8c99e8a496bb6124"),
+        ("fig4a", "6d8e823a1b7824e5f0ea8261"),
     ):
         (study,) = make_studies([name], FULL)
         assert key_of(study.cells({})[0]) == key

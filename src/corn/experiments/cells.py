@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -32,7 +32,7 @@ from corn.files import writing_whole
 from corn.learn.names import ModelName
 from corn.learn.schedule import ScheduleName
 from corn.privacy import Unit
-from corn.topology import load_network
+from corn.topology import Network, choose_cooldown, load_network
 from corn.version import __version__
 
 CellResult: TypeAlias = dict[str, Any]
@@ -56,6 +56,8 @@ class DesignCell:
         judged_over: the length over which its accumulated noise is measured.
         max_colluders: the largest coalition of insiders that it protects against.
         seeds: the groups of agents that share a seed.
+        disagreement_weight: the weight of what a cool-down removes.
+        momentum: the momentum that its objective counts on.
     """
 
     graph: str
@@ -64,6 +66,8 @@ class DesignCell:
     judged_over: float
     max_colluders: int = 0
     seeds: str = "global"
+    disagreement_weight: float = 1.0
+    momentum: float = 0.0
 
     @property
     def cost(self) -> float:
@@ -77,7 +81,7 @@ class DesignCell:
             W,
             1.0,
             mechanism=find_mechanism(self.mechanism),
-            objective=Horizon(self.horizon),
+            objective=Horizon(self.horizon, self.disagreement_weight, self.momentum),
             threat=ThreatModel(self.max_colluders, self.seeds),
         )
         return {
@@ -143,7 +147,35 @@ class TrainingCell:
             directory=directory,
             stand_in=False,
         )
-        methods = [self._make_method(spec, designs, network.num_agents) for spec in self.methods]
+        # Momentum, cool-down and sampling belong to a sweep, so lines that differ in them are
+        # trained apart. Their random numbers are the same: a seed decides them.
+        sweeps = [
+            self._train(problem, network, own, designs)
+            for uses_defaults in (False, True)
+            if (own := [spec for spec in self.methods if spec.uses_defaults == uses_defaults])
+        ]
+        minimum = getattr(problem.task, "minimum", None)
+        return {
+            "task": problem.task.describe(),
+            "notes": list(problem.notes),
+            "agent_samples": list(problem.data.sizes),
+            "runs": [run for result in sweeps for run in _final_runs(result, minimum)],
+            "stopped": [
+                f"{', '.join(map(str, run))}: {why}"
+                for result in sweeps
+                for run, why in result.stopped.items()
+            ],
+        }
+
+    def _train(
+        self,
+        problem: learn.TrainingProblem,
+        network: Network,
+        specs: Sequence[MethodSpec],
+        designs: Mapping[str, CellResult],
+    ) -> learn.Result:
+        methods = [self._make_method(spec, designs, problem.data.sizes) for spec in specs]
+        uses_defaults = specs[0].uses_defaults
         result = learn.run_sweep(
             problem,
             network,
@@ -152,6 +184,8 @@ class TrainingCell:
                 self.num_steps,
                 self.batch_size,
                 self.seeds,
+                cooldown_steps=choose_cooldown(network, self.num_steps) if uses_defaults else 0,
+                momentum=specs[0].objective(self.num_steps).momentum,
                 # Gaps of the quadratic are differences of nearly equal losses.
                 dtype="float64" if self.task == "quadratic" else "float32",
             ),
@@ -161,26 +195,20 @@ class TrainingCell:
         # A sweep ends early at Ctrl-C and returns what it has. Half a cell must not be stored.
         if result.status == "interrupted":
             raise KeyboardInterrupt
-        minimum = getattr(problem.task, "minimum", None)
-        return {
-            "task": problem.task.describe(),
-            "notes": list(problem.notes),
-            "agent_samples": list(problem.data.sizes),
-            "runs": _final_runs(result, minimum),
-            "stopped": [f"{', '.join(map(str, r))}: {why}" for r, why in result.stopped.items()],
-        }
+        return result
 
     def _make_method(
-        self, spec: MethodSpec, designs: Mapping[str, CellResult], num_agents: int
+        self, spec: MethodSpec, designs: Mapping[str, CellResult], sizes: Sequence[int]
     ) -> learn.Method:
         batch_size = self.batch_size if self.unit == "sample" else None
         budget = spec.budget(
-            self.epsilon, self.delta, self.num_steps, self.clip, self.unit, batch_size
+            *(self.epsilon, self.delta, self.num_steps, self.clip, self.unit, batch_size),
+            samples_per_agent=min(sizes),
         )
         if spec.mechanism == "none":
             return learn.Method.non_private(*budget.queries, name=spec.name)
         if spec.mechanism == "central":
-            return learn.Method.central(budget, num_agents, name=spec.name)
+            return learn.Method.central(budget, len(sizes), name=spec.name)
         shares = _read_noise(designs[spec.name]["noise"], budget.precision_cap)
         return learn.Method.private(spec.name, shares, budget, threat=spec.threat)
 
@@ -191,13 +219,16 @@ Results: TypeAlias = Mapping[Cell, CellResult]
 
 def make_design_cell(method: MethodSpec, graph: str, num_steps: int) -> DesignCell:
     """Return the cell of a method's covariance for a run of ``num_steps`` steps."""
+    objective = method.objective(num_steps)
     return DesignCell(
         graph=graph,
         mechanism=method.mechanism,
-        horizon=method.objective(num_steps).length,
+        horizon=objective.length,
         judged_over=default_objective(num_steps).length,
         max_colluders=method.max_colluders,
         seeds="pairs" if method.max_colluders else "global",
+        disagreement_weight=objective.disagreement_weight,
+        momentum=objective.momentum,
     )
 
 

@@ -38,6 +38,9 @@ class MethodSpec:
             otherwise that of one step, as in the paper.
         max_colluders: the largest coalition of insiders that the design protects against, with a
             seed for every pair of agents; 0 for an eavesdropper only.
+        uses_defaults: whether it is trained as ``corn train`` does by default: with momentum, a
+            cool-down of one mixing time, a design that counts on both, and Poisson sampling for
+            unit sample; otherwise as in the paper, without them.
     """
 
     # Stored cells are found by these fields, `label` excepted: a new or renamed field changes every
@@ -48,6 +51,7 @@ class MethodSpec:
     accounting: Accounting = "gdp"
     accumulates: bool = False
     max_colluders: int = 0
+    uses_defaults: bool = False
 
     @property
     def is_in_paper(self) -> bool:
@@ -81,12 +85,17 @@ class MethodSpec:
         clip: float,
         unit: Unit = "agent",
         batch_size: int | None = None,
+        samples_per_agent: int | None = None,
     ) -> PrivacyBudget:
         """Return the budget that this line states; samples count at every step, as in the paper.
+
+        For lines with the defaults of ``corn train``, samples count with the probability that
+        Poisson sampling takes them from the smallest agent, which has ``samples_per_agent``.
 
         The paper's constant may spend more than the budget outside its proven range. The claims
         check that, so the warning is suppressed here: it would appear for every point of a figure.
         """
+        is_poisson = self.uses_defaults and unit == "sample"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CornWarning)
             return PrivacyBudget(
@@ -97,11 +106,14 @@ class MethodSpec:
                 unit,
                 self.accounting,
                 batch_size=batch_size,
-                sampling="every-step",
+                sampling="poisson" if is_poisson else "every-step",
+                samples_per_agent=samples_per_agent if is_poisson else None,
             )
 
     def objective(self, num_steps: int) -> Horizon:
         """Return the objective of its design for a run of ``num_steps`` steps."""
+        if self.uses_defaults:
+            return default_objective(num_steps)
         # Agents of the paper's experiments use their own models, without a cool-down, so the weight
         # of disagreement stays 1.
         return Horizon(default_objective(num_steps).length) if self.accumulates else ONE_STEP
@@ -120,11 +132,27 @@ CORN_ONE_INSIDER = MethodSpec(
 CORN_TWO_INSIDERS = MethodSpec(
     "corn-2-insiders", "CorN, 2 insiders", "corn", accumulates=True, max_colluders=2
 )
-CENTRAL = MethodSpec("central", "central DP (trusted server)", "central")
+CORN_DEFAULT = MethodSpec(
+    "corn-default", "CorN as in corn train", "corn", accumulates=True, uses_defaults=True
+)
+CORN_DEFAULT_ONE_INSIDER = MethodSpec(
+    "corn-default-1-insider",
+    "CorN as in corn train, 1 insider",
+    "corn",
+    accumulates=True,
+    max_colluders=1,
+    uses_defaults=True,
+)
+CENTRAL = MethodSpec(
+    "central", "central DP (trusted server)", "central", accumulates=True, uses_defaults=True
+)
 NONE = MethodSpec("none", "no noise", "none")
 
 PAIR_SEEDS = MethodSpec("corn-pairs", "CorN, a seed for each pair", "corn", accumulates=True)
 LINK_SEEDS = MethodSpec("corn-links", "CorN, a seed for each link", "corn", accumulates=True)
+
+DEFAULT_METHODS = (CORN_DEFAULT, CORN_DEFAULT_ONE_INSIDER)
+"""CorN as ``corn train`` runs it."""
 
 PAPER_METHODS = (LDP_PAPER, DECOR_PAPER, CORN_PAPER)
 """The paper's constant, eq. (13b), and its one-step objective."""
@@ -136,10 +164,12 @@ ADDED_METHODS = (
     CORN,
     CORN_ONE_INSIDER,
     CORN_TWO_INSIDERS,
+    *DEFAULT_METHODS,
     CENTRAL,
     NONE,
 )
-"""Exact accounting, designs for accumulated noise, designs against insiders, and two limits."""
+"""Exact accounting, designs for accumulated noise and against insiders, the defaults of ``corn
+train``, and two limits."""
 
 METHODS = (*PAPER_METHODS, *ADDED_METHODS)
 """All lines of the figures except those of seed groups in Figure 2."""

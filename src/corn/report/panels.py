@@ -26,8 +26,11 @@ _CROSS_LABEL = "× exact ε is larger"
 
 Lines: TypeAlias = Literal["paper", "main", "all"]
 
-_MAIN = ("ldp", "decor", "corn", "corn-1-insider", "central", "none")
-"""The lines that answer a reader's questions; a panel with more becomes hard to read."""
+_MAIN = ("ldp", "decor", "corn", "corn-default", "central", "none", "corn-1-insider")
+"""The lines that answer a reader's questions, the most important first."""
+
+_MOST_MAIN = 6
+"""The number of lines above which a panel becomes hard to read."""
 
 _LABEL_DISTANCE = 0.055
 """The least distance of two labelled places, as a part of the axis: a label of four digits."""
@@ -55,6 +58,8 @@ _STYLES = {
     "corn-one-step": LineStyle("#56B4E9", "-", "P"),
     "corn-1-insider": LineStyle("#CC79A7", (0, (6, 1.5)), "^"),
     "corn-2-insiders": LineStyle("#332288", (0, (6, 1.5, 1.5, 1.5)), "v"),
+    "corn-default": LineStyle("#000000", "-", "h"),
+    "corn-default-1-insider": LineStyle("#000000", (0, (6, 1.5)), "h"),
     "corn-pairs": LineStyle(MECHANISM_COLOURS["corn"], "-", "D"),
     "corn-links": LineStyle("#CC79A7", (0, (6, 1.5)), "<"),
     "central": LineStyle(MECHANISM_COLOURS["central"], "--", "*"),
@@ -118,13 +123,15 @@ def choose_lines(methods: Iterable[MethodSpec], lines: Lines) -> list[MethodSpec
 
     >>> from corn.experiments import METHODS
     >>> len(METHODS), [method.name for method in choose_lines(METHODS, "main")][:3]
-    (11, ['ldp', 'decor', 'corn'])
+    (13, ['ldp', 'decor', 'corn'])
     """
     distinct = list(dict.fromkeys(methods))
     if lines == "paper":
         return [method for method in distinct if method.is_in_paper]
-    if lines == "main" and len(distinct) > len(_MAIN):
-        return [method for method in distinct if method.name in _MAIN]
+    if lines == "main" and len(distinct) > _MOST_MAIN:
+        names = [method.name for method in distinct]
+        main = [name for name in _MAIN if name in names][:_MOST_MAIN]
+        return [method for method in distinct if method.name in main]
     return distinct
 
 
