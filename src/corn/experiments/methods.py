@@ -132,12 +132,12 @@ CORN_ONE_INSIDER = MethodSpec(
 CORN_TWO_INSIDERS = MethodSpec(
     "corn-2-insiders", "CorN, 2 insiders", "corn", accumulates=True, max_colluders=2
 )
-CORN_DEFAULT = MethodSpec(
-    "corn-default", "CorN as in corn train", "corn", accumulates=True, uses_defaults=True
+CORN_COOLDOWN = MethodSpec(
+    "corn-cooldown", "CorN, cool-down", "corn", accumulates=True, uses_defaults=True
 )
-CORN_DEFAULT_ONE_INSIDER = MethodSpec(
-    "corn-default-1-insider",
-    "CorN as in corn train, 1 insider",
+CORN_COOLDOWN_ONE_INSIDER = MethodSpec(
+    "corn-cooldown-1-insider",
+    "CorN, cool-down, 1 insider",
     "corn",
     accumulates=True,
     max_colluders=1,
@@ -151,7 +151,7 @@ NONE = MethodSpec("none", "no noise", "none")
 PAIR_SEEDS = MethodSpec("corn-pairs", "CorN, a seed for each pair", "corn", accumulates=True)
 LINK_SEEDS = MethodSpec("corn-links", "CorN, a seed for each link", "corn", accumulates=True)
 
-DEFAULT_METHODS = (CORN_DEFAULT, CORN_DEFAULT_ONE_INSIDER)
+COOLDOWN_METHODS = (CORN_COOLDOWN, CORN_COOLDOWN_ONE_INSIDER)
 """CorN as ``corn train`` runs it."""
 
 PAPER_METHODS = (LDP_PAPER, DECOR_PAPER, CORN_PAPER)
@@ -164,7 +164,7 @@ ADDED_METHODS = (
     CORN,
     CORN_ONE_INSIDER,
     CORN_TWO_INSIDERS,
-    *DEFAULT_METHODS,
+    *COOLDOWN_METHODS,
     CENTRAL,
     NONE,
 )
