@@ -57,22 +57,22 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class FaultyWorkload(Workload):
-    """A workload whose agent sends itself the signal of a fault."""
+class DisturbedWorkload(Workload):
+    """A workload whose agent pauses in every step and sends itself the signals of its faults."""
 
-    fault: Fault | None = None
+    faults: tuple[Fault, ...] = ()
+    pause: float = 0.0
 
     def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
-        fault, take = self.fault, NoiseShare.take
-        assert fault is not None
+        faults, pause, take = list(self.faults), self.pause, NoiseShare.take
 
-        def take_or_fail(share: NoiseShare, step: int) -> Tensor:
-            if step >= fault.step:
-                setattr(NoiseShare, "take", take)  # noqa: B010
-                os.kill(os.getpid(), fault.signal)
+        def disturb(share: NoiseShare, step: int) -> Tensor:
+            time.sleep(pause)
+            if faults and step >= faults[0].step:
+                os.kill(os.getpid(), faults.pop(0).signal)
             return take(share, step)
 
-        setattr(NoiseShare, "take", take_or_fail)  # noqa: B010
+        setattr(NoiseShare, "take", disturb)  # noqa: B010
         return super().build(num_agents, agents)
 
 
@@ -82,6 +82,7 @@ def run_processes(
     settings: RunSettings | Mapping[int, RunSettings] | None = None,
     *,
     faults: Sequence[Fault] = (),
+    pause: float = 0.0,
     workload: Workload | Mapping[int, Workload] = WORKLOAD,
     plans: Mapping[int, Path] | None = None,
     keys: Path | None = None,
@@ -89,7 +90,10 @@ def run_processes(
     on_poll: Callable[[AgentProcesses], None] | None = None,
     seconds: float = 120,
 ) -> dict[int, AgentResult]:
-    """Run a plan to its end in processes; fail if that takes longer than so many seconds."""
+    """Run a plan to its end in processes; fail if that takes longer than so many seconds.
+
+    Agents pause in every step for ``pause`` seconds, which leaves the processor to others.
+    """
     out.mkdir(parents=True, exist_ok=True)
     save_plan(plan, out / "plan.corn")
     folder = keys or out / "keys"
@@ -99,9 +103,10 @@ def run_processes(
     processes = AgentProcesses(
         {
             agent: AgentConfig(
-                workload=add_fault(
-                    workload if isinstance(workload, Workload) else workload[agent],
-                    [fault for fault in faults if fault.agent == agent],
+                workload=DisturbedWorkload(
+                    **vars(workload if isinstance(workload, Workload) else workload[agent]),
+                    faults=tuple(fault for fault in faults if fault.agent == agent),
+                    pause=pause,
                 ),
                 settings=choose(settings, agent),
                 out=out,
@@ -126,13 +131,6 @@ def run_processes(
         return dict(sorted(processes.results.items()))
     finally:
         processes.close()
-
-
-def add_fault(workload: Workload, faults: Sequence[Fault]) -> Workload:
-    if not faults:
-        return workload
-    (fault,) = faults
-    return FaultyWorkload(**vars(workload), fault=fault)
 
 
 def choose(settings: RunSettings | Mapping[int, RunSettings] | None, agent: int) -> RunSettings:

@@ -1,10 +1,12 @@
-"""The small CNN on MNIST at the sample level: CorN against LDP, DECOR, a trusted server and none.
+"""Accuracy on MNIST when one sample is protected: CorN, LDP, DECOR, a trusted server and none.
 
-Every run is one line of a CSV file, written when it ends. The same command continues an interrupted
-benchmark: runs that the file has are not repeated. Seed 0 chooses each method's step size among
-powers of two, by validation loss. The other seeds run at that step size only.
+Every run is one line of FOLDER/MODEL.csv, written when it ends. The same command continues an
+interrupted benchmark: runs that the file has are not repeated. Seed 0 chooses each method's step
+size among powers of two, by validation loss. The other seeds run at that step size only.
 
-    OMP_NUM_THREADS=1 python benchmarks/cnn_mnist.py --data-dir DATA --out docs/results/cnn/runs.csv
+    OMP_NUM_THREADS=1 python benchmarks/one_sample.py linear --data-dir DATA
+    OMP_NUM_THREADS=1 python benchmarks/one_sample.py network --data-dir DATA
+    OMP_NUM_THREADS=1 python benchmarks/one_sample.py cnn --data-dir DATA
 """
 
 from __future__ import annotations
@@ -13,15 +15,16 @@ import argparse
 import csv
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from scipy import stats
 
-from corn.covariance import EAVESDROPPER, default_objective
+from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, default_objective
 from corn.learn import (
     Constant,
     Method,
@@ -34,11 +37,27 @@ from corn.learn import (
 )
 from corn.learn.metrics import Samples
 from corn.privacy import PrivacyBudget
+from corn.report.labels import LineEnd, label_ends
+from corn.report.style import MECHANISM_COLOURS, save_figure
 from corn.threads import limit_threads
 from corn.topology import load_network
 
 _GRAPH, _DELTA, _CLIP, _COOLDOWN = "er:n=20,p=0.2,seed=1", 1e-5, 1.0, 25
-_METHODS = ("corn", "decor", "ldp", "central")
+_METHODS = ("corn", "corn-1-insider", "decor", "ldp", "central")
+# Steps, batch size and values of ε of each model: 120 steps of the CNN take a minute.
+_SETTINGS = {
+    "linear": (300, 128, (0.05, 0.1, 0.25, 0.5, 1, 2, 4)),
+    "network": (300, 128, (0.05, 0.1, 0.25, 0.5, 1, 2, 4)),
+    "cnn": (120, 32, (0.5, 1, 2, 4)),
+}
+_LABELS = {
+    "none": "no noise",
+    "central": "trusted server",
+    "corn": "CorN",
+    "corn-1-insider": "CorN, one insider",
+    "decor": "DECOR",
+    "ldp": "LDP",
+}
 _COLUMNS = (
     "epsilon",
     "method",
@@ -66,12 +85,14 @@ class Trials:
     """Runs of the benchmark, each computed once and kept in a file."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self._arguments, self._path = arguments, Path(arguments.out)
+        self._path = arguments.out / f"{arguments.model}.csv"
+        self._num_steps, self._batch_size, _ = _SETTINGS[arguments.model]
+        self._objective = default_objective(self._num_steps)
         self._network = load_network(_GRAPH)
         self._problem = make_workload(
             "mnist",
             self._network.num_agents,
-            model="cnn",
+            model=arguments.model,
             directory=arguments.data_dir,
             stand_in=False,
         )
@@ -104,34 +125,35 @@ class Trials:
     def _make(self, setting: Setting) -> Method:
         if setting not in self._methods:
             budget = self._budget(1.0 if math.isinf(setting.epsilon) else setting.epsilon)
+            name, insider, _ = setting.method.partition("-1-insider")
             (self._methods[setting],) = make_methods(
-                [setting.method],
+                [name],
                 self._network,
                 budget,
-                objective=default_objective(self._arguments.steps),
-                threat=EAVESDROPPER,
+                objective=self._objective,
+                threat=DEFAULT_THREAT if insider else EAVESDROPPER,
             )
         return self._methods[setting]
 
     def _budget(self, epsilon: float) -> PrivacyBudget:
-        batch = self._arguments.batch_size
         return PrivacyBudget(
             epsilon,
             _DELTA,
-            self._arguments.steps,
+            self._num_steps,
             _CLIP,
             unit="sample",
-            batch_size=batch,
+            batch_size=self._batch_size,
             samples_per_agent=min(self._problem.data.sizes),
         )
 
     def _train(self, method: Method, step_size: float, seed: int) -> dict[str, float]:
         start = time.perf_counter()
         settings = SweepSettings(
-            num_steps=self._arguments.steps,
-            batch_size=self._arguments.batch_size,
+            num_steps=self._num_steps,
+            batch_size=self._batch_size,
             seeds=(seed,),
             cooldown_steps=_COOLDOWN,
+            momentum=self._objective.momentum,
         )
         data, parts = self._problem.place(settings)
         simulation = Simulation(
@@ -169,7 +191,6 @@ class Trials:
                 yield key, {name: float(row[name]) for name in _COLUMNS[4:]}
 
     def _write(self, key: tuple[Setting, float, int]) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         is_new = not self._path.exists()
         setting, step_size, seed = key
         with self._path.open("a", newline="") as file:
@@ -197,46 +218,77 @@ def score_own(
     return losses / len(samples[0]), hits / len(samples[0])
 
 
-def describe(accuracies: list[float]) -> str:
-    """Return mean ± half the width of the 95 % interval."""
-    mean, count = float(np.mean(accuracies)), len(accuracies)
+def mean_and_half_width(values: list[float]) -> tuple[float, float]:
+    """Return the mean and half the width of its 95 % interval, infinite for one value."""
+    mean, count = float(np.mean(values)), len(values)
     if count == 1:
-        return f"{mean:.4f} (one run)"
-    half = stats.t.ppf(0.975, count - 1) * np.std(accuracies, ddof=1) / math.sqrt(count)
-    return f"{mean:.4f} ± {half:.4f}"
+        return mean, math.inf
+    return mean, float(stats.t.ppf(0.975, count - 1) * np.std(values, ddof=1) / math.sqrt(count))
 
 
-def main() -> None:
-    """Run what is missing and print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--data-dir", required=True, help="directory of data sets, with mnist")
-    parser.add_argument("--out", required=True, help="CSV file of all runs")
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 1, 2, 4])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--batch-size", type=int, default=32)
-    arguments = parser.parse_args()
-    limit_threads()
-    trials = Trials(arguments)
+def choose_step_sizes(trials: Trials, epsilons: Sequence[float]) -> dict[Setting, float]:
+    """Return the step size of every cell, from the largest ε of a method to the smallest."""
     chosen: dict[Setting, float] = {}
     for method in (*_METHODS, "none"):
         step_size = _FIRST_STEP_SIZE
-        epsilons = sorted(arguments.epsilons, reverse=True) if method != "none" else [math.inf]
-        for epsilon in epsilons:
+        own = sorted(epsilons, reverse=True) if method != "none" else [math.inf]
+        for epsilon in own:
             setting = Setting(epsilon, method)
             # Less ε is more noise, for which a larger step size is not tried.
-            factors = (0.5, 2.0) if epsilon == epsilons[0] else (0.5,)
+            factors = (0.5, 2.0) if epsilon == own[0] else (0.5,)
             chosen[setting] = step_size = trials.tune(setting, step_size, factors)
+    return chosen
+
+
+def draw(scores: dict[Setting, tuple[float, float]], epsilons: Sequence[float]) -> Figure:
+    """Draw accuracy against ε, one line for each method, named at its end."""
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    ends = []
+    for method, label in _LABELS.items():
+        own = [
+            scores[Setting(math.inf if method == "none" else epsilon, method)]
+            for epsilon in epsilons
+        ]
+        mean, half = np.transpose(own)
+        is_insider = method == "corn-1-insider"
+        colour = "#CC79A7" if is_insider else MECHANISM_COLOURS[method]
+        axes.plot(epsilons, mean, color=colour, linestyle="--" if is_insider else "-")
+        axes.fill_between(epsilons, mean - half, mean + half, color=colour, alpha=0.15, lw=0)
+        ends.append(LineEnd(label, float(mean[-1]), colour, is_strong=method == "corn"))
+    axes.set_xscale("log")
+    axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+    axes.minorticks_off()
+    axes.set(xlim=(epsilons[0], epsilons[-1]), ylabel="test accuracy of the agents' own models")
+    axes.set_xlabel("ε of one sample: more private to the left")
+    axes.spines[["top", "right"]].set_visible(False)
+    label_ends(axes, ends)
+    return figure
+
+
+def main() -> None:
+    """Run what is missing, print the table and draw it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("model", choices=_SETTINGS)
+    parser.add_argument("--data-dir", required=True, help="directory of data sets, with mnist")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/one-sample"))
+    parser.add_argument("--seeds", type=int, default=5)
+    arguments = parser.parse_args()
+    limit_threads()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    trials, epsilons = Trials(arguments), _SETTINGS[arguments.model][2]
+    chosen = choose_step_sizes(trials, epsilons)
     # All cells get their second run before the first gets its third.
     for seed in range(1, arguments.seeds):
         for setting, step_size in chosen.items():
             trials.run(setting, step_size, seed)
+    scores = {}
     for setting, step_size in chosen.items():
         runs = [trials.run(setting, step_size, seed) for seed in range(arguments.seeds)]
-        own = describe([row["test_accuracy"] for row in runs])
-        average = describe([row["test_accuracy_of_average"] for row in runs])
-        cell = f"ε = {setting.epsilon:g}  {setting.method:8s} step size {step_size:g}"
-        print(f"{cell}  own models {own}  average {average}")
+        scores[setting] = mean_and_half_width([row["test_accuracy"] for row in runs])
+        cell = f"ε = {setting.epsilon:g}  {setting.method:15s} step size {step_size:g}"
+        print("{}  {:.4f} ± {:.4f}".format(cell, *scores[setting]))
+    save_figure(draw(scores, epsilons), arguments.out / f"{arguments.model}.png")
 
 
 if __name__ == "__main__":
