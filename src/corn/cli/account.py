@@ -12,7 +12,8 @@ import numpy as np
 import typer
 
 from corn.arrays import FloatArray
-from corn.cli.options import BatchSizeOption, JsonOption, OpenBudgetOptions, PlotOption
+from corn.cli.budget_options import BatchSizeOption, OpenBudgetOptions
+from corn.cli.options import JsonOption, PlotOption
 from corn.cli.output import (
     print_facts,
     print_json,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 import typer
 
-from corn.cli.options import BudgetOptions, GraphOption, JsonOption, MixingOptions, PlotOption
+from corn.cli.budget_options import BudgetOptions
+from corn.cli.options import GraphOption, JsonOption, MixingOptions, PlotOption
 from corn.cli.output import print_facts, print_json, print_table, print_written, progress, working
 from corn.covariance import EAVESDROPPER, ThreatModel
 from corn.errors import InvalidArgumentError

@@ -9,15 +9,8 @@ from typing import Annotated, NamedTuple
 import typer
 
 from corn.arrays import FloatArray
-from corn.cli.options import (
-    BatchSizeOption,
-    BudgetOptions,
-    GraphOption,
-    JsonOption,
-    MixingOptions,
-    PlotOption,
-    ThreatOptions,
-)
+from corn.cli.budget_options import BatchSizeOption, BudgetOptions
+from corn.cli.options import GraphOption, JsonOption, MixingOptions, PlotOption, ThreatOptions
 from corn.cli.output import (
     print_facts,
     print_json,

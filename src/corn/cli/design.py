@@ -8,9 +8,8 @@ from typing import Annotated, Literal, TypeAlias
 import numpy as np
 import typer
 
+from corn.cli.budget_options import BatchSizeOption, BudgetOptions
 from corn.cli.options import (
-    BatchSizeOption,
-    BudgetOptions,
     GraphOption,
     JsonOption,
     MechanismOption,

@@ -9,13 +9,7 @@ import numpy as np
 import typer
 
 from corn.arrays import FloatArray
-from corn.cli.options import (
-    GossipOption,
-    GraphArgument,
-    JsonOption,
-    PlotOption,
-    WeightsOption,
-)
+from corn.cli.options import GossipOption, GraphArgument, JsonOption, PlotOption, WeightsOption
 from corn.cli.output import print_facts, print_json, print_written
 from corn.errors import FileFormatError
 from corn.topology import (

@@ -12,17 +12,11 @@ import typer
 from corn import distributed, learn
 from corn.checks import require_choice
 from corn.cli.agent import AGENTS, RunOptions
+from corn.cli.budget_options import BudgetOptions
 from corn.cli.config_file import ConfigOption
 from corn.cli.learning import LearningOptions, draw_run, let_plan_decide, write_run
 from corn.cli.monitoring import MonitoringOptions
-from corn.cli.options import (
-    BudgetOptions,
-    JsonOption,
-    MechanismOption,
-    MixingOptions,
-    PlotOption,
-    ThreatOptions,
-)
+from corn.cli.options import JsonOption, MechanismOption, MixingOptions, PlotOption, ThreatOptions
 from corn.cli.outcome import describe_outcome
 from corn.cli.output import (
     collect_sampling,

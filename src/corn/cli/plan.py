@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
+from corn.cli.budget_options import BatchSizeOption, BudgetOptions
 from corn.cli.options import (
-    BatchSizeOption,
-    BudgetOptions,
     GraphOption,
     JsonOption,
     MechanismOption,

@@ -7,14 +7,8 @@ from typing import Annotated
 
 import typer
 
-from corn.cli.options import (
-    BatchSizeOption,
-    BudgetOptions,
-    GraphOption,
-    JsonOption,
-    MixingOptions,
-    PrivateNoiseOption,
-)
+from corn.cli.budget_options import BatchSizeOption, BudgetOptions
+from corn.cli.options import GraphOption, JsonOption, MixingOptions, PrivateNoiseOption
 from corn.cli.output import print_facts, print_json, print_table, progress
 from corn.cli.strictest import StrictestPromise, find_strictest, strictest_facts
 from corn.covariance import Auto, Corn, Design, Horizon, MechanismName, ThreatModel, design

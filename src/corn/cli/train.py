@@ -12,6 +12,7 @@ import typer
 
 from corn import learn
 from corn.checks import require
+from corn.cli.budget_options import BudgetOptions
 from corn.cli.comparison import (
     TrainingTerms,
     collect_facts,
@@ -22,7 +23,6 @@ from corn.cli.comparison import (
 )
 from corn.cli.learning import LEARNING, LearningOptions, let_plan_decide, write_run
 from corn.cli.options import (
-    BudgetOptions,
     JsonOption,
     MixingOptions,
     OptionalGraphOption,
