@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
-from scipy.stats import t as student
+from scipy.special import stdtrit
 from torch import Tensor
 
 from corn.checks import require_choice
@@ -183,4 +183,4 @@ def _half_width(values: list[float]) -> float:
         return math.nan
     mean = sum(values) / count
     variance = sum((value - mean) ** 2 for value in values) / (count - 1)
-    return float(student.ppf(0.975, count - 1)) * math.sqrt(variance / count)
+    return float(stdtrit(count - 1, 0.975)) * math.sqrt(variance / count)
