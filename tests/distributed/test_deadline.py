@@ -49,6 +49,12 @@ class Silence:
         return lambda *_, **__: None
 
 
+class NoReturns(Silence):
+    """Stands for returns where nobody comes back."""
+
+    to_dial: frozenset[int] = frozenset()
+
+
 def make_rounds(agent: int, exchange: Any, *, last_step: int, seed: int = 0) -> TrainingRounds:
     def activate(plan: Plan, members: tuple[int, ...]) -> ActivePlan:
         return ActivePlan(plan, members, Silence())  # type: ignore[arg-type]
@@ -60,7 +66,7 @@ def make_rounds(agent: int, exchange: Any, *, last_step: int, seed: int = 0) -> 
         activate=activate,
         half_step=SlowStep(agent, seed),  # type: ignore[arg-type]
         exchange=exchange,
-        returns=Silence(),  # type: ignore[arg-type]
+        returns=NoReturns(),  # type: ignore[arg-type]
         membership=Membership(PLAN.network.graph, agent),
         ledger=Silence(),
         journal=Silence(),  # type: ignore[arg-type]

@@ -346,13 +346,11 @@ class TrainingRounds:
     def _readmit(self) -> bool:
         """Answer agents that ask to return, and link those whose step has come; return if any."""
         self._returns.serve(self.step, self._membership, self._spread + self._settling)
-        returning = [a for a, when in self._membership.news.returns if when == self.step]
-        for agent in sorted(returning):
-            if agent == self._agent:
-                continue
+        returning = {a for a, when in self._membership.news.returns if when == self.step}
+        for agent in sorted(returning - {self._agent}):
             self._journal.note(f"agent {agent} takes part again from step {self.step} on")
-            if agent not in self._plan_neighbours:
-                continue
+        expected = (returning & set(self._plan_neighbours)) | self._returns.to_dial
+        for agent in sorted(expected):
             try:
                 self._exchange.add(agent, self._returns.connect(agent))
             except LinkError as error:
