@@ -40,7 +40,7 @@ class RunSettings:
         deadline: seconds per mixing round after which a neighbour's message is not waited for, and
             is mixed in the round in which it arrives; by default agents wait for all.
         start_with: the number of agents with which a run may begin if the others do not come
-            within the time-out, and may join later; by default all.
+            within the time-out, and may join later; more than half, and by default all.
         plain_links: send messages unsealed: anyone on the network can read and change them.
         checkpoint_every: steps between checkpoints.
         evaluate_at: steps to measure at; by default 0, the last, and 19 between.
