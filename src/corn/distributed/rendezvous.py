@@ -5,9 +5,9 @@ agents. So the host of the store can neither change or invent a word, nor replay
 nor show agents different words of the same agent. It can only withhold words, upon which agents
 time out. Once training has begun no agent needs the store, unless others join later.
 
-An agent may refuse before there is a session. So a refusal is bound to the fresh number of the
-agent that refuses, and to the session if that agent knows one. A refusal of another run is noticed,
-unless the host hides the agent and repeats the number too: that is no more than to withhold words.
+An agent may refuse before there is a session. So its refusal is bound to its fresh random number,
+and to the session once it knows one. A refusal of another run is noticed, unless the host hides the
+agent and repeats its old random number too. The effect is the same as if it withheld words.
 
 A run that begins without some agents begins with more than half of them. Any two such sets have an
 agent in common, which signs for one session only: the host cannot make two runs of one.
@@ -245,7 +245,7 @@ class Rendezvous:
         """
         session = "" if self._meeting is None else self._meeting.session.hex()
         message = json.dumps([self.agent, reason, session]).encode()
-        # Others check the refusal by the fresh number in this word.
+        # Others check the refusal by the fresh random number in this word.
         self._put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION, is_first=False)
         # The store keeps the first word of a key, so that all agents report the same reason.
         self._put(_REFUSAL, message, _bind_refusal(self._introduction), is_first=False)
@@ -265,8 +265,7 @@ class Rendezvous:
             refused_by, reason, session = build(kinds, parse_json(message), "the refusal")
         except InvalidArgumentError as error:
             raise RefusalError(None, f"a message that cannot be read: {error}") from error
-        # An agent that has met the others does not stop those that have yet to meet: they first
-        # find out whether they belong to the same session.
+        # The session cannot be compared yet. The refusal is read again after the meeting.
         if session and self._meeting is None:
             return
         self._read(word, _REFUSAL, refused_by, _bind_refusal(self._introduction_of(refused_by)))
@@ -350,7 +349,7 @@ class Rendezvous:
         return Meeting(session, {agent: _read_address(joined[agent], agent) for agent in members})
 
     def _introduction_of(self, agent: int) -> bytes:
-        """Return the word with an agent's fresh number: that of the meeting, or at the store."""
+        """Return the word with an agent's random number: that of the meeting, or at the store."""
         if agent in self._introductions:
             return self._introductions[agent]
         key = f"{_JOIN}/{agent}"
