@@ -159,8 +159,18 @@ def require_private(folder: Path) -> None:
 
 def is_alive(pid: int) -> bool:
     """Return whether a process runs; a zombie does not."""
+    return read_process_state(pid) not in ("", "Z")
+
+
+def is_suspended(pid: int) -> bool:
+    """Return whether a signal has suspended a process."""
+    return read_process_state(pid) == "T"
+
+
+def read_process_state(pid: int) -> str:
+    """Return the letter by which the system names a process's state; empty if there is none."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
+        return ""
+    return status.rpartition(")")[2].split()[0]

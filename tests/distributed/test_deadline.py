@@ -1,7 +1,10 @@
 """With a deadline nobody waits for a slow agent, and the average of all models stays."""
 
 import random
+import re
+import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +15,9 @@ from torch import Tensor
 from corn.distributed.exchange import Exchange, LateMessage, Outcome, Received
 from corn.distributed.membership import Membership
 from corn.distributed.messages import Header, message_limit
+from corn.distributed.processes import AgentProcesses
 from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.results import RunStatus
 from corn.distributed.rounds import TrainingRounds
 from corn.distributed.settings import RunSettings
 from corn.distributed.survivors import ActivePlan, replan
@@ -21,7 +26,7 @@ from corn.learn.schedule import Constant
 from corn.plan import Plan
 from corn.transport import Purpose, open_links
 
-from .harness import small_plan
+from .harness import Fault, is_suspended, run_processes, small_plan
 from .threads import run_in_threads
 
 D, N = 20, 4
@@ -49,6 +54,12 @@ class Silence:
         return lambda *_, **__: None
 
 
+class NoReturns(Silence):
+    """Stands for returns where nobody comes back."""
+
+    to_dial: frozenset[int] = frozenset()
+
+
 def make_rounds(agent: int, exchange: Any, *, last_step: int, seed: int = 0) -> TrainingRounds:
     def activate(plan: Plan, members: tuple[int, ...]) -> ActivePlan:
         return ActivePlan(plan, members, Silence())  # type: ignore[arg-type]
@@ -60,7 +71,7 @@ def make_rounds(agent: int, exchange: Any, *, last_step: int, seed: int = 0) -> 
         activate=activate,
         half_step=SlowStep(agent, seed),  # type: ignore[arg-type]
         exchange=exchange,
-        returns=Silence(),  # type: ignore[arg-type]
+        returns=NoReturns(),  # type: ignore[arg-type]
         membership=Membership(PLAN.network.graph, agent),
         ledger=Silence(),
         journal=Silence(),  # type: ignore[arg-type]
@@ -121,3 +132,38 @@ def test_a_late_message_is_mixed_by_the_plan_of_its_round() -> None:
     mixed = rounds._mix_late(torch.zeros(D, dtype=torch.float64), outcome)
     change = theirs.parameters - own.parameters
     torch.testing.assert_close(mixed, weight * change)
+
+
+class Awakening:
+    """Lets an agent go on some seconds after it has suspended itself."""
+
+    def __init__(self, agent: int, seconds: float) -> None:
+        self._agent, self._seconds = agent, seconds
+        self._began: float | None = None
+
+    def __call__(self, processes: AgentProcesses) -> None:
+        pid = processes._processes[self._agent].pid
+        if self._began is None and pid is not None and is_suspended(pid):
+            self._began = time.monotonic()
+        if self._began is not None and time.monotonic() > self._began + self._seconds:
+            processes.send_signal(self._agent, signal.SIGCONT)
+
+
+def test_nobody_is_lost_when_a_process_is_suspended_for_a_moment(tmp_path: Path) -> None:
+    settings = RunSettings(
+        Constant(0.2), batch_size=16, timeout=20, deadline=0.02, evaluate_at=(0,)
+    )
+    results = run_processes(
+        small_plan("ring:3", NUM_STEPS),
+        tmp_path,
+        settings,
+        faults=[Fault(2, 30, signal.SIGSTOP)],
+        on_poll=Awakening(2, seconds=0.5),
+    )
+    for own in results.values():
+        assert (own.status, own.num_steps) == (RunStatus.COMPLETE, NUM_STEPS)
+        assert (own.lost, own.cut_links) == ({}, {})
+    for neighbour in (0, 1):
+        found = re.search(r"agent 2 was late in (\d+) mixing", "\n".join(results[neighbour].notes))
+        assert found is not None
+        assert int(found[1]) > 0

@@ -3,6 +3,7 @@
 import secrets
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from corn.distributed.handshake import (
 )
 from corn.distributed.rendezvous import (
     AbsentError,
+    LateError,
     RefusalError,
     Rendezvous,
     StoppedBeforeStartError,
@@ -183,6 +185,15 @@ def test_a_refusal_reaches_all_agents_without_private_details(error: CornError, 
         assert result.reason.startswith(told)
         assert "HIV" not in str(result)
         assert "3.14" not in str(result)
+
+
+def test_an_agent_that_comes_too_late_does_not_stop_the_others() -> None:
+    def run(rendezvous: Rendezvous) -> list[bytes | None]:
+        with suppress(LateError), announcing_failure(rendezvous):
+            raise LateError
+        return rendezvous.store.get(["refusal/any"])
+
+    assert run_in_threads(1, run) == [[None]]
 
 
 def test_a_late_agent_learns_that_the_others_gave_up() -> None:

@@ -134,6 +134,8 @@ def test_no_keys_are_made_where_agents_have_keys(is_one_machine: bool, tmp_path:
 
 
 def test_missing_and_wrong_keys_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match=r"none: cannot .*corn keygen --agent 2 --keys /"):
+        load_credentials(tmp_path / "none", 2, 3)
     make_keys(tmp_path, 3)
     with pytest.raises(FileFormatError, match=r"roster\.json: of 3 agents, the plan has"):
         load_credentials(tmp_path, 2, 4)

@@ -66,6 +66,7 @@ def test_a_run_with_one_survivor_is_partial(tmp_path: Path) -> None:
     (own,) = finished(results).values()
     assert (own.status, own.num_steps) == (RunStatus.PARTIAL, 400)
     assert "went on alone, without agents 1, 2, 3" in "\n".join(results[0].notes)
+    assert results[0].notes[-1].startswith("ended alone: took no part in any mixing after step 3")
     problem = WORKLOAD.build(4)
     folders = Folders.of_run(tmp_path)
     result = merge_results(plan, problem, results, folders, SETTINGS)

@@ -18,9 +18,11 @@ from corn.distributed.rendezvous import (
     AbsentError,
     ForgedWordError,
     LateError,
+    RefusalError,
     Rendezvous,
     StoppedBeforeStartError,
     Word,
+    check_start_with,
 )
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.monitor import Interruption
@@ -250,7 +252,7 @@ def test_a_run_begins_with_those_who_came() -> None:
 
 
 def test_a_run_does_not_begin_with_too_few() -> None:
-    own = make_rendezvous(0, 4, MemoryStore(), timeout=0.3, start_with=2)
+    own = make_rendezvous(0, 4, MemoryStore(), timeout=0.3, start_with=3)
     with pytest.raises(AbsentError, match="from agents 1, 2, 3"):
         own.meeting  # noqa: B018
     own.listener.close()
@@ -258,18 +260,121 @@ def test_a_run_does_not_begin_with_too_few() -> None:
 
 def test_a_proposal_of_an_earlier_run_with_fewer_agents_is_not_followed() -> None:
     earlier = MemoryStore()
-    alone = make_rendezvous(0, 4, earlier, timeout=0.1, start_with=1)
-    assert alone.meeting.members == (0,)
+    before = [make_rendezvous(agent, 3, earlier, timeout=0.1, start_with=2) for agent in (0, 1)]
+    before[1].announce_address()
+    assert before[0].meeting.members == (0, 1)
     (replayed,) = earlier.get(["members/any"])
     now = MemoryStore()
     lying = LyingStore(now, {"members/any": replayed or b""})
-    own = make_rendezvous(0, 4, lying, timeout=0.3, start_with=2)
-    other = make_rendezvous(1, 4, now, timeout=0.1, start_with=1)
-    assert other.meeting.members == (1,)
+    own = make_rendezvous(0, 3, lying, timeout=0.3, start_with=3)
+    others = [make_rendezvous(agent, 3, now) for agent in (1, 2)]
+    for other in others:
+        other.announce_address()
     with pytest.raises(ForgedWordError, match="members"):
         own.meeting  # noqa: B018
-    for each in (alone, own, other):
+    for each in (*before, own, *others):
         each.listener.close()
+
+
+@pytest.mark.parametrize(("num_agents", "start_with"), [(4, 2), (5, 2), (2, 1), (4, 5), (1, 0)])
+def test_a_run_begins_with_more_than_half(num_agents: int, start_with: int) -> None:
+    smallest = num_agents // 2 + 1
+    with pytest.raises(InvalidArgumentError, match=f"must be from {smallest} to {num_agents}"):
+        check_start_with(start_with, num_agents)
+    for allowed in (None, smallest, num_agents):
+        check_start_with(allowed, num_agents)
+
+
+class BlindStore:
+    """A store whose host hides some agents, and has other members proposed to each group."""
+
+    def __init__(self, store: MemoryStore, hidden: set[str]) -> None:
+        self._store, self._hidden, self._own = store, hidden, MemoryStore()
+
+    def _choose(self, key: str) -> MemoryStore:
+        return self._own if key == "members/any" else self._store
+
+    def set(self, key: str, word: bytes) -> bytes:
+        return self._choose(key).set(key, word)
+
+    def get(self, keys: Any, seconds: float = 0.0) -> list[bytes | None]:
+        time.sleep(min(seconds, 0.01))
+        return [None if key in self._hidden else self._choose(key).get([key])[0] for key in keys]
+
+
+def test_a_host_cannot_make_two_runs_of_one() -> None:
+    """It hides agent 3 from the others, and agent 0 from agent 3: one group begins at most."""
+    store = MemoryStore()
+    common, other = BlindStore(store, {"join/3"}), BlindStore(store, {"join/0"})
+    results: dict[int, object] = {}
+
+    def run(agent: int) -> None:
+        seen = other if agent == 3 else common
+        own = make_rendezvous(agent, 4, seen, timeout=0.5, start_with=3)
+        try:
+            own.barrier("hello")
+            results[agent] = own.meeting.members
+        except CornError as error:
+            results[agent] = type(error)
+        own.listener.close()
+
+    make_credentials(0, 4)
+    threads = [threading.Thread(target=run, args=(agent,)) for agent in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {0: (0, 1, 2), 1: (0, 1, 2), 2: (0, 1, 2), 3: ForgedWordError}
+
+
+def refuse_earlier(agent: int, *, has_met: bool) -> bytes:
+    """Return the refusal of an agent in an earlier run of two."""
+    store = MemoryStore()
+    own = meet_both(store)[agent] if has_met else make_rendezvous(agent, 2, store)
+    own.refuse("no key")
+    own.listener.close()
+    (word,) = store.get(["refusal/any"])
+    assert word is not None
+    return word
+
+
+@pytest.mark.parametrize("had_met", [False, True])
+def test_a_refusal_of_an_earlier_run_is_recognised(*, had_met: bool) -> None:
+    replayed, now = refuse_earlier(1, has_met=had_met), MemoryStore()
+    first, _ = meet_both(now)
+    first.store = LyingStore(now, {"refusal/any": replayed})
+    with pytest.raises(ForgedWordError) as caught:
+        first.check()
+    assert (caught.value.topic, caught.value.agent) == ("refusal", 1)
+
+
+def test_an_earlier_refusal_with_the_number_of_then_does_not_enter_a_session() -> None:
+    """The host repeats the agent's join as well, which it must do before agents meet."""
+    earlier, now = MemoryStore(), MemoryStore()
+    before = meet_both(earlier)[1]
+    before.refuse("no key")
+    joined, refused = earlier.get(["join/1", "refusal/any"])
+    lies = {"join/1": joined or b"", "refusal/any": refused or b""}
+    first = make_rendezvous(0, 2, LyingStore(now, lies), timeout=1)
+    assert first.meeting.members == (0, 1)
+    with pytest.raises(ForgedWordError, match="refusal"):
+        first.check()
+    first.listener.close()
+
+
+@pytest.mark.parametrize("has_met", [False, True])
+def test_a_refusal_of_this_run_stops_the_others(*, has_met: bool) -> None:
+    store = MemoryStore()
+    if has_met:
+        first, second = meet_both(store)
+    else:
+        first, second = (make_rendezvous(agent, 2, store) for agent in range(2))
+    second.refuse("no key")
+    with pytest.raises(RefusalError) as caught:
+        first.check()
+    assert (caught.value.refused_by, caught.value.reason) == (1, "no key")
+    for own in (first, second):
+        own.listener.close()
 
 
 @pytest.mark.parametrize(

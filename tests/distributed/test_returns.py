@@ -4,21 +4,45 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 from typing import Any
 
 import networkx as nx
 import pytest
 import torch
 
-from corn.distributed.handshake import Hello
+from corn.distributed.entry import (
+    AgreedRun,
+    Entry,
+    Work,
+    make_exchange,
+    make_returns,
+    return_to_run,
+)
+from corn.distributed.handshake import Agreement, Hello
 from corn.distributed.membership import Membership
 from corn.distributed.messages import Header
 from corn.distributed.rejoin import RejoinError, Request, Sponsor, Welcome, request_return
-from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.rendezvous import Meeting, Rendezvous
 from corn.distributed.returns import Returns
-from corn.transport import NO_SESSION, Channel, ChannelClosedError, MemoryStore, Purpose, dial
+from corn.distributed.rounds import TrainingRounds
+from corn.distributed.settings import RunSettings
+from corn.distributed.survivors import ActivePlan
+from corn.learn.monitor import Interruption
+from corn.learn.schedule import Constant
+from corn.transport import (
+    NO_SESSION,
+    Channel,
+    ChannelClosedError,
+    MemoryStore,
+    Purpose,
+    dial,
+    open_links,
+)
 
-from .threads import make_credentials, make_rendezvous
+from .harness import small_plan
+from .test_deadline import Silence, SlowStep
+from .threads import make_credentials, make_rendezvous, run_in_threads
 
 N, LAST_STEP, NOTICE = 4, 100, 6
 HELLO = Hello("ab" * 32, "model", "start", "roster", {}, "cd" * 32, remaining=LAST_STEP)
@@ -162,3 +186,90 @@ def ask_to_return(own: Rendezvous, sponsor: Rendezvous) -> object:
         dtype=torch.float32,
         max_bytes=10_000,
     )
+
+
+PLAN, TIMEOUT = small_plan("ring:4", LAST_STEP), 5.0
+
+
+def make_run(agent: int, *, first_free_step: int) -> AgreedRun:
+    """Return an agent that keeps its model as it is, and releases nothing."""
+    ledger = SimpleNamespace(
+        first_free_step=first_free_step,
+        remaining=LAST_STEP,
+        join_run=lambda _: None,
+        reserve=lambda step: step,
+    )
+    return AgreedRun(
+        PLAN,
+        RunSettings(Constant(0.1), timeout=TIMEOUT),
+        agent,
+        HELLO,
+        SimpleNamespace(ledger=ledger),  # type: ignore[arg-type]
+        Work(SlowStep(agent, 0), Silence(), torch.zeros(3)),  # type: ignore[arg-type]
+        folders=None,
+        agreement=Agreement(bytes(32), 0, LAST_STEP, scarce=0),
+    )
+
+
+def begin_as_sponsor(run: AgreedRun, rendezvous: Rendezvous, others: list[int]) -> Entry:
+    """Begin with agents 0 and 3, and wait until the other two have asked to return."""
+    rendezvous.announce_address()
+    while not set(others) <= (found := rendezvous.read_addresses()).keys():
+        time.sleep(0.01)
+    rendezvous.adopt(Meeting(b"session", found | {run.agent: rendezvous.address}))
+    desk = rendezvous.open_desk(Purpose.LINK, max_bytes=run.max_message_bytes)
+    links = open_links(desk, others, timeout=TIMEOUT, check=lambda: None)
+    entry = Entry(
+        make_exchange(run, links),
+        Membership(PLAN.network.graph, run.agent, absent=[1, 2]),
+        make_returns(run, rendezvous, desk),
+    )
+    while not entry.returns._sponsor._waiting.qsize():
+        time.sleep(0.01)
+    return entry
+
+
+def train(run: AgreedRun, entry: Entry) -> TrainingRounds:
+    def activate(plan: Any, members: tuple[int, ...]) -> ActivePlan:
+        return ActivePlan(plan, members, Silence())  # type: ignore[arg-type]
+
+    rounds = TrainingRounds(
+        PLAN,
+        run.settings,
+        agent=run.agent,
+        activate=activate,
+        half_step=run.work.half_step,
+        exchange=entry.exchange,
+        returns=entry.returns,
+        membership=entry.membership,
+        ledger=run.keyring.ledger,
+        journal=Silence(),  # type: ignore[arg-type]
+        first_step=run.first_step,
+        last_step=LAST_STEP,
+        parameters=run.work.start,
+    )
+    rounds.run(Interruption())
+    entry.close()
+    return rounds
+
+
+@pytest.mark.parametrize("return_steps", [{1: 40, 2: 40}, {1: 40, 2: 43}, {1: 43, 2: 40}])
+def test_neighbours_that_return_together_are_linked_again(return_steps: dict[int, int]) -> None:
+    """Agents 1 and 2 ask before either is back, each another sponsor."""
+
+    def take_part(rendezvous: Rendezvous) -> tuple[int, dict[int, int], dict[int, int]]:
+        agent = rendezvous.agent
+        run = make_run(agent, first_free_step=return_steps.get(agent, 0))
+        if agent in return_steps:
+            while not {0, 3} <= rendezvous.read_addresses().keys():
+                time.sleep(0.01)
+            run, entry = return_to_run(run, rendezvous, lambda _: None)
+            assert run.first_step == return_steps[agent]
+        else:
+            entry = begin_as_sponsor(run, rendezvous, [3 - agent])
+        rounds = train(run, entry)
+        return rounds.step, rounds.lost, rounds.cut_links
+
+    began = time.monotonic()
+    assert run_in_threads(N, take_part, timeout=TIMEOUT) == [(LAST_STEP, {}, {})] * N
+    assert time.monotonic() - began < TIMEOUT, "agents waited for each other"

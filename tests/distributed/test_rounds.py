@@ -1,12 +1,19 @@
 """A message depends on data only through the rounded sum of clipped gradient and noise."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
+from corn.covariance import ThreatModel
 from corn.distributed.half_step import HalfStep
+from corn.distributed.settings import advise_return
 from corn.privacy import ClippedQuery
 from tests.oracles.deployed_release import GivenGradient
+
+from .harness import small_plan
+from .test_deadline import make_rounds
 
 D, CLIP, STEP_SIZE = 2000, 0.1, 1e-4
 
@@ -65,3 +72,29 @@ def test_a_gradient_that_is_not_finite_is_sent_as_zero(value: float) -> None:
     sent, _ = half.take(model, noise, number=0, step_size=STEP_SIZE, grid=GRID)
     assert torch.equal(sent, send(torch.zeros(D), noise, model))
     assert half.num_broken == 1
+
+
+def test_an_agent_that_lost_all_neighbours_says_so() -> None:
+    notes: list[str] = []
+    rounds = make_rounds(0, SimpleNamespace(neighbours=()), last_step=60)
+    rounds._journal = SimpleNamespace(note=notes.append)  # type: ignore[assignment]
+
+    def alone_at(step: int) -> int | None:
+        rounds.step = step
+        return rounds.alone_since
+
+    rounds._membership.note_cut(1, 3)
+    assert alone_at(5) is None
+    rounds._membership.note_cut(3, 7)
+    assert alone_at(8) == 7
+    rounds._report_losses(frozenset(rounds.lost))
+    assert "no neighbour left since step 7" in notes[-1]
+    assert "--rejoin" in notes[-1]
+    rounds._membership.note_return(1, 9)
+    assert alone_at(9) is None
+
+
+def test_a_plan_with_seeds_of_larger_groups_promises_no_return() -> None:
+    groups = ThreatModel(seeds=((0, 1, 2, 3),), max_colluders=0)
+    assert "--rejoin" in advise_return(small_plan("ring:4", 10))
+    assert "--rejoin" not in advise_return(small_plan("ring:4", 10, threat=groups))

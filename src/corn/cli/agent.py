@@ -67,7 +67,8 @@ class RunOptions:
         typer.Option(
             min=1,
             help="Begin with so many agents if the others do not come within the time-out; they "
-            "may join later. (Default: all.)",
+            "may join later. More than half, so that nobody can make two runs of one. "
+            "(Default: all.)",
             rich_help_panel=AGENTS,
         ),
     ] = None

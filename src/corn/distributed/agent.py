@@ -389,6 +389,8 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
     with catch_interruption() if given is None else nullcontext(given) as interruption:
         rounds.run(interruption)
     journal.record_end(rounds.step, rounds.parameters)
+    if rounds.alone_since is not None:
+        journal.note(f"ended alone: took no part in any mixing after step {rounds.alone_since}")
     _note_network(run, exchange, journal)
     missing = rounds.lost.keys() | rounds.cut_links.keys()
     return AgentResult(

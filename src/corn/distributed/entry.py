@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -38,7 +38,7 @@ from corn.distributed.storage import Folders
 from corn.distributed.survivors import ActivePlan
 from corn.errors import InvalidArgumentError
 from corn.plan import Plan
-from corn.transport import Link, LinkDesk, Purpose, open_links
+from corn.transport import Address, Link, LinkDesk, Purpose, StoreLostError, open_links
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,11 +221,45 @@ def return_to_run(
         save_addresses(run.folders.private, rendezvous.meeting, rendezvous.bound)
     membership = Membership(plan.network.graph, run.agent)
     membership.merge(admission.header.news)
-    for peer in (senders | receivers) - admission.links.keys():
-        membership.note_cut(peer, step)
     desk = rendezvous.open_desk(Purpose.LINK, max_bytes=run.max_message_bytes)
+    # They were not there when this agent connected to its neighbours, and return as it does.
+    late = membership.returned_neighbours(step, admission.header.sender)
+    late = {peer: when for peer, when in late.items() if peer not in admission.links}
+    wanted = choose_to_dial(late, run.agent, step)
+    to_dial = _find_addresses(rendezvous, wanted)
+    expected = (late.keys() - wanted) | to_dial.keys()
+    for peer in (senders | receivers) - admission.links.keys() - expected:
+        membership.note_cut(peer, step)
     exchange = make_exchange(run, admission.links)
-    return run, Entry(exchange, membership, make_returns(run, rendezvous, desk), is_return=True)
+    returns = make_returns(run, rendezvous, desk, to_dial)
+    return run, Entry(exchange, membership, returns, is_return=True)
+
+
+def choose_to_dial(returns: Mapping[int, int], agent: int, step: int) -> frozenset[int]:
+    """Return the neighbours to which an agent connects that returns at a step.
+
+    An agent connects to those that returned before it. Of two that return at the same step, the one
+    with the higher number connects, as at the start of a run.
+
+    Args:
+        returns: the neighbours that have returned by then, and when.
+        agent: whose choice it is.
+        step: of its own return.
+
+    >>> sorted(choose_to_dial({1: 40, 3: 40, 4: 39}, agent=2, step=40))
+    [1, 4]
+    """
+    return frozenset(peer for peer, when in returns.items() if (when, peer) < (step, agent))
+
+
+def _find_addresses(rendezvous: Rendezvous, agents: frozenset[int]) -> dict[int, Address]:
+    """Return the addresses of agents that returned shortly before this one."""
+    known = dict(rendezvous.meeting.addresses)
+    if agents - known.keys():
+        # One that came late published its address, perhaps after this agent first looked.
+        with suppress(StoreLostError):
+            known |= rendezvous.read_addresses()
+    return {agent: known[agent] for agent in agents & known.keys()}
 
 
 def find_neighbours(plan: Plan, agent: int) -> tuple[frozenset[int], frozenset[int]]:
@@ -251,7 +285,12 @@ def make_exchange(run: AgreedRun, links: Mapping[int, Link]) -> Exchange:
     )
 
 
-def make_returns(run: AgreedRun, rendezvous: Rendezvous, desk: LinkDesk) -> Returns:
+def make_returns(
+    run: AgreedRun,
+    rendezvous: Rendezvous,
+    desk: LinkDesk,
+    to_dial: Mapping[int, Address] | None = None,
+) -> Returns:
     """Return the place where agents ask this one to let them in."""
     meeting = rendezvous.meeting
 
@@ -272,4 +311,5 @@ def make_returns(run: AgreedRun, rendezvous: Rendezvous, desk: LinkDesk) -> Retu
         welcome=welcome,
         last_step=run.last_step,
         timeout=run.settings.timeout,
+        to_dial=to_dial,
     )

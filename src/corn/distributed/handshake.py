@@ -13,7 +13,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
-from corn.distributed.rendezvous import AbsentError, RefusalError, Rendezvous, naming_agent
+from corn.distributed.rendezvous import (
+    AbsentError,
+    LateError,
+    RefusalError,
+    Rendezvous,
+    naming_agent,
+)
 from corn.distributed.settings import RunSettings
 from corn.distributed.survivors import name_agents
 from corn.errors import (
@@ -130,6 +136,9 @@ def announcing_failure(rendezvous: Rendezvous) -> Iterator[None]:
     """If this agent cannot start, publish a refusal, so that the others do not wait for it."""
     try:
         yield
+    except LateError:
+        # The others begin without this agent, and must not be stopped by it.
+        raise
     except CornError as error:
         # An agent that is missed may have refused: then that is the reason.
         if isinstance(error, AbsentError | LinkError) or isinstance(error.__cause__, LinkError):

@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from corn.distributed.keyring import load_credentials
-from corn.distributed.rendezvous import Rendezvous, naming_agent, raise_if_stopped
+from corn.distributed.rendezvous import (
+    Rendezvous,
+    check_start_with,
+    naming_agent,
+    raise_if_stopped,
+)
 from corn.errors import CornError, PublicError
 from corn.learn.monitor import Interruption
 from corn.noise import find_compiled
@@ -116,6 +121,7 @@ def join(
     agent = credentials.agent
     is_host = agent == HOST if opens_store is None else opens_store
     with naming_agent(agent):
+        check_start_with(start_with, credentials.roster.num_agents)
         hosted = None
         if place is not None:
             hosted, store = exchange_store_address(

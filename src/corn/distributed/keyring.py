@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shlex
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -233,7 +234,15 @@ def load_credentials(
     if not 0 <= agent < num_agents:
         raise InvalidArgumentError(f"agent must be from 0 to {num_agents - 1}, found {agent}")
     key = folder / f"agent-{agent}.key"
-    require_private_keys(folder, agent)
+    try:
+        require_private_keys(folder, agent)
+    except FileFormatError as error:
+        # Where a ledger is left, a key was lost: a new one would not have been used with it.
+        is_new = not any(folder.glob(f"agent-{agent}-*.ledger"))
+        if is_new and isinstance(error.__cause__, FileNotFoundError):
+            command = f"corn keygen --agent {agent} --keys {shlex.quote(str(folder))}"
+            raise FileFormatError(f"{error}: make the agent's key with: {command}") from error
+        raise
     identity, roster = load_identity(key), load_roster(folder / "roster.json")
     if roster.num_agents != num_agents:
         raise FileFormatError(

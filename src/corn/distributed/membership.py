@@ -115,6 +115,21 @@ class Membership:
         """Return the agents that this one reaches at a step, itself included."""
         return component_of(self._graph, self._agent, self.cuts_by(step))
 
+    def returned_neighbours(self, step: int, sponsor: int) -> dict[int, int]:
+        """Return the neighbours that are back by a step at which this agent itself returns.
+
+        Each comes with the step of its last return. One that was lost again is left out.
+        """
+        latest: dict[int, int] = {}
+        for agent, when in self.news.returns:
+            if when <= step:
+                latest[agent] = max(when, latest.get(agent, 0))
+        # The own return mends the own links on paper, so others must reach the neighbour too.
+        own = {make_edge(self._agent, peer) for peer in self._graph.neighbors(self._agent)}
+        present = component_of(self._graph, sponsor, own | self.cuts_by(step).keys())
+        neighbours = set(self._graph.neighbors(self._agent)) & set(present)
+        return {agent: latest[agent] for agent in sorted(neighbours & latest.keys())}
+
     def is_awaited(self, agent: int, step: int) -> bool:
         """Return whether the return of an agent is announced for this step or a later one."""
         return any(who == agent and when >= step for who, when in self.news.returns)

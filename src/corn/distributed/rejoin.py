@@ -3,7 +3,8 @@
 The agent asks one neighbour, its sponsor, for the terms of the run, and compares its own. The
 sponsor announces the step of the return, so late that all agents know of it by then. Until then the
 agent connects to its neighbours. At that step it receives the sponsor's model and takes part again,
-with the noise of the plan of all.
+with the noise of the plan of all. It then connects to neighbours that have returned meanwhile; of
+two that return at the same step, the one with the higher number connects.
 
 No noise is released twice: the agent returns after every step that its ledger has ever reserved,
 and spends no more than if it had never left. The sponsor's model is public, as every message is.
@@ -26,7 +27,7 @@ from torch import Tensor
 from corn.distributed.handshake import HandshakeError, Hello, compare_hellos
 from corn.distributed.messages import Header, decode_message
 from corn.distributed.rendezvous import Meeting, Rendezvous
-from corn.errors import InvalidArgumentError, PublicError
+from corn.errors import CornError, InvalidArgumentError, PublicError
 from corn.files import writing_whole
 from corn.noise.address import check_nonce
 from corn.parsing import build, build_fields, parse_hex, parse_json, read_json
@@ -44,6 +45,7 @@ from corn.transport import (
 
 _MAX_REQUEST_BYTES = 1 << 20
 _MAX_WAITING = 4
+_SECONDS_TO_ANSWER = 1.0
 _ADDRESSES = "addresses.json"
 
 
@@ -215,21 +217,28 @@ def request_return(
     Raises:
         RejoinError: no neighbour lets this agent in; the message has the reasons.
     """
-    reasons = []
-    for sponsor in sorted(set(neighbours) & set(addresses)):
-        try:
-            return _return_by(
-                rendezvous,
-                sponsor,
-                request,
-                sorted(neighbours),
-                addresses,
-                dtype=dtype,
-                max_bytes=max_bytes,
-            )
-        except (UnreachableError, ChannelClosedError, TamperedError, RejoinError) as error:
-            reasons.append(f"agent {sponsor}: {error}")
-    why = "; ".join(reasons) or "the addresses of its neighbours are not known"
+    reasons: dict[int, CornError] = {}
+    # A neighbour may be lost too, or wait for its own return: the others are asked before this
+    # agent waits for it.
+    for patience in (min(_SECONDS_TO_ANSWER, rendezvous.timeout), rendezvous.timeout):
+        for sponsor in sorted(set(neighbours) & set(addresses)):
+            if sponsor in reasons and not isinstance(reasons[sponsor], UnreachableError):
+                continue
+            try:
+                return _return_by(
+                    rendezvous,
+                    sponsor,
+                    request,
+                    sorted(neighbours),
+                    addresses,
+                    dtype=dtype,
+                    max_bytes=max_bytes,
+                    patience=patience,
+                )
+            except (UnreachableError, ChannelClosedError, TamperedError, RejoinError) as error:
+                reasons[sponsor] = error
+    found = [f"agent {sponsor}: {error}" for sponsor, error in sorted(reasons.items())]
+    why = "; ".join(found) or "the addresses of its neighbours are not known"
     raise RejoinError(f"cannot return to the run: {why}")
 
 
@@ -242,6 +251,7 @@ def _return_by(
     *,
     dtype: torch.dtype,
     max_bytes: int,
+    patience: float,
 ) -> Admission:
     timeout = rendezvous.timeout
     check = rendezvous.check_interruption
@@ -251,7 +261,7 @@ def _return_by(
         sponsor,
         Purpose.REJOIN,
         session=NO_SESSION,
-        timeout=timeout,
+        timeout=patience,
         check=check,
     )
     try:

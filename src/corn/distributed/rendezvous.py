@@ -3,8 +3,14 @@
 Every word is signed by its agent for one session, which is a hash of fresh random numbers from all
 agents. So the host of the store can neither change or invent a word, nor replay one of another run,
 nor show agents different words of the same agent. It can only withhold words, upon which agents
-time out, or replay a refusal, upon which they do not start. Once training has begun no agent needs
-the store, unless others join later.
+time out. Once training has begun no agent needs the store, unless others join later.
+
+An agent may refuse before there is a session. So its refusal is bound to its fresh random number,
+and to the session once it knows one. A refusal of another run is noticed, unless the host hides the
+agent and repeats its old random number too. The effect is the same as if it withheld words.
+
+A run that begins without some agents begins with more than half of them. Any two such sets have an
+agent in common, which signs for one session only: the host cannot make two runs of one.
 """
 
 from __future__ import annotations
@@ -137,7 +143,7 @@ class Rendezvous:
         timeout: seconds to wait for other agents.
         keys: the folder of the agent's key and ledger; None in a rehearsal.
         start_with: the number of agents with which a run may begin when the others do not come in
-            time; by default all.
+            time, more than half; by default all.
         is_host: whether the store lives in this process, and ends with it.
         interruption: ends every wait when a person requests it.
     """
@@ -161,7 +167,13 @@ class Rendezvous:
         self.listener, self.address, self.timeout = listener, address, timeout
         self.bound = bound or address
         self.keys, self.interruption = keys, interruption
+        check_start_with(start_with, self.num_agents)
         self._start_with, self._is_host = start_with, is_host
+        # One fresh number from each agent: a session that contains this agent's own is new,
+        # whatever the host of the store shows of the others.
+        challenge = secrets.token_hex(_CHALLENGE_BYTES)
+        self._introduction = json.dumps([challenge, *address]).encode()
+        self._introductions: dict[int, bytes] = {}
         self._meeting: Meeting | None = None
         self._topics: set[str] = set()
 
@@ -231,21 +243,34 @@ class Rendezvous:
 
         Where several refuse, the first refusal counts for all.
         """
-        message = json.dumps([self.agent, reason]).encode()
+        session = "" if self._meeting is None else self._meeting.session.hex()
+        message = json.dumps([self.agent, reason, session]).encode()
+        # Others check the refusal by the fresh random number in this word.
+        self._put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION, is_first=False)
         # The store keeps the first word of a key, so that all agents report the same reason.
-        self._put(_REFUSAL, message, NO_SESSION, is_first=False)
+        self._put(_REFUSAL, message, _bind_refusal(self._introduction), is_first=False)
 
     def raise_refusal(self) -> None:
-        """Raise ``RefusalError`` if another agent does not start."""
+        """Raise ``RefusalError`` if another agent does not start.
+
+        Raises:
+            ForgedWordError: the refusal is of another run.
+        """
         (word,) = self.store.get([_REFUSAL])
         if word is None:
             return
         try:
             message = _split_word(word).message
-            refused_by, reason = build(tuple[int, str], parse_json(message), "the refusal")
-            self._read(word, _REFUSAL, refused_by, NO_SESSION)
-        except (InvalidArgumentError, ForgedWordError) as error:
+            kinds = tuple[int, str, str]
+            refused_by, reason, session = build(kinds, parse_json(message), "the refusal")
+        except InvalidArgumentError as error:
             raise RefusalError(None, f"a message that cannot be read: {error}") from error
+        # The session cannot be compared yet. The refusal is read again after the meeting.
+        if session and self._meeting is None:
+            return
+        self._read(word, _REFUSAL, refused_by, _bind_refusal(self._introduction_of(refused_by)))
+        if session and self.meeting.session.hex() != session:
+            raise ForgedWordError("refusal", refused_by)
         if refused_by != self.agent:
             raise RefusalError(refused_by, reason)
 
@@ -290,9 +315,8 @@ class Rendezvous:
 
         Agents that return after it connect to it there.
         """
-        message = json.dumps([secrets.token_hex(_CHALLENGE_BYTES), *self.address]).encode()
         with suppress(StoreLostError):
-            self._put(f"{_JOIN}/{self.agent}", message, NO_SESSION, is_first=False)
+            self._put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION, is_first=False)
 
     def adopt(self, meeting: Meeting) -> None:
         """Take part in a meeting of others, which is over."""
@@ -310,22 +334,27 @@ class Rendezvous:
 
     def _meet(self) -> Meeting:
         """Publish a fresh challenge and this agent's address, and read those of the others."""
-        # One fresh number from each agent: a session that contains this agent's own is new,
-        # whatever the host of the store shows of the others.
-        challenge = secrets.token_hex(_CHALLENGE_BYTES)
-        message = json.dumps([challenge, self.address[0], self.address[1]]).encode()
-        self._put(f"{_JOIN}/{self.agent}", message, NO_SESSION)
+        self._put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION)
         members = self._choose_members()
         words = self.store.get([f"{_JOIN}/{agent}" for agent in members])
         joined = {
             agent: self._read(word or b"", f"{_JOIN}/{agent}", agent, NO_SESSION)
             for agent, word in zip(members, words, strict=True)
         }
-        if joined.get(self.agent) != message:
+        if joined.get(self.agent) != self._introduction:
             raise ForgedWordError(_JOIN, self.agent)
+        self._introductions = joined
         parts = [part for agent in members for part in (agent, joined[agent])]
         session = hashlib.sha256(encode_fields("corn session", *parts)).digest()
         return Meeting(session, {agent: _read_address(joined[agent], agent) for agent in members})
+
+    def _introduction_of(self, agent: int) -> bytes:
+        """Return the word with an agent's random number: that of the meeting, or at the store."""
+        if agent in self._introductions:
+            return self._introductions[agent]
+        key = f"{_JOIN}/{agent}"
+        (word,) = self.store.get([key])
+        return self._read(word or b"", key, agent, NO_SESSION)
 
     def _choose_members(self) -> tuple[int, ...]:
         """Return the agents that begin the run: all, or those that came in time."""
@@ -400,6 +429,21 @@ def naming_agent(agent: int) -> Iterator[None]:
     except OSError as error:
         what = f"{error.filename or 'file'}: {error.strerror or error}"
         raise CornError(f"agent {agent}: {what}") from error
+
+
+def check_start_with(start_with: int | None, num_agents: int) -> None:
+    """Raise unless two runs that begin with so many agents must have one in common."""
+    smallest = num_agents // 2 + 1
+    if start_with is not None and not smallest <= start_with <= num_agents:
+        raise InvalidArgumentError(
+            f"start_with must be from {smallest} to {num_agents}, found {start_with}: with half of "
+            f"the {num_agents} agents or fewer, two runs could begin apart from each other"
+        )
+
+
+def _bind_refusal(introduction: bytes) -> bytes:
+    """Return what stands in for the session in the signature of a refusal."""
+    return hashlib.sha256(encode_fields("corn refusal", introduction)).digest()
 
 
 def _signed_text(key: str, message: bytes, session: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import final
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from corn.distributed.handshake import Hello
 from corn.distributed.membership import Membership
 from corn.distributed.messages import Header
 from corn.distributed.rejoin import Applicant, Sponsor, Welcome, refuse_terms
-from corn.transport import Link, LinkDesk
+from corn.transport import Address, Link, LinkDesk
 
 
 @final
@@ -25,6 +25,8 @@ class Returns:
         welcome: returns the terms of a return at a step, to agents that take part.
         last_step: of the run.
         timeout: seconds to wait for the link of an agent whose step has come.
+        to_dial: the addresses of agents to which this one connects at its own return; all others
+            connect to it.
     """
 
     def __init__(
@@ -36,10 +38,17 @@ class Returns:
         welcome: Callable[[int, tuple[int, ...]], Welcome],
         last_step: int,
         timeout: float,
+        to_dial: Mapping[int, Address] | None = None,
     ) -> None:
         self._hello, self._sponsor, self._desk = hello, sponsor, desk
         self._welcome, self._last_step, self._timeout = welcome, last_step, timeout
+        self._to_dial = dict(to_dial or {})
         self._admitted: dict[int, tuple[int, Applicant]] = {}
+
+    @property
+    def to_dial(self) -> frozenset[int]:
+        """The agents to which this one still has to connect."""
+        return frozenset(self._to_dial)
 
     def serve(self, step: int, membership: Membership, notice: int) -> None:
         """Answer all requests before a step; news of a return take ``notice`` steps to spread."""
@@ -75,6 +84,9 @@ class Returns:
 
     def connect(self, agent: int) -> Link:
         """Return the link to an agent whose step has come; raise ``LinkError`` without one."""
+        if agent in self._to_dial:
+            address = self._to_dial.pop(agent)
+            return self._desk.connect(agent, address, timeout=self._timeout)
         return self._desk.wait(agent, timeout=self._timeout)
 
     def hand_over(self, step: int, header: Header, parameters: Tensor) -> None:

@@ -22,7 +22,7 @@ from corn.distributed.keyring import Ledger
 from corn.distributed.membership import Membership, component_of, find_cuts, make_edge
 from corn.distributed.messages import NO_STOP, PREFIX_BYTES, Header, StopNotice, StopReason
 from corn.distributed.returns import Returns
-from corn.distributed.settings import RunSettings
+from corn.distributed.settings import RunSettings, advise_return
 from corn.distributed.survivors import (
     ActivePlan,
     LinkState,
@@ -120,6 +120,14 @@ class TrainingRounds:
         cuts, lost = self._membership.cuts_by(self.step), self.lost
         own = {peer: cuts.get(make_edge(self._agent, peer)) for peer in self._plan_neighbours}
         return {peer: when for peer, when in own.items() if when is not None and peer not in lost}
+
+    @property
+    def alone_since(self) -> int | None:
+        """The step at which the last neighbour was lost; None while there is one."""
+        cuts = self._membership.cuts_by(self.step)
+        own = [cuts.get(make_edge(self._agent, peer)) for peer in self._plan_neighbours]
+        found = [when for when in own if when is not None]
+        return max(found) if found and len(found) == len(own) else None
 
     @property
     def _plan_neighbours(self) -> tuple[int, ...]:
@@ -342,17 +350,20 @@ class TrainingRounds:
         alone = "alone, " if len(own) == 1 else ""
         energy = measure_loss(self._plan, own, cuts).describe()
         self._journal.note(f"went on {alone}without {name_agents(lost)}: {energy}")
+        if self.alone_since is not None:
+            self._journal.note(
+                f"has no neighbour left since step {self.alone_since}, and trains on its own data "
+                f"alone; if others still run, {advise_return(self._plan)}"
+            )
 
     def _readmit(self) -> bool:
         """Answer agents that ask to return, and link those whose step has come; return if any."""
         self._returns.serve(self.step, self._membership, self._spread + self._settling)
-        returning = [a for a, when in self._membership.news.returns if when == self.step]
-        for agent in sorted(returning):
-            if agent == self._agent:
-                continue
+        returning = {a for a, when in self._membership.news.returns if when == self.step}
+        for agent in sorted(returning - {self._agent}):
             self._journal.note(f"agent {agent} takes part again from step {self.step} on")
-            if agent not in self._plan_neighbours:
-                continue
+        expected = (returning & set(self._plan_neighbours)) | self._returns.to_dial
+        for agent in sorted(expected):
             try:
                 self._exchange.add(agent, self._returns.connect(agent))
             except LinkError as error:

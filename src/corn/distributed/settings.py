@@ -40,7 +40,7 @@ class RunSettings:
         deadline: seconds per mixing round after which a neighbour's message is not waited for, and
             is mixed in the round in which it arrives; by default agents wait for all.
         start_with: the number of agents with which a run may begin if the others do not come
-            within the time-out, and may join later; by default all.
+            within the time-out, and may join later; more than half, and by default all.
         plain_links: send messages unsealed: anyone on the network can read and change them.
         checkpoint_every: steps between checkpoints.
         evaluate_at: steps to measure at; by default 0, the last, and 19 between.
@@ -164,9 +164,20 @@ class RunSettings:
             )
 
 
+def advise_return(plan: Plan) -> str:
+    """Return how an agent that lost all others comes back to them, if it can."""
+    if _largest_group(plan) > _LARGEST_GROUP_TO_REPLAN:
+        return "it cannot return to them, as the plan has seeds of groups of three and more"
+    return "stop this agent and start it with --rejoin to return to them"
+
+
+def _largest_group(plan: Plan) -> int:
+    return max(map(len, plan.decomposition.seed_groups), default=0)
+
+
 def require_pair_seeds(plan: Plan, option: str) -> None:
     """Raise unless agents derive all seeds from their keys, without messages to absent ones."""
-    largest = max(map(len, plan.decomposition.seed_groups), default=0)
+    largest = _largest_group(plan)
     if largest > _LARGEST_GROUP_TO_REPLAN:
         raise InvalidArgumentError(
             f"{option} needs seeds of pairs or links, as larger groups would have to share new "

@@ -247,12 +247,35 @@ class LinkDesk:
         Raises:
             LinkError: it did not connect in time.
         """
+        if peer < self._credentials.agent:
+            return self.connect(peer, self._addresses[peer], timeout=timeout, check=check)
         try:
-            channel = self._dial(peer, timeout, check) or self._await(peer, timeout, check)
+            channel = self._await(peer, timeout, check)
         except UnreachableError as error:
-            raise LinkError(
-                f"no connection to its neighbour agent {peer} within {timeout:g} s"
-            ) from error
+            raise _no_connection(peer, timeout) from error
+        return Link(channel, max_bytes=self._max_bytes)
+
+    def connect(
+        self,
+        peer: int,
+        address: Address,
+        *,
+        timeout: float,
+        check: Callable[[], None] = lambda: None,
+    ) -> Link:
+        """Return a link to an agent that waits for it; see :meth:`open`."""
+        try:
+            channel = dial(
+                address,
+                self._credentials,
+                peer,
+                self._purpose,
+                session=self._session,
+                timeout=timeout,
+                check=check,
+            )
+        except UnreachableError as error:
+            raise _no_connection(peer, timeout) from error
         return Link(channel, max_bytes=self._max_bytes)
 
     def wait(self, peer: int, *, timeout: float) -> Link:
@@ -269,19 +292,6 @@ class LinkDesk:
             for channel in self._waiting.values():
                 channel.close()
             self._waiting, self._is_closed = {}, True
-
-    def _dial(self, peer: int, timeout: float, check: Callable[[], None]) -> Channel | None:
-        if peer > self._credentials.agent:
-            return None
-        return dial(
-            self._addresses[peer],
-            self._credentials,
-            peer,
-            self._purpose,
-            session=self._session,
-            timeout=timeout,
-            check=check,
-        )
 
     def _await(self, peer: int, timeout: float, check: Callable[[], None]) -> Channel:
         deadline = time.monotonic() + timeout
@@ -304,6 +314,10 @@ class LinkDesk:
                 return
             self._waiting[channel.peer] = channel
             self._changed.notify_all()
+
+
+def _no_connection(peer: int, timeout: float) -> LinkError:
+    return LinkError(f"no connection to its neighbour agent {peer} within {timeout:g} s")
 
 
 def open_links(
