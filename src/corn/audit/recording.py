@@ -6,9 +6,9 @@ what it hands to its links, and returns it after the run.
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,6 +27,7 @@ from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
 from corn.distributed.joining import host_store
 from corn.distributed.keyring import find_credentials, load_credentials, make_keys
 from corn.distributed.messages import Header
+from corn.distributed.processes import preloaded_context
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import AgentData
 from corn.learn.problem import TrainingProblem
@@ -57,14 +58,17 @@ class AgentPool:
     """Processes that run as agents, one run after the other; a context manager."""
 
     def __init__(self, num_agents: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        pipes = [context.Pipe() for _ in range(num_agents)]
-        self._ends = [own for own, _ in pipes]
-        self._children = [
-            context.Process(target=_serve, args=(theirs,), daemon=True) for _, theirs in pipes
-        ]
-        for child in self._children:
-            child.start()
+        with preloaded_context() as context:
+            pipes = [context.Pipe() for _ in range(num_agents)]
+            self._ends = [own for own, _ in pipes]
+            self._children = [
+                context.Process(target=_serve, args=(theirs,), daemon=True) for _, theirs in pipes
+            ]
+            for child in self._children:
+                child.start()
+        # Only a child holds its end now, so that this end reports when the child is gone.
+        for _, theirs in pipes:
+            theirs.close()
 
     def run(
         self, plan: Plan, workload: Workload, settings: RunSettings, *, keys: Path, out: Path
@@ -128,16 +132,17 @@ def _serve(connection: Connection) -> None:
         messages.setdefault(header.step, parameters.detach().cpu().numpy().copy())
         nonces.append(nonce)
 
-    while (order := connection.recv()) is not None:
-        messages.clear()
-        try:
-            plan, _ = run_workload(order, Reports(on_message=record))
-        except CornError as error:
-            connection.send(str(error))
-            continue
-        # Later messages belong to the cool-down, which releases nothing.
-        steps = range(order.settings.steps_of(plan))
-        connection.send((np.stack([messages[step] for step in steps]), nonces[-1]))
+    with suppress(EOFError):  # the audit was killed
+        while (order := connection.recv()) is not None:
+            messages.clear()
+            try:
+                plan, _ = run_workload(order, Reports(on_message=record))
+            except CornError as error:
+                connection.send(str(error))
+                continue
+            # Later messages belong to the cool-down, which releases nothing.
+            steps = range(order.settings.steps_of(plan))
+            connection.send((np.stack([messages[step] for step in steps]), nonces[-1]))
 
 
 @dataclass(frozen=True)

@@ -203,10 +203,7 @@ class AgentProcesses:
         """Start all processes."""
         limit_threads()
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOADED)
-        with _without_main():
-            _start_forkserver()
+        with preloaded_context() as context:
             for agent, config in self._configs.items():
                 self._start_one(context, agent, config)
 
@@ -214,8 +211,7 @@ class AgentProcesses:
         """Start an agent again that has ended, to return to the run."""
         self.results.pop(agent)
         self._configs[agent] = replace(self._configs[agent], rejoins=True)
-        with _without_main():
-            context = multiprocessing.get_context("forkserver")
+        with preloaded_context() as context:
             self._start_one(context, agent, self._configs[agent])
 
     def poll(self, seconds: float) -> None:
@@ -319,6 +315,19 @@ def is_suspended(pid: int | None) -> bool:
     except OSError:
         return False
     return status.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+@contextmanager
+def preloaded_context() -> Iterator[ForkServerContext]:
+    """Yield a context whose processes are forked from one that has imported all that agents need.
+
+    Imports take seconds, and are paid once instead of by every agent.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    with _without_main():
+        _start_forkserver()
+        yield context
 
 
 def _start_forkserver() -> None:

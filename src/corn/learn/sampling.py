@@ -77,7 +77,7 @@ def usual_width(num_samples: int, rate: float) -> int:
     if not 0 < rate < 1:
         return max(1, round(rate * num_samples))
     # `scipy.stats` has this quantile too, but takes half a second of every agent's start.
-    return max(1, math.ceil(bdtrik(1 - _RARE, num_samples, rate)))
+    return max(1, math.ceil(float(bdtrik(1 - _RARE, num_samples, rate))))
 
 
 def choose_rates(
