@@ -38,11 +38,72 @@ def test_training_on_own_files(corn: Runner, clinics: Path) -> None:
     assert "the classes were read from the data" in outcome.stderr
 
 
+CONSTANT = "column 'dose' has the same value in every row"
+ABSENT = "column 'ill' lacks the class no"
+
+
+def spoil(clinics: Path, *, header: str = "age,dose,ill", dose: object = 7, ill: str = "") -> Path:
+    """Give agent 1 a file with one dose, and perhaps one class, for all patients."""
+    rows = [f"{age},{dose},{ill or ('yes' if age > 55 else 'no')}" for age in range(41, 71)]
+    path = clinics / "agent-1.csv"
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("command", ["train", "launch"])
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"dose": ""}, "column 'dose' has no value in row 1"),
+        ({"dose": "high"}, "column 'dose' must have numbers, found 'high' in row 1"),
+        ({"header": "age,weight,ill"}, "column 'dose' is missing, which"),
+    ],
+    ids=["missing value", "text", "unequal columns"],
+)
+def test_a_file_that_cannot_be_used_is_named_with_its_column(
+    corn: Runner, clinics: Path, command: str, change: dict[str, str], line: str
+) -> None:
+    path, plan = spoil(clinics, **change), clinics / "plan.corn"
+    data = ("--data", clinics / "agent-{agent}.csv", "--target", "ill", "--classes", "no,yes")
+    if command == "launch":
+        corn("plan", "--graph", "complete:2", "--steps", 2, "--out", plan)
+        outcome = corn("launch", plan, *data, "--out", clinics / "out")
+    else:
+        outcome = corn("train", *data, "--graph", "complete:2", "--steps", 2)
+    assert (outcome.exit_code, outcome.stdout) == (1, "")
+    assert outcome.stderr.startswith(f"corn: {path}: {line}")
+    assert outcome.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("ill", "lines"),
+    [("", [CONSTANT]), ("yes", [CONSTANT, ABSENT])],
+    ids=["constant column", "absent class"],
+)
+def test_the_owner_of_all_data_reads_what_is_odd_about_a_file(
+    corn: Runner, clinics: Path, ill: str, lines: list[str]
+) -> None:
+    path, out = spoil(clinics, ill=ill), clinics / "out"
+    outcome = corn(
+        *("train", "--data", clinics / "agent-{agent}.csv", "--target", "ill"),
+        *("--bounds", "age=0:120", "--graph", "complete:2", "--steps", 2, "--step-size", 1),
+        *("--mechanism", "none", "--out", out, "--json"),
+    )
+    assert outcome.exit_code == 0, outcome.stderr
+    notes = [line for line in outcome.stderr.splitlines() if str(path) in line]
+    assert len(notes) == len(lines)
+    for note, line in zip(notes, lines, strict=True):
+        assert note.startswith(f"note: private, do not publish: {path}: {line}")
+    written = "".join(file.read_text() for file in out.rglob("*.*") if file.suffix != ".pt")
+    assert not any(line in outcome.stdout + written for line in lines)
+
+
 @pytest.mark.slow
 def test_agents_in_processes_publish_scores_on_public_data_only(
     corn: Runner, clinics: Path
 ) -> None:
     plan, out = clinics / "plan.corn", clinics / "out"
+    spoil(clinics, ill="yes")
     assert corn("plan", "--graph", "complete:2", "--steps", 6, "--out", plan).exit_code == 0
     options = ("--data", clinics / "agent-{agent}.csv", "--target", "ill", "--step-size", 0.5)
     refused = corn("launch", plan, *options, "--out", out)
@@ -55,10 +116,15 @@ def test_agents_in_processes_publish_scores_on_public_data_only(
         last = list(csv.DictReader(file))[-1]
     assert last["test_accuracy"] != ""
     assert last["validation_loss"] == "", "validation samples are private"
-    assert "outside its public bounds" in (out / "private/agent-0/notes.txt").read_text()
+    assert "outside public bounds" in (out / "private/agent-0/notes.txt").read_text()
     shared = "".join(path.read_text() for path in (out / "shared").rglob("*.json"))
     assert str(clinics) not in shared
-    assert "outside its public bounds" not in shared
+    assert "outside public bounds" not in shared
+    told = (out / "private/agent-1/notes.txt").read_text()
+    for line in (CONSTANT, ABSENT):
+        assert line in told
+        assert line in outcome.stderr
+        assert line not in shared + outcome.stdout
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,17 @@ def test_a_store_that_replays_an_earlier_run_is_refused(
         assert (result.topic, result.agents) == (topic, (agent,))
 
 
+def test_columns_that_differ_are_named_however_many_there_are() -> None:
+    names = tuple(f"column {k}" for k in range(900))
+    columns = {0: names, 1: names, 2: names[:-1], 3: names[10:]}
+    with pytest.raises(HandshakeError) as caught:
+        compare_hellos({who: replace(HELLO, columns=own) for who, own in columns.items()})
+    assert (caught.value.topic, caught.value.agents) == ("columns", (2, 3))
+    assert "agent 2 lacks 'column 899'; others that differ: agent 3" in str(caught.value)
+    hellos = {0: replace(HELLO, columns=("a", "b")), 1: replace(HELLO, columns=("b", "a"))}
+    compare_hellos(hellos)  # the order is part of the description of the data
+
+
 def test_a_resumed_run_never_restarts_from_step_0() -> None:
     def run(rendezvous: Rendezvous) -> Agreement:
         steps = {0: (0, 600), 1: (0, 600, 700), 2: (0, 50)}[rendezvous.agent]

@@ -74,8 +74,31 @@ def test_bounds_scale_columns_without_looking_at_the_data(tmp_path: Path) -> Non
     ages = sorted(torch.cat([problem.data.inputs, *(X for X, _ in problem.parts.values())])[:, 0])
     assert [float(age) for age in ages] == [-1.0, 0.0, 1.0, 1.0]
     notes = " ".join(problem.private_notes)
-    assert "'age' has 1 values outside its public bounds 0:120" in notes
+    assert "column 'age' has values outside public bounds, 1 in all" in notes
     assert "'dose' has the same value in every row" in notes
+
+
+def test_a_note_of_each_kind_names_file_and_columns(tmp_path: Path) -> None:
+    names = ",".join(f"c{k}" for k in range(8))
+    rows = [(*[3] * 8, k, 100 * k, k + 20) for k in range(20)]
+    path = write_csv(tmp_path / "a.csv", rows, header=f"{names},in,out,y")
+    workload = FileWorkload(path, "y", is_regression=True, bounds=Bounds.parse("in=0:9"))
+    constant, large, outside = workload.build(2).private_notes
+    assert all(note.startswith(f"{path}: column") for note in (constant, large, outside))
+    assert "'c0', 'c1', 'c2', 'c3', 'c4' and 3 more have the same value" in constant
+    assert "columns 'out', 'y' have values beyond" in large, "targets of a regression count too"
+    assert "column 'in' has values outside public bounds, 10 in all" in outside
+
+
+def test_columns_of_arrays_are_named_by_their_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    X = np.random.default_rng(0).random((12, 4))
+    X[:, 2] = 1
+    np.savez(path, x=X, y=np.arange(12) % 3)
+    (note,) = FileWorkload(path, "y").build(2).private_notes
+    assert note.startswith(f"{path}: column '3' has the same value in every row")
+    np.savez(path, x=np.zeros((12, 6, 6)), y=np.arange(12) % 3)
+    assert FileWorkload(path, "y", model="cnn").build(2).private_notes == (), "images have borders"
 
 
 @pytest.mark.parametrize("suffix", ["csv.gz", "tsv", "parquet"])

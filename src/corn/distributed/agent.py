@@ -230,7 +230,16 @@ def run_problem(
                 )
             # Agree. From here on all agents have the same plan, model, settings and nonce.
             roster = rendezvous.credentials.roster.fingerprint.hex()
-            hello = make_hello(plan, settings, work, keyring, steps, data, roster=roster)
+            hello = make_hello(
+                plan,
+                settings,
+                work,
+                keyring,
+                steps,
+                data,
+                roster=roster,
+                columns=problem.columns,
+            )
             run = AgreedRun(plan, settings, agent, hello, keyring, work, folders)
 
             def check_total(num_steps: int) -> LifetimeTotal | None:
@@ -325,6 +334,7 @@ def make_hello(
     data: str,
     *,
     roster: str,
+    columns: tuple[str, ...] = (),
 ) -> Hello:
     """Return the terms that the agent publishes at the handshake; nothing secret."""
     task = work.data.task
@@ -341,6 +351,7 @@ def make_hello(
         remaining=keyring.ledger.remaining,
         checkpoints=tuple(sorted(steps | {0})),  # the initial model needs no file
         reserved=keyring.ledger.reserved_before,
+        columns=columns,
     )
 
 

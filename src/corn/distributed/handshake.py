@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
@@ -70,6 +70,7 @@ class Hello:
         remaining: how many releases its ledger still allows.
         checkpoints: steps from which it can continue; 0 is always one.
         reserved: releases that its ledger counts though a run that crashed may not have made them.
+        columns: names of the columns of its file, which are public.
     """
 
     plan: str
@@ -81,6 +82,7 @@ class Hello:
     remaining: int
     checkpoints: tuple[int, ...] = (0,)
     reserved: int = 0
+    columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # Hellos of other agents come from the store, and may hold anything.
@@ -244,9 +246,10 @@ def confirm(rendezvous: Rendezvous, agreement: Agreement, topic: str) -> None:
 def compare_hellos(hellos: Mapping[int, Hello]) -> None:
     """Raise ``HandshakeError`` for the first topic on which agents differ."""
     # All agents compare in the same order, and so raise the same error.
+    _compare("the plan's fingerprint", {who: own.plan[:16] for who, own in hellos.items()})
+    # Before the model, whose shape follows from the columns: the reason is more helpful.
+    _compare_columns({who: own.columns for who, own in hellos.items()})
     topics = {
-        "the plan's fingerprint": {who: own.plan[:16] for who, own in hellos.items()},
-        # Before the model, whose shape follows from the columns: the reason is more helpful.
         "the data": {who: own.settings.get("partition of data", "") for who, own in hellos.items()},
         "the model": {who: own.model for who, own in hellos.items()},
         "the initial parameters": {who: own.start for who, own in hellos.items()},
@@ -310,6 +313,36 @@ def _compare(topic: str, values: Mapping[int, str]) -> None:
         raise HandshakeError(
             f"agents differ in {topic}: {found}; the rest {rest}", topic=topic, agents=others
         )
+
+
+def _compare_columns(columns: Mapping[int, tuple[str, ...]]) -> None:
+    """Raise for the first agent that lacks columns of most agents, or has others."""
+    if not all(columns.values()):
+        return  # not all have files with names; descriptions of the data then say more
+    # Whole lists would be cut where they are long, often before the column that differs.
+    usual, _ = Counter(columns[who] for who in sorted(columns)).most_common(1)[0]
+    others = tuple(who for who in sorted(columns) if set(columns[who]) != set(usual))
+    if others:
+        found = set(columns[others[0]])
+        lacking = _name_columns("lacks", [name for name in usual if name not in found])
+        added = _name_columns("also has", sorted(found - set(usual)))
+        difference = " and ".join(filter(None, (lacking, added)))
+        more = f"; others that differ: {name_agents(others[1:])}" if others[1:] else ""
+        raise HandshakeError(
+            f"agents differ in the columns of their data: agent {others[0]} {difference}{more}; "
+            "--features selects those that all have",
+            topic="columns",
+            agents=others,
+        )
+
+
+def _name_columns(verb: str, names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    # Names come from other agents: they are quoted printably and briefly.
+    shown = ", ".join(repr(make_printable(name, limit=_MAX_QUOTED)) for name in names[:_MAX_NAMED])
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return f"{verb} {shown}{more}"
 
 
 def _parse_hello(text: bytes, sender: int) -> Hello:

@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from corn.arrays import FloatArray, IntArray
+from corn.arrays import IntArray
 from corn.checks import require, require_fraction
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn.batches import AgentData
 from corn.learn.bounds import Bounds, scale_values
+from corn.learn.columns import Column, describe_columns, list_some
 from corn.learn.datasets.own_files import RawSamples, read_numbers, read_own_samples
 from corn.learn.metrics import Samples
 from corn.learn.models import flattens_inputs, make_named_task
@@ -31,9 +32,8 @@ AGENT_FIELD = "{agent}"
 """The part of a path that stands for an agent's number."""
 
 _MOST_CLASSES = 1000
-_LARGE_VALUE = 10.0  # beside which columns of order 1 lose their part of a clipped gradient
-_MOST_NOTES = 3
 _MOST_NAMES = 12
+_MOST_COLUMNS = 1000  # that agents publish by name; of more, they compare a hash
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,7 @@ class FileWorkload:
             public_parts=() if test is None else ("test",),
             private_notes=tuple(self._find_notes(files, classes)),
             schema=self._describe(files[0], shape, classes, test),
+            columns=files[0].features if len(files[0].features) <= _MOST_COLUMNS else (),
         )
 
     def describe(self, problem: TrainingProblem) -> str:
@@ -246,36 +247,36 @@ class FileWorkload:
     def _find_notes(
         self, files: Sequence[RawSamples], classes: Sequence[str] | None
     ) -> Iterator[str]:
-        """Yield facts about single files for their owners."""
+        """Yield facts about single files for their owners, one line for each file and kind."""
         for own in files:
-            notes = [*self._note_columns(own), *self._note_classes(own, classes)]
-            yield from notes[:_MOST_NOTES]
-            if len(notes) > _MOST_NOTES:
-                yield f"{own.path}: {len(notes) - _MOST_NOTES} more notes of this kind"
+            notes = [*describe_columns(self._find_columns(own)), self._note_absent(own, classes)]
+            yield from (f"{own.path}: {note}" for note in notes if note)
 
-    def _note_columns(self, own: RawSamples) -> Iterator[str]:
-        for name, values in zip(own.features, own.inputs.T, strict=False):
-            bounds = self.bounds.find(name)
-            if (values == values[0]).all():
-                yield f"{own.path}: column {name!r} has the same value in every row"
-            elif bounds is None and np.abs(values).max() > _LARGE_VALUE:
-                yield (
-                    f"{own.path}: column {name!r} has values beyond ±{_LARGE_VALUE:g} and no "
-                    "public bounds: it takes most of a clipped gradient; give --bounds"
-                )
-            elif bounds is not None:
-                yield from _note_outside(own.path, name, values, bounds)
+    def _find_columns(self, own: RawSamples) -> list[Column]:
+        """Return the columns of numbers of a table; images have none."""
+        if own.inputs.ndim != 2:
+            return []
+        # Columns of arrays have no names, only places.
+        names = own.features or tuple(f"{place + 1}" for place in range(own.inputs.shape[1]))
+        found = [
+            Column(name, values, self.bounds.find(name) if own.features else self.bounds.of_all)
+            for name, values in zip(names, own.inputs.T, strict=True)
+        ]
+        if self.is_regression:
+            y = read_numbers(own.path, self._target_name, own.targets)
+            bounds = self.bounds.by_column.get(self._target_name)
+            found.append(Column(self._target_name, y, bounds))
+        return found
 
-    def _note_classes(self, own: RawSamples, classes: Sequence[str] | None) -> Iterator[str]:
-        if classes is None:
-            return
+    def _note_absent(self, own: RawSamples, classes: Sequence[str] | None) -> str:
         present = {_name_class(value) for value in np.unique(own.targets)}
-        absent = [name for name in classes if name not in present]
-        if absent:
-            yield (
-                f"{own.path}: column {self._target_name!r} lacks the class "
-                f"{', '.join(absent[:5])}: its agent learns it from the others"
-            )
+        absent = [name for name in classes or () if name not in present]
+        if not absent:
+            return ""
+        return (
+            f"column {self._target_name!r} lacks the class {list_some(absent)}: its agent learns "
+            "it from the others"
+        )
 
     def _describe(
         self,
@@ -305,17 +306,6 @@ def _list_names(what: str, names: Sequence[str]) -> str:
         return f"{what} {', '.join(names)}"
     digest = hashlib.sha256("\0".join(names).encode()).hexdigest()[:12]
     return f"{len(names)} {what} {', '.join(names[:_MOST_NAMES])}, … ({digest})"
-
-
-def _note_outside(
-    path: Path, name: str, values: FloatArray, bounds: tuple[float, float]
-) -> Iterator[str]:
-    count = int(((values < bounds[0]) | (values > bounds[1])).sum())
-    if count:
-        yield (
-            f"{path}: column {name!r} has {count} values outside its public bounds "
-            f"{bounds[0]:g}:{bounds[1]:g}, which count as the nearest bound"
-        )
 
 
 def _require_same_columns(files: Sequence[RawSamples]) -> None:

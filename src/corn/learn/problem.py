@@ -50,6 +50,7 @@ class TrainingProblem:
             Measurements on private samples are private.
         private_notes: facts about the data of single agents, for their owners alone.
         schema: columns, classes and bounds of the data, which are public and which agents compare.
+        columns: names of the inputs in files, public too, so that agents can name a difference.
     """
 
     task: Task
@@ -59,6 +60,7 @@ class TrainingProblem:
     public_parts: tuple[str, ...] = ()
     private_notes: tuple[str, ...] = ()
     schema: str = ""
+    columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         unknown = set(self.parts) - set(PARTS[1:])

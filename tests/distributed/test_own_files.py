@@ -1,0 +1,117 @@
+"""Agents on the users' own files: each owner learns what is wrong, and others only what is public.
+
+The same five cases as in ``tests/cli/test_own_data.py``, for agents that see one file each.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from corn.distributed.agent import run_workload
+from corn.distributed.handshake import HandshakeError
+from corn.distributed.journal import Reports
+from corn.distributed.keyring import make_keys
+from corn.distributed.rendezvous import RefusalError, Rendezvous
+from corn.distributed.results import AgentResult
+from corn.distributed.settings import AgentConfig, RunSettings
+from corn.errors import FileFormatError
+from corn.learn.own_data import FileWorkload
+from corn.learn.schedule import Constant
+from corn.plan import save_plan
+
+from .harness import small_plan
+from .threads import run_in_threads
+
+N = 3
+ROWS = [(k / 10, k % 4, "yes" if k % 3 else "no") for k in range(20)]
+Rows = list[tuple[object, ...]]
+
+
+def run_files(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    rows: Rows | None = None,
+    header: str = "age,dose,ill",
+) -> list[AgentResult | BaseException]:
+    """Run three agents, of which agent 1 has a file of its own kind."""
+    for agent in range(N):
+        own = (rows or ROWS) if agent == 1 else ROWS
+        lines = [header if agent == 1 else "age,dose,ill"]
+        lines += [",".join(map(str, row)) for row in own]
+        (folder / f"agent-{agent}.csv").write_text("\n".join(lines) + "\n")
+    save_plan(small_plan("complete:3", 3), folder / "plan.corn")
+    make_keys(folder / "keys", N)
+    workload = FileWorkload(folder / "agent-{agent}.csv", "ill", classes=("no", "yes"))
+    met: dict[int, Rendezvous] = {}
+
+    def run(rendezvous: Rendezvous) -> AgentResult:
+        met[rendezvous.agent], rendezvous.keys = rendezvous, folder / "keys"
+        config = AgentConfig(
+            workload=workload,
+            settings=RunSettings(Constant(0.5), batch_size=4, timeout=20),
+            out=folder / "out",
+            plan=folder / "plan.corn",
+            keys=folder / "keys",
+            agent=rendezvous.agent,
+            num_agents=N,
+        )
+        return run_workload(config, Reports())[1]
+
+    monkeypatch.setattr("corn.distributed.agent.join_run", lambda config, _: met[config.agent or 0])
+    return run_in_threads(N, run)
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        ([*ROWS[:4], (1, "", "no"), *ROWS], "column 'dose' has no value in row 5"),
+        ([*ROWS[:4], (1, "high", "no"), *ROWS], "column 'dose' must have numbers, found 'high'"),
+    ],
+    ids=["missing value", "text"],
+)
+def test_only_the_owner_reads_what_is_wrong_with_a_value(
+    rows: Rows, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, owner, last = run_files(tmp_path, monkeypatch, rows=rows)
+    assert isinstance(owner, FileFormatError)
+    assert f"{tmp_path / 'agent-1.csv'}: {line}" in str(owner)
+    assert "\n" not in str(owner)
+    for other in (first, last):
+        assert isinstance(other, RefusalError), other
+        assert not {"dose", "high", "row", "csv"} & set(str(other).replace(".", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        ([(age, 7, ill) for age, _, ill in ROWS], "column 'dose' has the same value in every row"),
+        ([(age, d, "yes") for age, d, _ in ROWS], "column 'ill' lacks the class no"),
+    ],
+    ids=["constant column", "absent class"],
+)
+def test_an_odd_file_stops_nobody_and_its_owner_is_told(
+    rows: Rows, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a column is constant is private: a refusal would tell the others."""
+    results = run_files(tmp_path, monkeypatch, rows=rows)
+    for agent, result in enumerate(results):
+        assert isinstance(result, AgentResult), result
+        told = [note for note in result.private_notes if line in note]
+        assert len(told) == (agent == 1)
+        assert line not in repr(result) + str(result.to_json())
+    (note,) = (tmp_path / "out/private/agent-1/notes.txt").read_text().splitlines()
+    assert note.startswith(f"{tmp_path / 'agent-1.csv'}: {line}")
+    shared = [path for path in (tmp_path / "out/shared").rglob("*") if path.is_file()]
+    assert shared
+    assert not any(line.encode() in path.read_bytes() for path in shared)
+
+
+def test_all_agents_read_which_columns_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for result in run_files(tmp_path, monkeypatch, header="age,weight,ill"):
+        assert isinstance(result, HandshakeError), result
+        assert (result.topic, result.agents) == ("columns", (1,))
+        assert "agent 1 lacks 'dose' and also has 'weight'" in str(result)
+        assert "\n" not in str(result)
