@@ -10,14 +10,8 @@ from random import Random
 import pytest
 
 from corn.distributed.handshake import Agreement, HandshakeError, Hello, confirm, shake_hands
-from corn.distributed.rendezvous import (
-    ForgedWordError,
-    RefusalError,
-    Rendezvous,
-    Word,
-    _bind_refusal,
-    _signed_text,
-)
+from corn.distributed.rendezvous import RefusalError, Rendezvous, _bind_refusal
+from corn.distributed.words import ForgedWordError, Word, signed_text
 from corn.noise import (
     Delivery,
     Owner,
@@ -56,7 +50,7 @@ def meet(words: dict[str, bytes], *, signs: bool = True) -> Rendezvous:
         session = own.meeting.session
         if key == REFUSAL:
             session = _bind_refusal(other._introduction)
-        signature = other.credentials.identity.sign(_signed_text(key, word, session))
+        signature = other.credentials.identity.sign(signed_text(key, word, session))
         store.set(key, Word(word, signature).encode() if signs else word)
     return own
 

@@ -16,14 +16,13 @@ from corn.distributed.joining import host_store, join, join_store
 from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.rendezvous import (
     AbsentError,
-    ForgedWordError,
     LateError,
     RefusalError,
     Rendezvous,
     StoppedBeforeStartError,
-    Word,
     check_start_with,
 )
+from corn.distributed.words import ForgedWordError, Word
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.monitor import Interruption
 from corn.transport import MemoryStore, StoreLostError

@@ -8,14 +8,12 @@ from __future__ import annotations
 import hashlib
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 
-from corn.distributed.entry import AgreedRun, Entry, Work, begin_run, return_to_run
-from corn.distributed.exchange import Exchange
+from corn.distributed.entry import AgreedRun, Work, begin_run, return_to_run
 from corn.distributed.half_step import CellBatches, HalfStep, ReleaseUpdate
 from corn.distributed.handshake import (
     Hello,
@@ -23,7 +21,7 @@ from corn.distributed.handshake import (
     check_plan,
 )
 from corn.distributed.joining import join
-from corn.distributed.journal import EvaluationData, Journal, ReleaseAccount, Reports
+from corn.distributed.journal import EvaluationData, Reports
 from corn.distributed.keyring import (
     Keyring,
     find_credentials,
@@ -35,21 +33,16 @@ from corn.distributed.rejoin import (
     load_addresses,
 )
 from corn.distributed.rendezvous import Rendezvous, naming_agent
-from corn.distributed.results import AgentResult, judge_status
-from corn.distributed.rounds import TrainingRounds
+from corn.distributed.results import AgentResult
 from corn.distributed.samples import check_samples
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.distributed.storage import (
-    CheckpointFolder,
     Folders,
     find_checkpoints,
-    forget_after,
     make_folders,
-    read_rows,
 )
+from corn.distributed.training import checkpoints_of, train_agent
 from corn.learn.batches import AgentData, BatchSampler
-from corn.learn.metrics import Row
-from corn.learn.monitor import catch_interruption
 from corn.learn.problem import DataSource, TrainingProblem, read_samples
 from corn.learn.sampling import Choices, choose_rates
 from corn.learn.settings import SweepSettings
@@ -223,7 +216,7 @@ def run_problem(
             steps: set[int] = set()
             if folders is not None and not rejoins:
                 steps = find_checkpoints(
-                    _checkpoints(folders, plan, agent, settings),
+                    checkpoints_of(folders, plan, agent, settings),
                     settings,
                     num_parameters=len(work.start),
                     num_releases=plan.budget.num_steps - releases_left,
@@ -353,120 +346,3 @@ def make_hello(
         reserved=keyring.ledger.reserved_before,
         columns=columns,
     )
-
-
-def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
-    """Run all steps that are left, and record them."""
-    plan, settings, ledger = run.plan, run.settings, run.keyring.ledger
-    exchange = entry.exchange
-    if reports.on_message is not None:
-        exchange.on_send = partial(reports.on_message, run.agreed.nonce)
-    journal = Journal(
-        plan,
-        settings,
-        agent=run.agent,
-        data=run.work.data,
-        account=ReleaseAccount(plan.budget.of_agent(run.agent), ledger.precision),
-        folders=run.folders,
-        count_releases=lambda: plan.budget.num_steps - ledger.remaining,
-        read_memory=lambda: run.work.half_step.memory,
-        summarize_traffic=exchange.summarize,
-        reports=reports,
-    )
-    parameters, earlier = _restore(run, journal)
-    _note_ledger(run, journal)
-    for text in run.work.data.private_notes:
-        journal.note_privately(text)
-    rounds = TrainingRounds(
-        plan,
-        settings,
-        agent=run.agent,
-        activate=run.activate,
-        half_step=run.work.half_step,
-        exchange=exchange,
-        returns=entry.returns,
-        membership=entry.membership,
-        ledger=ledger,
-        journal=journal,
-        first_step=run.first_step,
-        last_step=run.last_step,
-        parameters=parameters,
-    )
-    journal.observe(rounds)
-    # A checkpoint of the start lets agents that crash early resume from a step they have in common.
-    journal.record_start(run.first_step, parameters, earlier)
-    # A caller that gave an interruption catches signals itself, and would miss those caught here.
-    given = reports.interruption
-    with catch_interruption() if given is None else nullcontext(given) as interruption:
-        rounds.run(interruption)
-    journal.record_end(rounds.step, rounds.parameters)
-    if rounds.alone_since is not None:
-        journal.note(f"ended alone: took no part in any mixing after step {rounds.alone_since}")
-    _note_network(run, exchange, journal)
-    missing = rounds.lost.keys() | rounds.cut_links.keys()
-    return AgentResult(
-        agent=run.agent,
-        status=judge_status(all_steps=rounds.step == settings.steps_of(plan), lost=missing),
-        first_step=run.first_step,
-        num_steps=rounds.step,
-        stop=rounds.stop,
-        lost=rounds.lost,
-        cut_links=rounds.cut_links,
-        notes=tuple(journal.notes),
-        traffic=exchange.traffic,
-        parameters=rounds.parameters,
-        rows=tuple(journal.rows),
-        private_notes=tuple(journal.private_notes),
-        seconds_waited=rounds.seconds_waited,
-        lifetime=run.total,
-    )
-
-
-def _restore(run: AgreedRun, journal: Journal) -> tuple[Tensor, list[Row]]:
-    """Return the model to start from and the measurements before it; remove later files."""
-    step, folders = run.first_step, run.folders
-    if run.received is not None:
-        # An agent that returns begins with its sponsor's model, and keeps its own measurements.
-        journal.note(f"took part again from step {step} on, with the model of a neighbour")
-        rows = {} if folders is None else read_rows(folders.private / "metrics.csv")
-        return run.received.clone(), list(rows.values())
-    if folders is not None and (removed := forget_after(folders, step)):
-        journal.note(f"removed what an earlier run wrote after step {step} ({removed} files)")
-    if folders is None or step == 0:
-        return run.work.start.clone(), []
-    checkpoint = _checkpoints(folders, run.plan, run.agent, run.settings).load(step)
-    run.work.half_step.memory = checkpoint.memory
-    return checkpoint.parameters, list(read_rows(folders.private / "metrics.csv").values())
-
-
-def _note_ledger(run: AgreedRun, journal: Journal) -> None:
-    """Note how a ledger shortens the run."""
-    total, agreement = run.settings.steps_of(run.plan), run.agreed
-    if run.last_step < total:
-        journal.note(
-            f"the run ends at step {run.last_step} of {total}: agent {agreement.scarce}'s ledger "
-            f"allows {agreement.max_steps} more releases"
-        )
-    if agreement.reserved and run.agent == agreement.scarce:
-        journal.note(
-            f"a run that crashed had reserved {agreement.reserved} releases, which count as spent"
-        )
-
-
-def _note_network(run: AgreedRun, exchange: Exchange, journal: Journal) -> None:
-    """Note what the network did to the run."""
-    if run.settings.plain_links:
-        journal.note(
-            "links were plain: everyone on the network could read and change messages, and models "
-            "can be trusted only as far as the network"
-        )
-    for peer, count in sorted(exchange.num_missed.items()):
-        journal.note(
-            f"agent {peer} was late in {count} mixing rounds; its messages were mixed on arrival"
-        )
-
-
-def _checkpoints(
-    folders: Folders, plan: Plan, agent: int, settings: RunSettings
-) -> CheckpointFolder:
-    return CheckpointFolder(folders.private, plan, agent, is_rehearsal=settings.is_rehearsal)

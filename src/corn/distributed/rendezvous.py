@@ -23,8 +23,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import final
 
+from corn.distributed.words import ForgedWordError, SignedWords, split_word
 from corn.errors import (
     CornError,
     InvalidArgumentError,
@@ -33,7 +34,7 @@ from corn.errors import (
     make_printable,
 )
 from corn.learn.monitor import Interruption
-from corn.noise.address import decode_fields, encode_fields
+from corn.noise.address import encode_fields
 from corn.parsing import build, parse_json
 from corn.transport import (
     ANYONE,
@@ -66,18 +67,6 @@ class AbsentError(PublicError):
         super().__init__(f"no message ({topic}) from {who} within {seconds:g} s")
 
 
-class ForgedWordError(PublicError):
-    """A word at the store that its agent did not sign for this run: ``agent``, under ``topic``."""
-
-    def __init__(self, topic: str, agent: int) -> None:
-        self.topic, self.agent = topic, agent
-        super().__init__(
-            f"the store has a message ({topic}) under the number of agent {agent} which that agent "
-            "did not sign for this run: a second run uses the store, or its host cannot be "
-            "trusted; start all agents anew with a new store"
-        )
-
-
 class LateError(PublicError):
     """The run began without this agent, which may join it later."""
 
@@ -99,17 +88,6 @@ class StoppedBeforeStartError(PublicError, StoppedByUserError):
 
     def __init__(self) -> None:
         super().__init__("interrupted before the first step, nothing was released")
-
-
-class Word(NamedTuple):
-    """A word at the store: what an agent published, and its signature."""
-
-    message: bytes
-    signature: bytes
-
-    def encode(self) -> bytes:
-        """Return the word as bytes."""
-        return encode_fields(self.message, self.signature)
 
 
 @dataclass(frozen=True)
@@ -163,6 +141,7 @@ class Rendezvous:
         interruption: Interruption | None = None,
     ) -> None:
         self.store, self.credentials = store, credentials
+        self._words = SignedWords(store, credentials)
         self.agent, self.num_agents = credentials.agent, credentials.roster.num_agents
         self.listener, self.address, self.timeout = listener, address, timeout
         self.bound = bound or address
@@ -195,14 +174,14 @@ class Rendezvous:
                 "another store for another run"
             )
         self._topics.add(topic)
-        self._put(f"{topic}/{self.agent}", message, session)
+        self._words.put(f"{topic}/{self.agent}", message, session)
 
     def gather(self, topic: str) -> dict[int, bytes]:
         """Return every member's message under a topic; raise ``AbsentError`` after the time-out."""
         members, session = self.meeting.members, self.meeting.session
         words = self._wait([f"{topic}/{agent}" for agent in members], topic, members)
         return {
-            agent: self._read(word, f"{topic}/{agent}", agent, session)
+            agent: self._words.read(word, f"{topic}/{agent}", agent, session)
             for agent, word in zip(members, words, strict=True)
         }
 
@@ -213,13 +192,13 @@ class Rendezvous:
 
     def send(self, topic: str, receiver: int, package: bytes) -> None:
         """Leave a package for one agent."""
-        self._put(f"{topic}/{self.agent}/{receiver}", package, self.meeting.session)
+        self._words.put(f"{topic}/{self.agent}/{receiver}", package, self.meeting.session)
 
     def receive(self, topic: str, sender: int) -> bytes:
         """Return the package that another agent left for this one."""
         key, session = f"{topic}/{sender}/{self.agent}", self.meeting.session
         (word,) = self._wait([key], topic, [sender])
-        return self._read(word, key, sender, session)
+        return self._words.read(word, key, sender, session)
 
     def find_absent(self, *topics: str, seconds: float) -> list[int]:
         """Return the agents that have published under none of the topics after so many seconds."""
@@ -246,9 +225,9 @@ class Rendezvous:
         session = "" if self._meeting is None else self._meeting.session.hex()
         message = json.dumps([self.agent, reason, session]).encode()
         # Others check the refusal by the fresh random number in this word.
-        self._put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION, is_first=False)
+        self._words.put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION, is_first=False)
         # The store keeps the first word of a key, so that all agents report the same reason.
-        self._put(_REFUSAL, message, _bind_refusal(self._introduction), is_first=False)
+        self._words.put(_REFUSAL, message, _bind_refusal(self._introduction), is_first=False)
 
     def raise_refusal(self) -> None:
         """Raise ``RefusalError`` if another agent does not start.
@@ -260,7 +239,7 @@ class Rendezvous:
         if word is None:
             return
         try:
-            message = _split_word(word).message
+            message = split_word(word).message
             kinds = tuple[int, str, str]
             refused_by, reason, session = build(kinds, parse_json(message), "the refusal")
         except InvalidArgumentError as error:
@@ -268,7 +247,9 @@ class Rendezvous:
         # The session cannot be compared yet. The refusal is read again after the meeting.
         if session and self._meeting is None:
             return
-        self._read(word, _REFUSAL, refused_by, _bind_refusal(self._introduction_of(refused_by)))
+        self._words.read(
+            word, _REFUSAL, refused_by, _bind_refusal(self._introduction_of(refused_by))
+        )
         if session and self.meeting.session.hex() != session:
             raise ForgedWordError("refusal", refused_by)
         if refused_by != self.agent:
@@ -277,7 +258,7 @@ class Rendezvous:
     def leave(self) -> None:
         """Leave without having started; a host stays until all have left, for some seconds."""
         with suppress(CornError):
-            self._put(f"parted/{self.agent}", b"", NO_SESSION)
+            self._words.put(f"parted/{self.agent}", b"", NO_SESSION)
             if self._is_host:
                 # The store ends with this process: the others must have read the refusal before.
                 is_hurried = self.interruption is not None and self.interruption.requested
@@ -316,7 +297,7 @@ class Rendezvous:
         Agents that return after it connect to it there.
         """
         with suppress(StoreLostError):
-            self._put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION, is_first=False)
+            self._words.put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION, is_first=False)
 
     def adopt(self, meeting: Meeting) -> None:
         """Take part in a meeting of others, which is over."""
@@ -328,17 +309,17 @@ class Rendezvous:
         found: dict[int, Address] = {}
         for agent, word in enumerate(self.store.get(keys)):
             if word is not None and agent != self.agent:
-                message = self._read(word, keys[agent], agent, NO_SESSION)
+                message = self._words.read(word, keys[agent], agent, NO_SESSION)
                 found[agent] = _read_address(message, agent)
         return found
 
     def _meet(self) -> Meeting:
         """Publish a fresh challenge and this agent's address, and read those of the others."""
-        self._put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION)
+        self._words.put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION)
         members = self._choose_members()
         words = self.store.get([f"{_JOIN}/{agent}" for agent in members])
         joined = {
-            agent: self._read(word or b"", f"{_JOIN}/{agent}", agent, NO_SESSION)
+            agent: self._words.read(word or b"", f"{_JOIN}/{agent}", agent, NO_SESSION)
             for agent, word in zip(members, words, strict=True)
         }
         if joined.get(self.agent) != self._introduction:
@@ -354,7 +335,7 @@ class Rendezvous:
             return self._introductions[agent]
         key = f"{_JOIN}/{agent}"
         (word,) = self.store.get([key])
-        return self._read(word or b"", key, agent, NO_SESSION)
+        return self._words.read(word or b"", key, agent, NO_SESSION)
 
     def _choose_members(self) -> tuple[int, ...]:
         """Return the agents that begin the run: all, or those that came in time."""
@@ -371,39 +352,20 @@ class Rendezvous:
             if len(present) < self._start_with:
                 raise
         # All agents take the first proposal, as each may have seen others arrive at other times.
-        self._put(_MEMBERS, json.dumps([self.agent, present]).encode(), NO_SESSION, is_first=False)
+        self._words.put(
+            _MEMBERS, json.dumps([self.agent, present]).encode(), NO_SESSION, is_first=False
+        )
         (word,) = self._wait([_MEMBERS], "members", [HOST])
         proposer, chosen = build(
-            tuple[int, tuple[int, ...]], parse_json(_split_word(word).message), "the members"
+            tuple[int, tuple[int, ...]], parse_json(split_word(word).message), "the members"
         )
-        self._read(word, _MEMBERS, proposer, NO_SESSION)
+        self._words.read(word, _MEMBERS, proposer, NO_SESSION)
         # The proposal is signed, but the host may show one of an earlier run with fewer agents.
         if not set(chosen) <= set(everyone) or len(set(chosen)) < self._start_with:
             raise ForgedWordError("members", proposer)
         if self.agent not in chosen:
             raise LateError
         return tuple(sorted(set(chosen)))
-
-    def _put(self, key: str, message: bytes, session: bytes, *, is_first: bool = True) -> None:
-        signature = self.credentials.identity.sign(_signed_text(key, message, session))
-        word = Word(message, signature).encode()
-        # Signatures are deterministic: another word under this agent's key is another process's.
-        if self.store.set(key, word) != word and is_first:
-            raise ForgedWordError(key.partition("/")[0], self.agent)
-
-    def _read(self, word: bytes, key: str, agent: int, session: bytes) -> bytes:
-        """Return the message of a word that its agent signed for this session."""
-        topic = key.partition("/")[0]
-        if not 0 <= agent < self.num_agents:
-            raise ForgedWordError(topic, agent)
-        try:
-            message, signature = _split_word(word)
-        except InvalidArgumentError:
-            raise ForgedWordError(topic, agent) from None
-        text = _signed_text(key, message, session)
-        if not self.credentials.roster.verify(agent, signature, text):
-            raise ForgedWordError(topic, agent)
-        return message
 
     def _wait(self, keys: list[str], topic: str, agents: Sequence[int]) -> list[bytes]:
         deadline = time.monotonic() + self.timeout
@@ -444,17 +406,6 @@ def check_start_with(start_with: int | None, num_agents: int) -> None:
 def _bind_refusal(introduction: bytes) -> bytes:
     """Return what stands in for the session in the signature of a refusal."""
     return hashlib.sha256(encode_fields("corn refusal", introduction)).digest()
-
-
-def _signed_text(key: str, message: bytes, session: bytes) -> bytes:
-    return encode_fields("corn word", session, key, message)
-
-
-def _split_word(word: bytes) -> Word:
-    fields = decode_fields(word)
-    if fields is None or len(fields) != 2:
-        raise InvalidArgumentError("not a signed message of CorN")
-    return Word(*fields)
 
 
 def _read_address(message: bytes, agent: int) -> Address:

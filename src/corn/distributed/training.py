@@ -1,0 +1,142 @@
+"""Training of one agent after the agreement: restore, run the rounds, record, return the result."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+
+from torch import Tensor
+
+from corn.distributed.entry import AgreedRun, Entry
+from corn.distributed.exchange import Exchange
+from corn.distributed.journal import Journal, ReleaseAccount, Reports
+from corn.distributed.results import AgentResult, judge_status
+from corn.distributed.rounds import TrainingRounds
+from corn.distributed.settings import RunSettings
+from corn.distributed.storage import (
+    CheckpointFolder,
+    Folders,
+    forget_after,
+    read_rows,
+)
+from corn.learn.metrics import Row
+from corn.learn.monitor import catch_interruption
+from corn.plan import Plan
+
+
+def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
+    """Run all steps that are left, and record them."""
+    plan, settings, ledger = run.plan, run.settings, run.keyring.ledger
+    exchange = entry.exchange
+    if reports.on_message is not None:
+        exchange.on_send = partial(reports.on_message, run.agreed.nonce)
+    journal = Journal(
+        plan,
+        settings,
+        agent=run.agent,
+        data=run.work.data,
+        account=ReleaseAccount(plan.budget.of_agent(run.agent), ledger.precision),
+        folders=run.folders,
+        count_releases=lambda: plan.budget.num_steps - ledger.remaining,
+        read_memory=lambda: run.work.half_step.memory,
+        summarize_traffic=exchange.summarize,
+        reports=reports,
+    )
+    parameters, earlier = _restore(run, journal)
+    _note_ledger(run, journal)
+    for text in run.work.data.private_notes:
+        journal.note_privately(text)
+    rounds = TrainingRounds(
+        plan,
+        settings,
+        agent=run.agent,
+        activate=run.activate,
+        half_step=run.work.half_step,
+        exchange=exchange,
+        returns=entry.returns,
+        membership=entry.membership,
+        ledger=ledger,
+        journal=journal,
+        first_step=run.first_step,
+        last_step=run.last_step,
+        parameters=parameters,
+    )
+    journal.observe(rounds)
+    # A checkpoint of the start lets agents that crash early resume from a step they have in common.
+    journal.record_start(run.first_step, parameters, earlier)
+    # A caller that gave an interruption catches signals itself, and would miss those caught here.
+    given = reports.interruption
+    with catch_interruption() if given is None else nullcontext(given) as interruption:
+        rounds.run(interruption)
+    journal.record_end(rounds.step, rounds.parameters)
+    if rounds.alone_since is not None:
+        journal.note(f"ended alone: took no part in any mixing after step {rounds.alone_since}")
+    _note_network(run, exchange, journal)
+    missing = rounds.lost.keys() | rounds.cut_links.keys()
+    return AgentResult(
+        agent=run.agent,
+        status=judge_status(all_steps=rounds.step == settings.steps_of(plan), lost=missing),
+        first_step=run.first_step,
+        num_steps=rounds.step,
+        stop=rounds.stop,
+        lost=rounds.lost,
+        cut_links=rounds.cut_links,
+        notes=tuple(journal.notes),
+        traffic=exchange.traffic,
+        parameters=rounds.parameters,
+        rows=tuple(journal.rows),
+        private_notes=tuple(journal.private_notes),
+        seconds_waited=rounds.seconds_waited,
+        lifetime=run.total,
+    )
+
+
+def _restore(run: AgreedRun, journal: Journal) -> tuple[Tensor, list[Row]]:
+    """Return the model to start from and the measurements before it; remove later files."""
+    step, folders = run.first_step, run.folders
+    if run.received is not None:
+        # An agent that returns begins with its sponsor's model, and keeps its own measurements.
+        journal.note(f"took part again from step {step} on, with the model of a neighbour")
+        rows = {} if folders is None else read_rows(folders.private / "metrics.csv")
+        return run.received.clone(), list(rows.values())
+    if folders is not None and (removed := forget_after(folders, step)):
+        journal.note(f"removed what an earlier run wrote after step {step} ({removed} files)")
+    if folders is None or step == 0:
+        return run.work.start.clone(), []
+    checkpoint = checkpoints_of(folders, run.plan, run.agent, run.settings).load(step)
+    run.work.half_step.memory = checkpoint.memory
+    return checkpoint.parameters, list(read_rows(folders.private / "metrics.csv").values())
+
+
+def _note_ledger(run: AgreedRun, journal: Journal) -> None:
+    """Note how a ledger shortens the run."""
+    total, agreement = run.settings.steps_of(run.plan), run.agreed
+    if run.last_step < total:
+        journal.note(
+            f"the run ends at step {run.last_step} of {total}: agent {agreement.scarce}'s ledger "
+            f"allows {agreement.max_steps} more releases"
+        )
+    if agreement.reserved and run.agent == agreement.scarce:
+        journal.note(
+            f"a run that crashed had reserved {agreement.reserved} releases, which count as spent"
+        )
+
+
+def _note_network(run: AgreedRun, exchange: Exchange, journal: Journal) -> None:
+    """Note what the network did to the run."""
+    if run.settings.plain_links:
+        journal.note(
+            "links were plain: everyone on the network could read and change messages, and models "
+            "can be trusted only as far as the network"
+        )
+    for peer, count in sorted(exchange.num_missed.items()):
+        journal.note(
+            f"agent {peer} was late in {count} mixing rounds; its messages were mixed on arrival"
+        )
+
+
+def checkpoints_of(
+    folders: Folders, plan: Plan, agent: int, settings: RunSettings
+) -> CheckpointFolder:
+    """Return the folder of an agent's checkpoints under a plan."""
+    return CheckpointFolder(folders.private, plan, agent, is_rehearsal=settings.is_rehearsal)
