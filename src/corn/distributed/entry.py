@@ -103,9 +103,9 @@ class AgreedRun:
     def activate(self, plan: Plan, members: tuple[int, ...]) -> ActivePlan:
         """Return a plan for some members with this agent's noise under it."""
         source = self.keyring.make_source(plan, self.agent, members)
-        # A rehearsal draws a simulation's noise, whose nonce follows from the seed.
         # The run's nonce has a new part from every agent: under it no noise was ever drawn before.
         nonce = self.agreed.nonce
+        # A rehearsal draws a simulation's noise, whose nonce follows from the seed.
         if self.settings.is_rehearsal:
             nonce = self.keyring.ledger.nonce
         noise = NoiseShare(

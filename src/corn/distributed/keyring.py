@@ -213,11 +213,11 @@ def open_keyring(
         return Keyring(ledger, rehearsal_seed=seed)
     if folder is None:
         raise InvalidArgumentError("keys must be a folder with the agent's key and the roster")
-    # Opening the ledger begins a run: it locks the file, so that no second process releases under
-    # the same count, and writes a nonce that was never used before.
     # New plans for survivors give an agent other noise, of which only the cap is the same.
     if settings.on_dropout == "replan":
         precision = max(precision, float(plan.precision_caps[agent]))
+    # Opening the ledger begins a run: it locks the file, so that no second process releases under
+    # the same count, and writes a nonce that was never used before.
     opened = stack.enter_context(open_ledger(folder, agent, plan, precision=precision))
     return Keyring(opened, credentials.identity, credentials.roster)
 

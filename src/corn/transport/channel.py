@@ -40,8 +40,6 @@ RECORD_BYTES = 1 << 18
 """The most bytes that are sealed together: they stay in the processor's cache."""
 
 _MAGIC = b"CorN"
-# Magic, version, purpose, initiator, responder. The fixed size lets the listener read it before it
-# knows who calls.
 _GREETING = struct.Struct(">4sBBII")
 _LENGTH = struct.Struct(">Q")
 # settimeout(0) would make a socket non-blocking, and a negative value raises, so a deadline that
@@ -146,7 +144,6 @@ class Channel:
         # Counters are the nonces of AES-GCM. They never go back, and keys live no longer than the
         # channel.
         self._sent = self._received = 0
-        # Separate buffers, as one thread may send while another receives.
         self._outgoing = bytearray(RECORD_BYTES + TAG_BYTES)
         self._incoming = bytearray(RECORD_BYTES + TAG_BYTES)
         self._is_broken = False
@@ -230,7 +227,6 @@ class Channel:
     def _send_record(self, data: memoryview) -> int:
         sealed: memoryview = data
         if self._ciphers is not None:
-            # A slice of a buffer that is used again saves an allocation per record.
             sealed = memoryview(self._outgoing)[: len(data) + TAG_BYTES]
             self._ciphers[0].encrypt_into(make_nonce(self._sent), data, None, sealed)
             self._sent += 1
@@ -285,8 +281,6 @@ def initiate(
         is_initiator=True,
     )
     try:
-        # Greeting and handshake travel together: one round trip, and the listener reads a fixed
-        # size.
         line.sendall(Greeting(purpose, own, peer).encode() + handshake.write_first())
     except OSError as error:
         raise ChannelClosedError(f"the connection to agent {peer} is closed") from error
@@ -316,8 +310,8 @@ def respond(
         raise TamperedError(f"a connection for agent {greeting.responder} came to agent {own}")
     handshake = NoiseHandshake(
         credentials.identity,
-        # The key is that of the number in the greeting. Whoever claims another agent's number
-        # cannot compute the secrets of es and ss, and read_first raises.
+        # Whoever claims another agent's number cannot compute ss, the agreement of both identity
+        # keys, and read_first raises.
         credentials.roster.public_key(peer),
         credentials.prologue(greeting.purpose, session, peer, own),
         is_initiator=False,

@@ -7,8 +7,7 @@ gives
 - forward secrecy: traffic that was recorded cannot be read with identity keys stolen later, as each
   end contributes an ephemeral key;
 - binding: both ends must have the same prologue, which names roster, purpose, session and agents,
-so
-  that a handshake for one purpose or run never completes another.
+  so that a handshake for one purpose or run never completes another.
 """
 
 from __future__ import annotations
@@ -80,7 +79,6 @@ class NoiseHandshake:
     def read_first(self, message: bytes) -> None:
         """Read the initiator's message, at the responder."""
         ephemeral = self._read_ephemeral(message)
-        # es and ss in the order of the initiator: the chaining key depends on it.
         self._mix_key(_agree(self._identity, ephemeral))
         self._mix_key(self._identity.agree(self._peer_key))
         self._open(message)
@@ -130,7 +128,6 @@ class NoiseHandshake:
 
     def _seal(self) -> bytes:
         # The key is new since the last message, so its counter is zero.
-        # The tag covers h, and with it the prologue, the keys and all that was sent before.
         tag = AESGCM(self._key).encrypt(make_nonce(0), b"", self._h)
         self._mix_hash(tag)
         return tag

@@ -22,7 +22,6 @@ from corn.transport.channel import Channel, ChannelClosedError, Credentials, Pur
 from corn.transport.key_exchange import TamperedError
 from corn.transport.listener import Address, Listener, UnreachableError, dial
 
-# One buffer is being filled while others wait to be mixed; the rest would be idle memory.
 _MAX_SPARE = 3
 # More messages than a neighbour may be ahead; the network holds back the rest.
 _MAX_ARRIVED = 32
@@ -122,8 +121,6 @@ class Link:
                 # had no reason to send anything while this agent computed.
                 left = min(max(began, self._last_heard) + seconds, began + limit) - now
                 if left <= 0:
-                    # Heartbeats without a message mean that the neighbour lives but waits or hangs
-                    # itself.
                     is_silent = now >= max(began, self._last_heard) + seconds
                     raise LinkError(
                         f"agent {self.peer} sent no message within {now - began:.1f} s",
@@ -175,8 +172,6 @@ class Link:
         return len(self._arrived) < _MAX_ARRIVED or self._fault is not None
 
     def _is_ready(self) -> bool:
-        # A fault counts as ready, so a caller that waits for messages goes on to receive, which
-        # raises it.
         return bool(self._arrived) or self._fault is not None
 
     def _receive_all(self) -> None:
@@ -316,8 +311,6 @@ class LinkDesk:
         deadline = time.monotonic() + timeout
         with self._changed:
             while peer not in self._waiting:
-                # The check may raise because an agent refused, which ends the wait long before the
-                # time-out.
                 check()
                 left = deadline - time.monotonic()
                 if left <= 0:

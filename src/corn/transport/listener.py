@@ -34,7 +34,6 @@ Handler = Callable[[Channel], None]
 # (docs/security.md).
 _SECONDS_TO_GREET = 5.0
 _MAX_GREETING = 64
-# All neighbours of a hub may connect at the same moment.
 _BACKLOG = 256
 # Doubles between attempts: agents that start together connect in milliseconds, and one that waits
 # for a machine to boot costs it little.
@@ -103,7 +102,6 @@ class Listener:
         """Listen no more. Channels that were handed over stay open."""
         with self._lock:
             self._is_closed = True
-            # Its thread wakes with an error, and forgets the connection itself.
             for line in self._greeting:
                 _close(line)
         # A thread that waits in accept does not notice a close, but it notices a shutdown.
@@ -155,8 +153,6 @@ class Listener:
             _close(line)
             return
         finally:
-            # In `finally`, so that a connection leaves the count of those at the handshake however
-            # it ended.
             self._forget(line)
         # After the place is free: a handler may keep its channel for the whole run.
         handler(channel)
@@ -177,7 +173,6 @@ class Listener:
         session, handler = found
         first = bytes(data[_GREETING_FIELDS:])
         channel = respond(line, greeting, first, self._credentials, session, deadline)
-        # The limit was for the handshake. Time-outs of messages are the link's.
         channel.set_timeout(None)
         return handler, channel
 

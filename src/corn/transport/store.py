@@ -29,7 +29,6 @@ HOST = 0
 _MAX_WORD_BYTES = 1 << 21
 _MAX_REQUEST_BYTES = 1 << 22
 _MAX_BYTES_PER_AGENT = 1 << 26
-# The longest wait of one request. Clients ask again, and look at signals in between.
 _LONGEST_WAIT = 0.5
 _MAX_ATTEMPTS, _SECONDS_TO_RECONNECT = 3, 3.0
 _MISSING, _PRESENT = b"0", b"1"
@@ -141,7 +140,7 @@ class StoreHost:
             return self.words.set(key, request[2])
         if len(request) >= 2 and request[0] == b"get" and request[1].isdigit():
             keys = [field.decode(errors="replace") for field in request[2:]]
-            # Nine digits at most: int() of a long string is quadratic.
+            # Nine digits at most: int() of thousands of digits is slow, and raises beyond a limit.
             found = self.words.get(keys, int(request[1][:9]) / 1000)
             parts = [_MISSING if word is None else _PRESENT + word for word in found]
             return encode_fields(*parts)
