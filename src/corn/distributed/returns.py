@@ -60,11 +60,15 @@ class Returns:
             if agent not in membership.lost_by(step) or membership.is_awaited(agent, step):
                 self._sponsor.put_back(applicant)
                 continue
+            # All agents must know of a return before its step, as they switch plans and open links
+            # at it.
             return_step = max(step + notice + 1, applicant.request.first_free_step)
             refusal = self._refuse(applicant, return_step)
             if refusal:
                 applicant.answer(Welcome(refusal=refusal))
                 continue
+            # Announced before the answer: the news leave with the next message, whether or not the
+            # applicant is still there.
             membership.note_return(agent, return_step)
             applicant.answer(self._welcome(return_step, membership.present_at(step)))
             self._admitted[agent] = return_step, applicant
