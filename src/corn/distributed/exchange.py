@@ -205,7 +205,6 @@ class Exchange:
                 late[peer] = tuple(pairs)
         # An exchange with a dropout proves nothing: it may be the others that dropped this agent.
         with self._lock:
-            # Only complete rounds show that the neighbours still count on this agent.
             self._exchanges_since_pause += not dropouts
         return Outcome(received, late, frozenset(missed), dropouts)
 

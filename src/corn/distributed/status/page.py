@@ -94,9 +94,9 @@ def render_page(snapshot: Snapshot, *, show_private: bool = False) -> str:
 @cache
 def _template() -> jinja2.Template:
     source = resources.files("corn.distributed.status").joinpath("status.html")
+    # Escaped, as texts of a plan come from others; strict, so that a missing value is an error, not
+    # a gap.
     environment = jinja2.Environment(
-        # Escaped, as texts of a plan come from others; strict, so that a missing value is an error,
-        # not a gap.
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.from_string(source.read_text(encoding="utf-8"))
