@@ -273,7 +273,7 @@ def agent(
     )
     # Several agents often share a machine, and their threads would slow each other down.
     limit_threads()
-    # Before signals and logs, which need the number; under torchrun it is in the environment.
+    # The log carries the number; under torchrun it is in the environment.
     own = find_number(number)
     reports = distributed.Reports(
         # Here, in the main thread: Python allows signal handlers nowhere else.

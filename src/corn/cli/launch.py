@@ -135,7 +135,8 @@ def launch(
     batch_size = learning.batch_size
     if plan is not None:
         planned = load_plan(plan)
-        # Before agents start: an option that contradicts the plan would stop them at the handshake.
+        # An option that contradicts the plan is refused: ignored, it would be taken for a setting
+        # of the run.
         let_plan_decide(context, planned, mechanism=planned.mechanism)
         source, batch_size = plan, planned.budget.batch_size or batch_size
     elif graph is not None:

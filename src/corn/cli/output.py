@@ -135,7 +135,7 @@ def print_line(text: str | None) -> None:
     """Print one line of a result, if there is one."""
     if text is not None:
         sys.stdout.write(f"{make_printable(text)}\n")
-        # Notes on stderr are not buffered, and would overtake this line.
+        # Notes on stderr are written at once, and would overtake this line.
         sys.stdout.flush()
 
 

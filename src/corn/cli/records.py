@@ -43,8 +43,7 @@ def spread_records(command: Callable[..., None]) -> Callable[..., None]:
         except (InvalidArgumentError, InfeasibleError) as error:
             is_invalid = isinstance(error, InvalidArgumentError)
             kind = InvalidArgumentError if is_invalid else InfeasibleError
-            # Users know options, not arguments of the library. The kind stays, as exit codes depend
-            # on it.
+            # Users know the options of a command, not the arguments of the library.
             raise kind(name_options(str(error), names)) from error
 
     spread = [

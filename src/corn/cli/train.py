@@ -247,7 +247,8 @@ def train(
         has_curves=output.needs_curves or plot is not None,
     )
     if tuning.tune_on == "held-out":
-        # Step sizes are found on public samples, so the agents' data is used for one run only.
+        # Step sizes are found on public samples, so each mechanism runs once per seed on the
+        # agents' data.
         public = learn.borrow_held_out(problem, seed=learning.data_seed)
         tuned = learn.read_tuning(run(sweep, public, suffix=".tuning"), column)
         if tuned.result.status == "interrupted":

@@ -301,7 +301,7 @@ class RatioFamily:
         return float(self._scales(np.array([ratio]))[0])
 
     def _scales(self, ratios: FloatArray) -> FloatArray:
-        # A Laplacian has no negative eigenvalue; rounding below zero would make a singular R look
-        # private.
+        # Rounding may leave the smallest eigenvalue of a Laplacian, which is zero, slightly below
+        # it.
         spectra = 1 / (1 + np.outer(np.maximum(self.eigenvalues, 0.0), ratios))
         return np.asarray((self.slack[:, None] * (self.squared_vectors @ spectra)).max(axis=0))

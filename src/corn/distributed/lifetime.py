@@ -156,13 +156,13 @@ def bound_lifetime(
         path = ledger_path(keys, agent, plan)
         rest = [record for record in history.records if record.path != path]
         spent = sum(r.content.expense.num_releases for r in history.records if r.path == path)
-        # Composition of the largest releases and precisions bounds every agent of a kind, as loss
-        # grows with both.
         kind = run.terms, *((r.content.plan, r.content.expense.terms) for r in rest)
         expenses = [replace(run, num_releases=spent), *map(_foresee, rest)]
         kinds.setdefault(kind, []).append(expenses)
     totals = []
     for found in kinds.values():
+        # The loss grows with releases and with precision, so the largest of each bound every agent
+        # of a kind.
         own, *others = (_find_largest(expenses) for expenses in zip(*found, strict=True))
         totals.append(_add_run(others, own, num_steps, lifetime, tuple(problems)))
     worst = max(totals, key=lambda total: total.after.epsilon)

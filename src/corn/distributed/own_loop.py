@@ -333,7 +333,6 @@ class AgentTurns:
     def _ask_for_gradient(
         self, parameters: Tensor, batch: Batch, sample_clip: Tensor | None
     ) -> Gradients:
-        # A copy: the agent's thread goes on to change its own parameters.
         answer = self._ask(_GradientWanted(parameters.clone(), batch, sample_clip))
         if not isinstance(answer, Gradients):
             raise CornError("the loop must answer with a gradient")

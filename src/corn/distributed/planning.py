@@ -149,8 +149,6 @@ class Flood:
         # The longest path of n agents has n − 1 links. All agents run the same number of rounds.
         for _ in range(max(self.num_agents - 1, 1)):
             for theirs in self._trade(table):
-                # A row that is known never changes, so a later version cannot replace a commitment
-                # after the reveal.
                 new = (table[:, 0] == 0) & (theirs[:, 0] == 1)
                 table[new] = theirs[new]
         return table

@@ -322,8 +322,8 @@ def _open_links(
                 peer,
                 Purpose.LINK,
                 session=session,
-                # Short, as the run does not wait: the links must be there before the step that was
-                # announced.
+                # Short, as the run goes on meanwhile: the links must be there before the step that
+                # was announced.
                 timeout=min(rendezvous.timeout, 5.0),
             )
             links[peer] = Link(channel, max_bytes=max_bytes)
@@ -331,7 +331,7 @@ def _open_links(
     threads = [
         threading.Thread(target=connect, args=(peer,), daemon=True)
         for peer in neighbours
-        # Others are lost themselves, and would cost a time-out each.
+        # Others are lost themselves, and would cost a time-out.
         if peer in known and peer in welcome.present
     ]
     for thread in threads:

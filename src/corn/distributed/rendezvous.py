@@ -268,7 +268,7 @@ class Rendezvous:
             self._words.put(f"parted/{self.agent}", b"", NO_SESSION)
             if self._is_host:
                 # The store ends with this process: the others must have read the refusal before.
-                # A person who pressed Ctrl-C should not wait for the others to read.
+                # A person who pressed Ctrl-C should not wait so long for that.
                 is_hurried = self.interruption is not None and self.interruption.requested
                 patience = _SECONDS_TO_ANSWER if is_hurried else _SECONDS_TO_LEAVE
                 self.find_absent("parted", seconds=min(self.timeout, patience))
@@ -361,7 +361,6 @@ class Rendezvous:
             present = everyone
         except AbsentError as error:
             present = tuple(sorted(set(everyone) - set(error.agents)))
-            # Fewer than a majority could begin apart from another half: nobody starts.
             if len(present) < self._start_with:
                 raise
         # All agents take the first proposal, as each may have seen others arrive at other times.

@@ -67,8 +67,6 @@ class Returns:
             if refusal:
                 applicant.answer(Welcome(refusal=refusal))
                 continue
-            # Announced before the answer: the news leave with the next message, whether or not the
-            # applicant is still there.
             membership.note_return(agent, return_step)
             applicant.answer(self._welcome(return_step, membership.present_at(step)))
             self._admitted[agent] = return_step, applicant

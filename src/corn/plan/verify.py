@@ -130,8 +130,7 @@ def _guarantees(plan: Plan) -> tuple[AgentGuarantee, ...]:
         plan.decomposition, plan.threat.max_colluders
     ):
         for agent, value in zip(honest, precision, strict=True):
-            # Strictly, so that of equal coalitions the first in order is named, the same on every
-            # machine.
+            # Strictly, so that of equal coalitions the first in order is named.
             if value > worst[agent]:
                 worst[agent], worst_coalition[agent] = value, coalition
     return tuple(
