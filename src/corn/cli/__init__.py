@@ -66,12 +66,14 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
 }
 """Each command, and an example of its use."""
 
+# 128 + SIGINT, as shells report it.
 INTERRUPTED = 130
 
 app = typer.Typer(
     name="corn",
     no_args_is_help=True,
     add_completion=False,
+    # Rich tracebacks may print local variables, which hold data and keys.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="\n\n".join(["Examples:", *(example for _, example in COMMANDS.values())]),
@@ -113,6 +115,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
         if os.getpid() != own:
             os._exit(128 + number)
         handler = signal.getsignal(signal.SIGINT)
+        # The handler of the moment: some commands catch the first Ctrl-C to stop in an orderly way.
         (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
 
     before = signal.signal(signal.SIGTERM, interrupt)
@@ -131,6 +134,7 @@ def run_command() -> None:
         show_warnings_as_notes()
         with _sigterm_as_ctrl_c():
             app(prog_name="corn")
+    # Before CorN's other errors, as it is one of them, and has an exit code of its own.
     except StoppedByUserError as error:
         print_error(str(error))
         sys.exit(INTERRUPTED)
@@ -142,6 +146,7 @@ def run_command() -> None:
         sys.exit(code)
     except CornError as error:
         print_error(str(error))
+    # A dense matrix of n × n numbers is what usually does not fit.
     except MemoryError:
         print_error("not enough memory for a network of this size; try fewer agents")
     except OSError as error:

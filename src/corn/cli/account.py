@@ -41,6 +41,7 @@ from corn.privacy.floats import RESERVE
 from corn.topology.files import read_matrix
 
 EXAMPLE = "corn account --epsilon 10 --delta 1e-5 --steps 5000 --clip 0.1"
+# A covariance says nothing of seeds, so its ε holds against an eavesdropper only.
 ADVERSARY = ThreatModel().describe()
 
 
@@ -59,6 +60,7 @@ def account(
     if covariance is not None:
         R = read_matrix(covariance, name="a covariance")
         loss = measure(R, budget.make_query(batch_size), num_steps=budget.steps)
+        # One number each: a covariance has no promise per agent, and ε is what is asked for.
         delta, epsilon = _read_number("delta", budget.delta), budget.epsilon
         at = None if epsilon is None else _read_number("epsilon", epsilon)
         _report_loss(loss, delta, at, budget.accounting, covariance, plot, json=json)
@@ -72,6 +74,8 @@ def _report_budget(budget: PrivacyBudget, plot: Path | None, *, json: bool) -> N
     calibrations = _calibrations(budget) if is_plain else {}
     costs = compare_samplings(budget) if budget.unit == "sample" else ()
     if plot:
+        # One agent with independent noise at the cap stands for all: its curve is the promise
+        # itself.
         _draw(measure([[1 / budget.precision_cap]], budget.query, num_steps=budget.num_steps), plot)
     if json:
         print_json(
@@ -152,7 +156,9 @@ def _calibrations(budget: PrivacyBudget) -> dict[Accounting, dict[str, object]]:
     rows: dict[Accounting, dict[str, object]] = {}
     for name, accountant in ACCOUNTANTS.items():
         mu = accountant.mu_from(promise.epsilon, promise.delta)
+        # By the exact relation, whatever the accountant: this is what its noise really gives.
         exact = gaussian.epsilon_from(mu, promise.delta)
+        # Noise variance is Δ²T/μ², so the ratio of variances is that of μ² the other way round.
         ratio = (exact_mu / mu) ** 2
         rows[name] = {
             "mu": mu,
@@ -169,6 +175,7 @@ def _verdict(name: Accounting, exact: float, ratio: float, budget: PrivacyBudget
     promise = budget.promise
     if name == "gdp":
         return "exact"
+    # The paper's constant is not proved for large ε (docs/theory.md).
     if exact > promise.epsilon:
         return f"VIOLATES ε = {promise.epsilon:g}"
     wasted = f"wastes {ratio - 1:.0%} noise variance"
@@ -196,6 +203,7 @@ def _report_loss(
     *,
     json: bool,
 ) -> None:
+    # The paper's accountants know no subsampling.
     names: list[Accounting] = ["gdp"] if loss.query.is_subsampled else list(ACCOUNTANTS)
     if accounting not in names:
         raise InvalidArgumentError(

@@ -80,11 +80,13 @@ def advise(
     n = network.num_agents
     if task is not None and parameters is not None:
         raise typer.BadParameter("give --task or --parameters, not both: a task has its own number")
+    # Noted after the result: the number of parameters decides how much noise a step has.
     is_assumed = task is None and parameters is None
     if task is not None:
         # The built-in data sets are public, so their sizes may be looked at.
         problem = learn.make_workload(task, n, model=model, directory=cache, stand_in=False)
         parameters = problem.task.num_parameters
+        # The fewest, as the rate and with it the noise must hold for every agent.
         samples = samples or min(problem.data.sizes)
     if samples is None:
         raise typer.BadParameter("give the least number of --samples of an agent")
@@ -130,6 +132,7 @@ def _write_commands(
 ) -> list[str]:
     """Return commands that run as they are; those that train need a built-in task."""
     scale, prospect, mixing = proposal.scale, proposal.prospect, proposal.mixing
+    # For the agent unit the batch size is no matter of privacy, and corn plan refuses it.
     size = prospect.batch_size if scale.unit == "sample" else None
     promise = _list_options(
         unit=scale.unit,
@@ -144,6 +147,7 @@ def _write_commands(
     )
     batches = _list_options(batch_size=prospect.batch_size)
     step = _list_options(step_size=round_step_size(prospect.step_size))
+    # Without samples (agent unit) the batch size alone, on which no promise depends.
     train = ["corn", "train", *learner, *network, *promise, *(samples or batches)]
     plan = ["corn", "plan", *network, *promise, *samples, "--out", _PLAN]
     launch = ["corn", "launch", _PLAN, *learner, *batches, *step, "--out", "out/run"]
@@ -169,6 +173,7 @@ def round_step_size(step_size: float) -> float:
     >>> round_step_size(0.1384)
     0.1
     """
+    # The distance D is a guess, so a second digit would mean nothing.
     return float(f"{step_size:.1g}")
 
 

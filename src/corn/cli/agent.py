@@ -241,6 +241,8 @@ def agent(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
     if (plan is None) == (request is None):
         raise typer.BadParameter("give either --plan or --request")
+    # Before anything is read: the list of classes of private data must not become the model's
+    # shape.
     learning.require_public_classes()
     # A batch size that is not given is the plan's; one that is must agree with it.
     batch_size = learning.batch_size if is_given(context, "batch_size") else None
@@ -260,6 +262,8 @@ def agent(
         agent=number,
         num_agents=agents,
         store=None if store is None else distributed.parse_address(store),
+        # Only where neither plan nor option has one. A plan that agents make together is not known
+        # yet.
         default_batch_size=USUAL_BATCH_SIZE,
         lifetime=run.make_lifetime(),
         listen=None if listen is None else distributed.parse_address(listen),
@@ -267,10 +271,14 @@ def agent(
         rejoins=rejoin,
         monitoring=monitoring.make(),
     )
+    # Several agents often share a machine, and their threads would slow each other down.
     limit_threads()
+    # The log carries the number; under torchrun it is in the environment.
     own = find_number(number)
     reports = distributed.Reports(
+        # Here, in the main thread: Python allows signal handlers nowhere else.
         interruption=distributed.listen_for_signals(),
+        # Private: the total shows what else the data was used for.
         on_total=lambda total: log_event(own, "total", total.describe(), is_private=True),
     )
     with distributed.monitor_agent(config, own, reports, to_stderr=True) as monitored:
@@ -279,6 +287,7 @@ def agent(
         log_event(own, "result", _describe(result, agreed))
     if json:
         last = result.rows[-1]
+        # Shared columns only, as --json may be piped anywhere; NaN is not equal to itself.
         measured = {name: last[name] for name in learn.SHARED_COLUMNS if last[name] == last[name]}
         facts = {
             "plan": fingerprint(agreed).hex(),
@@ -286,6 +295,7 @@ def agent(
             "adversary": agreed.threat.describe(),
         }
         print_json({**facts, **result.to_json(), "measured": measured})
+    # Last, so that the result is printed before the exit code says that the run was cut short.
     distributed.require_done([result], result.num_steps)
 
 

@@ -70,6 +70,7 @@ def attack(
     data, prior = choose_images(dataset, network.num_agents, seed=seed)
     with working("designing noise"):
         scenes = _make_scenes(network, promise)
+    # Nobody who attacks in one scene is a victim in another, so that rows show the same images.
     insiders = {agent for scene in scenes for agent in scene.view.coalition}
     victims = [agent for agent in range(network.num_agents) if agent not in insiders][:images]
     found = [
@@ -109,7 +110,9 @@ def _make_scenes(network: Network, promise: PrivacyBudget) -> list[Scene]:
     outside = make_plan(network, promise, threat=EAVESDROPPER)
     ldp = make_plan(network, promise, mechanism="ldp", threat=EAVESDROPPER)
     broken = find_smallest_break(outside)
+    # A plan that no coalition breaks still gets a row; any agent will do as the insider.
     insider = View((network.num_agents - 1,)) if broken is None else broken.view
+    # The strongest attacker that the plan promises to withstand.
     worst = list_worst_views(inside)[0]
     return [
         Scene("no noise", Method.non_private(*promise.queries), View(), "anybody"),

@@ -105,6 +105,7 @@ def audit(
         attacker = None if view == "worst" else read_view(view)
         _audit_one_run(path, plan, training, attacker, confidence, seed, json)
         return
+    # A plan for samples depends on sampling, which only whole steps contain.
     settings = AuditSettings(
         through or ("shares" if plan.budget.unit == "agent" else "step"),
         num_trials=trials,
@@ -119,6 +120,7 @@ def audit(
         settings=settings,
         track=lambda pairs: progress(pairs, "attacking"),
     )
+    # An audit that finds nothing might be too weak. Beyond the threat it should find something.
     weakest = find_smallest_break(plan)
     beyond = _audit_break(plan, weakest, settings)
     if json:

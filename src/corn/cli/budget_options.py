@@ -123,6 +123,8 @@ class OpenBudgetOptions:
 
     def make_query(self, batch_size: int | None) -> ClippedQuery:
         """Return the query that is released at each step, whatever ε is."""
+        # The query does not depend on ε. A budget is made all the same, as it checks the other
+        # options.
         return self._make("1", batch_size, None).query
 
     def _make(self, epsilon: str, batch_size: int | None, network: Network | None) -> PrivacyBudget:
@@ -177,6 +179,7 @@ class BudgetOptions(OpenBudgetOptions):
         if self.needs_sizes:
             rate, samples = fit_sampling(sizes, batch_size, self.sampling)
             listed = samples if isinstance(samples, tuple) else (samples,)
+            # Back to the text of options, so that one place parses and checks it.
             chosen = replace(
                 self,
                 sampling_rate=rate,

@@ -47,6 +47,7 @@ ONE_STEP_DESIGN = "corn one-step"
 EAVESDROPPER_DESIGN = "corn eavesdropper"
 """CorN against an eavesdropper alone: comparable to DECOR and zero-sum noise, unlike CorN's row."""
 _EAVESDROPPER_ROWS = ("zero-sum", "decor", EAVESDROPPER_DESIGN)
+# A mechanism of the user's own under one of these names would replace a row.
 _TAKEN = (*COMPARED, ONE_STEP_DESIGN, EAVESDROPPER_DESIGN)
 _REFERENCES = ("central", "none")
 
@@ -98,6 +99,7 @@ def compare(
         relaxed = {}
         if strictest is not None:
             caps = strictest.relaxed_caps
+            # Caps in place of promises: only those of the strictest agents change.
             relaxed = _design_all(network, caps, objectives[-1], against, own)
     values = _values(network, objectives, designs, against)
     best = designs[objectives[-1].describe()]["corn"]
@@ -107,6 +109,7 @@ def compare(
     costs = {
         name: CostOfStrictest(relaxed[name].value, own.value / relaxed[name].value)
         for name, own in designs[objectives[-1].describe()].items()
+        # No noise costs nothing under any promise, and its ratio would be 0/0.
         if name in relaxed and name != "none"
     }
     if json:
@@ -155,7 +158,9 @@ def _design_all(
         for name in COMPARED
     }
     for name, mechanism in own.items():
+        # Without the threat: correlated noise from one seed holds against an eavesdropper only.
         designs[name] = design(network, budget, mechanism=mechanism, objective=objective)
+    # Without insiders this row would repeat CorN's own.
     if threat.max_colluders:
         designs[EAVESDROPPER_DESIGN] = design(
             network, budget, objective=objective, threat=EAVESDROPPER

@@ -119,6 +119,7 @@ def print_comparison(
     """Print a table with the scores, the spent ε and the adversary of each method, and notes."""
     result, network = tuning.result, terms.network
     facts = learn.summarize_methods(problem, tuning)
+    # Columns that no method has a value for are left out: the quadratic has no test set.
     shown = [name for name in _COLUMNS if any(own.get(name) is not None for own in facts.values())]
     # The loss on held-out samples says more, and a narrower table is easier to read.
     if "test_loss" in shown or "optimality_gap" in shown:
@@ -162,6 +163,7 @@ def print_outcome(problem: learn.TrainingProblem, tuning: learn.Tuning) -> None:
     methods = [
         method
         for method in dict.fromkeys(trial.method for trial in tuning.result.trials)
+        # A trusted server is a reference, not an outcome of decentralised training.
         if method.budget is not None and not method.is_central
     ]
     methods.sort(key=lambda method: method.name not in ("plan", "corn"))

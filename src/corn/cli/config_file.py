@@ -13,6 +13,7 @@ import typer
 from corn.errors import FileFormatError
 from corn.parsing import quote
 
+# Read in bounded size, as any path may be given, a device included.
 _MAX_BYTES = 1 << 20
 _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
@@ -25,6 +26,7 @@ _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
 
 def is_given(context: typer.Context, name: str) -> bool:
     """Return whether an option was given: on the command line, in the environment or in a file."""
+    # A plan replaces a default silently, but contradicts a choice, so the two must be told apart.
     source = context.get_parameter_source(name)
     return source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP")
 
@@ -32,6 +34,8 @@ def is_given(context: typer.Context, name: str) -> bool:
 def _take_file(context: typer.Context, path: Path | None) -> Path | None:
     """Let the options in a file be defaults of the running command."""
     if path is not None:
+        # As defaults, so that the command line and the environment take precedence without further
+        # code.
         context.default_map = _read_options(context, path)
     return path
 
@@ -67,6 +71,8 @@ def _read_options(context: typer.Context, path: Path) -> dict[str, Any]:
         for parameter in context.command.params
         if parameter.name not in ("config_file", "help")
     }
+    # The annotations have the types and ranges that the command line enforces, so a file gets the
+    # same checks.
     declared = inspect.signature(context.command.callback or _take_file, eval_str=True).parameters
     options: dict[str, Any] = {}
     for name, value in document.items():
@@ -87,6 +93,7 @@ def _read_value(annotation: Any, value: object, place: str) -> object:
     # The command line has only text, which it converts. A file has types, and a number in quotation
     # marks is more likely a mistake.
     declared, *details = get_args(annotation)
+    # TOML has no null: an option without a value is left out of the file.
     if type(None) in get_args(declared):
         declared = next(part for part in get_args(declared) if part is not type(None))
     is_list = get_origin(declared) is list

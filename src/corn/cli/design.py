@@ -108,6 +108,7 @@ def design(
         drop_cost=drop_cost,
         num_workers=jobs,
     )
+    # Any candidate can be scaled to the caps, so Ctrl-C may keep the best one so far.
     with designing(keep_best=True):
         result = solve(
             network,
@@ -122,11 +123,13 @@ def design(
         _draw(network, result, target, plot)
     if out:
         _save(facts, result, out)
+    # References have no precision, and no guarantee that insiders could weaken.
     if result.precision is not None:
         warn_of_insiders(result.decomposition, promise, result.threat, mechanism=result.mechanism)
     if (
         result.mechanism == "corn"
         and network.num_agents > 1
+        # The best design shares no seed at all, which is probably not what the user expected.
         and not result.decomposition.seed_groups
     ):
         print_note(
@@ -160,6 +163,7 @@ def _choose_solver(name: SolverChoice, tolerance: float | None) -> Solver:
         "low-rank": LowRank,
     }
     solver = named[name]
+    # Each solver has a default of its own, so None must not be passed on.
     return solver() if tolerance is None else solver(tolerance)
 
 

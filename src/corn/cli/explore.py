@@ -44,6 +44,7 @@ def explore(
         raise FileFormatError(f"{out}: the page's name must end in .html")
     page = write_page(None if graph is None else load_network(graph))
     out.parent.mkdir(parents=True, exist_ok=True)
+    # A browser that has the page open never reads half of it.
     with writing_whole(out) as partial:
         partial.write_text(page, encoding="utf-8")
     opened = open_page and _open(out)

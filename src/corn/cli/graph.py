@@ -40,6 +40,7 @@ def graph(
     network = load_network(source, weights=weights, gossip=Gossip.parse(gossip))
     measured = measure_network(network)
     if plot:
+        # The matrix of a step, with all its rounds: what the mixing time refers to.
         _draw(network, network.step_matrix, measured, plot)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -38,6 +38,7 @@ def keygen(
     if (agent is None) == (agents is None):
         raise typer.BadParameter("give either --agent or --agents")
     if rotate:
+        # The old key signs the new one, and only its owner has it.
         if agent is None:
             raise typer.BadParameter("--rotate needs --agent: each owner replaces its own key")
         roster = rotate_key(keys, agent)
@@ -51,6 +52,7 @@ def keygen(
         return
     # Private keys are in it, so others should not even see their names.
     keys.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # mkdir leaves the mode of a folder that exists: one that others can read is refused.
     require_private(keys)
     numbers = range(agents) if agents is not None else [agent or 0]
     # All names are checked before the first key is written, so that a failure leaves no new keys.
@@ -64,6 +66,8 @@ def keygen(
         identity = generate_identity()
         save_identity(identity, keys / f"agent-{number}.key")
         public = keys / f"agent-{number}.pub"
+        # After the private key: a public key without its private one would enter a roster for
+        # nothing.
         public.write_text(identity.public_key.hex() + "\n", encoding="ascii")
         public_keys[str(number)] = identity.public_key.hex()
     # One line for any number of agents.
@@ -85,6 +89,7 @@ def roster(
     json: JsonOption = False,
 ) -> None:
     """Collect the public keys of all agents into one file, the roster."""
+    # By number: by name, agent-10 would come before agent-2, and agents would get others' keys.
     found = sorted(keys.glob("agent-*.pub"), key=lambda path: _number(path))
     # All of them, without gaps: a missing key would shift the agents after it.
     if [_number(path) for path in found] != list(range(len(found))) or not found:
@@ -109,6 +114,7 @@ def roster(
 def _print_fingerprint(made: Roster, advice: str) -> None:
     """Print the fingerprint of a roster in groups that people can read out to each other."""
     digits = made.fingerprint.hex()
+    # All 256 bits, as a shortened fingerprint could be matched by a search.
     groups = " ".join(digits[at : at + 4] for at in range(0, len(digits), 4))
     print_note(f"fingerprint {groups}: {advice}")
 

@@ -38,6 +38,7 @@ from corn.topology import Gossip
 EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/run"
 
 _TOGETHER = "Decentralised planning"
+# Left out of run.json, which is shared: they tell of other runs, folders and hosts of the owner.
 _OWNERS_OPTIONS = ("lifetime_epsilon", "lifetime_delta", "other_keys", "config_file", "status")
 _WARNING = (
     "private numbers are computed from private data without noise: no ε covers them, and they must "
@@ -134,6 +135,8 @@ def launch(
     batch_size = learning.batch_size
     if plan is not None:
         planned = load_plan(plan)
+        # An option that contradicts the plan is refused: ignored, it would be taken for a setting
+        # of the run.
         let_plan_decide(context, planned, mechanism=planned.mechanism)
         source, batch_size = plan, planned.budget.batch_size or batch_size
     elif graph is not None:
@@ -146,10 +149,14 @@ def launch(
                 "numbers in the data are private, and plans are public",
                 param_hint="--samples-per-agent",
             )
+        # Under replace-one adjacency the numbers of samples are public by definition
+        # (docs/distributed.md).
         sizes = learning.count_samples(network.num_agents) if budget.needs_sizes else ()
         source = distributed.PlanningRequest(
             budget=budget.make_for_data(batch_size, sizes, network),
             objective=mixing.choose_objective(budget.steps),
+            # Written into the request, so that agents do not depend on defaults of their own
+            # versions.
             threat=threat.make_if_given() or default_threat(chosen),
             mechanism=chosen,
             weights=mixing.weights,
@@ -159,6 +166,7 @@ def launch(
     settings = run.make_settings(
         learning,
         batch_size=batch_size,
+        # A plan has its number of steps. A request must state it, as there is no plan yet.
         num_steps=None if plan is not None else budget.steps,
         rehearsal_seed=rehearse,
     )
@@ -173,6 +181,7 @@ def launch(
             agents_per_host, host, None if store is None else distributed.parse_address(store)
         ),
         lifetime=run.make_lifetime(),
+        # On stderr, as stdout may be published.
         on_total=lambda total: print_note(f"private, do not publish: {total.describe()}"),
         show_table=not json,
         show_private=show_private,
@@ -183,6 +192,7 @@ def launch(
             f"made keys for all agents in {launched.keys}, which is safe on one machine only; "
             "agents that do not trust each other make their own with corn keygen"
         )
+    # After let_plan_decide, which wrote the plan's values into the configuration.
     facts = _facts(read_configuration(context), launched)
     private = _private_facts(launched) if show_private else {}
     _write(launched, facts, private)
@@ -218,6 +228,7 @@ def _write(
         columns=learn.SHARED_COLUMNS,
         is_private=launched.is_rehearsal,
     )
+    # A file apart with mode 0600, never a part of the shared one.
     if private:
         write_run(rows, private, launched.folders.private, is_private=True)
 
@@ -270,6 +281,7 @@ def _private_facts(launched: distributed.LaunchResult) -> dict[str, object]:
 def _measured(launched: distributed.LaunchResult, columns: Sequence[str]) -> dict[str, object]:
     """Return the columns of the last measurement that have a value."""
     last = launched.measured.rows[-1]
+    # NaN, which is not equal to itself, marks what was not measured.
     return {name: last[name] for name in columns if last[name] == last[name]}
 
 

@@ -22,6 +22,7 @@ from corn.topology import load_network
 
 LEARNING = "Learning"
 OWN_DATA = "Your own data"
+# Of a number of classes, each of which gets a name in memory.
 _MOST_DIGITS = 5
 
 
@@ -163,6 +164,8 @@ class LearningOptions:
             raise typer.BadParameter("give either a task or --data", param_hint="--task")
         if self.data is not None:
             return self._make_file_workload(self.data)
+        # Silently ignored, --bounds or --classes would leave the user with another model than
+        # intended.
         self._refuse_options_of_data()
         return learn.Workload(
             name=self.task or "",
@@ -238,12 +241,14 @@ def let_plan_decide(context: typer.Context, plan: Plan, **also_fixed: object) ->
     fixed = {**_fixed_by_plan(plan, context.params), **also_fixed}
     for name, value in fixed.items():
         found = context.params[name]
+        # Options that were not given keep their defaults, which a plan replaces without complaint.
         if is_given(context, name) and found != value:
             raise typer.BadParameter(
                 f"the plan has {'none' if value is None else value}, found {found}: omit the "
                 "option",
                 param_hint=f"--{name.replace('_', '-')}",
             )
+    # run.json then states what was run, not what was typed.
     context.params.update(fixed, graph=plan.network.source, weights=None)
 
 

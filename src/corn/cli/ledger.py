@@ -151,6 +151,7 @@ def _print(losses: list[HistoryLoss], delta: float) -> None:
         [
             [
                 str(loss.history.agent),
+                # A lost ledger hides releases, so the sum of the others is no upper bound.
                 ("at least " if loss.is_lower_bound else "") + round_up(loss.total.epsilon),
                 loss.total.unit,
                 "" if loss.total.max_colluders is None else str(loss.total.max_colluders),

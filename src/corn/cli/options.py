@@ -50,6 +50,7 @@ _GRAPH_HELP = (
 _NETWORK = "Network"
 _THREAT = "Insiders"
 _AUTO = "auto"
+# int() of a very long text takes long, and raises an error of its own.
 _MOST_DIGITS = 9
 DEFAULT_GOSSIP = str(ONE_ROUND)
 """The mixing rounds of a step in commands that design or train."""
@@ -132,6 +133,7 @@ def _name_gossip(text: str) -> str:
 def _check_cooldown(text: str) -> str:
     if text != _AUTO and not (text.isdecimal() and len(text) <= _MOST_DIGITS):
         raise typer.BadParameter(f"must be {_AUTO} or a number of steps, found {text!r}")
+    # One spelling, as let_plan_decide compares options with a plan's as text.
     return text if text == _AUTO else str(int(text))
 
 
@@ -219,6 +221,7 @@ class MixingOptions:
         length = usual.length if self.horizon is None else self.horizon
         gamma = self.disagreement_weight
         if gamma is None:
+            # One step is the paper's objective, which weighs all noise the same.
             gamma = ONE_STEP.disagreement_weight if self.horizon == 1 else usual.disagreement_weight
         # A horizon of one step is the paper's objective, whose agents have no momentum.
         is_paper = self.horizon == 1 and self.momentum is None
@@ -258,6 +261,7 @@ class ThreatOptions:
 
     def make(self, num_agents: int | None = None) -> ThreatModel:
         """Return the threat model, by default without insiders for a single agent."""
+        # Insiders must be fewer than agents. An explicit wish is not weakened but refused later.
         if num_agents == 1 and self == ThreatOptions():
             return EAVESDROPPER
         colluders = DEFAULT_THREAT.max_colluders if self.colluders is None else self.colluders
@@ -279,6 +283,7 @@ def choose_mechanism(name: str, options: Corn | None) -> Mechanism | MechanismNa
         return own or cast("MechanismName", name)
     if name == "corn":
         return options
+    # Compared with a record of defaults, so that a new option is refused without a change here.
     if options != Corn(max_noise_std=options.max_noise_std):
         raise InvalidArgumentError(
             "--solver, --tolerance, --ridge, --drop-cost and --jobs apply to mechanism 'corn' "

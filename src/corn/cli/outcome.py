@@ -40,6 +40,7 @@ def describe_outcome(
     said = [
         words.format(100 * value if "%" in words else value)
         for value, words in found
+        # NaN, which is not equal to itself, stands for a score that was not measured.
         if isinstance(value, float) and value == value
     ]
     if not said:

@@ -41,6 +41,7 @@ _MOST_AGENTS_TO_EXPOSE = 60
 
 def print_json(values: Mapping[str, JsonValue]) -> None:
     """Print one JSON object with the version of CorN; infinities become strings, arrays lists."""
+    # Not through rich, which would break long lines.
     sys.stdout.write(to_json(values) + "\n")
 
 
@@ -115,6 +116,7 @@ def round_up(value: float) -> str:
     """
     if not math.isfinite(value):
         return str(value)
+    # Decimal, as multiplying a float by a power of ten would round by itself.
     digits = Context(prec=6, rounding=ROUND_CEILING).create_decimal(repr(float(value)))
     return f"{float(digits):.6g}"
 
@@ -133,11 +135,13 @@ def print_line(text: str | None) -> None:
     """Print one line of a result, if there is one."""
     if text is not None:
         sys.stdout.write(f"{make_printable(text)}\n")
+        # Notes on stderr are written at once, and would overtake this line.
         sys.stdout.flush()
 
 
 def print_note(text: str) -> None:
     """Print a note on stderr, where it does not mix with the result."""
+    # Names of files and texts of plans may hold control characters of a terminal.
     sys.stderr.write(f"note: {make_printable(text)}\n")
 
 

@@ -72,6 +72,7 @@ def plan(
             cooldown_steps=mixing.cooldown_steps,
             dtype=dtype,
         )
+    # Before anything is printed: a pipe that closes must not cost a design of minutes.
     save_plan(made, out)
     if json:
         print_json(plan_facts(made))

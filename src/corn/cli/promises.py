@@ -48,6 +48,7 @@ def format_per_agent(value: PerAgent) -> str:
     """
     numbers = value if isinstance(value, tuple) else (value,)
     short = [f"{number:g}" for number in numbers]
+    # Short where that is exact, and all digits otherwise: a rounded ε would be another promise.
     exact = [s if float(s) == x else repr(float(x)) for s, x in zip(short, numbers, strict=True)]
     return ",".join(exact)
 
@@ -117,6 +118,7 @@ def parse_samples(text: str | None) -> int | tuple[int, ...] | None:
 
 
 def _is_table(text: str) -> bool:
+    # A name that ends in .csv is meant as a file even if it is missing, so that the error says so.
     return Path(text).suffix == _TABLE_SUFFIX or Path(text).is_file()
 
 

@@ -43,6 +43,7 @@ def spread_records(command: Callable[..., None]) -> Callable[..., None]:
         except (InvalidArgumentError, InfeasibleError) as error:
             is_invalid = isinstance(error, InvalidArgumentError)
             kind = InvalidArgumentError if is_invalid else InfeasibleError
+            # Users know the options of a command, not the arguments of the library.
             raise kind(name_options(str(error), names)) from error
 
     spread = [
@@ -50,6 +51,7 @@ def spread_records(command: Callable[..., None]) -> Callable[..., None]:
         for p in parameters
         for option in (_options(p.annotation) if p.name in records else [_by_name(p)])
     ]
+    # Typer reads options from the signature.
     call.__signature__ = inspect.Signature(spread)  # type: ignore[attr-defined]
     return call
 

@@ -140,6 +140,7 @@ def reproduce(
     names = figures or ["all"]
     store = experiments.CellStore(out / "cells")
     found, _ = _count_cells(names, scale, store)
+    # After the cells were counted, which checks names and settings: a typo leaves no folder.
     store.directory.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     try:
@@ -164,6 +165,7 @@ def reproduce(
             timing=f"This run took {seconds:.0f} s; {found} of {total} cells were already "
             f"finished. All cells take {made.compute_seconds:.0f} s on one core.",
         )
+    # Finished cells are files of their own, so nothing of them is lost.
     except KeyboardInterrupt:
         kept, total = _count_cells(names, scale, store)
         raise StoppedByUserError(

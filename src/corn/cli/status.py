@@ -60,6 +60,7 @@ def status(
         )
     else:
         _print(states, conditions)
+    # Agents on other hosts, or agents that have not begun.
     missing = sorted(set(range(max(state.num_agents for state in states))) - found.keys())
     if missing and not json:
         print_note(f"no state here of agents {', '.join(map(str, missing))}")

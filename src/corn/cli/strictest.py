@@ -44,6 +44,7 @@ class StrictestPromise:
 def find_strictest(budget: PrivacyBudget, num_agents: int) -> StrictestPromise | None:
     """Return the strictest promise of a budget, or None if all agents have the same cap."""
     caps = budget.precision_caps(num_agents)
+    # By caps, not by ε: δ and sampling decide as well how strict a promise is.
     levels = np.unique(caps)
     if len(levels) == 1:
         return None

@@ -74,6 +74,8 @@ class SimulationOptions:
         return learn.SweepSettings(
             num_steps=terms.budget.num_steps,
             batch_size=terms.budget.batch_size or learning.batch_size,
+            # Seeds count from 0 everywhere, so that corn launch --rehearse SEED repeats one of
+            # these runs.
             seeds=tuple(range(num_runs)),
             cooldown_steps=terms.cooldown_steps,
             momentum=momentum_of(terms.objective),
@@ -245,12 +247,15 @@ def train(
         has_curves=output.needs_curves or plot is not None,
     )
     if tuning.tune_on == "held-out":
+        # Step sizes are found on public samples, so each mechanism runs once per seed on the
+        # agents' data.
         public = learn.borrow_held_out(problem, seed=learning.data_seed)
         tuned = learn.read_tuning(run(sweep, public, suffix=".tuning"), column)
         if tuned.result.status == "interrupted":
             raise StoppedByUserError(
                 "interrupted while step sizes were chosen; nothing was written"
             )
+        # A method whose every run broke down has no step size, and is left out.
         trials = [
             learn.Trial(m, tuned.schedules[m.name]) for m in methods if m.name in tuned.schedules
         ]
@@ -292,6 +297,7 @@ def _run(
     # On large data sets, measuring takes longer than training. A table needs the last values only.
     steps = settings.num_steps
     measured = None if has_curves else sorted({0, steps // 2, steps})
+    # The search and the final run have files of their own: a resume must not mix them.
     file = None if checkpoint is None else checkpoint.with_name(checkpoint.name + suffix)
     try:
         return sweep(
@@ -372,6 +378,7 @@ def _parse_step_sizes(text: str | None, learning: LearningOptions) -> tuple[floa
         return (0.01,) if learning.is_quadratic else ()
     sizes = parse_numbers("step-size", text, example="0.1,0.01")
     for size in sizes:
+        # Made only to raise for a wrong size now, not after minutes of design.
         learn.make_schedule(size, learning.choose_schedule())
     is_unique = len(set(sizes)) == len(sizes)
     require(is_unique, "step-size", "different numbers", repr(text), advice="try 0.1,0.01")

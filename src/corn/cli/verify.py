@@ -62,9 +62,11 @@ def verify(
         _show_connections(plan, agent, as_json=json)
         return
     with working("checking every coalition"):
+        # Also with --coalition: the exit code judges the plan, not one coalition.
         found = verify_plan(plan)
     guarantees = found.guarantees
     if coalition is not None:
+        # Of any size: it may be larger than the plan's threat, as after a leak of keys.
         insiders = _read_coalition(coalition)
         if agent in insiders:
             raise InvalidArgumentError(f"agent {agent} is one of the insiders {coalition}")

@@ -37,6 +37,8 @@ def designing(what: str = "designing the noise", *, keep_best: bool = False) -> 
             if keep_best:
                 text += "; Ctrl-C keeps the best design so far"
             display.update(task, description=text)
+            # Without a terminal there is no display, and a log should not get a line per
+            # evaluation.
             if display.disable and time.monotonic() >= next_line:
                 next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
                 sys.stderr.write(text + "\n")

@@ -19,6 +19,8 @@ from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.topology.graphs import Graph
 
 _LOG_RATIOS = (-18.0, 18.0)  # of τ²/σ²: from LDP to noise that cancels but for rounding
+# Steps of 0.25 in log r at first. Each zoom keeps two steps and divides them by 20, so eight zooms
+# end at 10⁻⁹.
 _GRID, _ZOOM_GRID, _ZOOMS = 145, 21, 8
 _TOLERANCE = 1e-12  # relative, of the noise limit
 
@@ -299,5 +301,7 @@ class RatioFamily:
         return float(self._scales(np.array([ratio]))[0])
 
     def _scales(self, ratios: FloatArray) -> FloatArray:
+        # Rounding may leave the smallest eigenvalue of a Laplacian, which is zero, slightly below
+        # it.
         spectra = 1 / (1 + np.outer(np.maximum(self.eigenvalues, 0.0), ratios))
         return np.asarray((self.slack[:, None] * (self.squared_vectors @ spectra)).max(axis=0))

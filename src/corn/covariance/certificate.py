@@ -71,6 +71,7 @@ def conclude_split(
     return SplitSolution(
         decomposition=decomposition,
         value=value,
+        # Rounding can leave the bound above the value, and the smaller of the two is still a bound.
         lower_bound=min(lower_bound, value),
         tolerance=tolerance,
         evaluations=evaluations,
@@ -88,6 +89,7 @@ def scale_split(
     ``theta`` and ``factors``, stacked as the buckets of the assembly, solve the scaled problem.
     """
     n, caps, units = assembly.num_agents, problem.precision_caps, problem.scales
+    # Back from units of the strictest cap: R = T R' T (docs/theory.md, "A promise for each agent").
     theta = theta * units**2
     factors = [
         units[bucket.members][:, :, None] * F
@@ -110,6 +112,8 @@ def scale_split(
             worst = max(worst, float(x[assembly.coalitions.protected[chunk]].max()))
         return worst
 
+    # One factor on all noise keeps the ratios that the solver chose, and the worst coalition
+    # decides it.
     scale = scale_to_cap(worst_ratio)
     placed: dict[int, FloatArray] = {}
     for bucket, stacked in zip(assembly.buckets, factors, strict=True):
@@ -154,6 +158,7 @@ def certify(
             return 0.0
         # Y Yᵀ is M Λ Mᵀ; rounding leaves an inverse not quite symmetric.
         G = (M * weights[chunk][:, None, :]) @ M.transpose(0, 2, 1)
+        # A member adds nothing: its row of M is diagonal, and its own privacy has no weight.
         private += np.einsum("cii->i", G)
         pulled = assembly.pull_back(G, number)
         pressure = [old + new for old, new in zip(pressure, pulled, strict=True)]

@@ -19,6 +19,7 @@ from corn.covariance.problem import DesignProblem
 from corn.topology.gossip import ONE_ROUND, Gossip, accelerate
 from corn.topology.mixing import STOCHASTIC_TOLERANCE
 
+# Of log t in [log 10⁻¹², 0]: far more than float64 can tell apart, at no cost.
 _BISECTIONS = 100
 
 
@@ -106,6 +107,8 @@ def design_circulant(
 def horizon_spectrum(row: FloatArray, objective: Horizon, gossip: Gossip) -> FloatArray:
     """Return the eigenvalues of A; W is normal, so it has the moduli of those of W alone."""
     w = _gossip_spectrum(row, gossip)
+    # An eigenvalue of A is Σ_k ρ^{2(k−1)} |w|^{2k}, a geometric series (docs/theory.md, "The
+    # objective").
     q, contraction = np.abs(w) ** 2, 1 - 1 / objective.length
     require(
         bool(contraction * q.max() < 1),
@@ -129,7 +132,9 @@ def _gossip_spectrum(row: FloatArray, gossip: Gossip) -> NDArray[np.complex128]:
         return np.asarray(w**gossip.rounds)
     is_symmetric = bool((np.abs(w.imag) <= 1e-12).all())
     require(is_symmetric, "first_row", "symmetric for Chebyshev rounds", row.ravel()[:5])
+    # The agents' recursion on eigenvalues, from docs/theory.md, "Chebyshev rounds".
     change, current = np.zeros_like(w), np.ones_like(w)
+    # The first Fourier mode is the average, which the polynomial must leave alone.
     for momentum, gain in accelerate(w.real.ravel()[1:], gossip.rounds):
         change = momentum * change + gain * (w - 1) * current
         current = current + change

@@ -33,6 +33,7 @@ from corn.covariance.decomposition import Decomposition, hidden_precision
 from corn.covariance.feasibility import invert_definite
 from corn.errors import InvalidArgumentError
 
+# All of them must be checked for a guarantee, so the count bounds the time of every verification.
 _MAX_COALITIONS = 200_000
 _SMALL = 40  # agents: below it an eigendecomposition per coalition is as fast
 _LOOSE = 1e-5  # relative: above it a bound is computed again by an eigendecomposition
@@ -89,6 +90,8 @@ class CoalitionUpdates:
         self._B, self._streams = scale_streams(decomposition, scale)
         # By how much S Y misses the identity, entry by entry, with the rounding of computing it.
         B = _faster(self._B)
+        # The same sum with absolute values: the standard bound on the rounding of a sum of
+        # products.
         magnitude = self._t[:, None] * abs(Y) + abs(B) @ (abs(B).T @ abs(Y))
         magnitude[np.diag_indices_from(magnitude)] += 1
         residual = -self._t[:, None] * Y - B @ (B.T @ Y)
@@ -96,6 +99,7 @@ class CoalitionUpdates:
         terms = _most_nonzeros(self._B.tocsc()) + _most_nonzeros(self._B) + 4
         error = _SECOND_ORDER * (abs(residual) + _rounding(terms) * magnitude)
         self._error_norms = np.linalg.norm(error, axis=0)
+        # Bounds uᵀ Y Δ u for any u by |u| alone, entry by entry: bound() knows no more of u.
         product = _SECOND_ORDER * (abs(Y) @ error)
         self._product = (product + product.T) / 2
 
@@ -103,10 +107,13 @@ class CoalitionUpdates:
     def try_make(cls, decomposition: Decomposition) -> CoalitionUpdates | None:
         """Return the updates, or None where they do not apply: an agent without private noise."""
         theta = decomposition.private_variance
+        # Negated, so that NaN fails too. The limit keeps scale² far from underflow.
         if not theta.min() > 1e-200:
             return None
         # Powers of two: dividing by them is exact, and t = θ/scale² is from 1 to 4.
         scale = np.exp2(np.floor(np.log2(theta) / 2))
+        # log2 rounds, and may end one power too high. t ≥ 1 is what the proof rests on, so it is
+        # enforced.
         scale[theta < scale**2] /= 2
         B = _faster(scale_streams(decomposition, scale)[0])
         Y = invert_definite(np.diag(theta / scale**2) + B @ B.T)
@@ -126,6 +133,8 @@ class CoalitionUpdates:
         if len(known) >= len(Y):
             return None
         columns = self._B[:, known]
+        # The streams touch few agents, and everything below is on those rows only: n k² instead of
+        # n³.
         T = np.unique(columns.nonzero()[0])
         B = columns[T].toarray()
         size, terms = float(np.linalg.norm(B)), _rounding(len(T) + len(known) + 4)
@@ -152,6 +161,7 @@ class CoalitionUpdates:
         bound = y + _SECOND_ORDER * error
         honest = np.ones(len(y), dtype=bool)
         honest[list(coalition)] = False
+        # Never wrong, only loose: the caller then pays for an eigendecomposition.
         if not (error <= _LOOSE * y)[honest].all():
             return None
         precision: FloatArray = bound / self._scale**2

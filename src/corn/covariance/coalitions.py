@@ -69,6 +69,7 @@ def list_coalitions(seed_groups: SeedGroups, *, num_agents: int, max_colluders: 
     np.put_along_axis(outside, members, False, axis=1)
     unknown = np.ones((count, len(seed_groups)), dtype=bool)
     for member in members.T:
+        # One member is enough to know a seed: a group stays unknown if no member belongs to it.
         unknown &= ~belongs[member]
     # Rows as packed bits: an eighth of the bytes to sort for equal ones.
     kept, merged = np.unique(np.packbits(unknown, axis=1), axis=0, return_inverse=True)
@@ -137,6 +138,8 @@ class Assembly:
 
         This is the adjoint of ``hidden``: it takes gradients from coalitions back to groups.
         """
+        # The transpose of the map that adds blocks is the map that reads them, so gradients need no
+        # code of their own.
         entries = self._place[chunk].T @ matrices.ravel()
         return [
             entries[bucket.start : bucket.start + len(bucket.positions)].reshape(

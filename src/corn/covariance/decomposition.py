@@ -44,6 +44,7 @@ class Decomposition:
 
     def __post_init__(self) -> None:
         theta = np.array(self.private_variance, dtype=np.float64)
+        # Written as "not all valid", so that NaN is refused: every comparison with it is False.
         if theta.ndim != 1 or not ((theta >= 0) & (theta < _LARGEST)).all():
             raise InvalidArgumentError("private_variance must be one finite number ≥ 0 per agent")
         if len(self.seed_groups) != len(self.factors):
@@ -151,6 +152,7 @@ class Decomposition:
 
 
 def _is_agent_number(value: object) -> bool:
+    # True and False are integers to Python, and would silently mean agents 1 and 0.
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
@@ -175,6 +177,7 @@ def split_blocks(
         values, vectors = np.linalg.eigh(block)
         # R − σ² I ⪰ 0 allows σ² up to the smallest eigenvalue; rounding may put that below zero.
         least = max(float(values[0]), 0.0)
+        # The largest σ_mix² of eq. (12): what is private is hidden from every insider.
         private[members] = least * unit**2
         factors.append(unit[:, None] * vectors * np.sqrt(np.maximum(values - least, 0)))
     return Decomposition(private, shared, tuple(factors))

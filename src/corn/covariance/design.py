@@ -92,6 +92,7 @@ class Auto:
         self, seed_groups: SeedGroups, threat: ThreatModel, num_agents: int
     ) -> Dual | FirstOrder | LowRank:
         """Return the solver for these seeds and this threat."""
+        # FirstOrder takes any seeds and any threat; the other two are faster where they apply.
         solver: type[Dual] | type[FirstOrder] | type[LowRank] = FirstOrder
         if _separates(seed_groups, threat, num_agents):
             solver = Dual
@@ -139,6 +140,7 @@ class Corn:
         separates = _separates(groups, threat, problem.num_agents)
         if isinstance(solver, Auto):
             solver = solver.choose(groups, threat, problem.num_agents)
+        # The caller may insist on a general solver, to compare it with the exact one.
         if separates and not isinstance(solver, FirstOrder | LowRank):
             return self._solve_blocks(problem, groups, solver)
         if isinstance(solver, Dual | ClosedForm):
@@ -231,6 +233,7 @@ def design(
         objective_matrix=objective.matrix(W),
         precision_caps=_read_caps(budget, len(graph)),
         graph=graph,
+        # Results and plans must name the seeds that were used, not "auto".
         threat=threat.resolve(graph),
         mixing_matrix=W,
     )
@@ -272,6 +275,7 @@ def design_blocks(
     against the best block-diagonal covariance for these groups.
     """
     caps = problem.precision_caps
+    # Tr(A R) of a block-diagonal R contains only the diagonal blocks of A.
     blocks = [problem.objective_matrix[np.ix_(group, group)] for group in groups]
     seen = [k for k, block in enumerate(blocks) if np.trace(block) > 0]
     problems = [

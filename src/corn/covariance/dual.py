@@ -39,8 +39,10 @@ _NEGLIGIBLE_SHARE = 0.1  # of the tolerance: the price of keeping every multipli
 _DAMPINGS = (1e-6, 1e-3, 1.0)
 _SECOND_ORDER = 3.0  # a scaled gap below this times √tolerance may attain the tolerance
 _LARGEST_VARIANCE = 1e8  # beyond it an inverse says little about the value
+# Of the gap at equal multipliers: only rounding separates a symmetric network from it.
 _ALIKE_TOLERANCE = 1e-9
 
+# A ridge costs ten more solves, so less than a thousandth of the value is not worth it.
 _WORTH_A_RIDGE = 1e-3
 _RIDGE_TOLERANCE = 1e-4
 _RIDGE_BISECTIONS = 10
@@ -132,6 +134,8 @@ class DualPoint:
         scaled = self.vectors * np.sqrt(self.roots)
         scaled /= np.sqrt(self.multipliers)[:, None]
         Y = scaled @ scaled.T
+        # Only then is the diagonal at most 1, and raising it to 1 adds a positive semidefinite
+        # matrix to R⁻¹.
         Y /= Y.diagonal().max()
         np.fill_diagonal(Y, 1.0)
         return Y
@@ -272,6 +276,8 @@ def dual_curvature(vectors: FloatArray, roots: FloatArray) -> FloatArray:
     P = np.zeros((n, n), dtype=np.float32, order="F")
     B = np.zeros_like(P)
     for t, weight in zip(nodes, weights, strict=True):
+        # ssyrk multiplies the columns by themselves and B ∘ B squares again, so each factor enters
+        # to the fourth power.
         column = weight**0.25 * np.sqrt(s * np.exp(-t * s))
         # It rises and falls with s once, and s ascends: one slice of columns has all that counts.
         kept = np.flatnonzero(column > _NEGLIGIBLE * column.max())
@@ -348,5 +354,6 @@ def _solve_with_ridge(
 ) -> DualSolution:
     ridged = A.copy()
     ridged[np.diag_indices_from(ridged)] += ridge * np.trace(A) / len(A)
+    # The last solution is close, so a warm start saves iterations.
     start = warm.point.multipliers
     return solve_dual(ridged, tolerance=tolerance, max_iterations=max_iterations, start=start)

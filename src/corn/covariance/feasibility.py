@@ -15,6 +15,7 @@ from corn.arrays import FloatArray
 from corn.checks import require
 from corn.errors import InfeasibleError, InvalidArgumentError
 
+# The margin doubles each time, from one unit in the last place: the last one is about 10⁻⁴.
 _MAX_RESCALINGS = 40
 _BLEND_BISECTIONS = 60
 _SMALLEST_BLEND = 1e-12
@@ -129,6 +130,7 @@ def limit_noise(precision: FloatArray, variance_limits: FloatArray) -> tuple[Flo
     if R is not None and (R.diagonal() <= variance_limits).all():
         return R, False
     theta, U = scipy.linalg.eigh(precision, driver="evd", check_finite=False)
+    # With eigenvectors at hand, the diagonal of an inverse costs n² per t instead of n³.
     theta, squares = np.maximum(theta, 0.0), np.square(U)
     low, high = np.log(_SMALLEST_BLEND), 0.0
     for _ in range(_BLEND_BISECTIONS):
@@ -137,6 +139,7 @@ def limit_noise(precision: FloatArray, variance_limits: FloatArray) -> tuple[Flo
         variances = squares @ (1 / ((1 - t) * theta + t))
         fits = (variances <= (1 - _MARGIN) * variance_limits).all()
         low, high = (low, middle) if fits else (middle, high)
+    # The upper end, which is known to fit; the middle may not.
     t = np.exp(high)
     R = (U / ((1 - t) * theta + t)) @ U.T
     return (R + R.T) / 2, True

@@ -178,6 +178,7 @@ class _Search:
         self.lower_bound = 0.0
         self._blocks = [bucket.take(self.A) for bucket in assembly.buckets]
         self._metrics = [scale_blocks(block) for block in self._blocks]
+        # −∞ removes a member's own privacy from every sum: it is not at stake against itself.
         self._log_prior = np.where(assembly.coalitions.protected, 0.0, -np.inf)
 
     def run(self, tolerance: float, max_evaluations: int) -> _Point:
@@ -192,6 +193,8 @@ class _Search:
         while True:
             z = self._minimise(z, sharpness)
             point = self._evaluate(z, sharpness)
+            # By the ridged A, which is what is minimised. The bound that is reported is that of the
+            # true A.
             converged = point.value <= (1 + tolerance) * self._bound(point, self.A)
             if converged or best is None or point.value < best.value:
                 best = point
@@ -231,6 +234,8 @@ class _Search:
                 # A minimum need not be exact: the weights π move it after every round.
                 "maxiter": _EVALUATIONS_PER_ROUND,
                 "maxcor": _EVALUATIONS_PER_ROUND,
+                # The search ends by its own certificate, not by a small change of the smoothed
+                # objective.
                 "ftol": 0.0,
                 "gtol": 1e-12,
             },
@@ -276,6 +281,7 @@ class _Search:
         )
 
     def _gradient(self, point: _Point) -> FloatArray:
+        # d/d log θ = θ d/dθ: variances stay positive without constraints.
         private = (np.diag(self.A) / point.trace - point.pressure_private) * point.theta
         slack = self._slack(point)
         factors = tuple(

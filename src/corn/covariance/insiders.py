@@ -17,6 +17,7 @@ from corn.covariance.threat import SeedGroups
 
 _SINGULAR = 1e-12  # smallest eigenvalue of A, relative to the largest
 _SMALLEST_RIDGE = 1e-6
+# Any point of the dual is a bound, so it need not converge.
 _BOUND_ITERATIONS = 30
 # Parts of the noise power that may be left out, tried in this order.
 _WEAK_SHARES = (0.03, 0.1, 0.2, 0.3)
@@ -69,6 +70,7 @@ def design_against_insiders(
         final, limited = lean, is_limited
     groups, threat = final.decomposition.seed_groups, problem.threat
     num_dropped = len(first.decomposition.seed_groups) - len(groups)
+    # The threat must list the seeds that are left: coalitions are checked against those.
     if num_dropped:
         threat = replace(threat, seeds=groups)
     # Insiders only ask for more noise, so the bound against an eavesdropper holds as well. It is

@@ -56,6 +56,7 @@ class LatticeNoise:
     def covariance(self) -> FloatArray:
         """R, shape (n, n): for comparisons, as its size is what this class avoids."""
         n, sides = self.num_agents, self.eigenvalues.shape
+        # Row i of R is the convolution of the i-th unit vector with the first row.
         modes = np.eye(n).reshape(n, *sides)
         axes = tuple(range(1, modes.ndim))
         found = scipy.fft.ifftn(scipy.fft.fftn(modes, axes=axes) * self.eigenvalues, axes=axes)
@@ -92,6 +93,7 @@ def design_lattice_pairs(
     links = np.where(first_row > 0, 1.0, 0.0)
     links.flat[0] = 0.0
     degree = links.sum()
+    # The adjacency of a lattice is a convolution, so its transform has the eigenvalues.
     laplacian = degree - lattice_eigenvalues(links).real
     a = horizon_spectrum(first_row, objective, gossip)
     family = RatioFamily(

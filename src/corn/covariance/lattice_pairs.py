@@ -57,6 +57,8 @@ class LatticePairs:
     def eigenvalues(self) -> FloatArray:
         """Those of R, in the shape of the lattice."""
         first_row = np.zeros(self.sides)
+        # Each partner adds τ_h on the diagonal and −τ_h at its place; h and −h are partners of
+        # their own.
         first_row.flat[0] = self.private_variance + self.variances.sum()
         np.subtract.at(first_row, tuple(self.hops.T), self.variances)
         found = np.asarray(scipy.fft.fftn(first_row).real)
@@ -67,11 +69,13 @@ class LatticePairs:
         """Return [(R^(0))⁻¹]_ii of agents 1 … n−1 against insider 0, shape (n − 1,)."""
         y = scipy.fft.ifftn(1 / self.eigenvalues).real
         roots, axes = np.sqrt(self.variances), tuple(range(y.ndim))
+        # Y e_h is y moved by h, as Y is a convolution.
         moved = np.array([np.roll(y, hop, axis=axes).ravel() for hop in self.hops])
         P = roots[:, None] * (y.ravel() - moved)
         partners = np.ravel_multi_index(tuple(self.hops.T), self.sides)
         K = np.eye(len(roots)) - roots * (P[:, [0]] - P[:, partners])
         x: FloatArray = y.flat[0] + np.einsum("kn,kn->n", P, np.linalg.solve(K, P))
+        # Agent 0 is the insider.
         return x[1:]
 
     def scale(self, factor: float) -> LatticePairs:

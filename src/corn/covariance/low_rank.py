@@ -170,6 +170,7 @@ class _PairSearch:
         try:
             return self._run_rounds(tolerance, start), False
         except KeyboardInterrupt:
+            # Every candidate can be scaled to the caps, so the best one so far is a private design.
             if self.best is None or not keeps_best():
                 raise
             return self.best, True
@@ -193,6 +194,7 @@ class _PairSearch:
             converged = self.best.value <= (1 + tolerance) * self._bound
             if converged or stalled == 2 or self.evaluations >= self._max_evaluations:
                 return self.best
+            # The weights of a smooth maximum are too even to serve as multipliers.
             if is_sharp:
                 log_weights = np.maximum(pressure.log_weights, _PRIOR_FLOOR)
                 self._log_prior = np.where(self._at_stake, log_weights, -np.inf)
@@ -228,6 +230,7 @@ class _PairSearch:
         def fun(z: FloatArray) -> tuple[float, FloatArray]:
             candidate, pressure = self._evaluate(z, sharpness)
             if pressure is None:
+                # Large but finite, as the line search interpolates between values.
                 return _FAR, np.zeros_like(z)
             trace = self._trace(candidate)
             private = (self._diagonal / trace - pressure.private) * candidate.theta

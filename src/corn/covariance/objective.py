@@ -26,6 +26,7 @@ DEFAULT_MOMENTUM, LEAST_STEPS_FOR_MOMENTUM = 0.9, 200
 """The default momentum, and the shortest run that has it."""
 
 _SYMMETRY_TOLERANCE = 1e-12
+# Not zero, or A would be singular in all directions but the average, and noise unbounded.
 _LEAST_WEIGHT = 1e-6
 _LONGEST = 1e9
 _MOST_MOMENTUM = 0.999

@@ -59,6 +59,7 @@ class OwnMechanism:
             )
         problem = replace(problem, threat=replace(threat, seeds="global"))
         found = conclude_in_family(problem, R, self.name, "formula", 1)
+        # Independent noise needs no seed, so no insider knows any of it.
         shares = Decomposition(found.covariance.diagonal()) if is_independent else None
         return replace(found, status="given", shares=shares)
 
@@ -108,6 +109,7 @@ def _read_matrix(path: Path) -> FloatArray:
         if path.suffix == ".csv":
             return np.loadtxt(path, delimiter=",", ndmin=2)
         if path.suffix == ".npy":
+            # A pickle could run code of whoever made the file.
             return np.asarray(np.load(path, allow_pickle=False), dtype=np.float64)
     except FileNotFoundError as error:
         raise FileFormatError(f"{path}: no such file") from error

@@ -82,6 +82,7 @@ class PairUpdates:
         ends = np.concatenate([pairs[:, 0], pairs[:, 1]])
         numbers = np.tile(np.arange(len(pairs)), 2)
         sides = np.repeat([0, 1], len(pairs))
+        # Pairs by agent, in compressed rows: those of agent c are at starts[c] … starts[c + 1].
         order = np.argsort(ends, kind="stable")
         starts = np.searchsorted(ends[order], np.arange(num_agents + 1))
         self._numbers, self._sides, self._starts = numbers[order], sides[order], starts
@@ -161,6 +162,7 @@ class PairUpdates:
         places = begin[:, None] + np.arange(width)
         filled = places < end[:, None]
         places = np.where(filled, places, 0)
+        # The number one past the last pair has a factor of zero, so it adds nothing anywhere.
         pairs = np.where(filled, self._numbers[places], len(self.pairs))
         own = np.where(filled, self._sides[places], 0)
         partners = self.pairs[np.where(filled, pairs, 0), 1 - own]
@@ -185,6 +187,7 @@ class PairUpdates:
         at_partners = np.take_along_axis(P, np.broadcast_to(J[:, None, :], (m, k, k)), axis=2)
         at_own = np.take_along_axis(P, d[:, None, None], axis=2)
         K = np.eye(k) - at_partners * other[:, None, :] - at_own * own[:, None, :]
+        # K is k × k and definite as long as the noise that the insider does not know is.
         Z = np.linalg.inv(K) @ P
         x: FloatArray = Y.diagonal() + np.einsum("mkn,mkn->mn", P, Z)
         # Where a step of the search went too far, K is not definite and x is no precision.
@@ -242,11 +245,13 @@ class _Sums:
 
     def end_base(self, Y: FloatArray, pairs: IntArray, counted: NDArray[np.bool_]) -> None:
         """Add the pressure of all coalitions that were updates of Y = R⁻¹."""
+        # B V and its transpose, as each insider added only the first.
         G = self.inner + self.inner.T
         G[np.diag_indices_from(G)] += self.diagonal
         T = Y @ G @ Y
         self.private += T.diagonal()
         self.blocks[counted] += T[pairs[counted][:, :, None], pairs[counted][:, None, :]]
+        # Y of the next base is another one; what was summed under this Y is done.
         self.inner[:] = 0
         self.diagonal[:] = 0
 

@@ -68,6 +68,7 @@ class Sdp:
         private, multipliers = _POSE[self.formulation](cp, R)
         limits = [cp.diag(R) <= most]
         program = cp.Problem(cp.Minimize(cp.sum(cp.multiply(A / unit, R))), [*private, *limits])
+        # The repairs below cost some of the accuracy, and the gap is measured after them.
         accuracy = tolerance / 10
         ran_out = _run(cp, program, tol_gap_rel=accuracy, tol_feas=min(accuracy, 1e-8))
         lam = np.maximum(multipliers(), 0.0)

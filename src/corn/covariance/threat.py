@@ -69,6 +69,7 @@ class ThreatModel:
         if not isinstance(self.seeds, str):
             object.__setattr__(self, "seeds", _check_groups(self.seeds))
         elif self.seeds == "auto" and self.max_colluders == 0:
+            # Without insiders a seed for all costs nothing, and it allows every covariance.
             object.__setattr__(self, "seeds", "global")
         elif self.seeds != "auto":
             _parse_seeds(self.seeds)
@@ -192,6 +193,7 @@ def _choose_near(graph: Graph, num_partners: int) -> set[tuple[int, int]]:
         candidates |= {
             (d, min(agent, other), max(agent, other)) for other, d in distance.items() if d > 1
         }
+    # Greedy by distance; the digest breaks ties, as an order by number would favour low agents.
     room = dict.fromkeys(graph, num_partners)
     chosen = set()
     for _, i, j in sorted(candidates, key=lambda c: (c[0], _digest(*c))):

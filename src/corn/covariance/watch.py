@@ -26,6 +26,7 @@ class DesignProgress:
 
 
 Watcher: TypeAlias = Callable[[DesignProgress], None]
+# Context variables, as solvers are called through layers that should not pass a callback on.
 _watcher: ContextVar[Watcher | None] = ContextVar("design watcher", default=None)
 _keeps_best: ContextVar[bool] = ContextVar("whether an interrupted design is kept", default=False)
 

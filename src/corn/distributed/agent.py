@@ -91,6 +91,8 @@ def run_agent(
         CornError: in one line that begins with the agent's number.
     """
     chosen = settings or RunSettings()
+    # Other agents may wait at the store already: an error in the own data must reach them as a
+    # refusal.
     with announcing_failure(rendezvous), naming_agent(rendezvous.agent):
         # Of a loader only the batch size is taken: accounting assumes another order of samples.
         if isinstance(dataset, DataLoader) and chosen.batch_of(plan) is None:
@@ -127,6 +129,8 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
         # An agent opens its own data only, unless a rehearsal repeats a simulation of all agents.
         workload, num_agents = config.workload, rendezvous.num_agents
         problem = workload.build(num_agents, [rendezvous.agent])
+        # A simulation draws one batch for all agents from one generator. An agent can repeat its
+        # part of that only with the data of all.
         cohort = workload.build(num_agents).data if settings.is_rehearsal else None
     result = run_problem(
         plan,
@@ -148,6 +152,7 @@ def join_run(config: AgentConfig, reports: Reports) -> Rendezvous:
     settings, credentials, earlier = config.settings, None, None
     if config.agent is not None and config.num_agents is not None:
         with naming_agent(config.agent):
+            # Under torchrun the number is not known yet, and join loads the key.
             credentials = find_credentials(settings, config.keys, config.agent, config.num_agents)
         if config.rejoins:
             # Others keep the address of before, at which they were told to find this agent.
@@ -208,6 +213,8 @@ def run_problem(
                 stack,
                 precision=guarantee.precision,
             )
+            # The ledger is locked from here to the end of the run, so the count cannot change
+            # behind the checks below.
             releases_left = keyring.ledger.remaining
             choices = keyring.make_choices(plan, agent)
             work = prepare_work(
@@ -219,6 +226,8 @@ def run_problem(
                     checkpoints_of(folders, plan, agent, settings),
                     settings,
                     num_parameters=len(work.start),
+                    # What the ledger has counted. A checkpoint that counts more belongs to another
+                    # ledger.
                     num_releases=plan.budget.num_steps - releases_left,
                 )
             # Agree. From here on all agents have the same plan, model, settings and nonce.
@@ -310,6 +319,7 @@ def prepare_work(
             problem.task,
             CellBatches(sampler, cell),
             query,
+            # A caller's own rule takes the place of momentum: both would smooth twice.
             momentum=plan.momentum if update is None else 0.0,
             update=update,
         ),

@@ -103,9 +103,9 @@ class AgreedRun:
     def activate(self, plan: Plan, members: tuple[int, ...]) -> ActivePlan:
         """Return a plan for some members with this agent's noise under it."""
         source = self.keyring.make_source(plan, self.agent, members)
-        # A rehearsal draws a simulation's noise, whose nonce follows from the seed.
         # The run's nonce has a new part from every agent: under it no noise was ever drawn before.
         nonce = self.agreed.nonce
+        # A rehearsal draws a simulation's noise, whose nonce follows from the seed.
         if self.settings.is_rehearsal:
             nonce = self.keyring.ledger.nonce
         noise = NoiseShare(
@@ -147,8 +147,12 @@ def begin_run(
 ) -> tuple[AgreedRun, Entry]:
     """Agree with all agents, and connect to the neighbours."""
     plan, settings = run.plan, run.settings
+    # Nothing has been released yet, and nothing is until train_agent: all checks that can refuse
+    # come before, so a refusal costs no budget.
     agreement = shake_hands(rendezvous, run.hello)
     require_budget(agreement)
+    # The owner's limit is checked for the steps of this run only, which are known after the
+    # agreement.
     left = settings.steps_of(plan) - agreement.first_step
     total = check_total(min(left, agreement.max_steps))
     group_seeds = share_group_seeds(rendezvous, plan, run.keyring, run_nonce=agreement.nonce)
@@ -168,6 +172,8 @@ def begin_run(
         stack.callback(desk.close)
         # Nobody waits for the link of an agent that did not agree.
         confirm(rendezvous, agreement, "linking")
+        # From here on a failure names the agents that never became ready, not a neighbour that
+        # itself waited for them in vain.
         stack.enter_context(naming_absent_agents(rendezvous, "ready"))
         links = open_links(
             desk,
@@ -180,6 +186,7 @@ def begin_run(
         confirm(rendezvous, agreement, "ready")
         stack.pop_all()  # all agents are there: links stay open
     absent = set(range(plan.num_agents)) - members
+    # Agents that did not come count as lost from the first step, and may return like any other.
     membership = Membership(plan.network.graph, run.agent, absent=absent, step=agreement.first_step)
     return run, Entry(exchange, membership, make_returns(run, rendezvous, desk))
 
@@ -192,10 +199,13 @@ def return_to_run(
     """Return to a run under way, with the help of a neighbour."""
     plan, ledger = run.plan, run.keyring.ledger
     require_pair_seeds(plan, "--rejoin")
+    # The step of the return is not known yet, so the check assumes all releases that the ledger
+    # allows.
     total = check_total(ledger.remaining)
     rendezvous.announce_address()
     addresses = rendezvous.read_addresses()
     if run.folders is not None:
+        # The store wins: an agent that moved has published its new address there.
         addresses = load_addresses(run.folders.private)[1] | addresses
     senders, receivers = find_neighbours(plan, run.agent)
     admission = request_return(
@@ -207,6 +217,8 @@ def return_to_run(
         max_bytes=run.max_message_bytes,
     )
     welcome, step = admission.welcome, admission.welcome.return_step
+    # The nonce below is named by others, who could name that of an old run. The ledger refuses any
+    # step that it has ever reserved, so no noise repeats whatever they name.
     ledger.join_run(step)
     known = {int(who): place for who, place in (welcome.addresses or {}).items()}
     rendezvous.adopt(Meeting(bytes.fromhex(welcome.session), addresses | known))
@@ -220,6 +232,8 @@ def return_to_run(
     if run.folders is not None:
         save_addresses(run.folders.private, rendezvous.meeting, rendezvous.bound)
     membership = Membership(plan.network.graph, run.agent)
+    # Without the news of the run this agent would take the graph for whole, and weigh links that
+    # are cut.
     membership.merge(admission.header.news)
     desk = rendezvous.open_desk(Purpose.LINK, max_bytes=run.max_message_bytes)
     # They were not there when this agent connected to its neighbours, and return as it does.
@@ -228,6 +242,8 @@ def return_to_run(
     wanted = choose_to_dial(late, run.agent, step)
     to_dial = _find_addresses(rendezvous, wanted)
     expected = (late.keys() - wanted) | to_dial.keys()
+    # The announced return mends all own links on paper, so those that are still broken are
+    # announced anew.
     for peer in (senders | receivers) - admission.links.keys() - expected:
         membership.note_cut(peer, step)
     exchange = make_exchange(run, admission.links)

@@ -33,6 +33,7 @@ MAX_LAG = 8
 """The most messages by which a late neighbour may be behind; for the next one agents wait."""
 
 _HEARTBEATS_PER_TIMEOUT = 3
+# Bounded, as a neighbour that hangs would otherwise keep this agent from ending.
 _SECONDS_TO_PART = 2.0
 # Two messages of a neighbour may have been under way before a pause; a third one shows that it
 # still takes this agent for alive.
@@ -116,6 +117,7 @@ class Exchange:
         # The lock keeps heartbeats from being sent over a link that is being closed.
         self._lock, self._last_sent = threading.RLock(), time.monotonic()
         self._last_check = self._last_sent
+        # At the start no pause has happened: the count begins where was_suspended is False.
         self._ended, self._exchanges_since_pause = threading.Event(), _PROOF_OF_LIFE
         self._heart = threading.Thread(
             target=self._send_heartbeats, name="corn heartbeat", daemon=True
@@ -149,6 +151,7 @@ class Exchange:
         """Begin to send to every neighbour; links receive all the time."""
         if self.on_send is not None:
             self.on_send(header, parameters)
+        # Only now, as parameters of the last round point into these buffers until it is mixed.
         for link, buffer in self._buffers:
             link.recycle(buffer)
         self._buffers = []
@@ -191,6 +194,8 @@ class Exchange:
                 dropouts[peer] = error.dropout
                 self.drop(peer)
                 continue
+            # By identity: a late neighbour may have sent the message of this round right behind
+            # older ones.
             if pairs and pairs[-1].own is self._own:
                 received[peer] = pairs.pop().theirs
             elif self._pending[peer]:
@@ -231,6 +236,8 @@ class Exchange:
     def close(self) -> None:
         """Close all links, once the neighbours have read the last messages."""
         self.stop_heartbeats()
+        # All part before any is closed: closing waits for the other end to part, and agents that
+        # parted one by one could wait in a circle.
         for link in self._links.values():
             link.part()
         deadline = time.monotonic() + _SECONDS_TO_PART
@@ -243,6 +250,8 @@ class Exchange:
         """Return all messages of a neighbour that this agent still waits for, in order."""
         link, pending, found = self._links[peer], self._pending[peer], []
         while pending:
+            # Without a bound on the lag a neighbour could fall behind for ever, and the memory of
+            # own messages would grow with it.
             may_skip = deadline is not None and len(pending) <= MAX_LAG
             if may_skip and not link.poll((deadline or 0.0) - time.monotonic()):
                 break
@@ -253,6 +262,8 @@ class Exchange:
                 data, num_agents=self._num_agents, sender=peer, dtype=self._dtype
             )
             own = pending.popleft()
+            # Compared with the own message of the same round, which is the oldest without an
+            # answer: links keep the order.
             check_header(header, own.header)
             found.append(LateMessage(own, Received(header, parameters)))
             self._buffers.append((link, data))
@@ -271,6 +282,7 @@ class Exchange:
         while not self._ended.wait(pause / 2):
             self._check_clock()
             with self._lock:
+                # Messages are signs of life too. Heartbeats fill the gaps only.
                 if time.monotonic() - self._last_sent < pause:
                     continue
                 for link in self._links.values():

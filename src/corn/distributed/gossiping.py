@@ -52,6 +52,7 @@ class LinkFlows:
             if peer in self._flows:
                 flow.add_(self._flows[peer], alpha=momentum)
             flows[peer] = flow
+        # A neighbour without a weight in this round is forgotten here, with the flow that it had.
         self._flows = flows
         mixed = values.clone()
         for flow in flows.values():

@@ -62,6 +62,7 @@ class HalfStep:
         self._task, self._batches, self._query = task, batches, query
         self._momentum, self._update = momentum, update
         self.memory = torch.zeros(task.num_parameters) if momentum else None
+        # Releases are clipped in float64, so that the true norm is at most C (docs/floats.md).
         self._clip = torch.tensor([query.clip], dtype=torch.float64)
         # Whether a gradient is finite depends on data without noise, so this count is never sent.
         self.num_broken = 0
@@ -95,6 +96,8 @@ class HalfStep:
         self.num_broken += int(found.num_broken.sum())
         clipped = found.values.view(-1), found.factors.view(-1)
         if self._update is None and self.memory is None:
+            # Rounding to the grid must follow the sum of gradient and noise (docs/floats.md), so
+            # one function does both.
             half = take_half_step(parameters, *clipped, noise, grid=grid, step_size=step_size)
         else:
             # A step of size −1 from zero is the release itself.

@@ -35,7 +35,9 @@ from corn.parsing import build, parse_hex, parse_json
 from corn.plan import AgentGuarantee, Plan, verify_plan
 from corn.transport import LinkError
 
+# Agents that wait for the same missing one time out at nearly the same moment.
 _SECONDS_FOR_TROUBLE = 3.0
+# Texts of other agents are cut, so that one of them cannot fill the log or the console.
 _MAX_QUOTED, _MAX_REASON, _MAX_NAMED = 60, 300, 5
 
 
@@ -147,6 +149,7 @@ def announcing_failure(rendezvous: Rendezvous) -> Iterator[None]:
             _raise_refusal_instead(rendezvous, error)
         _refuse(rendezvous, str(error) if is_public(error) else _name_kind(error))
         raise
+    # An unexpected error may quote data, so others get its type alone.
     except (Exception, KeyboardInterrupt) as error:
         _refuse(rendezvous, _name_kind(error))
         raise
@@ -214,6 +217,8 @@ def shake_hands(rendezvous: Rendezvous, hello: Hello) -> Agreement:
     # The run's nonce is a hash of all contributions: one new nonce makes all noise new, even if
     # every other agent repeats its own.
     nonces = {agent: bytes.fromhex(own.nonce) for agent, own in hellos.items()}
+    # The number breaks ties, so that all agents name the same one: the agreement is compared bit by
+    # bit.
     scarce = min(hellos, key=lambda agent: (hellos[agent].remaining, agent))
     return Agreement(
         nonce=agree_on_nonce(nonces, plan_fingerprint=bytes.fromhex(hello.plan)),
@@ -236,6 +241,8 @@ def require_budget(agreement: Agreement) -> None:
 
 def confirm(rendezvous: Rendezvous, agreement: Agreement, topic: str) -> None:
     """Wait until all agents have come here with the same agreement."""
+    # It contains the nonce of the run, a hash of all contributions: equal digests mean that all
+    # agents read the same ones.
     digest = hashlib.sha256(repr(agreement).encode()).hexdigest()
     # A store that answered agents differently would lead them to different agreements.
     found = _publish_and_gather(rendezvous, topic, digest.encode())
@@ -285,6 +292,7 @@ def _choose_start(hellos: Mapping[int, Hello]) -> int:
     """Return the newest step of which all have a checkpoint; never restart a run unasked."""
     common = set.intersection(*(set(own.checkpoints) for own in hellos.values()))
     newest = {who: max(own.checkpoints) for who, own in hellos.items()}
+    # Step 0 is always common. To begin there again would discard models for which budget was spent.
     if max(common) == 0 and any(newest.values()):
         least, most = min(newest.values()), max(newest.values())
         behind = tuple(who for who, step in newest.items() if step == least)
@@ -300,6 +308,8 @@ def _choose_start(hellos: Mapping[int, Hello]) -> int:
 
 def _compare(topic: str, values: Mapping[int, str]) -> None:
     """Raise unless all values agree; the most common one is the standard, agent 0's in a tie."""
+    # Insertion order decides ties in most_common, so the order of agents must be the same
+    # everywhere.
     counts = Counter(values[who] for who in sorted(values))
     usual, _ = counts.most_common(1)[0]
     others = tuple(who for who in sorted(values) if values[who] != usual)

@@ -43,6 +43,7 @@ from corn.transport import (
     dial,
 )
 
+# An agent that returns asks its neighbours directly, and the store is only one source of addresses.
 _SECONDS_TO_ANSWER = 1.0
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _KEY = "corn/store"
@@ -139,6 +140,8 @@ def join(
         else:
             found = _find_store(store, credentials, interruption)
         host = listen[0] if listen else _find_route(*store)
+        # Open before the address is published, or a neighbour could dial a port that nobody listens
+        # at yet.
         listener = Listener(listen or (host, 0), credentials)
         bound = host, listener.port
         reached = advertise or (_reachable_host(host, store), listener.port)
@@ -165,6 +168,8 @@ def _find_store(
             address, credentials, timeout=_SECONDS_TO_ANSWER, interruption=interruption
         )
     except PublicError:
+        # The run outlived its store. An empty one lets the code that publishes and reads addresses
+        # go on.
         return MemoryStore()
 
 

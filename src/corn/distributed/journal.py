@@ -136,6 +136,8 @@ class ReleaseAccount:
         """Return ε after so many releases, at the budget's δ."""
         if num_releases == 0:
             return 0.0
+        # With the loss by floating point included: the ε that is printed must be the one that is
+        # proved.
         return float(account_floats([self.precision], self.budget, num_steps=num_releases)[0])
 
     def bound_epsilon(self, num_releases: int) -> float:
@@ -146,10 +148,12 @@ class ReleaseAccount:
         """
         total = self.budget.num_steps
         block = math.ceil(total / _BLOCKS_OF_RELEASES)
+        # Rounded up to a block, as ε grows with releases: the bound is never below the ε spent.
         return self._epsilon_of_block(min(total, block * math.ceil(num_releases / block)))
 
     @cached_property
     def _epsilon_of_block(self) -> Callable[[int], float]:
+        # Per instance: a cache on the method itself would keep every account alive.
         return cache(self.epsilon)
 
 
@@ -240,7 +244,9 @@ class Journal:
 
     def record_start(self, step: int, parameters: Tensor, earlier: Sequence[Row] = ()) -> None:
         """Measure before the first step, if asked to; ``earlier`` are rows of a run before."""
+        # Later rows are of steps that are run again, under new noise.
         self.rows = [row for row in earlier if int(row["step"]) <= step]
+        # A run that resumes has measured this step before it stopped.
         if step in self._steps and step not in {row["step"] for row in self.rows}:
             self._measure(step, parameters, None)
         self._save(step, parameters)

@@ -213,11 +213,11 @@ def open_keyring(
         return Keyring(ledger, rehearsal_seed=seed)
     if folder is None:
         raise InvalidArgumentError("keys must be a folder with the agent's key and the roster")
-    # Opening the ledger begins a run: it locks the file, so that no second process releases under
-    # the same count, and writes a nonce that was never used before.
     # New plans for survivors give an agent other noise, of which only the cap is the same.
     if settings.on_dropout == "replan":
         precision = max(precision, float(plan.precision_caps[agent]))
+    # Opening the ledger begins a run: it locks the file, so that no second process releases under
+    # the same count, and writes a nonce that was never used before.
     opened = stack.enter_context(open_ledger(folder, agent, plan, precision=precision))
     return Keyring(opened, credentials.identity, credentials.roster)
 
@@ -235,6 +235,7 @@ def load_credentials(
         raise InvalidArgumentError(f"agent must be from 0 to {num_agents - 1}, found {agent}")
     key = folder / f"agent-{agent}.key"
     try:
+        # Modes first: a key that others could read must not be used, even if it is valid.
         require_private_keys(folder, agent)
     except FileFormatError as error:
         # Where a ledger is left, a key was lost: a new one would not have been used with it.
@@ -251,6 +252,7 @@ def load_credentials(
     # With another agent's key the pair keys would not match those of the neighbours, and shared
     # noise would not cancel.
     credentials = Credentials(agent, identity, roster, seals=seals)
+    # After the check of the key, so that a wrong roster is never remembered as the right one.
     pin_roster(roster, key)
     return credentials
 
@@ -331,10 +333,13 @@ def make_keys(folder: Path, num_agents: int, *, is_one_machine: bool = True) -> 
             f"{roster}: is missing: make it once from all files agent-I.pub with corn roster, and "
             "copy it to every host"
         )
+    # Closed from the start: a chmod afterwards would leave a moment in which keys can be read.
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     identities = [generate_identity() for _ in range(num_agents)]
     for agent, identity in enumerate(identities):
         save_identity(identity, folder / f"agent-{agent}.key")
+    # Last, as its presence means that all keys are there: after a crash before it no run begins
+    # with half of them.
     save_roster(Roster(tuple(own.public_key for own in identities)), roster)
     return True
 

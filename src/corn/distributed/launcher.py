@@ -35,6 +35,7 @@ from corn.topology import Network
 from corn.transport import HOST
 
 _LOCALHOST = "127.0.0.1"
+# The longest time that Ctrl-C or a refresh of the table waits.
 _SECONDS_BETWEEN_POLLS = 0.2
 
 
@@ -238,8 +239,10 @@ def launch(
     with display.logging(monitored.log):
         was_interrupted = _watch(processes, display)
     results = dict(sorted(processes.results.items()))
+    # Before anything is merged: without one result there is nothing to measure.
     raise_common_failure(results)
     if plan is None:
+        # All agents compared the fingerprint of the plan that they made, so any copy will do.
         first = min(agent for agent, own in results.items() if own.failure is None)
         plan = load_plan(folders.of_agent(first).shared / "plan.corn")
     return LaunchResult(

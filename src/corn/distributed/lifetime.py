@@ -106,6 +106,7 @@ class LifetimeTotal:
                 f"refuses to start, as {limit} cannot be kept while the total is unknown: "
                 f"{self.problems[0]}"
             )
+        # Negated, so that an ε of NaN refuses too.
         if not self.after.epsilon <= lifetime.epsilon:
             raise LifetimeSpentError(
                 f"refuses to start, as the total would exceed {limit}; {self.describe()}"
@@ -123,6 +124,8 @@ def check_lifetime(
     terms = find_terms(plan, agent)
     own = Expense(terms, ledger.precision, terms.budget.num_steps - ledger.remaining)
     path = ledger_path(keys, agent, fingerprint(plan).hex())
+    # The own ledger is locked by this process and passed in; its file would count the same releases
+    # again.
     history = read_history([keys, *lifetime.other_keys], agent, without=path)
     others = [_foresee(record) for record in history.records]
     total = _add_run(others, own, num_steps, lifetime, history.problems)
@@ -158,6 +161,8 @@ def bound_lifetime(
         kinds.setdefault(kind, []).append(expenses)
     totals = []
     for found in kinds.values():
+        # The loss grows with releases and with precision, so the largest of each bound every agent
+        # of a kind.
         own, *others = (_find_largest(expenses) for expenses in zip(*found, strict=True))
         totals.append(_add_run(others, own, num_steps, lifetime, tuple(problems)))
     worst = max(totals, key=lambda total: total.after.epsilon)
@@ -168,6 +173,8 @@ def _foresee(record: LedgerRecord) -> Expense:
     """Return the releases by a ledger, in full if a process runs its plan now."""
     expense = record.content.expense
     limit = expense.terms.budget.num_steps
+    # Another process may release all that is left while this run lasts: the limit must hold even
+    # then.
     return replace(expense, num_releases=limit) if record.is_running else expense
 
 
@@ -190,6 +197,8 @@ def _add_run(
     budget = own.terms.budget
     delta = lifetime.delta or budget.promise.delta
     added = min(num_steps, budget.num_steps - own.num_releases)
+    # Losses add up for one unit only. A promise for samples says nothing about an agent's whole
+    # data.
     unit = common_unit([*others, own])
 
     def total(*expenses: Expense) -> TotalLoss:

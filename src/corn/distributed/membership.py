@@ -58,6 +58,7 @@ class Membership:
     def __init__(
         self, graph: Graph, agent: int, *, absent: Iterable[int] = (), step: int = 0
     ) -> None:
+        # Undirected: a broken connection ends both directions of a link.
         self._graph, self._agent = nx.Graph(graph), agent
         cuts = {(make_edge(*edge), step) for edge in self._graph.edges(list(absent))}
         self.news = News(cuts=frozenset(cuts))
@@ -98,6 +99,7 @@ class Membership:
         kept_cuts = {
             (edge, when)
             for edge, when in self.news.cuts
+            # The same rule as in find_cuts, so that forgetting never changes what is broken.
             if when >= max(latest.get(end, 0) for end in edge)
         }
         kept_returns = {
@@ -108,6 +110,7 @@ class Membership:
     def cuts_by(self, step: int, *, noticed: int | None = None) -> dict[Edge, int]:
         """Return the links that are broken at a step, and were noticed by ``noticed``."""
         cuts = find_cuts(self.news, step)
+        # A plan for survivors may only use what all agents know, not what this one heard last.
         limit = step if noticed is None else noticed
         return {edge: when for edge, when in cuts.items() if when <= limit}
 

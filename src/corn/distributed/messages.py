@@ -18,6 +18,7 @@ PREFIX_BYTES = 8
 _MAGIC = b"corn/msg"
 _FIXED = struct.Struct("<8s8s8sIIIIQIIIII")
 _CUT, _RETURN = struct.Struct("<III"), struct.Struct("<II")
+# A cache line, so that the parameters behind a header are aligned for vector code.
 _ALIGNMENT = 64
 
 Edge = tuple[int, int]
@@ -34,6 +35,7 @@ class StopReason(StrEnum):
     BUDGET_SPENT = "budget spent"
 
 
+# The order is part of the protocol: headers carry positions.
 _REASONS = tuple(StopReason)
 
 
@@ -154,6 +156,7 @@ def decode_message(
         frozenset(_RETURN.iter_unpack(data[end_of_cuts:end_of_returns])),
         StopNotice(stop, who, _REASONS[why]),
     )
+    # Order too: an edge named the other way round would be another one in every set.
     is_known = all(i < j < num_agents for (i, j), _ in news.cuts)
     if not is_known or not all(agent < num_agents for agent, _ in news.returns):
         raise ProtocolError(f"agent {sender} sent a message that names unknown agents")
@@ -167,6 +170,7 @@ def decode_message(
         payload_bytes=size,
         news=news,
     )
+    # frombuffer would raise for either. check_header refuses the wrong size, and names its sender.
     if size == 0 or size % dtype.itemsize:
         return header, torch.empty(0, dtype=dtype)
     return header, torch.frombuffer(data[begin:], dtype=dtype)

@@ -233,7 +233,10 @@ class AgentTurns:
         task = LoopTask(model, self._ask_for_gradient)
         self._problem = TrainingProblem(task, number_rows(count))
         # Optimizers are public, and must be the same: agents with other steps would not agree.
+        # Published as the description of the data, which the handshake compares.
         self._rule = f"loop with {type(optimizer).__name__} {_describe_groups(optimizer)}"
+        # One question is open at a time: each thread waits for the other, so the user's objects
+        # need no lock.
         self._asked: queue.Queue[_GradientWanted | _StepWanted | _Ended] = queue.Queue()
         self._answers: queue.Queue[Gradients | Tensor | _LoopLeftError] = queue.Queue()
         self._next: _GradientWanted | _StepWanted | _Ended | None = None
@@ -254,6 +257,8 @@ class AgentTurns:
         # A daemon: a script that fails must end, and its agent with it.
         self._thread = threading.Thread(target=self._run, kwargs=options, daemon=True)
         self._thread.start()
+        # The agent's first question comes after the handshake, so an error of the start is raised
+        # here.
         self._next = self._wait()
 
     def begin(self) -> Turn | None:
@@ -274,6 +279,7 @@ class AgentTurns:
         wanted = self._wait()
         if not isinstance(wanted, _StepWanted):
             raise CornError("the run ended before the gradient was released")
+        # Numbers of releases go on across runs of a plan, so this counts those of before as well.
         self.num_releases = wanted.number + 1
         return wanted.released
 
@@ -367,6 +373,8 @@ def _check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
         )
     own = {id(p) for p in module.parameters() if p.requires_grad}
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    # A parameter outside the optimizer would get noise and never move; one outside the module would
+    # follow gradients without noise.
     if own != held:
         raise InvalidArgumentError(
             "optimizer must have the module's parameters with requires_grad, all of them and no "

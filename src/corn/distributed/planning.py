@@ -38,6 +38,7 @@ from corn.topology import ONE_ROUND, WEIGHTS, Gossip, load_network
 from corn.transport import LinkError, Purpose, open_links
 
 _DIGEST_BYTES, _MAX_REASON = 32, 300
+# A row has n bytes, so a table of all links has n²: enough for more agents than a design can have.
 _MAX_TABLE_BYTES = 1 << 30
 _SECONDS_TO_PART = 2.0
 Table = NDArray[np.uint8]
@@ -103,6 +104,7 @@ def plan_together(
     rendezvous: Rendezvous, request: PlanningRequest, neighbours: Iterable[int]
 ) -> tuple[Plan, int]:
     """Return the plan of all agents, made by each alone, and a public seed that none chose."""
+    # Links have a time-out, so agents begin to open them together.
     rendezvous.barrier("planning")
     flood = Flood(rendezvous, sorted(neighbours))
     try:
@@ -110,6 +112,7 @@ def plan_together(
         seed = draw_together(flood, secrets.token_bytes(_DIGEST_BYTES))
     finally:
         flood.close()
+    # BLAS threads change the order of sums, and the plans of all agents must agree to the last bit.
     with one_thread():
         plan = make_plan(
             load_network(graph, weights=request.weights, gossip=request.gossip),
@@ -163,6 +166,8 @@ class Flood:
         try:
             for link in self._links.values():
                 link.send(message)
+            # All send before any receives, and links send in threads of their own: no order of
+            # agents can block.
             found = [link.receive(self._timeout) for link in self._links.values()]
         except LinkError as error:
             raise PublicError(f"{error} while planning") from error

@@ -103,6 +103,8 @@ def _listen(connection: Connection, interruption: Interruption) -> None:
     try:
         while connection.recv():
             interruption.requested = True
+    # The launcher is gone. Training may be inside a long computation, so this thread ends the
+    # process.
     except (EOFError, OSError):
         os._exit(1)
 
@@ -139,6 +141,7 @@ def listen_for_signals() -> Interruption:
     for number in _HANDLED_SIGNALS:
         signal.signal(number, lambda *_: None)
     reader, writer = os.pipe()
+    # Python writes to this pipe in the signal handler, which must never block.
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=_read_signals, args=(reader, interruption), daemon=True).start()
@@ -156,6 +159,8 @@ def _read_signals(reader: int, interruption: Interruption) -> None:
             _write_line("corn: stops with the others after a few steps; a second signal ends it")
         elif time.monotonic() > began + _SECONDS_OF_ONE_REQUEST:
             _write_line("corn: ended by a second signal; checkpoints and ledger are kept")
+            # Without cleaning up, as other threads may hold locks. The ledger has reserved all that
+            # was sent.
             os._exit(128 + number)
 
 
@@ -202,6 +207,7 @@ class AgentProcesses:
     def start(self) -> None:
         """Start all processes."""
         limit_threads()
+        # Set before the fork server starts, from which all agents inherit it.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
         with preloaded_context() as context:
             for agent, config in self._configs.items():
@@ -243,6 +249,7 @@ class AgentProcesses:
             connection.close()
         deadline = time.monotonic() + _SECONDS_TO_END
         for process in self._processes.values():
+            # One deadline for all: with one each, n hanging agents would take n times as long.
             process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
@@ -262,6 +269,7 @@ class AgentProcesses:
         except (EOFError, OSError):
             del self._connections[agent]
             if agent not in self.results:
+                # The pipe closes a moment before the exit code is known.
                 self._processes[agent].join(_SECONDS_TO_END)
                 code = self._processes[agent].exitcode
                 self._fail(agent, Failure(FailureKind.ENDED, exit_code=code))

@@ -44,6 +44,7 @@ from corn.transport import (
 )
 
 _MAX_REQUEST_BYTES = 1 << 20
+# An agent that connects again and again must not fill the memory of its sponsor.
 _MAX_WAITING = 4
 _SECONDS_TO_ANSWER = 1.0
 _ADDRESSES = "addresses.json"
@@ -93,6 +94,7 @@ class Welcome:
         if not self.refusal:
             check_nonce(parse_hex(self.nonce, "nonce"))
             parse_hex(self.session, "session")
+        # They become numbers of agents, and int() would accept signs and spaces too.
         if not all(number.isdecimal() for number in self.addresses or {}):
             raise InvalidArgumentError("addresses must be those of agents")
 
@@ -180,6 +182,8 @@ def refuse_terms(own: Hello, request: Request, agent: int) -> str:
     """Return why an agent's terms are not those of the run; empty if they are."""
     try:
         # The numbers only serve to name the two sides.
+        # Nonces, ledgers and checkpoints are not compared: those of an agent that returns are its
+        # own.
         compare_hellos({-1: own, agent: request.hello})
     except HandshakeError as error:
         return f"its {error.topic} is not that of the run"
@@ -222,6 +226,7 @@ def request_return(
     # agent waits for it.
     for patience in (min(_SECONDS_TO_ANSWER, rendezvous.timeout), rendezvous.timeout):
         for sponsor in sorted(set(neighbours) & set(addresses)):
+            # A neighbour that refused does so again; one that was not there may come up.
             if sponsor in reasons and not isinstance(reasons[sponsor], UnreachableError):
                 continue
             try:
@@ -317,6 +322,8 @@ def _open_links(
                 peer,
                 Purpose.LINK,
                 session=session,
+                # Short, as the run goes on meanwhile: the links must be there before the step that
+                # was announced.
                 timeout=min(rendezvous.timeout, 5.0),
             )
             links[peer] = Link(channel, max_bytes=max_bytes)
@@ -324,6 +331,7 @@ def _open_links(
     threads = [
         threading.Thread(target=connect, args=(peer,), daemon=True)
         for peer in neighbours
+        # Others are lost themselves, and would cost a time-out.
         if peer in known and peer in welcome.present
     ]
     for thread in threads:

@@ -52,6 +52,7 @@ from corn.transport import (
 
 _SECONDS_TO_LEAVE = 5.0
 _SECONDS_TO_ANSWER = 1.0
+# Between two requests to the store an agent looks for refusals and signals.
 _LONGEST_WAIT = 0.2
 _CHALLENGE_BYTES = 32
 _JOIN, _MEMBERS, _REFUSAL = "join", f"members/{ANYONE}", f"refusal/{ANYONE}"
@@ -152,6 +153,8 @@ class Rendezvous:
         # whatever the host of the store shows of the others.
         challenge = secrets.token_hex(_CHALLENGE_BYTES)
         self._introduction = json.dumps([challenge, *address]).encode()
+        # As read at the meeting: refusals are checked against these, whatever the store shows
+        # later.
         self._introductions: dict[int, bytes] = {}
         self._meeting: Meeting | None = None
         self._topics: set[str] = set()
@@ -174,6 +177,7 @@ class Rendezvous:
                 "another store for another run"
             )
         self._topics.add(topic)
+        # Signed with the session and the key of the place, so it is valid nowhere else.
         self._words.put(f"{topic}/{self.agent}", message, session)
 
     def gather(self, topic: str) -> dict[int, bytes]:
@@ -222,6 +226,8 @@ class Rendezvous:
 
         Where several refuse, the first refusal counts for all.
         """
+        # An agent that fails before the meeting knows no session. Its own random number binds the
+        # refusal.
         session = "" if self._meeting is None else self._meeting.session.hex()
         message = json.dumps([self.agent, reason, session]).encode()
         # Others check the refusal by the fresh random number in this word.
@@ -252,6 +258,7 @@ class Rendezvous:
         )
         if session and self.meeting.session.hex() != session:
             raise ForgedWordError("refusal", refused_by)
+        # The own refusal is no news: this agent has an error of its own to report.
         if refused_by != self.agent:
             raise RefusalError(refused_by, reason)
 
@@ -261,6 +268,7 @@ class Rendezvous:
             self._words.put(f"parted/{self.agent}", b"", NO_SESSION)
             if self._is_host:
                 # The store ends with this process: the others must have read the refusal before.
+                # A person who pressed Ctrl-C should not wait so long for that.
                 is_hurried = self.interruption is not None and self.interruption.requested
                 patience = _SECONDS_TO_ANSWER if is_hurried else _SECONDS_TO_LEAVE
                 self.find_absent("parted", seconds=min(self.timeout, patience))
@@ -322,9 +330,13 @@ class Rendezvous:
             agent: self._words.read(word or b"", f"{_JOIN}/{agent}", agent, NO_SESSION)
             for agent, word in zip(members, words, strict=True)
         }
+        # The own random number makes the session new. If it is not in there, the words are of
+        # another run.
         if joined.get(self.agent) != self._introduction:
             raise ForgedWordError(_JOIN, self.agent)
         self._introductions = joined
+        # Members are part of the hash, so agents that were shown different members have different
+        # sessions, and their links do not open.
         parts = [part for agent in members for part in (agent, joined[agent])]
         session = hashlib.sha256(encode_fields("corn session", *parts)).digest()
         return Meeting(session, {agent: _read_address(joined[agent], agent) for agent in members})
@@ -374,6 +386,8 @@ class Rendezvous:
             words = [word for word in found if word is not None]
             if len(words) == len(keys):
                 return words
+            # Only while words are missing. A refusal that comes after the last one is read by
+            # ``confirm``.
             self.check()
             if time.monotonic() > deadline:
                 absent = [a for a, word in zip(agents, found, strict=True) if word is None]
@@ -386,6 +400,7 @@ def naming_agent(agent: int) -> Iterator[None]:
     try:
         yield
     except CornError as error:
+        # In place, so that the type and its fields stay: callers decide by them.
         error.args = (f"agent {agent}: {error}",)
         raise
     except OSError as error:
@@ -395,6 +410,7 @@ def naming_agent(agent: int) -> Iterator[None]:
 
 def check_start_with(start_with: int | None, num_agents: int) -> None:
     """Raise unless two runs that begin with so many agents must have one in common."""
+    # Any two sets of this size have a member in common, as 2 (n // 2 + 1) > n.
     smallest = num_agents // 2 + 1
     if start_with is not None and not smallest <= start_with <= num_agents:
         raise InvalidArgumentError(

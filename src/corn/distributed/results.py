@@ -27,6 +27,7 @@ from corn.learn.step import StepStatistics
 from corn.plan import Plan
 from corn.transport import Traffic
 
+# Enough for a score on training data; the whole of a large set would delay the result.
 _MAX_TRAIN_SAMPLES = 10_000
 
 
@@ -108,6 +109,7 @@ def describe_exit(code: int | None) -> str:
     """Return the meaning of a process's exit code."""
     if code is None or code >= 0:
         return f"ended without a report (exit code {code})"
+    # multiprocessing reports the number of a signal with a minus.
     return f"ended by {signal.Signals(-code).name}"
 
 

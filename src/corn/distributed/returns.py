@@ -60,6 +60,8 @@ class Returns:
             if agent not in membership.lost_by(step) or membership.is_awaited(agent, step):
                 self._sponsor.put_back(applicant)
                 continue
+            # All agents must know of a return before its step, as they switch plans and open links
+            # at it.
             return_step = max(step + notice + 1, applicant.request.first_free_step)
             refusal = self._refuse(applicant, return_step)
             if refusal:

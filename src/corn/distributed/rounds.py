@@ -312,6 +312,7 @@ class TrainingRounds:
     def _read_news(self, outcome: Outcome) -> None:
         for header in outcome.headers:
             self._membership.merge(header.news)
+        # News that old have reached all agents, so nobody brings back what is forgotten here.
         self._membership.forget_before(self.step - self._spread)
         cuts = self._membership.cuts_by(self.step)
         for peer in self._exchange.neighbours:
@@ -358,6 +359,8 @@ class TrainingRounds:
 
     def _readmit(self) -> bool:
         """Answer agents that ask to return, and link those whose step has come; return if any."""
+        # With the settling, no neighbour notes the old loss at or after the step of the return,
+        # where find_cuts would count it as a new one.
         self._returns.serve(self.step, self._membership, self._spread + self._settling)
         returning = {a for a, when in self._membership.news.returns if when == self.step}
         for agent in sorted(returning - {self._agent}):
@@ -376,6 +379,7 @@ class TrainingRounds:
 
     def _header_of_return(self) -> Header:
         return Header(
+            # Zeros, as the model is not a message of a round, and no check compares it with one.
             plan=bytes(PREFIX_BYTES),
             next_plan=bytes(PREFIX_BYTES),
             sender=self._agent,
@@ -420,7 +424,9 @@ class TrainingRounds:
         # All know of a loss two steps before the switch, plan one step before it, and compare the
         # plans' prefixes in the headers of that step.
         first = min(unplanned, default=self.step + 1)
+        # The first loss that the plan lacks sets the date, so that later ones cannot postpone it.
         switch = first + self._settling + self._spread
+        # At least one step must be left to run under the new plan.
         if self._next is None and switch - 1 <= self.step and switch < self._last_step:
             self._make_next_plan(max(switch, self.step + 1))
 
@@ -448,6 +454,7 @@ class TrainingRounds:
     def _switch(self, active: ActivePlan) -> None:
         is_same = active.prefix == self._active.prefix
         self._active, self._next = active, None
+        # Earlier plans stay in the table: late messages of their rounds may still arrive.
         self._plans[active.prefix] = active, active.weights_of(self._agent)
         self._schedule = _schedule_of(active.plan)
         if is_same:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # torch takes seconds to import, and every command reads this
 DropoutPolicy: TypeAlias = Literal["continue", "replan", "stop"]
 
 _MAX_TIMEOUT = 1e6
+# Seeds of pairs follow from two keys (docs/distributed.md). Larger groups need a message to each
+# member.
 _LARGEST_GROUP_TO_REPLAN = 2
 
 
@@ -70,6 +72,7 @@ class RunSettings:
             raise InvalidArgumentError(
                 f"timeout must be positive seconds, at most {_MAX_TIMEOUT:g}, found {self.timeout}"
             )
+        # A deadline beyond the time-out would never count: the neighbour is lost before.
         if self.deadline is not None and not 0 < self.deadline < self.timeout:
             raise InvalidArgumentError(
                 f"deadline must be positive seconds, less than the time-out of {self.timeout:g}, "

@@ -26,6 +26,7 @@ from corn.learn.metrics import COLUMNS, SHARED_COLUMNS, Row
 from corn.plan import Plan, fingerprint
 
 _CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)\.corn")
+# Different heads, so that a real run never continues from a model that no noise protects.
 _IN_EARNEST, _REHEARSAL = b"corn checkpoint 2\n", b"corn rehearsal checkpoint 2\n"
 _DIGEST_BYTES, _NUMBER_BYTES = 32, 8
 _TEXT_COLUMNS = ("contender", "step_size", "unit")
@@ -86,6 +87,7 @@ def append_private_note(folder: Path, text: str) -> None:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     descriptor = os.open(folder / "notes.txt", flags, mode=0o600)
     with os.fdopen(descriptor, "a", encoding="utf-8") as stream:
+        # One line per note, whatever a message contains.
         stream.write(" ".join(text.split()) + "\n")
 
 

@@ -24,6 +24,7 @@ from corn.topology import Network, load_network
 from corn.topology.gossip import apply_rounds
 from corn.topology.graphs import Graph
 
+# Of ε, doubled with each attempt: the first ones cost nothing, and a few are enough for rounding.
 _SHRINK = 1e-9
 _MAX_SHRINKS = 40
 
@@ -252,6 +253,8 @@ def _subgraph(plan: Plan, survivors: tuple[int, ...], cuts: Collection[Edge]) ->
     places = {agent: place for place, agent in enumerate(survivors)}
     left = nx.Graph(plan.network.graph)
     left.remove_edges_from(cuts)
+    # networkx keeps the order of insertion, which may differ with the history of a graph. It is
+    # sorted below, as fingerprints must agree.
     graph = nx.relabel_nodes(left.subgraph(survivors), places)
     ordered = nx.Graph()
     ordered.add_nodes_from(range(len(survivors)))

@@ -42,6 +42,8 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
         summarize_traffic=exchange.summarize,
         reports=reports,
     )
+    # After the agreement: the step from which all continue is not known before, and later files are
+    # removed.
     parameters, earlier = _restore(run, journal)
     _note_ledger(run, journal)
     for text in run.work.data.private_notes:

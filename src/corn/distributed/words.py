@@ -67,6 +67,8 @@ class SignedWords:
 
 def signed_text(key: str, message: bytes, session: bytes) -> bytes:
     """Return what an agent signs: its message, the place at the store, and the session."""
+    # With lengths, so no two triples give the same bytes; the prefix keeps these signatures apart
+    # from those of rotations.
     return encode_fields("corn word", session, key, message)
 
 

@@ -46,6 +46,7 @@ _STEPS = (50, 100, 200, 500, 1000, 2000, 5000)
 _SMALLEST_BATCH = 16
 # Up to this squared shift of one step the central limit is within a few percent of the exact cap.
 _LARGEST_SQUARED_SHIFT = 0.25
+# The model is a bound, so settings within a tenth of its best are equally good, and cost decides.
 _TOLERANCE = 0.1
 
 
@@ -195,6 +196,8 @@ def _approximate_cap(
     if scale.unit == "agent":
         return budget.precision_cap
     rate = batch_size / scale.samples
+    # μ² of T steps with rate p is 4p²T sinh(x) for a squared shift x of one step, solved for x (see
+    # the module's docstring).
     squared_shift = math.asinh(mu**2 / (4 * rate**2 * num_steps))
     if squared_shift > _LARGEST_SQUARED_SHIFT:
         return None
@@ -228,6 +231,7 @@ def expect_step_size(
     require_in_range("noise_variance", noise_variance, 0)
     chance = num_steps * (gradient_variance + num_parameters * noise_variance)
     longest = distance / clip
+    # With nothing left to chance, only the distance limits a step.
     return min(distance / math.sqrt(chance), longest) if chance > 0 else longest
 
 

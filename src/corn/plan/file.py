@@ -97,6 +97,8 @@ def _check_document(document: Json) -> Plan:
     fields = build_fields(
         {"corn_plan": int, "fingerprint": str, "content": object}, document, "the plan"
     )
+    # Of the content as read, not of the parsed plan: a field that parsing would ignore must not go
+    # unnoticed.
     content = _canonical(fields["content"])
     if hashlib.sha256(content).hexdigest() != fields["fingerprint"]:
         raise InvalidArgumentError("damaged or changed, its content has another fingerprint")
@@ -125,6 +127,8 @@ def _encode(plan: Plan) -> Json:
             "weights": plan.network.weights,
             "directed": graph.is_directed(),
             "agents": [name_of(graph, agent) for agent in range(plan.num_agents)],
+            # Sorted, as networkx keeps the order of insertion, and equal plans must have equal
+            # fingerprints.
             "links": sorted([int(i), int(j)] for i, j in graph.edges),
             "mixing_weights": _encode_weights(plan.network.mixing_matrix),
             "gossip": dataclasses.asdict(plan.network.gossip),
@@ -136,6 +140,8 @@ def _encode(plan: Plan) -> Json:
         "grid": plan.grid,
         "cooldown_steps": plan.cooldown_steps,
         "dtype": plan.dtype,
+        # The noise weights as drawn, in float64, so that every agent checks the very numbers that
+        # it uses.
         "decomposition": {
             "private_variance": parts.private_variance.tolist(),
             "seed_groups": [list(group) for group in parts.seed_groups],
@@ -162,6 +168,8 @@ def _decode(content: object) -> Plan:
         "decomposition": object,
         "certificate": Certificate,
     }
+    # Unknown and missing fields are refused: agents of two versions must not read one file
+    # differently.
     fields = build_fields(hints, content, "content")
     fields["network"] = _decode_network(fields["network"])
     fields["objective"] = _decode_objective(fields["objective"])

@@ -57,6 +57,7 @@ FloatType: TypeAlias = Literal["float32", "float64"]
 _BOUND_ITERATIONS = 100
 _BOUND_TOLERANCE = 1e-6
 _CAP_SPREAD = 0.01  # relative, of caps that searches may find
+# A margin that grows fourfold from 10⁻¹⁴ is far beyond rounding long before the last attempt.
 _MAX_SCALINGS = 30
 _MOST_COOLDOWN_STEPS = 10**6
 _DROP_COST = 0.02  # relative rise of the noise energy for which weak seeds are left out
@@ -199,6 +200,8 @@ class Plan:
     def prove_lower_bound(self) -> float:
         """Prove a lower bound on the noise energy of all splits on the allowed seeds."""
         A = self.objective.matrix(self.network.step_matrix)
+        # The caps of the plan's budget, not of its maker: a plan cannot claim a bound for other
+        # caps.
         problem = DesignProblem(A, self.precision_caps)
         # The proof is of the problem in which all agents have the strictest cap.
         bound = prove_lower_bound(
@@ -255,6 +258,7 @@ def make_plan(
     target = objective or default_objective(budget.num_steps)
     caps = set_aside(budget).precision_caps(network.num_agents)
     result = design_noise(network, caps, mechanism=mechanism, objective=target, threat=threat)
+    # Factors first: they change what is drawn, and the caps must hold for exactly that.
     shares = meet_caps(choose_factors(result.decomposition), caps, threat.max_colluders)
     A = target.matrix(network.step_matrix)
     value = float((A * shares.covariance).sum())
@@ -324,6 +328,7 @@ def require_sound(budget: PrivacyBudget) -> None:
             continue
         mu = accountant.mu_from(promise.epsilon, promise.delta)
         exact = gaussian.epsilon_from(mu, promise.delta)
+        # The tolerance is for the rounding of an exact accountant, which comes back to ε itself.
         if exact > promise.epsilon * (1 + 1e-9):
             raise InfeasibleError(
                 f"accounting {budget.accounting!r} would give an exact ε of {exact:.6g} instead of "

@@ -73,6 +73,7 @@ def propose(network: Network, scale: TrainingScale, *, threat: ThreatModel) -> P
     """
     if network.num_agents > _MOST_AGENTS:
         threat = EAVESDROPPER
+    # Batches and steps are chosen before gossip, which then is compared at the chosen numbers only.
     network = replace(network, gossip=Gossip(1))
     ratios = [_find_ratio(network, num_steps, threat) for num_steps in _DESIGNED_STEPS]
     prospects = list_prospects(

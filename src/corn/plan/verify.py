@@ -84,6 +84,7 @@ def guarantees_against(plan: Plan, coalition: Iterable[int]) -> tuple[AgentGuara
     members = tuple(sorted(set(coalition)))
     honest, own = hidden_precision(plan.decomposition, members)
     precision = np.zeros(plan.num_agents)
+    # Insiders keep zero: they have no privacy at stake against themselves.
     precision[list(honest)] = own
     return tuple(
         AgentGuarantee(
@@ -129,6 +130,7 @@ def _guarantees(plan: Plan) -> tuple[AgentGuarantee, ...]:
         plan.decomposition, plan.threat.max_colluders
     ):
         for agent, value in zip(honest, precision, strict=True):
+            # Strictly, so that of equal coalitions the first in order is named.
             if value > worst[agent]:
                 worst[agent], worst_coalition[agent] = value, coalition
     return tuple(
@@ -183,6 +185,7 @@ def _claim_problems(plan: Plan, value: float, proved: float) -> list[str]:
         problems.append(
             f"a lower bound of {claimed.lower_bound:.6g} is claimed, {proved:.6g} is proved"
         )
+    # Weak duality forbids this, so a violation means that value or proof was computed wrongly.
     if proved > value * (1 + _CLAIM_TOLERANCE):
         problems.append(f"the lower bound {proved:.6g} is above the value {value:.6g}")
     # The lower bound is proved for the allowed seeds. With others it would mean nothing.

@@ -42,6 +42,8 @@ RECORD_BYTES = 1 << 18
 _MAGIC = b"CorN"
 _GREETING = struct.Struct(">4sBBII")
 _LENGTH = struct.Struct(">Q")
+# settimeout(0) would make a socket non-blocking, and a negative value raises, so a deadline that
+# has passed still leaves a millisecond.
 _SHORTEST_WAIT = 0.001
 GREETING_BYTES = _GREETING.size + HANDSHAKE_BYTES
 """What the end that opens a connection sends first: a greeting, and a message of the handshake."""
@@ -91,6 +93,8 @@ class Credentials:
             session,
             initiator,
             responder,
+            # An end that seals never meets one that does not: a downgrade by one side fails the
+            # handshake.
             int(self.seals),
         )
 
@@ -113,6 +117,8 @@ class Greeting:
 def decode_greeting(data: bytes, roster: Roster) -> Greeting:
     """Read the first bytes of a connection; raise ``TamperedError`` for those of a stranger."""
     magic, version, purpose, initiator, responder = _GREETING.unpack(data[: _GREETING.size])
+    # The numbers are not proved, so they serve only to look up a key. The handshake that follows
+    # uses them in its prologue, where a false one fails.
     is_sound = magic == _MAGIC and version == PROTOCOL_VERSION
     if not is_sound or purpose not in set(Purpose) or initiator >= roster.num_agents:
         raise TamperedError("a connection began with bytes that are not a greeting of CorN")
@@ -135,6 +141,8 @@ class Channel:
     def __init__(self, line: socket.socket, peer: int, keys: tuple[bytes, bytes]) -> None:
         self._line, self.peer = line, peer
         self._ciphers: tuple[AESGCM, AESGCM] | None = AESGCM(keys[0]), AESGCM(keys[1])
+        # Counters are the nonces of AES-GCM. They never go back, and keys live no longer than the
+        # channel.
         self._sent = self._received = 0
         self._outgoing = bytearray(RECORD_BYTES + TAG_BYTES)
         self._incoming = bytearray(RECORD_BYTES + TAG_BYTES)
@@ -152,6 +160,7 @@ class Channel:
 
     def send(self, message: bytes | memoryview) -> int:
         """Send a message and return the bytes that this took; raise ``ChannelClosedError``."""
+        # The length is a record of its own, so the receiver authenticates it before it acts on it.
         total = self._send_record(memoryview(_LENGTH.pack(len(message))))
         data = memoryview(message)
         for begin in range(0, len(data), RECORD_BYTES):
@@ -165,6 +174,8 @@ class Channel:
             ChannelClosedError: the other end is gone.
             TamperedError: what arrived was not sealed by it, or is longer than ``max_bytes``.
         """
+        # One deadline for the whole message: a peer that sends a byte now and then cannot extend
+        # it.
         deadline = None if self._seconds is None else time.monotonic() + self._seconds
         header = bytearray(_LENGTH.size)
         self._receive_record(memoryview(header), deadline)
@@ -187,6 +198,8 @@ class Channel:
     def is_over(self) -> bool:
         """Whether this end or the other closed the connection, as far as can be known at once."""
         try:
+            # A closed connection is readable and has no bytes. Peeking leaves those of a live one
+            # in place. poll, unlike select, has no limit of 1024 descriptors.
             waiting = select.poll()
             waiting.register(self._line, select.POLLIN)
             return bool(waiting.poll(0)) and not self._line.recv(1, socket.MSG_PEEK)
@@ -218,6 +231,7 @@ class Channel:
             self._ciphers[0].encrypt_into(make_nonce(self._sent), data, None, sealed)
             self._sent += 1
         try:
+            # A receive may have left a shorter time-out on the same socket.
             if self._seconds is not None:
                 self._line.settimeout(self._seconds)
             self._line.sendall(sealed)
@@ -296,6 +310,8 @@ def respond(
         raise TamperedError(f"a connection for agent {greeting.responder} came to agent {own}")
     handshake = NoiseHandshake(
         credentials.identity,
+        # Whoever claims another agent's number cannot compute ss, the agreement of both identity
+        # keys, and read_first raises.
         credentials.roster.public_key(peer),
         credentials.prologue(greeting.purpose, session, peer, own),
         is_initiator=False,
@@ -308,6 +324,8 @@ def respond(
     channel = Channel(line, peer, handshake.split())
     if deadline is not None:
         channel.set_timeout(max(deadline - time.monotonic(), _SHORTEST_WAIT))
+    # The initiator's empty message is the proof of freshness: a replayed first message of an
+    # earlier handshake gets this far, and no further.
     channel.receive(max_bytes=0)
     if not credentials.seals:
         channel.stop_sealing()

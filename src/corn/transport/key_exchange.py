@@ -7,8 +7,7 @@ gives
 - forward secrecy: traffic that was recorded cannot be read with identity keys stolen later, as each
   end contributes an ephemeral key;
 - binding: both ends must have the same prologue, which names roster, purpose, session and agents,
-so
-  that a handshake for one purpose or run never completes another.
+  so that a handshake for one purpose or run never completes another.
 """
 
 from __future__ import annotations
@@ -52,9 +51,14 @@ class NoiseHandshake:
         is_initiator: bool,
         ephemeral: Identity | None = None,
     ) -> None:
+        # An identity has two public keys. The first is that of X25519; the rest is for signatures.
         self._identity, self._peer_key = identity, peer_key[:AGREEMENT_KEY_BYTES]
         self._is_initiator = is_initiator
+        # Tests pass one to compare with other implementations. Forward secrecy needs a new one per
+        # handshake.
         self._ephemeral = ephemeral or generate_identity()
+        # The specification pads a name of at most 32 bytes with zeros instead of hashing it; this
+        # one has 28.
         self._h = self._ck = _PROTOCOL.ljust(32, b"\0")
         self._key = b""
         self._mix_hash(prologue)
@@ -68,6 +72,7 @@ class NoiseHandshake:
         own = self._ephemeral.public_key[:AGREEMENT_KEY_BYTES]
         self._mix_hash(own)
         self._mix_key(self._ephemeral.agree(self._peer_key))
+        # ss proves the initiator's key already in the first message, so a stranger gets no answer.
         self._mix_key(self._identity.agree(self._peer_key))
         return own + self._seal()
 
@@ -83,6 +88,7 @@ class NoiseHandshake:
         """Return the responder's message: e, ee, se."""
         own = self._ephemeral.public_key[:AGREEMENT_KEY_BYTES]
         self._mix_hash(own)
+        # ee gives forward secrecy. The ephemeral keys are gone after the handshake.
         self._mix_key(_agree(self._ephemeral, self._peer_ephemeral))
         self._mix_key(self._ephemeral.agree(self._peer_key))
         return own + self._seal()
@@ -97,6 +103,8 @@ class NoiseHandshake:
     def split(self) -> tuple[bytes, bytes]:
         """Return the keys to send and to receive with."""
         first, second = self._derive(b"")
+        # The initiator sends under the first key and the responder under the second. One key for
+        # both directions would use each counter twice.
         return (first, second) if self._is_initiator else (second, first)
 
     def _read_ephemeral(self, message: bytes) -> bytes:
@@ -113,6 +121,7 @@ class NoiseHandshake:
         self._ck, self._key = self._derive(secret.reveal())
 
     def _derive(self, material: bytes) -> tuple[bytes, bytes]:
+        # The HKDF of Noise with two outputs is that of RFC 5869 with empty info, T(1) and T(2).
         hkdf = HKDF(algorithm=SHA256(), length=64, salt=self._ck, info=b"")
         both = hkdf.derive(material)
         return both[:32], both[32:]

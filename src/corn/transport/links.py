@@ -25,6 +25,7 @@ from corn.transport.listener import Address, Listener, UnreachableError, dial
 _MAX_SPARE = 3
 # More messages than a neighbour may be ahead; the network holds back the rest.
 _MAX_ARRIVED = 32
+# A condition is not woken when another agent refuses at the store, so waits are cut into pieces.
 _SECONDS_BETWEEN_CHECKS = 0.2
 
 
@@ -74,6 +75,8 @@ class Link:
         self._fault: Dropout | None = None
         self._last_heard = time.monotonic()
         self._outbox: queue.SimpleQueue[bytes | memoryview | None] = queue.SimpleQueue()
+        # A queue that is empty does not mean that its last message has left, so both ends are
+        # counted.
         self._num_queued, self._num_left, self._cannot_send = 0, 0, False
         self.messages_sent = self.bytes_sent = self.messages_received = self.heartbeats = 0
         self._receiver = threading.Thread(target=self._receive_all, daemon=True)
@@ -108,10 +111,14 @@ class Link:
         """
         began = time.monotonic()
         with self._changed:
+            # Messages that arrived before a fault are delivered first: a neighbour that finished
+            # may close the link before this agent has read its last message.
             while not self._arrived:
                 if self._fault is not None:
                     raise LinkError(f"the link to agent {self.peer} is broken", self._fault)
                 now = time.monotonic()
+                # Silence counts from the start of the wait at the earliest: the neighbour may have
+                # had no reason to send anything while this agent computed.
                 left = min(max(began, self._last_heard) + seconds, began + limit) - now
                 if left <= 0:
                     is_silent = now >= max(began, self._last_heard) + seconds
@@ -121,6 +128,7 @@ class Link:
                     )
                 self._changed.wait(left)
             self.messages_received += 1
+            # The receiver may be waiting for room.
             self._changed.notify_all()
             return self._arrived.popleft()
 
@@ -169,6 +177,7 @@ class Link:
     def _receive_all(self) -> None:
         try:
             while True:
+                # deque is safe without the lock: the caller appends, and this thread alone removes.
                 spare = self._spare.popleft() if self._spare else None
                 message = self._channel.receive(max_bytes=self._max_bytes, into=spare)
                 with self._changed:
@@ -198,6 +207,8 @@ class Link:
             # What the other end sent before it left is still to be read. The receiver notices the
             # end after that.
             pass
+        # A half-closed connection: the neighbour reads what is under way, and this end can still
+        # receive.
         self._channel.finish()
         with self._changed:
             self._cannot_send = True
@@ -209,6 +220,7 @@ class Link:
             self._fault = self._fault or fault
             self._changed.notify_all()
         self._channel.close()
+        # Wakes the sender, which may be waiting for a message that never comes.
         self._outbox.put(None)
 
 
@@ -239,6 +251,7 @@ class LinkDesk:
         self._session, self._addresses = session, addresses
         self._waiting: dict[int, Channel] = {}
         self._changed, self._is_closed = threading.Condition(), False
+        # Neighbours may connect before this agent asks for them: their channels wait here.
         listener.handle(purpose, session, self._accept)
 
     def open(self, peer: int, *, timeout: float, check: Callable[[], None]) -> Link:
@@ -247,6 +260,7 @@ class LinkDesk:
         Raises:
             LinkError: it did not connect in time.
         """
+        # Each edge is opened by exactly one end, so two connections never cross.
         if peer < self._credentials.agent:
             return self.connect(peer, self._addresses[peer], timeout=timeout, check=check)
         try:
@@ -309,6 +323,7 @@ class LinkDesk:
             # A neighbour that connects again has given up its first connection.
             if channel.peer in self._waiting:
                 self._waiting.pop(channel.peer).close()
+            # The handshake of a connection may end after the desk was closed.
             if self._is_closed:
                 channel.close()
                 return

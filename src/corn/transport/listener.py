@@ -30,10 +30,16 @@ from corn.transport.key_exchange import HANDSHAKE_BYTES, TamperedError
 Address = tuple[str, int]
 Handler = Callable[[Channel], None]
 
+# Long enough for a machine under load, and short enough that strangers do not hold places
+# (docs/security.md).
 _SECONDS_TO_GREET = 5.0
 _MAX_GREETING = 64
 _BACKLOG = 256
+# Doubles between attempts: agents that start together connect in milliseconds, and one that waits
+# for a machine to boot costs it little.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+# The system retries an unanswered SYN for minutes. A new attempt notices a host that came up
+# meanwhile, and gives check() its turn.
 _SECONDS_TO_CONNECT = 2.0
 _GREETING_FIELDS = GREETING_BYTES - HANDSHAKE_BYTES
 
@@ -73,6 +79,7 @@ class Listener:
                 "machine's"
             ) from error
         self._credentials = credentials
+        # Replaced as a whole and never changed in place, so that threads read it without the lock.
         self._handlers: Mapping[Purpose, tuple[bytes, Handler]] = {}
         self._greeting: dict[socket.socket, float] = {}
         # The thread of a connection that lost its place needs a moment to end. A flood must not be
@@ -117,6 +124,7 @@ class Listener:
                     del self._greeting[oldest]
                     _close(oldest)
                 self._greeting[line] = time.monotonic()
+            # Not under the lock: a thread that ends needs the lock to give back its place.
             self._threads.acquire()
             try:
                 threading.Thread(target=self._welcome, args=(line,), daemon=True).start()
@@ -146,11 +154,13 @@ class Listener:
             return
         finally:
             self._forget(line)
+        # After the place is free: a handler may keep its channel for the whole run.
         handler(channel)
 
     def _shake_hands(self, line: socket.socket) -> tuple[Handler, Channel]:
         deadline = time.monotonic() + _SECONDS_TO_GREET
         line.settimeout(_SECONDS_TO_GREET)
+        # A handshake and a step wait for small messages, which Nagle's algorithm would hold back.
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         data = bytearray(GREETING_BYTES)
         receive_exactly(line, memoryview(data), deadline)
@@ -158,6 +168,8 @@ class Listener:
         found = self._handlers.get(greeting.purpose)
         if found is None:
             raise TamperedError(f"nobody expects a connection for {greeting.purpose.name}")
+        # The session comes from this end, never from the greeting: an agent of another run has
+        # another prologue, and its handshake fails.
         session, handler = found
         first = bytes(data[_GREETING_FIELDS:])
         channel = respond(line, greeting, first, self._credentials, session, deadline)

@@ -24,6 +24,8 @@ ANYONE = "any"
 HOST = 0
 """The agent whose key the host of the store proves."""
 
+# Limits for an agent of the roster that is damaged or malicious: it must not fill the host's
+# memory.
 _MAX_WORD_BYTES = 1 << 21
 _MAX_REQUEST_BYTES = 1 << 22
 _MAX_BYTES_PER_AGENT = 1 << 26
@@ -63,6 +65,8 @@ class MemoryStore:
     def set(self, key: str, word: bytes) -> bytes:
         """See ``Store``."""
         with self._changed:
+            # The first word counts. A repeated request, after a cut connection, finds its own word
+            # and succeeds.
             found = self._words.setdefault(key, word)
             self._changed.notify_all()
             return found
@@ -98,6 +102,8 @@ class StoreHost:
         self._used: dict[int, int] = {}
         self._channels: set[Channel] = set()
         self._listener = Listener(address, credentials)
+        # Agents agree on the session by way of the store, so its channels cannot be bound to one.
+        # Words are, by their signatures.
         self._listener.handle(Purpose.STORE, NO_SESSION, self._serve)
 
     @property
@@ -127,11 +133,14 @@ class StoreHost:
     def _answer(self, peer: int, request: list[bytes]) -> bytes | None:
         if len(request) == 3 and request[0] == b"set":
             key = request[1].decode(errors="replace")
+            # The peer is proved by the handshake, so the host enforces whose word a key holds. A
+            # refusal closes the connection, as an honest agent never writes under another's number.
             if not self._may_write(peer, key, len(request[2])):
                 return None
             return self.words.set(key, request[2])
         if len(request) >= 2 and request[0] == b"get" and request[1].isdigit():
             keys = [field.decode(errors="replace") for field in request[2:]]
+            # Nine digits at most: int() of thousands of digits is slow, and raises beyond a limit.
             found = self.words.get(keys, int(request[1][:9]) / 1000)
             parts = [_MISSING if word is None else _PRESENT + word for word in found]
             return encode_fields(*parts)
@@ -140,6 +149,7 @@ class StoreHost:
     def _may_write(self, peer: int, key: str, size: int) -> bool:
         """Return whether an agent writes under its own number, and not too much."""
         # Signatures protect readers from false words. This keeps agents from taking others' places.
+        # Counted before the check, so that refused words use up the limit too.
         self._used[peer] = self._used.get(peer, 0) + size + len(key)
         topic, _, writer = key.partition("/")
         is_own = writer.partition("/")[0] in (str(peer), ANYONE)
@@ -171,6 +181,7 @@ class RemoteStore:
         """See ``Store``."""
         milliseconds = int(1000 * min(seconds, _LONGEST_WAIT))
         found = decode_fields(self._ask(encode_fields("get", milliseconds, *keys)))
+        # The host is not trusted. An answer of another shape is treated as a loss, not indexed.
         if found is None or len(found) != len(keys):
             raise StoreLostError
         return [part[1:] if part[:1] == _PRESENT else None for part in found]
@@ -181,6 +192,7 @@ class RemoteStore:
 
     def _ask(self, request: bytes) -> bytes:
         with self._lock:
+            # The lock is held across attempts: an answer belongs to the request that was sent last.
             for _ in range(_MAX_ATTEMPTS - 1):
                 try:
                     return self._ask_once(request)

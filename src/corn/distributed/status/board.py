@@ -10,7 +10,9 @@ from typing import final
 from corn.distributed.status.state import FAILED, TRAINING, AgentState, LocalState
 
 STARTING = "starting"
+# 720 points of 5 seconds are the last hour.
 _SECONDS_BETWEEN_POINTS, _MOST_POINTS = 5.0, 720
+# One time-out is the normal price of a lost neighbour.
 _TIMEOUTS_OF_A_STALL = 2
 
 
@@ -64,4 +66,5 @@ class StatusBoard:
         now = time.time()
         if not self._points or now > self._points[-1][0] + _SECONDS_BETWEEN_POINTS:
             self._points.append((now, state.steps_per_minute))
+        # One assignment of a frozen record: readers in other threads need no lock.
         self.snapshot = Snapshot(state.agent, state.phase, state, local, tuple(self._points))

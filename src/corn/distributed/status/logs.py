@@ -82,6 +82,7 @@ def writing_log(
         handler.setFormatter(_JsonFormatter() if settings.format == "json" else _TextFormatter())
         _LOGGER.addHandler(handler)
     _LOGGER.setLevel(settings.level.upper())
+    # Handlers of the root logger would print every line a second time.
     _LOGGER.propagate = False
     try:
         yield

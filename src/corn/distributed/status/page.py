@@ -44,6 +44,7 @@ def draw_chart(paces: Sequence[tuple[float, float]]) -> Chart | None:
     """
     if len(paces) < 2:
         return None
+    # The board keeps points more than five seconds apart, so last − first is not zero.
     first, last = paces[0][0], paces[-1][0]
     interval = _choose_interval(max(pace for _, pace in paces))
     top = _GRID_LINES * interval
@@ -93,6 +94,8 @@ def render_page(snapshot: Snapshot, *, show_private: bool = False) -> str:
 @cache
 def _template() -> jinja2.Template:
     source = resources.files("corn.distributed.status").joinpath("status.html")
+    # Escaped, as texts of a plan come from others; strict, so that a missing value is an error, not
+    # a gap.
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

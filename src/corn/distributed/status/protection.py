@@ -14,6 +14,7 @@ from pathlib import Path
 from corn.files import require_private
 
 _PR_SET_DUMPABLE, _PR_SET_NAME = 4, 15
+# The kernel keeps 15 bytes and a zero.
 _MOST_NAME_BYTES = 15
 
 

@@ -160,6 +160,7 @@ class StateReporter:
             self._first,
             phase=phase,
             step=step,
+            # No number at all: a rehearsal's ε is infinite, and JSON has no infinity.
             epsilon=None if is_rehearsal else self._bound_epsilon(releases),
             releases_left=self._budget.num_steps - releases,
             neighbours=tuple(sorted(self._linked - lost.keys())),

@@ -93,6 +93,7 @@ class StatusPages:
         return self._find(path).encode(with_body=method == "GET")
 
     def _find(self, path: str) -> Response:
+        # A flood of requests costs training one rendering per half second, not one each.
         made, response = self._kept.get(path, (0.0, Response("")))
         now = time.monotonic()
         if not made or now > made + _SECONDS_TO_KEEP:
@@ -201,11 +202,14 @@ class _Server:
                 except OSError:  # out of descriptors, or the stranger is gone already
                     await asyncio.sleep(_SECONDS_PER_CONNECTION / 10)
                     continue
+                # Requests take milliseconds, so the oldest connection is the one that does not ask.
                 if len(self._connections) >= _MOST_CONNECTIONS:
                     next(iter(self._connections)).cancel()
                 task = self._loop.create_task(self._serve(connection))
                 self._connections[task] = None
                 task.add_done_callback(lambda done: self._connections.pop(done, None))
+                # At most 200 connections a second, which bounds what strangers cost (see the
+                # module's docstring).
                 await asyncio.sleep(_SECONDS_BETWEEN_CONNECTIONS)
         finally:
             left = list(self._connections)
@@ -214,6 +218,7 @@ class _Server:
             await asyncio.gather(*left, return_exceptions=True)
 
     async def _serve(self, connection: socket.socket) -> None:
+        # TimeoutError is an OSError, so the deadline ends here as well.
         with connection, contextlib.suppress(OSError, asyncio.CancelledError):
             connection.setblocking(False)
             async with asyncio.timeout(_SECONDS_PER_CONNECTION):

@@ -119,6 +119,8 @@ class Pace:
         (0.0, 40.0)
         """
         self._seen.append((now, step))
+        # The second point decides: the first may be older than a minute, so that slow runs still
+        # have a pace.
         while len(self._seen) > 2 and self._seen[1][0] < now - _SECONDS_OF_PACE:
             self._seen.popleft()
         began, first = self._seen[0]
@@ -175,6 +177,7 @@ def read_states(out: Path) -> dict[int, tuple[AgentState, Folders]]:
         for path in run.shared.glob(f"agent-*/{STATE_NAME}"):
             state = read_state(path)
             known = states.get(state.agent)
+            # A folder may hold both a rehearsal and a run in earnest: the newer one is shown.
             if known is None or known[0].updated < state.updated:
                 states[state.agent] = state, run.of_agent(state.agent)
     return dict(sorted(states.items()))
