@@ -14,14 +14,7 @@ import typer
 from corn.arrays import FloatArray
 from corn.cli.budget_options import BatchSizeOption, OpenBudgetOptions
 from corn.cli.options import JsonOption, PlotOption
-from corn.cli.output import (
-    print_facts,
-    print_json,
-    print_note,
-    print_table,
-    print_written,
-    round_up_range,
-)
+from corn.cli.output import print_facts, print_json, print_note, print_table, print_written
 from corn.cli.promises import parse_per_agent
 from corn.cli.samplings import print_promises, print_samplings, sampling_facts
 from corn.covariance.threat import ThreatModel
@@ -38,6 +31,7 @@ from corn.privacy import (
 )
 from corn.privacy import account as measure
 from corn.privacy.floats import RESERVE
+from corn.privacy.rounding import round_up, round_up_range
 from corn.topology.files import read_matrix
 
 EXAMPLE = "corn account --epsilon 10 --delta 1e-5 --steps 5000 --clip 0.1"
@@ -189,7 +183,7 @@ def _warn_if_understated(claimed: FloatArray, exact: FloatArray, accounting: Acc
         worst = float(exact.max())
         print_note(
             f"{ACCOUNTANTS[accounting].description} understates ε: the exact value is up to "
-            f"{worst:.6g} (--accounting gdp)"
+            f"{round_up(worst)} (--accounting gdp)"
         )
 
 
@@ -253,8 +247,8 @@ def _report_loss(
         f"Each agent, by {ACCOUNTANTS[accounting].description}",
         columns + extra,
         [
-            [str(i), f"{loss.precision[0, i]:.6g}", f"{epsilons[accounting][i]:.6g}"]
-            + ([f"{deltas[accounting][i]:.4g}"] if extra else [])
+            [str(i), f"{loss.precision[0, i]:.6g}", round_up(epsilons[accounting][i])]
+            + ([round_up(deltas[accounting][i], 4)] if extra else [])
             for i in range(loss.precision.shape[1])
         ],
     )
@@ -265,7 +259,7 @@ def _worst(epsilons: FloatArray, agent: int) -> str:
     worst = float(epsilons.max())
     if math.isinf(worst):
         return f"∞ (agent {agent}): no guarantee, because some sum of messages has no noise"
-    return f"{worst:.6g} (worst: agent {agent})"
+    return f"{round_up(worst)} (worst: agent {agent})"
 
 
 def _query_facts(query: ClippedQuery) -> dict[str, object]:

@@ -14,11 +14,12 @@ from corn.cli.config_file import ConfigOption, is_given
 from corn.cli.learning import LEARNING, LearningOptions
 from corn.cli.monitoring import MonitoringOptions
 from corn.cli.options import JsonOption
-from corn.cli.output import print_json, round_up
+from corn.cli.output import print_json
 from corn.distributed.settings import DropoutPolicy
 from corn.distributed.status.logs import log_event
 from corn.learn.names import USUAL_BATCH_SIZE
 from corn.plan import Plan, fingerprint
+from corn.privacy.rounding import round_up
 from corn.threads import limit_threads
 
 EXAMPLE = (

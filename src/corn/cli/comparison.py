@@ -10,18 +10,12 @@ from typing import TYPE_CHECKING, cast
 from corn import learn
 from corn.cli.learning import draw_run
 from corn.cli.outcome import describe_outcome
-from corn.cli.output import (
-    collect_sampling,
-    print_facts,
-    print_line,
-    print_note,
-    print_table,
-    round_up_range,
-)
+from corn.cli.output import collect_sampling, print_facts, print_line, print_note, print_table
 from corn.cli.strictest import strictest_facts
 from corn.covariance import Objective, ThreatModel
 from corn.plan import Plan, fingerprint
 from corn.privacy import PrivacyBudget
+from corn.privacy.rounding import round_up_range
 from corn.topology import Network
 
 if TYPE_CHECKING:

@@ -18,21 +18,14 @@ from corn.cli.learning import LearningOptions, draw_run, let_plan_decide, write_
 from corn.cli.monitoring import MonitoringOptions
 from corn.cli.options import JsonOption, MechanismOption, MixingOptions, PlotOption, ThreatOptions
 from corn.cli.outcome import describe_outcome
-from corn.cli.output import (
-    collect_sampling,
-    print_facts,
-    print_json,
-    print_line,
-    print_note,
-    round_up,
-    round_up_range,
-)
+from corn.cli.output import collect_sampling, print_facts, print_json, print_line, print_note
 from corn.cli.plan import describe_average, describe_mixing
 from corn.cli.records import read_configuration
 from corn.cli.strictest import strictest_facts
 from corn.covariance import MECHANISMS, MechanismName
 from corn.covariance.design import default_threat
 from corn.plan import fingerprint, load_plan
+from corn.privacy.rounding import round_up, round_up_range
 from corn.topology import Gossip
 
 EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/run"

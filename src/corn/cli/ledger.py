@@ -9,20 +9,13 @@ from typing import Annotated
 import typer
 
 from corn.cli.options import JsonOption
-from corn.cli.output import (
-    print_error,
-    print_facts,
-    print_json,
-    print_note,
-    print_table,
-    progress,
-    round_up,
-)
+from corn.cli.output import print_error, print_facts, print_json, print_note, print_table, progress
 from corn.covariance import ThreatModel
 from corn.errors import InvalidArgumentError
 from corn.noise import HistoryLoss, compose_history, read_history
 from corn.noise.history import LedgerRecord, describe_total, find_agents
 from corn.privacy.composition import Expense, TotalLoss
+from corn.privacy.rounding import round_up
 
 EXAMPLE = "corn ledger plan.keys"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from corn.cli.output import round_up_range
 from corn.covariance import ThreatModel
 from corn.privacy import PrivacyBudget
+from corn.privacy.rounding import round_up_range
 
 # The score that says most, of those that a task has.
 _SCORES = {

@@ -8,7 +8,6 @@ import sys
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from decimal import ROUND_CEILING, Context
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -32,6 +31,7 @@ from corn.errors import CornWarning, make_printable
 from corn.files import writing_whole
 from corn.privacy import PrivacyBudget, account_precision
 from corn.privacy.accounting import group_agents
+from corn.privacy.rounding import round_up
 
 JsonValue = Any
 Item = TypeVar("Item")
@@ -108,29 +108,6 @@ def format_count(count: int, thing: str) -> str:
     return f"{count:,} {thing}" + ("" if count == 1 else "s")
 
 
-def round_up(value: float) -> str:
-    """Return six digits, rounded up: a printed ε must not be smaller than the true one.
-
-    >>> round_up(9.9999991), round_up(1.2e-7), round_up(float("inf"))
-    ('10', '1.2e-07', 'inf')
-    """
-    if not math.isfinite(value):
-        return str(value)
-    # Decimal, as multiplying a float by a power of ten would round by itself.
-    digits = Context(prec=6, rounding=ROUND_CEILING).create_decimal(repr(float(value)))
-    return f"{float(digits):.6g}"
-
-
-def round_up_range(values: Any) -> str:
-    """Return one ε, or the least and the largest of several, each rounded up.
-
-    >>> round_up_range(1.00000001), round_up_range([0.5, 2.0])
-    ('1.00001', '0.5 to 2')
-    """
-    least, most = round_up(float(np.min(values))), round_up(float(np.max(values)))
-    return least if least == most else f"{least} to {most}"
-
-
 def print_line(text: str | None) -> None:
     """Print one line of a result, if there is one."""
     if text is not None:
@@ -186,7 +163,7 @@ def warn_of_insiders(
         )
     elif decomposition.num_agents <= _MOST_AGENTS_TO_EXPOSE:
         worst = _worst_exposed(decomposition, budget)
-        print_note(f"against one curious agent, ε of another can be {worst:.3g}; {advice}")
+        print_note(f"against one curious agent, ε of another can be {round_up(worst, 3)}; {advice}")
     else:
         print_note(
             f"the noise is not designed against agents, who can subtract shared noise; {advice}"

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 
 from corn.arrays import FloatArray
-from corn.cli.output import print_note, print_table, round_up_range
+from corn.cli.output import print_note, print_table
 from corn.privacy import AgentPromise, ClippedQuery, PrivacyBudget, SamplingCost
 from corn.privacy.query import describe_range
+from corn.privacy.rounding import round_up_range
 
 
 def print_promises(budget: PrivacyBudget) -> None:

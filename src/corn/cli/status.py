@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from corn.cli.options import JsonOption
-from corn.cli.output import print_facts, print_json, print_note, print_table, round_up
+from corn.cli.output import print_facts, print_json, print_note, print_table
 from corn.errors import FileFormatError
+from corn.privacy.rounding import round_up
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from corn.distributed.status.state import AgentState

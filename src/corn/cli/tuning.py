@@ -9,7 +9,8 @@ import typer
 
 from corn import learn
 from corn.cli.learning import LEARNING
-from corn.cli.output import print_note, round_up, working
+from corn.cli.output import print_note, working
+from corn.privacy.rounding import round_up
 
 TuningData: TypeAlias = Literal["data", "held-out"]
 TuningPrices: TypeAlias = "tuple[dict[learn.Method, learn.TuningPrice], learn.TuningPrice | None]"

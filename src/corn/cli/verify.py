@@ -15,7 +15,6 @@ from corn.cli.output import (
     print_json,
     print_note,
     print_table,
-    round_up,
     warn_of_insiders,
     working,
 )
@@ -25,6 +24,7 @@ from corn.distributed.connections import list_connections
 from corn.errors import InvalidArgumentError
 from corn.plan import AgentGuarantee, Plan, Verification, load_plan, verify_plan
 from corn.plan.verify import describe_coalition, guarantees_against
+from corn.privacy.rounding import round_up
 
 EXAMPLE = "corn verify plan.corn --agent 3"
 _MOST_ROWS = 40

@@ -19,6 +19,7 @@ from corn.distributed.results import AgentResult
 from corn.distributed.status.logs import LogSettings, log_event, writing_log
 from corn.distributed.status.state import Pace
 from corn.noise.history import round_epsilon
+from corn.privacy.rounding import round_up
 
 _COLUMNS = ("agent", "step", "test loss", "ε spent", "neighbours", "MB sent")
 _PRIVATE_COLUMNS = ("train loss", "clipped")
@@ -164,7 +165,7 @@ def _figures(own: Progress, num_steps: int, *, show_private: bool) -> list[str]:
     return [
         f"{own.step}/{num_steps}",
         "" if math.isnan(own.loss) else f"{own.loss:.4g}",
-        f"{own.epsilon:.3g}",
+        round_up(own.epsilon, 3),
         str(own.neighbours),
         f"{own.bytes_sent / 1e6:.1f}",
         *(private if show_private else []),

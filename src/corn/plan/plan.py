@@ -48,6 +48,7 @@ from corn.privacy import PrivacyBudget, account_precision, gaussian
 from corn.privacy.accountants import find_accountant
 from corn.privacy.accounting import group_agents
 from corn.privacy.floats import FloatLoss, set_aside
+from corn.privacy.rounding import round_up
 from corn.topology import Graph, Network, choose_cooldown, load_network
 from corn.version import __version__
 
@@ -331,8 +332,8 @@ def require_sound(budget: PrivacyBudget) -> None:
         # The tolerance is for the rounding of an exact accountant, which comes back to ε itself.
         if exact > promise.epsilon * (1 + 1e-9):
             raise InfeasibleError(
-                f"accounting {budget.accounting!r} would give an exact ε of {exact:.6g} instead of "
-                f"{promise.epsilon:g}: use 'gdp'"
+                f"accounting {budget.accounting!r} would give an exact ε of {round_up(exact)} "
+                f"instead of {promise.epsilon:g}: use 'gdp'"
             )
 
 

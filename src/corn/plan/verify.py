@@ -15,6 +15,7 @@ from corn.errors import InfeasibleError
 from corn.noise.grid import bound_loss, choose_grid, count_parameters
 from corn.plan.plan import Plan, allowed_groups
 from corn.privacy.floats import account_floats, find_promise
+from corn.privacy.rounding import round_up
 
 # Allowances for rounding: sums are recomputed in another order, ε from rounded numbers.
 _CLAIM_TOLERANCE = 1e-6
@@ -148,7 +149,7 @@ def _privacy_problems(plan: Plan, guarantees: tuple[AgentGuarantee, ...]) -> lis
     """List the agents with less privacy than promised, by the cap and by their exact ε."""
     caps, promised = plan.precision_caps, plan.budget.epsilons(plan.num_agents)
     problems = [
-        f"agent {g.agent} gets ε = {g.epsilon:.6g} instead of {promised[g.agent]:g} against "
+        f"agent {g.agent} gets ε = {round_up(g.epsilon)} instead of {promised[g.agent]:g} against "
         f"{describe_coalition(g.worst_coalition)}"
         for g in guarantees
         # Both: an accountant without proof can have a cap that does not keep ε.

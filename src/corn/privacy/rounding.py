@@ -1,0 +1,45 @@
+"""Decimal numbers of a guarantee, rounded on the private side."""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from typing import Any
+
+import numpy as np
+
+
+def round_up(value: float, digits: int = 6) -> str:
+    """Return so many digits, rounded up: a printed ε must not be smaller than the true one.
+
+    >>> round_up(9.9999991), round_up(1.2e-7), round_up(float("inf")), round_up(2.001, 3)
+    ('10', '1.2e-07', 'inf', '2.01')
+    """
+    return _round(value, digits, ROUND_CEILING)
+
+
+def round_down(value: float, digits: int = 6) -> str:
+    """Return so many digits, rounded down: a printed lower bound must hold too.
+
+    >>> round_down(1.2399, 3), round_down(0.0)
+    ('1.23', '0')
+    """
+    return _round(value, digits, ROUND_FLOOR)
+
+
+def round_up_range(values: Any) -> str:
+    """Return one ε, or the least and the largest of several, each rounded up.
+
+    >>> round_up_range(1.00000001), round_up_range([0.5, 2.0])
+    ('1.00001', '0.5 to 2')
+    """
+    least, most = round_up(float(np.min(values))), round_up(float(np.max(values)))
+    return least if least == most else f"{least} to {most}"
+
+
+def _round(value: float, digits: int, rounding: str) -> str:
+    if not math.isfinite(value):
+        return str(value)
+    # Decimal, as multiplying a float by a power of ten would round by itself.
+    rounded = Context(prec=digits, rounding=rounding).create_decimal(repr(float(value)))
+    return f"{float(rounded):.{digits}g}"
