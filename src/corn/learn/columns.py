@@ -33,6 +33,7 @@ class Column:
     @property
     def is_large(self) -> bool:
         """Whether there are large values and no bounds to scale them by."""
+        # With bounds every value is scaled to [−1, 1], so that no column is large.
         return self.bounds is None and float(np.abs(self.values).max()) > _LARGE_VALUE
 
     @property
