@@ -122,6 +122,7 @@ def train(
         cooldown_steps = choose_cooldown(network, steps) if planned is None else planned
     settings = SweepSettings(
         num_steps=steps,
+        # A budget of unit sample counted on its batch size; ``Simulation`` refuses another.
         batch_size=batch_size if batch_size is not None or query is None else query.batch_size,
         seeds=tuple(seeds),
         cooldown_steps=cooldown_steps,
@@ -134,6 +135,7 @@ def train(
     trials = [Trial(method, make_schedule(step_size, schedule))]
     result = run_sweep(problem, network, trials, settings=settings, **options)
     for (_, _, seed), breakdown in result.stopped.items():
+        # There is one trial, so that runs are as many as seeds.
         if len(result.stopped) == len(result.seeds):
             raise InfeasibleError(f"every run broke down; seed {seed} {breakdown}")
         warnings.warn(f"seed {seed} {breakdown}", CornWarning, stacklevel=2)

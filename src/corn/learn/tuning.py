@@ -169,5 +169,6 @@ def _intervals(name: str, problem: TrainingProblem, tuning: Tuning) -> dict[str,
     """Return half the width of the 95 % interval of each score; none for a single run."""
     widths = {column: tuning.interval(column)[name] for column in _SCORE_COLUMNS}
     if isinstance(problem.task, Quadratic):
+        # The minimum is a constant, so that the gap varies as much as the loss.
         widths["optimality_gap"] = widths["train_loss"]
     return {column: width for column, width in widths.items() if not math.isnan(width)}

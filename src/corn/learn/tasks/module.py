@@ -66,6 +66,7 @@ class ModuleTask:
         self, parameters: Tensor, batch: Batch, *, sample_clip: Tensor | None = None
     ) -> Gradients:
         """See ``Task``."""
+        # All cells' samples in a row, for the rehearsal and for error messages.
         inputs, targets = batch.inputs.flatten(0, 1), batch.targets.flatten(0, 1)
         with explained(inputs, targets):
             runner = self._choose_runner(parameters[0, 0], inputs, targets)
@@ -87,6 +88,7 @@ class ModuleTask:
         """Return a hash of layers, loss and constants, so that checkpoints fit this model alone."""
         digest = hashlib.sha256(self._module.describe().encode())
         for tensor in self._module.constants():
+            # As bytes: NumPy has no bfloat16.
             flat = tensor.detach().cpu().contiguous().flatten()
             digest.update(flat.view(torch.uint8).numpy().tobytes())
         return digest.digest()
@@ -133,6 +135,7 @@ def small_cnn(image_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
     ``image_shape`` is (height, width), or (channels, height, width).
     """
+    # A grey image gets one channel; one with channels loses the extra 1.
     channels, height, width = (1, *image_shape)[-3:]
     require(min(height, width) >= 4, "image_shape", "at least 4×4", f"{height}×{width}")
     return nn.Sequential(
