@@ -66,6 +66,7 @@ class MethodSpec:
     @property
     def threat(self) -> ThreatModel:
         """The adversary that its guarantee holds against."""
+        # Seeds of pairs keep nearly all of the gain against insiders (docs/theory.md, “Insiders”).
         return ThreatModel(self.max_colluders, "pairs") if self.max_colluders else EAVESDROPPER
 
     @property
@@ -188,6 +189,7 @@ def make_own_method(spec: str) -> MethodSpec:
 
 def find_mechanism(text: str) -> Mechanism | MechanismName:
     """Return the mechanism of a line: a name, or one of the user's own."""
+    # Without the hash of the source, which is there for the key of the cell only.
     return read_mechanism(text.rpartition("#")[0] or text) or cast("MechanismName", text)
 
 

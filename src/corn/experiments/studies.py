@@ -227,6 +227,7 @@ class TrainingPlace:
 
     def choose(self, results: Results) -> dict[str, str]:
         """Return the step size of each method that has one, by its name, from the pilots alone."""
+        # From pilots alone: seeds that ran at one step size must not take part in the choice.
         runs, count = self._join_runs(self.pilots, results), len(self.pilot_seeds)
         best = {method.name: choose_step_size(runs, method.name, count) for method in self.methods}
         return {name: step_size for name, step_size in best.items() if step_size is not None}
@@ -348,7 +349,9 @@ def choose_step_size(runs: Sequence[Run], method: str, num_seeds: int) -> str | 
     losses: dict[str, list[float]] = {}
     for run in runs:
         if run["method"] == method:
+            # A constant loss where there are no validation samples: the single step size is chosen.
             losses.setdefault(run["step_size"], []).append(run.get("validation_loss", 0.0))
+    # A run that broke down has no row, so that its step size has fewer rows than seeds.
     whole = {size: float(np.mean(own)) for size, own in losses.items() if len(own) == num_seeds}
     return min(whole, key=whole.__getitem__) if whole else None
 
@@ -362,6 +365,7 @@ def confidence_half_width(values: tuple[float, ...], *, confidence: float = 0.95
     count = len(values)
     if count < 2:
         return 0.0
+    # The standard error of the mean.
     spread = float(np.std(values, ddof=1)) / math.sqrt(count)
     return float(stats.t.ppf((1 + confidence) / 2, count - 1)) * spread
 
