@@ -189,6 +189,7 @@ class NoiseRecord:
 
         The attacker knows the program, so that it draws by the same functions.
         """
+        # By the keys that insiders really hold: a key too many then shows as less hidden noise.
         keys = self.held_by(coalition)
         if not keys:
             return np.zeros_like(self.noise)

@@ -138,6 +138,7 @@ def figure2(scale: Scale) -> list[NoiseStudy]:
         log_y=True,
     )
     one_step, accumulated = _one_step_and_accumulated(scale, panel, groups)
+    # Insiders are judged by accumulated noise alone, for which these lines are designed.
     colluding = replace(
         accumulated.panel,
         name="fig2-insiders",
@@ -161,6 +162,7 @@ def _entry(
 
     ``seeds``, if given, replaces the seed groups and the insiders of the method.
     """
+    # The cap depends on T, so that all noise figures share the steps of one task.
     steps = scale.regression.num_steps
     cell = make_design_cell(method, graph, steps)
     if seeds is not None:

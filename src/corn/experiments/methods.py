@@ -182,6 +182,7 @@ def make_own_method(spec: str) -> MethodSpec:
     require(mechanism is not None, "mechanism", "NAME=R.npy or NAME=FILE.py:FUNCTION", repr(spec))
     label, _, source = spec.partition("=")
     known = [method.name for method in METHODS]
+    # Lines of a figure and rows of a table are told apart by this name alone.
     require(label not in known, "mechanism", "a new name", repr(label))
     # Cells are found by this text, from any folder, and a changed file has other results.
     return MethodSpec(label, label, f"{label}={Path(source).resolve()}#{digest_source(spec)}")

@@ -213,6 +213,7 @@ class TrainingPlace:
         """Return the cells known to be needed: repeats once every pilot has a result."""
         if not self._has_pilots(results):
             return self.pilots
+        # Once all pilots are known the choice is fixed, so that repeated calls agree.
         return (*self.pilots, *self._repeat(self.choose(results)))
 
     def forecast(self, results: Results) -> tuple[TrainingCell, ...]:
@@ -262,6 +263,7 @@ class TrainingPlace:
         return {make_schedule(eta, first.schedule).describe(): eta for eta in first.step_sizes}
 
     def _has_pilots(self, results: Results) -> bool:
+        # All of them: a step size chosen on some pilots could change when the others arrive.
         return all(cell in results for cell in self.pilots)
 
     def _repeat(self, choices: Mapping[str, str]) -> Iterator[TrainingCell]:
@@ -333,6 +335,7 @@ class TrainingStudy:
                     **settings[run["method"]],
                     **run,
                     "value": run[self.column],
+                    # Rows of all step sizes are written, of which figures show the chosen one.
                     "chosen": run["step_size"] == best.get(run["method"]),
                 }
                 for run in place.runs(results)

@@ -356,7 +356,7 @@ def _as_float(text: str) -> float | None:
 
 
 def _name_class(value: object) -> str:
-    """Return the one name of a class that files write in several ways: 1, 1.0, true.
+    """Return the one name of a class that files write in several ways: 1, 1.0, 01.
 
     >>> _name_class(1.0), _name_class("01"), _name_class("yes")
     ('1', '1', 'yes')

@@ -70,6 +70,7 @@ class Result:
     @property
     def privacy(self) -> str:
         """A sentence on the models' privacy: the promise and its adversary, or its absence."""
+        # Methods, not trials: a promise does not depend on the step size.
         promises = [
             f"{own.budget.describe()}, against {own.against}"
             for own in dict.fromkeys(trial.method for trial in self.trials)

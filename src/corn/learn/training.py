@@ -110,6 +110,7 @@ def train(
     ('complete', torch.Size([1, 4, 8]), 5.0)
     """
     task = make_task(model, loss)
+    # The noise of a plan was designed for its momentum.
     if momentum is None and isinstance(source, Plan):
         momentum = source.momentum
     objective = default_objective(1 if budget is None else budget.num_steps, momentum=momentum)
@@ -118,6 +119,7 @@ def train(
     )
     query, steps = method.query, _choose_steps(num_steps, method.budget)
     if cooldown_steps is None:
+        # The plan's number, so that a simulation ends as its agents do.
         planned = source.cooldown_steps if isinstance(source, Plan) else None
         cooldown_steps = choose_cooldown(network, steps) if planned is None else planned
     settings = SweepSettings(

@@ -112,6 +112,7 @@ def find_ends(tuning: Tuning) -> dict[str, GridEnd]:
         tried.setdefault(trial.method.name, []).append(trial.schedule.initial)
     ends: dict[str, GridEnd] = {}
     for name, schedule in tuning.schedules.items():
+        # By the first step size: schedules of a grid differ in nothing else.
         if len(tried[name]) > 1 and schedule.initial == min(tried[name]):
             ends[name] = "smallest"
         elif len(tried[name]) > 1 and schedule.initial == max(tried[name]):

@@ -59,6 +59,7 @@ def make_workload(
         return TrainingProblem(task=task, data=task.agent_data(torch.float64), notes=(_START,))
     require_choice("task", name, WORKLOADS)
     dataset = load_dataset(name, directory=directory, stand_in=stand_in)
+    # The data sets' own test parts are ignored: the paper splits all samples 80/20.
     split = split_samples(len(dataset.targets), seed=seed, validation_fraction=validation_fraction)
     # Partitioned after the split: ``own`` counts rows of the training part.
     labels = dataset.targets[split.train]

@@ -51,7 +51,7 @@ def label_ends(axes: Axes, ends: Sequence[LineEnd], *, font_size: float = 9.0) -
 
 
 def spread_apart(wanted: Sequence[float], distance: float) -> list[float]:
-    """Return heights in [0, 1] in the same order, near the wanted ones and ``distance`` apart.
+    """Return heights in the same order, near the wanted ones in [0, 1] and ``distance`` apart.
 
     >>> [round(height, 2) for height in spread_apart([0.5, 0.51, 0.9], 0.1)]
     [0.46, 0.56, 0.9]

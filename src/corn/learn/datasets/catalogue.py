@@ -163,6 +163,7 @@ def check_content(path: Path, file: RemoteFile) -> None:
     digest = hashlib.sha256()
     try:
         with open_content(path) as stream:
+            # In pieces: the decompressed content need not fit into memory.
             while chunk := stream.read(_CHUNK_BYTES):
                 digest.update(chunk)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

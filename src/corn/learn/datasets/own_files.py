@@ -107,6 +107,7 @@ def _assemble(
         raise FileFormatError(f"{path}: must have at least one row, found none")
     targets = columns[target]
     _require_present(path, target, targets)
+    # In the order of ``chosen``, which all agents share: parameter k means the same column to all.
     table = np.column_stack([read_numbers(path, name, columns[name]) for name in chosen])
     return RawSamples(path, table, targets, chosen)
 
@@ -345,6 +346,7 @@ def _read_image(path: Path) -> FloatArray:
 
     try:
         with Image.open(path) as image:
+            # By the mode, not by the pixels: whether a colour image happens to be grey is private.
             is_grey = image.mode in ("1", "L", "LA")
             values = np.asarray(image.convert("L" if is_grey else "RGB"), dtype=np.float64)
     except (OSError, UnidentifiedImageError, SyntaxError) as error:

@@ -188,6 +188,7 @@ def _count_kept(loss_of: Callable[[Tensor], Tensor], vector: Tensor) -> tuple[Te
         sizes.append(tensor.numel())
         return tensor
 
+    # Autograd packs what it saves for the backward pass through this hook, so sizes add up.
     leaf = vector.detach().requires_grad_(True)
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept):
         total = loss_of(leaf)

@@ -118,6 +118,7 @@ def _find_obstacle(
 ) -> str | None:
     """Return the error of a module that runs alone but not vectorised; None if it runs."""
     X, y = inputs[:2].unsqueeze(0), targets[:2].unsqueeze(0)
+    # One cell with two models and two samples: every ``vmap`` has something to batch.
     models = vector.expand(1, 2, -1)
     batch = Batch(X, y, vector.new_full(y.shape[:2], 1 / len(X[0])), is_average=True)
     # All three uses are tried: batching rules exist for some layers and transforms only.
