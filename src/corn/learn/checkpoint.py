@@ -31,7 +31,7 @@ from corn.learn.settings import SweepSettings
 from corn.learn.tasks import HasFingerprint, Task
 from corn.topology import Network
 
-# Raised when the fields change: an older file is then refused, not misread.
+# Increased when the fields change: an older file is then refused, not misread.
 _VERSION = 4
 
 

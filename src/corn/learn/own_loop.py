@@ -296,7 +296,7 @@ class PrivateOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # Everything after this line is computed from the release: post-processing.
+        # The user's step is computed from the release alone, so that it is post-processing.
         released = self._turns.release(lambda clip: self._model.compute(turn.batch, clip))
         self._model.set_gradient(released)
         self._inner.step()

@@ -55,8 +55,8 @@ class SampleGradients:
             # A layer that this batch did not use has no gradient, as in autograd.
             if found is None:
                 found = parameter.new_zeros(num_samples, *parameter.shape)
-            # A layer that takes samples along another dimension, as (time, batch, …), has another
-            # length here. Clipping its rows would not bound the influence of one sample.
+            # A layer that takes samples along another dimension, as (time, batch, …), is noticed if
+            # that has another length. Clipping its rows would not bound one sample's influence.
             if len(found) != num_samples:
                 raise InvalidArgumentError(
                     f"layer {self._names[parameter]!r} must take the {num_samples} samples of the "
