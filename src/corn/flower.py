@@ -227,8 +227,7 @@ class CornMod:
             if _INTRODUCTION in message.content.config_records:
                 return self._introduce(message, context)
             return self._train(message, context, call_next)
-        # Scores on private data depend on it without noise, so that they are sent only if asked
-        # for.
+        # Only where the owner states that evaluation uses public data: other scores have no noise.
         if kind.startswith("evaluate") and self._shares_evaluation:
             return call_next(message, context)
         flower = _import_flower()

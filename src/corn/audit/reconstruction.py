@@ -20,7 +20,7 @@ from corn.arrays import FloatArray
 from corn.checks import require_count
 from corn.errors import InvalidArgumentError
 
-# Relative, of singular values: below it a direction is not observed, but rounding.
+# Relative, of singular values: smaller ones are rounding errors of directions not observed.
 _RANK_TOLERANCE = 1e-10
 # A squared length this close to one counts as one.
 _EXACT = 1e-6
