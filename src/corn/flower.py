@@ -43,6 +43,7 @@ from corn.plan import Plan, fingerprint, load_plan
 _TRAIN, _INTRODUCTION = "train", "corn.introduction"
 _NONCES, _ROUND = "corn.nonces", "server-round"
 _SECONDS_BETWEEN_POLLS = 0.5
+# Seeds of larger groups would need messages between clients, which Flower does not carry.
 _LARGEST_GROUP = 2
 _LOGGER = logging.getLogger("corn.flower")
 
@@ -69,11 +70,14 @@ class AgentRelease:
                 f"group of {largest}: plan with --seeds pairs"
             )
         self._plan, self._agent, self._keys = plan, agent, keys
+        # One file per plan: rounds of one plan must not count for another.
         self._path = keys / f"agent-{agent}-{fingerprint(plan).hex()[:16]}.flower"
 
     def introduce(self) -> bytes:
         """Begin a run, and return the nonce that this agent contributes to it."""
         with self._open() as ledger:
+            # The ledger has a new nonce whenever it is opened. With it the nonce of the run is new,
+            # whatever the server claims about other agents' nonces.
             state = {"contribution": ledger.nonce.hex(), "run": "", "last_round": 0}
             self._write(state)
             return ledger.nonce
@@ -89,11 +93,16 @@ class AgentRelease:
             nonces: of all agents, of which this agent's own must be the one it contributed.
         """
         self._plan.check_parameters(len(update))
+        # A hash of all contributions and of the plan, which every client computes for itself.
         run = agree_on_nonce(nonces, plan_fingerprint=fingerprint(self._plan))
         # The ledger is locked while the state is read and written.
         with self._open() as ledger:
+            # Recorded on the disk before noise is drawn: after a crash the round counts as
+            # released.
             self._advance(run, round_number, nonces)
+            # Counts the release against the plan's T; raises when nothing of the budget is left.
             ledger.reserve(round_number)
+        # Private noise and the shares of all pairs, in float64.
         noise = draw_share(
             self._plan.decomposition,
             self._agent,
@@ -104,6 +113,7 @@ class AgentRelease:
         )
         # A copy: gradients that are not finite are set to zero in place.
         values = torch.from_numpy(np.array(update, dtype=np.float64)).view(1, 1, -1)
+        # float64 throughout, as the proof for floats assumes (docs/floats.md).
         clip = torch.tensor([self._plan.budget.clip], dtype=torch.float64)
         found = clip_batch_gradients(values, clip)
         grid = torch.tensor([self._plan.grid], dtype=torch.float64)
@@ -120,11 +130,13 @@ class AgentRelease:
     def _advance(self, run: bytes, round_number: int, nonces: Mapping[int, bytes]) -> None:
         """Record a round before it is released; raise if its noise may have been used."""
         state = self._read()
+        # A server that repeats an old list of nonces would get the old noise on a new update.
         if nonces.get(self._agent, b"").hex() != state["contribution"]:
             raise CornError(
                 "refuses to release: the nonce of this agent is not the one it contributed to this "
                 "run; start a new run"
             )
+        # The first release fixes the nonces of the run: with others, shares would no longer cancel.
         if state["run"] not in ("", run.hex()):
             raise CornError("refuses to release: the nonces of other agents changed during the run")
         if round_number <= int(state["last_round"]):
@@ -163,6 +175,7 @@ class AgentRelease:
         return state
 
     def _write(self, state: Mapping[str, object]) -> None:
+        # Durable: a state lost by a power failure would allow the same round again.
         with writing_whole(self._path, durable=True, is_private=True) as partial:
             partial.write_text(json.dumps(state), encoding="utf-8")
 
@@ -214,6 +227,7 @@ class CornMod:
             if _INTRODUCTION in message.content.config_records:
                 return self._introduce(message, context)
             return self._train(message, context, call_next)
+        # Only where the owner states that evaluation uses public data: other scores have no noise.
         if kind.startswith("evaluate") and self._shares_evaluation:
             return call_next(message, context)
         flower = _import_flower()
@@ -242,11 +256,13 @@ class CornMod:
 
     def _train(self, message: Any, context: Any, call_next: Callable[..., Any]) -> Any:
         flower, own = _import_flower(), self._find_agent(context)
+        # A message without nonces is refused before the client app trains.
         round_number, nonces = _read_config(message)
         (name, given) = _only_arrays(message)
         reply = _call_quietly(call_next, message, context)
         (_, found) = _only_arrays(reply)
         start, end = given.to_numpy_ndarrays(), found.to_numpy_ndarrays()
+        # Subtracted in float64, the type in which the update is clipped and released.
         update = _flatten(end, like=start) - _flatten(start, like=start)
         released = own.release(update, round_number=round_number, nonces=nonces)
         arrays = flower.ArrayRecord(
@@ -258,6 +274,7 @@ class CornMod:
                 )
             )
         )
+        # Equal weights: numbers of samples are private, and noise cancels in a plain average only.
         metrics = flower.MetricRecord({self._weight_key: 1})
         content = flower.RecordDict({name: arrays, "metrics": metrics})
         return flower.Message(content, reply_to=message)
@@ -286,6 +303,7 @@ def introduce_agents(grid: Any, num_agents: int, *, timeout: float = 600.0) -> A
     if failed:
         raise CornError(f"{len(failed)} of {len(replies)} agents failed: {failed[0]}")
     answers = [reply.content["corn"] for reply in replies]
+    # Shares of different plans would not cancel.
     plans = {str(answer["plan"]) for answer in answers}
     require(len(plans) == 1, "plans of all agents", "one", f"{len(plans)}")
     found = {int(answer["agent"]): str(answer["nonce"]) for answer in answers}
@@ -298,6 +316,7 @@ def introduce_agents(grid: Any, num_agents: int, *, timeout: float = 600.0) -> A
 
 
 def _wait_for_nodes(grid: Any, num_agents: int, timeout: float) -> list[int]:
+    # Not the wall clock, which may be set back while the server waits.
     deadline = time.monotonic() + timeout
     while len(nodes := list(grid.get_node_ids())) < num_agents:
         if time.monotonic() > deadline:
@@ -331,6 +350,7 @@ def _call_quietly(call_next: Callable[..., Any], message: Any, context: Any) -> 
         reply = call_next(message, context)
     except Exception:
         _LOGGER.exception("the client app failed")
+        # Without its cause: a chained traceback would carry the text that may quote data.
         raise CornError("the client app failed; its log has the reason") from None
     if reply.has_error():
         raise CornError("the client app answered with an error")
@@ -344,6 +364,7 @@ def _flatten(
     if [a.shape for a in arrays] != [a.shape for a in like]:
         raise CornError("the client app must answer with arrays of the shapes that it was sent")
     pairs = zip(arrays, like, strict=True)
+    # Which arrays are trained follows from the types of the server's, which are public.
     parts = [a.reshape(-1).astype(np.float64) for a, b in pairs if b.dtype.kind == "f"]
     return np.concatenate(parts) if parts else np.empty(0)
 
@@ -353,9 +374,12 @@ def _add(arrays: Sequence[NDArray[Any]], vector: NDArray[np.float64]) -> list[ND
     moved, start = [], 0
     for array in arrays:
         if array.dtype.kind != "f":
+            # The server's own array: a counter that the client changed would leave without noise.
             moved.append(array)
             continue
         piece = vector[start : start + array.size].reshape(array.shape)
+        # Rounding to the model's type comes after the release, from public numbers:
+        # post-processing.
         moved.append((array.astype(np.float64) + piece).astype(array.dtype))
         start += array.size
     return moved

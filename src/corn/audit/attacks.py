@@ -43,7 +43,9 @@ def attack_by_likelihood(
         position: the victim's place among honest agents.
         promised_mu: μ for which thresholds are placed.
     """
+    # The log-likelihood ratio of a shift along e_j is linear in e_jᵀ Σ⁻¹ v: column j of Σ⁻¹.
     x = _solve(covariance, np.eye(len(covariance))[position])
+    # Axes: r releases, h honest agents, t trials.
     observed = np.einsum("h,rht->rt", x, hidden)
     weights = signal.weights[:, None]
     used = weights if signal.participation is None else weights * signal.participation
@@ -51,6 +53,7 @@ def attack_by_likelihood(
     scale = math.sqrt(max(float((used**2).sum(axis=0).mean()) * float(x[position]), 1e-300))
     # Shifted so that scores without the canary would have mean zero in a program that is right.
     noise = (used * observed).sum(axis=0) / scale + (promised_mu / 2 if signal.is_replace else 0)
+    # A canary of size c on agent j adds c [Σ⁻¹]_jj to e_jᵀ Σ⁻¹ v.
     null, alternative = (
         noise + (used * part).sum(axis=0) * x[position] / scale
         for part in (signal.null, signal.alternative)
@@ -77,15 +80,20 @@ def attack_by_learning(
         promised_mu: μ for which thresholds are placed.
     """
     releases, honest, trials = released.shape
+    # The victim's row in every release, once releases and agents are one axis.
     half, rows = trials // 2, np.arange(releases) * honest + position
     drawn = known.reshape(-1, trials)
+    # Noise that the view can draw is one more observation, from which the discriminant learns what
+    # to subtract. Rows of zeros would make the covariance singular.
     flat = np.concatenate([released.reshape(-1, trials), drawn[drawn.any(axis=1)]])
     null, alternative = flat.copy(), flat
     null[rows] += signal.null
     alternative[rows] += signal.alternative
+    # Learning and scoring use different trials, or the test would fit its own sample.
     gap = alternative[:, :half].mean(axis=1) - null[:, :half].mean(axis=1)
     w = _solve((np.cov(null[:, :half]) + np.cov(alternative[:, :half])) / 2, gap)
     practice, rest = (w @ null[:, part] for part in (slice(half), slice(half, None)))
+    # A program without noise has scores without spread.
     scale = float(practice.std()) or 1.0
     # Shifted by what the practice shows, so that scores without the canary have mean zero.
     scores = TrialScores(
@@ -112,6 +120,7 @@ def attack_by_mixture(
     """
     x = _solve(covariance, np.eye(len(covariance))[position])
     size = math.sqrt(float(x[position]))
+    # Signs of the canary alternate over releases. Turned back, all releases have one shift.
     signs = np.sign(signal.weights)[:, None]
     normal = np.einsum("h,rht->rt", x, hidden) / size
     shift = float(np.abs(signal.weights[0])) * size
@@ -121,6 +130,8 @@ def attack_by_mixture(
         return mixture_score(observed * signs, shift, rate, is_replace=is_replace)
 
     null, alternative = (score(normal + size * s) for s in (signal.null, signal.alternative))
+    # From the model alone: thresholds that depended on the scores would void the limits of
+    # ``count_errors``.
     practice = simulate_mixture(
         len(signs), shift, rate, is_replace=is_replace, num_trials=20_000, seed=seed
     )
@@ -128,6 +139,7 @@ def attack_by_mixture(
     return Attack("likelihood ratio", TrialScores(null, alternative, is_paired=True), thresholds)
 
 
+# Nine, as in ``place_thresholds``: dense in the tails, where ratios of rates are largest.
 _QUANTILES = np.array([0.005, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 0.995])
 
 
@@ -142,8 +154,10 @@ def mixture_score(
     half = shift / 2 if is_replace else shift
 
     def log_mean(sign: float) -> FloatArray:
+        # ln N(x; m, 1)/N(x; 0, 1) = m x − m²/2.
         exponent = sign * half * observed - half**2 / 2
         inside: FloatArray = np.log(rate) + exponent
+        # ln(p e^z + 1 − p) without overflow; at p = 1 the second term would be −∞.
         return np.logaddexp(inside, np.log1p(-rate)) if rate < 1 else inside
 
     ratio = log_mean(1.0) - (log_mean(-1.0) if is_replace else 0.0)
@@ -184,12 +198,14 @@ def auc_to_mu(area: float) -> float:
     >>> auc_to_mu(0.5)
     0.0
     """
+    # AUC = Φ(μ/√2) for N(0, 1) and N(μ, 1). An AUC of 1 would give μ = ∞.
     return float(math.sqrt(2) * ndtri(min(max(area, 1e-12), 1 - 1e-12)))
 
 
 def _solve(covariance: FloatArray, vector: FloatArray) -> FloatArray:
     """Return Σ⁻¹ c; directions almost without noise are bounded, not dropped."""
     values, vectors = np.linalg.eigh(covariance)
+    # A direction without noise shows the canary at once: dropping it would hide the worst leak.
     floor = max(_LEAST_VARIANCE * float(values[-1]), 1e-30)
     solved: FloatArray = vectors @ ((vectors.T @ vector) / np.maximum(values, floor))
     return solved

@@ -170,7 +170,9 @@ def audit_plan(
     observation = _observe(plan, settings, num_releases, program)
     auditor = Auditor(plan, observation, settings, num_findings=len(pairs))
     findings = tuple(auditor.judge(victim, attacker) for victim, attacker in track(pairs))
+    # After the findings: ``add_canary`` notes faults too, such as releases off the grid.
     problems = [*auditor.check_noise(), *observation.problems]
+    # One victim suffices for the bits, because all agents run the same code.
     if settings.through == "step":
         problems += check_bits(
             plan, pairs[0][0], seed=settings.seed, program=program, alpha=auditor.alpha
@@ -220,15 +222,19 @@ class Auditor:
         plan, size = self._plan, self._observation.num_releases
         honest = view.honest(plan.num_agents)
         released, known = self._observation.released[:, honest], self._draw_known(view)[:, honest]
+        # What is left after the coalition has subtracted the noise of its own keys.
         hidden = released - known
         signal = self._observation.add_canary(victim)
         query, through = query_of(plan, victim), self._settings.through
+        # A few shares stand for the whole run; through the step, only what was released counts.
         promise = promise_to(plan, victim, size if through == "step" else None)
+        # By the plan's keys: what the best attacker would achieve against a correct program.
         precision = float(self._streams.precision(view)[victim])
         # By the keys that the insiders really have, which may be more than the plan gives them.
         owners = self._observation.held_by(view)
         covariance = self._streams.hidden(owners)[np.ix_(honest, honest)]
         position = honest.index(victim)
+        # Secret coins: each release is a mixture, for which no linear test is the best.
         if signal.participation is None:
             attacks = [
                 attack_by_mixture(
@@ -251,6 +257,7 @@ class Auditor:
                 ),
             ]
             mu = estimate_mu(attacks[0].scores)
+            # μ = Δ √(K [Σ⁻¹]_jj), docs/theory.md.
             exact = query.sensitivity * math.sqrt(promise.participations * precision)
         return self._conclude(victim, view, promise, exact, mu, attacks)
 
@@ -270,6 +277,7 @@ class Auditor:
             if promise.excludes(rates):
                 excess.append(f"{attack.name}: error rates below the promised trade-off")
             if promise.mu is not None:
+                # Tighter than the rates, but valid only if scores are normal. Both are alarms.
                 low = bound_mu(attack.scores, alpha=self.alpha)
                 by_mu = max(by_mu or 0.0, low)
                 if low > promise.mu:
@@ -278,6 +286,7 @@ class Auditor:
         return Finding(
             victim=victim,
             view=view,
+            # Where no seeds are shared, insiders know no more than an eavesdropper.
             is_promised=len(view.coalition) <= self._plan.threat.max_colluders
             or not self._plan.decomposition.seed_groups,
             promise=promise,
@@ -309,9 +318,11 @@ def suggest_releases(plan: Plan, through: Through) -> int:
     """Return how many releases of a trial show what an audit is to find."""
     query = query_of(plan, 0)
     if through != "step" or query.unit == "agent" or query.sampling == "every-step":
+        # Two attempts with two releases each, of which one step is repeated (``list_releases``).
         return 4
     # A whole number of passes; and enough steps that Poisson's canary takes part in some.
     steps = 2 * (query.steps_per_pass or 0) or math.ceil(3 / rate_of(query))
+    # At most 60: time and memory of an audit grow with every release.
     return min(max(steps, 4), 60, max(plan.budget.num_steps, 2))
 
 
@@ -342,6 +353,7 @@ def _pair_up(
 def _interval_by_auc(scores: TrialScores) -> Interval:
     """Return the μ of normal scores with the same AUC, with the interval of Hanley and McNeil."""
     area, n = scores.auc, len(scores.null)
+    # Their exponential approximation, for equally many scores of both kinds.
     q1, q2 = area / (2 - area), 2 * area**2 / (1 + area)
     variance = (area * (1 - area) + (n - 1) * (q1 + q2 - 2 * area**2)) / n**2
     error = 1.96 * math.sqrt(max(variance, 0.0))
@@ -366,6 +378,7 @@ def map_exposure(
     observation = ShareObservation(
         plan,
         num_trials=settings.num_trials,
+        # Few releases, because each of n + 1 views draws again what it knows of all of them.
         num_releases=2,
         seed=settings.seed,
         program=program,

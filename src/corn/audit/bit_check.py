@@ -15,6 +15,7 @@ from corn.audit.views import StreamWeights
 from corn.learn.step import ClippedGradients
 from corn.plan import Plan
 
+# Against a plain sum the attack is right in almost every trial at this length (docs/floats.md).
 _DIMENSIONS = 1000
 _PRACTICE_PAIRS, _PAIRS = 2, 10
 _MESSAGES = 60
@@ -31,6 +32,7 @@ def check_bits(plan: Plan, victim: int, *, seed: int, program: Program, alpha: f
     row = StreamWeights.of(plan.decomposition).weights[victim]
     # A program may multiply by weights in the type of messages.
     weights = {float(kind(weight)) for weight in row[row != 0] for kind in (float, np.float32)}
+    # √R_jj, because streams are independent standard normals.
     noise_std = float(np.linalg.norm(row))
     draw = _Messages(plan, victim, program)
     generator = np.random.default_rng(seed)
@@ -38,6 +40,7 @@ def check_bits(plan: Plan, victim: int, *, seed: int, program: Program, alpha: f
         _draw_pair(generator, query.contribution, plan.dtype)
         for _ in range(_PRACTICE_PAIRS + _PAIRS)
     ]
+    # It practises on pairs and keys of its own, none of which it is judged by.
     attacker = FloatAttacker(
         draw,
         pairs[:_PRACTICE_PAIRS],
@@ -50,10 +53,12 @@ def check_bits(plan: Plan, victim: int, *, seed: int, program: Program, alpha: f
     right = 0
     for number, pair in enumerate(pairs[_PRACTICE_PAIRS:]):
         for truth in (0, 1):
+            # Seeds above all of the attacker's own, and different for each pair and truth.
             released = draw(pair[truth], _DECISIONS // 2, 2**33 + 2 * number + truth + 64 * seed)
             right += int(((attacker.score(pair, released) > 0) == truth).sum())
     # Both candidates have full length, so that they differ by 2C whatever the adjacency is.
     mu = 2 * query.contribution * math.sqrt(float(plan.precision_caps[victim]))
+    # The best test between N(0, 1) and N(μ, 1) with equal chances is right with Φ(μ/2).
     trials, allowed = _PAIRS * _DECISIONS, float(ndtr(mu / 2))
     if p_value(right, trials, allowed) >= alpha:
         return []
@@ -72,10 +77,13 @@ class _Messages:
     def __call__(self, gradient: Array, num: int, seed: int) -> Array:
         at = [ReleaseNumber(0, 0)]
         size = num * len(gradient)
+        # One release of num · d coordinates: coordinates are independent, so that they stand for
+        # messages.
         record = NoiseRecord(self._plan, at, size, seed=seed, program=self._program)
         noise = torch.from_numpy(record.noise[0, self._victim].reshape(num, -1))
         dtype = torch.float32 if self._plan.dtype == "float32" else torch.float64
         values = torch.from_numpy(gradient).to(dtype).expand(num, 1, -1)
+        # Clipping is not attacked here: a factor of 1 leaves the candidate as it is.
         ones = torch.ones(num, 1, dtype=torch.float64)
         found = ClippedGradients(values, ones, ones, ones, torch.zeros(num, 1))
         model = torch.zeros(len(gradient), dtype=dtype)
@@ -86,5 +94,6 @@ class _Messages:
 
 def _draw_pair(generator: np.random.Generator, norm: float, dtype: str) -> Pair:
     g = generator.standard_normal(_DIMENSIONS)
+    # Rounded to the type of messages, as a gradient of the model would be.
     g = (g * norm / np.linalg.norm(g)).astype(dtype).astype(np.float64)
     return g, -g

@@ -44,12 +44,14 @@ class TrialScores:
     @property
     def auc(self) -> float:
         """The probability that a score of the alternative exceeds one of the null."""
+        # The Mann–Whitney statistic; ``rankdata`` counts ties as one half.
         ranks = stats.rankdata(np.concatenate([self.null, self.alternative]))
         n0, n1 = len(self.null), len(self.alternative)
         return float((ranks[n0:].sum() - n1 * (n1 + 1) / 2) / (n0 * n1))
 
     def power_at(self, false_positive_rate: float) -> float:
         """Return the true positive rate at the threshold with this empirical rate of alarms."""
+        # The next larger score, so that the rate of alarms is not exceeded.
         threshold = np.quantile(self.null, 1 - false_positive_rate, method="higher")
         return float((self.alternative > threshold).mean())
 
@@ -80,18 +82,21 @@ def estimate_mu(scores: TrialScores, *, confidence: float = 0.95) -> Interval:
     null, alternative = scores.null, scores.alternative
     n0, n1 = len(null), len(alternative)
     pooled = (null.var(ddof=1) * (n0 - 1) + alternative.var(ddof=1) * (n1 - 1)) / (n0 + n1 - 2)
+    # Scores without spread, as of a program without noise: a gap shows the canary with certainty.
     if pooled == 0:
         gap = float(alternative.mean() - null.mean())
         mu = math.copysign(math.inf, gap) if gap else 0.0
         return Interval(mu, mu, mu)
     difference = float(alternative.mean() - null.mean())
     if scores.is_paired:
+        # Common noise cancels in the difference of a pair.
         variance = float((alternative - null).var(ddof=1)) / n0
         freedom = n0 - 1
     else:
         variance = float(null.var(ddof=1) / n0 + alternative.var(ddof=1) / n1)
         freedom = n0 + n1 - 2
     mu = difference / math.sqrt(pooled)
+    # Var(s)/s² is 1/(2 · freedom) for a standard deviation s of normal scores.
     error = math.sqrt(variance / pooled + mu**2 / (2 * freedom))
     z = float(ndtri((1 + confidence) / 2))
     return Interval(mu, mu - z * error, mu + z * error)
@@ -99,6 +104,7 @@ def estimate_mu(scores: TrialScores, *, confidence: float = 0.95) -> Interval:
 
 def bound_mu(scores: TrialScores, *, alpha: float) -> float:
     """Return a lower confidence limit of μ at level 1 − α, assuming normal scores."""
+    # One side of a two-sided interval at 1 − 2α has the level 1 − α.
     return estimate_mu(scores, confidence=1 - 2 * alpha).low
 
 
@@ -125,6 +131,8 @@ class ErrorRates:
         """
         ratios = np.concatenate(
             [
+                # Upper limits of both errors make the ratio smallest: the bound holds at the stated
+                # level.
                 (1 - self.missed_high - delta) / self.false_high,
                 (1 - self.false_high - delta) / self.missed_high,
             ]
@@ -133,6 +141,7 @@ class ErrorRates:
 
     def bound_mu(self) -> float:
         """Return the least μ whose trade-off curve allows these rates; no scores are assumed."""
+        # On the trade-off curve of μ: Φ⁻¹(1 − α) − Φ⁻¹(β) = μ, where α and β are the two errors.
         return max(0.0, float((-ndtri(self.false_high) - ndtri(self.missed_high)).max()))
 
 
@@ -154,6 +163,7 @@ def _clopper_pearson(
     counts: FloatArray, trials: int, alpha: float
 ) -> tuple[FloatArray, FloatArray]:
     """Return one-sided lower and upper limits of binomial rates, each at level 1 − α."""
+    # The quantiles are undefined where none or all are counted: the limits there are 0 and 1.
     low = np.where(counts > 0, stats.beta.ppf(alpha, counts, trials - counts + 1), 0.0)
     high = np.where(counts < trials, stats.beta.isf(alpha, counts + 1, trials - counts), 1.0)
     return low, high

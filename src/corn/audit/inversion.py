@@ -71,6 +71,8 @@ class ImagePrior:
         noisy = self.covariance + noise_std**2 * np.eye(len(self.mean))
         # A direction without variance and without noise stays as it was observed.
         gain = self.covariance @ np.linalg.pinv(noisy, hermitian=True)
+        # The Wiener filter: between the observation and the mean, by the share of variance that is
+        # noise.
         estimate: FloatArray = self.mean + gain @ (image - self.mean)
         return estimate if noise_std > 0 else image
 
@@ -87,6 +89,7 @@ def choose_images(dataset: Dataset, num_agents: int, *, seed: int) -> tuple[Agen
 
     Classes take turns, and images are drawn at random.
     """
+    # The first word separates these draws from others of the same seed.
     generator = np.random.default_rng([4, seed])
     rows = [
         int(generator.choice(np.flatnonzero(dataset.targets == agent % dataset.num_classes)))
@@ -96,6 +99,7 @@ def choose_images(dataset: Dataset, num_agents: int, *, seed: int) -> tuple[Agen
         torch.from_numpy(dataset.inputs[rows]),
         torch.from_numpy(dataset.targets[rows]),
     )
+    # Without the victims' images: a prior that has seen them would not need the releases.
     public = np.delete(dataset.inputs, rows, axis=0).astype(np.float64)
     data = AgentData(inputs, targets, tuple(range(num_agents + 1)))
     return data, ImagePrior.from_images(public)
@@ -129,7 +133,9 @@ def reconstruct_images(
         track: shows the progress of a range of steps.
     """
     num_features = data.inputs.shape[1]
+    # Without a penalty, which would add a multiple of the model to the outer product.
     task = LinearClassifier(num_features, num_classes, l2=0.0)
+    # Keys of a seed, so that insiders can draw again the noise that they know.
     settings = SweepSettings(num_steps, batch_size=None, seeds=(seed,), noise_keys="seed")
     prepared = AgentData(task.prepare(data.inputs), data.targets, data.offsets)
     trial = Trial(method, Constant(_STEP_SIZE))
@@ -149,6 +155,7 @@ def reconstruct_images(
         images.append(prior.denoise(image / method.clip, noise / method.clip))
         labels.append(label)
     found, truth = np.stack(images), normalise_images(data.inputs.numpy()[victims])
+    # All digits resemble the average image, so that similarity counts what goes beyond it.
     similarity = _compare(found - prior.mean, truth - prior.mean)
     return Reconstruction(found[:, :-1], np.array(labels), similarity)
 
@@ -170,7 +177,10 @@ def invert_gradient(gradient: FloatArray, template: FloatArray) -> tuple[FloatAr
     # Rows: the residual of each possible label, of norm one.
     residuals = 1 / classes - np.eye(classes)
     residuals /= np.linalg.norm(residuals, axis=1, keepdims=True)
+    # For the true label r̂ᵀ(r xᵀ) = ‖r‖ x with r̂ = r/‖r‖: noise of other directions is removed.
     candidates = residuals @ gradient
+    # Residuals of different labels have the product −1/classes, so that a wrong label gives a
+    # negative multiple of the image. Pixels are not negative: the template tells the sign.
     label = int((candidates @ template).argmax())
     return candidates[label], label
 
@@ -199,6 +209,8 @@ class _Listener:
             streams = StreamWeights.of(method.noise)
             hidden = streams.hidden(streams.held_by(view.coalition))
             precision = invert_hidden(hidden[np.ix_(self._honest, self._honest)])
+            # Row j over its diagonal: v_j given all other noise has the mean −Σ_{k≠j} Y_jk v_k /
+            # Y_jj and the variance 1/Y_jj, where Y is the precision.
             self._weights = torch.from_numpy(precision / np.diag(precision)[:, None])
             self._noise_std = 1 / np.sqrt(np.diag(precision))
             self._known = KnownNoise(method.noise, view, seed=seed)
@@ -209,6 +221,7 @@ class _Listener:
         found = compute_gradients(self._task, parameters[0], self._batch, clip, clips_samples=False)
         gradients = found.values[:, 0].double() * found.factors
         self._gradients += gradients
+        # Released values are (seeds, agents, trials, d), here of one seed and one trial.
         self._noise += released[0, :, 0].double() - gradients
         if self._known is not None:
             self._noise -= self._known.draw(self._count, gradients.shape[1])
@@ -223,6 +236,7 @@ class _Listener:
         # estimate is from the victim's release and from other agents' noise.
         error = self._weights @ self._noise[self._honest]
         found: FloatArray = ((self._gradients[self._honest] + error) / self._count).numpy()
+        # Steps have independent noise, so that the error of an average falls with √T.
         return found, self._noise_std / math.sqrt(self._count)
 
 

@@ -28,9 +28,11 @@ class KnownNoise:
         keys = {
             owner: key
             for owner, key in simulated_keys(decomposition, seed=seed).items()
+            # A coalition has the key of every group that any of its members belongs to.
             if not set(view.coalition).isdisjoint(owner.members)
         }
         self._known = select_known(decomposition, keys)
+        # The nonce is public: all agents of the run agree on it.
         self._source, self._nonce = SecureSource(keys), simulation_nonce(seed)
 
     def draw(self, step: int, num_parameters: int) -> Tensor:

@@ -34,6 +34,7 @@ Pair: TypeAlias = tuple[Array, Array]
 
 _BINS = 16
 """The number of cells for residues, exponents, mantissas and trailing zeros."""
+# Binary places by which the largest rounded number exceeds the noise; more count as these.
 _MOST_LOST_BITS = 3
 _NUM_CELLS = _BINS * _BINS * (_MOST_LOST_BITS + 1)
 _GRIDS = range(2, 60)
@@ -47,6 +48,7 @@ _LEAST_Z = 6.0
 """Standard errors by which a view must separate the candidates in the first batch."""
 _LEAST_T = 4.5
 """The same in the second batch, in which views are weighed."""
+# Veltkamp's constant: it cuts the 53 bits of a float64 into halves whose products are exact.
 _SPLITTER = 2.0**27 + 1
 _TINY = np.finfo(np.float64).tiny
 
@@ -103,7 +105,9 @@ class ZerosView:
         """See ``BitView``."""
         s = _round(released, self.dtype)
         places = np.rint((s - candidate) / _last_place(coarseness, self.dtype))
+        # Beyond 2⁶² the conversion to integers would overflow.
         whole = np.clip(places, -(2.0**62), 2.0**62).astype(np.int64)
+        # x & −x is the lowest set bit; zero has none, and gets the most trailing zeros.
         lowest = np.where(whole == 0, 1 << 62, whole & -whole)
         zeros = np.frexp(lowest.astype(np.float64))[1] - 1
         return _join(_bin_exponents(coarseness / self.noise_std), np.minimum(zeros, _BINS - 1))
@@ -124,6 +128,8 @@ class MultipleView:
         """See ``BitView``."""
         v = _round(_round(released, self.dtype) - candidate, self.dtype)
         z = _round(v / self.weight, self.dtype)
+        # Where v is weight · z rounded, |v − weight · z| is at most half a place of v: residues
+        # cluster.
         remainder = _subtract_product(v, z, self.weight)
         residues = remainder / (self.weight * _last_place(z, self.dtype))
         mantissas, exponents = np.frexp(np.abs(v))
@@ -168,8 +174,11 @@ class FloatAttacker:
             ]
             for batch in (0, 1)
         )
+        # Views are chosen on the first batch and weighed on the second. One batch for both would
+        # prefer views that fit its chance.
         self._views, self._tables = self._learn(first, _list_views(noise_std, weights))
         scores = [self._compare(pair, released) for pair, released in second]
+        # Releases alternate between truth 0 and truth 1, hence every second one.
         self._weights = _discriminate(np.concatenate(scores[::2]), np.concatenate(scores[1::2]))
 
     @property
@@ -210,9 +219,12 @@ class FloatAttacker:
                     counts[is_wrong] += np.bincount(cells.ravel(), minlength=_NUM_CELLS)
             total = counts.sum(axis=0)
             seen = total > 0
+            # Two samples of equal size: χ² = Σ (a − b)²/(a + b), approximately normal for many
+            # cells.
             chi_square = float(((counts[0] - counts[1])[seen] ** 2 / total[seen]).sum())
             freedom = max(int(seen.sum()) - 1, 1)
             if (chi_square - freedom) / np.sqrt(2 * freedom) > _LEAST_Z:
+                # One count more in every cell: an empty one would have an infinite ratio.
                 shares = (counts + 1) / (counts + 1).sum(axis=1, keepdims=True)
                 found.append((chi_square, view, np.log(shares[0] / shares[1])))
         found.sort(key=lambda one: -one[0])
@@ -224,6 +236,7 @@ class FloatAttacker:
         scores = np.zeros((len(released), len(self._views)))
         coarseness = self._measure_coarseness(released)
         for number, (view, table) in enumerate(zip(self._views, self._tables, strict=True)):
+            # Evidence that s − g₁ is on the lattice, minus evidence that s − g₀ is.
             for candidate, sign in zip(pair, (-1, 1), strict=True):
                 cells = view.sort(released, candidate, coarseness)
                 scores[:, number] += sign * table[cells].sum(axis=1)
@@ -246,6 +259,7 @@ def p_value(num_right: int, num_trials: int, promised: float) -> float:
 
 
 def _list_views(noise_std: float, weights: Sequence[float]) -> list[BitView]:
+    # Lattices of floats have steps that are powers of two, whatever the deviation is.
     unit = 2.0 ** np.floor(np.log2(noise_std))
     types = (np.float32, np.float64)
     views: list[BitView] = [ZerosView(noise_std, dtype) for dtype in types]
@@ -260,6 +274,7 @@ def _discriminate(zeros: Array, ones: Array) -> Array:
     weights = np.zeros(zeros.shape[1])
     gap = ones.mean(axis=0) - zeros.mean(axis=0)
     variance = (zeros.var(axis=0) + ones.var(axis=0)) / 2 + _TINY
+    # Positive gaps only: a view that points the wrong way in the second batch learned chance.
     kept = np.flatnonzero(gap > _LEAST_T * np.sqrt(2 * variance / len(zeros)))
     if kept.size:
         # Scaled, and with a ridge: neighbouring grids carry nearly the same information.
@@ -276,6 +291,8 @@ def _round(values: Array, dtype: type[np.floating[Any]]) -> Array:
 
 def _last_place(values: Array, dtype: type[np.floating[Any]]) -> Array:
     """Return the unit in the last place of each value in this type; subnormals do not matter."""
+    # |x| = m 2^e with m in [½, 1) and nmant + 1 significant bits: the last place is 2^(e − nmant −
+    # 1).
     exponents = np.frexp(np.maximum(np.abs(values), 1e-30))[1]
     return np.asarray(np.ldexp(1.0, exponents - np.finfo(dtype).nmant - 1), np.float64)
 
@@ -304,5 +321,6 @@ def _subtract_product(v: Array, z: Array, weight: float) -> Array:
 
 
 def _split(values: Array) -> Array:
+    # Not simplified: the rounding of each operation makes the upper half (Dekker 1971).
     scaled = values * _SPLITTER
     return np.asarray(scaled - (scaled - values), np.float64)

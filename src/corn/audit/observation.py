@@ -42,8 +42,9 @@ from corn.privacy import ClippedQuery
 _RAW_LENGTH = 1000.0
 # Samples of the victim in the unit of agents: each has the canary's gradient.
 _AGENT_SAMPLES = 4
+# Clipping needs a norm over several coordinates; more of them would only cost time.
 _DIMENSIONS = 3
-# A multiple of the cache, so that batches of trials stay small.
+# Trials are sampled and clipped in pieces of this many, so that memory stays bounded.
 _TRIALS_AT_ONCE = 2000
 
 
@@ -119,6 +120,7 @@ def add_share_canary(plan: Plan, victim: int, shape: tuple[int, int]) -> Signal:
     steps = 1 if query.is_subsampled else query.participations(plan.budget.num_steps)
     weights = query.sensitivity * math.sqrt(steps / shape[0]) * _signs(shape[0])
     is_replace = query.adjacency == "replace"
+    # Under replace the two data sets are ±½ of the sensitivity, otherwise 0 and all of it.
     middle = 0.5 if is_replace else 0.0
     low, high = (np.outer(weights, np.full(shape[1], part - middle)) for part in (0.0, 1.0))
     return Signal(low, high, weights, np.ones(shape, dtype=bool), is_replace)
@@ -185,9 +187,11 @@ class StepObservation:
     ) -> None:
         self._plan, self._program, self._seed = plan, program, seed
         self._trials = num_trials
+        # A random direction, so that clipping and rounding of all coordinates take part.
         direction = np.random.default_rng(seed).standard_normal(_DIMENSIONS)
         self._direction = direction / np.linalg.norm(direction)
         releases = list_releases(num_releases)
+        # Trial k has the coordinates 3k, 3k + 1 and 3k + 2 of one long release.
         size = num_trials * _DIMENSIONS
         self._record = NoiseRecord(plan, releases, size, seed=seed, program=program)
         self.problems = self._record.check_keys()
@@ -226,6 +230,7 @@ class StepObservation:
             np.stack(
                 [self._release(g, v) @ self._direction for g, v in zip(own, noise, strict=True)]
             )
+            # With the same noise, so that the difference is the canary's part after rounding.
             - self.released[:, victim]
             for own in (canaries.null, canaries.alternative)
         )
@@ -251,9 +256,12 @@ class StepObservation:
             choices = [self._program.make_choices(self._seed, trial) for trial in trials]
             data = self._make_data(query)
             self._samplers[query, trials] = self._program.make_sampler(data, query, choices)
+        # The sampler has one run per trial, so that each trial has coins of its own.
         batch = self._samplers[query, trials].draw(number)
+        # Only samples of the canary are not zero, and padding has weight 0.
         taken = (batch.inputs != 0).any(dim=-1) & (batch.weights > 0)
         models = torch.zeros(len(trials), 1, _DIMENSIONS)
+        # float64, as agents clip: in float32 the norm could exceed C by some ulps.
         clip = torch.tensor([query.clip], dtype=torch.float64)
         # Samples without the canary have no gradient, so that another sign is another canary.
         low, high = (
@@ -291,6 +299,7 @@ class StepObservation:
         # The guarantee of passes holds even for an attacker who knows the orders.
         if not query.is_subsampled:
             return actual
+        # Coins that a public seed predicts would void the amplification by sampling.
         for guess in (
             [SeededChoices(0)] * self._trials,
             [SeededChoices(self._seed)] * self._trials,
@@ -325,6 +334,7 @@ class StepObservation:
         drawn = torch.from_numpy(np.ascontiguousarray(noise))
         sent = self._program.make_messages(model, gradients, drawn, grid=self._plan.grid)
         released: FloatArray = np.asarray(sent.double().numpy() / -STEP_SIZE, dtype=np.float64)
+        # The grid and the step size are powers of two, so that both divisions are exact.
         units = released / self._plan.grid
         fault = f"releases are not multiples of the grid {self._plan.grid:g}"
         if fault not in self.problems and not bool((units == np.rint(units)).all()):
@@ -365,6 +375,7 @@ def _toss_first(
     query: ClippedQuery, choices: list[SeededChoices], num_releases: int
 ) -> NDArray[np.bool_]:
     sizes, rate = [count_samples(query)], rate_of(query)
+    # Coin 0 is the canary's, which is the victim's first sample.
     tossed = [
         [each.draw_coins(number, sizes)[0] < rate for each in choices]
         for number in range(num_releases)

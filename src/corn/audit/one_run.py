@@ -34,10 +34,13 @@ from corn.plan import Plan
 from corn.privacy import gaussian
 from corn.privacy.query import ClippedQuery
 
+# Few sure guesses or many unsure ones: which bound is best depends on the run.
 _SHARES_OF_GUESSES = (0.05, 0.125, 0.25, 0.5, 1.0)
 # Canaries are this many times longer than the data, so that their gradients are clipped to C.
 _LENGTH = 3.0
+# Gradients of all canaries are in memory together: 2 GB in float64.
 _MOST_VALUES = 1 << 28
+# Of two classes, one in eight of equal targets stays equal, which only weakens the attack.
 _REDRAWS = 3
 
 
@@ -80,6 +83,7 @@ def bound_epsilon_by_guesses(
         above *= 2
         if above > 1e3:
             return above / 2
+    # Ends at an ε that is refuted: the bound is never above what the guesses prove.
     return gaussian.bisect(is_refuted, accepted=0.0, rejected=above)
 
 
@@ -175,6 +179,7 @@ def audit_training(
     data, _ = watched.place(settings)
     trial = Trial(method or Method.from_plan(plan), schedule)
     simulation = Simulation(watched.task, data, plan.network, [trial], settings=settings)
+    # It knows the data without canaries, and all canaries; of the coins it reads none.
     attacker = _Eavesdropper(plan, problem, canaries, settings, query, view or View())
     simulation.on_release = attacker.observe
     for _ in track(range(settings.num_steps)):
@@ -184,10 +189,12 @@ def audit_training(
 
 def make_canaries(data: AgentData, num_canaries: int, *, seed: int) -> Canaries:
     """Draw canaries far from the data, with random targets, and a coin for each."""
+    # The first word separates these coins from batches and noise of the same seed.
     generator = np.random.default_rng([3, seed])
     rows = generator.choice(len(data.inputs), num_canaries, replace=False)
     inputs = data.inputs[rows].clone()
     if inputs.is_floating_point():
+        # Random directions are nearly orthogonal: canaries then hide each other least.
         noise = torch.from_numpy(generator.standard_normal(inputs.shape)).to(inputs)
         inputs = noise * float(data.inputs.abs().max()) * _LENGTH
     targets, others = (data.targets[_draw_rows(generator, data, num_canaries)] for _ in range(2))
@@ -227,6 +234,7 @@ def _insert(problem: TrainingProblem, canaries: Canaries, query: ClippedQuery) -
         inputs, targets = [data.inputs[rows]], [data.targets[rows]]
         inputs.append(canaries.inputs[own & canaries.included])
         targets.append(canaries.targets[own & canaries.included])
+        # The number of samples is public under replace, so that excluded canaries are replaced.
         if query.adjacency == "replace":
             inputs.append(canaries.inputs[own & ~canaries.included])
             targets.append(canaries.others[own & ~canaries.included])
@@ -257,6 +265,8 @@ class _Eavesdropper:
         self._inputs = self._task.prepare(canaries.inputs.to(settings.torch_dtype))
         self._agents = torch.from_numpy(canaries.agents)
         self._watched = np.isin(canaries.agents, self._honest)
+        # Canaries of insiders have no place; the remainder keeps their index valid, see
+        # ``observe``.
         self._places = np.searchsorted(self._honest, canaries.agents) % len(self._honest)
         size = query.batch_size or 1
         # The contribution of a sample, on average. Without Poisson sampling, all samples are
@@ -274,6 +284,7 @@ class _Eavesdropper:
         # Samples of norm C that are taken or not, spread over all parameters.
         size = self._query.batch_size or 1
         taken = self._rates * size
+        # m independent coins: variance m p (1 − p) times the squared norm of a contribution.
         energy = np.array(self._data.sizes) * taken * (1 - taken) * self._query.contribution**2
         noise = hidden + np.diag(energy / self._task.num_parameters)
         return invert_hidden(noise[np.ix_(self._honest, self._honest)])
@@ -284,6 +295,7 @@ class _Eavesdropper:
         own = models[torch.from_numpy(self._canaries.agents)]
         gap = self._gradients(own, self._canaries.targets)
         expected = self._expect(models)
+        # A canary is there with probability ½, and in a batch at its agent's rate over B.
         weights = self._canary_rates[:, None] / 2
         if self._query.adjacency == "replace":
             # Half of the canaries are in the data on average, and the others of the rest.
@@ -294,6 +306,7 @@ class _Eavesdropper:
         else:
             expected.index_add_(0, self._agents, weights * gap)
         hidden = (s - self._known.draw(self._step, s.shape[1]) - expected)[self._honest]
+        # ⟨gap, (Σ⁻¹ hidden)_j⟩ is the log-likelihood ratio up to constants, canary by canary.
         evidence = (self._precision @ hidden)[torch.from_numpy(self._places)]
         self._step += 1
         # Canaries of insiders are no secret to them, and no finding: their scores stay zero.
@@ -312,6 +325,7 @@ class _Eavesdropper:
         self, models: Tensor, inputs: Tensor, targets: Tensor, weight: float
     ) -> Tensor:
         """Return the weighted sum of the clipped gradients of each model's samples, (models, d)."""
+        # One model with all its samples, or m models with one canary each.
         per_model = (len(models), len(inputs) // len(models))
         batch = Batch(
             inputs.view(*per_model, *inputs.shape[1:]),
@@ -332,9 +346,11 @@ def _judge(
 ) -> OneRunReport:
     epsilon, delta, _ = plan.budget.of_agent(0).promise
     m, order = len(scores), np.argsort(scores)
+    # The best of several bounds holds at the level of all of them together (Bonferroni).
     alpha = (1 - confidence) / len(_SHARES_OF_GUESSES)
     best = (-1.0, 0, 0)
     for share in _SHARES_OF_GUESSES:
+        # The highest scores are guessed to be included, the lowest to be excluded.
         half = max(1, round(share * m / 2))
         right = int(included[order[-half:]].sum() + (~included[order[:half]]).sum())
         found = bound_epsilon_by_guesses(m, 2 * half, right, delta=delta, alpha=alpha)

@@ -69,6 +69,7 @@ def derive_keys(plan: Plan, seed: int) -> list[dict[Owner, Secret]]:
     n, groups = plan.num_agents, plan.decomposition.seed_groups
     identities = [Identity(_secret(seed, "identity", agent)) for agent in range(n)]
     roster = Roster(tuple(own.public_key for own in identities))
+    # Seeds of pairs follow from a key exchange, those of larger groups are random.
     seeds = {k: _secret(seed, "group", k) for k, group in enumerate(groups) if len(group) > 2}
     return [
         agent_keys(
@@ -162,8 +163,10 @@ class NoiseRecord:
         self._plan, self._program = plan, program
         self.releases = tuple(releases)
         self.keys = program.derive_keys(plan, seed)
+        # One nonce per attempt, as every start of a run agrees on a new one.
         attempts = dict.fromkeys(release.attempt for release in releases)
         self._nonces = {each: program.draw_nonce(plan, seed, each) for each in attempts}
+        # Each agent draws with its own keys: a wrong key shows as noise that does not cancel.
         sources = [SecureSource(own) for own in self.keys]
         self.noise = self._draw(plan.decomposition, sources, size)
         """All agents' noise, shape (releases, agents, size)."""
@@ -186,6 +189,7 @@ class NoiseRecord:
 
         The attacker knows the program, so that it draws by the same functions.
         """
+        # By the keys that insiders really hold: a key too many then shows as less hidden noise.
         keys = self.held_by(coalition)
         if not keys:
             return np.zeros_like(self.noise)
@@ -215,6 +219,7 @@ def select_known(decomposition: Decomposition, known: Mapping[Owner, Secret]) ->
     private = [Owner((agent,)) in known for agent in range(decomposition.num_agents)]
     groups = decomposition.seed_groups
     factors = tuple(
+        # Group numbers are part of a stream's address, so that groups are zeroed, not removed.
         factor if Owner(groups[k], k) in known else np.zeros_like(factor)
         for k, factor in enumerate(decomposition.factors)
     )

@@ -44,6 +44,8 @@ class Promise:
         return any(
             bool(
                 (
+                    # Privacy bounds TPR − e^ε FPR and TNR − e^ε FNR by δ. Upper limits of both
+                    # errors make them as small as the trials allow.
                     np.maximum(
                         1 - rates.missed_high - math.exp(epsilon) * rates.false_high,
                         1 - rates.false_high - math.exp(epsilon) * rates.missed_high,
@@ -62,6 +64,7 @@ def promise_to(plan: Plan, victim: int, num_releases: int | None = None) -> Prom
     release that it takes part in: that is what noise alone can be audited for.
     """
     epsilon, delta, query = plan.budget.of_agent(victim).promise
+    # The cap, not the design's own precision: that is what was promised.
     cap, steps = float(plan.precision_caps[victim]), plan.budget.num_steps
     if query.is_subsampled and num_releases is not None:
         loss = account_precision([cap], query, num_steps=num_releases)
@@ -78,5 +81,6 @@ def promise_to(plan: Plan, victim: int, num_releases: int | None = None) -> Prom
     if num_releases is None:
         return Promise(epsilon, delta, mu, mu, counted)
     used = query.participations(num_releases)
+    # μ² adds up over the releases that use the unit.
     mu *= math.sqrt(used / counted)
     return Promise(gaussian.epsilon_from(mu, delta), delta, mu, mu, used)

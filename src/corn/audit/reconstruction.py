@@ -20,7 +20,9 @@ from corn.arrays import FloatArray
 from corn.checks import require_count
 from corn.errors import InvalidArgumentError
 
+# Relative, of singular values: smaller ones are rounding errors of directions not observed.
 _RANK_TOLERANCE = 1e-10
+# A squared length this close to one counts as one.
 _EXACT = 1e-6
 
 
@@ -31,6 +33,7 @@ def list_observed(mixing_matrix: FloatArray, coalition: Sequence[int]) -> list[i
         raise InvalidArgumentError(
             f"coalition must be of agents 0 … {len(mixing_matrix) - 1}, found {members}"
         )
+    # Agent i gives weight w_ij to messages of agent j: it receives those of nonzero columns.
     heard = np.flatnonzero(np.abs(mixing_matrix[members]).sum(axis=0)).tolist()
     return sorted({*heard, *members})
 
@@ -47,6 +50,8 @@ def make_knowledge(
     require_count("num_steps", num_steps)
     power, total, rows = np.eye(len(mixing_matrix)), np.zeros_like(mixing_matrix), []
     for _ in range(num_steps):
+        # Message t has row Σ_{k ≤ t} Wᵏ, beginning with W⁰ = I: the first is sent before any
+        # mixing.
         total = total + power
         rows.append(total[list(observed)])
         power = power @ mixing_matrix
@@ -83,11 +88,14 @@ def sum_message_noise(
     powers = [np.eye(len(mixing_matrix))]
     for _ in range(num_steps - 1):
         powers.append(powers[-1] @ mixing_matrix)
+    # With a little more noise, because Cholesky fails where noise cancels exactly.
     root = np.linalg.cholesky(covariance + 1e-12 * np.trace(covariance) * np.eye(len(covariance)))
     size, n = len(observed), len(mixing_matrix)
     parts = np.zeros((num_steps * size, num_steps * n))
     for t in range(num_steps):
         for s in range(t + 1):
+            # Block (t, s) maps the normals of step s to observation t; later noise has no part in
+            # it.
             block = powers[t - s][list(observed)] @ root
             parts[t * size : (t + 1) * size, s * n : (s + 1) * n] = block
     total: FloatArray = parts @ parts.T
@@ -103,10 +111,12 @@ def estimate_gradients(
     """
     values, vectors = np.linalg.eigh(noise_covariance)
     scale = 1 / np.sqrt(np.maximum(values, _RANK_TOLERANCE * values[-1]))
+    # In whitened coordinates generalised least squares is ordinary least squares.
     whiten = scale[:, None] * vectors.T
     K, y = whiten @ knowledge, whiten @ observations
     left, singular, right = np.linalg.svd(K, full_matrices=False)
     kept = singular > _RANK_TOLERANCE * singular[0]
+    # The covariance of the estimate is V S⁻² Vᵀ, whose diagonal is the sum of squares below.
     inverse = right[kept].T / singular[kept]
     estimate: FloatArray = inverse @ (left[:, kept].T @ y)
     errors = np.sqrt((inverse**2).sum(axis=1))

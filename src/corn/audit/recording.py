@@ -38,6 +38,7 @@ from corn.noise import Owner, Secret, SecureSource, agent_keys, draw_all_shares
 from corn.plan import Plan, fingerprint, save_plan
 from corn.threads import limit_threads
 
+# A power of two, so that dividing a message by it is exact.
 _STEP_SIZE = 2.0**-4
 _TIMEOUT = 120.0
 
@@ -78,6 +79,7 @@ class AgentPool:
         save_plan(plan, out / "plan.corn")
         make_keys(keys, plan.num_agents)
         credentials = find_credentials(settings, keys, 0, plan.num_agents)
+        # Port 0 lets the system choose a free one, which agents learn from their configuration.
         store = host_store(("127.0.0.1", 0), credentials)
         for agent, end in enumerate(self._ends):
             end.send(
@@ -94,6 +96,7 @@ class AgentPool:
                 )
             )
         try:
+            # From all agents before any error is raised, so that the pool can be used again.
             answers = [end.recv() for end in self._ends]
         except EOFError:
             raise CornError("an agent's process ended in the middle of a run") from None
@@ -118,6 +121,7 @@ class AgentPool:
             if child.is_alive() and kind is None:
                 end.send(None)
                 child.join(20)
+            # After an error agents may wait for each other, so that they are not asked to end.
             child.kill()
 
 
@@ -163,6 +167,7 @@ class SilentWorkload(Workload):
         offsets = tuple(range(0, rows + 1, self.num_samples))
         data = AgentData(torch.zeros(rows, self.num_parameters), torch.zeros(rows), offsets)
         model = nn.Linear(self.num_parameters, 1, bias=False)
+        # The start from which ``_read_releases`` recovers all later models.
         nn.init.zeros_(model.weight)
         return TrainingProblem(ModuleTask(model, mean_output), data)
 
@@ -179,6 +184,8 @@ class ProcessObservation:
         self._plan, self.problems = plan, list[str]()
         samples = max(count_samples(query_of(plan, agent)) for agent in range(plan.num_agents))
         workload = SilentWorkload("silent", num_parameters=num_trials, num_samples=samples)
+        # Two runs under the same keys: a nonce that is used twice would repeat the first one's
+        # noise.
         steps = [-(-num_releases // 2), num_releases // 2]
         with tempfile.TemporaryDirectory() as folder, AgentPool(plan.num_agents) as pool:
             keys = Path(folder) / "keys"
@@ -265,8 +272,11 @@ def _read_releases(plan: Plan, run: RecordedRun) -> FloatArray:
     model = np.zeros_like(run.messages[0])
     memory, released = np.zeros_like(model), []
     for message in run.messages:
+        # m = x − η · direction. All models and messages are public, so the attacker can do the
+        # same.
         direction = (model - message) / _STEP_SIZE
         # Agents step along an average of their releases: m ← β m + (1 − β) s.
         released.append((direction - plan.momentum * memory) / (1 - plan.momentum))
+        # Mixing of all messages gives the models of the next step.
         memory, model = direction, plan.network.step_matrix @ message
     return np.stack(released)

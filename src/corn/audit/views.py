@@ -79,6 +79,8 @@ class StreamWeights:
         owners = [Owner((agent,)) for agent in range(n)]
         for number, group in enumerate(decomposition.seed_groups):
             factor = decomposition.factors[number]
+            # Row i of a group's factor belongs to its i-th member; others have no part in its
+            # streams.
             column = np.zeros((n, factor.shape[1]))
             column[list(group)] = factor
             columns.append(column)
@@ -113,6 +115,7 @@ class StreamWeights:
         honest = view.honest(n)
         hidden = self.hidden(self.held_by(view.coalition))[np.ix_(honest, honest)]
         found = np.zeros(n)
+        # Insiders' own noise is known to them, so that only honest rows and columns remain.
         found[honest] = np.diag(invert_hidden(hidden))
         return found
 
@@ -122,11 +125,15 @@ def invert_hidden(covariance: FloatArray) -> FloatArray:
 
     A direction without noise reveals every agent that has a part in it.
     """
+    # Correlations, because agents' variances may differ by many orders and eigenvalues would then
+    # be rounded to zero that are not.
     scale = np.sqrt(np.maximum(np.diag(covariance), np.finfo(float).tiny))
     values, vectors = np.linalg.eigh(covariance / np.outer(scale, scale))
+    # The rounding error of eigenvalues, as in ``numpy.linalg.matrix_rank``.
     silent = values <= len(values) * np.finfo(float).eps * max(float(values[-1]), 1.0)
     kept = vectors[:, ~silent]
     inverse: FloatArray = (kept / values[~silent]) @ kept.T / np.outer(scale, scale)
+    # Entries of eigenvectors that should be zero are of rounding's size, far below this.
     exposed = (np.abs(vectors[:, silent]) > 1e-9).any(axis=1)
     inverse[exposed, exposed] = math.inf
     return inverse
@@ -159,6 +166,7 @@ def list_worst_views(plan: Plan) -> list[View]:
     worst, views = np.full(n, -1.0), [View()] * n
     for view in _list_views(n, size):
         precision = streams.precision(view)
+        # An insider has 0, so that no coalition is the worst of its own members.
         for agent in np.flatnonzero(precision > worst).tolist():
             worst[agent], views[agent] = precision[agent], view
     return views
@@ -184,7 +192,9 @@ def find_smallest_break(plan: Plan) -> Break | None:
     smaller one may exist.
     """
     streams, n = StreamWeights.of(plan.decomposition), plan.num_agents
+    # In order of sizes, so that the first break found is a smallest one.
     for size in range(n if plan.decomposition.seed_groups else 1):
+        # Each coalition costs one eigendecomposition.
         if math.comb(n, size) * float(n) ** 3 > _MOST_WORK:
             grown = (_grow_coalition(streams, victim, plan.precision_caps) for victim in range(n))
             broken = [one for one in grown if one.ratio > 1 + _ROUNDING]

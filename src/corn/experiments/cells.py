@@ -72,6 +72,7 @@ class DesignCell:
     @property
     def cost(self) -> float:
         """A rough estimate of its seconds, for the progress bar and the order of work."""
+        # Coalitions grow like n^q/q!, which dominates the time of a design against insiders.
         return 0.05 if self.max_colluders == 0 else 4.0 * self.max_colluders**2
 
     def compute(self) -> CellResult:
@@ -85,7 +86,9 @@ class DesignCell:
             threat=ThreatModel(self.max_colluders, self.seeds),
         )
         return {
+            # Tr(A R) of symmetric matrices is the sum of their entrywise product.
             "one_step": float((ONE_STEP.matrix(W) * made.covariance).sum()),
+            # All designs are judged by one objective, whichever they were made for.
             "accumulated": float((Horizon(self.judged_over).matrix(W) * made.covariance).sum()),
             "status": made.status,
             "gap": made.gap,
@@ -127,6 +130,7 @@ class TrainingCell:
         return {
             method.name: make_design_cell(method, self.graph, self.num_steps)
             for method in self.methods
+            # A trusted server's noise is a formula, and no noise needs no design.
             if method.mechanism not in ("central", "none")
         }
 
@@ -145,6 +149,8 @@ class TrainingCell:
             partition=self.partition,
             seed=self.data_seed,
             directory=directory,
+            # The result is stored under the name of the task, so that no other data may take its
+            # place.
             stand_in=False,
         )
         # Momentum, cool-down and sampling belong to a sweep, so lines that differ in them are
@@ -154,6 +160,7 @@ class TrainingCell:
             for uses_defaults in (False, True)
             if (own := [spec for spec in self.methods if spec.uses_defaults == uses_defaults])
         ]
+        # Only the quadratic knows its minimum, from which gaps are measured.
         minimum = getattr(problem.task, "minimum", None)
         return {
             "task": problem.task.describe(),
@@ -189,6 +196,7 @@ class TrainingCell:
                 # Gaps of the quadratic are differences of nearly equal losses.
                 dtype="float64" if self.task == "quadratic" else "float32",
             ),
+            # Figures show the last models, so that nothing before them is measured.
             evaluate_at=[self.num_steps],
             show_progress=False,
         )
@@ -203,12 +211,14 @@ class TrainingCell:
         batch_size = self.batch_size if self.unit == "sample" else None
         budget = spec.budget(
             *(self.epsilon, self.delta, self.num_steps, self.clip, self.unit, batch_size),
+            # The smallest agent has the largest sampling rate, and so the least amplification.
             samples_per_agent=min(sizes),
         )
         if spec.mechanism == "none":
             return learn.Method.non_private(*budget.queries, name=spec.name)
         if spec.mechanism == "central":
             return learn.Method.central(budget, len(sizes), name=spec.name)
+        # ``Method.private`` checks the scaled noise against the caps again, whatever was stored.
         shares = _read_noise(designs[spec.name]["noise"], budget.precision_cap)
         return learn.Method.private(spec.name, shares, budget, threat=spec.threat)
 
@@ -238,6 +248,7 @@ def configuration_of(cell: Cell) -> dict[str, Any]:
     # Another word in a legend changes no result.
     for method in facts.get("methods", ()):
         del method["label"]
+    # Through JSON and back, so that tuples equal the lists of a stored configuration.
     plain: dict[str, Any] = json.loads(json.dumps(facts))
     return plain
 
@@ -245,6 +256,7 @@ def configuration_of(cell: Cell) -> dict[str, Any]:
 def key_of(cell: Cell) -> str:
     """Return a file name for a cell, which differs from that of any other configuration."""
     facts = json.dumps(configuration_of(cell), sort_keys=True)
+    # 96 bits: no two of even millions of cells share a name.
     return hashlib.sha256(facts.encode()).hexdigest()[:24]
 
 
@@ -311,6 +323,7 @@ def _read_noise(noise: Mapping[str, Any], precision_cap: float) -> Decomposition
     return Decomposition(
         np.array(noise["private_variance"]) / precision_cap,
         tuple(tuple(group) for group in noise["seed_groups"]),
+        # Variances scale with 1/b, and factors, which are their roots, with 1/√b.
         tuple(np.array(factor) / math.sqrt(precision_cap) for factor in noise["factors"]),
     )
 

@@ -102,6 +102,7 @@ def find_broken_promises(scale: Scale) -> list[float]:
 
 def _paper_epsilon(epsilon: float, scale: Scale) -> float:
     """Return the exact ε of the noise that eq. (13b) requires."""
+    # Eq. (13b) fixes the noise, and so μ. The exact ε of that μ is what the noise really spends.
     return gaussian.epsilon_from(ACCOUNTANTS["paper"].mu_from(epsilon, scale.delta), scale.delta)
 
 
@@ -122,6 +123,7 @@ def _check_constant(scale: Scale, epsilon: float) -> Claim:
 def _check_paper(lines: Lines) -> list[Claim | None]:
     if not lines.panel.in_paper:
         return []
+    # Figure 2 varies the seed groups of CorN: its claim is about growth, not an order.
     if lines.panel.figure == "fig2":
         return [_check_groups(lines)]
     return [
@@ -156,6 +158,7 @@ def _check_order(
     where: str = "everywhere",
 ) -> Claim | None:
     """Return whether one method is at least as good as another at every place."""
+    # A reproduction of some lines may lack one of the two: then there is no claim.
     places = lines.places(better, worse)
     if not places:
         return None
@@ -172,6 +175,7 @@ def _check_order(
 
 def _judge(differences: Sequence[Difference]) -> Verdict:
     """Return the verdict on "nowhere worse"."""
+    # One certain exception refutes “everywhere”; to confirm it, every place must be certain.
     if any(difference.is_surely_worse for difference in differences):
         return "does not hold"
     if all(difference.is_surely_no_worse for difference in differences):
@@ -187,6 +191,7 @@ def _describe_order(
     if finite:
         ratios = [lines.mean(better, d.x) / lines.mean(worse, d.x) for d in finite]
         parts.append(f"ratio {min(ratios):.3g} to {max(ratios):.3g} at {_count(finite, 'place')}")
+        # Equal to three digits, as the evidence prints them.
         equal = [d for d, ratio in zip(finite, ratios, strict=True) if abs(ratio - 1) < 1e-3]
         if equal:
             parts.append(f"equal at {_list(d.x for d in equal)}")
@@ -257,6 +262,7 @@ def _check_sparse(lines: Lines) -> list[Claim]:
         if math.isfinite(lines.mean(CORN_PAPER, x) + lines.mean(DECOR_PAPER, x))
     ]
     claims = [_check_equality(lines)] if 1.0 in places else []
+    # A comparison of sparse and dense graphs needs at least one of each.
     if places and places[0] <= _SPARSE < places[-1]:
         claims.append(_check_margin(lines, places))
     return claims
@@ -265,6 +271,7 @@ def _check_sparse(lines: Lines) -> list[Claim]:
 def _check_equality(lines: Lines) -> Claim:
     difference = lines.excess((CORN_PAPER, 1.0), (DECOR_PAPER, 1.0))
     verdict: Verdict = "undecided"
+    # The whole interval inside ±5 % is equality; the whole interval outside is a difference.
     if abs(difference.mean) + difference.half_width <= _NEAR:
         verdict = "holds"
     elif abs(difference.mean) - difference.half_width > _NEAR:
@@ -283,6 +290,7 @@ def _check_margin(lines: Lines, places: Sequence[float]) -> Claim:
     """Return whether the absolute margin is largest on sparse graphs; evidence has the relative."""
     sign = 1 if lines.panel.lower_is_better else -1
     margins = {x: sign * (lines.mean(DECOR_PAPER, x) - lines.mean(CORN_PAPER, x)) for x in places}
+    # The largest margin of sparse graphs against the largest of dense ones.
     best = max((x for x in places if x <= _SPARSE), key=margins.__getitem__)
     rival = max((x for x in places if x > _SPARSE), key=margins.__getitem__)
     lead = lines.margin_lead(best, rival)
@@ -309,6 +317,8 @@ def _check_groups(lines: Lines) -> Claim | None:
     places = lines.places(CORN_PAPER, LDP_PAPER)
     if len(places) < 2:
         return None
+    # Fewer groups first: where their noise is less than their right neighbour's, the excess is
+    # negative.
     steps = [
         lines.excess((CORN_PAPER, left), (CORN_PAPER, right)) for left, right in pairwise(places)
     ]

@@ -80,8 +80,11 @@ class Lines:
         """
         a, b = (self._values(*place) for place in (first, second))
         if not a or not b:
+            # Another step size might have survived, unless all of them ran at all seeds.
             is_open = any(self.points[method.name, x].is_open for method, x in (first, second))
             half_width = math.inf if is_open else 0.0
+            # If both broke down, the first does not count as better: it is no better than the
+            # second.
             return Difference(first[1], math.inf if b or not a else -math.inf, half_width)
         # Runs of one seed share batches and noise, so their difference varies less than either.
         unit = abs(float(np.mean(b))) or 1.0
@@ -116,5 +119,6 @@ def _subtract(
 ) -> tuple[float, ...]:
     """Return differences seed by seed in multiples of ``unit``, or of means if counts differ."""
     if len(first) != len(second):
+        # Without pairs there is one difference, which ``_half_width`` treats as a single seed.
         return (float(np.mean(first) - np.mean(second)) / unit,)
     return tuple((a - b) / unit for a, b in zip(first, second, strict=True))

@@ -60,6 +60,7 @@ def figure1b(scale: Scale) -> list[NoiseStudy]:
 
 def figure1c(scale: Scale) -> list[NoiseStudy]:
     """Return noise against the number of agents, up to ten times the paper's hundred."""
+    # The connectivity stays, so that mean degrees grow with n.
     places = [(float(n), scale.graph(scale.connectivity, n), scale.epsilon) for n in scale.sizes]
     one, two = scale.insider_sizes
     settings = (
@@ -119,6 +120,7 @@ def figure2(scale: Scale) -> list[NoiseStudy]:
         entry(method, float(m), seeds=f"groups:{m}" if method.mechanism == "corn" else None)
         for m in range(1, scale.num_agents + 1)
         for method in scale.methods
+        # Covariances of the user's own have “=” in the name of their mechanism.
         if method in (LDP_PAPER, CORN_PAPER, LDP, CORN_ONE_STEP, CORN) or "=" in method.mechanism
     )
     insiders = tuple(
@@ -136,6 +138,7 @@ def figure2(scale: Scale) -> list[NoiseStudy]:
         log_y=True,
     )
     one_step, accumulated = _one_step_and_accumulated(scale, panel, groups)
+    # Insiders are judged by accumulated noise alone, for which these lines are designed.
     colluding = replace(
         accumulated.panel,
         name="fig2-insiders",
@@ -159,10 +162,12 @@ def _entry(
 
     ``seeds``, if given, replaces the seed groups and the insiders of the method.
     """
+    # The cap depends on T, so that all noise figures share the steps of one task.
     steps = scale.regression.num_steps
     cell = make_design_cell(method, graph, steps)
     if seeds is not None:
         cell = replace(cell, seeds=seeds, max_colluders=max_colluders)
+    # Designs are made at cap 1; the cap of ε scales them (``NoiseStudy``).
     cap = method.budget(epsilon, scale.delta, steps, scale.clip).precision_cap
     return NoiseEntry(method=method, x=x, cell=cell, epsilon=epsilon, precision_cap=cap)
 
@@ -214,6 +219,7 @@ def _train(scale: Scale, training: Training, figure: str, column: str, label: st
         places = [_place(scale, training, own, scale.epsilon, x=p) for p, own in graphs.items()]
         settings, x_label = f"ε = {scale.epsilon:g}", "connectivity p"
     panel = Panel(
+        # Figure 5 has one panel for each unit of privacy: their ε must not share an axis.
         name=f"{figure}-{training.unit}" if figure.startswith("fig5") else figure,
         figure=figure,
         title=f"{_describe_task(training)}, n = {scale.num_agents}, {settings}, "
@@ -280,9 +286,11 @@ FIGURES: dict[str, Callable[[Scale], Sequence[Study]]] = {
 
 def make_studies(names: Sequence[str], scale: Scale) -> list[Study]:
     """Return the panels with these names: of a figure, of a single panel, or ``all``."""
+    # A fixed graph has neither p nor n to vary, so that the figures about them are left out.
     possible = {name: make for name, make in FIGURES.items() if not scale.find_obstacle(name)}
     studies = [study for make in possible.values() for study in make(scale)]
     for name in names:
+        # Asked for by name, such a figure is an error; as a part of ``all`` it is left out.
         if name.startswith("fig") and (missing := scale.find_obstacle(name)):
             raise InvalidArgumentError(
                 f"graph must contain {missing} for {name}, which varies it, found "

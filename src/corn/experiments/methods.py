@@ -66,6 +66,7 @@ class MethodSpec:
     @property
     def threat(self) -> ThreatModel:
         """The adversary that its guarantee holds against."""
+        # Seeds of pairs keep nearly all of the gain against insiders (docs/theory.md, “Insiders”).
         return ThreatModel(self.max_colluders, "pairs") if self.max_colluders else EAVESDROPPER
 
     @property
@@ -181,6 +182,7 @@ def make_own_method(spec: str) -> MethodSpec:
     require(mechanism is not None, "mechanism", "NAME=R.npy or NAME=FILE.py:FUNCTION", repr(spec))
     label, _, source = spec.partition("=")
     known = [method.name for method in METHODS]
+    # Lines of a figure and rows of a table are told apart by this name alone.
     require(label not in known, "mechanism", "a new name", repr(label))
     # Cells are found by this text, from any folder, and a changed file has other results.
     return MethodSpec(label, label, f"{label}={Path(source).resolve()}#{digest_source(spec)}")
@@ -188,6 +190,7 @@ def make_own_method(spec: str) -> MethodSpec:
 
 def find_mechanism(text: str) -> Mechanism | MechanismName:
     """Return the mechanism of a line: a name, or one of the user's own."""
+    # Without the hash of the source, which is there for the key of the cell only.
     return read_mechanism(text.rpartition("#")[0] or text) or cast("MechanismName", text)
 
 

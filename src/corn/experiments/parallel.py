@@ -49,6 +49,7 @@ def compute_cells(
         on_done: called in this process for each cell, including those that the store had.
     """
     with _open_cluster(cluster):
+        # Designs first: trainings read their results from the store.
         for stage in split_cells(cells):
             missing: list[Cell] = []
             for cell in stage:
@@ -93,6 +94,7 @@ def _compute(
 
     The worker may be another machine: everything that it needs is an argument.
     """
+    # As many processes as cores run at once; more threads would compete for them.
     limit_threads()
     _end_with_parent(parent)
     start = time.perf_counter()
@@ -119,6 +121,7 @@ def _end_with_parent(parent: int) -> None:
         return
 
     def watch() -> None:
+        # An orphan is adopted by another process, so that its parent's id changes.
         while os.getppid() == parent:
             time.sleep(_PARENT_CHECK_SECONDS)
         # Not sys.exit, which would end this thread only. There is nothing to clean up: files are
@@ -133,6 +136,7 @@ def _run(tasks: Sequence[Any], jobs: int) -> Generator[_Outcome]:
     if not tasks:
         return
     with joblib.Parallel(n_jobs=jobs, batch_size=1) as parallel:
+        # Both depend on the backend, which the surrounding context of a cluster decides.
         num_workers = parallel._effective_n_jobs()
         can_stream = parallel._backend.supports_return_generator
     if can_stream:
@@ -180,6 +184,7 @@ def _open_cluster(cluster: str | None) -> Iterator[None]:
 @contextmanager
 def _connect_dask(address: str | None) -> Iterator[None]:
     distributed = _import("distributed", "dask")
+    # A running cluster has its own number of threads.
     settings = {} if address else {"threads_per_worker": 1}
     with distributed.Client(address, **settings):
         yield

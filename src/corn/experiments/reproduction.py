@@ -90,6 +90,7 @@ def reproduce(
         compute_cells(
             cells, store, jobs=jobs, cluster=cluster, directory=directory, on_done=on_done
         )
+        # Each cell is asked for once, so that the loop ends.
         asked.update(cells)
         results.update(_load(cells, store))
     return gather(studies, scale, results, store)
@@ -134,6 +135,7 @@ def _list_notes(results: Results) -> Iterator[str]:
         if isinstance(cell, TrainingCell):
             yield from (f"{cell.task}: {note}" for note in result["notes"])
         elif cell.mechanism == "corn" and result["gap"] > _GAP_TO_MENTION:
+            # Of CorN only: a gap of another mechanism is a property of it, not of a solver.
             colluders = ThreatModel(cell.max_colluders).describe_colluders()
             yield (
                 f"CorN on {cell.graph}, designed for {cell.horizon:g} steps, seeds {cell.seeds}, "

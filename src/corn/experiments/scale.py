@@ -109,6 +109,7 @@ class Scale:
 
     def graph(self, connectivity: float, num_agents: int | None = None) -> str:
         """Return the spec of the graph: by default an Erdős–Rényi graph of this connectivity."""
+        # Not ``str.format``: a file name may contain other braces.
         values = {
             "{n}": str(num_agents or self.num_agents),
             "{p}": f"{connectivity:g}",
@@ -128,6 +129,7 @@ class Scale:
 
     def find_obstacle(self, figure: str) -> str | None:
         """Return the field that the graph lacks for a figure that varies it, or None."""
+        # Figures named …b vary p. The letter is the fifth character, and more may follow it.
         needed = "{n}" if figure.startswith("fig1c") else "{p}" if "b" in figure[4:6] else ""
         return None if needed in self.graph_spec else needed
 
@@ -151,6 +153,8 @@ class Scale:
         is_valid = all(0 < p <= 1 for p in connectivities)
         require(is_valid, "connectivities", "in (0, 1]", tuple(connectivities))
         changed: dict[str, object] = {
+            # As floats: 3 and 3.0 would be two places and two keys. An empty tuple leaves the
+            # default.
             "epsilons": tuple(sorted(set(map(float, epsilons)))) or None,
             "connectivities": tuple(sorted(set(map(float, connectivities)))) or None,
             "num_agents": None if num_agents is None else require_count("agents", num_agents),
@@ -163,6 +167,7 @@ class Scale:
         for name in ("quadratic", "regression", "network", "softmax"):
             changed[name] = replace(getattr(self, name), **options) if options else None
         given = {name: value for name, value in changed.items() if value is not None}
+        # A report of other settings must not pass for one of the paper's.
         name = f"{self.name}, in part" if given else self.name
         scale: Scale = replace(self, name=name, **given)  # type: ignore[arg-type]
         return scale._count_agents(is_given=num_agents is not None)
@@ -182,9 +187,11 @@ class Scale:
 
 FULL = Scale(
     name="full",
+    # 30 and 40 are the paper's own, beyond the range that eq. (13b) is proved for (docs/theory.md).
     epsilons=(3, 5, 7, 10, 15, 20, 25, 30, 40),
     connectivities=(0.2, 0.4, 0.6, 0.8, 1.0),
     sizes=(10, 20, 40, 60, 80, 100, 200, 500, 1000),
+    # Designs against insiders have a constraint per coalition and agent, hence smaller networks.
     insider_sizes=(40, 20),
     # The standard deviation of the gap over seeds is as large as its mean, and one seed takes about
     # a second: 100 seeds make the intervals narrow.

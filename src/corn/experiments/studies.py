@@ -213,6 +213,7 @@ class TrainingPlace:
         """Return the cells known to be needed: repeats once every pilot has a result."""
         if not self._has_pilots(results):
             return self.pilots
+        # Once all pilots are known the choice is fixed, so that repeated calls agree.
         return (*self.pilots, *self._repeat(self.choose(results)))
 
     def forecast(self, results: Results) -> tuple[TrainingCell, ...]:
@@ -227,6 +228,7 @@ class TrainingPlace:
 
     def choose(self, results: Results) -> dict[str, str]:
         """Return the step size of each method that has one, by its name, from the pilots alone."""
+        # From pilots alone: seeds that ran at one step size must not take part in the choice.
         runs, count = self._join_runs(self.pilots, results), len(self.pilot_seeds)
         best = {method.name: choose_step_size(runs, method.name, count) for method in self.methods}
         return {name: step_size for name, step_size in best.items() if step_size is not None}
@@ -261,6 +263,7 @@ class TrainingPlace:
         return {make_schedule(eta, first.schedule).describe(): eta for eta in first.step_sizes}
 
     def _has_pilots(self, results: Results) -> bool:
+        # All of them: a step size chosen on some pilots could change when the others arrive.
         return all(cell in results for cell in self.pilots)
 
     def _repeat(self, choices: Mapping[str, str]) -> Iterator[TrainingCell]:
@@ -332,6 +335,7 @@ class TrainingStudy:
                     **settings[run["method"]],
                     **run,
                     "value": run[self.column],
+                    # Rows of all step sizes are written, of which figures show the chosen one.
                     "chosen": run["step_size"] == best.get(run["method"]),
                 }
                 for run in place.runs(results)
@@ -348,7 +352,9 @@ def choose_step_size(runs: Sequence[Run], method: str, num_seeds: int) -> str | 
     losses: dict[str, list[float]] = {}
     for run in runs:
         if run["method"] == method:
+            # A constant loss where there are no validation samples: the single step size is chosen.
             losses.setdefault(run["step_size"], []).append(run.get("validation_loss", 0.0))
+    # A run that broke down has no row, so that its step size has fewer rows than seeds.
     whole = {size: float(np.mean(own)) for size, own in losses.items() if len(own) == num_seeds}
     return min(whole, key=whole.__getitem__) if whole else None
 
@@ -362,6 +368,7 @@ def confidence_half_width(values: tuple[float, ...], *, confidence: float = 0.95
     count = len(values)
     if count < 2:
         return 0.0
+    # The standard error of the mean.
     spread = float(np.std(values, ddof=1)) / math.sqrt(count)
     return float(stats.t.ppf((1 + confidence) / 2, count - 1)) * spread
 

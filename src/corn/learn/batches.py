@@ -148,6 +148,7 @@ class BatchSampler:
                 f"batch_size must be smaller, found {batch_size:,}: sums of {self._most:,} clipped "
                 f"samples are too inaccurate even in float64 (at most {_MOST_SUMMED:,})"
             )
+        # With rates, one limit for each sample of all agents; None draws batches in passes.
         self._limits: FloatArray | None = None
         self._step_width = 1
         if rates is not None:
@@ -159,6 +160,8 @@ class BatchSampler:
         # Padding is one of the agent's own samples: a model that mixes samples must not see those
         # of another agent.
         self._padding = np.array([*data.offsets[:-1]] * len(self._choices), np.int64)[:, None]
+        # The order of the present pass of each (run, agent), with the number of that pass: drawing
+        # the permutation again for each batch of the pass would cost O(m) per step.
         self._orders: dict[tuple[int, int], tuple[int, IntArray]] = {}
         self._whole: Batch | None = None
         self._kept: Tensor | None = None
@@ -193,6 +196,7 @@ class BatchSampler:
             limits = self._limits
             return [rows for each in self._choices for rows in self._toss(each, number, limits)]
         runs, agents = range(len(self._choices)), range(self._data.num_agents)
+        # Run-major, like ``_padding`` and the cells of a ``Batch``.
         return [self._next_in_order(run, agent, number) for run in runs for agent in agents]
 
     def _draw(self, number: int) -> Batch:
@@ -201,6 +205,7 @@ class BatchSampler:
         # Multiples of a width that few batches exceed: see ``hides_counts``.
         width = -(-max(int(counts.max()), 1) // self._step_width) * self._step_width
         table = np.empty((len(rows), width), np.int64)
+        # Samples come first in a row and padding last, which is what ``_weights`` counts on.
         table[:] = self._padding
         for cell, own in enumerate(rows):
             table[cell, : len(own)] = own
@@ -222,6 +227,8 @@ class BatchSampler:
         return known[1][place * batch : (place + 1) * batch]
 
     def _toss(self, choices: Choices, number: int, limits: FloatArray) -> list[IntArray]:
+        # Coins are of all agents at once. Row numbers increase, so that the offsets cut them into
+        # the agents' own parts.
         taken = np.flatnonzero(choices.draw_coins(number, self._sizes) < limits)
         cuts = np.searchsorted(taken, self._data.offsets[1:-1])
         return np.split(taken, cuts)
@@ -236,6 +243,8 @@ class BatchSampler:
             inputs.view(cells, width, *inputs.shape[1:]),
             targets.view(cells, width, *targets.shape[1:]),
             self._full_weights(table.shape) if is_full else self._weights(counts, width),
+            # With a fixed divisor the weights are 1/B. They are an average only if B samples are
+            # there.
             is_full and self._divisor in (None, width),
             self._most,
         )
@@ -248,6 +257,7 @@ class BatchSampler:
 
     def _weights(self, counts: IntArray, width: int) -> Tensor:
         inputs = self._data.inputs
+        # Shape (cells, width): row k has counts[k] ones, then zeros.
         present = np.arange(width) < counts[:, None]
         weights = present / (self._divisor or np.maximum(counts, 1)[:, None])
         real = inputs.dtype if inputs.is_floating_point() else torch.get_default_dtype()

@@ -54,6 +54,7 @@ class Bounds:
         by_column: dict[str, tuple[float, float]] = {}
         of_all = None
         for part in text.split(","):
+            # The last equals sign separates: a column's own name may contain one.
             name, equals, interval = part.rpartition("=")
             pair = _parse_pair(interval, text)
             if not equals:
@@ -74,6 +75,8 @@ class Bounds:
 
     def describe(self) -> str:
         """Return the bounds as text, for agents to compare."""
+        # Sorted, and with every digit: agents that declare the same bounds in another order must
+        # agree, and bounds that differ in the last digit must not.
         named = [f"{name}={low!r}:{high!r}" for name, (low, high) in sorted(self.by_column.items())]
         general = [] if self.of_all is None else [f"{self.of_all[0]!r}:{self.of_all[1]!r}"]
         return ",".join([*named, *general]) or "none"
@@ -87,6 +90,7 @@ def scale_values(values: FloatArray, bounds: tuple[float, float] | None) -> Floa
     """
     if bounds is None:
         return values
+    # Values outside are clipped, not refused: a refusal would tell others about private data.
     least, most = bounds
     return np.asarray((np.clip(values, least, most) - least) * (2 / (most - least)) - 1)
 
@@ -103,6 +107,8 @@ def _parse_pair(text: str, whole: str) -> tuple[float, float]:
 
 def _read_file(path: Path) -> dict[str, tuple[float, float]]:
     try:
+        # Spreadsheets begin a CSV file with a byte order mark, which would become a part of the
+        # first column's name.
         with path.open(encoding="utf-8-sig", newline="") as stream:
             rows = list(csv.DictReader(stream, skipinitialspace=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -31,6 +31,7 @@ from corn.learn.settings import SweepSettings
 from corn.learn.tasks import HasFingerprint, Task
 from corn.topology import Network
 
+# Increased when the fields change: an older file is then refused, not misread.
 _VERSION = 4
 
 
@@ -71,6 +72,8 @@ def load_sweep(path: Path | str, *, fingerprint: str) -> SweepCheckpoint:
     try:
         # Plain data only: a checkpoint from an untrusted source cannot run code.
         saved: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+        # A missing or unknown field raises ``KeyError`` or ``TypeError``: such a file counts as
+        # damaged.
         version = saved.pop("version")
         checkpoint = SweepCheckpoint(**saved)
     except FileNotFoundError as error:
@@ -111,6 +114,7 @@ def fingerprint_sweep(
     for name in sorted(parts):
         digest.update(f"{name} {len(parts[name][1])}".encode())
         arrays += [values.cpu().numpy() for values in parts[name]]
+    # A module's layers and frozen values show neither in ``describe`` nor in the start.
     if isinstance(task, HasFingerprint):
         digest.update(task.fingerprint())
     for array in arrays:
@@ -119,6 +123,7 @@ def fingerprint_sweep(
 
 
 def _links_of(network: Network) -> list[NDArray[Any]]:
+    # By links: W of a large network would be n² numbers.
     W = network.sparse_matrix
     return [W.indptr, W.indices, W.data, np.array(network.schedule)]
 
@@ -129,5 +134,6 @@ def _noise_of(method: Method) -> list[NDArray[Any]]:
         return []
     if isinstance(method.noise, LatticeNoise):
         return [method.noise.eigenvalues]
+    # Members too: the same factors on other agents are other noise.
     members = [np.array(group) for group in method.noise.seed_groups]
     return [method.noise.private_variance, *members, *method.noise.factors]

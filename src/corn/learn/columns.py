@@ -33,6 +33,7 @@ class Column:
     @property
     def is_large(self) -> bool:
         """Whether there are large values and no bounds to scale them by."""
+        # With bounds every value is scaled to [−1, 1], so that no column is large.
         return self.bounds is None and float(np.abs(self.values).max()) > _LARGE_VALUE
 
     @property
@@ -55,6 +56,7 @@ def describe_columns(columns: Sequence[Column]) -> Iterator[str]:
             f"{_begin(large)} values beyond ±{_LARGE_VALUE:g} and no public bounds: they take most "
             "of a clipped gradient; give --bounds"
         )
+    # Counted, because scaling changes them in silence: see ``scale_values``.
     if outside := [own.name for own in columns if own.num_outside]:
         count = sum(own.num_outside for own in columns)
         yield (

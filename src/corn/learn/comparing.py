@@ -55,6 +55,7 @@ class Comparison:
     def to_pandas(self) -> Any:
         """Return the summary as a data frame with one row for each mechanism."""
         rows = [{"mechanism": name, **facts} for name, facts in self.summary.items()]
+        # Columns that would hold a dictionary or an array in each cell of the frame.
         hidden = ("intervals", "simulated_epsilon_of_each_agent", "epsilon_of_each_agent")
         return make_frame(
             [{k: v for k, v in row.items() if k not in hidden} for row in rows]
@@ -119,6 +120,7 @@ def compare(
     ['ldp', 'none']
     """
     chosen = network if isinstance(network, Network) else load_network(network)
+    # One objective for all mechanisms: one designed for another would look worse than it is.
     target = objective or default_objective(budget.num_steps)
     problem = make_problem(
         make_task(model, loss), datasets, chosen.num_agents, validation=validation, test=test
@@ -128,10 +130,14 @@ def compare(
         num_steps=budget.num_steps,
         batch_size=budget.batch_size if batch_size is None else batch_size,
         seeds=tuple(seeds),
+        # Mixing after the last step is post-processing: it costs no privacy (docs/theory.md, “More
+        # mixing is free”).
         cooldown_steps=choose_cooldown(chosen, budget.num_steps),
+        # The momentum that the designs count on: trained with another, they would be suboptimal.
         momentum=momentum_of(target),
         device=device,
     )
+    # Without validation samples step sizes are chosen by the loss on the agents' own data.
     column = "train_loss" if validation is None else "validation_loss"
     if step_sizes:
         trials = make_grid(methods, step_sizes=step_sizes, schedule=schedule)

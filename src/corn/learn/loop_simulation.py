@@ -46,10 +46,12 @@ class SimulatedTurns:
         seed: int,
         secure: bool,
     ) -> None:
+        # Longer models than the proof for floats covers are refused (docs/floats.md).
         plan.check_parameters(model.num_parameters)
         require_fitting_samples(plan.budget, sizes)
         self._plan, self.is_simulated = plan, not secure
         dtype = getattr(torch, plan.dtype)
+        # Shape (n, d), one row per agent. All agents start from the user's model.
         self._models = model.read().to(dtype).repeat(plan.num_agents, 1)
         self._mixer = Mixer(plan.network, dtype=dtype)
         self._noise = KeyedNoise(
@@ -59,11 +61,13 @@ class SimulatedTurns:
             is_secret=secure,
         )
         queries = plan.budget.queries
+        # One query for each agent. All of them have one clipping norm and may differ in sampling.
         self._queries = queries * plan.num_agents if len(queries) == 1 else queries
         self._samplers = [
             self._make_sampler(agent, size, batch_size, _make_choices(agent, seed, secure))
             for agent, size in enumerate(sizes)
         ]
+        # Clipping and rounding in float64, as the proof for floats assumes (docs/floats.md).
         self._clip = torch.tensor([queries[0].clip], dtype=torch.float64)
         self._grid = torch.tensor([plan.grid], dtype=torch.float64)
         self._turn: Turn | None = None
@@ -85,6 +89,8 @@ class SimulatedTurns:
         """See ``Turns``."""
         if self._step == self._plan.budget.num_steps:
             return None
+        # One draw has the shares of all agents. Of (seeds, agents, methods, d) there is one seed
+        # and one method, so that (n, d) remains.
         if self._agent == 0:
             self._shares = self._noise.draw(self._step)[0, :, 0]
         batch = self._samplers[self._agent].draw(self._step)
@@ -99,6 +105,8 @@ class SimulatedTurns:
         """See ``Turns``: as an agent does it, by the same functions."""
         if self._turn is None:
             raise CornError("a release must follow a batch")
+        # ``compute_gradients`` asks the task, and the task hands over what the user's loop found:
+        # clipping is then done by the same function as in an agent.
         self._gradients = gradients
         found = compute_gradients(
             self._task,
@@ -108,17 +116,20 @@ class SimulatedTurns:
             clips_samples=self._queries[self._agent].unit == "sample",
         )
         noise = self._shares[self._agent]
+        # The turn ends here: a second release in it would reuse the same noise, and raises instead.
         self._turn = None
         return release(found.values.view(-1), found.factors.view(-1), noise, self._grid)
 
     @torch.no_grad()
     def end(self, parameters: Tensor) -> Tensor | None:
         """Keep an agent's half step; mix after the last, and return the average model."""
+        # Kept, not mixed yet: in a step all agents' gradients are taken before any exchange.
         self._models[self._agent] = parameters.to(self._models)
         self._agent += 1
         if self._agent < self._plan.num_agents:
             return None
         self._agent, self._step = 0, self._step + 1
+        # A cool-down after the last step only mixes: it releases nothing and costs no privacy.
         rounds = 1
         if self._step == self._plan.budget.num_steps:
             rounds += self._plan.cooldown_steps

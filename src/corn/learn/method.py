@@ -71,12 +71,15 @@ class Method:
     counts_floats: bool = False
 
     def __post_init__(self) -> None:
+        # Noise without a promise, or a promise without noise, could not be reported truthfully.
         if (self.budget is None) != (self.noise is None):
             raise InvalidArgumentError(
                 f"{self.name!r} must have both noise and the budget it keeps, or neither"
             )
         if self.budget is None:
             return
+        # ε was counted for this clipping. With another one the sensitivity is not the one that the
+        # noise was designed for (docs/theory.md, “Unit”).
         expected = self.budget.queries
         if self.queries != expected:
             raise InvalidArgumentError(
@@ -93,6 +96,7 @@ class Method:
         # The check reads the noise that will be drawn, not the report of the design.
         precision, caps = self.precision, self.precision_caps
         tolerance = 0.0 if self.counts_floats else _TOLERANCE
+        # Not ``any(precision > …)``: a precision that is NaN must fail the check too.
         if not (precision <= caps * (1 + tolerance)).all():
             worst = int((precision / caps).argmax())
             raise InvalidArgumentError(
@@ -121,6 +125,8 @@ class Method:
         shares = _shares_of(noise)
         if isinstance(noise, Design) and isinstance(shares, Decomposition):
             max_colluders = _count_colluders(shares, threat)
+            # Floats spend a part of the budget, so the noise must keep a stricter one
+            # (docs/floats.md).
             kept = set_aside(budget) if counts_floats else budget
             caps = kept.precision_caps(shares.num_agents)
             worst = float((worst_precisions(shares, max_colluders) / caps).max())
@@ -198,6 +204,7 @@ class Method:
         """The noise variance of the average over a trusted server's; None without noise."""
         if self.budget is None or self.noise is None:
             return None
+        # 1ᵀR1/n² over 1/(n² min b), the floor of docs/theory.md.
         return self.noise.total_variance * float(self.precision_caps.min())
 
     @cached_property
@@ -254,6 +261,7 @@ class Method:
 def _count_spent(
     budget: PrivacyBudget, precision: tuple[float, ...], num_steps: int, *, counts_floats: bool
 ) -> tuple[float, ...]:
+    # Where noise protects somebody, the reported ε includes what floats may add.
     account = account_floats if counts_floats else account_promises
     return tuple(account(np.array(precision), budget, num_steps=num_steps).tolist())
 

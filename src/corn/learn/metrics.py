@@ -23,6 +23,7 @@ from corn.learn.tasks import Task
 
 Row: TypeAlias = dict[str, str | int | float]
 Samples: TypeAlias = tuple[Tensor, Tensor]
+# Columns that identify a run or state its promise: loggers must not draw them as curves.
 _LABELS = ("contender", "step_size", "seed", "step", "unit", "delta", "central_ratio")
 PARTS = ("train", "validation", "test")
 
@@ -100,6 +101,7 @@ def measure(
     # A different column name, so that a simulated ε can never be mistaken for a promise.
     prefix = "simulated_" if is_simulated else ""
     scores = _score(task, parameters, parts)
+    # Squared distance of every model from the average of its run: (seeds, agents, trials).
     spread = (parameters - parameters.mean(dim=1, keepdim=True)).square().sum(dim=-1)
     scores["consensus_distance"] = _array(spread.mean(dim=1).sqrt())
     for name in ("gradient_norm", "fraction_clipped", "noise_norm"):
@@ -114,11 +116,13 @@ def measure(
 
 def _score(task: Task, parameters: Tensor, parts: Mapping[str, Samples]) -> dict[str, FloatArray]:
     """Return losses and accuracies, each of shape (seeds, trials)."""
+    # Of all agents, before those to be scored are selected.
     average = parameters.mean(dim=1)
     parameters = parameters[:, choose_measured(parameters.shape[1])].contiguous()
     shape = parameters.shape
     scores: dict[str, FloatArray] = {}
     for name, (inputs, targets) in parts.items():
+        # All models of all runs in one call, which shares one product with the samples.
         own = task.evaluate(parameters.view(-1, shape[-1]), inputs, targets)
         joint = task.evaluate(average.view(-1, shape[-1]), inputs, targets)
         scores[f"{name}_loss"] = _array(own.loss.view(shape[:-1]).mean(dim=1))
@@ -180,6 +184,7 @@ def has_diverged(
 
     ``measured`` names the parts whose loss was measured, for which NaN means divergence.
     """
+    # The distance depends on models alone, which are public: a secret run may stop by it.
     if not math.isfinite(float(row["consensus_distance"])):
         return True
     for name in (f"{part}_loss" for part in measured):
@@ -220,6 +225,7 @@ def write_table(
     if target.suffix not in writers:
         raise FileFormatError(f"{target}: a table's name must end in .csv or .parquet")
     target.parent.mkdir(parents=True, exist_ok=True)
+    # The file gets its name when it is complete: readers never see half a table.
     with writing_whole(target, is_private=is_private) as partial:
         writers[target.suffix](rows, partial, columns)
 
@@ -243,6 +249,7 @@ def write_mlflow(
     command or the task.
     """
     mlflow = _import("mlflow", "writing for MLflow", extra="mlflow")
+    # A client of its own: ``mlflow.set_tracking_uri`` would change the caller's global state.
     client = mlflow.MlflowClient(tracking_uri=tracking_uri)
     found = client.get_experiment_by_name(experiment)
     number = client.create_experiment(experiment) if found is None else found.experiment_id

@@ -38,6 +38,7 @@ class Mixer:
         W, rounds = network.sparse_matrix, network.schedule
         if is_sparse is None:
             is_sparse = _SPARSE_COST * W.nnz * len(rounds) < network.num_agents**2
+        # The dense matrix has all rounds of a step in it, so that none is left to repeat.
         self._rounds = rounds if is_sparse else rounds[:0]
         matrix = (
             to_sparse_tensor(W) if is_sparse else torch.from_numpy(np.array(network.step_matrix))
@@ -48,15 +49,18 @@ class Mixer:
         """Return the models after a step's rounds, shape (seeds, agents, values)."""
         if not self._rounds:
             return torch.matmul(self._matrix, models)
+        # Torch multiplies a sparse matrix with matrices only, so seeds are taken one by one.
         return torch.stack([self._mix_one(own) for own in models])
 
     def _mix_one(self, models: Tensor) -> Tensor:
         current, change = models, None
         for momentum, gain in self._rounds:
             mixed: Tensor = self._matrix @ current
+            # A plain round x ← W x. It also forgets the change of earlier Chebyshev rounds.
             if gain == 1 and not momentum:
                 current, change = mixed, None
                 continue
+            # x ← x + m_k (x − the x before) + g_k (W x − x): docs/theory.md, “Chebyshev rounds”.
             moved = mixed.sub_(current).mul_(gain)
             # The first Chebyshev round has no momentum, so that a change is known from then on.
             change = moved if change is None else moved.add_(change, alpha=momentum)

@@ -22,6 +22,7 @@ from corn.learn.tasks import (
     small_cnn_task,
 )
 
+# The paper's network has this many hidden units.
 _HIDDEN = 32
 _MODEL_SEED = 0
 _SIGNATURE = "make_model(input_shape, num_outputs), or without arguments"
@@ -78,8 +79,10 @@ def _make_regression(model: str, num_features: int) -> Task:
     if model == "network":
         layers[1:1] = [nn.Linear(num_features, _HIDDEN), nn.ReLU()]
     else:
+        # Least squares is convex: zero is a start that does not depend on a seed.
         nn.init.zeros_(output.weight)
         nn.init.zeros_(output.bias)
+    # A linear model keeps its zeros; a network needs new random weights for each seed.
     return ModuleTask(nn.Sequential(*layers), functional.mse_loss, reset=model == "network")
 
 
@@ -105,6 +108,8 @@ def _call(make: Any, spec: str, input_shape: tuple[int, ...], num_outputs: int) 
     signature = inspect.signature(make)
     arguments: tuple[object, ...] = (input_shape, num_outputs) if signature.parameters else ()
     try:
+        # Bound before the call: a ``TypeError`` raised inside the user's function is not about its
+        # arguments, and must not be reported as such.
         signature.bind(*arguments)
     except TypeError as error:
         raise FileFormatError(f"{spec}: must be a function {_SIGNATURE}: {error}") from error

@@ -47,6 +47,7 @@ class ProgressBar:
 
     def advance(self, rows: Sequence[Row] = ()) -> None:
         """Count one more step, and show its measurements, if any."""
+        # Summaries of rows take time that nobody would see.
         if self._progress.disable:
             return
         if rows:
@@ -58,6 +59,7 @@ def summarize_rows(rows: Sequence[Row]) -> str:
     """Return the least loss and the largest ε among rows, in a few words."""
     name = "test_loss" if any(not math.isnan(float(r["test_loss"])) for r in rows) else "train_loss"
     losses = [float(row[name]) for row in rows if not math.isnan(float(row[name]))]
+    # A simulated ε keeps its name on the screen too: it is no promise.
     spent = {kind: [float(row[kind]) for row in rows] for kind in ("epsilon", "simulated_epsilon")}
     parts = [f"best {name.replace('_', ' ')} {min(losses):.4g}"] if losses else []
     for kind, values in spent.items():
@@ -87,6 +89,7 @@ def catch_interruption() -> Iterator[Interruption]:
     # A signal can arrive in the middle of a step. The loop stops between steps, where models and
     # measurements agree.
     def request(number: int, frame: FrameType | None) -> None:
+        # The second Ctrl-C raises ``KeyboardInterrupt``, in case a step hangs.
         if interruption.requested:
             signal.default_int_handler(number, frame)
         interruption.requested = True
@@ -95,4 +98,5 @@ def catch_interruption() -> Iterator[Interruption]:
     try:
         yield interruption
     finally:
+        # Callers of the library get their own handler back.
         signal.signal(signal.SIGINT, before)

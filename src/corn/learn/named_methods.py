@@ -55,6 +55,7 @@ def make_methods(
     for name, mechanism in own.items():
         if mechanism is None:
             require_choice("mechanism", name, METHOD_NAMES, advice="or NAME=R.npy of your own")
+    # Rows are told apart by these labels, without the file of an own mechanism.
     labels = [name.partition("=")[0] for name in names]
     repeated = sorted({label for label in labels if labels.count(label) > 1})
     require(not repeated, "mechanism", "different names", f"{', '.join(repeated)} twice")
@@ -84,6 +85,7 @@ def _make_method(
     if name == "unclipped":
         return Method.non_private(name=name)
     if name == "none":
+        # Clipped like the private methods: the difference to them is then the noise alone.
         return Method.non_private(*budget.queries)
     if name == "central":
         return Method.central(budget, network.num_agents)
@@ -95,6 +97,7 @@ def _make_method(
         budget,
         mechanism=cast("MechanismName", name),
         objective=objective,
+        # Noise that pairs of agents cancel is known to either of them: no ε holds against insiders.
         threat=threat if name in ("corn", "ldp") else EAVESDROPPER,
     )
     return Method.private(name, designed, budget)
@@ -114,9 +117,13 @@ def _design_at_scale(
     caps = budget.precision_caps(n)
     if name == "ldp":
         # Noise by a formula, of which the bound on all covariances is not asked here.
+        # Without shared seeds insiders know no more than an eavesdropper (docs/theory.md,
+        # “Insiders”).
         holds = replace(threat or DEFAULT_THREAT, seeds="global")
         return Method.private(name, Decomposition(1 / caps), budget, threat=holds)
     row = find_lattice(network.sparse_matrix)
+    # Fourier transforms diagonalise R only if the network looks the same from every agent: a
+    # lattice, and one cap for all.
     if row is not None and isinstance(objective, Horizon) and not np.ptp(caps):
         lattice = _choose_lattice_design(name, threat or DEFAULT_THREAT)
         if lattice is not None:
@@ -136,6 +143,8 @@ def _choose_lattice_design(
         return design_lattice_pairs, EAVESDROPPER
     if name == "corn" and threat == EAVESDROPPER:
         return design_lattice, EAVESDROPPER
+    # This design has seeds of sparse hops, so the promise names them also where the default
+    # arrangement was asked for.
     sparse = replace(DEFAULT_THREAT, seeds=f"sparse:{SPARSE_PARTNERS}")
     if name == "corn" and threat in (DEFAULT_THREAT, sparse):
         return design_lattice_insider, sparse

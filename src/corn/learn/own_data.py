@@ -31,6 +31,7 @@ from corn.learn.tasks import place_task
 AGENT_FIELD = "{agent}"
 """The part of a path that stands for an agent's number."""
 
+# More different values than this suggest numbers to predict, not classes.
 _MOST_CLASSES = 1000
 _MOST_NAMES = 12
 _MOST_COLUMNS = 1000  # that agents publish by name; of more, they compare a hash
@@ -100,13 +101,17 @@ class FileWorkload:
         test = None if self.test_data is None else self._read_one(self.test_data)
         if test is not None:
             _require_same_columns([files[0], test])
+        # Test data may have classes that no training file has, so it is read before they are
+        # listed.
         classes = self._find_classes([*files, *([] if test is None else [test])])
         encoded = [self._encode(own, classes) for own in files]
+        # With test data of its own, nothing of the training files need be given up for it.
         test_fraction = self.held_out if test is None else 0.0
         if self.has_file_per_agent:
             parts = [self._split(own, test_fraction) for own in encoded]
         else:
             parts = self._deal_out(encoded[0], num_agents, owners, test_fraction)
+        # A part without samples is left out: a mean over no samples would be NaN.
         held_out = {
             name: _join([own[name] for own in parts if len(own[name][0])])
             for name in ("validation", "test")
@@ -128,6 +133,7 @@ class FileWorkload:
             task=place_task(task, self.device),
             data=AgentData.from_parts([own["train"] for own in parts]),
             parts=held_out,
+            # Samples held out of agents' own files stay private, and so do scores on them.
             public_parts=() if test is None else ("test",),
             private_notes=tuple(self._find_notes(files, classes)),
             schema=self._describe(files[0], shape, classes, test),
@@ -152,6 +158,7 @@ class FileWorkload:
     def _read_one(self, path: Path) -> RawSamples:
         found = read_own_samples(path, self.target, self.features)
         if found.features:
+            # The target of a regression may have bounds too, and is not among the features.
             known = [*found.features, *([self.target or ""] if self.is_regression else [])]
             self.bounds.require_known(known, path)
         elif self.bounds.by_column:
@@ -163,6 +170,7 @@ class FileWorkload:
             return None
         if self.classes is not None:
             return tuple(map(_name_class, self.classes))
+        # A simulation may look at all files. A deployment must list the classes, see ``classes``.
         names = {_name_class(value) for own in files for value in np.unique(own.targets)}
         numbers = [name for name in names if _as_float(name) is not None]
         is_count = len(numbers) == len(names)
@@ -205,11 +213,14 @@ class FileWorkload:
 
     def _number_classes(self, samples: RawSamples, classes: Sequence[str]) -> IntArray:
         numbers = {name: number for number, name in enumerate(classes)}
+        # Each distinct value is parsed once, not once per row.
         values, places = np.unique(samples.targets, return_inverse=True)
         known = [numbers.get(_name_class(value), -1) for value in values]
         found = np.array(known, np.int64)[places.reshape(-1)]
         unknown = np.flatnonzero(found < 0)
         if len(unknown):
+            # The text quotes private data: it reaches the file's owner alone
+            # (``datasets.own_files``).
             value = str(samples.targets[unknown[0]])[:40]
             raise FileFormatError(
                 f"{samples.path}: column {self._target_name!r} must be one of "
@@ -231,12 +242,15 @@ class FileWorkload:
     ) -> list[dict[str, Samples]]:
         """Return the parts of agents of one file; the first has the samples held out for all."""
         whole = self._split(samples, test_fraction)
+        # Held-out samples of one common file belong to nobody in particular: the first agent here
+        # gets them and the others none, so that each is counted once.
         train, none = whole["train"], _pick(samples, np.empty(0, np.int64))
         spec = PartitionSpec.parse(self.partition or "iid")
         if self.is_regression and spec.kind != "iid":
             raise InvalidArgumentError(
                 f"partition must be iid for regression, which has no classes, found {spec.kind!r}"
             )
+        # The same seed in every process: agents deal out one file alike without talking.
         rows = spec.assign(train[1].numpy().astype(np.int64), num_agents, seed=self.seed)
         dealt = [
             {"train": _pick(train, rows[agent]), "validation": none, "test": none}
@@ -292,6 +306,8 @@ class FileWorkload:
             files = f"one file, {self.partition or 'iid'}"
         public = ""
         if test is not None:
+            # Public, so that a hash of it may be compared: scores on other samples would not
+            # compare.
             digest = hashlib.sha256(test.inputs.tobytes() + repr(test.targets.tolist()).encode())
             public = f"; public test data {digest.hexdigest()[:16]}"
         return (
@@ -340,7 +356,7 @@ def _as_float(text: str) -> float | None:
 
 
 def _name_class(value: object) -> str:
-    """Return the one name of a class that files write in several ways: 1, 1.0, true.
+    """Return the one name of a class that files write in several ways: 1, 1.0, 01.
 
     >>> _name_class(1.0), _name_class("01"), _name_class("yes")
     ('1', '1', 'yes')

@@ -83,8 +83,10 @@ class UserModel:
             raise InvalidArgumentError(
                 "module must have parameters that are not frozen, found none: set requires_grad"
             )
+        # By identity, because ``==`` compares tensors by value.
         own = set(map(id, self._trained))
         everything = [*module.named_parameters(), *module.named_buffers()]
+        # Copies of all values that get no noise: every step is compared with them.
         self._frozen = [(name, p, p.detach().clone()) for name, p in everything if id(p) not in own]
         self._samples = SampleGradients(module) if clips_samples else None
         self._is_checked = False
@@ -96,6 +98,7 @@ class UserModel:
 
     def read(self) -> Tensor:
         """Return the trained parameters as one vector, in float64."""
+        # In float64: parameters of several types then have one vector without loss.
         return torch.cat([p.detach().flatten().double().cpu() for p in self._trained])
 
     @torch.no_grad()
@@ -109,6 +112,7 @@ class UserModel:
     def set_gradient(self, vector: Tensor) -> None:
         """Set the gradient that the user's optimizer will see."""
         for parameter, piece in self._split(vector):
+            # Copied: an optimizer may change gradients in place, and the vector is the caller's.
             parameter.grad = piece.to(parameter, copy=True)
 
     def forget_gradient(self) -> None:
@@ -122,8 +126,12 @@ class UserModel:
         if all(p.grad is None for p in self._trained):
             raise CornError("call loss.backward() before optimizer.step(): there is no gradient")
         if self._samples is None or sample_clip is None:
+            # A parameter that this batch did not reach counts as zero: the vector always has length
+            # d.
             pieces = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained]
             return Gradients(torch.cat([g.flatten().cpu() for g in pieces]).view(1, 1, -1).clone())
+        # Padding is in the user's batch as well, so that its width is the number of samples. The
+        # weights of a ``Batch`` remove padding from the sum.
         slopes = self._samples.take(batch.inputs.shape[1])
         # Once, before anything is released: whether it holds depends on the layers, not on data.
         if not self._is_checked:
@@ -132,6 +140,7 @@ class UserModel:
         return self._sum(slopes.cpu(), batch, sample_clip)
 
     def _sum(self, slopes: Tensor, batch: Batch, sample_clip: Tensor) -> Gradients:
+        # In the clip's type, float64: see ``sum_clipped_samples``.
         total = torch.zeros(slopes.shape[1], dtype=sample_clip.dtype)
         rows = max(1, _VALUES_AT_ONCE // slopes.shape[1])
         factors = []
@@ -142,6 +151,7 @@ class UserModel:
             )
             total += found
             factors.append(factor)
+        # As (cells, samples, trials), with one cell and one trial.
         every = torch.cat(factors).view(1, -1, 1)
         return Gradients(
             total.view(1, 1, -1),
@@ -164,6 +174,7 @@ class UserModel:
 
     def fingerprint(self) -> bytes:
         """Return a hash of layers, trained parameters and frozen values."""
+        # Of trained parameters only the names: their values are the start, which is compared apart.
         named = [name for name, p in self.module.named_parameters() if p.requires_grad]
         digest = hashlib.sha256(f"{self.module!r}; training {named}".encode())
         for _, tensor, _ in self._frozen:
@@ -263,6 +274,7 @@ class PrivateOptimizer(Optimizer):
         """Take the model and the optimizer's state of the agent whose turn it is."""
         self.require_done()
         self._model.write(turn.parameters)
+        # Momentum and Adam's moments are each agent's own: a simulation swaps them with the model.
         self._inner.state = self._states.setdefault(turn.agent, type(self._inner.state)(dict))
         self._turn = turn
 
@@ -279,13 +291,17 @@ class PrivateOptimizer(Optimizer):
                 "optimizer.step() must follow a batch of the private loader, once: every step is a "
                 "release, and needs new noise"
             )
+        # Not handed to the user's optimizer, which could call it again after the release, and step
+        # along gradients without noise.
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        # The user's step is computed from the release alone, so that it is post-processing.
         released = self._turns.release(lambda clip: self._model.compute(turn.batch, clip))
         self._model.set_gradient(released)
         self._inner.step()
         self._model.forget_gradient()
+        # Before the model leaves the agent: ``end`` sends or mixes it.
         self._model.require_frozen()
         self._turn = None
         shown = self._turns.end(self._model.read())
@@ -338,6 +354,7 @@ class LoaderPart:
 
     def fetch(self, batch: Batch) -> Any:
         """Return the samples of a batch as the user's loader would."""
+        # Inputs of these batches are row numbers (``number_rows``), one cell per agent.
         index = batch.inputs[0].tolist()
         return self.collate([self.dataset[self.rows[row]] for row in index])
 
@@ -370,6 +387,7 @@ class PrivateLoader:
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(self._length):
+            # Which batches are followed by a step must not depend on data, so all of them must be.
             self._optimizer.require_done()
             turn = self._turns.begin()
             if turn is None:
@@ -392,5 +410,6 @@ class PrivateTraining(NamedTuple):
 
 def number_rows(size: int) -> AgentData:
     """Return the row numbers of an agent's data in place of its samples."""
+    # The sampler then draws rows without holding samples, which the user's data set keeps.
     rows = torch.arange(size)
     return AgentData(rows, rows, (0, size))

@@ -12,6 +12,7 @@ from corn.arrays import FloatArray, IntArray
 from corn.checks import require, require_count, require_fraction, require_positive
 from corn.errors import InvalidArgumentError
 
+# A draw fails only for tiny α, so that this many failures mean the limit α → 0.
 _MAX_DRAWS = 100
 _RULE = "iid, dirichlet:ALPHA or shards:K"
 
@@ -93,6 +94,8 @@ def partition_dirichlet(
     for agent, own in enumerate(joined):
         if not len(own):
             largest = max(range(num_agents), key=lambda k: len(joined[k]))
+            # The agent with most samples has at least two, because ``_check_labels`` ensures a
+            # sample for each agent.
             joined[agent], joined[largest] = joined[largest][-1:], joined[largest][:-1]
     return joined
 
@@ -145,6 +148,7 @@ class PartitionSpec:
         """Read a spec from text."""
         kind, _, parameter = text.partition(":")
         try:
+            # An unknown kind has no default, and is refused with the names of those that exist.
             return cls(kind, float(parameter) if parameter else _DEFAULTS.get(kind))
         except ValueError as error:
             raise InvalidArgumentError(f"partition must be {_RULE}, found {text!r}") from error

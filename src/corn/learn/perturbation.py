@@ -68,6 +68,7 @@ class JointNoise:
         roots = np.stack([symmetric_root(R) for R in covariances], axis=1).reshape(-1, n)
         self._roots = torch.from_numpy(roots).to(device=device, dtype=dtype)
         self._shape = (len(seeds), n, len(covariances), num_parameters)
+        # The normals of one step, in memory that every step overwrites: none are ever stored.
         self._normals = np.empty((len(seeds), n, num_parameters), numpy_type(dtype))
         self._owner = Owner(tuple(range(n)), 0)
         self._sources = [(SimulationSource(seed), simulation_nonce(seed)) for seed in seeds]
@@ -75,6 +76,7 @@ class JointNoise:
     def draw(self, step: int) -> Tensor:
         """See ``StepNoise``."""
         s = torch.from_numpy(self.draw_normals(step)).to(self._roots.device)
+        # (agents · methods, n) times (seeds, n, d): the rows of the product are (agent, method).
         return torch.matmul(self._roots, s).view(self._shape)
 
     def draw_normals(self, step: int) -> np.ndarray[Any, np.dtype[Any]]:
@@ -115,6 +117,7 @@ class StructuredNoise:
         self._roots = [make_root(noise, dtype=dtype, device=device) for noise in noises]
         self._device = device
         self._shape = (len(seeds), n, len(noises), num_parameters)
+        # The longest root decides; shorter ones use the first normals, so that methods share them.
         most = max(root.num_normals for root in self._roots)
         self._normals = np.empty((len(seeds), most, num_parameters), numpy_type(dtype))
         self._owner = Owner(tuple(range(n)), 0)
@@ -156,6 +159,7 @@ class KeyedNoise:
         is_secret: bool = False,
     ) -> None:
         self._stop, self._device = num_parameters, device
+        # For secret noise, each method and run gets keys of its own: no two of them share noise.
         self._draws = [
             [(shares, _make_source(shares, seed, is_secret)) for shares in decompositions]
             for seed in seeds
@@ -170,6 +174,7 @@ class KeyedNoise:
     def draw(self, step: int) -> Tensor:
         """See ``StepNoise``."""
         noise = [
+            # Each draw is (n, d); methods become axis 1 of a run, and runs axis 0 of the whole.
             np.stack([self._draw_one(*draw, nonce, step) for draw in draws], axis=1)
             for draws, nonce in zip(self._draws, self._nonces, strict=True)
         ]
@@ -185,6 +190,7 @@ def _make_source(shares: Decomposition, seed: int, is_secret: bool) -> SecureSou
     if not is_secret:
         return SecureSource(simulated_keys(shares, seed=seed))
     everyone = range(shares.num_agents)
+    # One new secret for every agent and every seed group, kept in memory alone.
     return SecureSource({owner: Secret.random() for owner in owners(shares, everyone)})
 
 

@@ -76,6 +76,7 @@ def _count_runs(result: Result) -> dict[Method, int]:
     runs: dict[Method, int] = {}
     for trial in result.trials:
         if trial.method.budget is not None:
+            # Every step size and every seed is a run of its own on the same data.
             runs[trial.method] = runs.get(trial.method, 0) + len(result.seeds)
     return runs
 
@@ -88,6 +89,7 @@ def _price_runs(runs: Mapping[Method, int], num_steps: int) -> TuningPrice:
         alike.setdefault(key, []).append(agent)
     prices = []
     for agents in alike.values():
+        # All agents of a class have the same promises, so the first stands for them.
         own = _budget_of(next(iter(runs)), agents[0])
         spent = [
             expense
@@ -102,6 +104,7 @@ def _price_runs(runs: Mapping[Method, int], num_steps: int) -> TuningPrice:
                 delta=total.delta,
                 epsilon_of_one=own.promise.epsilon,
                 protects=f"{own.query.protects} ({own.query.recipe})",
+                # The weakest adversary of all runs: together they hold against no stronger one.
                 against=ThreatModel(total.max_colluders or 0).describe(),
             )
         )
@@ -116,6 +119,7 @@ def _budget_of(method: Method, agent: int) -> PrivacyBudget:
 
 def _expense_of(method: Method, agents: Sequence[int], num_steps: int) -> Expense:
     terms = PlanTerms(_budget_of(method, agents[0]), method.threat.max_colluders)
+    # A larger [R⁻¹]_ii means less privacy, so the maximum bounds every agent of the class.
     return Expense(terms, float(method.precision[list(agents)].max()), num_steps)
 
 
@@ -139,6 +143,7 @@ def borrow_held_out(problem: TrainingProblem, *, seed: int) -> TrainingProblem:
         raise InvalidArgumentError(
             f"held-out samples must be at least two to choose step sizes, found {len(order)}"
         )
+    # The halves are disjoint: a sample that is trained on must not choose the step size.
     drawn = [order[:half][rng.integers(half, size=size)] for size in problem.data.sizes]
     data = AgentData.from_parts([(inputs[rows], targets[rows]) for rows in drawn])
     kept = order[half:]

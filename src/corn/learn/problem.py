@@ -63,6 +63,7 @@ class TrainingProblem:
     columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        # ``train`` is no part of its own: it is made from ``data``.
         unknown = set(self.parts) - set(PARTS[1:])
         if unknown:
             raise InvalidArgumentError(f"parts must be validation and test, found {unknown}")
@@ -82,6 +83,8 @@ class TrainingProblem:
         stride = 1
         if max_train_samples is not None:
             require_count("max_train_samples", max_train_samples, advice="None takes all")
+            # Rounded up, so that there are at most as many. Samples are in the order of agents, so
+            # that equal distances take from all of them.
             stride = -(-len(inputs) // max_train_samples)
         parts = {"train": (inputs[::stride], targets[::stride])}
         return data, parts | {
@@ -128,6 +131,7 @@ def read_samples(source: DataSource, *, of: str = "the data set") -> Samples:
     """
     if isinstance(source, DataLoader):
         require_plain_loader(source)
+        # The data set alone counts: batches must be drawn as the accounting assumes.
         return read_samples(source.dataset, of=of)
     if isinstance(source, tuple | list):
         pair = cast("Any", source)
@@ -170,6 +174,7 @@ def _read_items(source: TorchDataset[Any], of: str) -> Samples:
             "a data set must have a length and items by number, as batches are drawn from it at "
             f"random, found {type(source).__name__}: read a stream into a list of pairs first"
         )
+    # By index: a data set need not define ``__iter__``, and some never raise ``IndexError``.
     items = [source[index] for index in range(len(cast("Any", source)))]
     for item in items:
         _require_pair(item, "each item of a data set")

@@ -70,6 +70,7 @@ class Result:
     @property
     def privacy(self) -> str:
         """A sentence on the models' privacy: the promise and its adversary, or its absence."""
+        # Methods, not trials: a promise does not depend on the step size.
         promises = [
             f"{own.budget.describe()}, against {own.against}"
             for own in dict.fromkeys(trial.method for trial in self.trials)
@@ -98,6 +99,7 @@ class Result:
     @property
     def last_rows(self) -> tuple[Row, ...]:
         """The last measurement of each run."""
+        # Rows are in order of steps, so that a later one replaces an earlier one.
         latest: dict[tuple[object, ...], Row] = {}
         for row in self.rows:
             latest[row["contender"], row["step_size"], row["seed"]] = row
@@ -138,6 +140,7 @@ class Result:
         """Return the step size with the least value of a column, for each method."""
         chosen: dict[str, tuple[float, str]] = {}
         for (method, step_size), value in self.average(column).items():
+            # Strictly less than infinity: a method whose every run broke down gets no step size.
             if value < chosen.get(method, (math.inf, ""))[0]:
                 chosen[method] = value, step_size
         return {method: step_size for method, (_, step_size) in chosen.items()}
@@ -182,5 +185,6 @@ def _half_width(values: list[float]) -> float:
     if count < 2 or not all(map(math.isfinite, values)):
         return math.nan
     mean = sum(values) / count
+    # The mean is estimated too, hence n − 1. The 0.975 quantile leaves 2.5 % on each side.
     variance = sum((value - mean) ** 2 for value in values) / (count - 1)
     return float(stdtrit(count - 1, 0.975)) * math.sqrt(variance / count)

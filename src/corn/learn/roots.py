@@ -85,6 +85,8 @@ class FourierRoot:
         """See ``NoiseRoot``."""
         sides = self.roots.shape
         dims = tuple(range(1, 1 + len(sides)))
+        # Agents are numbered row by row, so that reshaping gives each its place on the lattice. The
+        # transform runs over agents, for every coordinate by itself.
         modes = torch.fft.rfftn(normals.reshape(-1, *sides, normals.shape[-1]), dim=dims)
         # The transform of real numbers is kept for half of the last side alone.
         modes *= self.roots[..., : modes.shape[dims[-1]], None]
@@ -97,6 +99,7 @@ def make_root(
 ) -> NoiseRoot:
     """Return the root of a method's noise with which a step takes least time."""
     if isinstance(noise, LatticeNoise):
+        # A symmetric circulant R is diagonal in the Fourier basis, and so is its root.
         roots = torch.from_numpy(np.sqrt(noise.eigenvalues))
         return FourierRoot(roots.to(device=device, dtype=dtype))
     if not noise.seed_groups:
@@ -114,6 +117,7 @@ def prefers_shares(noise: Decomposition | LatticeNoise) -> bool:
     if isinstance(noise, LatticeNoise):
         return True
     n = noise.num_agents
+    # Shares need one more normal per stream; a dense root costs n² products per coordinate.
     num_streams = sum(factor.shape[1] for factor in noise.factors)
     num_weights = sum(factor.size for factor in noise.factors)
     return _NORMAL_COST * num_streams < n**2 and num_weights < n**2 / 2
@@ -121,6 +125,7 @@ def prefers_shares(noise: Decomposition | LatticeNoise) -> bool:
 
 def join_shares(noise: Decomposition) -> SparseMatrix:
     """Return all agents' weights of all streams, private ones first, shape (n, streams)."""
+    # A scale of one leaves weights as they are: F = [diag(√θ), factors], F Fᵀ = R.
     shared, _ = scale_streams(noise, np.ones(noise.num_agents))
     private = scipy.sparse.diags_array(np.sqrt(noise.private_variance))
     return SparseMatrix(scipy.sparse.hstack([private, shared]))

@@ -32,6 +32,7 @@ class SampleGradients:
     """
 
     def __init__(self, module: nn.Module) -> None:
+        # Shared by all hooks: gradient of each sample by parameter, shape (samples, …).
         self._found: dict[nn.Parameter, Tensor] = {}
         self._names: dict[nn.Parameter, str] = {}
         self._parameters = [p for p in module.parameters() if p.requires_grad]
@@ -51,8 +52,11 @@ class SampleGradients:
         rows = []
         for parameter in self._parameters:
             found = self._found.pop(parameter, None)
+            # A layer that this batch did not use has no gradient, as in autograd.
             if found is None:
                 found = parameter.new_zeros(num_samples, *parameter.shape)
+            # A layer that takes samples along another dimension, as (time, batch, …), is noticed if
+            # that has another length. Clipping its rows would not bound one sample's influence.
             if len(found) != num_samples:
                 raise InvalidArgumentError(
                     f"layer {self._names[parameter]!r} must take the {num_samples} samples of the "
@@ -60,6 +64,8 @@ class SampleGradients:
                     "samples need it, and so do layers with batch_first=True"
                 )
             rows.append(found.reshape(num_samples, -1))
+        # A mean loss divides each sample's gradient by the number of samples, which this undoes:
+        # accounting is about the gradient of a sample's own loss.
         return torch.cat(rows, dim=1).mul_(num_samples)
 
     def check(self, slopes: Tensor) -> None:
@@ -70,6 +76,7 @@ class SampleGradients:
             start += parameter.numel()
             gradient = parameter.grad
             usual = torch.zeros_like(own) if gradient is None else gradient.flatten()
+            # Relative to both norms: where gradients vanish there is nothing to compare.
             scale = float(usual.norm()) + float(own.norm())
             if float((usual - own).norm()) > _TOLERANCE * scale:
                 raise InvalidArgumentError(
@@ -95,6 +102,7 @@ class _Hook:
         self._is_differentiating = False
 
     def __call__(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        # Recurrent and attention layers return (outputs, state or weights).
         result = output[0] if isinstance(output, tuple) else output
         # Differentiation calls the layer again, and must not be hooked itself.
         if self._is_differentiating or not torch.is_grad_enabled() or not result.requires_grad:
@@ -111,6 +119,7 @@ class _Hook:
                 )
             self._is_differentiating = True
             try:
+                # Runs inside the user's backward pass, whose graph must not grow by these products.
                 with torch.no_grad():
                     slopes_of = _differentiate(layer, kept, kwargs, gradient)
             finally:
@@ -121,6 +130,8 @@ class _Hook:
                 # A layer that runs twice in one pass, or shares its weights, adds up.
                 self._found[parameter] = slopes if earlier is None else earlier + slopes
 
+        # On the output, not a full backward hook of the module: that one wraps inputs and outputs,
+        # and fails on later changes in place.
         result.register_hook(collect)
 
 
@@ -132,6 +143,7 @@ def find_owners(module: nn.Module) -> dict[str, nn.Module]:
     """
     owners: dict[str, nn.Module] = {}
     for name, layer in module.named_modules():
+        # ``named_modules`` lists parents before children. An empty name is the module itself.
         if any(name.startswith(f"{outer}.") or not outer for outer in owners):
             continue
         if any(p.requires_grad for p in layer.parameters(recurse=False)):
@@ -140,6 +152,7 @@ def find_owners(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def _differentiate(layer: nn.Module, args: Any, kwargs: Any, gradient: Tensor) -> dict[str, Tensor]:
+    # Exact types only: a subclass may compute something else from the same parameters.
     rule = _RULES.get(type(layer))
     if rule is not None and len(args) == 1 and not kwargs:
         found = rule(layer, args[0], gradient)
@@ -166,10 +179,13 @@ def _differentiate_vectorised(
     inputs = [a for a in args if isinstance(a, Tensor)]
 
     def product(weights: dict[str, Tensor], samples: list[Tensor], own: Tensor) -> Tensor:
+        # Layers expect a batch, so each sample is a batch of one. Tensors among keyword arguments
+        # are not split: ``check`` refuses layers whose gradients come out wrong for it.
         alone = iter([sample.unsqueeze(0) for sample in samples])
         call = tuple(next(alone) if isinstance(a, Tensor) else a for a in args)
         output = functional_call(layer, {**weights, **fixed}, call, kwargs)
         result = output[0] if isinstance(output, tuple) else output
+        # The gradient of ⟨output, g⟩ is the product of g with the layer's Jacobian.
         return torch.sum(result.squeeze(0) * own)
 
     # Fused attention has no batching rule, its plain formula has.
@@ -198,8 +214,10 @@ def _differentiate_in_a_loop(
 
 
 def _linear(_: nn.Linear, inputs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+    # (samples, out, 1) times (samples, 1, in): one outer product per sample.
     if gradient.dim() == 2:
         return {"weight": gradient.unsqueeze(2) * inputs.unsqueeze(1), "bias": gradient}
+    # Sequences use the weights once per position: their outer products add up, by one product.
     a, g = inputs.flatten(1, -2), gradient.flatten(1, -2)
     return {"weight": torch.bmm(g.mT, a), "bias": g.sum(dim=1)}
 
@@ -207,6 +225,7 @@ def _linear(_: nn.Linear, inputs: Tensor, gradient: Tensor) -> dict[str, Tensor]
 def _conv2d(layer: nn.Conv2d, inputs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         return _differentiate_vectorised(layer, (inputs,), {}, gradient)
+    # A convolution is a linear layer on patches: (samples, in · kernel, positions).
     columns = functional.unfold(
         inputs,
         layer.kernel_size,
@@ -215,6 +234,7 @@ def _conv2d(layer: nn.Conv2d, inputs: Tensor, gradient: Tensor) -> dict[str, Ten
         stride=layer.stride,
     )
     count, groups = len(inputs), layer.groups
+    # Each group of channels is a convolution of its own, so groups join the batch dimension.
     g = gradient.reshape(count * groups, layer.out_channels // groups, -1)
     slopes = torch.bmm(g, columns.reshape(count * groups, -1, columns.shape[-1]).mT)
     return {
@@ -225,6 +245,7 @@ def _conv2d(layer: nn.Conv2d, inputs: Tensor, gradient: Tensor) -> dict[str, Ten
 
 def _layer_norm(layer: nn.LayerNorm, inputs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     normal = functional.layer_norm(inputs, layer.normalized_shape, eps=layer.eps)
+    # Dimensions between the sample and the normalised ones share weights, so they are summed.
     inner = tuple(range(1, inputs.dim() - len(layer.normalized_shape)))
     product = gradient * normal
     return {
@@ -243,13 +264,17 @@ def _group_norm(layer: nn.GroupNorm, inputs: Tensor, gradient: Tensor) -> dict[s
 
 
 def _embedding(layer: nn.Embedding, tokens: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+    # ``max_norm`` changes weights in the forward pass, and ``scale_grad_by_freq`` counts tokens:
+    # only the layer itself does either.
     if layer.max_norm is not None or layer.scale_grad_by_freq:
         return _differentiate_in_a_loop(layer, (tokens,), {}, gradient)
     g = gradient.reshape(len(tokens), -1, layer.embedding_dim)
     rows = tokens.reshape(len(tokens), -1, 1).expand_as(g)
+    # A sample may have a token several times: scatter_add_ adds up what indexing would overwrite.
     slopes = g.new_zeros(len(tokens), layer.num_embeddings, layer.embedding_dim)
     slopes.scatter_add_(1, rows, g)
     if layer.padding_idx is not None:
+        # As autograd does: the padding row is not trained.
         slopes[:, layer.padding_idx] = 0.0
     return {"weight": slopes}
 

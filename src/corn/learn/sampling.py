@@ -65,6 +65,7 @@ def round_rate_down(rate: float) -> float:
     >>> round_rate_down(0.5), round_rate_down(0.1) <= 0.1
     (0.5, True)
     """
+    # Powers of two scale exactly, so that ``floor`` is the only rounding, and it is downwards.
     return math.ldexp(math.floor(math.ldexp(rate, COIN_BITS)), -COIN_BITS)
 
 
@@ -74,6 +75,7 @@ def usual_width(num_samples: int, rate: float) -> int:
     >>> usual_width(2800, 128 / 2800), usual_width(5, 0.0)
     (199, 1)
     """
+    # Without chance all samples are taken, or none.
     if not 0 < rate < 1:
         return max(1, round(rate * num_samples))
     # `scipy.stats` has this quantile too, but takes half a second of every agent's start.
@@ -100,6 +102,7 @@ def _own_rate(query: ClippedQuery, num_samples: int) -> float:
     counted = query.sampling_rate or 1.0
     if query.adjacency == "add-remove" or query.batch_size is None:
         return counted
+    # Never above the rate that was counted: a smaller rate only adds privacy.
     return min(counted, query.batch_size / num_samples)
 
 
@@ -138,6 +141,7 @@ def _require_few(query: ClippedQuery, size: int, agent: int) -> None:
     """Raise for more samples than the bound on floating-point errors covers."""
     if query.sampling_rate is None or query.batch_size is None:
         return
+    # The bound that ``ClippedQuery.largest_norm`` and ``BatchSampler`` count on.
     most = int(MOST_SAMPLES * query.batch_size / query.sampling_rate)
     if size > most:
         raise InvalidArgumentError(

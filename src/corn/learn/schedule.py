@@ -84,6 +84,7 @@ class Cosine(_Decay):
 
     def at(self, step: int, num_steps: int) -> float:
         """See ``Schedule``."""
+        # From 0 at the first step to (T − 1)/T at the last.
         progress = (step - 1) / num_steps
         share = self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2
         return self.initial * share

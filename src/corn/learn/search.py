@@ -24,6 +24,7 @@ from corn.learn.sweep import run_sweep
 from corn.plan.advice import bound_gradient_variance, expect_step_size
 from corn.topology import Network
 
+# Nearly equal factors of 2, 2.5 and 2, with names that are short in tables.
 _MANTISSAS = (1, 2, 5)
 # Two places are a factor of 4 to 5. A search ends 5 times as far from its start at most, which is a
 # factor of about 2000.
@@ -64,6 +65,7 @@ def search_step_sizes(
         trials = [Trial(m, _schedule_at(k, schedule)) for m, own in wanted.items() for k in own]
         file = _name_checkpoint(checkpoint, number)
         new = run_sweep(problem, network, trials, settings=settings, checkpoint=file, **options)
+        # Half a round would compare runs of different lengths.
         if new.status == "interrupted":
             return new if found is None else replace(found, status="interrupted")
         found = new if found is None else join_results(found, new)
@@ -108,6 +110,7 @@ def propose_places(losses: Mapping[int, float], *, start: int) -> tuple[int, ...
     if is_end and is_worthwhile and abs(outward - start) <= _FURTHEST:
         return (outward,)
     between = (best - 1, best + 1)
+    # Beyond the ends nothing is refined: an end that gained too little is the end of the search.
     return tuple(k for k in between if k not in losses and tried[0] < k < tried[-1])
 
 
@@ -143,6 +146,7 @@ def step_size_at(place: int) -> float:
     [0.1, 0.5, 1.0, 2.0, 50.0]
     """
     decade, digit = divmod(place, len(_MANTISSAS))
+    # Read from text: a product with a rounded power of ten need not print as 0.2 or 0.05.
     return float(f"{_MANTISSAS[digit]}e{decade}")
 
 
@@ -152,6 +156,7 @@ def nearest_place(step_size: float) -> int:
     >>> nearest_place(0.5), nearest_place(1.1)
     (-1, 0)
     """
+    # Three places per decade, so that places are nearly logarithms.
     return round(len(_MANTISSAS) * math.log10(step_size))
 
 
@@ -160,4 +165,5 @@ def _schedule_at(place: int, name: ScheduleName) -> Schedule:
 
 
 def _name_checkpoint(path: Path | None, number: int) -> Path | None:
+    # Each round has other trials, and a checkpoint fits one list of trials only.
     return path if path is None or number == 1 else path.with_name(f"{path.name}.{number}")

@@ -45,6 +45,7 @@ class SweepSettings:
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
+        # The record is frozen. Plain integers, because NumPy's do not become JSON.
         object.__setattr__(self, "seeds", tuple(int(seed) for seed in self.seeds))
         require_count("num_steps", self.num_steps)
         require_count("cooldown_steps", self.cooldown_steps, least=0)

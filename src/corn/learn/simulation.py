@@ -79,11 +79,13 @@ class Simulation:
         real = settings.torch_dtype if settings.noise_keys == "none" else torch.float64
         clips = [trial.method.clip for trial in trials]
         self._clip = torch.tensor(clips, dtype=real, device=settings.device)
+        # On the CPU, like ``_alive``: decisions to stop are taken there.
         self._has_noise = torch.tensor([v.method.noise is not None for v in self._trials])
         self._central = [k for k, v in enumerate(self._trials) if v.method.is_central]
         self._noise, self._noise_of = self._make_noise()
         self._is_regular = _is_regular(self._noise_of.tolist())
         grids = [trial.method.grid for trial in self._trials]
+        # Shape (trials, 1), which broadcasts over the parameters.
         self._grid = torch.tensor(grids, dtype=real, device=settings.device).unsqueeze(-1)
         self._alive = torch.ones(len(settings.seeds), len(trials), dtype=torch.bool)
         self.step, self._broken = 0, torch.zeros_like(self._alive)
@@ -123,6 +125,7 @@ class Simulation:
         """Run one step; return its statistics if ``observe``. Call ``find_broken`` after it."""
         eta = self._step_sizes()
         shape = seeds, agents, trials, d = self.parameters.shape
+        # Cells are run-major (seed, then agent), as the sampler's are.
         found = self._compute(self.parameters.view(-1, trials, d))
         g, noise = self._release(found.values.view(shape), found.factors.view(*shape[:-1], 1))
         if self.on_release is not None:
@@ -131,6 +134,7 @@ class Simulation:
         direction = smooth(self.memory, g, momentum) if self.memory is not None else g
         # X − η·m, written into the memory of g, which is needed no more.
         half = torch.addcmul(self.parameters, direction, eta.unsqueeze(-1), value=-1, out=g)
+        # W acts on agents alone, so trials and parameters are one axis to it.
         mixed = self._mixer.mix(half.view(seeds, agents, -1)).view(shape)
         # A trusted server gives all agents the exact average, whatever the network.
         for k in self._central:
@@ -171,6 +175,8 @@ class Simulation:
     def cool_down(self) -> None:
         """Mix without new gradients, for the settings' number of steps."""
         shape = self.parameters.shape
+        # Models of a trusted server are equal for all agents. Rows of W sum to one, so that mixing
+        # leaves them as they are, up to rounding.
         flat = self.parameters.view(shape[0], shape[1], -1)
         for _ in range(self._settings.cooldown_steps):
             flat = self._mixer.mix(flat)
@@ -188,6 +194,7 @@ class Simulation:
         # operation, for an agent and for a simulation alike.
         if self._noise is None:
             return (gradients * factors).to(self.parameters.dtype), None
+        # Shape (seeds, agents, methods, d): the trials of a method share its noise.
         v = self._noise.draw(self.step)
         seeds, agents, _, d = gradients.shape
         if self._is_regular:
@@ -226,6 +233,7 @@ class Simulation:
     def _make_noise(self) -> tuple[StepNoise | None, Tensor]:
         """Return the noise of all methods, and the index of each trial's method."""
         settings = self._settings
+        # Methods compare by identity: each gets one place in the noise, in order of appearance.
         methods = list(dict.fromkeys(trial.method for trial in self._trials))
         indices = [methods.index(trial.method) for trial in self._trials]
         noise_of = torch.tensor(indices, device=settings.device)
@@ -254,6 +262,7 @@ class Simulation:
         return JointNoise(covariances, dtype=settings.torch_dtype, **where), noise_of
 
     def _initial_parameters(self, num_agents: int) -> Tensor:
+        # One start per seed, for all agents and trials.
         starts = [self._task.initialize(seed) for seed in self._settings.seeds]
         x = self._tensor(torch.stack(starts))[:, None, None, :]
         return x.expand(-1, num_agents, len(self._trials), -1).contiguous()
@@ -299,6 +308,7 @@ def _check_trials(
     # All trials share their mini-batches, so they must agree on the sampling. Their clipping norms
     # may differ.
     clipping = [trial.method.queries for trial in trials if trial.method.queries]
+    # With one norm for all, queries that differ in their norm alone become equal.
     kinds = {tuple(replace(own, clip=1.0) for own in each): each for each in clipping}
     if len(kinds) > 1:
         found = sorted({describe_queries(each) for each in kinds.values()})

@@ -87,6 +87,7 @@ def compute_gradients(
         clips_samples: clip each sample's gradient instead of the mini-batch's.
     """
     found = task.gradient(parameters, batch, sample_clip=clip if clips_samples else None)
+    # In the clip's type, whatever that of the gradient: a float32 norm could be too small.
     norms = gradient_norms(found.values, clip.dtype)
     if clips_samples:
         # A task that ignored sample_clip, or summed in float32, would return gradients whose
@@ -123,6 +124,7 @@ def _clip_once(gradients: Tensor, norms: Tensor, clip: Tensor) -> ClippedGradien
         factors=factors,
         norms=norms,
         fraction_clipped=(factors < 1).to(norms),
+        # A factor is 0 only where the norm is not finite: C is positive.
         num_broken=(factors == 0).long(),
     )
 
@@ -140,6 +142,7 @@ def sum_clipped_samples(
         most_samples: a public bound on the number of samples.
     """
     factors = clip_factors(norms_at_least(slopes), clip, rounding=most_samples**2)
+    # Before the product: 0 times NaN is NaN, which would spoil the whole sum.
     kept = drop_broken(slopes, factors)
     weighted = factors * weights.to(factors.dtype)
     return torch.matmul(weighted.unsqueeze(-2), kept).squeeze(-2), factors
@@ -147,6 +150,7 @@ def sum_clipped_samples(
 
 def join_gradients(parts: Iterable[ClippedGradients]) -> ClippedGradients:
     """Concatenate the gradients of several cells."""
+    # The fields of all parts in their order, each a column to concatenate along cells.
     columns = zip(*(vars(part).values() for part in parts), strict=True)
     return ClippedGradients(*(torch.cat(column) for column in columns))
 
@@ -176,6 +180,7 @@ def norms_at_least(values: Tensor) -> Tensor:
     [5.0]
     """
     norms = gradient_norms(values)
+    # Squares of numbers below √tiny lose digits or vanish; 10⁶ leaves room for many of them.
     tiny = norms < math.sqrt(torch.finfo(values.dtype).tiny) * 1e6
     if not bool(tiny.any()):
         return norms
@@ -202,6 +207,7 @@ def clip_factors(norms: Tensor, clip: Tensor | float, *, rounding: Tensor | floa
     if norms.dtype == torch.float64:
         # The rounding errors of both neighbouring data sets count.
         margin = margin + 2 * torch.finfo(norms.dtype).eps * rounding
+    # A norm of 0 gives ∞, and so 1. Without the lower limit a margin above 1 would turn signs.
     factors = (clip * (1 - margin).clamp(min=0.0) / norms).clamp(max=1.0)
     return factors.masked_fill(~torch.isfinite(norms), 0.0)
 
@@ -252,6 +258,7 @@ def release(gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor) -> Te
     """
     # The grid is a power of two, so dividing and multiplying by it are exact: rint alone rounds.
     total = torch.mul(gradient, factor).add_(noise)
+    # Where the grid is 0 this is NaN, and replaced below.
     rounded = torch.div(total, grid).round_().mul_(grid)
     return rounded if bool((grid > 0).all()) else torch.where(grid > 0, rounded, total)
 

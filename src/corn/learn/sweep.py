@@ -148,12 +148,14 @@ class SweepLoop:
 
     def advance(self) -> list[Row]:
         """Run one step, with the cool-down after the last; return its measurements, if any."""
+        # Statistics of a step must be asked for before it runs.
         due = self.step + 1 in self._steps
         statistics = self._simulation.advance(observe=due)
         broken = self._simulation.find_broken()
         if broken is not None:
             self._stop(broken, "gradients-not-finite")
         if self.step == self._settings.num_steps:
+            # Within the last step, so that its measurement is of the models that agents keep.
             self._simulation.cool_down()
         return self._measure(statistics) if due else []
 
@@ -189,6 +191,7 @@ class SweepLoop:
         return Result(
             trials=self._trials,
             seeds=self._settings.seeds,
+            # (seeds, agents, trials, d) becomes (seeds · trials, agents, d).
             parameters=parameters.transpose(1, 2).flatten(0, 1),
             rows=tuple(self._rows),
             num_steps=self.step,
@@ -227,6 +230,7 @@ class SweepLoop:
             is_simulated=self._settings.noise_keys != "secret",
         )
         runs = [(s, v) for s in range(len(self._settings.seeds)) for v in range(len(self._trials))]
+        # Reversed, so that the earliest row of each run is the one that stays.
         first = {_run_of(row): row for row in reversed(self._rows)}
         # Stopping a release is itself an output. It may depend on the models, which are public, and
         # not on losses, which would reveal private data without noise.
@@ -235,6 +239,7 @@ class SweepLoop:
         for run, row in zip(runs, rows, strict=True):
             diverged[run] = has_diverged(row, first.get(_run_of(row)), measured=judged)
         self._stop(diverged & self._simulation.alive, "loss-diverged")
+        # Rows of a run end before it broke down: a table has no losses of models that are zero.
         kept = [row for run, row in zip(runs, rows, strict=True) if run not in self._stopped]
         self._rows += kept
         return kept
@@ -275,6 +280,7 @@ class _CheckpointFile:
 
     def load_into(self, loop: SweepLoop) -> None:
         if self.path is not None and self.path.exists():
+            # No file is a fresh start, so that one command both begins and resumes.
             loop.restore(load_sweep(self.path, fingerprint=loop.fingerprint))
 
     def save(self, loop: SweepLoop) -> None:

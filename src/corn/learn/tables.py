@@ -35,6 +35,7 @@ def load_results(path: Path | str) -> Any:
     place = Path(path)
     if place.is_file():
         return _read_table(place)
+    # Only ``shared`` of a launched run: private measurements must be asked for by name.
     for name in ("metrics.csv", "metrics.parquet", "shared/metrics.csv", "runs.csv"):
         if (place / name).is_file():
             return _read_table(place / name)

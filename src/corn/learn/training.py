@@ -110,6 +110,7 @@ def train(
     ('complete', torch.Size([1, 4, 8]), 5.0)
     """
     task = make_task(model, loss)
+    # The noise of a plan was designed for its momentum.
     if momentum is None and isinstance(source, Plan):
         momentum = source.momentum
     objective = default_objective(1 if budget is None else budget.num_steps, momentum=momentum)
@@ -118,10 +119,12 @@ def train(
     )
     query, steps = method.query, _choose_steps(num_steps, method.budget)
     if cooldown_steps is None:
+        # The plan's number, so that a simulation ends as its agents do.
         planned = source.cooldown_steps if isinstance(source, Plan) else None
         cooldown_steps = choose_cooldown(network, steps) if planned is None else planned
     settings = SweepSettings(
         num_steps=steps,
+        # A budget of unit sample counted on its batch size; ``Simulation`` refuses another.
         batch_size=batch_size if batch_size is not None or query is None else query.batch_size,
         seeds=tuple(seeds),
         cooldown_steps=cooldown_steps,
@@ -134,6 +137,7 @@ def train(
     trials = [Trial(method, make_schedule(step_size, schedule))]
     result = run_sweep(problem, network, trials, settings=settings, **options)
     for (_, _, seed), breakdown in result.stopped.items():
+        # There is one trial, so that runs are as many as seeds.
         if len(result.stopped) == len(result.seeds):
             raise InfeasibleError(f"every run broke down; seed {seed} {breakdown}")
         warnings.warn(f"seed {seed} {breakdown}", CornWarning, stacklevel=2)

@@ -112,6 +112,7 @@ def find_ends(tuning: Tuning) -> dict[str, GridEnd]:
         tried.setdefault(trial.method.name, []).append(trial.schedule.initial)
     ends: dict[str, GridEnd] = {}
     for name, schedule in tuning.schedules.items():
+        # By the first step size: schedules of a grid differ in nothing else.
         if len(tried[name]) > 1 and schedule.initial == min(tried[name]):
             ends[name] = "smallest"
         elif len(tried[name]) > 1 and schedule.initial == max(tried[name]):
@@ -169,5 +170,6 @@ def _intervals(name: str, problem: TrainingProblem, tuning: Tuning) -> dict[str,
     """Return half the width of the 95 % interval of each score; none for a single run."""
     widths = {column: tuning.interval(column)[name] for column in _SCORE_COLUMNS}
     if isinstance(problem.task, Quadratic):
+        # The minimum is a constant, so that the gap varies as much as the loss.
         widths["optimality_gap"] = widths["train_loss"]
     return {column: width for column, width in widths.items() if not math.isnan(width)}

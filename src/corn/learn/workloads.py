@@ -55,10 +55,13 @@ def make_workload(
     """
     if name == "quadratic":
         task = Quadratic.from_paper(num_agents)
+        # float64, because gaps are differences of losses near 1434.
         return TrainingProblem(task=task, data=task.agent_data(torch.float64), notes=(_START,))
     require_choice("task", name, WORKLOADS)
     dataset = load_dataset(name, directory=directory, stand_in=stand_in)
+    # The data sets' own test parts are ignored: the paper splits all samples 80/20.
     split = split_samples(len(dataset.targets), seed=seed, validation_fraction=validation_fraction)
+    # Partitioned after the split: ``own`` counts rows of the training part.
     labels = dataset.targets[split.train]
     assigned = PartitionSpec.parse(partition).assign(labels, num_agents, seed=seed)
     parts = [_pick(dataset, split.train[own]) for own in assigned]

@@ -24,6 +24,7 @@ def plot_audit(report: AuditReport, exposure: FloatArray, *, title: str) -> Figu
     figure = Figure(figsize=(12, 5.2), layout="constrained")
     figure.suptitle(textwrap.fill(title, 150), fontsize=9, parse_math=False)
     left, right = figure.subplots(1, 2)
+    # By the ratio: promises of agents may differ, so that the largest μ need not be the worst.
     strongest = max(report.findings, key=lambda one: one.ratio)
     _draw_roc(left, strongest)
     _draw_exposure(right, exposure, strongest.promise.effective_mu)
@@ -35,6 +36,7 @@ def _draw_roc(axes: Axes, finding: Finding) -> None:
     axes.plot(false, true, color=LINK, linewidth=2.5, label="attacker")
     if finding.promise.mu is not None:
         rates = np.linspace(0, 1, 201)
+        # The trade-off gives the least rate of misses, and 1 minus it the largest of hits.
         allowed = [1 - gaussian.tradeoff(finding.promise.mu, float(rate)) for rate in rates]
         axes.plot(rates, allowed, "--", color=INK, label="largest that the promise allows")
     else:
@@ -51,6 +53,7 @@ def _draw_points(axes: Axes, finding: Finding) -> None:
     rates = np.linspace(0, 1, 201)
     pairs = finding.promise.points
     most = np.min([np.exp(epsilon) * rates + delta for epsilon, delta in pairs], axis=0)
+    # TPR ≤ e^ε FPR + δ, and the other direction 1 − FPR ≤ e^ε (1 − TPR) + δ solved for TPR.
     back = np.min([1 - np.exp(-epsilon) * (1 - rates - delta) for epsilon, delta in pairs], axis=0)
     allowed = np.minimum(np.minimum(most, back), 1)
     axes.plot(rates, allowed, "--", color=INK, label="largest that the promise allows")
@@ -58,13 +61,16 @@ def _draw_points(axes: Axes, finding: Finding) -> None:
 
 def _draw_exposure(axes: Axes, exposure: FloatArray, promised: float) -> None:
     n = len(exposure)
+    # Insiders who know all of a victim's noise have μ = ∞, which no colour map has.
     shown = np.minimum(exposure / promised, 1e6)
     finite = shown[np.isfinite(shown)]
+    # The norm needs limits on both sides of 1. Beyond 4 all is equally bad, and shown as such.
     low, top = min(0.8, float(finite.min())), max(1.2, min(float(finite.max()), 4.0))
     norm = TwoSlopeNorm(vcenter=1.0, vmin=low, vmax=top)
     axes.set_facecolor(PALE)  # an insider is no victim of its own
     image = axes.imshow(shown, cmap="RdBu_r", norm=norm, aspect="auto")
     axes.figure.colorbar(image, ax=axes, label="measured μ over the promised μ", extend="max")
+    # About a dozen labels fit on an axis. Column 0 is the eavesdropper alone.
     step = max(1, n // 12)
     axes.set_xticks([0, *range(1, n + 1, step)], ["none", *map(str, range(0, n, step))])
     axes.set_yticks(range(0, n, step))

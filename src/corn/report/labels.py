@@ -31,7 +31,9 @@ def label_ends(axes: Axes, ends: Sequence[LineEnd], *, font_size: float = 9.0) -
     The limits of the axes must have been set. Names that would overlap are moved apart.
     """
     figure_height = axes.get_figure(root=True).get_figheight()  # type: ignore[union-attr]
+    # Points are 1/72 inch. The layout has not run yet, so that the height of the axes is estimated.
     distance = font_size * _LINE_HEIGHT / (72 * figure_height * _AXES_SHARE)
+    # Through display coordinates, so that logarithmic axes are accounted for.
     to_fraction = axes.transData + axes.transAxes.inverted()
     left = axes.get_xlim()[0]
     wanted = [float(to_fraction.transform((left, end.y))[1]) for end in ends]
@@ -49,7 +51,7 @@ def label_ends(axes: Axes, ends: Sequence[LineEnd], *, font_size: float = 9.0) -
 
 
 def spread_apart(wanted: Sequence[float], distance: float) -> list[float]:
-    """Return heights in [0, 1] in the same order, near the wanted ones and ``distance`` apart.
+    """Return heights in the same order, near the wanted ones in [0, 1] and ``distance`` apart.
 
     >>> [round(height, 2) for height in spread_apart([0.5, 0.51, 0.9], 0.1)]
     [0.46, 0.56, 0.9]
@@ -59,6 +61,7 @@ def spread_apart(wanted: Sequence[float], distance: float) -> list[float]:
     groups: list[tuple[float, int]] = []
     for height in np.clip(np.asarray(wanted, dtype=np.float64)[order], 0.0, 1.0):
         centre, count = float(height), 1
+        # A group of k labels takes k distances. A merged group may touch the one before it in turn.
         while groups and centre - groups[-1][0] < distance * (count + groups[-1][1]) / 2:
             other, size = groups.pop()
             centre = (centre * count + other * size) / (count + size)
@@ -69,5 +72,6 @@ def spread_apart(wanted: Sequence[float], distance: float) -> list[float]:
     ]
     result = [0.0] * len(placed)
     for place, height in zip(order, placed, strict=True):
+        # Back to the caller's order.
         result[place] = height
     return result

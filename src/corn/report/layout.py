@@ -15,4 +15,5 @@ def place_agents(graph: Graph) -> dict[int, tuple[float, float]]:
     # Kamada–Kawai shows structure best, but needs all shortest paths: cubic in n.
     if n <= 120:
         return dict(nx.kamada_kawai_layout(graph.to_undirected()))
+    # A fixed seed: the same network gets the same picture each time.
     return dict(nx.spring_layout(graph, seed=1, iterations=60))

@@ -81,6 +81,7 @@ def _draw_all(reproduction: Reproduction, directory: Path) -> dict[str, list[dic
                     "source": _embed(drawn),
                     "caption": f"{axes}, unit: {panel.unit}; {caption}",
                     "text": f"{axes}, {panel.title}; {caption}",
+                    # All lines together are hard to read, so that the page shows them on request.
                     "is_folded": lines == "all",
                 }
             )
@@ -131,6 +132,7 @@ def _render(
 
 def _count_verdicts(claims: Sequence[Claim]) -> dict[str, dict[str, int]]:
     """Return how many claims of each source hold, do not hold, or are undecided."""
+    # All three verdicts of all sources, so that the page has zeros and no gaps.
     counts = {
         source: dict.fromkeys(("holds", "does not hold", "undecided"), 0) for source in SOURCES
     }

@@ -92,6 +92,7 @@ def plot_panel(
         for point in points
         if point.method in chosen
         and math.isfinite(point.mean)
+        # A logarithmic axis has no place for zero.
         and (point.mean > 0 or not panel.log_y)
     ]
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
@@ -105,6 +106,7 @@ def plot_panel(
         return figure
     low, high = _find_limits(panel, shown)
     axes.set_ylim(low, high)
+    # Only panels “a” vary ε, in which x is one.
     crossed = broken_promises if panel.figure.endswith("a") else ()
     ends = []
     for method in dict.fromkeys(point.method for point in shown):
@@ -157,6 +159,7 @@ def is_spread(places: Sequence[float]) -> bool:
     """
     if len(places) < 3 or places[0] <= 0 or places[-1] < 10 * places[0]:
         return False
+    # Evenly spaced places do not collide on a linear axis, however far apart they are.
     gaps = [right - left for left, right in pairwise(places)]
     return max(gaps) > 2 * min(gaps)
 
@@ -188,8 +191,10 @@ def _find_limits(panel: Panel, points: Sequence[Point]) -> tuple[float, float]:
     scale = np.log if panel.log_y else np.asarray
     means = np.array([point.mean for point in seen])
     half = np.array([point.half_width for point in seen])
+    # On a logarithmic axis an interval that reaches zero would end at −∞.
     lower = np.where(means > half, means - half, means) if panel.log_y else means - half
     low, high = (float(scale(value)) for value in (means.min(), means.max()))
+    # All means may be equal, as those of a line with one place.
     span = (high - low) or 0.1
     low = max(float(scale(lower).min()), low - span / 2) - 0.06 * span
     high = min(float(scale(means + half).max()), high + span / 2) + 0.06 * span
@@ -214,6 +219,7 @@ def _draw_line(
         color=style.colour,
         linewidth=1.5,
     )
+    # One value has no interval: a band of width zero would look exact.
     if len(points[0].values) > 1:
         half = np.array([point.half_width for point in points])
         axes.fill_between(

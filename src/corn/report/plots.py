@@ -65,6 +65,7 @@ def plot_network(network: Network, gossip_matrix: FloatArray, measured: Spectrum
     figure = Figure(figsize=(13, 4.4), layout=ConstrainedLayoutEngine(wspace=0.06))
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.15, 1, 1))
     _draw_graph(left, network)
+    # Chebyshev rounds may have negative weights; white is zero otherwise.
     lowest = min(0.0, float(gossip_matrix.min()))
     _draw_matrix(middle, gossip_matrix, cmap=_WEIGHT_COLOURS, vmin=lowest)
     middle.set(xlabel="weight on agent j")
@@ -80,6 +81,7 @@ def plot_design(network: Network, design: Design, *, title: str) -> Figure:
     left, middle, right = figure.subplots(1, 3)
     _draw_graph(left, network)
     roots = np.sqrt(design.precision_caps)
+    # LDP gives agent i the variance 1/b_i, which becomes 1.
     scaled = design.covariance * np.outer(roots, roots)
     limit = float(np.abs(scaled).max()) or 1.0
     _draw_matrix(middle, scaled, cmap="RdBu_r", vmin=-limit, vmax=limit)
@@ -166,6 +168,7 @@ def _draw_graph(axes: Axes, network: Network) -> None:
     """Draw agents and links; an agent is darker the larger its weight on its own model."""
     graph, n = network.graph, network.num_agents
     places = place_agents(graph)
+    # Sizes are areas in square points: they shrink with n, so that agents cover equally much.
     size = float(np.clip(5200 / n, 12, 420))
     # Arrow heads are drawn one by one, which is slow; only directed links need them.
     arrows = {"arrows": True, "arrowsize": 9, "node_size": size} if graph.is_directed() else {}
@@ -290,5 +293,6 @@ def _draw_runs(axes: Axes, rows: Sequence[Row], step_sizes: Mapping[str, str], c
     axes.set(xlabel="step", ylabel=_MEASURE_LABELS[column])
     # Lines end at the right edge, next to their names.
     axes.margins(x=0)
+    # Fixed, because labels are placed by these limits.
     axes.set_ylim(axes.get_ylim())
     label_ends(axes, ends, font_size=8.5)

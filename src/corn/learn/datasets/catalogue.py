@@ -153,6 +153,7 @@ def is_cached(dataset: DownloadableDataset, *, directory: Path | str | None = No
 def open_content(path: Path) -> IO[bytes]:
     """Open a file for reading its decompressed content, whatever its name."""
     with path.open("rb") as stream:
+        # By content: servers and archives differ in whether they decompress ``.gz``.
         is_compressed = stream.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
     return cast("IO[bytes]", gzip.open(path)) if is_compressed else path.open("rb")
 
@@ -162,6 +163,7 @@ def check_content(path: Path, file: RemoteFile) -> None:
     digest = hashlib.sha256()
     try:
         with open_content(path) as stream:
+            # In pieces: the decompressed content need not fit into memory.
             while chunk := stream.read(_CHUNK_BYTES):
                 digest.update(chunk)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

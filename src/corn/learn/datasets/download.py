@@ -62,6 +62,7 @@ def fetch_dataset(
 def _fetch_file(
     file: RemoteFile, target: Path, base_urls: Sequence[str], on_progress: ByteCounter | None
 ) -> None:
+    # Beside the target, so that the rename is atomic.
     partial = target.with_name(target.name + ".part")
     failures: list[str] = []
     wrong: FileFormatError | None = None
@@ -117,6 +118,7 @@ def _open(url: str, have: int) -> Any:
 
 def _receive(response: Any, partial: Path, have: int, on_progress: ByteCounter | None) -> None:
     length = response.headers.get("Content-Length")
+    # Of a resumed transfer the header counts the remaining bytes only.
     total = None if length is None else have + int(length)
     with partial.open("ab" if have else "wb") as stream:
         while chunk := response.read(_CHUNK_BYTES):

@@ -122,6 +122,7 @@ def _load_a9a(directory: Path | str | None) -> Dataset:
 
 def _load_mnist(directory: Path | str | None) -> Dataset:
     paths = [cached_path("mnist", file, directory=directory) for file in MNIST.files]
+    # Files are in the catalogue's order: images and labels for training, then for testing.
     images = np.concatenate([read_idx(paths[0]), read_idx(paths[2])])
     labels = np.concatenate([read_idx(paths[1]), read_idx(paths[3])])
     inputs = images.reshape(len(images), -1).astype(np.float32) / np.float32(255)
@@ -132,6 +133,7 @@ def _load_digits(stand_in_for: str | None) -> Dataset:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
+    # Grey levels of this data set are 0 … 16.
     inputs = (bunch.data / 16).astype(np.float32)
     return Dataset("digits", inputs, bunch.target.astype(np.int64), 10, (8, 8), stand_in_for)
 
@@ -149,6 +151,7 @@ def _load_breast_cancer(stand_in_for: str | None) -> Dataset:
 
 def _draw_synthetic(stand_in_for: str | None) -> Dataset:
     """Draw labels from logistic regression on normal features, always the same."""
+    # A fixed seed: agents in several processes must draw the same rows.
     random = np.random.default_rng(0)
     inputs = random.standard_normal((_SYNTHETIC_ROWS, _SYNTHETIC_FEATURES), dtype=np.float32)
     logits = inputs @ random.standard_normal(_SYNTHETIC_FEATURES, dtype=np.float32)

@@ -107,6 +107,7 @@ def _assemble(
         raise FileFormatError(f"{path}: must have at least one row, found none")
     targets = columns[target]
     _require_present(path, target, targets)
+    # In the order of ``chosen``, which all agents share: parameter k means the same column to all.
     table = np.column_stack([read_numbers(path, name, columns[name]) for name in chosen])
     return RawSamples(path, table, targets, chosen)
 
@@ -133,6 +134,7 @@ def read_numbers(path: Path, name: str, values: Column) -> FloatArray:
     try:
         numbers = np.asarray(values, dtype=np.float64)
     except ValueError:
+        # Text among the numbers: parsed value by value, to accept booleans and to name the row.
         texts = [str(value) for value in values]
         numbers = np.array([_parse_number(path, name, t, k + 1) for k, t in enumerate(texts)])
     broken = np.flatnonzero(~np.isfinite(numbers))
@@ -160,6 +162,7 @@ def _is_number(value: object) -> bool:
 
 
 def _require_present(path: Path, name: str, values: Column) -> None:
+    # Whole numbers and booleans have no value that stands for a missing one.
     if values.dtype.kind in "iub":
         return
     if values.dtype.kind == "f":
@@ -179,8 +182,11 @@ def _read_csv(path: Path, target: str, features: Sequence[str]) -> dict[str, Col
     try:
         with open_content(path) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as stream:
             head = stream.readline()
+            # The header decides: European spreadsheets write semicolons, and names rarely contain
+            # one.
             separator = max(_SEPARATORS, key=head.count)
             lines = itertools.chain([head], stream)
+            # Empty lines, as at the end of many files, are not rows.
             rows = filter(None, csv.reader(lines, delimiter=separator, strict=True))
             names = [name.strip() for name in next(rows, [])]
             if not names:
@@ -205,6 +211,7 @@ def _read_rows(
     target: str,
     features: Sequence[str],
 ) -> dict[str, Column]:
+    # Arrays of doubles grow at 8 bytes per value, where lists of floats take about 32.
     numbers = {name: (place, array("d")) for place, name in enumerate(names) if name in features}
     goal = names.index(target)
     targets: list[str] = []
@@ -307,6 +314,7 @@ def _read_arrays(path: Path, target: str, features: Sequence[str]) -> RawSamples
 
 
 def _read_images(folder: Path) -> RawSamples:
+    # Sorted, because the order of a folder differs between file systems.
     labels = sorted(child for child in folder.iterdir() if child.is_dir())
     if not labels:
         raise FileFormatError(f"{folder}: must have one sub-folder of images per class, found none")
@@ -338,6 +346,7 @@ def _read_image(path: Path) -> FloatArray:
 
     try:
         with Image.open(path) as image:
+            # By the mode, not by the pixels: whether a colour image happens to be grey is private.
             is_grey = image.mode in ("1", "L", "LA")
             values = np.asarray(image.convert("L" if is_grey else "RGB"), dtype=np.float64)
     except (OSError, UnidentifiedImageError, SyntaxError) as error:

@@ -46,6 +46,7 @@ class LinearClassifier:
         require_in_range("l2", l2, 0)
         require(l2 < math.inf, "l2", "finite", l2)
         self._l2 = l2
+        # Two classes need one logit, which halves the parameters, and so the noise's energy.
         self._num_outputs = 1 if num_classes == 2 else num_classes
 
     @property
@@ -74,6 +75,8 @@ class LinearClassifier:
             # A product in float32 may round a row differently at another place in the batch. So
             # one sample, which moves the places of others, would change their gradients as well.
             X, parameters = X.to(sample_clip.dtype), parameters.to(sample_clip.dtype)
+        # (cells, trials · outputs, features + 1): all trials of a cell in one product with its
+        # batch.
         theta = parameters.view(cells, -1, X.shape[-1])
         logits = torch.bmm(X, theta.mT).view(cells, -1, trials, self._num_outputs)
         residuals = self._residuals(logits, batch.targets)
@@ -105,6 +108,7 @@ class LinearClassifier:
         residuals = drop_broken(residuals.mul_(weights.unsqueeze(-1)), factors)
         X = drop_broken_inputs(X, factors)
         G = torch.bmm(residuals.flatten(2).mT, X).view_as(models)
+        # λθ is a part of every sample's clipped gradient, with that sample's factor and weight.
         G.add_(models * weights.sum(dim=1).unsqueeze(-1), alpha=self._l2)
         return Gradients(
             values=G,
@@ -204,8 +208,10 @@ class ShallowNetwork:
         second, bias = self._output_layer(parameters)
         # The first layer of all trials is one product with the mini-batch that they share.
         hidden = torch.bmm(X, first.mT).relu_().view(cells, -1, trials, self._hidden)
+        # (cells, trials, batch, hidden): the output layer differs between trials.
         hidden = hidden.transpose(1, 2).contiguous()
         delta_out = self._output_residuals(hidden, second, bias, batch.targets)
+        # The derivative of ReLU is 1 where a unit is active.
         delta_in = (delta_out @ second).mul_(hidden > 0)
         scale = batch.weights.unsqueeze(1).expand(-1, trials, -1)
         if sample_clip is None:
@@ -221,6 +227,7 @@ class ShallowNetwork:
         scale = scale.to(factors) * factors
         drop_broken(delta_out.mul_(scale.unsqueeze(-1)), factors)
         drop_broken(delta_in.mul_(scale.unsqueeze(-1)), factors)
+        # Zero residuals times infinite activations would be NaN, so those are dropped too.
         hidden, X = drop_broken(hidden, factors), drop_broken_inputs(X, factors)
         return Gradients(
             values=self._backward(delta_out, delta_in, hidden, X),
@@ -264,6 +271,7 @@ class ShallowNetwork:
         cells, trials = delta_out.shape[:2]
         gradient = X.new_empty(cells, trials, self.num_parameters)
         second, bias = self._output_layer(gradient)
+        # Back to (cells, batch, trials · hidden), to share one product with X.
         rows = delta_in.transpose(1, 2).flatten(2)
         gradient[..., : self._first_layer_size] = torch.bmm(rows.mT, X).view(cells, trials, -1)
         second.copy_(delta_out.mT @ hidden)

@@ -70,6 +70,7 @@ class DeviceTask:
         self, parameters: Tensor, batch: Batch, *, sample_clip: Tensor | None = None
     ) -> Gradients:
         """See ``Task``."""
+        # Weights move as well, in their own type: float64 where samples are clipped.
         placed = replace(
             batch,
             inputs=batch.inputs.to(self._device),

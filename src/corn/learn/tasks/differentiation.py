@@ -56,6 +56,7 @@ class Vectorised:
         for count in torch.unique(counts[counts > 0]).tolist():
             own = torch.nonzero(counts == count).flatten()
             data = batch.inputs[own, :count], batch.targets[own, :count]
+            # Weights within a cell are equal, so their sum turns a mean into the weighted sum.
             share = batch.weights[own].sum(dim=1)[:, None, None]
             values[own] = self._mean_gradient(parameters[own], *data).mul_(share)
         return Gradients(values)
@@ -63,6 +64,8 @@ class Vectorised:
     def clipped_gradient(self, parameters: Tensor, batch: Batch, sample_clip: Tensor) -> Gradients:
         """Return the sum of clipped sample gradients, over cells, trials and samples at once."""
         slopes_of = vmap(grad(self._module.sample_loss), in_dims=(None, 0, 0))
+        # From the inside: samples, trials (which share inputs), cells. Shape (cells, trials,
+        # samples, d).
         slopes_of = vmap(vmap(slopes_of, in_dims=(0, None, 0)))
         real, width = sample_clip.dtype, batch.inputs.shape[1]
         values = torch.zeros_like(parameters, dtype=real)
@@ -80,6 +83,8 @@ class Vectorised:
                 most_samples=batch.most_samples,
             )
             factors[cells, trials, rows] = own
+            # Pieces of rows add up in the clip's type. The factors' margin covers the rounding of
+            # the sum.
             values[cells, trials] += total
         return Gradients(
             values=values,
@@ -102,6 +107,7 @@ class Vectorised:
         loss, hits = parameters.new_zeros(len(parameters)), parameters.new_zeros(len(parameters))
         outputs_of = vmap(self._module.outputs, in_dims=(0, None))
         losses_of = vmap(self._module.loss, in_dims=(0, None))
+        # Until a batch shows otherwise, outputs are taken for scores of classes.
         counts = True
         for X, y in zip(torch.split(inputs, rows), torch.split(targets, rows), strict=True):
             outputs = outputs_of(parameters, X)
@@ -162,6 +168,7 @@ class Looped:
         values = torch.zeros_like(parameters, dtype=real)
         factors = values.new_ones(*parameters.shape[:2], width)
         for cell, models in enumerate(parameters):
+            # Padding has weight 0 and is skipped; its factor stays 1.
             for row in torch.nonzero(batch.weights[cell]).flatten().tolist():
                 X, y = batch.inputs[cell, row : row + 1], batch.targets[cell, row : row + 1]
                 for trial, vector in enumerate(models):

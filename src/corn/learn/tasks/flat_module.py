@@ -19,6 +19,7 @@ MeanLoss: TypeAlias = Callable[[Any, Tensor], Tensor]
 """(outputs, targets) → the mean loss over a batch, as in ``torch.nn.functional``."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# Two samples are enough to tell a sum from a mean.
 _REHEARSAL_ROWS = 2
 
 
@@ -44,6 +45,7 @@ class FlatModule:
         self._sizes = [p.numel() for p in trained.values()]
         self._fixed = {name: p.detach() for name, p in named.items() if name not in trained}
         self._fixed |= dict(self._model.named_buffers())
+        # Copies of the constants by type and device: placing them at every call would be slow.
         self._placed: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
 
     @property
@@ -186,6 +188,7 @@ def _count_kept(loss_of: Callable[[Tensor], Tensor], vector: Tensor) -> tuple[Te
         sizes.append(tensor.numel())
         return tensor
 
+    # Autograd packs what it saves for the backward pass through this hook, so sizes add up.
     leaf = vector.detach().requires_grad_(True)
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept):
         total = loss_of(leaf)

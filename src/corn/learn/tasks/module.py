@@ -66,6 +66,7 @@ class ModuleTask:
         self, parameters: Tensor, batch: Batch, *, sample_clip: Tensor | None = None
     ) -> Gradients:
         """See ``Task``."""
+        # All cells' samples in a row, for the rehearsal and for error messages.
         inputs, targets = batch.inputs.flatten(0, 1), batch.targets.flatten(0, 1)
         with explained(inputs, targets):
             runner = self._choose_runner(parameters[0, 0], inputs, targets)
@@ -87,6 +88,7 @@ class ModuleTask:
         """Return a hash of layers, loss and constants, so that checkpoints fit this model alone."""
         digest = hashlib.sha256(self._module.describe().encode())
         for tensor in self._module.constants():
+            # As bytes: NumPy has no bfloat16.
             flat = tensor.detach().cpu().contiguous().flatten()
             digest.update(flat.view(torch.uint8).numpy().tobytes())
         return digest.digest()
@@ -116,6 +118,7 @@ def _find_obstacle(
 ) -> str | None:
     """Return the error of a module that runs alone but not vectorised; None if it runs."""
     X, y = inputs[:2].unsqueeze(0), targets[:2].unsqueeze(0)
+    # One cell with two models and two samples: every ``vmap`` has something to batch.
     models = vector.expand(1, 2, -1)
     batch = Batch(X, y, vector.new_full(y.shape[:2], 1 / len(X[0])), is_average=True)
     # All three uses are tried: batching rules exist for some layers and transforms only.
@@ -133,6 +136,7 @@ def small_cnn(image_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
     ``image_shape`` is (height, width), or (channels, height, width).
     """
+    # A grey image gets one channel; one with channels loses the extra 1.
     channels, height, width = (1, *image_shape)[-3:]
     require(min(height, width) >= 4, "image_shape", "at least 4×4", f"{height}×{width}")
     return nn.Sequential(

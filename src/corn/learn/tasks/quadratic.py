@@ -40,6 +40,7 @@ def quadratic_objectives(
     Q = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     plain = np.diag([stiffness, 1.0])
     matrices = np.stack([plain] * half + [Q @ plain @ Q.T] * half)
+    # Centres −i for the first half and +i for the second, i = 1 … n, as in the paper.
     places = np.arange(1, num_agents + 1) * np.where(np.arange(num_agents) < half, -1.0, 1.0)
     return matrices, np.stack([places, np.zeros(num_agents)], axis=1)
 
@@ -110,6 +111,7 @@ class Quadratic:
         """See ``Task``."""
         # The objective itself is the sample, so that mini-batches and clipping work as for data.
         A, c = self._unpack(batch.inputs)
+        # (cells, batch, trials, d).
         offset = parameters.unsqueeze(1) - c.unsqueeze(2)
         slopes = 2 * torch.einsum("kbij,kbvj->kbvi", A, offset)
         weights = batch.weights.unsqueeze(-1)

@@ -89,6 +89,7 @@ def _check(network: Network) -> None:
             f"{network.source}: the explorer is for 2 to {MOST_AGENTS} agents, found {n}: corn "
             "compare and corn threat are for larger networks"
         )
+    # The scripts compute Metropolis weights from links, and know no others.
     if network.graph.is_directed() or network.weights != "metropolis":
         raise InvalidArgumentError(
             f"{network.source}: the explorer is for links in both directions with Metropolis "
@@ -101,6 +102,7 @@ def _describe(network: Network) -> dict[str, object]:
     places = place_agents(network.graph)
     found = np.array([places[agent] for agent in range(network.num_agents)], dtype=np.float64)
     found -= found.min(axis=0)
+    # A path may have no height: its agents lie in the middle, not at 0/0.
     span = np.where(found.max(axis=0) > 0, found.max(axis=0), 1.0)
     centred = np.where(found.max(axis=0) > 1e-9, found / span, 0.5)
     scaled = _MARGIN + centred * (100 - 2 * _MARGIN)
