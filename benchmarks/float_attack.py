@@ -405,4 +405,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # Agents' processes load the workload from a module of this name.
+    import float_attack
+
+    float_attack.main()

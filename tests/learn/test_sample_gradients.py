@@ -141,6 +141,50 @@ def test_samples_along_another_dimension_are_refused() -> None:
         hooks.take(4)
 
 
+class TimeFirst(nn.Module):
+    """Layers that take (time, batch, features), between inputs and outputs that do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.transpose(0, 1)).transpose(0, 1).mean(dim=1)  # type: ignore[no-any-return]
+
+
+class Centred(nn.Module):
+    """Outputs that are compared with the mean of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.layer(x)
+        return scores - scores.mean(dim=0)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"), [(TimeFirst(), (5, 5, 4)), (Centred(), (5, 4)), (Centred(), (2, 4))]
+)
+def test_modules_that_mix_samples_are_refused(model: nn.Module, shape: tuple[int, ...]) -> None:
+    """Also where there are as many times as samples, so that no length shows it."""
+    SampleGradients(model)
+    with pytest.raises(InvalidArgumentError, match="must belong to one sample"):
+        model(torch.randn(shape))
+
+
+def test_the_check_of_independence_leaves_no_trace() -> None:
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(20, 2))
+    hooks, tokens = SampleGradients(model), torch.randint(9, (5, 5))
+    torch.manual_seed(1)
+    checked = model(tokens)
+    torch.manual_seed(1)
+    assert torch.equal(model(tokens), checked)
+    checked.sum().backward()
+    hooks.take(5)
+
+
 def test_inputs_changed_in_place_are_refused() -> None:
     model = nn.Linear(3, 3)
     SampleGradients(model)

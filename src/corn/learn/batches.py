@@ -120,8 +120,9 @@ class BatchSampler:
         rates: of each agent, for Poisson sampling; then ``batch_size`` is the divisor.
         divide_by_batch_size: give every sample weight 1/batch_size even if an agent has fewer
             samples, as sample-level accounting assumes; otherwise a batch is averaged.
-        hides_counts: pad Poisson batches to a public width, so that the time of a step does not
-            show how many samples were drawn.
+        hides_counts: pad Poisson batches to a public width, so that neither the time of a step
+            nor the last bits of a gradient, which depend on the shape of its batch, show how many
+            samples were drawn.
     """
 
     def __init__(
@@ -176,19 +177,13 @@ class BatchSampler:
         return self._whole
 
     def draw_each(self, number: int) -> list[Batch]:
-        """Return the batches of a number one by one, without padding, one for each cell.
+        """Return the batches of a number one by one, each padded by itself, one for each cell.
 
         An agent's gradient then does not depend, not even in its last bits, on the number of
-        another agent's samples.
+        samples in another agent's batch.
         """
-        rows = self.choose_rows(number)
-        starts = self._padding[:, 0]
-        # An empty Poisson batch becomes one sample of weight 0: tasks need at least one row.
-        tables = [own if len(own) else start[None] for own, start in zip(rows, starts, strict=True)]
-        counts = [np.array([len(own)]) for own in rows]
-        return [
-            self._gather(table[None], count) for table, count in zip(tables, counts, strict=True)
-        ]
+        cells = zip(self.choose_rows(number), self._padding, strict=True)
+        return [self._pad([own], padding[None]) for own, padding in cells]
 
     def choose_rows(self, number: int) -> list[IntArray]:
         """Return the rows of ``data`` that are in the batch of each cell."""
@@ -200,13 +195,16 @@ class BatchSampler:
         return [self._next_in_order(run, agent, number) for run in runs for agent in agents]
 
     def _draw(self, number: int) -> Batch:
-        rows = self.choose_rows(number)
+        return self._pad(self.choose_rows(number), self._padding)
+
+    def _pad(self, rows: Sequence[IntArray], padding: IntArray) -> Batch:
         counts = np.array([len(own) for own in rows])
-        # Multiples of a width that few batches exceed: see ``hides_counts``.
+        # Multiples of a width that few batches exceed: see ``hides_counts``. An empty Poisson batch
+        # becomes one sample of weight 0, because tasks need at least one row.
         width = -(-max(int(counts.max()), 1) // self._step_width) * self._step_width
         table = np.empty((len(rows), width), np.int64)
         # Samples come first in a row and padding last, which is what ``_weights`` counts on.
-        table[:] = self._padding
+        table[:] = padding
         for cell, own in enumerate(rows):
             table[cell, : len(own)] = own
         return self._gather(table, counts)

@@ -7,7 +7,8 @@ without a rule here are differentiated sample by sample with ``torch.func``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias, final
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves, tree_map
 
 from corn.errors import InvalidArgumentError
 
@@ -28,7 +30,8 @@ _TOLERANCE = 1e-3  # relative, between the sum over samples and autograd's own g
 class SampleGradients:
     """Hooks on a module that collect the gradient of each sample.
 
-    The first dimension of every layer's inputs and outputs must number the samples.
+    The first dimension of every layer's inputs and outputs must number the samples, and no sample
+    may change the row of another one. Both are checked.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -36,8 +39,10 @@ class SampleGradients:
         self._found: dict[nn.Parameter, Tensor] = {}
         self._names: dict[nn.Parameter, str] = {}
         self._parameters = [p for p in module.parameters() if p.requires_grad]
-        self._handles = []
-        for name, layer in find_owners(module).items():
+        owners = find_owners(module)
+        check = _IndependenceCheck(owners)
+        self._handles = [module.register_forward_pre_hook(check, with_kwargs=True)]
+        for name, layer in owners.items():
             for parameter in layer.parameters():
                 self._names[parameter] = name or type(layer).__name__
             hook = _Hook(self._found, layer)
@@ -55,8 +60,8 @@ class SampleGradients:
             # A layer that this batch did not use has no gradient, as in autograd.
             if found is None:
                 found = parameter.new_zeros(num_samples, *parameter.shape)
-            # A layer that takes samples along another dimension, as (time, batch, …), is noticed if
-            # that has another length. Clipping its rows would not bound one sample's influence.
+            # A layer that takes samples along another dimension, as (time, batch, …), is noticed
+            # here if that has another length, and by the check of independence if not.
             if len(found) != num_samples:
                 raise InvalidArgumentError(
                     f"layer {self._names[parameter]!r} must take the {num_samples} samples of the "
@@ -133,6 +138,93 @@ class _Hook:
         # On the output, not a full backward hook of the module: that one wraps inputs and outputs,
         # and fails on later changes in place.
         result.register_hook(collect)
+
+
+@final
+class _IndependenceCheck:
+    """A hook before a module that changes one sample of a batch, and compares all other rows.
+
+    Clipping a row bounds the influence of one sample only if no other sample has a part in it. A
+    layer that takes (time, batch, …) has other rows, which their number does not show where there
+    are as many times as samples; and a module may mix samples between its layers.
+    """
+
+    def __init__(self, owners: Mapping[str, nn.Module]) -> None:
+        self._owners, self._is_running = owners, False
+        self._seen: set[tuple[Any, ...]] = set()
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dim()]
+        if self._is_running or not torch.is_grad_enabled() or not tensors:
+            return
+        count = len(tensors[0])
+        # Other lengths than before need no other check, unless they coincide with the samples.
+        kind = tuple(tuple(size == count for size in x.shape) for x in tensors)
+        if kind in self._seen or count < 2:
+            return
+        self._is_running = True
+        try:
+            with torch.no_grad():
+                usual = self._record(module, *tree_map(_copy, (args, kwargs)))
+                changed = self._record(module, *tree_map(partial(_change, count), (args, kwargs)))
+        finally:
+            self._is_running = False
+        for (name, before), (_, after) in zip(usual, changed, strict=True):
+            if len(before) == count and not _agree(before[1:], after[1:]):
+                raise InvalidArgumentError(
+                    f"each row of layer {name!r} must belong to one sample, found that a change of "
+                    "one sample changes the rows of others: use batch_first=True, or a layer that "
+                    "does not mix samples"
+                )
+        self._seen.add(kind)
+
+    def _record(self, module: nn.Module, args: Any, kwargs: Any) -> list[tuple[str, Tensor]]:
+        """Return the inputs of each layer and the outputs of the module, in order."""
+        found: list[tuple[str, Tensor]] = []
+
+        def keep(name: str, inputs: Any) -> None:
+            leaves = tree_leaves(inputs)
+            found.extend((name, x.clone()) for x in leaves if isinstance(x, Tensor) and x.dim())
+
+        def watch(name: str) -> Callable[..., None]:
+            return lambda _layer, own, named: keep(name or type(module).__name__, (own, named))
+
+        handles = [
+            layer.register_forward_pre_hook(watch(name), with_kwargs=True)
+            for name, layer in self._owners.items()
+        ]
+        try:
+            # The same random numbers each time, for dropout, and none taken from the user's.
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                keep(type(module).__name__, module(*args, **kwargs))
+        finally:
+            for handle in handles:
+                handle.remove()
+        return found
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _change(count: int, value: Any) -> Any:
+    """Return a batch in which the first sample has other values of the same range."""
+    if not isinstance(value, Tensor) or not value.dim() or len(value) != count:
+        return _copy(value)
+    changed = value.clone()
+    if value.dtype == torch.bool:
+        changed[0] = ~value[0]
+    elif value.numel() and not value.is_complex():
+        changed[0] = value.min() + value.max() - value[0]
+    return changed
+
+
+def _agree(before: Tensor, after: Tensor) -> bool:
+    """Return whether two tensors are equal up to rounding."""
+    if before.shape != after.shape or not before.is_floating_point():
+        return torch.equal(before, after)
+    return torch.allclose(before, after, rtol=_TOLERANCE, atol=1e-6, equal_nan=True)
 
 
 def find_owners(module: nn.Module) -> dict[str, nn.Module]:

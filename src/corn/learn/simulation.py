@@ -291,6 +291,7 @@ def _make_sampler(
         choices=choices,
         rates=choose_rates(queries, data.sizes),
         divide_by_batch_size=bool(queries) and queries[0].unit == "sample",
+        hides_counts=settings.noise_keys == "secret",
     )
 
 
