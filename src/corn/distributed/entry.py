@@ -158,8 +158,6 @@ def begin_run(
         keyring=replace(run.keyring, group_seeds=group_seeds),
         total=total,
     )
-    if run.folders is not None:
-        save_addresses(run.folders.private, rendezvous.meeting, rendezvous.bound)
     members = frozenset(rendezvous.meeting.members)
     senders, receivers = find_neighbours(plan, run.agent)
     with ExitStack() as stack:
@@ -177,6 +175,10 @@ def begin_run(
         )
         exchange = make_exchange(run, links)
         stack.callback(exchange.close)
+        # Before the run begins, so that each of its agents can return to it. Not earlier: service
+        # managers add --rejoin where the file is, and after a failed start there is no run.
+        if run.folders is not None:
+            save_addresses(run.folders.private, rendezvous.meeting, rendezvous.bound)
         confirm(rendezvous, agreement, "ready")
         stack.pop_all()  # all agents are there: links stay open
     absent = set(range(plan.num_agents)) - members
