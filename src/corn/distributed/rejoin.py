@@ -44,7 +44,6 @@ from corn.transport import (
 )
 
 _MAX_REQUEST_BYTES = 1 << 20
-_MAX_WAITING = 4
 _SECONDS_TO_ANSWER = 1.0
 _ADDRESSES = "addresses.json"
 
@@ -143,6 +142,8 @@ class Sponsor:
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._waiting: queue.SimpleQueue[Applicant] = queue.SimpleQueue()
+        # All other agents may return at the same time, after a failure of the network.
+        self._max_waiting = rendezvous.num_agents
         rendezvous.listener.handle(Purpose.REJOIN, NO_SESSION, self._accept)
 
     def take_applicants(self) -> list[Applicant]:
@@ -170,7 +171,7 @@ class Sponsor:
         except (ChannelClosedError, TamperedError, InvalidArgumentError):
             channel.close()
             return
-        if self._waiting.qsize() >= _MAX_WAITING:
+        if self._waiting.qsize() >= self._max_waiting:
             channel.close()
             return
         self._waiting.put(Applicant(channel, request))
