@@ -11,7 +11,8 @@ from corn.distributed.agent import run_workload
 from corn.distributed.handshake import HandshakeError
 from corn.distributed.journal import Reports
 from corn.distributed.keyring import make_keys
-from corn.distributed.rendezvous import AbsentError, RefusalError, Rendezvous
+from corn.distributed.rejoin import load_addresses
+from corn.distributed.rendezvous import AbsentError, LateError, RefusalError, Rendezvous
 from corn.distributed.results import AgentResult
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.errors import FileFormatError
@@ -145,3 +146,20 @@ def test_after_a_start_that_failed_no_agent_is_asked_to_return(
         assert isinstance(result, LinkError | RefusalError), result
     assert (tmp_path / "out/private/agent-1").is_dir()
     assert not list(tmp_path.rglob("addresses.json"))
+
+
+def test_an_agent_that_came_too_late_keeps_the_addresses_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store may be gone when it returns, and service managers then add --rejoin."""
+
+    def come_late(rendezvous: Rendezvous, _: object) -> None:
+        rendezvous.meeting  # noqa: B018
+        raise LateError
+
+    monkeypatch.setattr("corn.distributed.entry.shake_hands", come_late)
+    assert [type(result) for result in run_files(tmp_path, monkeypatch)] == [LateError] * N
+    for agent in range(N):
+        own, others = load_addresses(tmp_path / f"out/private/agent-{agent}")
+        assert own is not None
+        assert others.keys() == set(range(N)) - {agent}

@@ -296,6 +296,20 @@ def test_an_agent_that_returns_is_no_member_of_a_run_that_has_not_begun() -> Non
     assert begin_without_last(store)[0].meeting.members == (0, 1, 2)
 
 
+def test_a_host_that_came_too_late_leaves_the_store_to_the_others_for_a_while() -> None:
+    store = MemoryStore()
+    host = make_rendezvous(0, 2, store, timeout=5, is_host=True)
+    other = make_rendezvous(1, 2, store)
+    threading.Timer(0.3, other.leave).start()
+    began = time.monotonic()
+    with pytest.raises(LateError), announcing_failure(host):
+        raise LateError
+    assert 0.3 <= time.monotonic() - began < 4
+    assert store.get(["refusal/any"]) == [None]
+    for own in (host, other):
+        own.listener.close()
+
+
 def test_an_agent_that_came_too_late_is_found_where_it_returns() -> None:
     store = MemoryStore()
     members = begin_without_last(store)

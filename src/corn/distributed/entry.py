@@ -31,14 +31,22 @@ from corn.distributed.rejoin import (
     request_return,
     save_addresses,
 )
-from corn.distributed.rendezvous import Meeting, Rendezvous
+from corn.distributed.rendezvous import LateError, Meeting, Rendezvous
 from corn.distributed.returns import Returns
 from corn.distributed.settings import RunSettings, require_pair_seeds
 from corn.distributed.storage import Folders
 from corn.distributed.survivors import ActivePlan
 from corn.errors import InvalidArgumentError
 from corn.plan import Plan
-from corn.transport import Address, Link, LinkDesk, Purpose, StoreLostError, open_links
+from corn.transport import (
+    NO_SESSION,
+    Address,
+    Link,
+    LinkDesk,
+    Purpose,
+    StoreLostError,
+    open_links,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +155,15 @@ def begin_run(
 ) -> tuple[AgreedRun, Entry]:
     """Agree with all agents, and connect to the neighbours."""
     plan, settings = run.plan, run.settings
-    agreement = shake_hands(rendezvous, run.hello)
+    try:
+        agreement = shake_hands(rendezvous, run.hello)
+    except LateError:
+        # It may join later, also if the store is gone by then.
+        if run.folders is not None:
+            with suppress(StoreLostError):
+                others = Meeting(NO_SESSION, rendezvous.read_addresses())
+                save_addresses(run.folders.private, others, rendezvous.bound)
+        raise
     require_budget(agreement)
     left = settings.steps_of(plan) - agreement.first_step
     total = check_total(min(left, agreement.max_steps))
