@@ -127,8 +127,10 @@ def test_all_others_may_ask_at_the_same_time() -> None:
         time.sleep(0.01)
     found = sponsor.take_applicants()
     assert {applicant.agent for applicant in found} == set(range(1, num_agents))
-    for end in (*found, *channels):
-        end.close()
+    for applicant in found:
+        applicant.close()
+    for channel in channels:
+        channel.close()
     own.close()
 
 
