@@ -183,7 +183,7 @@ def refuse_terms(own: Hello, request: Request, agent: int) -> str:
         # The numbers only serve to name the two sides.
         compare_hellos({-1: own, agent: request.hello})
     except HandshakeError as error:
-        return f"its {error.topic} is not that of the run"
+        return f"the terms of agent {agent} differ from those of the run in {error.topic}"
     return ""
 
 
