@@ -85,7 +85,7 @@ case ${1:-agent} in
       echo "corn: the run is complete; remove $OUT/done to start another one" >&2
       exec sleep infinity
     fi
-    # The agent keeps the addresses of a run as soon as it takes part in it.
+    # The agent keeps the addresses of a run when it takes part in it, or came too late for its start.
     if [ -e "$OUT/private/agent-$AGENT/addresses.json" ]; then
       case " $* " in
         *" --resume "* | *" --rejoin "*) ;;

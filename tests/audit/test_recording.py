@@ -1,10 +1,13 @@
 """Messages of real agents, recorded and audited."""
 
+import multiprocessing
+
 import numpy as np
 import pytest
 
 from corn.audit import AuditSettings, View, audit_plan
-from corn.audit.recording import RecordedRun, _read_releases
+from corn.audit.recording import RecordedRun, _read_releases, _serve
+from corn.errors import CornError
 from tests.audit.plans import agent_plan
 
 
@@ -34,6 +37,20 @@ def test_releases_are_read_off_messages(num_steps: int) -> None:
         model = plan.network.step_matrix @ messages[-1]
     found = _read_releases(plan, RecordedRun(np.stack(messages), bytes(32)))
     assert np.allclose(found, released)
+
+
+def test_a_process_ends_when_the_audit_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of a run it notices this only when it answers."""
+
+    def fail(*_: object) -> None:
+        raise CornError("the store is gone")
+
+    monkeypatch.setattr("corn.audit.recording.run_workload", fail)
+    own, theirs = multiprocessing.Pipe()
+    own.send("order")
+    own.close()
+    _serve(theirs)
+    theirs.close()
 
 
 def test_seeds_of_larger_groups_stay_in_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:

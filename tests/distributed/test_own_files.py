@@ -11,13 +11,15 @@ from corn.distributed.agent import run_workload
 from corn.distributed.handshake import HandshakeError
 from corn.distributed.journal import Reports
 from corn.distributed.keyring import make_keys
-from corn.distributed.rendezvous import RefusalError, Rendezvous
+from corn.distributed.rejoin import load_addresses
+from corn.distributed.rendezvous import AbsentError, LateError, RefusalError, Rendezvous
 from corn.distributed.results import AgentResult
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.errors import FileFormatError
 from corn.learn.own_data import FileWorkload
 from corn.learn.schedule import Constant
 from corn.plan import save_plan
+from corn.transport import LinkError
 
 from .harness import small_plan
 from .threads import run_in_threads
@@ -33,6 +35,7 @@ def run_files(
     *,
     rows: Rows | None = None,
     header: str = "age,dose,ill",
+    rejoins: bool = False,
 ) -> list[AgentResult | BaseException]:
     """Run three agents, of which agent 1 has a file of its own kind."""
     for agent in range(N):
@@ -46,6 +49,8 @@ def run_files(
     met: dict[int, Rendezvous] = {}
 
     def run(rendezvous: Rendezvous) -> AgentResult:
+        if rejoins:
+            rendezvous.timeout = 1.0
         met[rendezvous.agent], rendezvous.keys = rendezvous, folder / "keys"
         config = AgentConfig(
             workload=workload,
@@ -55,6 +60,7 @@ def run_files(
             keys=folder / "keys",
             agent=rendezvous.agent,
             num_agents=N,
+            rejoins=rejoins and rendezvous.agent == 1,
         )
         return run_workload(config, Reports())[1]
 
@@ -115,3 +121,45 @@ def test_all_agents_read_which_columns_differ(
         assert (result.topic, result.agents) == ("columns", (1,))
         assert "agent 1 lacks 'dose' and also has 'weight'" in str(result)
         assert "\n" not in str(result)
+
+
+def test_an_agent_that_cannot_return_does_not_stop_others_at_their_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, owner, last = run_files(tmp_path, monkeypatch, rows=[(1, "high", "no")], rejoins=True)
+    assert isinstance(owner, FileFormatError)
+    for other in (first, last):
+        assert isinstance(other, AbsentError | RefusalError), other
+        assert getattr(other, "refused_by", None) != 1
+
+
+def test_after_a_start_that_failed_no_agent_is_asked_to_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Service managers start an agent with --rejoin where it kept addresses of a run."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise LinkError("no connection")
+
+    monkeypatch.setattr("corn.distributed.entry.open_links", fail)
+    for result in run_files(tmp_path, monkeypatch):
+        assert isinstance(result, LinkError | RefusalError), result
+    assert (tmp_path / "out/private/agent-1").is_dir()
+    assert not list(tmp_path.rglob("addresses.json"))
+
+
+def test_an_agent_that_came_too_late_keeps_the_addresses_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store may be gone when it returns, and service managers then add --rejoin."""
+
+    def come_late(rendezvous: Rendezvous, _: object) -> None:
+        rendezvous.meeting  # noqa: B018
+        raise LateError
+
+    monkeypatch.setattr("corn.distributed.entry.shake_hands", come_late)
+    assert [type(result) for result in run_files(tmp_path, monkeypatch)] == [LateError] * N
+    for agent in range(N):
+        own, others = load_addresses(tmp_path / f"out/private/agent-{agent}")
+        assert own is not None
+        assert others.keys() == set(range(N)) - {agent}

@@ -128,5 +128,5 @@ def test_an_agent_with_other_terms_is_not_let_in(tmp_path: Path) -> None:
     assert failures(results) == {2: FailureKind.ERROR}
     failure = results[2].failure
     assert failure is not None
-    assert "its step sizes is not that of the run" in failure.message
+    assert "the terms of agent 2 differ from those of the run in step sizes" in failure.message
     assert all(own.lost.keys() == {2} for own in finished(results).values())

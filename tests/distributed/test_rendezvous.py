@@ -25,7 +25,7 @@ from corn.distributed.rendezvous import (
 from corn.distributed.words import ForgedWordError, Word
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.monitor import Interruption
-from corn.transport import MemoryStore, StoreLostError
+from corn.transport import NO_SESSION, MemoryStore, StoreLostError
 
 from .threads import make_credentials, make_rendezvous, run_in_threads
 
@@ -227,6 +227,25 @@ def test_a_second_process_under_the_same_number_is_detected() -> None:
     assert caught.value.agent == first.agent
 
 
+def come(own: Rendezvous) -> None:
+    """Let an agent come to the store, and wait for nobody."""
+    own._words.put(f"join/{own.agent}", own._introduction, NO_SESSION)
+
+
+def begin_without_last(store: MemoryStore) -> list[Rendezvous]:
+    """Return the first three of four agents, which have met at a store."""
+    make_credentials(0, 4)
+    members = [make_rendezvous(agent, 4, store, timeout=0.3, start_with=3) for agent in range(3)]
+    threads = [threading.Thread(target=lambda own=own: own.meeting) for own in members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for own in members:
+        own.listener.close()
+    return members
+
+
 def test_a_run_begins_with_those_who_came() -> None:
     store = MemoryStore()
     results: dict[int, object] = {}
@@ -250,6 +269,59 @@ def test_a_run_begins_with_those_who_came() -> None:
     assert results[2] is LateError
 
 
+@pytest.mark.parametrize("knows_members", [True, False])
+def test_an_agent_that_comes_too_late_and_fails_stops_nobody(*, knows_members: bool) -> None:
+    """It may also refuse just before the others agree on the members."""
+    store = MemoryStore()
+    late = make_rendezvous(3, 4, store, start_with=3)
+    late.listener.close()
+    members = begin_without_last(store)
+    if not knows_members:
+        late._is_left_out = lambda: False  # type: ignore[method-assign]
+    with pytest.raises(CornError), announcing_failure(late):
+        raise CornError("no file")
+    for own in members:
+        own.check()
+    if knows_members:
+        members[1].refuse("no space")
+        with pytest.raises(RefusalError, match="no space"):
+            members[0].check()
+
+
+def test_an_agent_that_returns_is_no_member_of_a_run_that_has_not_begun() -> None:
+    store = MemoryStore()
+    early = make_rendezvous(3, 4, store)
+    early.listener.close()
+    early.announce_address()
+    assert begin_without_last(store)[0].meeting.members == (0, 1, 2)
+
+
+def test_a_host_that_came_too_late_leaves_the_store_to_the_others_for_a_while() -> None:
+    store = MemoryStore()
+    host = make_rendezvous(0, 2, store, timeout=5, is_host=True)
+    other = make_rendezvous(1, 2, store)
+    threading.Timer(0.3, other.leave).start()
+    began = time.monotonic()
+    with pytest.raises(LateError), announcing_failure(host):
+        raise LateError
+    assert 0.3 <= time.monotonic() - began < 4
+    assert store.get(["refusal/any"]) == [None]
+    for own in (host, other):
+        own.listener.close()
+
+
+def test_an_agent_that_came_too_late_is_found_where_it_returns() -> None:
+    store = MemoryStore()
+    members = begin_without_last(store)
+    late, again = (make_rendezvous(3, 4, store, timeout=0.3, start_with=3) for _ in range(2))
+    with pytest.raises(LateError):
+        late.meeting  # noqa: B018
+    again.announce_address()
+    assert members[0].read_addresses()[3] == again.address != late.address
+    for own in (late, again):
+        own.listener.close()
+
+
 def test_a_run_does_not_begin_with_too_few() -> None:
     own = make_rendezvous(0, 4, MemoryStore(), timeout=0.3, start_with=3)
     with pytest.raises(AbsentError, match="from agents 1, 2, 3"):
@@ -260,7 +332,7 @@ def test_a_run_does_not_begin_with_too_few() -> None:
 def test_a_proposal_of_an_earlier_run_with_fewer_agents_is_not_followed() -> None:
     earlier = MemoryStore()
     before = [make_rendezvous(agent, 3, earlier, timeout=0.1, start_with=2) for agent in (0, 1)]
-    before[1].announce_address()
+    come(before[1])
     assert before[0].meeting.members == (0, 1)
     (replayed,) = earlier.get(["members/any"])
     now = MemoryStore()
@@ -268,7 +340,7 @@ def test_a_proposal_of_an_earlier_run_with_fewer_agents_is_not_followed() -> Non
     own = make_rendezvous(0, 3, lying, timeout=0.3, start_with=3)
     others = [make_rendezvous(agent, 3, now) for agent in (1, 2)]
     for other in others:
-        other.announce_address()
+        come(other)
     with pytest.raises(ForgedWordError, match="members"):
         own.meeting  # noqa: B018
     for each in (*before, own, *others):

@@ -112,6 +112,28 @@ def test_an_agent_that_is_gone_again_is_not_announced(desk: Desk) -> None:
     assert desk.announced == set()
 
 
+def test_all_others_may_ask_at_the_same_time() -> None:
+    num_agents = 8
+    own = make_rendezvous(0, num_agents, MemoryStore())
+    sponsor, channels = Sponsor(own), list[Channel]()
+    for agent in range(1, num_agents):
+        credentials = make_credentials(agent, num_agents)
+        channels.append(
+            dial(own.address, credentials, 0, Purpose.REJOIN, session=NO_SESSION, timeout=10)
+        )
+        channels[-1].send(json.dumps(asdict(Request(HELLO, 0))).encode())
+    deadline = time.monotonic() + 5
+    while sponsor._waiting.qsize() < len(channels) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    found = sponsor.take_applicants()
+    assert {applicant.agent for applicant in found} == set(range(1, num_agents))
+    for applicant in found:
+        applicant.close()
+    for channel in channels:
+        channel.close()
+    own.close()
+
+
 def test_a_second_request_waits_until_the_step_of_the_first_is_over(desk: Desk) -> None:
     first = desk.ask(Request(HELLO, 0))
     desk.serve(10)

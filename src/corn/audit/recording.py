@@ -123,6 +123,9 @@ class AgentPool:
                 child.join(20)
             # After an error agents may wait for each other, so that they are not asked to end.
             child.kill()
+        # Files of a run may be removed only when nobody writes them any more.
+        for child in self._children:
+            child.join()
 
 
 def _serve(connection: Connection) -> None:
@@ -136,7 +139,7 @@ def _serve(connection: Connection) -> None:
         messages.setdefault(header.step, parameters.detach().cpu().numpy().copy())
         nonces.append(nonce)
 
-    with suppress(EOFError):  # the audit was killed
+    with suppress(EOFError, ConnectionError):  # the audit was killed
         while (order := connection.recv()) is not None:
             messages.clear()
             try:

@@ -121,7 +121,9 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
     """
     settings = config.settings
     rendezvous = join_run(config, reports)
-    with announcing_failure(rendezvous), naming_agent(rendezvous.agent):
+    # An agent that cannot return to a run must not stop the others at their start.
+    announcing = nullcontext() if config.rejoins else announcing_failure(rendezvous)
+    with announcing, naming_agent(rendezvous.agent):
         plan, settings = find_plan(config, rendezvous)
         if settings.batch_size is None:
             size = plan.budget.batch_size or config.default_batch_size

@@ -31,14 +31,22 @@ from corn.distributed.rejoin import (
     request_return,
     save_addresses,
 )
-from corn.distributed.rendezvous import Meeting, Rendezvous
+from corn.distributed.rendezvous import LateError, Meeting, Rendezvous
 from corn.distributed.returns import Returns
 from corn.distributed.settings import RunSettings, require_pair_seeds
 from corn.distributed.storage import Folders
 from corn.distributed.survivors import ActivePlan
 from corn.errors import InvalidArgumentError
 from corn.plan import Plan
-from corn.transport import Address, Link, LinkDesk, Purpose, StoreLostError, open_links
+from corn.transport import (
+    NO_SESSION,
+    Address,
+    Link,
+    LinkDesk,
+    Purpose,
+    StoreLostError,
+    open_links,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +157,15 @@ def begin_run(
     plan, settings = run.plan, run.settings
     # Nothing has been released yet, and nothing is until train_agent: all checks that can refuse
     # come before, so a refusal costs no budget.
-    agreement = shake_hands(rendezvous, run.hello)
+    try:
+        agreement = shake_hands(rendezvous, run.hello)
+    except LateError:
+        # It may join later, also if the store is gone by then.
+        if run.folders is not None:
+            with suppress(StoreLostError):
+                others = Meeting(NO_SESSION, rendezvous.read_addresses())
+                save_addresses(run.folders.private, others, rendezvous.bound)
+        raise
     require_budget(agreement)
     # The owner's limit is checked for the steps of this run only, which are known after the
     # agreement.
@@ -162,8 +178,6 @@ def begin_run(
         keyring=replace(run.keyring, group_seeds=group_seeds),
         total=total,
     )
-    if run.folders is not None:
-        save_addresses(run.folders.private, rendezvous.meeting, rendezvous.bound)
     members = frozenset(rendezvous.meeting.members)
     senders, receivers = find_neighbours(plan, run.agent)
     with ExitStack() as stack:
@@ -183,6 +197,10 @@ def begin_run(
         )
         exchange = make_exchange(run, links)
         stack.callback(exchange.close)
+        # Before the run begins, so that each of its agents can return to it. Not earlier: service
+        # managers add --rejoin where the file is, and after a failed start there is no run.
+        if run.folders is not None:
+            save_addresses(run.folders.private, rendezvous.meeting, rendezvous.bound)
         confirm(rendezvous, agreement, "ready")
         stack.pop_all()  # all agents are there: links stay open
     absent = set(range(plan.num_agents)) - members

@@ -141,7 +141,9 @@ def announcing_failure(rendezvous: Rendezvous) -> Iterator[None]:
     try:
         yield
     except LateError:
-        # The others begin without this agent, and must not be stopped by it.
+        # The others begin without this agent, and must not be stopped by it: no refusal, and a host
+        # leaves them the store for a while.
+        rendezvous.leave()
         raise
     except CornError as error:
         # An agent that is missed may have refused: then that is the reason.

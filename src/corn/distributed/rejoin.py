@@ -44,8 +44,6 @@ from corn.transport import (
 )
 
 _MAX_REQUEST_BYTES = 1 << 20
-# An agent that connects again and again must not fill the memory of its sponsor.
-_MAX_WAITING = 4
 _SECONDS_TO_ANSWER = 1.0
 _ADDRESSES = "addresses.json"
 
@@ -145,6 +143,8 @@ class Sponsor:
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._waiting: queue.SimpleQueue[Applicant] = queue.SimpleQueue()
+        # All other agents may return at the same time, after a failure of the network.
+        self._max_waiting = rendezvous.num_agents
         rendezvous.listener.handle(Purpose.REJOIN, NO_SESSION, self._accept)
 
     def take_applicants(self) -> list[Applicant]:
@@ -172,7 +172,7 @@ class Sponsor:
         except (ChannelClosedError, TamperedError, InvalidArgumentError):
             channel.close()
             return
-        if self._waiting.qsize() >= _MAX_WAITING:
+        if self._waiting.qsize() >= self._max_waiting:
             channel.close()
             return
         self._waiting.put(Applicant(channel, request))
@@ -186,7 +186,7 @@ def refuse_terms(own: Hello, request: Request, agent: int) -> str:
         # own.
         compare_hellos({-1: own, agent: request.hello})
     except HandshakeError as error:
-        return f"its {error.topic} is not that of the run"
+        return f"the terms of agent {agent} differ from those of the run in {error.topic}"
     return ""
 
 

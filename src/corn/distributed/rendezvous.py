@@ -55,7 +55,8 @@ _SECONDS_TO_ANSWER = 1.0
 # Between two requests to the store an agent looks for refusals and signals.
 _LONGEST_WAIT = 0.2
 _CHALLENGE_BYTES = 32
-_JOIN, _MEMBERS, _REFUSAL = "join", f"members/{ANYONE}", f"refusal/{ANYONE}"
+_JOIN, _RETURN = "join", "return"
+_MEMBERS, _REFUSAL = f"members/{ANYONE}", f"refusal/{ANYONE}"
 _MAX_REASON = 300
 
 
@@ -224,8 +225,11 @@ class Rendezvous:
     def refuse(self, reason: str) -> None:
         """Publish that this agent does not start; every wait of another agent then ends.
 
-        Where several refuse, the first refusal counts for all.
+        Where several refuse, the first refusal counts for all. An agent without which the others
+        begin publishes none: it must not stop them.
         """
+        if self._meeting is None and self._is_left_out():
+            return
         # An agent that fails before the meeting knows no session. Its own random number binds the
         # refusal.
         session = "" if self._meeting is None else self._meeting.session.hex()
@@ -252,6 +256,9 @@ class Rendezvous:
             raise RefusalError(None, f"a message that cannot be read: {error}") from error
         # The session cannot be compared yet. The refusal is read again after the meeting.
         if session and self._meeting is None:
+            return
+        # An agent that came too late takes no part, and stops nobody.
+        if self._meeting is not None and refused_by not in self._meeting.members:
             return
         self._words.read(
             word, _REFUSAL, refused_by, _bind_refusal(self._introduction_of(refused_by))
@@ -300,12 +307,16 @@ class Rendezvous:
         raise_if_stopped(self.interruption)
 
     def announce_address(self) -> None:
-        """Publish the address of an agent that comes late, if the store is still there.
+        """Publish the address of an agent that returns or comes late, if the store is still there.
 
         Agents that return after it connect to it there.
         """
+        # Under a topic of its own: a run that has not begun yet must not count on this agent, and
+        # one that came too late is no longer at the address with which it came.
         with suppress(StoreLostError):
-            self._words.put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION, is_first=False)
+            self._words.put(
+                f"{_RETURN}/{self.agent}", self._introduction, NO_SESSION, is_first=False
+            )
 
     def adopt(self, meeting: Meeting) -> None:
         """Take part in a meeting of others, which is over."""
@@ -313,12 +324,13 @@ class Rendezvous:
 
     def read_addresses(self) -> dict[int, Address]:
         """Return the addresses of all agents that have come to the store so far."""
-        keys = [f"{_JOIN}/{agent}" for agent in range(self.num_agents)]
         found: dict[int, Address] = {}
-        for agent, word in enumerate(self.store.get(keys)):
-            if word is not None and agent != self.agent:
-                message = self._words.read(word, keys[agent], agent, NO_SESSION)
-                found[agent] = _read_address(message, agent)
+        for topic in (_JOIN, _RETURN):  # of the two addresses the later one
+            keys = [f"{topic}/{agent}" for agent in range(self.num_agents)]
+            for agent, word in enumerate(self.store.get(keys)):
+                if word is not None and agent != self.agent:
+                    message = self._words.read(word, keys[agent], agent, NO_SESSION)
+                    found[agent] = _read_address(message, agent)
         return found
 
     def _meet(self) -> Meeting:
@@ -368,16 +380,26 @@ class Rendezvous:
             _MEMBERS, json.dumps([self.agent, present]).encode(), NO_SESSION, is_first=False
         )
         (word,) = self._wait([_MEMBERS], "members", [HOST])
+        proposer, chosen = self._read_members(word)
+        # The proposal is signed, but the host may show one of an earlier run with fewer agents.
+        if not chosen <= set(everyone) or len(chosen) < self._start_with:
+            raise ForgedWordError("members", proposer)
+        if self.agent not in chosen:
+            raise LateError
+        return tuple(sorted(chosen))
+
+    def _read_members(self, word: bytes) -> tuple[int, frozenset[int]]:
+        """Return who proposed the members of the run, and the members."""
         proposer, chosen = build(
             tuple[int, tuple[int, ...]], parse_json(split_word(word).message), "the members"
         )
         self._words.read(word, _MEMBERS, proposer, NO_SESSION)
-        # The proposal is signed, but the host may show one of an earlier run with fewer agents.
-        if not set(chosen) <= set(everyone) or len(set(chosen)) < self._start_with:
-            raise ForgedWordError("members", proposer)
-        if self.agent not in chosen:
-            raise LateError
-        return tuple(sorted(set(chosen)))
+        return proposer, frozenset(chosen)
+
+    def _is_left_out(self) -> bool:
+        """Return whether the others have agreed to begin without this agent."""
+        (word,) = self.store.get([_MEMBERS])
+        return word is not None and self.agent not in self._read_members(word)[1]
 
     def _wait(self, keys: list[str], topic: str, agents: Sequence[int]) -> list[bytes]:
         deadline = time.monotonic() + self.timeout
