@@ -12,7 +12,7 @@ from corn import learn
 from corn.covariance import Horizon, ThreatModel, default_objective, design
 from corn.experiments import FULL, CellStore, make_studies
 from corn.experiments.cells import DesignCell, TrainingCell, key_of
-from corn.experiments.methods import CORN_COOLDOWN, CORN_TWO_INSIDERS, METHODS, NONE
+from corn.experiments.methods import CORN_DEFAULTS, CORN_TWO_INSIDERS, METHODS, NONE
 from corn.experiments.parallel import compute_cells
 from corn.privacy import PrivacyBudget
 from corn.topology import choose_cooldown, load_network
@@ -73,9 +73,9 @@ def test_a_training_cell_gives_the_losses_of_the_library(tmp_path: Path) -> None
 def test_a_line_with_defaults_is_trained_as_by_corn_train() -> None:
     """Momentum, cool-down and Poisson sampling of a sample, from the cell and from the library."""
     cell = replace(
-        first_training_cell("fig5b-sample"), methods=(CORN_COOLDOWN,), num_steps=200, seeds=(0,)
+        first_training_cell("fig5b-sample"), methods=(CORN_DEFAULTS,), num_steps=200, seeds=(0,)
     )
-    (run,) = cell.compute({CORN_COOLDOWN.name: cell.designs[CORN_COOLDOWN.name].compute()}, None)[
+    (run,) = cell.compute({CORN_DEFAULTS.name: cell.designs[CORN_DEFAULTS.name].compute()}, None)[
         "runs"
     ]
     problem = learn.make_workload(
@@ -93,7 +93,7 @@ def test_a_line_with_defaults_is_trained_as_by_corn_train() -> None:
     assert budget.query.sampling == "poisson"
     network = load_network(cell.graph)
     objective = default_objective(cell.num_steps)
-    cap, threat = budget.precision_cap, CORN_COOLDOWN.threat
+    cap, threat = budget.precision_cap, CORN_DEFAULTS.threat
     noise = design(network.mixing_matrix, cap, objective=objective, threat=threat)
     result = learn.run_sweep(
         problem,
@@ -184,9 +184,9 @@ def test_the_key_does_not_depend_on_labels() -> None:
 def test_keys_of_stored_results_do_not_change() -> None:
     """Cells of the full scale took hours. Another key would discard them."""
     for name, key in (
-        ("fig5b-sample", "6903def9f05afd23d22d1b26"),
-        ("fig5b-agent", "6a2950635e152b1485566771"),
-        ("fig4a", "e9a8f92192e25cb864e34c6b"),
+        ("fig5b-sample", "d04cfe3f6c7abf7ca94ac160"),
+        ("fig5b-agent", "dd1ed5171a06fd46969565da"),
+        ("fig4a", "eb4e8235adbbe403794acba7"),
     ):
         (study,) = make_studies([name], FULL)
         assert key_of(study.cells({})[0]) == key

@@ -10,7 +10,7 @@ from corn.experiments.claims import check_privacy
 from corn.experiments.methods import (
     CENTRAL,
     CORN,
-    CORN_COOLDOWN,
+    CORN_DEFAULTS,
     CORN_ONE_STEP,
     CORN_PAPER,
     CORN_TWO_INSIDERS,
@@ -34,7 +34,7 @@ LOSSES = {
     CORN_ONE_STEP: {0.2: 4.0, 0.6: 3.0, 1.0: 2.5},
     DECOR: {0.2: 3.5, 0.6: 2.8, 1.0: 2.0},
     CORN: {0.2: 3.0, 0.6: 2.5, 1.0: 2.0},
-    CORN_COOLDOWN: {0.2: 2.0, 0.6: 1.5, 1.0: 1.2},
+    CORN_DEFAULTS: {0.2: 2.0, 0.6: 1.5, 1.0: 1.2},
     CORN_TWO_INSIDERS: {0.2: 3.2, 0.6: 2.6, 1.0: 2.1},
     CENTRAL: {0.2: 1.0, 0.6: 1.0, 1.0: 1.0},
 }

@@ -19,7 +19,7 @@ from corn.experiments.comparison import ROUNDING, TOLERATED, Difference, Lines
 from corn.experiments.methods import (
     CENTRAL,
     CORN,
-    CORN_COOLDOWN,
+    CORN_DEFAULTS,
     CORN_ONE_STEP,
     CORN_PAPER,
     CORN_TWO_INSIDERS,
@@ -84,8 +84,8 @@ def check_panel(panel: Panel, points: Sequence[Point], scale: Scale) -> list[Cla
             _check_order(lines, CORN, DECOR, "corn"),
             _check_order(lines, CORN_TWO_INSIDERS, LDP, "corn"),
             _check_order(lines, CENTRAL, CORN, "corn"),
-            _check_order(lines, CORN_COOLDOWN, CORN, "corn"),
-            _check_order(lines, CENTRAL, CORN_COOLDOWN, "corn"),
+            _check_order(lines, CORN_DEFAULTS, CORN, "corn"),
+            _check_order(lines, CENTRAL, CORN_DEFAULTS, "corn"),
         ]
     return [claim for claim in claims if claim is not None]
 

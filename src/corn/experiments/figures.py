@@ -15,10 +15,10 @@ from corn.covariance import default_objective
 from corn.errors import InvalidArgumentError
 from corn.experiments.cells import TrainingCell, make_design_cell
 from corn.experiments.methods import (
-    COOLDOWN_METHODS,
     CORN,
     CORN_ONE_STEP,
     CORN_PAPER,
+    DEFAULT_METHODS,
     LDP,
     LDP_PAPER,
     LINK_SEEDS,
@@ -85,7 +85,7 @@ def _figure1(
     """
     # The line without noise would lie at zero, which a logarithmic axis does not have. Designs that
     # count on a cool-down are judged after it, in the figures of training.
-    methods = [own for own in scale.methods if own.is_private and own not in COOLDOWN_METHODS]
+    methods = [own for own in scale.methods if own.is_private and own not in DEFAULT_METHODS]
     entries = tuple(
         _entry(scale, method, x, graph=graph, epsilon=epsilon)
         for x, graph, epsilon in places

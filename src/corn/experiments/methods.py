@@ -133,12 +133,12 @@ CORN_ONE_INSIDER = MethodSpec(
 CORN_TWO_INSIDERS = MethodSpec(
     "corn-2-insiders", "CorN, 2 insiders", "corn", accumulates=True, max_colluders=2
 )
-CORN_COOLDOWN = MethodSpec(
-    "corn-cooldown", "CorN, cool-down", "corn", accumulates=True, uses_defaults=True
+CORN_DEFAULTS = MethodSpec(
+    "corn-defaults", "CorN, training defaults", "corn", accumulates=True, uses_defaults=True
 )
-CORN_COOLDOWN_ONE_INSIDER = MethodSpec(
-    "corn-cooldown-1-insider",
-    "CorN, cool-down, 1 insider",
+CORN_DEFAULTS_ONE_INSIDER = MethodSpec(
+    "corn-defaults-1-insider",
+    "CorN, training defaults, 1 insider",
     "corn",
     accumulates=True,
     max_colluders=1,
@@ -152,7 +152,7 @@ NONE = MethodSpec("none", "no noise", "none")
 PAIR_SEEDS = MethodSpec("corn-pairs", "CorN, a seed for each pair", "corn", accumulates=True)
 LINK_SEEDS = MethodSpec("corn-links", "CorN, a seed for each link", "corn", accumulates=True)
 
-COOLDOWN_METHODS = (CORN_COOLDOWN, CORN_COOLDOWN_ONE_INSIDER)
+DEFAULT_METHODS = (CORN_DEFAULTS, CORN_DEFAULTS_ONE_INSIDER)
 """CorN as ``corn train`` runs it."""
 
 PAPER_METHODS = (LDP_PAPER, DECOR_PAPER, CORN_PAPER)
@@ -165,7 +165,7 @@ ADDED_METHODS = (
     CORN,
     CORN_ONE_INSIDER,
     CORN_TWO_INSIDERS,
-    *COOLDOWN_METHODS,
+    *DEFAULT_METHODS,
     CENTRAL,
     NONE,
 )

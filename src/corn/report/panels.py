@@ -26,7 +26,7 @@ _CROSS_LABEL = "× exact ε is larger"
 
 Lines: TypeAlias = Literal["paper", "main", "all"]
 
-_MAIN = ("ldp", "decor", "corn", "corn-cooldown", "central", "none", "corn-1-insider")
+_MAIN = ("ldp", "decor", "corn", "corn-defaults", "central", "none", "corn-1-insider")
 """The lines that answer a reader's questions, the most important first."""
 
 _MOST_MAIN = 6
@@ -58,8 +58,8 @@ _STYLES = {
     "corn-one-step": LineStyle("#56B4E9", "-", "P"),
     "corn-1-insider": LineStyle("#CC79A7", (0, (6, 1.5)), "^"),
     "corn-2-insiders": LineStyle("#332288", (0, (6, 1.5, 1.5, 1.5)), "v"),
-    "corn-cooldown": LineStyle("#000000", "-", "h"),
-    "corn-cooldown-1-insider": LineStyle("#000000", (0, (6, 1.5)), "h"),
+    "corn-defaults": LineStyle("#000000", "-", "h"),
+    "corn-defaults-1-insider": LineStyle("#000000", (0, (6, 1.5)), "h"),
     "corn-pairs": LineStyle(MECHANISM_COLOURS["corn"], "-", "D"),
     "corn-links": LineStyle("#CC79A7", (0, (6, 1.5)), "<"),
     "central": LineStyle(MECHANISM_COLOURS["central"], "--", "*"),
