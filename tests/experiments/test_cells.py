@@ -81,14 +81,13 @@ def test_a_line_with_defaults_is_trained_as_by_corn_train() -> None:
     problem = learn.make_workload(
         cell.task, 6, model=cell.model, partition=cell.partition, seed=cell.data_seed
     )
-    budget = PrivacyBudget(
-        cell.epsilon,
-        cell.delta,
-        cell.num_steps,
-        cell.clip,
-        unit="sample",
+    budget = PrivacyBudget.for_sizes(
+        problem.data.sizes,
+        epsilon=cell.epsilon,
+        delta=cell.delta,
+        num_steps=cell.num_steps,
+        clip=cell.clip,
         batch_size=cell.batch_size,
-        samples_per_agent=min(problem.data.sizes),
     )
     assert budget.query.sampling == "poisson"
     network = load_network(cell.graph)

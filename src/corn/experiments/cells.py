@@ -212,7 +212,7 @@ class TrainingCell:
         budget = spec.budget(
             *(self.epsilon, self.delta, self.num_steps, self.clip, self.unit, batch_size),
             # The smallest agent has the largest sampling rate, and so the least amplification.
-            samples_per_agent=min(sizes),
+            sizes=sizes,
         )
         if spec.mechanism == "none":
             return learn.Method.non_private(*budget.queries, name=spec.name)

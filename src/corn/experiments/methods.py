@@ -22,6 +22,7 @@ from corn.covariance import (
 from corn.covariance.own import digest_source
 from corn.errors import CornWarning
 from corn.privacy import Accounting, PrivacyBudget, Unit
+from corn.privacy.budget import fit_sampling
 
 
 @dataclass(frozen=True)
@@ -86,17 +87,19 @@ class MethodSpec:
         clip: float,
         unit: Unit = "agent",
         batch_size: int | None = None,
-        samples_per_agent: int | None = None,
+        sizes: Sequence[int] = (),
     ) -> PrivacyBudget:
         """Return the budget that this line states; samples count at every step, as in the paper.
 
-        For lines with the defaults of ``corn train``, samples count with the probability that
-        Poisson sampling takes them from the smallest agent, which has ``samples_per_agent``.
+        For lines with the defaults of ``corn train``, samples count with the probability of Poisson
+        sampling, which follows from the ``sizes`` of the agents' data sets.
 
         The paper's constant may spend more than the budget outside its proven range. The claims
         check that, so the warning is suppressed here: it would appear for every point of a figure.
         """
-        is_poisson = self.uses_defaults and unit == "sample"
+        rate = None
+        if self.uses_defaults and unit == "sample" and batch_size is not None:
+            rate, _ = fit_sampling(sizes, batch_size, "poisson")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CornWarning)
             return PrivacyBudget(
@@ -107,8 +110,8 @@ class MethodSpec:
                 unit,
                 self.accounting,
                 batch_size=batch_size,
-                sampling="poisson" if is_poisson else "every-step",
-                samples_per_agent=samples_per_agent if is_poisson else None,
+                sampling="every-step" if rate is None else "poisson",
+                sampling_rate=rate,
             )
 
     def objective(self, num_steps: int) -> Horizon:
