@@ -346,5 +346,26 @@ def test_unfit_objects_are_refused() -> None:
         make_private("ring:3", **usual)
 
 
+def test_samples_along_another_dimension_are_refused() -> None:
+    """Also where a batch has as many samples as a sample has values."""
+    budget = PrivacyBudget(
+        10, 1e-5, num_steps=6, clip=1.0, unit="sample", batch_size=4, samples_per_agent=M
+    )
+
+    def transpose(items: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        return torch.stack([x for x, _ in items], dim=1), torch.stack([y for _, y in items])
+
+    parts = [TensorDataset(*part) for part in make_parts()]
+    model = make_model()
+    with pytest.raises(InvalidArgumentError, match="samples along the first dimension"):
+        make_private(
+            f"complete:{N}",
+            budget,
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=[DataLoader(part, batch_size=2, collate_fn=transpose) for part in parts],
+        )
+
+
 def test_make_private_is_public() -> None:
     assert corn.make_private is make_private

@@ -13,9 +13,9 @@ import pytest
 from corn.distributed.journal import ReleaseAccount
 from corn.distributed.status.state import (
     StateFile,
-    describe_condition,
     describe_state,
     has_ended,
+    judge_condition,
     read_state,
     read_states,
 )
@@ -62,22 +62,25 @@ def test_the_state_of_a_killed_process_is_stale(tmp_path: Path) -> None:
     assert ours.recv() == "written"
     state = read_state(folders.shared / "state.json")
     assert has_ended(folders) is False
-    assert describe_condition(state, is_gone=False) == "training"
+    assert judge_condition(state, is_gone=False) == ("training", False)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     ours.close()
     theirs.close()
     assert has_ended(folders) is True
-    assert describe_condition(state, is_gone=True).startswith("stale: process gone")
+    gone = judge_condition(state, is_gone=True)
+    assert gone.needs_action
+    assert "process gone" in gone.text
 
 
 def test_a_state_without_news_is_stale_and_one_that_ended_is_not() -> None:
     old = time.time() - 100
-    silent = describe_condition(make_state(updated=old), is_gone=None)
-    assert silent.startswith("stale: no news for 100 s")
-    assert describe_condition(make_state(updated=old, phase="complete"), is_gone=True) == "complete"
-    assert describe_condition(make_state(phase="failed"), is_gone=True) == "failed"
+    silent = judge_condition(make_state(updated=old), is_gone=None)
+    assert silent == ("stale: no news for 100 s", True)
+    ended = judge_condition(make_state(updated=old, phase="complete"), is_gone=True)
+    assert ended == ("complete", False)
+    assert judge_condition(make_state(phase="failed"), is_gone=True) == ("failed", True)
 
 
 def test_a_user_who_cannot_read_the_private_folder_knows_times_only(tmp_path: Path) -> None:

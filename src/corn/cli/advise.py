@@ -24,6 +24,7 @@ from corn.learn.names import ModelName, WorkloadName
 from corn.plan.advice import USUAL_CLIPS, Prospect, TrainingScale
 from corn.plan.proposal import Proposal, propose
 from corn.privacy import Unit, compare_samplings
+from corn.privacy.rounding import write_exactly
 from corn.topology import Network, load_network
 
 EXAMPLE = "corn advise --samples 2800 --agents 20 --epsilon 1 --parameters 7850"
@@ -163,7 +164,7 @@ def _list_options(**options: object) -> list[str]:
     ['--batch-size', '128']
     """
     given = {name: value for name, value in options.items() if value is not None}
-    texts = {n: f"{v:g}" if isinstance(v, float) else str(v) for n, v in given.items()}
+    texts = {n: write_exactly(v) if isinstance(v, float) else str(v) for n, v in given.items()}
     return [part for n, text in texts.items() for part in (f"--{n.replace('_', '-')}", text)]
 
 

@@ -10,6 +10,7 @@ import typer
 
 from corn.errors import InvalidArgumentError
 from corn.privacy.promises import read_promises
+from corn.privacy.rounding import write_exactly
 from corn.topology import Network, name_of
 
 PerAgent: TypeAlias = float | tuple[float, ...]
@@ -47,10 +48,7 @@ def format_per_agent(value: PerAgent) -> str:
     ('1,0.1', '1e-05')
     """
     numbers = value if isinstance(value, tuple) else (value,)
-    short = [f"{number:g}" for number in numbers]
-    # Short where that is exact, and all digits otherwise: a rounded ε would be another promise.
-    exact = [s if float(s) == x else repr(float(x)) for s, x in zip(short, numbers, strict=True)]
-    return ",".join(exact)
+    return ",".join(map(write_exactly, numbers))
 
 
 def find_promises(epsilon: str, delta: str, network: Network | None) -> tuple[PerAgent, PerAgent]:

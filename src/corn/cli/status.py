@@ -14,7 +14,7 @@ from corn.errors import FileFormatError
 from corn.privacy.rounding import round_up
 
 if TYPE_CHECKING:  # torch takes seconds to import
-    from corn.distributed.status.state import AgentState
+    from corn.distributed.status.state import AgentState, Condition
 
 EXAMPLE = "corn status out/run"
 _COLUMNS = (
@@ -37,7 +37,7 @@ def status(
     json: JsonOption = False,
 ) -> None:
     """Show how far each agent of a run is; exit 1 if one failed or its state is stale."""
-    from corn.distributed.status.state import describe_condition, has_ended, read_states
+    from corn.distributed.status.state import has_ended, judge_condition, read_states
 
     if not out.is_dir():
         raise FileFormatError(f"{out}: no such folder")
@@ -47,7 +47,7 @@ def status(
             f"{out}: no agent has begun to train here; the log of each agent is in private/agent-I"
         )
     conditions = {
-        agent: describe_condition(state, is_gone=has_ended(folders))
+        agent: judge_condition(state, is_gone=has_ended(folders))
         for agent, (state, folders) in found.items()
     }
     states = [state for state, _ in found.values()]
@@ -55,7 +55,7 @@ def status(
         print_json(
             {
                 "agents": [
-                    {**asdict(state), "condition": conditions[state.agent]} for state in states
+                    {**asdict(state), "condition": conditions[state.agent].text} for state in states
                 ]
             }
         )
@@ -65,11 +65,11 @@ def status(
     missing = sorted(set(range(max(state.num_agents for state in states))) - found.keys())
     if missing and not json:
         print_note(f"no state here of agents {', '.join(map(str, missing))}")
-    if any(text.startswith(("stale", "failed")) for text in conditions.values()):
+    if any(condition.needs_action for condition in conditions.values()):
         raise typer.Exit(1)
 
 
-def _print(states: list[AgentState], conditions: dict[int, str]) -> None:
+def _print(states: list[AgentState], conditions: dict[int, Condition]) -> None:
     first = states[0]
     print_facts(
         f"plan {first.plan[:16]}, {first.num_agents} agents",
@@ -93,7 +93,7 @@ def _print(states: list[AgentState], conditions: dict[int, str]) -> None:
                 ", ".join(map(str, state.neighbours)) or "none",
                 ", ".join(state.lost) or "none",
                 f"{state.bytes_sent / 1e6:.1f}",
-                conditions[state.agent],
+                conditions[state.agent].text,
             ]
             for state in states
         ],

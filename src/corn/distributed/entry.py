@@ -244,7 +244,7 @@ def return_to_run(
         nonce=bytes.fromhex(welcome.nonce),
         first_step=step,
         max_steps=min(welcome.last_step - step, ledger.remaining),
-        scarce=run.agent,
+        scarce=run.agent if ledger.remaining < welcome.last_step - step else None,
     )
     run = replace(run, agreement=agreement, total=total, received=admission.parameters)
     if run.folders is not None:

@@ -104,14 +104,14 @@ class Agreement:
         nonce: of the run.
         first_step: where the run starts.
         max_steps: the number of steps that all ledgers allow.
-        scarce: the agent whose ledger allows the fewest steps.
+        scarce: the agent whose ledger allows the fewest steps; None if that is not known.
         reserved: releases that this ledger counts for a run that crashed.
     """
 
     nonce: bytes
     first_step: int
     max_steps: int
-    scarce: int
+    scarce: int | None
     reserved: int = 0
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from corn.distributed.lifetime import LifetimeTotal
 from corn.distributed.messages import Header
-from corn.distributed.results import judge_status
+from corn.distributed.results import RunStatus
 from corn.distributed.settings import RunSettings
 from corn.distributed.status.logs import log_event
 from corn.distributed.status.reporter import ObservedRounds, StateReporter
@@ -270,7 +270,7 @@ class Journal:
         """Record that a model is not finite: models from here on are not saved."""
         self._has_diverged = True
 
-    def record_end(self, step: int, parameters: Tensor) -> None:
+    def record_end(self, step: int, parameters: Tensor, status: RunStatus) -> None:
         """Measure the final model, which replaces a measurement from before a cool-down."""
         # A cool-down mixes without new gradients: the last step's statistics still hold.
         statistics = None
@@ -283,8 +283,6 @@ class Journal:
         self._save(step, parameters)
         if self._reports.on_progress and statistics is not None:
             self._reports.on_progress(self._progress(step, statistics))
-        is_done = step == self._settings.steps_of(self._plan)
-        status = judge_status(all_steps=is_done, lost=self._reporter.lost)
         self._reporter.report_end(step, status.value, self._find_row())
 
     def _find_row(self) -> Row:

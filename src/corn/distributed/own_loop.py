@@ -144,7 +144,7 @@ def _simulate(
 ) -> PrivateTraining:
     n = plan.num_agents
     if isinstance(data_loader, DataLoader):
-        _check_loader(data_loader)
+        _check_loader(data_loader, plan)
         count = len(data_loader.dataset)  # type: ignore[arg-type]
         rows = partition_iid([0] * count, n, seed=seed)
         parts = [LoaderPart.of(data_loader, own.tolist()) for own in rows]
@@ -152,7 +152,7 @@ def _simulate(
     else:
         require_length("data_loader", len(data_loader), n, per="agent")
         for loader in data_loader:
-            _check_loader(loader)
+            _check_loader(loader, plan)
         parts = [LoaderPart.of(loader) for loader in data_loader]
         batch_size = data_loader[0].batch_size
     sizes = [len(part.rows) for part in parts]
@@ -224,7 +224,7 @@ class AgentTurns:
         rendezvous: Rendezvous,
         settings: RunSettings,
     ) -> None:
-        _check_loader(loader)
+        _check_loader(loader, plan)
         require(not settings.resume, "resume", "False: optimizers have no checkpoints", True)
         if settings.batch_of(plan) is None:
             settings = replace(settings, batch_size=loader.batch_size)
@@ -241,7 +241,6 @@ class AgentTurns:
         self._answers: queue.Queue[Gradients | Tensor | _LoopLeftError] = queue.Queue()
         self._next: _GradientWanted | _StepWanted | _Ended | None = None
         self._thread: threading.Thread | None = None
-        self._wanted: _StepWanted | None = None
         self.num_releases = 0
         self.result: AgentResult | None = None
 
@@ -382,13 +381,15 @@ def _check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
         )
 
 
-def _check_loader(loader: DataLoader[Any]) -> None:
+def _check_loader(loader: DataLoader[Any], plan: Plan) -> None:
     require_plain_loader(loader)
     if isinstance(loader.dataset, IterableDataset):
         raise InvalidArgumentError(
             "data_loader must have a data set with items by number, as batches are drawn from it "
             "at random, found a stream: read it into a list first"
         )
+    if plan.budget.unit == "sample":
+        LoaderPart.of(loader).check()
 
 
 def _describe_groups(optimizer: Optimizer) -> str:

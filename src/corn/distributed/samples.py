@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from corn.learn.sampling import TooFewSamplesError, require_fitting_samples
 from corn.plan import Plan
+from corn.privacy.rounding import write_exactly
 
 
 def check_samples(plan: Plan, agent: int, num_samples: int) -> None:
@@ -38,7 +39,7 @@ def suggest_plan(plan: Plan, agent: int, num_samples: int) -> str:
         "epsilon": _join(fitting.epsilon),
         "delta": _join(fitting.delta),
         "steps": str(fitting.num_steps),
-        "clip": f"{fitting.clip:g}",
+        "clip": write_exactly(fitting.clip),
         "unit": fitting.unit,
         "adjacency": fitting.adjacency,
         "batch-size": str(fitting.batch_size),
@@ -50,6 +51,6 @@ def suggest_plan(plan: Plan, agent: int, num_samples: int) -> str:
 
 def _join(values: float | tuple[float, ...]) -> str:
     return ",".join(
-        f"{value:g}" if isinstance(value, float) else str(value)
+        write_exactly(value) if isinstance(value, float) else str(value)
         for value in (values if isinstance(values, tuple) else (values,))
     )

@@ -26,7 +26,7 @@ from corn.topology.graphs import Graph
 
 # Of ε, doubled with each attempt: the first ones cost nothing, and a few are enough for rounding.
 _SHRINK = 1e-9
-_MAX_SHRINKS = 40
+_MAX_SHRINKS = 29  # the last one halves ε
 
 
 def name_agents(agents: Iterable[int]) -> str:

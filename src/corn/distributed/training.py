@@ -70,14 +70,15 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
     given = reports.interruption
     with catch_interruption() if given is None else nullcontext(given) as interruption:
         rounds.run(interruption)
-    journal.record_end(rounds.step, rounds.parameters)
+    missing = rounds.lost.keys() | rounds.cut_links.keys()
+    status = judge_status(all_steps=rounds.step == settings.steps_of(plan), lost=missing)
+    journal.record_end(rounds.step, rounds.parameters, status)
     if rounds.alone_since is not None:
         journal.note(f"ended alone: took no part in any mixing after step {rounds.alone_since}")
     _note_network(run, exchange, journal)
-    missing = rounds.lost.keys() | rounds.cut_links.keys()
     return AgentResult(
         agent=run.agent,
-        status=judge_status(all_steps=rounds.step == settings.steps_of(plan), lost=missing),
+        status=status,
         first_step=run.first_step,
         num_steps=rounds.step,
         stop=rounds.stop,
@@ -114,10 +115,13 @@ def _note_ledger(run: AgreedRun, journal: Journal) -> None:
     """Note how a ledger shortens the run."""
     total, agreement = run.settings.steps_of(run.plan), run.agreed
     if run.last_step < total:
-        journal.note(
-            f"the run ends at step {run.last_step} of {total}: agent {agreement.scarce}'s ledger "
-            f"allows {agreement.max_steps} more releases"
+        # An agent that returns learns when the run ends, but not for whose sake.
+        why = (
+            "as the others had agreed before this agent returned"
+            if agreement.scarce is None
+            else f"agent {agreement.scarce}'s ledger allows {agreement.max_steps} more releases"
         )
+        journal.note(f"the run ends at step {run.last_step} of {total}: {why}")
     if agreement.reserved and run.agent == agreement.scarce:
         journal.note(
             f"a run that crashed had reserved {agreement.reserved} releases, which count as spent"

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, final
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from corn.errors import CornError, InvalidArgumentError
@@ -355,8 +356,24 @@ class LoaderPart:
     def fetch(self, batch: Batch) -> Any:
         """Return the samples of a batch as the user's loader would."""
         # Inputs of these batches are row numbers (``number_rows``), one cell per agent.
-        index = batch.inputs[0].tolist()
-        return self.collate([self.dataset[self.rows[row]] for row in index])
+        return self.collate([self.dataset[self.rows[row]] for row in batch.inputs[0].tolist()])
+
+    def check(self) -> None:
+        """Raise if the collate function puts samples along another dimension than the first."""
+        first = self.dataset[self.rows[0]]
+        # A second batch with one more sample shows which dimension numbers the samples.
+        batches = [tree_leaves(self.collate([first] * count)) for count in (2, 3)]
+        tensors = [[leaf for leaf in batch if isinstance(leaf, Tensor)] for batch in batches]
+        # Lists with one tensor for each sample differ in length, and have no dimension to check.
+        if len(tensors[0]) != len(tensors[1]):
+            return
+        for two, three in zip(*tensors, strict=True):
+            if two.shape[1:] != three.shape[1:]:
+                raise InvalidArgumentError(
+                    f"collate_fn must put samples along the first dimension, found {two.dim()} "
+                    "dimensions of which another one numbers them: gradients of single samples "
+                    "need it"
+                )
 
 
 @final

@@ -27,6 +27,17 @@ def round_down(value: float, digits: int = 6) -> str:
     return _round(value, digits, ROUND_FLOOR)
 
 
+def write_exactly(value: float) -> str:
+    """Return the shortest usual text that reads back as this number: for commands to copy.
+
+    >>> write_exactly(10.0), write_exactly(1e-5), write_exactly(0.1234567)
+    ('10', '1e-05', '0.1234567')
+    """
+    short = f"{value:g}"
+    # A rounded ε would be another promise.
+    return short if float(short) == value else repr(float(value))
+
+
 def round_up_range(values: Any) -> str:
     """Return one ε, or the least and the largest of several, each rounded up.
 

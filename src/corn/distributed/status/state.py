@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import final
+from typing import NamedTuple, final
 
 from corn.distributed.storage import Folders
 from corn.errors import FileFormatError, InvalidArgumentError
@@ -191,15 +191,22 @@ def has_ended(folders: Folders) -> bool | None:
         return None
 
 
-def describe_condition(state: AgentState, *, is_gone: bool | None) -> str:
-    """Return the phase in words, and whether the state is stale."""
+class Condition(NamedTuple):
+    """The condition of an agent in words, and whether its operator must act."""
+
+    text: str
+    needs_action: bool = False
+
+
+def judge_condition(state: AgentState, *, is_gone: bool | None) -> Condition:
+    """Return the phase of an agent, or that its state is stale."""
     if state.phase != TRAINING:
-        return state.phase
+        return Condition(state.phase, needs_action=state.phase == FAILED)
     if is_gone:
-        return f"stale: process gone, last news {state.seconds_old():.0f} s ago"
+        return Condition(f"stale: process gone, last news {state.seconds_old():.0f} s ago", True)
     if state.seconds_old() > state.timeout:
-        return f"stale: no news for {state.seconds_old():.0f} s"
-    return TRAINING
+        return Condition(f"stale: no news for {state.seconds_old():.0f} s", True)
+    return Condition(TRAINING)
 
 
 def describe_state(state: AgentState) -> str:
