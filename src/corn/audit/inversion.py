@@ -21,7 +21,7 @@ from torch import Tensor
 
 from corn.arrays import FloatArray
 from corn.audit.known_noise import KnownNoise
-from corn.audit.views import StreamWeights, View, invert_hidden
+from corn.audit.views import StreamWeights, View, predict_noise
 from corn.covariance import Decomposition
 from corn.learn.batches import AgentData, Batch
 from corn.learn.datasets import Dataset
@@ -208,11 +208,8 @@ class _Listener:
         if isinstance(method.noise, Decomposition):
             streams = StreamWeights.of(method.noise)
             hidden = streams.hidden(streams.held_by(view.coalition))
-            precision = invert_hidden(hidden[np.ix_(self._honest, self._honest)])
-            # Row j over its diagonal: v_j given all other noise has the mean −Σ_{k≠j} Y_jk v_k /
-            # Y_jj and the variance 1/Y_jj, where Y is the precision.
-            self._weights = torch.from_numpy(precision / np.diag(precision)[:, None])
-            self._noise_std = 1 / np.sqrt(np.diag(precision))
+            weights, self._noise_std = predict_noise(hidden[np.ix_(self._honest, self._honest)])
+            self._weights = torch.from_numpy(weights)
             self._known = KnownNoise(method.noise, view, seed=seed)
 
     def observe(self, parameters: Tensor, released: Tensor) -> None:

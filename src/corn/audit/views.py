@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from corn.arrays import FloatArray
 from corn.covariance import Decomposition
@@ -125,18 +126,46 @@ def invert_hidden(covariance: FloatArray) -> FloatArray:
 
     A direction without noise reveals every agent that has a part in it.
     """
-    # Correlations, because agents' variances may differ by many orders and eigenvalues would then
-    # be rounded to zero that are not.
-    scale = np.sqrt(np.maximum(np.diag(covariance), np.finfo(float).tiny))
-    values, vectors = np.linalg.eigh(covariance / np.outer(scale, scale))
-    # The rounding error of eigenvalues, as in ``numpy.linalg.matrix_rank``.
-    silent = values <= len(values) * np.finfo(float).eps * max(float(values[-1]), 1.0)
+    scale, values, vectors, silent = _split_directions(covariance)
     kept = vectors[:, ~silent]
     inverse: FloatArray = (kept / values[~silent]) @ kept.T / np.outer(scale, scale)
     # Entries of eigenvectors that should be zero are of rounding's size, far below this.
     exposed = (np.abs(vectors[:, silent]) > 1e-9).any(axis=1)
     inverse[exposed, exposed] = math.inf
     return inverse
+
+
+def predict_noise(covariance: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return weights and standard deviations of each agent's noise given that of all others.
+
+    Row j of the weights times the noise of all is the error of the best prediction of v_j, whose
+    standard deviation is entry j; 0 for agents that noise does not hide.
+    """
+    precision = invert_hidden(covariance)
+    diagonal = np.diag(precision)
+    exposed = np.isinf(diagonal)
+    # v_j given all other noise has the mean −Σ_{k≠j} Y_jk v_k / Y_jj and the variance 1/Y_jj, where
+    # Y is the precision.
+    weights = precision / np.where(exposed, 1.0, diagonal)[:, None]
+    scale, _, vectors, silent = _split_directions(covariance)
+    # Projected to a direction without noise, the noise is zero, which gives v_j exactly.
+    projection = vectors[:, silent] @ vectors[:, silent].T
+    for j in np.flatnonzero(exposed):
+        weights[j] = projection[j] * (scale[j] / scale) / projection[j, j]
+    return weights, np.where(exposed, 0.0, 1 / np.sqrt(diagonal))
+
+
+def _split_directions(
+    covariance: FloatArray,
+) -> tuple[FloatArray, FloatArray, FloatArray, NDArray[np.bool_]]:
+    """Return standard deviations, eigenvalues and vectors of correlations, and which are zero."""
+    # Correlations, because agents' variances may differ by many orders and eigenvalues would then
+    # be rounded to zero that are not.
+    scale = np.sqrt(np.maximum(np.diag(covariance), np.finfo(float).tiny))
+    values, vectors = np.linalg.eigh(covariance / np.outer(scale, scale))
+    # The rounding error of eigenvalues, as in ``numpy.linalg.matrix_rank``.
+    silent = values <= len(values) * np.finfo(float).eps * max(float(values[-1]), 1.0)
+    return scale, values, vectors, silent
 
 
 def read_view(text: str) -> View:
