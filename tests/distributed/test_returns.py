@@ -112,6 +112,20 @@ def test_an_agent_that_is_gone_again_is_not_announced(desk: Desk) -> None:
     assert desk.announced == set()
 
 
+def test_an_agent_that_trains_alone_helps_only_those_who_find_no_others(desk: Desk) -> None:
+    desk.membership.note_cut(3, 6)
+    in_company = desk.ask(Request(HELLO, 0, wants_company=True))
+    desk.serve(10)
+    assert read(in_company)["is_alone"]
+    assert desk.announced == set()
+    at_any_price = desk.ask(Request(HELLO, 0))
+    desk.serve(11)
+    assert read(at_any_price)["refusal"] == ""
+    assert desk.announced == {18}
+    in_company.close()
+    at_any_price.close()
+
+
 def test_all_others_may_ask_at_the_same_time() -> None:
     num_agents = 8
     own = make_rendezvous(0, num_agents, MemoryStore())

@@ -17,7 +17,7 @@ import queue
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import final
 
@@ -52,6 +52,10 @@ class RejoinError(PublicError):
     """No neighbour lets this agent in."""
 
 
+class AloneError(RejoinError):
+    """A neighbour that would help trains alone, and others may be together."""
+
+
 @dataclass(frozen=True)
 class Request:
     """Request of an agent that wants to return, to its sponsor.
@@ -59,10 +63,13 @@ class Request:
     Attributes:
         hello: its terms, which must be those of the run.
         first_free_step: the first step that its ledger has never reserved.
+        wants_company: whether a sponsor that trains alone is to refuse, because others may be
+            together.
     """
 
     hello: Hello
     first_free_step: int
+    wants_company: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,7 @@ class Welcome:
         addresses: of the members' listeners.
         present: the agents that take part now.
         refusal: why the agent is not let in; empty if it is.
+        is_alone: whether that is because the sponsor trains alone.
     """
 
     session: str = ""
@@ -86,6 +94,7 @@ class Welcome:
     addresses: Mapping[str, tuple[str, int]] | None = None
     present: tuple[int, ...] = ()
     refusal: str = ""
+    is_alone: bool = False
 
     def __post_init__(self) -> None:
         # It comes from another machine.
@@ -216,24 +225,25 @@ def request_return(
     dtype: torch.dtype,
     max_bytes: int,
 ) -> Admission:
-    """Return to a run with the help of the first neighbour that answers.
+    """Return to a run with the help of the first neighbour that answers, if possible in company.
 
     Raises:
         RejoinError: no neighbour lets this agent in; the message has the reasons.
     """
     reasons: dict[int, CornError] = {}
     # A neighbour may be lost too, or wait for its own return: the others are asked before this
-    # agent waits for it.
-    for patience in (min(_SECONDS_TO_ANSWER, rendezvous.timeout), rendezvous.timeout):
+    # agent waits for it. And one that was cut off and trains alone would lead away from the others.
+    short = min(_SECONDS_TO_ANSWER, rendezvous.timeout)
+    for patience, wants_company in ((short, True), (rendezvous.timeout, False)):
         for sponsor in sorted(set(neighbours) & set(addresses)):
             # A neighbour that refused does so again; one that was not there may come up.
-            if sponsor in reasons and not isinstance(reasons[sponsor], UnreachableError):
+            if not isinstance(reasons.get(sponsor), UnreachableError | AloneError | None):
                 continue
             try:
                 return _return_by(
                     rendezvous,
                     sponsor,
-                    request,
+                    replace(request, wants_company=wants_company),
                     sorted(neighbours),
                     addresses,
                     dtype=dtype,
@@ -275,6 +285,8 @@ def _return_by(
         channel.set_timeout(timeout * (rendezvous.num_agents + 1))
         data = bytes(channel.receive(max_bytes=_MAX_REQUEST_BYTES))
         welcome: Welcome = build(Welcome, parse_json(data), "the welcome")
+        if welcome.is_alone:
+            raise AloneError("it trains alone")
         if welcome.refusal:
             raise RejoinError(welcome.refusal)
         # A sponsor that is confused may name a run of before, with the noise of before.

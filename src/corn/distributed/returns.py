@@ -63,12 +63,16 @@ class Returns:
             # All agents must know of a return before its step, as they switch plans and open links
             # at it.
             return_step = max(step + notice + 1, applicant.request.first_free_step)
+            present = membership.present_at(step)
+            if applicant.request.wants_company and len(present) == 1:
+                applicant.answer(Welcome(refusal="this agent trains alone", is_alone=True))
+                continue
             refusal = self._refuse(applicant, return_step)
             if refusal:
                 applicant.answer(Welcome(refusal=refusal))
                 continue
             membership.note_return(agent, return_step)
-            applicant.answer(self._welcome(return_step, membership.present_at(step)))
+            applicant.answer(self._welcome(return_step, present))
             self._admitted[agent] = return_step, applicant
         for _, applicant in self._admitted.values():
             applicant.report_step(step)
