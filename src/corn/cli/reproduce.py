@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -237,13 +238,14 @@ class _CellBar:
 
 def _command(names: Sequence[str], configuration: Mapping[str, object]) -> str:
     """Return the command line that gives the same results."""
-    words = ["corn reproduce", *names, "--full" if configuration["full"] else "--quick"]
+    words = ["corn", "reproduce", *names, "--full" if configuration["full"] else "--quick"]
     for option in ("epsilons", "connectivities", "seeds", *_OWN_SETTINGS):
         if configuration[option] is not None:
-            words.append(f"--{option} {configuration[option]}")
+            words += [f"--{option}", str(configuration[option])]
     for own in cast("list[str]", configuration["mechanism"] or []):
-        words.append(f"--mechanism {own}")
-    return " ".join(words)
+        words += ["--mechanism", own]
+    # A graph such as er:n={n},p={p},seed={seed} would mean something else to a shell.
+    return shlex.join(words)
 
 
 def _facts(
