@@ -21,7 +21,7 @@ from corn.cli.output import (
 from corn.errors import InvalidArgumentError
 from corn.learn.names import WorkloadName
 from corn.plan import Plan, load_plan
-from corn.privacy.rounding import round_down, round_up
+from corn.privacy.rounding import round_bound_down, round_up
 
 if TYPE_CHECKING:  # needs torch, whose import takes a second
     from corn.audit import AuditReport, AuditSettings, Break, Finding, View
@@ -176,13 +176,13 @@ def _audit_one_run(
                 ("AUC", f"{report.auc:.3f}"),
                 (
                     "certified ε",
-                    f"≥ {round_down(report.epsilon, 3)} at δ = {report.delta:g}, with confidence "
+                    f"≥ {round_bound_down(report.epsilon, 3)} at δ = {report.delta:g}, with confidence "
                     f"{confidence:g}; promised {round_up(report.promised_epsilon)}",
                 ),
             ],
         )
     if report.violated:
-        shown = round_down(report.epsilon, 3)
+        shown = round_bound_down(report.epsilon, 3)
         print_error(f"{path}: one run shows ε ≥ {shown}, more than was promised")
         raise typer.Exit(1)
 
@@ -296,8 +296,10 @@ def _print(plan: Plan, report: AuditReport, beyond: Finding | None) -> None:
                 str(one.victim),
                 one.view.describe(),
                 round_up(one.promise.epsilon),
-                f"≥ {round_down(one.certified_epsilon, 3)}",
-                "" if one.gaussian_epsilon is None else f"≥ {round_down(one.gaussian_epsilon, 4)}",
+                f"≥ {round_bound_down(one.certified_epsilon, 3)}",
+                ""
+                if one.gaussian_epsilon is None
+                else f"≥ {round_bound_down(one.gaussian_epsilon, 4)}",
                 f"{one.promise.effective_mu:.4g}",
                 f"{one.mu.estimate:.4g} ± {(one.mu.high - one.mu.low) / 2:.2g}",
                 f"{one.auc:.3f}",

@@ -18,10 +18,10 @@ def round_up(value: float, digits: int = 6) -> str:
     return _round(value, digits, ROUND_CEILING)
 
 
-def round_down(value: float, digits: int = 6) -> str:
+def round_bound_down(value: float, digits: int = 6) -> str:
     """Return so many digits, rounded down: a printed lower bound must hold too.
 
-    >>> round_down(1.2399, 3), round_down(0.0)
+    >>> round_bound_down(1.2399, 3), round_bound_down(0.0)
     ('1.23', '0')
     """
     return _round(value, digits, ROUND_FLOOR)
