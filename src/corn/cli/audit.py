@@ -176,8 +176,8 @@ def _audit_one_run(
                 ("AUC", f"{report.auc:.3f}"),
                 (
                     "certified ε",
-                    f"≥ {round_bound_down(report.epsilon, 3)} at δ = {report.delta:g}, with confidence "
-                    f"{confidence:g}; promised {round_up(report.promised_epsilon)}",
+                    f"≥ {round_bound_down(report.epsilon, 3)} at δ = {report.delta:g}, with "
+                    f"confidence {confidence:g}; promised {round_up(report.promised_epsilon)}",
                 ),
             ],
         )
