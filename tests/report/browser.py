@@ -17,8 +17,14 @@ import pytest
 
 DRIVER = shutil.which("chromedriver")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def has_browser() -> bool:
+    return bool(DRIVER and CHROMIUM)
+
+
 needs_browser = pytest.mark.skipif(
-    not (DRIVER and CHROMIUM),
+    not has_browser(),
     reason="no browser: the page is checked with Chromium and chromedriver on the path",
 )
 

@@ -20,13 +20,10 @@ from corn.errors import InvalidArgumentError
 from corn.privacy import PrivacyBudget, account_precision, gaussian, subsampling
 from corn.report.explorer import CORE, read_scripts, write_page
 from corn.topology import Network, load_network
-from tests.report.browser import Browser, browsing, needs_browser
+from tests.report.browser import Browser, browsing, has_browser, needs_browser
 
 Engine: TypeAlias = Callable[[str], Any]
 NODE = shutil.which("node")
-needs_node = pytest.mark.skipif(
-    NODE is None, reason="no Node.js: without it the scripts are checked in a browser only"
-)
 OBJECTIVE = Horizon(200.0, 0.1, 0.9)
 
 
@@ -48,15 +45,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield opened
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("chromium", marks=needs_browser),
-        pytest.param("node", marks=needs_node),
-    ]
-)
+@pytest.fixture
 def engine(request: pytest.FixtureRequest) -> Engine:
-    if request.param == "node":
+    """Return Node.js, which starts sooner, or else a browser: both compute with V8."""
+    if NODE is not None:
         return run_in_node
+    if not has_browser():
+        pytest.skip("neither Node.js nor a browser: the page's scripts cannot run")
     found: Browser = request.getfixturevalue("browser")
     # As text, because infinities and arrays of floats would not survive WebDriver as they are.
     return lambda code: json.loads(found.run(f"return JSON.stringify((() => {{ {code} }})())"))
