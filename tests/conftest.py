@@ -1,8 +1,10 @@
 """Settings of all test processes: one compute thread, and the same examples in each CI run."""
 
+import hashlib
 import os
 
 import hypothesis
+import pytest
 
 from corn.threads import limit_threads
 
@@ -13,3 +15,12 @@ limit_threads()
 # measure speed.
 hypothesis.settings.register_profile("corn", deadline=None, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("corn")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order test files as if at random, but always the same.
+
+    Each worker begins with a part of the list. Tests of processes, which wait, and tests of
+    mathematics, which compute, then run at the same time.
+    """
+    items.sort(key=lambda item: hashlib.sha256(item.nodeid.partition("::")[0].encode()).digest())
