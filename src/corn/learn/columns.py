@@ -38,7 +38,7 @@ class Column:
 
     @property
     def num_outside(self) -> int:
-        """How many values are outside the bounds."""
+        """The number of values outside the bounds."""
         if self.bounds is None:
             return 0
         return int(((self.values < self.bounds[0]) | (self.values > self.bounds[1])).sum())
