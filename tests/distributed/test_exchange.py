@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -106,7 +107,9 @@ def header(agent: int, step: int = 0) -> Header:
     return Header(bytes(8), bytes(8), agent, step, 0, 1, 4 * D)
 
 
-def connect(rendezvous: Rendezvous, neighbours: list[int], *, timeout: float = 20.0) -> Exchange:
+def connect(
+    rendezvous: Rendezvous, neighbours: Iterable[int], *, timeout: float = 20.0
+) -> Exchange:
     n = rendezvous.num_agents
     desk = rendezvous.open_desk(Purpose.LINK, max_bytes=message_limit(n, 8 * D))
     links = open_links(
@@ -199,6 +202,29 @@ def test_a_silent_agent_times_out_and_its_neighbours_do_not() -> None:
     last: Any = results[2]
     assert all(isinstance(one.received[1], Received) for one in last[0])
     assert last[1] >= 1
+
+
+def test_several_silent_neighbours_cost_one_time_out_together() -> None:
+    is_over, timeout, silent = threading.Event(), 3.0, range(1, 6)
+
+    def run(rendezvous: Rendezvous) -> object:
+        exchange = connect(rendezvous, silent if rendezvous.agent == 0 else [0], timeout=timeout)
+        if rendezvous.agent:
+            exchange.stop_heartbeats()
+            is_over.wait(60)
+            exchange.close()
+            return None
+        began = time.monotonic()
+        exchange.start(header(0), torch.zeros(D))
+        found = exchange.finish()
+        is_over.set()
+        exchange.close()
+        return found.dropouts, time.monotonic() - began
+
+    result: Any = run_in_threads(6, run)[0]
+    assert result[0] == dict.fromkeys(silent, Dropout.SILENT)
+    # One after another they would cost five time-outs. The rest is for pauses of the machine.
+    assert result[1] < 5 * timeout
 
 
 def test_a_suspension_is_over_after_three_answers() -> None:

@@ -53,7 +53,7 @@ def test_strangers_at_every_port_change_nothing(tmp_path: Path) -> None:
     """They connect to all agents and to the store, during the start and the training."""
     strangers = Strangers()
     try:
-        disturbed, _ = run_network(PLAN, tmp_path / "a", None, timeout=10, strangers=strangers)
+        disturbed, _ = run_network(PLAN, tmp_path / "a", None, strangers=strangers)
     finally:
         strangers.stop()
     calm, _ = run_network(PLAN, tmp_path / "b", None)

@@ -33,6 +33,9 @@ from corn.transport import Link, LinkError, Listener
 
 KINDS = ("flip", "cut", "replay", "swap", "delay", "flood", "insert", "truncate")
 SECONDS_OF_DELAY = 0.3
+# An agent that was suspended for half a time-out leaves the run. Busy machines suspend processes
+# for seconds, so the time-out is far above that. A run without an attacker waits for nothing.
+_TIMEOUT, _CALM_TIMEOUT = 20.0, 120.0
 Failures = dict[tuple[int, int], tuple[int, int]]
 """The round (step, mixing round) in which an agent (first) lost its link to a peer (second)."""
 
@@ -107,6 +110,8 @@ class Proxy:
                 line, _ = self._server.accept()
                 self._lines.append(line)
                 onward = socket.create_connection(self._target, timeout=5)
+                # The attacker cuts no connection because agents are silent for a while.
+                onward.settimeout(None)
                 self._lines.append(onward)
             except OSError:
                 return
@@ -197,7 +202,7 @@ def run_network(
     out: Path,
     intervention: Intervention | None,
     *,
-    timeout: float = 3.0,
+    timeout: float | None = None,
     strangers: Strangers | None = None,
 ) -> tuple[list[AgentResult | BaseException], bool]:
     """Run all agents in threads, through the attacker's proxies; return how each ended.
@@ -205,6 +210,8 @@ def run_network(
     Also return whether the attacker came to act. ``strangers`` disturb every open port.
     """
     n = plan.num_agents
+    if timeout is None:
+        timeout = _CALM_TIMEOUT if intervention is None else _TIMEOUT
     results: list[Any] = [None] * n
     proxies: list[Proxy] = []
 
@@ -240,7 +247,7 @@ def run_network(
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20 * timeout)
+            thread.join(20 * _TIMEOUT)
             assert not thread.is_alive(), f"an agent hangs: {intervention}"
         for proxy in proxies:
             proxy.close()
@@ -286,12 +293,14 @@ def repeating_failures(planned: Failures) -> Iterator[None]:
     """Let links fail in the rounds in which they failed before, and in no other."""
     catch_up = Exchange._catch_up
 
-    def repeat(self: Exchange, peer: int, deadline: float | None) -> list[LateMessage]:
+    def repeat(
+        self: Exchange, peer: int, began: float, deadline: float | None
+    ) -> list[LateMessage]:
         assert self._own is not None
         header = self._own.header
         if planned.get((header.sender, peer)) == header.place:
             raise LinkError("as before")
-        return catch_up(self, peer, deadline)
+        return catch_up(self, peer, began, deadline)
 
     # The other end loses the link in its own round, not because this end closed it.
     with (

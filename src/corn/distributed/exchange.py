@@ -179,13 +179,14 @@ class Exchange:
         Raises:
             ProtocolError: a neighbour's message is not the expected one; the line names it.
         """
-        deadline = None if patience is None else time.monotonic() + patience
+        began = time.monotonic()
+        deadline = None if patience is None else began + patience
         received: dict[int, Received] = {}
         late: dict[int, tuple[LateMessage, ...]] = {}
         missed, dropouts = set(), {}
         for peer in self.neighbours:
             try:
-                pairs = self._catch_up(peer, deadline)
+                pairs = self._catch_up(peer, began, deadline)
                 if deadline is None:
                     # A neighbour reads all the time, so this takes no time. But the receiver of a
                     # one-way link that is ahead holds the sender back.
@@ -246,7 +247,7 @@ class Exchange:
         for peer in self.neighbours:
             self.drop(peer)
 
-    def _catch_up(self, peer: int, deadline: float | None) -> list[LateMessage]:
+    def _catch_up(self, peer: int, began: float, deadline: float | None) -> list[LateMessage]:
         """Return all messages of a neighbour that this agent still waits for, in order."""
         link, pending, found = self._links[peer], self._pending[peer], []
         while pending:
@@ -257,7 +258,10 @@ class Exchange:
                 break
             # A chain of agents that wait for each other ends after n time-outs at the latest, so a
             # neighbour that sends heartbeats for longer has a step that never ends.
-            data = link.receive(self._timeout, limit=self._timeout * (self._num_agents + 1))
+            # The silence of all neighbours counts from the same moment, so that several lost ones
+            # cost one time-out together.
+            limit = self._timeout * (self._num_agents + 1)
+            data = link.receive(self._timeout, limit=limit, since=began)
             header, parameters = decode_message(
                 data, num_agents=self._num_agents, sender=peer, dtype=self._dtype
             )

@@ -102,14 +102,19 @@ class Link:
         """Show the neighbour that this agent is alive."""
         self.send(b"")
 
-    def receive(self, seconds: float, *, limit: float = math.inf) -> memoryview:
+    def receive(
+        self, seconds: float, *, limit: float = math.inf, since: float | None = None
+    ) -> memoryview:
         """Return the next message; heartbeats extend the wait up to ``limit`` seconds.
+
+        Silence counts from ``since`` on the monotonic clock; by default from now.
 
         Raises:
             LinkError: the link is broken, nothing at all arrived for so many seconds, or heartbeats
                 alone until the limit.
         """
         began = time.monotonic()
+        since = began if since is None else since
         with self._changed:
             # Messages that arrived before a fault are delivered first: a neighbour that finished
             # may close the link before this agent has read its last message.
@@ -117,11 +122,12 @@ class Link:
                 if self._fault is not None:
                     raise LinkError(f"the link to agent {self.peer} is broken", self._fault)
                 now = time.monotonic()
-                # Silence counts from the start of the wait at the earliest: the neighbour may have
-                # had no reason to send anything while this agent computed.
-                left = min(max(began, self._last_heard) + seconds, began + limit) - now
+                # The end of the silence that is allowed. The neighbour may have had no reason to
+                # send anything before this agent began to wait.
+                end = max(since, self._last_heard) + seconds
+                left = min(end, began + limit) - now
                 if left <= 0:
-                    is_silent = now >= max(began, self._last_heard) + seconds
+                    is_silent = now >= end
                     raise LinkError(
                         f"agent {self.peer} sent no message within {now - began:.1f} s",
                         Dropout.SILENT if is_silent else Dropout.STALLED,
