@@ -33,6 +33,7 @@ from corn.arrays import FloatArray
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.privacy import gaussian
 from corn.privacy.query import ClippedQuery
+from corn.privacy.rounding import write_exactly
 
 DISCRETISATION = 0.02
 """The grid of losses, relative to the standard deviation of one step's loss."""
@@ -141,8 +142,8 @@ def require_meaningful(delta: float, *, num_steps: int, query: ClippedQuery) -> 
     if not least <= delta < drawn:
         raise InvalidArgumentError(
             f"delta must be in [{least:g}, {drawn:.3g}) with sampling_rate={rate:g} and "
-            f"{num_steps} steps, found {delta:g}: below, numerical accounting cannot resolve it; "
-            "above, releases need no noise, because a sample is rarely drawn"
+            f"{num_steps} steps, found {write_exactly(delta)}: below, numerical accounting cannot "
+            "resolve it; above, releases need no noise, because a sample is rarely drawn"
         )
 
 
@@ -157,8 +158,8 @@ def _search(excess: Callable[[float], float], start: float, *, epsilon: float) -
         private, exposed, step = private - step, private, 2 * step
         if private < start - _WIDEST_SEARCH:
             raise InfeasibleError(
-                f"no noise brings epsilon to {epsilon:g} by numerical accounting: raise epsilon "
-                "or delta, or lower num_steps"
+                f"no noise brings epsilon to {write_exactly(epsilon)} by numerical accounting: "
+                "raise epsilon or delta, or lower num_steps"
             )
     root = float(brentq(excess, private, exposed, xtol=_SEARCH_TOLERANCE / 2))
     while excess(root) > 0:
