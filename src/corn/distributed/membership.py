@@ -41,6 +41,16 @@ class NewsDelays:
         return cls(num_agents * (1 + lag), _SETTLING + lag)
 
 
+def name_agents(agents: Iterable[int]) -> str:
+    """Return agents in words.
+
+    >>> name_agents([7]), name_agents([3, 1])
+    ('agent 7', 'agents 1, 3')
+    """
+    who = sorted(agents)
+    return ("agent " if len(who) == 1 else "agents ") + ", ".join(map(str, who))
+
+
 def make_edge(first: int, second: int) -> Edge:
     """Return the link between two agents, by which all name it."""
     return (first, second) if first < second else (second, first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from corn.distributed.membership import name_agents
 from corn.errors import CornError, PublicError, StoppedByUserError, make_printable
 from corn.learn.monitor import Interruption
 
@@ -16,8 +17,7 @@ class AbsentError(PublicError):
 
     def __init__(self, topic: str, agents: Sequence[int], seconds: float) -> None:
         self.topic, self.agents = topic, tuple(agents)
-        who = ("agent " if len(agents) == 1 else "agents ") + ", ".join(map(str, agents))
-        super().__init__(f"no message ({topic}) from {who} within {seconds:g} s")
+        super().__init__(f"no message ({topic}) from {name_agents(agents)} within {seconds:g} s")
 
 
 class LateError(PublicError):

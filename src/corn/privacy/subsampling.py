@@ -32,7 +32,7 @@ from scipy.special import ndtr
 from corn.arrays import FloatArray
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.privacy import gaussian
-from corn.privacy.query import ClippedQuery
+from corn.privacy.query import Adjacency, ClippedQuery
 from corn.privacy.rounding import write_exactly
 
 DISCRETISATION = 0.02
@@ -241,16 +241,30 @@ def _compose(
     query: ClippedQuery,
     discretisation: float,
 ) -> Any:
-    # Imported here, because it takes half a second that other accounting saves.
-    distributions = importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
-    relations = importlib.import_module("dp_accounting").NeighboringRelation
-    replace = query.adjacency == "replace"
-    relation = relations.REPLACE_ONE if replace else relations.ADD_OR_REMOVE_ONE
     rate = query.sampling_rate or 1.0
     shifts = [query.contribution * math.sqrt(y) for y in precision]
     interval = choose_interval(shifts, num_steps, rate, discretisation)
+    phases = [(shift, rate, count) for shift, count in zip(shifts, num_steps, strict=True)]
+    return compose_phases(phases, query.adjacency, interval=interval)
+
+
+def compose_phases(
+    phases: Sequence[tuple[float, float, int]], adjacency: Adjacency, *, interval: float
+) -> Any:
+    """Return the privacy loss distribution of several phases with Poisson sampling.
+
+    Args:
+        phases: shift, sampling rate and number of steps of each.
+        adjacency: the relation of neighbouring data sets.
+        interval: of the grid of losses.
+    """
+    # Imported here, because it takes half a second that other accounting saves.
+    distributions = importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
+    relations = importlib.import_module("dp_accounting").NeighboringRelation
+    replace = adjacency == "replace"
+    relation = relations.REPLACE_ONE if replace else relations.ADD_OR_REMOVE_ONE
     total = distributions.identity(value_discretization_interval=interval)
-    for shift, count in zip(shifts, num_steps, strict=True):
+    for shift, rate, count in phases:
         if shift == 0:
             continue  # nothing is released, which no noise multiplier expresses
         step = distributions.from_gaussian_mechanism(
