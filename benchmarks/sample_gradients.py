@@ -33,8 +33,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from corn.learn.batches import Batch
-from corn.learn.own_loop import UserModel
 from corn.learn.tasks import ModuleTask, small_cnn
+from corn.learn.user_model import UserModel
 from corn.threads import limit_threads
 
 _CLIP, _LIMIT = 1.0, 1.5

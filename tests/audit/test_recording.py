@@ -42,7 +42,10 @@ def test_releases_are_read_off_messages(num_steps: int) -> None:
 def test_a_process_ends_when_the_audit_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of a run it notices this only when it answers."""
 
+    runs = []
+
     def fail(*_: object) -> None:
+        runs.append(1)
         raise CornError("the store is gone")
 
     monkeypatch.setattr("corn.audit.recording.run_workload", fail)
@@ -51,6 +54,7 @@ def test_a_process_ends_when_the_audit_is_gone(monkeypatch: pytest.MonkeyPatch) 
     own.close()
     _serve(theirs)
     theirs.close()
+    assert len(runs) == 1, "the process took no order, so its end shows nothing"
 
 
 def test_seeds_of_larger_groups_stay_in_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:

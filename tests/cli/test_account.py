@@ -1,6 +1,7 @@
 """``corn account`` in both directions, always with unit, clipping and adversary."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,19 @@ def test_budget_to_noise(corn: Runner) -> None:
     assert facts["calibrations"]["gdp"]["exact_epsilon"] <= 10
 
 
+def test_the_printed_numbers_are_on_the_private_side(corn: Runner) -> None:
+    shown = corn(*PAPER, "--epsilon", 10.00000012).stdout
+    facts = json.loads(corn(*PAPER, "--epsilon", 10.00000012, "--json").stdout)
+    numbers = {
+        name: float(re.search(rf"{name} +([\d.e-]+)", shown)[1])  # type: ignore[index]
+        for name in ("μ of the whole run", "precision cap b", "noise std of an LDP agent")
+    }
+    assert numbers["μ of the whole run"] >= facts["mu"]
+    assert numbers["precision cap b"] <= facts["precision_cap"]
+    assert numbers["noise std of an LDP agent"] >= facts["independent_noise_std"]
+    assert "ε = 10.00000012," in shown
+
+
 def test_violations_of_the_paper_calibration_are_reported(corn: Runner) -> None:
     facts = json.loads(corn(*PAPER, "--epsilon", 40, "--json").stdout)
     assert facts["calibrations"]["paper"]["verdict"] == "VIOLATES ε = 40"
@@ -31,7 +45,7 @@ def test_violations_of_the_paper_calibration_are_reported(corn: Runner) -> None:
 def test_the_paper_calibration_beyond_its_proof_is_noted(corn: Runner) -> None:
     outcome = corn(*PAPER, "--epsilon", 40, "--accounting", "paper")
     assert outcome.exit_code == 0
-    assert "the exact epsilon of its noise is 41.76" in outcome.stderr
+    assert "the exact epsilon of its noise is 41.77" in outcome.stderr
 
 
 @pytest.mark.parametrize(

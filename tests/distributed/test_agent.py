@@ -30,7 +30,7 @@ from corn.distributed.handshake import HandshakeError
 from corn.distributed.journal import Progress
 from corn.distributed.keyring import make_keys, open_ledger, share_group_seeds
 from corn.distributed.messages import Header
-from corn.distributed.rendezvous import AbsentError, RefusalError, StoppedBeforeStartError
+from corn.distributed.start_errors import AbsentError, RefusalError, StoppedBeforeStartError
 from corn.distributed.storage import Folders, list_checkpoints, read_model, read_rows
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.learn import Constant

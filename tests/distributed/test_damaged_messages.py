@@ -10,7 +10,8 @@ from random import Random
 import pytest
 
 from corn.distributed.handshake import Agreement, HandshakeError, Hello, confirm, shake_hands
-from corn.distributed.rendezvous import RefusalError, Rendezvous, _bind_refusal
+from corn.distributed.rendezvous import Rendezvous, _bind_refusal
+from corn.distributed.start_errors import RefusalError
 from corn.distributed.words import ForgedWordError, Word, signed_text
 from corn.noise import (
     Delivery,

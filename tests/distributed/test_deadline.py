@@ -119,11 +119,11 @@ def test_a_late_message_is_mixed_by_the_plan_of_its_round() -> None:
     """The neighbour has mixed it by that plan, and a new one has other weights."""
     exchange = SimpleNamespace(neighbours=(1,))
     rounds = make_rounds(0, exchange, last_step=NUM_STEPS)
-    before = rounds._active
+    before = rounds._plans.active
     new = replan(PLAN, (0, 1), steps_left=30, cuts={(1, 2): 3, (0, 3): 3})
-    rounds._switch(ActivePlan(new, (0, 1), Silence()))  # type: ignore[arg-type]
+    rounds._plans.switch(ActivePlan(new, (0, 1), Silence()), 5)  # type: ignore[arg-type]
     weight = before.weights_of(0)[1][0]
-    assert rounds._active.weights_of(0)[1][0] != pytest.approx(weight)
+    assert rounds._plans.active.weights_of(0)[1][0] != pytest.approx(weight)
     own, theirs = (
         Received(Header(before.prefix, bytes(8), agent, 5, 0, 2, 8 * D), make_model(agent))
         for agent in (0, 1)

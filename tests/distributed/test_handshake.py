@@ -21,11 +21,11 @@ from corn.distributed.handshake import (
     confirm,
     shake_hands,
 )
-from corn.distributed.rendezvous import (
+from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.start_errors import (
     AbsentError,
     LateError,
     RefusalError,
-    Rendezvous,
     StoppedBeforeStartError,
 )
 from corn.errors import CornError, FileFormatError, InfeasibleError, PublicError

@@ -22,7 +22,7 @@ from corn.distributed import (
 )
 from corn.distributed.keyring import make_keys, open_ledger
 from corn.distributed.launcher import foresee_total
-from corn.distributed.rendezvous import RefusalError
+from corn.distributed.start_errors import RefusalError
 from corn.errors import InvalidArgumentError
 from corn.learn import Constant
 from corn.noise import compose_history, read_history

@@ -12,9 +12,10 @@ from corn.distributed.handshake import HandshakeError
 from corn.distributed.journal import Reports
 from corn.distributed.keyring import make_keys
 from corn.distributed.rejoin import load_addresses
-from corn.distributed.rendezvous import AbsentError, LateError, RefusalError, Rendezvous
+from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.results import AgentResult
 from corn.distributed.settings import AgentConfig, RunSettings
+from corn.distributed.start_errors import AbsentError, LateError, RefusalError
 from corn.errors import FileFormatError
 from corn.learn.own_data import FileWorkload
 from corn.learn.schedule import Constant

@@ -21,7 +21,8 @@ from corn.distributed.planning import (
     plan_together,
     read_request,
 )
-from corn.distributed.rendezvous import RefusalError, Rendezvous, StoppedBeforeStartError
+from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.start_errors import RefusalError, StoppedBeforeStartError
 from corn.errors import CornError, FileFormatError, PublicError
 from corn.learn.monitor import Interruption
 from corn.plan import fingerprint, make_plan, verify_plan

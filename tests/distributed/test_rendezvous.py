@@ -14,13 +14,13 @@ import pytest
 from corn.distributed.handshake import announcing_failure
 from corn.distributed.joining import host_store, join, join_store
 from corn.distributed.keyring import load_credentials, make_keys
-from corn.distributed.rendezvous import (
+from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.settings import check_start_with
+from corn.distributed.start_errors import (
     AbsentError,
     LateError,
     RefusalError,
-    Rendezvous,
     StoppedBeforeStartError,
-    check_start_with,
 )
 from corn.distributed.words import ForgedWordError, Word
 from corn.errors import CornError, InvalidArgumentError

@@ -1,19 +1,18 @@
 """A message depends on data only through the rounded sum of clipped gradient and noise."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 
 from corn.covariance import ThreatModel
 from corn.distributed.half_step import HalfStep
+from corn.distributed.loss_notes import LossNotes
+from corn.distributed.membership import Membership, NewsDelays
 from corn.distributed.settings import advise_return
 from corn.privacy import ClippedQuery
 from tests.oracles.deployed_release import GivenGradient
 
 from .harness import small_plan
-from .test_deadline import make_rounds
 
 D, CLIP, STEP_SIZE = 2000, 0.1, 1e-4
 
@@ -76,22 +75,20 @@ def test_a_gradient_that_is_not_finite_is_sent_as_zero(value: float) -> None:
 
 def test_an_agent_that_lost_all_neighbours_says_so() -> None:
     notes: list[str] = []
-    rounds = make_rounds(0, SimpleNamespace(neighbours=()), last_step=60)
-    rounds._journal = SimpleNamespace(note=notes.append)  # type: ignore[assignment]
-
-    def alone_at(step: int) -> int | None:
-        rounds.step = step
-        return rounds.alone_since
-
-    rounds._membership.note_cut(1, 3)
-    assert alone_at(5) is None
-    rounds._membership.note_cut(3, 7)
-    assert alone_at(8) == 7
-    rounds._report_losses(frozenset(rounds.lost))
+    plan = small_plan("ring:4", 60)
+    membership = Membership(plan.network.graph, 0)
+    losses = LossNotes(
+        plan, 0, membership=membership, delays=NewsDelays.of(4, lag=0), note=notes.append
+    )
+    membership.note_cut(1, 3)
+    assert membership.alone_since(5) is None
+    membership.note_cut(3, 7)
+    assert membership.alone_since(8) == 7
+    losses.report(8)
     assert "no neighbour left since step 7" in notes[-1]
     assert "--rejoin" in notes[-1]
-    rounds._membership.note_return(1, 9)
-    assert alone_at(9) is None
+    membership.note_return(1, 9)
+    assert membership.alone_since(9) is None
 
 
 def test_a_plan_with_seeds_of_larger_groups_promises_no_return() -> None:

@@ -109,3 +109,6 @@ def test_the_progress_line_names_loss_and_epsilon() -> None:
     assert summarize_rows(rows).startswith("best test loss 0.")
     assert re.search(", simulated ε [23]\\.", summarize_rows(rows))
     assert summarize_rows([]) == ""
+    exact = max(float(row["simulated_epsilon"]) for row in rows[:1])
+    shown = float(summarize_rows(rows[:1]).rsplit(" ", 1)[1])
+    assert exact <= shown <= exact + 0.01

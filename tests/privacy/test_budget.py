@@ -255,7 +255,7 @@ def test_a_subsampled_budget_has_no_mu() -> None:
 
 
 def test_eq_13b_warns_at_the_line_that_makes_the_budget() -> None:
-    with pytest.warns(CornWarning, match=r"exact epsilon of its noise is 41\.76, above") as caught:
+    with pytest.warns(CornWarning, match=r"exact epsilon of its noise is 41\.77, above") as caught:
         PrivacyBudget(**{**BASE, "epsilon": 40}, accounting="paper")
     assert caught[0].filename == __file__
 

@@ -42,6 +42,7 @@ from corn.audit.views import StreamWeights, View, list_worst_views
 from corn.checks import require, require_count
 from corn.plan import Plan
 from corn.privacy import gaussian
+from corn.privacy.rounding import round_bound_down, round_up
 
 Verdict: TypeAlias = Literal["tight", "loose", "violated"]
 Through: TypeAlias = Literal["shares", "step", "processes"]
@@ -281,7 +282,8 @@ class Auditor:
                 low = bound_mu(attack.scores, alpha=self.alpha)
                 by_mu = max(by_mu or 0.0, low)
                 if low > promise.mu:
-                    excess.append(f"{attack.name}: μ ≥ {low:.4g}, promised {promise.mu:.4g}")
+                    shown, promised = round_bound_down(low), round_up(promise.mu)
+                    excess.append(f"{attack.name}: μ ≥ {shown}, promised {promised}")
         epsilon = None if by_mu is None else _to_epsilon(by_mu, promise.delta)
         return Finding(
             victim=victim,

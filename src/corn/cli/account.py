@@ -31,7 +31,7 @@ from corn.privacy import (
 )
 from corn.privacy import account as measure
 from corn.privacy.floats import RESERVE
-from corn.privacy.rounding import round_up, round_up_range
+from corn.privacy.rounding import round_bound_down, round_up, round_up_range, write_exactly
 from corn.topology.files import read_matrix
 
 EXAMPLE = "corn account --epsilon 10 --delta 1e-5 --steps 5000 --clip 0.1"
@@ -91,12 +91,15 @@ def _report_budget(budget: PrivacyBudget, plot: Path | None, *, json: bool) -> N
         ("promise", budget.describe()),
         ("against", ADVERSARY),
         ("sensitivity Δ", f"{budget.sensitivity:.6g}"),
-        *([("μ of the whole run", f"{budget.mu:.8f}")] if is_plain else []),
+        *([("μ of the whole run", round_up(budget.mu, 8))] if is_plain else []),
     ]
     if budget.is_uniform:
         facts += [
-            ("precision cap b", f"{budget.precision_cap:.8g}   (largest [R⁻¹]_ii)"),
-            ("noise std of an LDP agent", f"{budget.independent_noise_std:.6g}"),
+            (
+                "precision cap b",
+                f"{round_bound_down(budget.precision_cap, 8)}   (largest [R⁻¹]_ii)",
+            ),
+            ("noise std of an LDP agent", round_up(budget.independent_noise_std)),
         ]
     reserve = f"not included; a plan sets {RESERVE:.2%} of ε and δ aside for it"
     print_facts("", [*facts, ("floating point", reserve)])
@@ -116,7 +119,7 @@ def _print_calibrations(calibrations: Mapping[Accounting, Mapping[str, object]])
         [
             [
                 f"{name} ({ACCOUNTANTS[name].description})",
-                f"{row['independent_noise_std']:.6g}",
+                round_up_range(row["independent_noise_std"]),
                 f"{row['variance_ratio']:.3f} ×",
                 round_up_range(row["exact_epsilon"]),
                 str(row["verdict"]),
@@ -171,7 +174,7 @@ def _verdict(name: Accounting, exact: float, ratio: float, budget: PrivacyBudget
         return "exact"
     # The paper's constant is not proved for large ε (docs/theory.md).
     if exact > promise.epsilon:
-        return f"VIOLATES ε = {promise.epsilon:g}"
+        return f"VIOLATES ε = {write_exactly(promise.epsilon)}"
     wasted = f"wastes {ratio - 1:.0%} noise variance"
     proved = name != "paper" or is_proved(promise.epsilon, promise.delta)
     return wasted if proved else f"{wasted}; not proved at this ε"
@@ -236,18 +239,18 @@ def _report_loss(
             ("protects", f"{loss.query.protects} ({loss.query.recipe})"),
             ("against", ADVERSARY),
             *(
-                (f"ε at δ = {delta:g}, {name}", _worst(values, loss.worst_agent))
+                (f"ε at δ = {write_exactly(delta)}, {name}", _worst(values, loss.worst_agent))
                 for name, values in epsilons.items()
             ),
         ],
     )
-    columns = ["agent", "[R⁻¹]_ii", f"ε at δ = {delta:g}"]
-    extra = [] if epsilon is None else [f"δ at ε = {epsilon:g}"]
+    columns = ["agent", "[R⁻¹]_ii", f"ε at δ = {write_exactly(delta)}"]
+    extra = [] if epsilon is None else [f"δ at ε = {write_exactly(epsilon)}"]
     print_table(
         f"Each agent, by {ACCOUNTANTS[accounting].description}",
         columns + extra,
         [
-            [str(i), f"{loss.precision[0, i]:.6g}", round_up(epsilons[accounting][i])]
+            [str(i), round_up(loss.precision[0, i]), round_up(epsilons[accounting][i])]
             + ([round_up(deltas[accounting][i], 4)] if extra else [])
             for i in range(loss.precision.shape[1])
         ],

@@ -21,7 +21,7 @@ from corn.cli.output import (
 from corn.errors import InvalidArgumentError
 from corn.learn.names import WorkloadName
 from corn.plan import Plan, load_plan
-from corn.privacy.rounding import round_bound_down, round_up
+from corn.privacy.rounding import round_bound_down, round_up, write_exactly
 
 if TYPE_CHECKING:  # needs torch, whose import takes a second
     from corn.audit import AuditReport, AuditSettings, Break, Finding, View
@@ -176,8 +176,9 @@ def _audit_one_run(
                 ("AUC", f"{report.auc:.3f}"),
                 (
                     "certified ε",
-                    f"≥ {round_bound_down(report.epsilon, 3)} at δ = {report.delta:g}, with "
-                    f"confidence {confidence:g}; promised {round_up(report.promised_epsilon)}",
+                    f"≥ {round_bound_down(report.epsilon, 3)} at δ = "
+                    f"{write_exactly(report.delta)}, with confidence {confidence:g}; promised "
+                    f"{round_up(report.promised_epsilon)}",
                 ),
             ],
         )
@@ -300,7 +301,7 @@ def _print(plan: Plan, report: AuditReport, beyond: Finding | None) -> None:
                 ""
                 if one.gaussian_epsilon is None
                 else f"≥ {round_bound_down(one.gaussian_epsilon, 4)}",
-                f"{one.promise.effective_mu:.4g}",
+                round_up(one.promise.effective_mu, 4),
                 f"{one.mu.estimate:.4g} ± {(one.mu.high - one.mu.low) / 2:.2g}",
                 f"{one.auc:.3f}",
                 f"{one.power:.3f}",
@@ -326,7 +327,7 @@ def _describe_break(beyond: Finding | None) -> str:
         return "none: no coalition exceeds the promise"
     return (
         f"{beyond.view.describe()} against agent {beyond.victim}: measured μ "
-        f"{beyond.mu.estimate:.4g}, promised {beyond.promise.effective_mu:.4g}"
+        f"{beyond.mu.estimate:.4g}, promised {round_up(beyond.promise.effective_mu, 4)}"
     )
 
 

@@ -25,7 +25,7 @@ from corn.cli.output import (
     save_json,
     warn_of_insiders,
 )
-from corn.cli.strictest import format_range, strictest_facts
+from corn.cli.strictest import strictest_facts
 from corn.cli.watching import designing, raise_if_interrupted
 from corn.covariance import (
     Auto,
@@ -43,6 +43,8 @@ from corn.covariance import (
 from corn.covariance import design as solve
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.privacy import PrivacyBudget
+from corn.privacy.query import describe_range
+from corn.privacy.rounding import round_bound_down
 from corn.topology import Network
 from corn.topology.files import read_matrix
 
@@ -240,10 +242,11 @@ def _print(
         ("minimises", f"Tr(A R), {objective.describe()}"),
         ("status", f"{result.status} ({result.solver}, {result.iterations} iterations)"),
         ("value", f"{result.value:.6g}   (× strictest cap: {result.normalized_value:.6g})"),
-        ("lower bound", f"{result.lower_bound:.6g}   (gap {result.gap:.2g})"),
+        ("lower bound", f"{round_bound_down(result.lower_bound)}   (gap {result.gap:.2g})"),
         (
             "noise std of an agent",
-            f"{format_range(result.noise_std)}   (LDP {format_range(ldp_std)})",
+            f"{describe_range(result.noise_std, digits=4)}   "
+            f"(LDP {describe_range(ldp_std, digits=4)})",
         ),
         (
             "noise in the average",

@@ -15,7 +15,7 @@ from corn.errors import InvalidArgumentError
 from corn.noise import HistoryLoss, compose_history, read_history
 from corn.noise.history import LedgerRecord, describe_total, find_agents
 from corn.privacy.composition import Expense, TotalLoss
-from corn.privacy.rounding import round_up
+from corn.privacy.rounding import round_up, write_exactly
 
 EXAMPLE = "corn ledger plan.keys"
 
@@ -112,7 +112,7 @@ def _print(losses: list[HistoryLoss], delta: float) -> None:
         for record, alone in zip(loss.history.records, loss.alone, strict=True)
     ]
     print_table(
-        f"releases under each plan, and their ε by themselves at δ = {delta:g}",
+        f"releases under each plan, and their ε by themselves at δ = {write_exactly(delta)}",
         ["agent", "plan", "unit", "insiders", "releases", "ε alone", "promised", ""],
         [
             [
@@ -139,7 +139,7 @@ def _print(losses: list[HistoryLoss], delta: float) -> None:
     is_same = all(loss.total.unit == "agent" for loss in losses)
     whole = "" if is_same else "ε of the agent's whole data"
     print_table(
-        f"total ε of all plans at δ = {delta:g}",
+        f"total ε of all plans at δ = {write_exactly(delta)}",
         ["agent", "total ε", "unit", "insiders", whole],
         [
             [

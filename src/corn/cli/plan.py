@@ -28,6 +28,7 @@ from corn.cli.strictest import strictest_facts
 from corn.cli.watching import designing, raise_if_interrupted
 from corn.covariance import Corn
 from corn.plan import FloatType, Plan, fingerprint, make_plan, save_plan
+from corn.privacy.rounding import round_bound_down
 
 EXAMPLE = "corn plan --graph er:n=20,p=0.2,seed=1 --epsilon 10 --out plan.corn"
 
@@ -143,7 +144,7 @@ def _print(made: Plan) -> None:
             ("against", made.threat.describe()),
             ("minimises", f"Tr(A R), {made.objective.describe()}"),
             ("noise energy", f"{certificate.value:.6g} ({certificate.status})"),
-            ("lower bound", f"{certificate.lower_bound:.6g}"),
+            ("lower bound", round_bound_down(certificate.lower_bound)),
             ("noise in the average", describe_average(made.central_ratio)),
             ("mixing", describe_mixing(made)),
             (

@@ -91,8 +91,8 @@ def reproduce(
         str | None,
         typer.Option(
             help="Lines of the figures, separated by commas: ldp-paper, decor-paper, corn-paper, "
-            "ldp, corn-one-step, decor, corn, corn-1-insider, corn-2-insiders, central, none. "
-            "(Default: all.)"
+            "ldp, corn-one-step, decor, corn, corn-1-insider, corn-2-insiders, corn-defaults, "
+            "corn-defaults-1-insider, central, none. (Default: all.)"
         ),
     ] = None,
     mechanism: Annotated[

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from corn.arrays import FloatArray
 from corn.cli.output import print_note, print_table
 from corn.privacy import AgentPromise, ClippedQuery, PrivacyBudget, SamplingCost
 from corn.privacy.query import describe_range
-from corn.privacy.rounding import round_up_range
+from corn.privacy.rounding import round_bound_down, round_up, round_up_range, write_exactly
 
 
 def print_promises(budget: PrivacyBudget) -> None:
@@ -24,11 +23,11 @@ def print_promises(budget: PrivacyBudget) -> None:
         [
             [
                 _name_agents(own),
-                f"{promise.epsilon:g}",
-                f"{promise.delta:g}",
+                write_exactly(promise.epsilon),
+                write_exactly(promise.delta),
                 _describe_sampling(promise.query),
-                f"{cap:.6g}",
-                f"{1 / math.sqrt(cap):.6g}",
+                round_bound_down(cap),
+                round_up(1 / math.sqrt(cap)),
             ]
             for (promise, cap), own in agents.items()
         ],
@@ -76,8 +75,8 @@ def print_samplings(budget: PrivacyBudget, costs: Sequence[SamplingCost]) -> Non
             [
                 cost.sampling + (" (chosen)" if cost.sampling == budget.sampling else ""),
                 _count_steps(cost.budget),
-                "none" if cost.mu is None else _format_range(cost.mu),
-                _format_range(cost.noise_std),
+                "none" if cost.mu is None else round_up_range(cost.mu, 5),
+                round_up_range(cost.noise_std, 5),
                 f"{cost.variance_ratio:.4g} ×",
                 round_up_range(cost.epsilon_at_least),
             ]
@@ -102,11 +101,6 @@ def _count_steps(budget: PrivacyBudget) -> str:
         rates = describe_range([round(query.sampling_rate or 1.0, 6) for query in queries])
         return f"{steps} with probability {rates}"
     return describe_range([query.participations(steps) for query in queries])
-
-
-def _format_range(values: FloatArray) -> str:
-    least, most = float(values.min()), float(values.max())
-    return f"{least:.5g}" if least == most else f"{least:.5g} to {most:.5g}"
 
 
 def sampling_facts(cost: SamplingCost) -> dict[str, object]:

@@ -11,7 +11,7 @@ import typer
 from corn.cli.options import JsonOption
 from corn.cli.output import print_facts, print_json, print_note, print_table
 from corn.errors import FileFormatError
-from corn.privacy.rounding import round_up
+from corn.privacy.rounding import round_up, write_exactly
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from corn.distributed.status.state import AgentState, Condition
@@ -87,8 +87,8 @@ def _print(states: list[AgentState], conditions: dict[int, Condition]) -> None:
                 f"{state.step}/{state.num_steps}",
                 f"{state.steps_per_minute:.0f}",
                 "rehearsal" if state.epsilon is None else round_up(state.epsilon),
-                f"{state.promised_epsilon:g}",
-                f"{state.delta:g}",
+                write_exactly(state.promised_epsilon),
+                write_exactly(state.delta),
                 str(state.releases_left),
                 ", ".join(map(str, state.neighbours)) or "none",
                 ", ".join(state.lost) or "none",

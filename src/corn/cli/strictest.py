@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from corn.arrays import FloatArray
 from corn.cli.output import format_count
 from corn.privacy import PrivacyBudget
+from corn.privacy.rounding import write_exactly
 
 _MOST_LISTED = 5
 
@@ -76,20 +76,10 @@ def list_agents(agents: Sequence[int]) -> str:
     return f"agent{'s' if len(agents) > 1 else ''} {shown}" + (f" and {more} more" * (more > 0))
 
 
-def format_range(values: Any, digits: int = 4) -> str:
-    """Return the one value, or the least and the largest, so that any number of agents fits a line.
-
-    >>> format_range([1.0, 1.0]), format_range(np.array([2.0, 0.5, 8.0]))
-    ('1', '0.5 to 8')
-    """
-    least, most = (f"{bound:.{digits}g}" for bound in (np.min(values), np.max(values)))
-    return least if least == most else f"{least} to {most}"
-
-
 def _describe_promise(budget: PrivacyBudget, agent: int) -> str:
     """Return ε and δ of an agent, and its sampling if that is what makes agents differ."""
     epsilon, delta, query = budget.promises[agent]
-    text = f"ε = {epsilon:g}, δ = {delta:g}"
+    text = f"ε = {write_exactly(epsilon)}, δ = {write_exactly(delta)}"
     if len({promise.query for promise in budget.promises}) > 1:
         if query.sampling_rate is not None:
             text += f", sampling rate {query.sampling_rate:.4g}"

@@ -10,7 +10,7 @@ import typer
 from corn import learn
 from corn.cli.learning import LEARNING
 from corn.cli.output import print_note, working
-from corn.privacy.rounding import round_up
+from corn.privacy.rounding import round_up, write_exactly
 
 TuningData: TypeAlias = Literal["data", "held-out"]
 TuningPrices: TypeAlias = "tuple[dict[learn.Method, learn.TuningPrice], learn.TuningPrice | None]"
@@ -77,9 +77,10 @@ class TuningOptions:
         for method, price in prices.items():
             print_note(
                 f"private tuning: {method.name} made {price.num_runs} runs on the agents' data; "
-                f"together they spend ε = {round_up(price.epsilon)} at δ = {price.delta:g}, not "
-                f"{price.epsilon_of_one:g}, for {price.protects}, against {method.against}, if "
-                f"{price.assumes}, which runs of a simulation have in common"
+                f"together they spend ε = {round_up(price.epsilon)} at δ = "
+                f"{write_exactly(price.delta)}, not {write_exactly(price.epsilon_of_one)}, for "
+                f"{price.protects}, against {method.against}, if {price.assumes}, which "
+                "runs of a simulation have in common"
             )
         noiseless = sorted({t.method.name for t in result.trials if t.method.budget is None})
         if noiseless:
@@ -90,8 +91,8 @@ class TuningOptions:
         if total is not None and num_methods > 1:
             print_note(
                 f"private tuning: all {total.num_runs} runs with noise together spend ε = "
-                f"{round_up(total.epsilon)} at δ = {total.delta:g}, against {total.against}, if "
-                f"{total.assumes}"
+                f"{round_up(total.epsilon)} at δ = {write_exactly(total.delta)}, against "
+                f"{total.against}, if {total.assumes}"
             )
         if is_tuned:
             print_note(

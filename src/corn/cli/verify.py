@@ -19,12 +19,12 @@ from corn.cli.output import (
     working,
 )
 from corn.cli.plan import describe_average, describe_grid, describe_mixing, plan_facts
-from corn.cli.strictest import format_range, list_agents, strictest_facts
+from corn.cli.strictest import list_agents, strictest_facts
 from corn.distributed.connections import list_connections
 from corn.errors import InvalidArgumentError
 from corn.plan import AgentGuarantee, Plan, Verification, load_plan, verify_plan
 from corn.plan.verify import describe_coalition, guarantees_against
-from corn.privacy.rounding import round_up
+from corn.privacy.rounding import round_bound_down, round_up, round_up_range, write_exactly
 
 EXAMPLE = "corn verify plan.corn --agent 3"
 _MOST_ROWS = 40
@@ -136,7 +136,8 @@ def _print(plan: Plan, found: Verification, shown: list[AgentGuarantee]) -> None
             ("noise energy", f"{found.value:.6g}, {plan.objective.describe()}"),
             (
                 "lower bound",
-                f"{found.lower_bound:.6g} (gap {found.gap:.2g}), for the seeds allowed",
+                f"{round_bound_down(found.lower_bound)} (gap {found.gap:.2g}), for the "
+                "seeds allowed",
             ),
             ("noise in the average", describe_average(found.central_ratio)),
             ("mixing", describe_mixing(plan)),
@@ -182,9 +183,9 @@ def _print_guarantees(plan: Plan, shown: list[AgentGuarantee]) -> None:
             [
                 str(own[0].agent) if len(own) == 1 else list_agents([g.agent for g in own]),
                 round_up(max(g.epsilon for g in own)),
-                f"{epsilons[own[0].agent]:.12g}",
-                f"{deltas[own[0].agent]:g}",
-                format_range([g.precision for g in own], digits=6),
+                write_exactly(epsilons[own[0].agent]),
+                write_exactly(deltas[own[0].agent]),
+                round_up_range([g.precision for g in own]),
                 describe_coalition(max(own, key=lambda g: g.epsilon).worst_coalition),
             ]
             for own in rows.values()

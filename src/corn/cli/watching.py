@@ -15,6 +15,7 @@ from corn.covariance import Design
 from corn.covariance.watch import DesignProgress, watch_designs
 from corn.errors import StoppedByUserError
 from corn.plan import Plan
+from corn.privacy.rounding import round_up
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -52,12 +53,12 @@ def describe_progress(progress: DesignProgress) -> str:
     """Return the progress in words.
 
     >>> describe_progress(DesignProgress(120, 500, 0.0312))
-    'evaluation 120 of at most 500, at most 3.1 % above the optimum for its seeds'
+    'evaluation 120 of at most 500, at most 3.2 % above the optimum for its seeds'
     """
     text = f"evaluation {progress.evaluations} of at most {progress.max_evaluations}"
     if math.isinf(progress.gap):
         return text
-    return f"{text}, at most {100 * progress.gap:.1f} % above the optimum for its seeds"
+    return f"{text}, at most {round_up(100 * progress.gap, 2)} % above the optimum for its seeds"
 
 
 def raise_if_interrupted(made: Design | Plan) -> None:

@@ -13,7 +13,7 @@ the smoothing error at a moderate p; raising p instead would ruin the conditioni
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, final
@@ -37,7 +37,7 @@ from corn.errors import CornWarning
 from corn.threads import one_thread
 
 _SHARPNESS = (10.0, 30.0, 60.0)  # p: first smooth and easy, then sharp enough for the weights
-_EVALUATIONS_PER_ROUND = 50
+_ITERATIONS_PER_ROUND = 50
 _PRIOR_FLOOR = -40.0  # of log π, so that a constraint without weight can gain some again
 _USUAL_EVALUATIONS = 2500
 _SECONDS_PER_FLOP = 1e-9  # of n³ per inverse, measured for n from 50 to 200 on one thread
@@ -225,23 +225,7 @@ class _Search:
             point = self._evaluate(z, sharpness)
             return float(np.log(point.trace)) + point.smooth, self._gradient(point)
 
-        result = scipy.optimize.minimize(
-            fun,
-            z,
-            jac=True,
-            method="L-BFGS-B",
-            options={
-                # A minimum need not be exact: the weights π move it after every round.
-                "maxiter": _EVALUATIONS_PER_ROUND,
-                "maxcor": _EVALUATIONS_PER_ROUND,
-                # The search ends by its own certificate, not by a small change of the smoothed
-                # objective.
-                "ftol": 0.0,
-                "gtol": 1e-12,
-            },
-        )
-        solution: FloatArray = result.x
-        return solution
+        return descend(fun, z)
 
     def _evaluate(self, z: FloatArray, sharpness: float) -> _Point:
         self.evaluations += 1
@@ -356,6 +340,33 @@ class _Search:
             factors.append(metric @ z[start : start + k * m * columns].reshape(k, m, columns))
             start += k * m * columns
         return theta, tuple(factors)
+
+
+def descend(
+    fun: Callable[[FloatArray], tuple[float, FloatArray]],
+    z: FloatArray,
+    *,
+    max_evaluations: int = 15_000,
+) -> FloatArray:
+    """Return a point near the minimum of a smoothed objective, from its value and gradient."""
+    result = scipy.optimize.minimize(
+        fun,
+        z,
+        jac=True,
+        method="L-BFGS-B",
+        options={
+            # A minimum need not be exact: the weights π move it after every round.
+            "maxiter": _ITERATIONS_PER_ROUND,
+            "maxfun": max_evaluations,
+            "maxcor": _ITERATIONS_PER_ROUND,
+            # The search ends by its own certificate, not by a small change of the smoothed
+            # objective.
+            "ftol": 0.0,
+            "gtol": 1e-12,
+        },
+    )
+    solution: FloatArray = result.x
+    return solution
 
 
 def scale_blocks(blocks: FloatArray) -> FloatArray:

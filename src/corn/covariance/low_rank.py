@@ -13,7 +13,6 @@ from itertools import combinations
 from typing import ClassVar, final
 
 import numpy as np
-import scipy.optimize
 
 from corn.arrays import FloatArray
 from corn.checks import require_count, require_positive
@@ -22,7 +21,7 @@ from corn.covariance.coalition_bounds import worst_precisions
 from corn.covariance.coalitions import list_coalitions
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.feasibility import scale_to_cap
-from corn.covariance.first_order import scale_blocks
+from corn.covariance.first_order import descend, scale_blocks
 from corn.covariance.pair_updates import PairUpdates, Pressure
 from corn.covariance.problem import DesignProblem, SolverName, Status
 from corn.covariance.threat import SeedGroups, ThreatModel
@@ -34,7 +33,6 @@ _SHARPNESS = (30.0, 60.0)  # p: first smooth and easy, then sharp enough for the
 _FIRST_SHARED, _SHARED_FACTOR = 100.0, 4.0  # of the search for a start: a ratio, and its steps
 _MOST_EVALUATIONS, _LEAST_EVALUATIONS = 500, 40
 _FULL_SEARCH = 1000  # agents: up to here the most evaluations take a few minutes
-_ITERATIONS_PER_ROUND = 50
 _PRIOR_FLOOR = -40.0  # of log π, so that a constraint without weight can gain some again
 _FAR = 1e10  # the value of a point at which R is not definite
 _LEAST_COEFFICIENT = 1e-30  # its square does not underflow
@@ -239,23 +237,7 @@ class _PairSearch:
             paired = np.einsum("eji,ej->ei", self._metric, paired)
             return np.log(trace) + pressure.smooth, np.concatenate([private, paired.ravel()])
 
-        left = max(1, self._max_evaluations - self.evaluations)
-        result = scipy.optimize.minimize(
-            fun,
-            z,
-            jac=True,
-            method="L-BFGS-B",
-            options={
-                # A minimum need not be exact: the weights π move it after every round.
-                "maxiter": _ITERATIONS_PER_ROUND,
-                "maxfun": left,
-                "maxcor": _ITERATIONS_PER_ROUND,
-                "ftol": 0.0,
-                "gtol": 1e-12,
-            },
-        )
-        solution: FloatArray = result.x
-        return solution
+        return descend(fun, z, max_evaluations=max(1, self._max_evaluations - self.evaluations))
 
     def _evaluate(self, z: FloatArray, sharpness: float) -> tuple[_Candidate, Pressure | None]:
         self.evaluations += 1

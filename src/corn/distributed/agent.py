@@ -32,10 +32,11 @@ from corn.distributed.planning import find_plan
 from corn.distributed.rejoin import (
     load_addresses,
 )
-from corn.distributed.rendezvous import Rendezvous, naming_agent
+from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.results import AgentResult
 from corn.distributed.samples import check_samples
 from corn.distributed.settings import AgentConfig, RunSettings
+from corn.distributed.start_errors import naming_agent
 from corn.distributed.storage import (
     Folders,
     find_checkpoints,

@@ -18,7 +18,6 @@ from corn.distributed.processes import Note
 from corn.distributed.results import AgentResult
 from corn.distributed.status.logs import LogSettings, log_event, writing_log
 from corn.distributed.status.state import Pace
-from corn.noise.history import round_epsilon
 from corn.privacy.rounding import round_up
 
 _COLUMNS = ("agent", "step", "test loss", "ε spent", "neighbours", "MB sent")
@@ -123,7 +122,7 @@ class LaunchDisplay:
             None,
             "checkpoint",
             f"step {step} of {self._num_steps}, {agents}{loss}, {megabytes:.3g} MB "
-            f"sent, {pace:.0f} steps per minute, ε spent at most {round_epsilon(epsilon)}: "
+            f"sent, {pace:.0f} steps per minute, ε spent at most {round_up(epsilon)}: "
             f"{self._promise}",
             fields={
                 "step": step,

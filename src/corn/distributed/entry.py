@@ -31,9 +31,10 @@ from corn.distributed.rejoin import (
     request_return,
     save_addresses,
 )
-from corn.distributed.rendezvous import LateError, Meeting, Rendezvous
+from corn.distributed.rendezvous import Meeting, Rendezvous
 from corn.distributed.returns import Returns
 from corn.distributed.settings import RunSettings, require_pair_seeds
+from corn.distributed.start_errors import LateError
 from corn.distributed.storage import Folders
 from corn.distributed.survivors import ActivePlan
 from corn.errors import InvalidArgumentError

@@ -22,6 +22,7 @@ from corn.noise.history import (
 )
 from corn.plan import Plan, fingerprint
 from corn.privacy.composition import Expense, TotalLoss, common_unit, compose_expenses
+from corn.privacy.rounding import write_exactly
 
 
 class LifetimeSpentError(CornError):
@@ -100,7 +101,7 @@ class LifetimeTotal:
         """Raise ``LifetimeSpentError`` if the total after the run is unknown or above the limit."""
         if lifetime.epsilon is None:
             return
-        limit = f"the limit of ε = {lifetime.epsilon:g} on all releases of this data"
+        limit = f"the limit of ε = {write_exactly(lifetime.epsilon)} on all releases of this data"
         if self.problems:
             raise LifetimeSpentError(
                 f"refuses to start, as {limit} cannot be kept while the total is unknown: "

@@ -12,11 +12,43 @@ cable was cut is still reached by others, and goes on over the links that it has
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import networkx as nx
 
 from corn.distributed.messages import NEVER, Edge, News, StopNotice
 from corn.topology.graphs import Graph
+
+# Neighbours are at most one step apart, so they notice a loss within two steps.
+_SETTLING = 2
+
+
+@dataclass(frozen=True)
+class NewsDelays:
+    """Steps that news of a loss take.
+
+    Attributes:
+        spread: after which news have reached all agents, along a chain of all of them.
+        settling: within which the neighbours of a lost agent notice the loss.
+    """
+
+    spread: int
+    settling: int
+
+    @classmethod
+    def of(cls, num_agents: int, lag: int) -> NewsDelays:
+        """Return the delays where a message may be ``lag`` rounds old when it is read."""
+        return cls(num_agents * (1 + lag), _SETTLING + lag)
+
+
+def name_agents(agents: Iterable[int]) -> str:
+    """Return agents in words.
+
+    >>> name_agents([7]), name_agents([3, 1])
+    ('agent 7', 'agents 1, 3')
+    """
+    who = sorted(agents)
+    return ("agent " if len(who) == 1 else "agents ") + ", ".join(map(str, who))
 
 
 def make_edge(first: int, second: int) -> Edge:
@@ -62,6 +94,11 @@ class Membership:
         self._graph, self._agent = nx.Graph(graph), agent
         cuts = {(make_edge(*edge), step) for edge in self._graph.edges(list(absent))}
         self.news = News(cuts=frozenset(cuts))
+
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        """The neighbours of this agent by the plan."""
+        return tuple(sorted(self._graph.neighbors(self._agent)))
 
     @property
     def stop(self) -> StopNotice:
@@ -113,6 +150,17 @@ class Membership:
         # A plan for survivors may only use what all agents know, not what this one heard last.
         limit = step if noticed is None else noticed
         return {edge: when for edge, when in cuts.items() if when <= limit}
+
+    def own_cuts(self, step: int) -> dict[int, int]:
+        """Return the neighbours whose link to this agent is broken at a step, and since when."""
+        cuts = self.cuts_by(step)
+        own = {peer: make_edge(self._agent, peer) for peer in self.neighbours}
+        return {peer: cuts[edge] for peer, edge in own.items() if edge in cuts}
+
+    def alone_since(self, step: int) -> int | None:
+        """Return the step at which the last neighbour was lost; None while there is one."""
+        cuts = self.own_cuts(step)
+        return max(cuts.values()) if cuts and len(cuts) == len(self.neighbours) else None
 
     def present_at(self, step: int) -> tuple[int, ...]:
         """Return the agents that this one reaches at a step, itself included."""

@@ -41,12 +41,12 @@ from corn.learn.own_loop import (
     PrivateOptimizer,
     PrivateTraining,
     Turn,
-    UserModel,
     number_rows,
 )
 from corn.learn.partition import partition_iid
 from corn.learn.problem import TrainingProblem, require_plain_loader
 from corn.learn.tasks.protocol import Gradients
+from corn.learn.user_model import UserModel
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import Network, load_network

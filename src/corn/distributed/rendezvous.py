@@ -19,20 +19,16 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from corn.distributed.settings import check_start_with
+from corn.distributed.start_errors import AbsentError, LateError, RefusalError, raise_if_stopped
 from corn.distributed.words import ForgedWordError, SignedWords, split_word
-from corn.errors import (
-    CornError,
-    InvalidArgumentError,
-    PublicError,
-    StoppedByUserError,
-    make_printable,
-)
+from corn.errors import CornError, InvalidArgumentError, PublicError
 from corn.learn.monitor import Interruption
 from corn.noise.address import encode_fields
 from corn.parsing import build, parse_json
@@ -57,39 +53,6 @@ _LONGEST_WAIT = 0.2
 _CHALLENGE_BYTES = 32
 _JOIN, _RETURN = "join", "return"
 _MEMBERS, _REFUSAL = f"members/{ANYONE}", f"refusal/{ANYONE}"
-_MAX_REASON = 300
-
-
-class AbsentError(PublicError):
-    """Some agents published nothing in time: ``agents``, under ``topic``."""
-
-    def __init__(self, topic: str, agents: Sequence[int], seconds: float) -> None:
-        self.topic, self.agents = topic, tuple(agents)
-        who = ("agent " if len(agents) == 1 else "agents ") + ", ".join(map(str, agents))
-        super().__init__(f"no message ({topic}) from {who} within {seconds:g} s")
-
-
-class LateError(PublicError):
-    """The run began without this agent, which may join it later."""
-
-    def __init__(self) -> None:
-        super().__init__("the run began without this agent; add --rejoin to join it under way")
-
-
-class RefusalError(PublicError):
-    """Another agent cannot start, so none does: ``refused_by``, None if that cannot be read."""
-
-    def __init__(self, refused_by: int | None, reason: str) -> None:
-        self.refused_by, self.reason = refused_by, make_printable(reason, limit=_MAX_REASON)
-        who = "an agent" if refused_by is None else f"agent {refused_by}"
-        super().__init__(f"does not start, because {who} refused: {self.reason}")
-
-
-class StoppedBeforeStartError(PublicError, StoppedByUserError):
-    """A person stopped an agent before its first step."""
-
-    def __init__(self) -> None:
-        super().__init__("interrupted before the first step, nothing was released")
 
 
 @dataclass(frozen=True)
@@ -416,31 +379,6 @@ class Rendezvous:
                 raise AbsentError(topic, absent, self.timeout)
 
 
-@contextmanager
-def naming_agent(agent: int) -> Iterator[None]:
-    """Begin the message of every failure inside with the agent's number."""
-    try:
-        yield
-    except CornError as error:
-        # In place, so that the type and its fields stay: callers decide by them.
-        error.args = (f"agent {agent}: {error}",)
-        raise
-    except OSError as error:
-        what = f"{error.filename or 'file'}: {error.strerror or error}"
-        raise CornError(f"agent {agent}: {what}") from error
-
-
-def check_start_with(start_with: int | None, num_agents: int) -> None:
-    """Raise unless two runs that begin with so many agents must have one in common."""
-    # Any two sets of this size have a member in common, as 2 (n // 2 + 1) > n.
-    smallest = num_agents // 2 + 1
-    if start_with is not None and not smallest <= start_with <= num_agents:
-        raise InvalidArgumentError(
-            f"start_with must be from {smallest} to {num_agents}, found {start_with}: with half of "
-            f"the {num_agents} agents or fewer, two runs could begin apart from each other"
-        )
-
-
 def _bind_refusal(introduction: bytes) -> bytes:
     """Return what stands in for the session in the signature of a refusal."""
     return hashlib.sha256(encode_fields("corn refusal", introduction)).digest()
@@ -452,9 +390,3 @@ def _read_address(message: bytes, agent: int) -> Address:
     except InvalidArgumentError as error:
         raise PublicError(f"agent {agent} published an address that cannot be read") from error
     return host, port
-
-
-def raise_if_stopped(interruption: Interruption | None) -> None:
-    """Raise if a person ended the start of the run."""
-    if interruption is not None and interruption.requested:
-        raise StoppedBeforeStartError

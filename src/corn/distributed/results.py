@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from corn.distributed.lifetime import LifetimeTotal
+from corn.distributed.membership import name_agents
 from corn.distributed.messages import NO_STOP, StopNotice, StopReason
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, read_model, read_rows
-from corn.distributed.survivors import name_agents
 from corn.errors import CornError, StoppedByUserError
 from corn.learn.method import Method, Trial
 from corn.learn.metrics import Row, measure

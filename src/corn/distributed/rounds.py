@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import final
 
-import networkx as nx
 import torch
 from torch import Tensor
 
@@ -19,28 +18,18 @@ from corn.distributed.gossiping import LinkFlows
 from corn.distributed.half_step import HalfStep
 from corn.distributed.journal import Journal
 from corn.distributed.keyring import Ledger
-from corn.distributed.membership import Membership, component_of, find_cuts, make_edge
+from corn.distributed.loss_notes import LossNotes
+from corn.distributed.membership import Membership, NewsDelays, find_cuts
 from corn.distributed.messages import NO_STOP, PREFIX_BYTES, Header, StopNotice, StopReason
+from corn.distributed.replanning import PlanInForce
 from corn.distributed.returns import Returns
-from corn.distributed.settings import RunSettings, advise_return
-from corn.distributed.survivors import (
-    ActivePlan,
-    LinkState,
-    measure_loss,
-    name_agents,
-    replan,
-    weigh_neighbours,
-)
-from corn.errors import CornError, PublicError
+from corn.distributed.settings import RunSettings
+from corn.distributed.survivors import ActivePlan, LinkState, weigh_neighbours
+from corn.errors import PublicError
 from corn.learn.monitor import Interruption
 from corn.learn.step import StepStatistics
-from corn.noise.grid import require_provable
-from corn.plan import Plan, fingerprint
-from corn.topology.gossip import GossipRound
+from corn.plan import Plan
 from corn.transport import Dropout, LinkError
-
-# Neighbours are at most one step apart, so they notice a loss within two steps.
-_SETTLING = 2
 
 
 class LostError(PublicError):
@@ -85,27 +74,29 @@ class TrainingRounds:
         parameters: Tensor,
     ) -> None:
         self._plan, self._settings, self._agent = plan, settings, agent
-        self._activate, self._half_step, self._exchange = activate, half_step, exchange
+        self._half_step, self._exchange = half_step, exchange
         self._ledger, self._journal = ledger, journal
         self._returns, self._membership = returns, membership
         self._num_steps, self._last_step = settings.steps_of(plan), last_step
         self._observed_steps = settings.evaluation_steps(plan)
-        # ``_plan`` stays the plan of all agents; ``_active`` is replaced after losses. Members keep
-        # their first numbers in headers and links, whatever numbers a new plan gives them.
-        self._active = activate(plan, tuple(range(plan.num_agents)))
-        # By prefix: a late message is mixed by the plan of its round, which may be an earlier one.
-        self._plans = {self._active.prefix: (self._active, self._active.weights_of(agent))}
-        self._schedule = _schedule_of(plan)
-        self._next: tuple[int, ActivePlan] | None = None
-        self._without_plan: frozenset[object] = frozenset()
         self._has_diverged = False
-        self._reported: frozenset[int] = frozenset()
-        self._own_cuts: dict[int, int] = {}
         # A message of a late neighbour, and the news in it, may be so many rounds old.
         lag = 0 if settings.deadline is None else MAX_LAG
-        self._spread = spread_of(plan.num_agents, lag)
-        # The neighbours of an agent that is lost notice it within so many steps of each other.
-        self._settling = _SETTLING + lag
+        self._delays = NewsDelays.of(plan.num_agents, lag)
+        self._plans = PlanInForce(
+            plan,
+            settings,
+            agent=agent,
+            activate=activate,
+            membership=membership,
+            delays=self._delays,
+            last_step=last_step,
+            num_parameters=len(parameters),
+            note=journal.note,
+        )
+        self._losses = LossNotes(
+            plan, agent, membership=membership, delays=self._delays, note=journal.note
+        )
         self.step, self.parameters = first_step, parameters
         self.seconds_waited = 0.0
 
@@ -117,21 +108,13 @@ class TrainingRounds:
     @property
     def cut_links(self) -> dict[int, int]:
         """Neighbours that still take part though the link to them broke, and since when."""
-        cuts, lost = self._membership.cuts_by(self.step), self.lost
-        own = {peer: cuts.get(make_edge(self._agent, peer)) for peer in self._plan_neighbours}
-        return {peer: when for peer, when in own.items() if when is not None and peer not in lost}
+        cuts, lost = self._membership.own_cuts(self.step), self.lost
+        return {peer: when for peer, when in cuts.items() if peer not in lost}
 
     @property
     def alone_since(self) -> int | None:
         """The step at which the last neighbour was lost; None while there is one."""
-        cuts = self._membership.cuts_by(self.step)
-        own = [cuts.get(make_edge(self._agent, peer)) for peer in self._plan_neighbours]
-        found = [when for when in own if when is not None]
-        return max(found) if found and len(found) == len(own) else None
-
-    @property
-    def _plan_neighbours(self) -> tuple[int, ...]:
-        return tuple(sorted(nx.Graph(self._plan.network.graph).neighbors(self._agent)))
+        return self._membership.alone_since(self.step)
 
     @property
     def stop(self) -> StopNotice:
@@ -166,15 +149,15 @@ class TrainingRounds:
 
     def _announce_stop(self, reason: StopReason) -> None:
         # News of it reach all agents by then, so that all stop after the same step.
-        step = self.step + self._spread
+        step = self.step + self._delays.spread
         self._membership.note_stop(StopNotice(step, self._agent, reason))
 
     def _advance(self) -> None:
         """Run one step: half step, then mixing rounds."""
         # A new plan must be in force before the step's noise is drawn, at all survivors alike.
         if self._readmit():
-            self._switch(self._plan_of_return(self.step))
-        self._follow_losses()
+            self._plans.follow_return(self.step)
+        self._plans.follow_losses(self.step)
         values, statistics = self.parameters, _no_statistics()
         # A model that is not finite stays as it is: its gradients have no meaning, and a release
         # would spend budget for nothing.
@@ -185,10 +168,10 @@ class TrainingRounds:
             had_broken = self._half_step.num_broken > 0
             values, statistics = self._half_step.take(
                 self.parameters,
-                self._active.noise.take(self.step),
+                self._plans.active.noise.take(self.step),
                 number=number,
                 step_size=self._settings.schedule.at(self.step + 1, self._num_steps),
-                grid=self._active.plan.grid,
+                grid=self._plans.active.plan.grid,
                 observe=self.step + 1 in self._observed_steps,
             )
             if self._half_step.num_broken and not had_broken:
@@ -218,7 +201,8 @@ class TrainingRounds:
 
     def _gossip(self, values: Tensor, cooldown_step: int = 0, *, prepares: bool = False) -> Tensor:
         """Run the mixing rounds of one step, or of one of the steps that only mix."""
-        flows, num_rounds = LinkFlows(self._schedule), len(self._schedule)
+        schedule = self._plans.schedule
+        flows, num_rounds = LinkFlows(schedule), len(schedule)
         for k in range(num_rounds):
             # Numbers go on through the cool-down, so that no two messages have the same ones.
             number = cooldown_step * num_rounds + k
@@ -230,8 +214,8 @@ class TrainingRounds:
     ) -> Tensor:
         """Run one mixing round: send, draw the next noise meanwhile, receive, average."""
         own = Header(
-            plan=self._active.prefix,
-            next_plan=self._next_prefix,
+            plan=self._plans.active.prefix,
+            next_plan=self._plans.next_prefix,
             sender=self._agent,
             step=self.step,
             mixing_round=mixing_round,
@@ -243,7 +227,7 @@ class TrainingRounds:
         # The next noise is drawn while messages travel. If a stop keeps it from being sent, no
         # budget is spent on it: its step is reserved later, before the noise is used.
         if prepares and self.step + 1 < self._last_step:
-            self._active.noise.prepare(self.step + 1)
+            self._plans.active.noise.prepare(self.step + 1)
         began = time.perf_counter()
         # The last messages are waited for, so that none is left behind at the end. All agents know
         # of a stop before its step.
@@ -273,7 +257,7 @@ class TrainingRounds:
         # Chebyshev rounds keep the plan's weights after a loss. With fewer links and no larger
         # weights, no eigenvalue of W decreases (its Laplacian does), so all stay where the plan's
         # polynomial does not amplify. Metropolis weights of survivors may be larger.
-        active, weights = self._plans[own.plan]
+        active, weights = self._plans.find(own.plan)
         if active.plan.network.gossip.kind == "chebyshev":
             return {peer: weights[peer][0] for peer in received}
         states = {peer: self._link_state(one.header, active) for peer, one in received.items()}
@@ -296,83 +280,46 @@ class TrainingRounds:
                 f"step {self.step}"
             )
         for peer, dropout in dropouts.items():
-            how = {
-                Dropout.CLOSED: "closed its connection",
-                Dropout.SILENT: f"sent nothing for {self._settings.timeout:g} s (time-out)",
-                Dropout.STALLED: "is alive, but its step does not end",
-                Dropout.TAMPERED: "is no longer linked, as somebody tampered with the connection",
-            }[dropout]
-            self._journal.note(f"agent {peer} {how} at step {self.step}")
-            self._membership.note_cut(peer, self.step)
-            self._own_cuts[peer] = self.step
+            self._losses.note_dropout(peer, dropout, self.step, timeout=self._settings.timeout)
+            self._note_cut(peer)
             if self._settings.on_dropout == "stop":
-                notice = StopNotice(self.step + self._spread, peer, StopReason.LOSS)
+                notice = StopNotice(self.step + self._delays.spread, peer, StopReason.LOSS)
                 self._membership.note_stop(notice)
+
+    def _note_cut(self, peer: int) -> None:
+        self._membership.note_cut(peer, self.step)
+        self._losses.watch_cut(peer, self.step)
 
     def _read_news(self, outcome: Outcome) -> None:
         for header in outcome.headers:
             self._membership.merge(header.news)
         # News that old have reached all agents, so nobody brings back what is forgotten here.
-        self._membership.forget_before(self.step - self._spread)
-        cuts = self._membership.cuts_by(self.step)
+        self._membership.forget_before(self.step - self._delays.spread)
+        cuts = self._membership.own_cuts(self.step)
         for peer in self._exchange.neighbours:
             # The other end has noticed a break, and will send no more.
-            if make_edge(self._agent, peer) in cuts:
-                self._own_cuts[peer] = self.step
+            if peer in cuts:
+                self._losses.watch_cut(peer, self.step)
                 self._exchange.drop(peer)
         if self._settings.on_dropout != "stop":
-            self._report_cut_links()
-            self._report_losses(frozenset(self._membership.lost_by(self.step)))
-
-    def _report_cut_links(self) -> None:
-        """Note once for each own link that broke whether its other end still takes part."""
-        for peer, when in list(self._own_cuts.items()):
-            # By then all neighbours of a lost agent have noticed, and this agent has heard of it.
-            if self.step < when + self._spread + self._settling:
-                continue
-            del self._own_cuts[peer]
-            if peer not in self._membership.lost_by(self.step):
-                self._journal.note(
-                    f"agent {peer} is alive, as others reach it: only its link to agent "
-                    f"{self._agent} was cut at step {when}"
-                )
-
-    def _report_losses(self, lost: frozenset[int]) -> None:
-        """Note once for each loss what it means for the rest."""
-        is_new, self._reported = bool(lost - self._reported), lost
-        if not is_new:
-            return
-        graph = nx.Graph(self._plan.network.graph)
-        cuts = self._membership.cuts_by(self.step)
-        own = component_of(graph, self._agent, cuts)
-        if set(graph) - set(own) - lost:
-            who = ", ".join(map(str, own))
-            self._journal.note(f"the survivors are cut apart; linked to each other here: {who}")
-        alone = "alone, " if len(own) == 1 else ""
-        energy = measure_loss(self._plan, own, cuts).describe()
-        self._journal.note(f"went on {alone}without {name_agents(lost)}: {energy}")
-        if self.alone_since is not None:
-            self._journal.note(
-                f"has no neighbour left since step {self.alone_since}, and trains on its own data "
-                f"alone; if others still run, {advise_return(self._plan)}"
-            )
+            self._losses.report(self.step)
 
     def _readmit(self) -> bool:
         """Answer agents that ask to return, and link those whose step has come; return if any."""
         # With the settling, no neighbour notes the old loss at or after the step of the return,
         # where find_cuts would count it as a new one.
-        self._returns.serve(self.step, self._membership, self._spread + self._settling)
+        delay = self._delays.spread + self._delays.settling
+        self._returns.serve(self.step, self._membership, delay)
         returning = {a for a, when in self._membership.news.returns if when == self.step}
         for agent in sorted(returning - {self._agent}):
             self._journal.note(f"agent {agent} takes part again from step {self.step} on")
-        expected = (returning & set(self._plan_neighbours)) | self._returns.to_dial
+        expected = (returning & set(self._membership.neighbours)) | self._returns.to_dial
         for agent in sorted(expected):
             try:
                 self._exchange.add(agent, self._returns.connect(agent))
             except LinkError as error:
                 self._journal.note(f"{error} at step {self.step}")
-                self._membership.note_cut(agent, self.step)
-                self._own_cuts[agent] = self.step
+                self._note_cut(agent)
         # The new agent begins with the model that its sponsor has at this step.
         self._returns.hand_over(self.step, self._header_of_return(), self.parameters)
         return bool(returning)
@@ -389,92 +336,6 @@ class TrainingRounds:
             payload_bytes=self.parameters.nbytes,
             news=self._membership.news,
         )
-
-    def _plan_of_return(self, step: int) -> ActivePlan:
-        """Return the plan from the step of a return on, the same at all agents.
-
-        The plan of all stays valid whoever is missing. Under ``replan`` one for those who are there
-        cancels more.
-        """
-        everyone = self._activate(self._plan, tuple(range(self._plan.num_agents)))
-        # Losses that were noticed later are not known to all.
-        cuts = self._membership.cuts_by(step, noticed=step - self._spread)
-        members = component_of(self._plan.network.graph, self._agent, cuts)
-        if self._settings.on_dropout != "replan" or not cuts or len(members) == 1:
-            return everyone
-        try:
-            plan = replan(self._plan, members, steps_left=self._last_step - step, cuts=cuts)
-            require_provable(plan.float_loss, self._plan.budget, len(self.parameters))
-        except CornError:
-            return everyone
-        return self._activate(plan, members)
-
-    @property
-    def _next_prefix(self) -> bytes:
-        return bytes(PREFIX_BYTES) if self._next is None else self._next[1].prefix
-
-    def _follow_losses(self) -> None:
-        """Under ``replan``: some steps after a loss all survivors switch to the same new plan."""
-        if self._settings.on_dropout != "replan":
-            return
-        if self._next is not None and self._next[0] <= self.step:
-            self._switch(self._next[1])
-        cuts = self._membership.cuts_by(self.step)
-        unplanned = [when for edge, when in cuts.items() if edge in self._active.edges]
-        # All know of a loss two steps before the switch, plan one step before it, and compare the
-        # plans' prefixes in the headers of that step.
-        first = min(unplanned, default=self.step + 1)
-        # The first loss that the plan lacks sets the date, so that later ones cannot postpone it.
-        switch = first + self._settling + self._spread
-        # At least one step must be left to run under the new plan.
-        if self._next is None and switch - 1 <= self.step and switch < self._last_step:
-            self._make_next_plan(max(switch, self.step + 1))
-
-    def _make_next_plan(self, switch: int) -> None:
-        # Losses noticed later are not known to all survivors yet; they lead to a plan of their own.
-        cuts = self._membership.cuts_by(switch - 1, noticed=switch - self._spread)
-        members = component_of(self._plan.network.graph, self._agent, cuts)
-        # A single survivor has no neighbour to cancel noise with; a plan that failed fails again.
-        if len(members) == 1 or frozenset(cuts) == self._without_plan:
-            return
-        # A return at the same step has a plan of its own.
-        if any(when == switch for _, when in self._membership.news.returns):
-            return
-        try:
-            plan = replan(self._plan, members, steps_left=self._last_step - switch, cuts=cuts)
-            # The loss by floating point is counted over the whole run, by the budget it began with.
-            require_provable(plan.float_loss, self._plan.budget, len(self.parameters))
-        except CornError as error:
-            # The same for all survivors, whose present noise keeps the budget without a new plan.
-            self._without_plan = frozenset(cuts)
-            self._journal.note(f"no new plan, the old one stays in force: {error}")
-            return
-        self._next = switch, self._activate(plan, members)
-
-    def _switch(self, active: ActivePlan) -> None:
-        is_same = active.prefix == self._active.prefix
-        self._active, self._next = active, None
-        # Earlier plans stay in the table: late messages of their rounds may still arrive.
-        self._plans[active.prefix] = active, active.weights_of(self._agent)
-        self._schedule = _schedule_of(active.plan)
-        if is_same:
-            return
-        value = active.plan.certificate.value / active.plan.num_agents
-        is_other = type(active.plan.objective) is not type(self._plan.objective)
-        self._journal.note(
-            f"new plan {fingerprint(active.plan).hex()[:16]} for {len(active.members)} agents from "
-            f"step {self.step} on: noise energy per agent {value:.4g}"
-            + (" by another objective, as the one given is of all agents" if is_other else "")
-        )
-
-
-def spread_of(num_agents: int, lag: int) -> int:
-    """Return the steps after which news have reached all agents, along a chain of all of them."""
-    return num_agents * (1 + lag)
-
-
-def _schedule_of(plan: Plan) -> tuple[GossipRound, ...]:
-    return plan.network.schedule
 
 
 def _no_statistics() -> StepStatistics:

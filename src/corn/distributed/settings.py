@@ -178,6 +178,17 @@ def _largest_group(plan: Plan) -> int:
     return max(map(len, plan.decomposition.seed_groups), default=0)
 
 
+def check_start_with(start_with: int | None, num_agents: int) -> None:
+    """Raise unless two runs that begin with so many agents must have one in common."""
+    # Any two sets of this size have a member in common, as 2 (n // 2 + 1) > n.
+    smallest = num_agents // 2 + 1
+    if start_with is not None and not smallest <= start_with <= num_agents:
+        raise InvalidArgumentError(
+            f"start_with must be from {smallest} to {num_agents}, found {start_with}: with half of "
+            f"the {num_agents} agents or fewer, two runs could begin apart from each other"
+        )
+
+
 def require_pair_seeds(plan: Plan, option: str) -> None:
     """Raise unless agents derive all seeds from their keys, without messages to absent ones."""
     largest = _largest_group(plan)

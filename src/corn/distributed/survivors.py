@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, final
@@ -27,16 +27,6 @@ from corn.topology.graphs import Graph
 # Of ε, doubled with each attempt: the first ones cost nothing, and a few are enough for rounding.
 _SHRINK = 1e-9
 _MAX_SHRINKS = 29  # the last one halves ε
-
-
-def name_agents(agents: Iterable[int]) -> str:
-    """Return agents in words.
-
-    >>> name_agents([7]), name_agents([3, 1])
-    ('agent 7', 'agents 1, 3')
-    """
-    who = sorted(agents)
-    return ("agent " if len(who) == 1 else "agents ") + ", ".join(map(str, who))
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from corn.experiments.methods import (
 from corn.experiments.scale import Scale
 from corn.experiments.studies import Panel, Point
 from corn.privacy import ACCOUNTANTS, gaussian
+from corn.privacy.rounding import round_up, write_exactly
 
 Source: TypeAlias = Literal["paper", "expected", "corn"]
 Verdict: TypeAlias = Literal["holds", "does not hold", "undecided"]
@@ -114,9 +115,11 @@ def _check_constant(scale: Scale, epsilon: float) -> Claim:
     return Claim(
         "paper",
         "accounting",
-        f"the noise of eq. (13b) keeps ε = {epsilon:g} at δ = {scale.delta:g}, unit: agent",
+        f"the noise of eq. (13b) keeps ε = {write_exactly(epsilon)} at δ = "
+        f"{write_exactly(scale.delta)}, unit: agent",
         "holds" if spent <= epsilon else "does not hold",
-        f"its exact ε is {spent:.4g}; it adds {waste:.3g} × the noise variance that is needed",
+        f"its exact ε is {round_up(spent, 4)}; it adds {waste:.3g} × the noise variance that "
+        "is needed",
     )
 
 
@@ -145,7 +148,9 @@ def _check_exact_accounting(lines: Lines, scale: Scale) -> Claim | None:
     kept = {key: point for key, point in lines.points.items() if point.x not in broken}
     where = "everywhere"
     if broken:
-        where = f"but for ε = {', '.join(f'{x:g}' for x in broken)}, which eq. (13b) does not keep"
+        where = (
+            f"but for ε = {', '.join(map(write_exactly, broken))}, which eq. (13b) does not keep"
+        )
     return _check_order(Lines(lines.panel, kept), CORN_ONE_STEP, CORN_PAPER, "corn", where=where)
 
 

@@ -34,6 +34,7 @@ from corn.experiments.studies import (
     TrainingPlace,
     TrainingStudy,
 )
+from corn.privacy.rounding import write_exactly
 
 # Wherever an ε is printed, its unit, the clipping and the adversary stand next to it.
 _UNITS = {
@@ -54,7 +55,7 @@ def figure1a(scale: Scale) -> list[NoiseStudy]:
 def figure1b(scale: Scale) -> list[NoiseStudy]:
     """Return noise against the connectivity p."""
     places = [(p, scale.graph(p), scale.epsilon) for p in scale.connectivities]
-    settings = f"n = {scale.num_agents}, ε = {scale.epsilon:g}"
+    settings = f"n = {scale.num_agents}, ε = {write_exactly(scale.epsilon)}"
     return _figure1(scale, "fig1b", settings, "connectivity p", places)
 
 
@@ -64,7 +65,7 @@ def figure1c(scale: Scale) -> list[NoiseStudy]:
     places = [(float(n), scale.graph(scale.connectivity, n), scale.epsilon) for n in scale.sizes]
     one, two = scale.insider_sizes
     settings = (
-        f"{scale.place}, ε = {scale.epsilon:g} "
+        f"{scale.place}, ε = {write_exactly(scale.epsilon)} "
         f"(1 insider: up to n = {one}, 2 insiders: up to n = {two})"
     )
     return _figure1(scale, "fig1c", settings, "number of agents n", places, log_x=True)
@@ -128,7 +129,7 @@ def figure2(scale: Scale) -> list[NoiseStudy]:
         for q in range(3)
         for method, seeds in ((LDP, None), (LINK_SEEDS, "edges"), (PAIR_SEEDS, "pairs"))
     )
-    settings = f"n = {scale.num_agents}, {scale.place}, ε = {scale.epsilon:g}"
+    settings = f"n = {scale.num_agents}, {scale.place}, ε = {write_exactly(scale.epsilon)}"
     panel = Panel(
         name="fig2",
         figure="fig2",
@@ -187,7 +188,7 @@ def _one_step_and_accumulated(
 
 def _describe_privacy(scale: Scale, adversary: str = _ADVERSARY) -> str:
     steps = scale.regression.num_steps
-    return f"T = {steps}, δ = {scale.delta:g}, {_UNITS['agent']}, {adversary}"
+    return f"T = {steps}, δ = {write_exactly(scale.delta)}, {_UNITS['agent']}, {adversary}"
 
 
 def figure3(scale: Scale, *, panel: str) -> list[TrainingStudy]:
@@ -217,13 +218,14 @@ def _train(scale: Scale, training: Training, figure: str, column: str, label: st
     else:
         graphs = {p: scale.graph(p) for p in scale.connectivities}
         places = [_place(scale, training, own, scale.epsilon, x=p) for p, own in graphs.items()]
-        settings, x_label = f"ε = {scale.epsilon:g}", "connectivity p"
+        settings, x_label = f"ε = {write_exactly(scale.epsilon)}", "connectivity p"
     panel = Panel(
         # Figure 5 has one panel for each unit of privacy: their ε must not share an axis.
         name=f"{figure}-{training.unit}" if figure.startswith("fig5") else figure,
         figure=figure,
         title=f"{_describe_task(training)}, n = {scale.num_agents}, {settings}, "
-        f"T = {training.num_steps}, δ = {scale.delta:g}, {_UNITS[training.unit]}, {_ADVERSARY}",
+        f"T = {training.num_steps}, δ = {write_exactly(scale.delta)}, "
+        f"{_UNITS[training.unit]}, {_ADVERSARY}",
         x_label=x_label,
         y_label=label,
         log_x=varies_epsilon,

@@ -16,6 +16,7 @@ from corn.experiments.parallel import compute_cells, split_cells
 from corn.experiments.scale import Scale
 from corn.experiments.studies import Panel, Point, Run, Study, TrainingStudy
 from corn.learn.datasets import load_dataset
+from corn.privacy.rounding import write_exactly
 from corn.topology import load_network
 
 _GAP_TO_MENTION = 0.01
@@ -112,7 +113,7 @@ def gather(
         compute_seconds=sum(map(store.seconds, needed)),
         notes=tuple(dict.fromkeys([*_list_choices(studies), *_list_notes(results)])),
         breakdowns=tuple(
-            f"{cell.task} on {cell.graph} at ε = {cell.epsilon:g}: {message}"
+            f"{cell.task} on {cell.graph} at ε = {write_exactly(cell.epsilon)}: {message}"
             for cell in trainings
             for message in results[cell]["stopped"]
         ),

@@ -13,11 +13,12 @@ from corn.errors import CornError
 from corn.learn.batches import BatchSampler
 from corn.learn.method import Method
 from corn.learn.mixer import Mixer
-from corn.learn.own_loop import LoopTask, Turn, UserModel, number_rows
+from corn.learn.own_loop import LoopTask, Turn, number_rows
 from corn.learn.perturbation import KeyedNoise
 from corn.learn.sampling import Choices, SeededChoices, choose_rates, require_fitting_samples
 from corn.learn.step import compute_gradients, release
 from corn.learn.tasks.protocol import Gradients
+from corn.learn.user_model import UserModel
 from corn.noise import Secret
 from corn.noise.choices import SecretChoices
 from corn.plan import Plan

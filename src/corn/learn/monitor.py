@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from corn.learn.metrics import Row
+from corn.privacy.rounding import round_up
 
 
 class ProgressBar:
@@ -65,7 +66,9 @@ def summarize_rows(rows: Sequence[Row]) -> str:
     for kind, values in spent.items():
         known = [value for value in values if not math.isnan(value)]
         if known:
-            parts.append(f"{kind.replace('epsilon', 'ε').replace('_', ' ')} {max(known):.3g}")
+            parts.append(
+                f"{kind.replace('epsilon', 'ε').replace('_', ' ')} {round_up(max(known), 3)}"
+            )
     return ", ".join(parts)
 
 

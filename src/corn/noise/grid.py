@@ -20,6 +20,7 @@ from corn.errors import InfeasibleError
 from corn.noise.normals import ERROR, FAILURE, LARGEST
 from corn.privacy import PrivacyBudget
 from corn.privacy.floats import FloatLoss
+from corn.privacy.rounding import write_exactly
 
 VARIANCE_SHARE = 2.0**-9
 """The most that rounding may add to the variance of the average noise, relative to it."""
@@ -104,7 +105,7 @@ def require_provable(loss: FloatLoss, budget: PrivacyBudget, num_parameters: int
     largest = max(promise.epsilon for promise in budget.promises)
     if largest > _LARGEST_PROVED_EPSILON:
         raise InfeasibleError(
-            f"epsilon={largest:g} cannot be promised in floating point: e^ε times the "
+            f"epsilon={write_exactly(largest)} cannot be promised in floating point: e^ε times the "
             f"chance of a far tail exceeds delta; choose at most {_LARGEST_PROVED_EPSILON:g}"
         )
     raise InfeasibleError(

@@ -18,6 +18,7 @@ from corn.errors import FileFormatError
 from corn.noise.keys import list_used_plans
 from corn.noise.ledger_file import LOST_COUNT, LedgerContent, is_open, read_ledger
 from corn.privacy.composition import Expense, TotalLoss, compose_expenses
+from corn.privacy.rounding import round_up, write_exactly
 
 _AGENT_FILE = re.compile(r"agent-(\d{1,9})(?:-[0-9a-f]{16}\.ledger|\.key)")
 
@@ -146,25 +147,16 @@ def describe_total(total: TotalLoss) -> str:
         return "ε = 0, as nothing was released"
     protected = "one agent's whole data set" if total.unit == "agent" else "one sample of one agent"
     return (
-        f"{show_epsilon(total)} at δ = {total.delta:g} for {protected} "
+        f"{show_epsilon(total)} at δ = {write_exactly(total.delta)} for {protected} "
         f"({total.relation} adjacency), against {ThreatModel(total.max_colluders).describe()}"
     )
 
 
 def show_epsilon(total: TotalLoss) -> str:
-    """Return the ε of a total, rounded up to four decimals."""
+    """Return the ε of a total, rounded up."""
     if math.isinf(total.epsilon):
         return "no ε that can be proved"
-    return f"ε = {round_epsilon(total.epsilon)}"
-
-
-def round_epsilon(epsilon: float) -> str:
-    """Return ε rounded up to four decimals: a printed ε must not be below the true one.
-
-    >>> round_epsilon(1.00001), round_epsilon(123.45671), round_epsilon(float("inf"))
-    ('1.0001', '123.4568', 'inf')
-    """
-    return f"{math.ceil(epsilon * 1e4) / 1e4:.12g}" if math.isfinite(epsilon) else str(epsilon)
+    return f"ε = {round_up(total.epsilon)}"
 
 
 def explain_missing(path: Path) -> str:

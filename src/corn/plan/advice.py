@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from corn.checks import require, require_count, require_in_range
 from corn.errors import InfeasibleError
 from corn.privacy import PrivacyBudget, Sampling, Unit, gaussian
+from corn.privacy.rounding import write_exactly
 
 USUAL_DISTANCE = 3.0
 """D: the distance from the first model to a good one. It cannot be known without data; on the
@@ -165,8 +166,8 @@ def list_prospects(
                 found.append(expect(*settings, precision_cap=cap, central_ratio=ratio))
     if not found:
         raise InfeasibleError(
-            f"epsilon={scale.epsilon:g} is too large for advice on {scale.samples} samples: the "
-            "noise would hardly matter; try a smaller epsilon"
+            f"epsilon={write_exactly(scale.epsilon)} is too large for advice on {scale.samples} "
+            "samples: the noise would hardly matter; try a smaller epsilon"
         )
     return found
 

@@ -48,7 +48,7 @@ from corn.privacy import PrivacyBudget, account_precision, gaussian
 from corn.privacy.accountants import find_accountant
 from corn.privacy.accounting import group_agents
 from corn.privacy.floats import FloatLoss, set_aside
-from corn.privacy.rounding import round_up
+from corn.privacy.rounding import round_up, write_exactly
 from corn.topology import Graph, Network, choose_cooldown, load_network
 from corn.version import __version__
 
@@ -333,7 +333,7 @@ def require_sound(budget: PrivacyBudget) -> None:
         if exact > promise.epsilon * (1 + 1e-9):
             raise InfeasibleError(
                 f"accounting {budget.accounting!r} would give an exact ε of {round_up(exact)} "
-                f"instead of {promise.epsilon:g}: use 'gdp'"
+                f"instead of {write_exactly(promise.epsilon)}: use 'gdp'"
             )
 
 

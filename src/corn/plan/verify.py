@@ -15,7 +15,7 @@ from corn.errors import InfeasibleError
 from corn.noise.grid import bound_loss, choose_grid, count_parameters
 from corn.plan.plan import Plan, allowed_groups
 from corn.privacy.floats import account_floats, find_promise
-from corn.privacy.rounding import round_up
+from corn.privacy.rounding import round_bound_down, round_up, write_exactly
 
 # Allowances for rounding: sums are recomputed in another order, ε from rounded numbers.
 _CLAIM_TOLERANCE = 1e-6
@@ -149,8 +149,8 @@ def _privacy_problems(plan: Plan, guarantees: tuple[AgentGuarantee, ...]) -> lis
     """List the agents with less privacy than promised, by the cap and by their exact ε."""
     caps, promised = plan.precision_caps, plan.budget.epsilons(plan.num_agents)
     problems = [
-        f"agent {g.agent} gets ε = {round_up(g.epsilon)} instead of {promised[g.agent]:g} against "
-        f"{describe_coalition(g.worst_coalition)}"
+        f"agent {g.agent} gets ε = {round_up(g.epsilon)} instead of "
+        f"{write_exactly(promised[g.agent])} against {describe_coalition(g.worst_coalition)}"
         for g in guarantees
         # Both: an accountant without proof can have a cap that does not keep ε.
         if g.precision > caps[g.agent] or g.epsilon > promised[g.agent] * (1 + _EPSILON_TOLERANCE)
@@ -184,7 +184,8 @@ def _claim_problems(plan: Plan, value: float, proved: float) -> list[str]:
         problems.append(f"the noise energy is {value:.6g}, not {claimed.value:.6g}")
     if claimed.lower_bound > proved * (1 + _CLAIM_TOLERANCE):
         problems.append(
-            f"a lower bound of {claimed.lower_bound:.6g} is claimed, {proved:.6g} is proved"
+            f"a lower bound of {write_exactly(claimed.lower_bound)} is claimed, "
+            f"{round_bound_down(proved)} is proved"
         )
     # Weak duality forbids this, so a violation means that value or proof was computed wrongly.
     if proved > value * (1 + _CLAIM_TOLERANCE):

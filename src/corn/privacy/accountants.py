@@ -24,6 +24,7 @@ from corn.checks import require, require_choice, require_in_range
 from corn.errors import CornWarning
 from corn.privacy import gaussian
 from corn.privacy.gaussian import round_down
+from corn.privacy.rounding import round_bound_down, round_up, write_exactly
 
 Accounting: TypeAlias = Literal["gdp", "rdp", "paper"]
 
@@ -73,11 +74,12 @@ def warn_if_unproved(epsilon: float, delta: float, *, stacklevel: int = 2) -> No
         return
     exact = gaussian.epsilon_from(_paper_mu(epsilon, delta), delta)
     verdict = "above the target: the promise is broken" if exact > epsilon else "below the target"
+    largest = round_bound_down(-LIMIT_FACTOR * math.log(delta), 4)
     warnings.warn(
-        f"accounting 'paper' (eq. 13b) at epsilon={epsilon:g}, delta={delta:g} is beyond what "
-        f"Theorem 2 proves, epsilon ≤ {LIMIT_FACTOR:.4g}·ln(1/delta) = "
-        f"{-LIMIT_FACTOR * math.log(delta):.4g}; the exact epsilon of its noise is {exact:.4g}, "
-        f"{verdict}. Use accounting='gdp'",
+        f"accounting 'paper' (eq. 13b) at epsilon={write_exactly(epsilon)}, "
+        f"delta={write_exactly(delta)} is beyond what Theorem 2 proves, epsilon ≤ "
+        f"{LIMIT_FACTOR:.4g}·ln(1/delta) = {largest}; the exact epsilon of its noise is "
+        f"{round_up(exact, 4)}, {verdict}. Use accounting='gdp'",
         CornWarning,
         stacklevel=stacklevel + 1,
     )

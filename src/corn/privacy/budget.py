@@ -24,6 +24,7 @@ from corn.privacy.query import (
     describe_queries,
     describe_range,
 )
+from corn.privacy.rounding import write_range_exactly
 
 # Beyond these no promise has a meaning, and arithmetic would not be exact.
 LARGEST_EPSILON = 1e9
@@ -240,8 +241,8 @@ class PrivacyBudget:
         if self.sampling == "passes":
             most = describe_range([query.participations(self.num_steps) for query in queries])
             counted = f"{counted} of at most {most} steps with a sample"
-        epsilon = describe_range([promise.epsilon for promise in self.promises])
-        delta = describe_range([promise.delta for promise in self.promises])
+        epsilon = write_range_exactly([promise.epsilon for promise in self.promises])
+        delta = write_range_exactly([promise.delta for promise in self.promises])
         is_common = len({(promise.epsilon, promise.delta) for promise in self.promises}) == 1
         whose = "" if is_common else ", each agent with its own,"
         promise = f"ε = {epsilon}, δ = {delta}{whose} over {steps}"

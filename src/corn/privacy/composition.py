@@ -49,7 +49,7 @@ from corn.privacy import gaussian
 from corn.privacy.budget import PrivacyBudget
 from corn.privacy.floats import bound_reserve, set_aside
 from corn.privacy.query import Adjacency, ClippedQuery, Unit
-from corn.privacy.subsampling import LOST_PER_STEP, choose_interval
+from corn.privacy.subsampling import LOST_PER_STEP, choose_interval, compose_phases
 
 _ROUNDING = 2.0**-45
 _MAX_ROUNDS = 40
@@ -212,13 +212,13 @@ class _Ideal:
         if not self.phases:
             return gaussian.epsilon_from(self.mu, delta) if delta > 0 else math.inf
         left = delta - self.lost
-        return float(_compose_phases(self).get_epsilon_for_delta(left)) if left > 0 else math.inf
+        return float(_compose_ideal(self).get_epsilon_for_delta(left)) if left > 0 else math.inf
 
     def delta(self, epsilon: float) -> float:
         """Return an upper bound on δ(ε)."""
         if not self.phases:
             return gaussian.delta_from(self.mu, epsilon) * (1 + _ROUNDING)
-        return float(_compose_phases(self).get_delta_for_epsilon(epsilon)) + self.lost
+        return float(_compose_ideal(self).get_delta_for_epsilon(epsilon)) + self.lost
 
 
 def _idealise(expenses: Sequence[Expense], unit: Unit, adjacency: Adjacency) -> _Ideal:
@@ -240,26 +240,14 @@ def _idealise(expenses: Sequence[Expense], unit: Unit, adjacency: Adjacency) -> 
 
 
 @lru_cache(maxsize=16)
-def _compose_phases(ideal: _Ideal) -> Any:
-    distributions = importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
-    relations = importlib.import_module("dp_accounting").NeighboringRelation
-    relation = relations.ADD_OR_REMOVE_ONE
-    if ideal.adjacency == "replace":
-        relation = relations.REPLACE_ONE
+def _compose_ideal(ideal: _Ideal) -> Any:
     # All losses must lie on one grid. The finest is accurate for all; the Gaussian part, whose
     # losses spread furthest, limits how fine it can be.
     finest = min(choose_interval([shift], [steps], rate) for shift, rate, steps in ideal.phases)
     interval = max(finest, _FINEST * ideal.mu * (ideal.mu / 2 + 10))
-    total = distributions.identity(value_discretization_interval=interval)
-    for shift, rate, steps in ideal.phases:
-        step = distributions.from_gaussian_mechanism(
-            standard_deviation=1 / shift,
-            sampling_prob=rate,
-            value_discretization_interval=interval,
-            neighboring_relation=relation,
-        )
-        total = total.compose(step.self_compose(steps))
+    total = compose_phases(ideal.phases, ideal.adjacency, interval=interval)
     if ideal.mu > 0:
+        distributions = importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
         # μ already has the sensitivity of the adjacency: one release of this shift.
         rest = distributions.from_gaussian_mechanism(
             standard_deviation=1 / ideal.mu, value_discretization_interval=interval

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from corn.arrays import FloatArray
 from corn.checks import require, require_choice, require_count, require_in_range
 from corn.errors import InvalidArgumentError
+from corn.privacy.rounding import write_exactly
 
 Unit: TypeAlias = Literal["agent", "sample"]
 Adjacency: TypeAlias = Literal["replace", "add-remove"]
@@ -214,8 +216,8 @@ def describe_queries(queries: Sequence[ClippedQuery]) -> str:
 def _describe_clipping(queries: Sequence[ClippedQuery]) -> str:
     query = queries[0]
     if query.unit == "agent":
-        return f"its mini-batch gradient is clipped once to {query.clip:g}"
-    clipping = f"each sample's gradient is clipped to {query.clip:g}"
+        return f"its mini-batch gradient is clipped once to {write_exactly(query.clip)}"
+    clipping = f"each sample's gradient is clipped to {write_exactly(query.clip)}"
     if query.sampling == "poisson":
         rates = describe_range([q.sampling_rate or 1.0 for q in queries], digits=6)
         return (
@@ -229,11 +231,12 @@ def _describe_clipping(queries: Sequence[ClippedQuery]) -> str:
     return f"{batches}, of which each may have the sample"
 
 
-def describe_range(values: Sequence[float], *, digits: int = 12) -> str:
-    """Return the one value, or the least and the largest.
+def describe_range(values: Sequence[float] | FloatArray, *, digits: int = 12) -> str:
+    """Return the one value, or the least and the largest, so that any number of agents fits a line.
 
-    >>> describe_range([1, 8, 1]), describe_range([0.05, 0.05])
+    >>> describe_range([1, 8, 1]), describe_range([0.05, 0.05 + 1e-15])
     ('1 to 8', '0.05')
     """
-    least, most = min(values), max(values)
-    return " to ".join(f"{value:.{digits}g}" for value in dict.fromkeys((least, most)))
+    ends = (f"{value:.{digits}g}" for value in (min(values), max(values)))
+    # By their text, as values that differ in later digits would be shown as "1 to 1".
+    return " to ".join(dict.fromkeys(ends))

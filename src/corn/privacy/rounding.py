@@ -38,13 +38,23 @@ def write_exactly(value: float) -> str:
     return short if float(short) == value else repr(float(value))
 
 
-def round_up_range(values: Any) -> str:
+def write_range_exactly(values: Any) -> str:
+    """Return one promised ε or δ, or the least and the largest of several, none of them rounded.
+
+    >>> write_range_exactly([1.0, 1.0]), write_range_exactly([0.1234567, 8.0])
+    ('1', '0.1234567 to 8')
+    """
+    least, most = (write_exactly(float(bound)) for bound in (np.min(values), np.max(values)))
+    return least if least == most else f"{least} to {most}"
+
+
+def round_up_range(values: Any, digits: int = 6) -> str:
     """Return one ε, or the least and the largest of several, each rounded up.
 
     >>> round_up_range(1.00000001), round_up_range([0.5, 2.0])
     ('1.00001', '0.5 to 2')
     """
-    least, most = round_up(float(np.min(values))), round_up(float(np.max(values)))
+    least, most = (round_up(float(bound), digits) for bound in (np.min(values), np.max(values)))
     return least if least == most else f"{least} to {most}"
 
 

@@ -32,7 +32,8 @@ from scipy.special import ndtr
 from corn.arrays import FloatArray
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.privacy import gaussian
-from corn.privacy.query import ClippedQuery
+from corn.privacy.query import Adjacency, ClippedQuery
+from corn.privacy.rounding import write_exactly
 
 DISCRETISATION = 0.02
 """The grid of losses, relative to the standard deviation of one step's loss."""
@@ -141,8 +142,8 @@ def require_meaningful(delta: float, *, num_steps: int, query: ClippedQuery) -> 
     if not least <= delta < drawn:
         raise InvalidArgumentError(
             f"delta must be in [{least:g}, {drawn:.3g}) with sampling_rate={rate:g} and "
-            f"{num_steps} steps, found {delta:g}: below, numerical accounting cannot resolve it; "
-            "above, releases need no noise, because a sample is rarely drawn"
+            f"{num_steps} steps, found {write_exactly(delta)}: below, numerical accounting cannot "
+            "resolve it; above, releases need no noise, because a sample is rarely drawn"
         )
 
 
@@ -157,8 +158,8 @@ def _search(excess: Callable[[float], float], start: float, *, epsilon: float) -
         private, exposed, step = private - step, private, 2 * step
         if private < start - _WIDEST_SEARCH:
             raise InfeasibleError(
-                f"no noise brings epsilon to {epsilon:g} by numerical accounting: raise epsilon "
-                "or delta, or lower num_steps"
+                f"no noise brings epsilon to {write_exactly(epsilon)} by numerical accounting: "
+                "raise epsilon or delta, or lower num_steps"
             )
     root = float(brentq(excess, private, exposed, xtol=_SEARCH_TOLERANCE / 2))
     while excess(root) > 0:
@@ -240,16 +241,30 @@ def _compose(
     query: ClippedQuery,
     discretisation: float,
 ) -> Any:
-    # Imported here, because it takes half a second that other accounting saves.
-    distributions = importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
-    relations = importlib.import_module("dp_accounting").NeighboringRelation
-    replace = query.adjacency == "replace"
-    relation = relations.REPLACE_ONE if replace else relations.ADD_OR_REMOVE_ONE
     rate = query.sampling_rate or 1.0
     shifts = [query.contribution * math.sqrt(y) for y in precision]
     interval = choose_interval(shifts, num_steps, rate, discretisation)
+    phases = [(shift, rate, count) for shift, count in zip(shifts, num_steps, strict=True)]
+    return compose_phases(phases, query.adjacency, interval=interval)
+
+
+def compose_phases(
+    phases: Sequence[tuple[float, float, int]], adjacency: Adjacency, *, interval: float
+) -> Any:
+    """Return the privacy loss distribution of several phases with Poisson sampling.
+
+    Args:
+        phases: shift, sampling rate and number of steps of each.
+        adjacency: the relation of neighbouring data sets.
+        interval: of the grid of losses.
+    """
+    # Imported here, because it takes half a second that other accounting saves.
+    distributions = importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
+    relations = importlib.import_module("dp_accounting").NeighboringRelation
+    replace = adjacency == "replace"
+    relation = relations.REPLACE_ONE if replace else relations.ADD_OR_REMOVE_ONE
     total = distributions.identity(value_discretization_interval=interval)
-    for shift, count in zip(shifts, num_steps, strict=True):
+    for shift, rate, count in phases:
         if shift == 0:
             continue  # nothing is released, which no noise multiplier expresses
         step = distributions.from_gaussian_mechanism(

@@ -19,6 +19,7 @@ from corn.arrays import FloatArray
 from corn.covariance import Design
 from corn.errors import CornWarning, InvalidArgumentError, make_printable
 from corn.privacy import ACCOUNTANTS, Accounting, PrivacyCurve, PrivacyLoss
+from corn.privacy.rounding import round_up
 from corn.report.labels import LineEnd, label_ends
 from corn.report.layout import place_agents
 from corn.report.style import (
@@ -268,7 +269,7 @@ def _draw_tradeoff(axes: Axes, loss: PrivacyLoss) -> None:
     rates, colour = tradeoff.false_negative_rate, _ACCOUNTANT_COLOURS["gdp"]
     axes.plot(tradeoff.false_positive_rate, rates, color=colour)
     # Below the curve, which is convex, there is room for its name.
-    name = f"best attack,\nμ = {loss.mu.max():.3f}"
+    name = f"best attack,\nμ = {round_up(loss.mu.max(), 4)}"
     axes.text(0.03, 0.04, name, color=colour, fontsize=9)
     axes.set(xlabel="attacker's false positive rate", ylabel="false negative rate")
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from corn.distributed.status.board import Snapshot
+from corn.privacy.rounding import write_exactly
 from corn.version import __version__
 
 Sample = tuple[Mapping[str, str], float]
@@ -67,7 +68,7 @@ def _list_metrics(
         "unit": state.unit,
         "protects": state.protects,
         "adversary": state.adversary,
-        "delta": f"{state.delta:g}",
+        "delta": write_exactly(state.delta),
     }
     if state.epsilon is not None:
         yield (

@@ -12,7 +12,7 @@ from importlib import resources
 import jinja2
 
 from corn.distributed.status.board import Snapshot
-from corn.noise.history import round_epsilon
+from corn.privacy.rounding import round_up
 from corn.version import __version__
 
 _WIDTH, _HEIGHT, _MARGIN, _TOP = 680.0, 180.0, 44.0, 6.0
@@ -73,7 +73,7 @@ def render_page(snapshot: Snapshot, *, show_private: bool = False) -> str:
     spent, epsilon = None, ""
     if state is not None and state.epsilon is not None:
         spent = min(1.0, state.epsilon / state.promised_epsilon)
-        epsilon = round_epsilon(state.epsilon)
+        epsilon = round_up(state.epsilon)
     return _template().render(
         snapshot=snapshot,
         state=state,

@@ -21,9 +21,9 @@ from typing import NamedTuple, final
 from corn.distributed.storage import Folders
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import writing_whole
-from corn.noise.history import round_epsilon
 from corn.noise.ledger_file import is_open
 from corn.parsing import build, read_json
+from corn.privacy.rounding import round_up, write_exactly
 
 STATE_NAME, LOCK_NAME = "state.json", "running"
 TRAINING, FAILED = "training", "failed"
@@ -215,8 +215,8 @@ def describe_state(state: AgentState) -> str:
     spent = "no privacy (rehearsal)"
     if state.epsilon is not None:
         spent = (
-            f"ε spent at most {round_epsilon(state.epsilon)} of {state.promised_epsilon:g} (δ = "
-            f"{state.delta:g}, for {state.protects}; against {state.adversary})"
+            f"ε spent at most {round_up(state.epsilon)} of {write_exactly(state.promised_epsilon)} "
+            f"(δ = {write_exactly(state.delta)}, for {state.protects}; against {state.adversary})"
         )
     lost = f"lost {', '.join(state.lost)}, " if state.lost else ""
     linked = "1 neighbour" if len(state.neighbours) == 1 else f"{len(state.neighbours)} neighbours"
