@@ -44,6 +44,30 @@ def test_a_file_is_dealt_out_and_every_row_is_used_once(tmp_path: Path) -> None:
     assert problem.public_parts == ()
 
 
+def test_a_class_that_is_not_dealt_out_to_all_is_noted(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", [*ROWS, (50, 5, "unknown")])
+    workload = FileWorkload(path, "ill", held_out=0)
+    owner = [
+        agent
+        for agent in range(3)
+        if not any("a class is missing" in n for n in workload.build(3, [agent]).private_notes)
+    ]
+    # The validation set may have the only sample; then nobody has one to train on.
+    assert len(owner) <= 1
+    (note,) = (n for n in workload.build(3).private_notes if "a class is missing" in n)
+    others = ", ".join(str(agent) for agent in range(3) if agent not in owner)
+    assert f"{path}: column 'ill'" in note
+    assert f"({others})" in note
+
+
+def test_truth_values_are_one_class_however_they_are_written(tmp_path: Path) -> None:
+    values = ["true", "False", "TRUE", "false"]
+    path = write_csv(tmp_path / "a.csv", [(k, 5, values[k % 4]) for k in range(20)])
+    assert "classes false, true;" in FileWorkload(path, "ill").build(2).schema
+    with pytest.raises(InvalidArgumentError, match="at least two different names"):
+        FileWorkload(path, "ill", classes=("true", "True"))
+
+
 def test_an_agent_opens_its_own_file_only(tmp_path: Path) -> None:
     write_csv(tmp_path / "agent-2.csv", ROWS)
     workload = FileWorkload(tmp_path / "agent-{agent}.csv", "ill", classes=("no", "yes"))
@@ -92,12 +116,12 @@ def test_a_note_of_each_kind_names_file_and_columns(tmp_path: Path) -> None:
 
 def test_columns_of_arrays_are_named_by_their_place(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
-    X = np.random.default_rng(0).random((12, 4))
+    X = np.random.default_rng(0).random((60, 4))
     X[:, 2] = 1
-    np.savez(path, x=X, y=np.arange(12) % 3)
+    np.savez(path, x=X, y=np.arange(60) % 3)
     (note,) = FileWorkload(path, "y").build(2).private_notes
     assert note.startswith(f"{path}: column '3' has the same value in every row")
-    np.savez(path, x=np.zeros((12, 6, 6)), y=np.arange(12) % 3)
+    np.savez(path, x=np.zeros((60, 6, 6)), y=np.arange(60) % 3)
     assert FileWorkload(path, "y", model="cnn").build(2).private_notes == (), "images have borders"
 
 

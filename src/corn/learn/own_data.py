@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,7 +77,7 @@ class FileWorkload:
         if self.is_regression and self.classes is not None:
             raise InvalidArgumentError("classes must be None for regression: leave them out")
         if self.classes is not None:
-            is_list = len(set(self.classes)) == len(self.classes) >= 2
+            is_list = len(set(map(_name_class, self.classes))) == len(self.classes) >= 2
             require(is_list, "classes", "at least two different names", ", ".join(self.classes))
         if self.has_file_per_agent and self.partition is not None:
             raise InvalidArgumentError(
@@ -105,12 +105,15 @@ class FileWorkload:
         # listed.
         classes = self._find_classes([*files, *([] if test is None else [test])])
         encoded = [self._encode(own, classes) for own in files]
+        notes = list(self._find_notes(files, classes))
         # With test data of its own, nothing of the training files need be given up for it.
         test_fraction = self.held_out if test is None else 0.0
         if self.has_file_per_agent:
             parts = [self._split(own, test_fraction) for own in encoded]
         else:
             parts = self._deal_out(encoded[0], num_agents, owners, test_fraction)
+            if classes is not None:
+                notes += self._note_gaps(encoded[0], dict(zip(owners, parts, strict=True)))
         # A part without samples is left out: a mean over no samples would be NaN.
         held_out = {
             name: _join([own[name] for own in parts if len(own[name][0])])
@@ -135,7 +138,7 @@ class FileWorkload:
             parts=held_out,
             # Samples held out of agents' own files stay private, and so do scores on them.
             public_parts=() if test is None else ("test",),
-            private_notes=tuple(self._find_notes(files, classes)),
+            private_notes=tuple(notes),
             schema=self._describe(files[0], shape, classes, test),
             columns=files[0].features if len(files[0].features) <= _MOST_COLUMNS else (),
         )
@@ -292,6 +295,19 @@ class FileWorkload:
             "it from the others"
         )
 
+    def _note_gaps(
+        self, whole: Samples, parts: Mapping[int, Mapping[str, Samples]]
+    ) -> Iterator[str]:
+        """Yield a note on agents that got no sample of a class when one file was dealt out."""
+        present = set(whole[1].tolist())
+        lacking = [str(a) for a, own in parts.items() if present - set(own["train"][1].tolist())]
+        if lacking:
+            yield (
+                f"{self.data}: column {self._target_name!r}: dealt out, a class is missing at "
+                f"{len(lacking)} of the agents ({list_some(lacking)}), which learn it from the "
+                "others"
+            )
+
     def _describe(
         self,
         first: RawSamples,
@@ -356,12 +372,14 @@ def _as_float(text: str) -> float | None:
 
 
 def _name_class(value: object) -> str:
-    """Return the one name of a class that files write in several ways: 1, 1.0, 01.
+    """Return the one name of a class that files write in several ways: 1, 1.0, 01; true, True.
 
-    >>> _name_class(1.0), _name_class("01"), _name_class("yes")
-    ('1', '1', 'yes')
+    >>> _name_class(1.0), _name_class("01"), _name_class("TRUE"), _name_class("yes")
+    ('1', '1', 'true', 'yes')
     """
     text = str(value).strip()
+    if text.lower() in ("true", "false"):
+        return text.lower()
     number = _as_float(text)
     return str(int(number)) if number is not None and number.is_integer() else text
 
