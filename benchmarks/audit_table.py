@@ -21,6 +21,7 @@ from corn import Plan, PrivacyBudget, ThreatModel, load_network, make_plan
 from corn.audit import AuditSettings, View, audit_plan, audit_training
 from corn.covariance import DEFAULT_THREAT
 from corn.learn import make_schedule, make_workload
+from corn.privacy.rounding import round_bound_down, round_up
 from corn.threads import limit_threads
 
 GRAPH, EPSILON, DELTA, STEPS = "er:n=12,p=0.4,seed=1", 3.0, 1e-5, 200
@@ -97,14 +98,14 @@ def audit_row(setting: Setting, trials: int) -> str:
     promised, found = strongest.promise, strongest
     ratios = [one.ratio for one in report.findings]
     spread = "–".join(dict.fromkeys(f"{x:.3f}" for x in (min(ratios), max(ratios))))
-    bound = "" if found.gaussian_epsilon is None else f"{found.gaussian_epsilon:.3g}"
+    bound = "" if found.gaussian_epsilon is None else round_bound_down(found.gaussian_epsilon, 3)
     attacker = setting.view.describe() if setting.view else f"worst ({found.view.describe()})"
     cells = [
         setting.name + (", zero-out" if setting.budget == {"adjacency": "add-remove"} else ""),
         attacker,
         f"{setting.through}, {report.num_releases} releases",
-        f"{promised.epsilon:.3g}",
-        f"{max(one.certified_epsilon for one in report.findings):.3g}",
+        round_up(promised.epsilon, 3),
+        round_bound_down(max(one.certified_epsilon for one in report.findings), 3),
         bound,
         spread,
         "**violated**" if report.violated else strongest.verdict,
@@ -135,8 +136,8 @@ def audit_one_run() -> str:
         "eavesdropper",
         f"one run: {report.num_right} of {report.num_guesses} guesses right, of "
         f"{report.num_canaries} canaries",
-        f"{report.promised_epsilon:.3g}",
-        f"{report.epsilon:.3g}",
+        round_up(report.promised_epsilon, 3),
+        round_bound_down(report.epsilon, 3),
         "",
         "",
         "**violated**" if report.violated else "not violated",

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import corn
+from corn.privacy.rounding import round_up
 
 WIDTH, RANK, STEPS, BATCH = 32, 4, 40, 60
 
@@ -104,7 +105,10 @@ def main() -> None:
     named = dict(model.named_parameters())
     assert all(torch.equal(named[n], before) for n, before in frozen.items())
     print(f"accuracy on new digits after:  {accuracy(model, test):.3f}")
-    print(f"{count} of {total} parameters trained and sent; ε spent {optimizer.get_epsilon():.3f}")
+    print(
+        f"{count} of {total} parameters trained and sent; ε spent "
+        f"{round_up(optimizer.get_epsilon())}"
+    )
     print(optimizer.privacy)
 
 

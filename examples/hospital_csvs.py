@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_breast_cancer
 
+from corn.privacy.rounding import round_up
+
 NUM_HOSPITALS, NUM_TEST = 4, 119
 # What the instrument can measure, from its manual: never the least and largest value in the data.
 LIMITS = """radius 40  texture 50  perimeter 260  area 2500  smoothness 0.25  compactness 1.2
@@ -64,7 +66,7 @@ def main() -> None:
     run(f"launch plan.corn {data} {public} --step-size 3 --out run", folder)
     facts = json.loads((folder / "run" / "shared" / "run.json").read_text(encoding="utf-8"))
     print(f"{facts['promise']}, against {facts['adversary']}")
-    print(f"ε spent {facts['measured']['epsilon']:.3f}")
+    print(f"ε spent {round_up(facts['measured']['epsilon'])}")
     print(f"accuracy on the public file {facts['measured']['test_accuracy']:.3f}")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import networkx as nx
 
 import corn
+from corn.privacy.rounding import round_up
 
 
 def main() -> None:
@@ -56,7 +57,7 @@ def main() -> None:
     for guarantee in found.guarantees:
         insiders = ", ".join(names[agent] for agent in guarantee.worst_coalition)
         hospital = names[guarantee.agent]
-        print(f"  {hospital:10s} ε = {guarantee.epsilon:.4f}, worst against {insiders}")
+        print(f"  {hospital:10s} ε = {round_up(guarantee.epsilon)}, worst against {insiders}")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 Run with ``.venv/bin/python examples/opacus_user.py``. The lines marked with "was" replace those of
 Opacus; model, optimizer, loss and loop stay as they were. The plan, which ``corn plan`` could also
-have made, states network and budget. The loader is dealt out to the clinics, each of which trains
-on its own samples and exchanges noisy models with its neighbours. The script prints the test
-accuracy, the spent ε and the guarantee.
+have made, states network and budget. The samples of the loader are distributed over the clinics.
+Each clinic trains on its own samples and exchanges noisy models with its neighbours. The script
+prints the test accuracy, the spent ε and the guarantee.
 """
 
 import torch
@@ -61,7 +61,7 @@ def main() -> None:
     with torch.no_grad():
         accuracy = (model(inputs[1440:]).argmax(dim=1) == targets[1440:]).double().mean()
     print(f"test accuracy {accuracy:.3f}")
-    print(f"ε spent {optimizer.get_epsilon(DELTA):.3f}")  # was: engine.get_epsilon(DELTA)
+    print(f"ε spent {optimizer.get_epsilon(DELTA)}")  # was: engine.get_epsilon(DELTA)
     print(optimizer.privacy)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 import corn
 from corn.learn import partition_iid
+from corn.privacy.rounding import round_up
 
 NUM_CLINICS, NUM_STEPS, BATCH = 8, 60, 60
 
@@ -60,7 +61,7 @@ def main() -> None:
     rows = {"planned": private, "noise drawn alone": local, "no noise": non_private}
     for name, row in rows.items():
         print(f"{name:18s} test accuracy {row['test_accuracy']:.3f}")
-    print(f"ε spent: {private['epsilon']:.3f} at δ = {budget.delta:g}")
+    print(f"ε spent: {round_up(float(private['epsilon']))} at δ = {budget.delta:g}")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from corn.distributed import (
     RunStatus,
     StopReason,
     entry,
-    rounds,
+    replanning,
     run_agent,
 )
 from corn.distributed.exchange import Exchange
@@ -429,7 +429,7 @@ def test_survivors_continue_where_no_new_plan_can_be_made(
     def fail(*_: object, **__: object) -> Plan:
         raise InvalidArgumentError("epsilon must be positive, found 0.0")
 
-    monkeypatch.setattr(rounds, "replan", fail)
+    monkeypatch.setattr(replanning, "replan", fail)
     for result in lose_one("replan", tmp_path):
         assert isinstance(result, AgentResult), result
         assert (result.num_steps, result.status) == (12, RunStatus.PARTIAL)

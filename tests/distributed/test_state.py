@@ -100,7 +100,7 @@ def test_a_damaged_state_is_one_line(tmp_path: Path, content: str) -> None:
 
 def test_a_line_names_unit_clipping_and_adversary_of_epsilon() -> None:
     line = describe_state(make_state(epsilon=3.21001))
-    for part in ("step 120 of 400", "at most 3.2101 of 10", "one sample", "clipped", "insider"):
+    for part in ("step 120 of 400", "at most 3.21001 of 10", "one sample", "clipped", "insider"):
         assert part in line
     assert "no privacy (rehearsal)" in describe_state(make_state(epsilon=None))
 

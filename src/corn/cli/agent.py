@@ -68,7 +68,7 @@ class RunOptions:
         typer.Option(
             min=1,
             help="Begin with so many agents if the others do not come within the time-out; they "
-            "may join later. More than half, so that nobody can make two runs of one. "
+            "may join later. It must be more than half, so that one run cannot become two. "
             "(Default: all.)",
             rich_help_panel=AGENTS,
         ),
@@ -111,14 +111,17 @@ class RunOptions:
     ] = None
     lifetime_delta: Annotated[
         float | None,
-        typer.Option(help="δ of that total. (Default: the plan's.)", rich_help_panel=AGENTS),
+        typer.Option(
+            help="δ of the total that --lifetime-epsilon limits. (Default: the plan's.)",
+            rich_help_panel=AGENTS,
+        ),
     ] = None
     other_keys: Annotated[
         list[Path] | None,
         typer.Option(
             envvar="CORN_OTHER_KEYS",
             help="Another folder of keys whose agents of the same numbers have the same data; its "
-            "ledgers count to the total. Can be given several times.",
+            "ledgers count towards the total. Can be given several times.",
             rich_help_panel=AGENTS,
         ),
     ] = None
@@ -190,7 +193,7 @@ def agent(
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Fewer steps than planned.", rich_help_panel=LEARNING),
+        typer.Option(min=1, help="Number of steps, fewer than planned.", rich_help_panel=LEARNING),
     ] = None,
     seed: Annotated[
         int,

@@ -60,7 +60,7 @@ def audit(
         str,
         typer.Option(
             help="Attacker: eavesdropper, neighbour:AGENT, coalition:AGENT,AGENT,… or worst, the "
-            "coalition within the plan's threat that hides a victim least."
+            "coalition within the plan's threat model that learns most about a victim."
         ),
     ] = "worst",
     victim: Annotated[str, typer.Option(help="Number of the agent with the canary, or all.")] = (
@@ -74,7 +74,7 @@ def audit(
         typer.Option(
             help="Part of the program that is attacked: shares (keys and noise), step (also "
             "sampling, clipping, rounding and the message) or processes (messages of real agents; "
-            "no seed repeats it). (Default: shares; step for plans with the sample unit.)"
+            "no seed reproduces them). (Default: shares; step for plans with the sample unit.)"
         ),
     ] = None,
     releases: Annotated[
@@ -84,8 +84,8 @@ def audit(
     confidence: Annotated[
         float,
         typer.Option(
-            help="Confidence of all verdicts and bounds together: how often an audit of a program "
-            "that is right gives no alarm."
+            help="Confidence of all verdicts and bounds together: the probability that an audit of "
+            "a correct program raises no alarm."
         ),
     ] = 0.99,
     seed: Annotated[int, typer.Option(min=0, help="Seed of keys, coins and canaries.")] = 0,

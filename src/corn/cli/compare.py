@@ -71,8 +71,8 @@ def compare(
         typer.Option(
             metavar="NAME=SOURCE",
             help="One more row: NAME=R.npy, a covariance, or NAME=FILE.py:FUNCTION, a function "
-            "from mixing matrix and precision caps to one; scaled to the budget. Can be given "
-            "several times.",
+            "from mixing matrix and precision caps to a covariance; scaled to the budget. "
+            "Can be given several times.",
         ),
     ] = None,
     plot: PlotOption = None,
@@ -80,8 +80,8 @@ def compare(
 ) -> None:
     """Compare all mechanisms at the same privacy, for one step and over a horizon.
 
-    Rows stand in groups by adversary. DECOR and zero-sum noise hold against no insider, so a row
-    shows CorN against an eavesdropper too; --colluders 0 compares all mechanisms against one.
+    Rows are grouped by adversary. DECOR and zero-sum noise hold against no insider, so one row
+    shows CorN against an eavesdropper; --colluders 0 compares all mechanisms against it.
 
     Where promises differ, a last table shows what the strictest costs each mechanism.
     """

@@ -33,7 +33,7 @@ def explore(
     ] = True,
     json: JsonOption = False,
 ) -> None:
-    """Write a page to choose noise with: draw a graph, mark insiders, move ε, see the cost.
+    """Write an interactive page: draw a graph, mark insiders, change ε, and see what noise costs.
 
     The page is one file. It needs no server and no network, and it sends nothing anywhere.
     """

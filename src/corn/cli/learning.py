@@ -40,8 +40,8 @@ class LearningOptions:
         Path | None,
         typer.Option(
             help="Instead of a task: a .csv, .parquet or .npz file or a folder of images with a "
-            "sub-folder per class, dealt out to the agents; with {agent} in its name, one for each "
-            "agent: data/agent-{agent}.csv.",
+            "sub-folder per class, distributed over the agents; with {agent} in its name, one for "
+            "each agent: data/agent-{agent}.csv.",
             rich_help_panel=OWN_DATA,
         ),
     ] = None
@@ -84,7 +84,7 @@ class LearningOptions:
     test_data: Annotated[
         Path | None,
         typer.Option(
-            help="Public file of the same columns, in nobody's training data; scores on it may be "
+            help="Public file with the same columns, on which no agent trains; scores on it may be "
             "published.",
             rich_help_panel=OWN_DATA,
         ),
@@ -92,8 +92,8 @@ class LearningOptions:
     held_out: Annotated[
         float,
         typer.Option(
-            help="Fraction of the data to measure on instead, without --test-data; scores on it "
-            "are private.",
+            help="Without --test-data: fraction of the data to measure on; scores on it are "
+            "private.",
             rich_help_panel=OWN_DATA,
         ),
     ] = 0.2

@@ -108,7 +108,7 @@ MechanismOption: TypeAlias = Annotated[
     typer.Option(
         help=f"Mechanism that correlates the noise of agents: {', '.join(MECHANISMS)}; or one of "
         "your own: NAME=R.npy, a covariance, or NAME=FILE.py:FUNCTION, a function from mixing "
-        "matrix and precision caps to one. It is scaled to the budget.",
+        "matrix and precision caps to a covariance. It is scaled to the budget.",
         callback=_check_mechanism,
     ),
 ]

@@ -69,7 +69,7 @@ def reproduce(
         int | None,
         typer.Option(
             min=1,
-            help="Number of seeds for every task. On MNIST the first one chooses step sizes.",
+            help="Number of seeds for every task. On MNIST, step sizes are chosen with the first.",
         ),
     ] = None,
     graph: Annotated[
@@ -100,7 +100,7 @@ def reproduce(
         typer.Option(
             metavar="NAME=SOURCE",
             help="One more line: NAME=R.npy, a covariance, or NAME=FILE.py:FUNCTION, a function "
-            "from mixing matrix and precision caps to one. Can be given several times.",
+            "from mixing matrix and precision caps to a covariance. Can be given several times.",
         ),
     ] = None,
     jobs: Annotated[

@@ -163,7 +163,8 @@ def train(
         typer.Option(
             help="First step size, or several separated by commas: each mechanism gets the one "
             "with the least validation loss. (Default: a search that starts at an estimate "
-            "from clip and noise, and goes on while the best is at an end; quadratic: 0.01.)",
+            "from clip and noise, and continues while the best is the smallest or largest "
+            "tried; quadratic: 0.01.)",
             rich_help_panel=LEARNING,
         ),
     ] = None,

@@ -10,7 +10,7 @@ and to the session once it knows one. A refusal of another run is noticed, unles
 agent and repeats its old random number too. The effect is the same as if it withheld words.
 
 A run that begins without some agents begins with more than half of them. Any two such sets have an
-agent in common, which signs for one session only: the host cannot make two runs of one.
+agent in common, which signs for one session only: the host cannot split one run into two.
 """
 
 from __future__ import annotations
