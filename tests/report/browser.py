@@ -111,11 +111,12 @@ def browsing(size: tuple[int, int] = (1280, 900)) -> Iterator[Browser]:
             browser.close()
     finally:
         driver.terminate()
-        driver.wait(30)
+        driver.wait(60)
 
 
 def _wait_for_driver(status: str) -> None:
-    for _ in range(200):
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
         try:
             with urllib.request.urlopen(status, timeout=5):
                 return
