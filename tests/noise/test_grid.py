@@ -31,7 +31,7 @@ BUDGET = PrivacyBudget(1, 1e-5, num_steps=1000, clip=0.1)
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return make_plan(load_network("er:n=8,p=0.4,seed=2"), BUDGET)
+    return make_plan(load_network("er:n=6,p=0.5,seed=2"), BUDGET)
 
 
 def exact_share(decomposition: Decomposition, agent: int, source: Any, step: int) -> list[Any]:
