@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -120,6 +119,6 @@ def _wait_for_driver(status: str) -> None:
         try:
             with urllib.request.urlopen(status, timeout=5):
                 return
-        except (urllib.error.URLError, ConnectionError):
+        except OSError:
             time.sleep(0.05)
     pytest.fail("chromedriver did not start")
