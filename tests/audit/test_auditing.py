@@ -18,7 +18,7 @@ from corn.privacy import PrivacyBudget
 from corn.topology import load_network
 from tests.audit.plans import agent_plan, sample_plan
 
-GRAPH = "er:n=12,p=0.4,seed=1"
+GRAPH = "er:n=8,p=0.5,seed=1"
 
 
 @pytest.mark.parametrize("insiders", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
@@ -64,6 +64,7 @@ def test_every_mechanism_and_arrangement_of_seeds(name: str) -> None:
         assert abs(one.mu.estimate / one.exact_mu - 1) < 0.1
 
 
+@pytest.mark.usefixtures("without_bits")
 @pytest.mark.parametrize(
     ("sampling", "adjacency"),
     [
@@ -102,13 +103,13 @@ def test_a_seed_repeats_an_audit() -> None:
 
 @pytest.mark.slow
 def test_false_alarms_are_as_rare_as_the_confidence_says() -> None:
-    """Four hundred audits of correct code at 95 %, in which the promise is tight."""
+    """Two hundred audits of correct code at 95 %, in which the promise is tight."""
     plan, alarms = agent_plan(graph="complete:3"), 0
-    for seed in range(400):
+    for seed in range(200):
         settings = AuditSettings(num_trials=200, num_releases=2, seed=seed, confidence=0.95)
         alarms += audit_plan(plan, victims=[0], settings=settings).violated
     # Tests share the level (Bonferroni), so that 5 % is the most, not the mean.
-    assert alarms <= binom.isf(1e-3, 400, 0.05)
+    assert alarms <= binom.isf(1e-3, 200, 0.05)
 
 
 def test_the_check_of_noise_has_its_level() -> None:

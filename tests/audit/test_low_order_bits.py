@@ -75,15 +75,19 @@ def test_on_a_grid_the_attacker_equals_the_best_test_for_ideal_noise(grid: float
 
 def make_small_plan(mechanism: MechanismName, threat: ThreatModel, dtype: FloatType) -> Plan:
     budget = PrivacyBudget(10, 1e-5, num_steps=500, clip=CLIP)
-    network = load_network("ring:6")
+    network = load_network("ring:5")
     return make_plan(network, budget, mechanism=mechanism, threat=threat, dtype=dtype)
 
 
 @pytest.mark.parametrize(
-    ("message_type", "model_scale"), [("float32", 0.0), ("float32", 0.1), ("float64", 0.0)]
-)
-@pytest.mark.parametrize(
-    ("mechanism", "threat"), [("ldp", ThreatModel()), ("corn", DEFAULT_THREAT)], ids=["one", "many"]
+    ("mechanism", "threat", "message_type", "model_scale"),
+    [
+        ("ldp", ThreatModel(), "float32", 0.0),
+        ("ldp", ThreatModel(), "float64", 0.0),
+        ("corn", DEFAULT_THREAT, "float32", 0.1),
+        ("corn", DEFAULT_THREAT, "float64", 0.0),
+    ],
+    ids=["one-float32", "one-float64", "many-float32-moved", "many-float64"],
 )
 def test_messages_leak_no_more_than_promised(
     mechanism: MechanismName, threat: ThreatModel, message_type: FloatType, model_scale: float

@@ -148,7 +148,7 @@ def test_large_networks_are_designed_by_updates_on_sparse_seeds() -> None:
 def test_a_short_search_starts_near_the_optimum() -> None:
     def solve(max_evaluations: int) -> Design:
         solver = LowRank(max_evaluations=max_evaluations)
-        return design("torus:6x6", 1.0, objective=Horizon(200), mechanism=Corn(solver))
+        return design("torus:5x5", 1.0, objective=Horizon(200), mechanism=Corn(solver))
 
     short, full = solve(40), solve(500)
     assert worst_precision(short.decomposition, 1) <= 1

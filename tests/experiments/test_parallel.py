@@ -13,7 +13,7 @@ import pytest
 
 from corn.errors import InvalidArgumentError, MissingExtraError
 from corn.experiments import CellStore, list_cells, reproduce
-from corn.experiments.cells import Cell
+from corn.experiments.cells import Cell, DesignCell
 from corn.experiments.parallel import compute_cells
 
 from .scales import TINY
@@ -43,7 +43,7 @@ SLOW_CELLS = """
 """
 
 
-def wait_until(is_true: Callable[[], bool], *, seconds: float = 60) -> None:
+def wait_until(is_true: Callable[[], bool], *, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not is_true():
         assert time.monotonic() < end
@@ -73,11 +73,11 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path, is_kille
             if is_killed:
                 wait_until(lambda: len(list(marks.iterdir())) == 2)
                 process.kill()
-            assert process.wait(60) != 0
+            assert process.wait(120) != 0
         finally:
             process.kill()
     workers = [int(mark.name) for mark in marks.iterdir()]
-    wait_until(lambda: not any(map(is_running, workers)), seconds=30)
+    wait_until(lambda: not any(map(is_running, workers)))
 
 
 def test_two_processes_give_the_same_points_as_one(tmp_path: Path) -> None:
@@ -90,6 +90,7 @@ def test_an_interruption_of_a_backend_that_cannot_stream_loses_one_batch_only(
     tmp_path: Path,
 ) -> None:
     store, cells = CellStore(tmp_path), list_cells(["fig1b"], TINY)
+    cells = [cell for cell in cells if isinstance(cell, DesignCell) and cell.mechanism != "corn"]
 
     def interrupt(cell: Cell) -> None:
         del cell

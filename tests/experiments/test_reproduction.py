@@ -41,9 +41,17 @@ def piloted(store: CellStore) -> Reproduction:
     return reproduce(PILOTED, PILOTS, store=store, jobs=1)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[CellStore, Reproduction]:
+    """Return a finished reproduction and its cells."""
+    store = CellStore(tmp_path_factory.mktemp("whole"))
+    return store, reproduce(FIGURES, TINY, store=store, jobs=1)
+
+
 @pytest.mark.slow
 def test_every_panel_of_training_has_a_point_for_every_method(tmp_path: Path) -> None:
-    made = reproduce(["all"], TINY, store=CellStore(tmp_path), jobs=1)
+    scale = replace(TINY, epsilons=(3.0,), connectivities=(0.4,))
+    made = reproduce(["all"], scale, store=CellStore(tmp_path), jobs=1)
     assert len(made.panels) == 17
     trained = [points for panel, points in made.panels if panel.is_random]
     for points in trained:
@@ -57,10 +65,9 @@ def test_every_panel_of_training_has_a_point_for_every_method(tmp_path: Path) ->
 
 
 def test_finished_cells_are_not_computed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: tuple[CellStore, Reproduction], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = CellStore(tmp_path)
-    first = reproduce(FIGURES, TINY, store=store, jobs=1)
+    store, first = whole
 
     def refuse(self: DesignCell) -> None:
         raise AssertionError(f"computed again: {self}")
@@ -73,13 +80,10 @@ def test_finished_cells_are_not_computed_again(
     assert set(seen) == set(list_cells(FIGURES, TINY))
 
 
-@pytest.mark.slow
 def test_an_interrupted_reproduction_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, whole: tuple[CellStore, Reproduction], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells = list_cells(FIGURES, TINY)
-    whole, broken = CellStore(tmp_path / "whole"), CellStore(tmp_path / "broken")
-    expected = reproduce(FIGURES, TINY, store=whole, jobs=1)
+    cells, broken, (_, expected) = list_cells(FIGURES, TINY), CellStore(tmp_path), whole
     count = 0
     compute = TrainingCell.compute
 
@@ -102,9 +106,10 @@ def test_an_interrupted_reproduction_resumes(
 
 
 def test_blocks_of_seeds_do_not_change_results(tmp_path: Path) -> None:
-    split = replace(TINY, regression=replace(TINY.regression, seeds_per_cell=1))
+    joint = replace(TINY, connectivities=(0.4,))
+    split = replace(joint, regression=replace(joint.regression, seeds_per_cell=1))
     store = CellStore(tmp_path)
-    together, apart = (reproduce(["fig4b"], s, store=store, jobs=1) for s in (TINY, split))
+    together, apart = (reproduce(["fig4b"], s, store=store, jobs=1) for s in (joint, split))
     for (_, points), (_, others) in zip(together.panels, apart.panels, strict=True):
         for point, other in zip(points, others, strict=True):
             assert (point.method, point.x, point.note) == (other.method, other.x, other.note)

@@ -382,18 +382,16 @@ def test_batches_are_new_in_every_release_and_repeat_in_simulations(
         sampling=sampling,
         samples_per_agent=sizes,
     )
-    results = []
+    plan, results = make_plan(load_network("ring:4"), budget, mechanism="ldp"), []
     for secure in (True, True, False, False):
         seen.append([])
-        results.append(
-            train("ring:4", budget, model=LinearClassifier(3, 2), datasets=datasets, secure=secure)
-        )
+        results.append(train(plan, model=LinearClassifier(3, 2), datasets=datasets, secure=secure))
     assert [len(own) for own in seen] == [6] * 4
     assert seen[0] != seen[1]
     assert seen[2] == seen[3] != seen[0]
     assert 0 < float(results[0].last_rows[0]["epsilon"]) <= 5
     with pytest.raises(TooFewSamplesError, match="samples of agent 0 must be at least 40"):
-        train("ring:4", budget, model=LinearClassifier(3, 2), datasets=datasets[::-1])
+        train(plan, model=LinearClassifier(3, 2), datasets=datasets[::-1])
 
 
 def test_one_agents_number_of_samples_changes_no_bit_of_the_others_gradients() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from corn import PrivacyBudget, load_network, make_plan
+from corn import Plan, PrivacyBudget, load_network, make_plan
 from corn.covariance import ThreatModel
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InfeasibleError, InvalidArgumentError
@@ -27,7 +27,11 @@ from corn.noise.stream import _start_keystream
 from tests.noise.test_normals import exact_block
 
 BUDGET = PrivacyBudget(1, 1e-5, num_steps=1000, clip=0.1)
-PLAN = make_plan(load_network("er:n=8,p=0.4,seed=2"), BUDGET)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return make_plan(load_network("er:n=6,p=0.5,seed=2"), BUDGET)
 
 
 def exact_share(decomposition: Decomposition, agent: int, source: Any, step: int) -> list[Any]:
@@ -49,8 +53,8 @@ def exact_share(decomposition: Decomposition, agent: int, source: Any, step: int
 
 
 @pytest.mark.parametrize("agent", [0, 5])
-def test_a_share_is_within_its_error_bound(agent: int) -> None:
-    parts = PLAN.decomposition
+def test_a_share_is_within_its_error_bound(agent: int, plan: Plan) -> None:
+    parts = plan.decomposition
     source = SecureSource(simulated_keys(parts, seed=1))
     found = draw_share(parts, agent, source=source, nonce=bytes(32), step=3, stop=1024)
     with mpmath.workprec(300):
@@ -103,15 +107,15 @@ def test_cells_of_correlated_agents_are_within_the_ratio() -> None:
             assert abs(math.log(probability(at, half_width) / exact)) <= bound
 
 
-def test_the_grid_costs_next_to_no_accuracy() -> None:
-    R, n = PLAN.decomposition.covariance, PLAN.num_agents
-    assert math.frexp(PLAN.grid)[0] == 0.5
-    added = PLAN.grid**2 / 12 / n
+def test_the_grid_costs_next_to_no_accuracy(plan: Plan) -> None:
+    R, n = plan.decomposition.covariance, plan.num_agents
+    assert math.frexp(plan.grid)[0] == 0.5
+    added = plan.grid**2 / 12 / n
     assert VARIANCE_SHARE / 4.1 < added / R.mean() <= VARIANCE_SHARE
 
 
-def test_the_error_of_rounding_is_uniform_and_independent() -> None:
-    parts, grid = PLAN.decomposition, PLAN.grid
+def test_the_error_of_rounding_is_uniform_and_independent(plan: Plan) -> None:
+    parts, grid = plan.decomposition, plan.grid
     source = SecureSource(simulated_keys(parts, seed=2))
     shares = [
         draw_share(parts, a, source=source, nonce=bytes(32), step=0, stop=200_000) for a in (0, 1)
@@ -126,24 +130,24 @@ def test_the_error_of_rounding_is_uniform_and_independent() -> None:
 
 def test_floating_point_takes_less_than_one_percent_at_usual_sizes() -> None:
     # Twenty agents, a thousand steps of a million parameters, ε = 1: the reserve covers it.
-    plan = make_plan(load_network("er:n=20,p=0.2,seed=1"), BUDGET, threat=ThreatModel(0, "global"))
-    assert plan.max_parameters > 10**6
+    large = make_plan(load_network("er:n=20,p=0.2,seed=1"), BUDGET, threat=ThreatModel(0, "global"))
+    assert large.max_parameters > 10**6
 
 
-def test_a_larger_model_is_refused_with_advice() -> None:
+def test_a_larger_model_is_refused_with_advice(plan: Plan) -> None:
     with pytest.raises(InfeasibleError, match="plan fewer steps, a larger epsilon"):
-        PLAN.check_parameters(PLAN.max_parameters + 1)
-    PLAN.check_parameters(PLAN.max_parameters)
+        plan.check_parameters(plan.max_parameters + 1)
+    plan.check_parameters(plan.max_parameters)
 
 
-def test_too_fine_a_grid_proves_nothing() -> None:
-    at: Any = {"precision_caps": PLAN.precision_caps, "budget": BUDGET}
+def test_too_fine_a_grid_proves_nothing(plan: Plan) -> None:
+    at: Any = {"precision_caps": plan.precision_caps, "budget": BUDGET}
     coarse, fine = (
-        count_parameters(bound_loss(PLAN.decomposition, grid, **at), BUDGET)
-        for grid in (PLAN.grid, PLAN.grid * 2.0**-20)
+        count_parameters(bound_loss(plan.decomposition, grid, **at), BUDGET)
+        for grid in (plan.grid, plan.grid * 2.0**-20)
     )
     assert fine < coarse / 2**30
-    lost = bound_loss(PLAN.decomposition, 2.0**-60, **at)
+    lost = bound_loss(plan.decomposition, 2.0**-60, **at)
     with pytest.raises(InfeasibleError, match="up to 0 parameters"):
         require_provable(lost, BUDGET, 1)
 
@@ -160,13 +164,13 @@ def test_a_grid_is_a_power_of_two(grid: float) -> None:
         check_grid(grid)
 
 
-def test_large_batches_count_in_the_bound() -> None:
+def test_large_batches_count_in_the_bound(plan: Plan) -> None:
     few, many = (
         PrivacyBudget(1, 1e-5, 100, 1.0, unit="sample", batch_size=10, sampling_rate=rate)
         for rate in (0.5, 1e-3)
     )
     small, large = (
-        bound_loss(PLAN.decomposition, PLAN.grid, precision_caps=PLAN.precision_caps, budget=budget)
+        bound_loss(plan.decomposition, plan.grid, precision_caps=plan.precision_caps, budget=budget)
         for budget in (few, many)
     )
     assert small.log_ratio < large.log_ratio

@@ -162,15 +162,6 @@ def test_other_vector_instructions_give_the_same_bits() -> None:
     assert digests == [KNOWN_DIGEST]
 
 
-@pytest.mark.slow
-def test_code_compiled_for_another_processor_gives_the_same_bits(tmp_path: Path) -> None:
-    pytest.importorskip("numba")
-    code = "from corn.noise import find_compiled; assert find_compiled()"
-    settings = {"NUMBA_CPU_NAME": "generic", "NUMBA_CACHE_DIR": str(tmp_path)}
-    assert digests_elsewhere(code, **settings) == [KNOWN_DIGEST]
-    assert any(tmp_path.rglob("*.nbc")), "machine code was not kept"
-
-
 def test_every_part_of_an_address_matters() -> None:
     owners = [Owner((1,)), Owner((2,)), Owner((1, 2), 0), Owner((1, 2), 1), Owner((1,), 0)]
     owners += [Owner((12,)), Owner((1, 12), 0), Owner((1, 2), 10), Owner((0, 1, 2), 0)]
@@ -276,7 +267,9 @@ def test_simulations_differ_by_seed_and_repeat() -> None:
     assert not np.isin(first, other).any()
 
 
-fields = st.lists(st.one_of(st.binary(max_size=6), st.text(max_size=4), st.integers(0, 99)))
+fields = st.lists(
+    st.one_of(st.binary(max_size=6), st.text(max_size=4), st.integers(0, 99)), max_size=5
+)
 
 
 @given(first=fields, second=fields)

@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,14 +110,15 @@ def browsing(size: tuple[int, int] = (1280, 900)) -> Iterator[Browser]:
             browser.close()
     finally:
         driver.terminate()
-        driver.wait(30)
+        driver.wait(60)
 
 
 def _wait_for_driver(status: str) -> None:
-    for _ in range(200):
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
         try:
             with urllib.request.urlopen(status, timeout=5):
                 return
-        except (urllib.error.URLError, ConnectionError):
+        except OSError:
             time.sleep(0.05)
     pytest.fail("chromedriver did not start")

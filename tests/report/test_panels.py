@@ -50,9 +50,12 @@ def test_only_widely_and_unevenly_spread_places_get_a_logarithmic_axis() -> None
         assert plot_panel(panel, points).axes[0].get_xscale() == scale
 
 
-@pytest.mark.parametrize("scale", [QUICK, FULL])
-def test_titles_are_not_cut(scale: Scale) -> None:
-    for panel in (study.panel for study in make_studies(["all"], scale)):
+def test_titles_are_not_cut() -> None:
+    panels = [study.panel for scale in (QUICK, FULL) for study in make_studies(["all"], scale)]
+    # If the longest titles fit, so do the others.
+    panels.sort(key=lambda panel: (panel.log_y, len(panel.title)))
+    num_linear = sum(not panel.log_y for panel in panels)
+    for panel in [*panels[max(0, num_linear - 5) : num_linear], *panels[-5:]]:
         # A vertical axis with long labels pushes the title to the right.
         figure = plot_panel(panel, [Point(NONE, x, (200 * x, 220 * x)) for x in (1.0, 1.5)])
         figure.draw_without_rendering()

@@ -17,10 +17,10 @@ from typing import Any, Self, final
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor
 
 from corn.arrays import FloatArray
-from corn.audit.observation import Signal, add_share_canary, count_samples, mean_output, query_of
+from corn.audit.observation import Signal, add_share_canary, count_samples, query_of
 from corn.audit.program import select_known
 from corn.audit.views import View
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
@@ -29,10 +29,10 @@ from corn.distributed.keyring import find_credentials, load_credentials, make_ke
 from corn.distributed.messages import Header
 from corn.distributed.processes import preloaded_context
 from corn.errors import CornError, InvalidArgumentError
-from corn.learn.batches import AgentData
+from corn.learn.batches import AgentData, Batch
 from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
-from corn.learn.tasks import ModuleTask
+from corn.learn.tasks.protocol import Gradients, Scores
 from corn.learn.workloads import Workload
 from corn.noise import Owner, Secret, SecureSource, agent_keys, draw_all_shares
 from corn.plan import Plan, fingerprint, save_plan
@@ -152,9 +152,45 @@ def _serve(connection: Connection) -> None:
             connection.send((np.stack([messages[step] for step in steps]), nonces[-1]))
 
 
+@final
+class SilentTask:
+    """A model whose loss is constant, so that all gradients are zero."""
+
+    def __init__(self, num_parameters: int) -> None:
+        self.num_parameters = num_parameters
+
+    def prepare(self, inputs: Tensor) -> Tensor:
+        """See ``Task``."""
+        return inputs
+
+    def initialize(self, seed: int) -> Tensor:  # noqa: ARG002
+        """Return zeros, the start from which ``_read_releases`` recovers all later models."""
+        return torch.zeros(self.num_parameters, dtype=torch.float64)
+
+    def gradient(
+        self, parameters: Tensor, batch: Batch, *, sample_clip: Tensor | None = None
+    ) -> Gradients:
+        """See ``Task``."""
+        del batch
+        if sample_clip is None:
+            return Gradients(torch.zeros_like(parameters))
+        zeros = torch.zeros_like(parameters, dtype=sample_clip.dtype)
+        none = zeros[..., 0]
+        return Gradients(zeros, fraction_clipped=none, num_broken=none.long())
+
+    def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
+        """See ``Task``."""
+        del inputs, targets
+        return Scores(parameters.new_zeros(len(parameters)))
+
+    def describe(self) -> str:
+        """See ``Task``."""
+        return f"constant loss of {self.num_parameters} parameters"
+
+
 @dataclass(frozen=True)
 class SilentWorkload(Workload):
-    """A linear model on data without gradients: agents release noise alone.
+    """A model without gradients: agents release noise alone.
 
     Attributes:
         num_parameters: d.
@@ -168,11 +204,8 @@ class SilentWorkload(Workload):
         """See ``Workload``."""
         rows = (num_agents if agents is None else len(agents)) * self.num_samples
         offsets = tuple(range(0, rows + 1, self.num_samples))
-        data = AgentData(torch.zeros(rows, self.num_parameters), torch.zeros(rows), offsets)
-        model = nn.Linear(self.num_parameters, 1, bias=False)
-        # The start from which ``_read_releases`` recovers all later models.
-        nn.init.zeros_(model.weight)
-        return TrainingProblem(ModuleTask(model, mean_output), data)
+        data = AgentData(torch.zeros(rows, 1), torch.zeros(rows), offsets)
+        return TrainingProblem(SilentTask(self.num_parameters), data)
 
 
 @final
