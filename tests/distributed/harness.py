@@ -23,6 +23,7 @@ from corn.privacy import PrivacyBudget
 from corn.topology import ONE_ROUND, Gossip, load_network
 
 WORKLOAD = Workload("breast-cancer", partition="iid")
+SECONDS_PER_BRAKED_STEP = 0.3
 
 
 def small_plan(
@@ -58,16 +59,17 @@ class Fault:
 
 @dataclass(frozen=True)
 class DisturbedWorkload(Workload):
-    """A workload whose agent pauses in every step and sends itself the signals of its faults."""
+    """A workload whose agent sends itself the signals of its faults, and slows down on demand."""
 
     faults: tuple[Fault, ...] = ()
-    pause: float = 0.0
+    brake: Path | None = None
 
     def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
-        faults, pause, take = list(self.faults), self.pause, NoiseShare.take
+        faults, brake, take = list(self.faults), self.brake, NoiseShare.take
 
         def disturb(share: NoiseShare, step: int) -> Tensor:
-            time.sleep(pause)
+            if brake is not None and brake.exists():
+                time.sleep(SECONDS_PER_BRAKED_STEP)
             if faults and step >= faults[0].step:
                 os.kill(os.getpid(), faults.pop(0).signal)
             return take(share, step)
@@ -82,7 +84,7 @@ def run_processes(
     settings: RunSettings | Mapping[int, RunSettings] | None = None,
     *,
     faults: Sequence[Fault] = (),
-    pause: float = 0.0,
+    brake: Path | None = None,
     workload: Workload | Mapping[int, Workload] = WORKLOAD,
     plans: Mapping[int, Path] | None = None,
     keys: Path | None = None,
@@ -92,7 +94,8 @@ def run_processes(
 ) -> dict[int, AgentResult]:
     """Run a plan to its end in processes; fail if that takes longer than so many seconds.
 
-    Agents pause in every step for ``pause`` seconds, which leaves the processor to others.
+    While a file named ``brake`` exists, agents take several steps a second only: a test holds a run
+    until something has happened, however busy the machine is.
     """
     out.mkdir(parents=True, exist_ok=True)
     save_plan(plan, out / "plan.corn")
@@ -106,7 +109,7 @@ def run_processes(
                 workload=DisturbedWorkload(
                     **vars(workload if isinstance(workload, Workload) else workload[agent]),
                     faults=tuple(fault for fault in faults if fault.agent == agent),
-                    pause=pause,
+                    brake=brake,
                 ),
                 settings=choose(settings, agent),
                 out=out,
@@ -135,7 +138,7 @@ def run_processes(
 
 def choose(settings: RunSettings | Mapping[int, RunSettings] | None, agent: int) -> RunSettings:
     if settings is None:
-        return RunSettings(Constant(0.2), timeout=10, evaluate_at=(0,), batch_size=16)
+        return RunSettings(Constant(0.2), timeout=30, evaluate_at=(0,), batch_size=16)
     return settings if isinstance(settings, RunSettings) else settings[agent]
 
 
