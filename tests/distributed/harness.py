@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from torch import Tensor
 from corn.covariance import DEFAULT_THREAT, MechanismName, ThreatModel
 from corn.distributed.joining import host_store
 from corn.distributed.keyring import NoiseShare, find_credentials, make_keys
-from corn.distributed.processes import AgentProcesses
+from corn.distributed.processes import AgentProcesses, preloaded_context
 from corn.distributed.results import AgentResult, FailureKind
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.learn.problem import TrainingProblem
@@ -24,6 +25,7 @@ from corn.topology import ONE_ROUND, Gossip, load_network
 
 WORKLOAD = Workload("breast-cancer", partition="iid")
 SECONDS_PER_BRAKED_STEP = 0.3
+SECONDS_UNTIL_HANG = 120.0
 
 
 def small_plan(
@@ -90,7 +92,7 @@ def run_processes(
     keys: Path | None = None,
     agents: Sequence[int] | None = None,
     on_poll: Callable[[AgentProcesses], None] | None = None,
-    seconds: float = 120,
+    seconds: float = SECONDS_UNTIL_HANG,
 ) -> dict[int, AgentResult]:
     """Run a plan to its end in processes; fail if that takes longer than so many seconds.
 
@@ -134,6 +136,59 @@ def run_processes(
         return dict(sorted(processes.results.items()))
     finally:
         processes.close()
+
+
+class ForkedCommand:
+    """A command of ``corn`` in a process that begins with everything imported.
+
+    It is forked from the process that forks agents. A new Python would import torch for seconds.
+    """
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        number = len(list(folder.glob("stderr-*")))
+        self._written = folder / f"stderr-{number}"
+        self._written.touch()
+        with preloaded_context() as context:
+            self.process = context.Process(
+                target=_run_command, args=(folder, arguments, self._written), daemon=True
+            )
+            self.process.start()
+
+    @property
+    def stderr(self) -> str:
+        """What it has written so far."""
+        return self._written.read_text(encoding="utf-8")
+
+    def send_signal(self, number: int) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def wait_for(self, text: str) -> None:
+        """Wait until it has written a text."""
+        deadline = time.monotonic() + SECONDS_UNTIL_HANG
+        while text not in self.stderr:
+            assert self.process.is_alive(), self.stderr
+            assert time.monotonic() < deadline, self.stderr
+            time.sleep(0.02)
+
+    def wait(self) -> int | None:
+        """Return its exit code once it has ended."""
+        self.process.join(SECONDS_UNTIL_HANG)
+        return self.process.exitcode
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def _run_command(folder: Path, arguments: Sequence[str], written: Path) -> None:
+    os.dup2(os.open(written, os.O_WRONLY | os.O_APPEND), 2)
+    os.chdir(folder)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    sys.argv = ["corn", *arguments]
+    from corn.cli import run_command
+
+    run_command()
 
 
 def choose(settings: RunSettings | Mapping[int, RunSettings] | None, agent: int) -> RunSettings:

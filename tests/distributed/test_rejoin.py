@@ -120,7 +120,7 @@ def test_an_agent_with_other_terms_is_not_let_in(tmp_path: Path) -> None:
     brake = tmp_path / "brake"
     brake.touch()
 
-    def come_with_other_settings(processes: AgentProcesses) -> None:
+    def come_with_others(processes: AgentProcesses) -> None:
         if 2 not in processes.results or not brake.exists():
             return
         if failures(processes.results)[2] is not FailureKind.ENDED:
@@ -137,7 +137,7 @@ def test_an_agent_with_other_terms_is_not_let_in(tmp_path: Path) -> None:
         SETTINGS,
         faults=[Fault(2, 5)],
         brake=brake,
-        on_poll=come_with_other_settings,
+        on_poll=come_with_others,
     )
     assert failures(results) == {2: FailureKind.ERROR}
     failure = results[2].failure
