@@ -138,33 +138,53 @@ def run_processes(
         processes.close()
 
 
-class ForkedCommand:
-    """A command of ``corn`` in a process that begins with everything imported.
+class Forked:
+    """A function in a process that begins with everything imported.
 
     It is forked from the process that forks agents. A new Python would import torch for seconds.
+
+    Args:
+        folder: where it runs, and where its outputs are kept.
+        function: of some module, called with ``arguments``.
+        environment: replaces that of this process.
     """
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        number = len(list(folder.glob("stderr-*")))
-        self._written = folder / f"stderr-{number}"
-        self._written.touch()
+    def __init__(
+        self,
+        folder: Path,
+        function: Callable[..., object],
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        number = len(list(folder.glob("stdout-*")))
+        self._outputs = [folder / f"{name}-{number}" for name in ("stdout", "stderr")]
+        for path in self._outputs:
+            path.touch()
+        options = dict(os.environ if environment is None else environment)
         with preloaded_context() as context:
             self.process = context.Process(
-                target=_run_command, args=(folder, arguments, self._written), daemon=True
+                target=_run_in,
+                args=(folder, self._outputs, options, function, arguments),
+                daemon=True,
             )
             self.process.start()
 
     @property
+    def stdout(self) -> str:
+        """What it has printed so far."""
+        return self._outputs[0].read_text(encoding="utf-8")
+
+    @property
     def stderr(self) -> str:
-        """What it has written so far."""
-        return self._written.read_text(encoding="utf-8")
+        """What it has written to stderr so far."""
+        return self._outputs[1].read_text(encoding="utf-8")
 
     def send_signal(self, number: int) -> None:
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
 
     def wait_for(self, text: str) -> None:
-        """Wait until it has written a text."""
+        """Wait until it has written a text to stderr."""
         deadline = time.monotonic() + SECONDS_UNTIL_HANG
         while text not in self.stderr:
             assert self.process.is_alive(), self.stderr
@@ -181,13 +201,32 @@ class ForkedCommand:
         self.process.join()
 
 
-def _run_command(folder: Path, arguments: Sequence[str], written: Path) -> None:
-    os.dup2(os.open(written, os.O_WRONLY | os.O_APPEND), 2)
+def _run_in(
+    folder: Path,
+    outputs: Sequence[Path],
+    environment: Mapping[str, str],
+    function: Callable[..., object],
+    arguments: Sequence[str],
+) -> None:
+    for number, path in enumerate(outputs, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
     os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
-    sys.argv = ["corn", *arguments]
+    try:
+        function(*arguments)
+    except Exception:  # noqa: BLE001
+        # Shown as at the end of a program; the end of a forked process would show it otherwise.
+        sys.excepthook(*sys.exc_info())
+        sys.exit(1)
+
+
+def run_corn(*arguments: str) -> None:
+    """Run a command of ``corn``."""
     from corn.cli import run_command
 
+    sys.argv = ["corn", *arguments]
     run_command()
 
 

@@ -36,10 +36,11 @@ from . import ledger_script
 from .harness import (
     WORKLOAD,
     Fault,
-    ForkedCommand,
+    Forked,
     failures,
     finished,
     is_alive,
+    run_corn,
     run_processes,
     small_plan,
 )
@@ -293,7 +294,7 @@ def listen_without_stderr(connection: Connection) -> None:
         time.sleep(60)
 
 
-def start_one_by_one(folder: Path, agents: Sequence[int]) -> tuple[list[ForkedCommand], int]:
+def start_one_by_one(folder: Path, agents: Sequence[int]) -> tuple[list[Forked], int]:
     """Start some agents of a plan for two; return them and the port of their store."""
     save_plan(small_plan("path:2", 100_000), folder / "plan.corn")
     make_keys(folder / "keys", 2)
@@ -301,7 +302,7 @@ def start_one_by_one(folder: Path, agents: Sequence[int]) -> tuple[list[ForkedCo
         port = listener.getsockname()[1]
     command = ["agent", "--plan", "plan.corn", "--keys", "keys", "--task", "breast-cancer"]
     command += ["--timeout", "60", "--agents", "2", "--store", f"127.0.0.1:{port}", "--agent"]
-    return [ForkedCommand(folder, *command, str(agent)) for agent in agents], port
+    return [Forked(folder, run_corn, *command, str(agent)) for agent in agents], port
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -27,6 +25,7 @@ from corn.errors import CornError, InvalidArgumentError
 from corn.learn.monitor import Interruption
 from corn.transport import NO_SESSION, MemoryStore, StoreLostError
 
+from .harness import Forked
 from .threads import make_credentials, make_rendezvous, run_in_threads
 
 
@@ -471,24 +470,19 @@ def test_a_wrong_torchrun_environment_is_reported_in_one_line(
 def test_rank_0_reports_a_missing_rank_in_one_line(tmp_path: Path) -> None:
     """Torch times out first: a process that left its thread there would be aborted."""
     make_keys(tmp_path, 2)
-    code = (
-        "from pathlib import Path\n"
-        "from corn.distributed import join\n"
-        "from corn.errors import CornError\n"
-        f"try: join(timeout=1, keys=Path({str(tmp_path)!r}))\n"
-        "except CornError as error: print(error)"
-    )
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     there = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | there,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "not all agents came within 1 s" in done.stdout
+    process = Forked(tmp_path, join_alone, environment=os.environ | there)
+    assert process.wait() == 0
+    assert "not all agents came within 1 s" in process.stdout
+
+
+def join_alone() -> None:
+    try:
+        join(timeout=1, keys=Path())
+    except CornError as error:
+        print(error)  # noqa: T201
 
 
 def test_an_agent_number_beyond_the_last_is_refused(tmp_path: Path) -> None:
