@@ -19,10 +19,10 @@ def run_quietly(*arguments: Any) -> int:
         warnings.catch_warnings(),
         redirect_stdout(StringIO()),
         redirect_stderr(StringIO()),
-        pytest.raises(SystemExit) as caught,
     ):
         patch.setattr(sys, "argv", ["corn", *map(str, arguments)])
-        run_command()
+        with pytest.raises(SystemExit) as caught:
+            run_command()
     return int(caught.value.code or 0)
 
 

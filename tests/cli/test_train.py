@@ -88,7 +88,8 @@ def test_a_second_ctrl_c_leaves_the_last_checkpoint(
 
 def test_the_paper_s_quadratic(corn: Runner) -> None:
     outcome = corn(
-        "train", "--task", "quadratic", "--graph", "er:n=20,p=0.2,seed=1", "--steps", 100, "--json"
+        *("train", "--task", "quadratic", "--graph", "er:n=10,p=0.4,seed=1", "--steps", 300),
+        "--json",
     )
     found = json.loads(outcome.stdout)
     assert "start at the minimiser" in found["notes"][0]

@@ -163,6 +163,7 @@ def test_a_suspended_agent_times_out_and_ends_when_it_wakes(tmp_path: Path) -> N
     assert failures(results) == {LOST: FailureKind.LOST}
 
 
+@pytest.mark.slow
 def test_a_suspended_agent_that_never_wakes_is_ended(tmp_path: Path) -> None:
     settings = replace(SETTINGS, timeout=SHORT_TIMEOUT, on_dropout="stop")
     results = run_processes(PLAN, tmp_path, settings, faults=[Fault(LOST, 20, signal.SIGSTOP)])

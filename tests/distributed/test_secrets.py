@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from corn.distributed import rounds
+from corn.distributed.half_step import HalfStep
 from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.status.protection import protect_process, require_private_keys
 from corn.errors import FileFormatError
@@ -103,14 +103,14 @@ def read_outputs(folder: Path) -> dict[str, bytes]:
 
 def run_broken_corn(*arguments: str) -> None:
     """Fail with an unexpected error in the middle of a run, as a fault in the software would."""
-    take = rounds.HalfStep.take
+    take = HalfStep.take
 
     def fail(self: Any, *given: Any, number: int, **options: Any) -> Any:
         if number == 5:
             raise RuntimeError("broken")
         return take(self, *given, number=number, **options)
 
-    setattr(rounds.HalfStep, "take", fail)  # noqa: B010
+    setattr(HalfStep, "take", fail)  # noqa: B010
     run_corn(*arguments)
 
 
