@@ -1,13 +1,19 @@
 """Every example runs without warnings and prints its result."""
 
+import runpy
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
+
+from .cli.commands import Runner
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+CORN = [sys.executable, "-m", "corn"]
 
 
 def test_there_are_examples() -> None:
@@ -16,15 +22,29 @@ def test_there_are_examples() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_example_runs_and_is_short(path: Path) -> None:
+def test_example_runs_and_is_short(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) < 120
-    strict = ["-W", "error"]
     if path.name == "flower_app.py":
         if find_spec("flwr") is None or find_spec("ray") is None:
             pytest.skip("needs the extra flower and its simulation engine: flwr[simulation]")
-        strict = []  # Ray warns of its own future
-    process = subprocess.run(
-        [sys.executable, *strict, path], check=False, capture_output=True, text=True
-    )
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.strip()
+        # In a process of its own, since Ray warns of its own future, and starts processes.
+        process = subprocess.run([sys.executable, path], check=False, capture_output=True)
+        assert process.returncode == 0, process.stderr
+        assert process.stdout.strip()
+        return
+    corn = Runner(monkeypatch, capsys)
+
+    def run_here(command: Sequence[str], *, cwd: Path, **options: bool) -> None:
+        """Run a command of an example in this process, which has imported everything already."""
+        assert command[:3] == CORN
+        assert options == {"check": True, "capture_output": True}
+        monkeypatch.chdir(cwd)
+        outcome = corn(*command[3:])
+        assert outcome.exit_code == 0, outcome.stderr
+
+    monkeypatch.setattr(subprocess, "run", run_here)
+    with torch.random.fork_rng():
+        runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out.strip()

@@ -3,8 +3,6 @@
 import csv
 import re
 import shlex
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +10,8 @@ import pytest
 
 import corn
 from corn.cli import COMMANDS
+
+from .cli.commands import Runner
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -67,22 +67,21 @@ def follows(shown: list[str], printed: list[str], tolerance: float) -> bool:
 
 
 @pytest.mark.slow
-def test_commands_print_what_is_shown(tmp_path: Path) -> None:
+def test_commands_print_what_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (session,) = SESSIONS
     commands = split_session(session)
     assert [command.split()[1] for command, _ in commands] == ["plan", "train", "launch"]
+    run = Runner(monkeypatch, capsys)
+    monkeypatch.chdir(tmp_path)
     for command, shown in commands:
         name, *arguments = shlex.split(command)
         assert name == "corn"
-        process = subprocess.run(
-            [sys.executable, "-m", "corn", *arguments],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        outcome = run(*arguments)
+        assert outcome.exit_code == 0, outcome.stderr
         tolerance = TOLERANCES.get(arguments[0], TOLERANCE)
-        assert follows(shown, process.stdout.splitlines(), tolerance), process.stdout
+        assert follows(shown, outcome.stdout.splitlines(), tolerance), outcome.stdout
 
 
 def test_a_stale_line_is_found() -> None:

@@ -1,12 +1,13 @@
 """Worker processes compute with one thread each."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 import threadpoolctl
 
-from corn.threads import map_in_workers
+from corn.threads import map_in_workers, own_threads
 
 REPORT = """
 import json, os, sys
@@ -56,17 +57,22 @@ def test_one_thread_inside_a_block() -> None:
 
 @pytest.mark.parametrize(("num_threads", "expected"), [(None, 1), ("2", 2)])
 def test_training_uses_one_thread_unless_the_environment_sets_a_number(
-    num_threads: str | None, expected: int
+    num_threads: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = (
-        "import torch, threadpoolctl; from corn.threads import own_threads\n"
-        "torch.set_num_threads(2)\n"
-        f"with own_threads(): assert torch.get_num_threads() == {expected}\n"
-        "assert torch.get_num_threads() == 2"
-    )
-    environment = {"PATH": ""} | ({} if num_threads is None else {"OMP_NUM_THREADS": num_threads})
-    process = subprocess.run([sys.executable, "-c", code], check=False, env=environment)
-    assert process.returncode == 0
+    import torch  # here, as worker processes import this module
+
+    for name in [name for name in os.environ if name.endswith("_NUM_THREADS")]:
+        monkeypatch.delenv(name)
+    if num_threads is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", num_threads)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with own_threads():
+            assert torch.get_num_threads() == expected
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_this_test_process_uses_one_thread() -> None:

@@ -70,14 +70,14 @@ def test_nothing_private_is_shared_or_printed(
         return Figure()
 
     monkeypatch.setattr("corn.report.plot_training", draw)
-    save_plan(small_plan("ring:4", 6), tmp_path / "plan.corn")
+    save_plan(small_plan("path:2", 6), tmp_path / "plan.corn")
     out = tmp_path / "run"
     arguments = ["launch", tmp_path / "plan.corn", "--out", out, "--step-size", "0.5", *TASK]
     arguments += ["--plot", out / "shared/training.png"]
     outcome = corn(*arguments, *(["--json"] if is_json else []))
     assert outcome.exit_code == 0, outcome.stderr
     secrets = read_private_values(out)
-    assert len(secrets) > 50
+    assert len(secrets) > 20
     ((columns, samples),) = drawn
     assert columns <= set(SHARED_COLUMNS)
     assert samples is None
@@ -102,7 +102,7 @@ def test_nothing_private_is_shared_or_printed(
 def test_the_owner_of_all_data_may_see_private_numbers(
     corn: Runner, tmp_path: Path, is_json: bool
 ) -> None:
-    save_plan(small_plan("ring:4", 6), tmp_path / "plan.corn")
+    save_plan(small_plan("path:2", 6), tmp_path / "plan.corn")
     out = tmp_path / "run"
     arguments = ["launch", tmp_path / "plan.corn", "--out", out, *TASK, "--show-private"]
     outcome = corn(*arguments, *(["--json"] if is_json else []))
@@ -113,7 +113,7 @@ def test_the_owner_of_all_data_may_see_private_numbers(
     with (out / "private/metrics.csv").open(encoding="utf-8") as stream:
         assert tuple(csv.DictReader(stream).fieldnames or ()) == COLUMNS
     saved = json.loads((out / "private/run.json").read_text(encoding="utf-8"))
-    assert len(saved["agent_samples"]) == 4
+    assert len(saved["agent_samples"]) == 2
     assert set(saved["measured"]) == set(PRIVATE_COLUMNS)
     assert "without noise" in saved["warning"]
     assert "computed from private data without noise" in outcome.stderr
@@ -137,7 +137,7 @@ def read_private_values(out: Path) -> set[str]:
             for row in csv.DictReader(stream):
                 found |= {float(row[name]) for name in PRIVATE_COLUMNS if row[name]}
     # A model of zeros has the loss log 2 on all data, and accuracies are multiples of 1 / samples.
-    sizes = [4 * len(targets) for _, targets in WORKLOAD.build(4).parts.values()]
+    sizes = [2 * len(targets) for _, targets in WORKLOAD.build(2).parts.values()]
     common = [
         value
         for value in found
@@ -214,7 +214,7 @@ def test_agents_that_plan_together_count_on_their_data(
     corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    arguments = ["launch", "--decentralized-planning", "--graph", "ring:3", "--steps", 5, *TASK]
+    arguments = ["launch", "--decentralized-planning", "--graph", "path:2", "--steps", 3, *TASK]
     arguments += ["--mechanism", "ldp", "--unit", "sample", "--batch-size", 16, "--json"]
     private = corn(*arguments, "--adjacency", "add-remove")
     assert private.exit_code == 2

@@ -9,15 +9,16 @@ import pytest
 from corn.noise import load_identity, load_roster
 
 from ..leaks import shows
-from .commands import Runner
+from .commands import Runner, run_quietly
 
 PLAN = ["plan", "--graph", "ring:6", "--steps", 100]
 
 
-@pytest.fixture
-def plan(corn: Runner, tmp_path: Path) -> Path:
-    assert corn(*PLAN, "--out", tmp_path / "plan.corn").exit_code == 0
-    return tmp_path / "plan.corn"
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "plan.corn"
+    assert run_quietly(*PLAN, "--out", path) == 0
+    return path
 
 
 def test_the_default_plan_is_verified_against_one_insider(corn: Runner, plan: Path) -> None:
@@ -62,9 +63,10 @@ def test_noise_without_protection_against_agents_is_noted(corn: Runner, tmp_path
     assert "; corn plan --mechanism corn --colluders 1" in corn("verify", decor[-1]).stderr
 
 
-def test_a_changed_plan_is_refused(corn: Runner, plan: Path) -> None:
-    plan.write_text(plan.read_text().replace('"epsilon": 10.0', '"epsilon": 9.0'))
-    outcome = corn("verify", plan)
+def test_a_changed_plan_is_refused(corn: Runner, plan: Path, tmp_path: Path) -> None:
+    changed = tmp_path / "plan.corn"
+    changed.write_text(plan.read_text().replace('"epsilon": 10.0', '"epsilon": 9.0'))
+    outcome = corn("verify", changed)
     assert outcome.exit_code == 1
     assert "another fingerprint" in outcome.stderr
     assert outcome.stderr.count("\n") == 1

@@ -7,18 +7,18 @@ import pytest
 
 from corn.plan import load_plan
 
-from .commands import Runner
+from .commands import Runner, run_quietly
 
 PLAN = ["plan", "--graph", "ring:3", "--steps", 50]
 TRAIN = ["train", "--task", "breast-cancer", "--step-size", 0.1]
 TABLE = "agent,epsilon,delta\n2,4,1e-5\n0,1,1e-6\n1,8,1e-5\n"
 
 
-@pytest.fixture
-def plan(corn: Runner, tmp_path: Path) -> Path:
-    outcome = corn(*PLAN, "--epsilon", "1,8,4", "--out", tmp_path / "plan.corn")
-    assert outcome.exit_code == 0, outcome.stderr
-    return tmp_path / "plan.corn"
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "plan.corn"
+    assert run_quietly(*PLAN, "--epsilon", "1,8,4", "--out", path) == 0
+    return path
 
 
 def test_a_plan_keeps_each_agents_promise(corn: Runner, plan: Path) -> None:

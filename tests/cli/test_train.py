@@ -13,8 +13,9 @@ from corn.covariance.threat import MOST_FOR_PAIRS
 from corn.learn import named_methods
 from corn.plan import fingerprint, load_plan
 from corn.topology import Network
+from corn.topology.sparse import MOST_DENSE
 
-from .commands import Runner
+from .commands import Runner, run_quietly
 
 QUICK = ("--task", "breast-cancer", "--graph", "ring:6", "--steps", 30, "--batch-size", 16)
 
@@ -87,7 +88,8 @@ def test_a_second_ctrl_c_leaves_the_last_checkpoint(
 
 def test_the_paper_s_quadratic(corn: Runner) -> None:
     outcome = corn(
-        "train", "--task", "quadratic", "--graph", "er:n=20,p=0.2,seed=1", "--steps", 300, "--json"
+        *("train", "--task", "quadratic", "--graph", "er:n=10,p=0.4,seed=1", "--steps", 300),
+        "--json",
     )
     found = json.loads(outcome.stdout)
     assert "start at the minimiser" in found["notes"][0]
@@ -234,24 +236,24 @@ def test_a_network_beyond_pair_seeds_is_trained_against_one_insider(corn: Runner
     assert own["simulated_epsilon"] == pytest.approx(10, rel=1e-2)
 
 
-def test_ten_thousand_agents_train_without_dense_matrices(
+def test_thousands_of_agents_train_without_dense_matrices(
     corn: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(Network, "mixing_matrix")
     options = ("--steps", 2, "--step-size", 0.1, "--mechanism", "corn,decor,ldp,none")
     outcome = corn(
-        *("train", "--task", "synthetic", "--graph", "torus:100x100", "--colluders", 0),
+        *("train", "--task", "synthetic", "--graph", "torus:50x50", "--colluders", 0),
         *(*options, "--json"),
     )
     assert outcome.exit_code == 0, outcome.stderr
     facts = json.loads(outcome.stdout)
-    assert facts["num_agents"] == 10_000
+    assert facts["num_agents"] == 2500 > MOST_DENSE
     assert "200 agents" in " ".join(facts["notes"])
     assert facts["contenders"]["corn"]["simulated_epsilon"] == pytest.approx(10)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("graph", ["torus:20x20", "ring:500", "torus:32x32"])
+@pytest.mark.parametrize("graph", ["torus:20x20", "ring:500"])
 def test_large_networks_are_trained_against_an_eavesdropper(corn: Runner, graph: str) -> None:
     options = ("--steps", 2, "--step-size", 0.1, "--mechanism", "corn,ldp", "--colluders", 0)
     outcome = corn("train", "--task", "digits", "--graph", graph, *options, "--json")
@@ -260,17 +262,17 @@ def test_large_networks_are_trained_against_an_eavesdropper(corn: Runner, graph:
         assert own["simulated_epsilon"] == pytest.approx(10)
 
 
-@pytest.fixture
-def plan(corn: Runner, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a plan with one insider, sample unit and two mixing rounds per step: no defaults."""
-    path = tmp_path / "plan.corn"
-    outcome = corn(
+    path = tmp_path_factory.mktemp("plan") / "plan.corn"
+    exit_code = run_quietly(
         *("plan", "--graph", "ring:6", "--steps", 20, "--epsilon", 7, "--clip", 0.5),
         *("--unit", "sample", "--batch-size", 16, "--sampling", "every-step"),
         *("--gossip", "chebyshev:2", "--cooldown", 1),
         *("--out", path),
     )
-    assert outcome.exit_code == 0
+    assert exit_code == 0
     return path
 
 

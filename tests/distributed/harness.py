@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from torch import Tensor
 from corn.covariance import DEFAULT_THREAT, MechanismName, ThreatModel
 from corn.distributed.joining import host_store
 from corn.distributed.keyring import NoiseShare, find_credentials, make_keys
-from corn.distributed.processes import AgentProcesses
+from corn.distributed.processes import AgentProcesses, preloaded_context
 from corn.distributed.results import AgentResult, FailureKind
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.learn.problem import TrainingProblem
@@ -23,6 +24,8 @@ from corn.privacy import PrivacyBudget
 from corn.topology import ONE_ROUND, Gossip, load_network
 
 WORKLOAD = Workload("breast-cancer", partition="iid")
+SECONDS_PER_BRAKED_STEP = 0.3
+SECONDS_UNTIL_HANG = 120.0
 
 
 def small_plan(
@@ -58,16 +61,17 @@ class Fault:
 
 @dataclass(frozen=True)
 class DisturbedWorkload(Workload):
-    """A workload whose agent pauses in every step and sends itself the signals of its faults."""
+    """A workload whose agent sends itself the signals of its faults, and slows down on demand."""
 
     faults: tuple[Fault, ...] = ()
-    pause: float = 0.0
+    brake: Path | None = None
 
     def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
-        faults, pause, take = list(self.faults), self.pause, NoiseShare.take
+        faults, brake, take = list(self.faults), self.brake, NoiseShare.take
 
         def disturb(share: NoiseShare, step: int) -> Tensor:
-            time.sleep(pause)
+            if brake is not None and brake.exists():
+                time.sleep(SECONDS_PER_BRAKED_STEP)
             if faults and step >= faults[0].step:
                 os.kill(os.getpid(), faults.pop(0).signal)
             return take(share, step)
@@ -82,17 +86,18 @@ def run_processes(
     settings: RunSettings | Mapping[int, RunSettings] | None = None,
     *,
     faults: Sequence[Fault] = (),
-    pause: float = 0.0,
+    brake: Path | None = None,
     workload: Workload | Mapping[int, Workload] = WORKLOAD,
     plans: Mapping[int, Path] | None = None,
     keys: Path | None = None,
     agents: Sequence[int] | None = None,
     on_poll: Callable[[AgentProcesses], None] | None = None,
-    seconds: float = 120,
+    seconds: float = SECONDS_UNTIL_HANG,
 ) -> dict[int, AgentResult]:
     """Run a plan to its end in processes; fail if that takes longer than so many seconds.
 
-    Agents pause in every step for ``pause`` seconds, which leaves the processor to others.
+    While a file named ``brake`` exists, agents take several steps a second only: a test holds a run
+    until something has happened, however busy the machine is.
     """
     out.mkdir(parents=True, exist_ok=True)
     save_plan(plan, out / "plan.corn")
@@ -106,7 +111,7 @@ def run_processes(
                 workload=DisturbedWorkload(
                     **vars(workload if isinstance(workload, Workload) else workload[agent]),
                     faults=tuple(fault for fault in faults if fault.agent == agent),
-                    pause=pause,
+                    brake=brake,
                 ),
                 settings=choose(settings, agent),
                 out=out,
@@ -133,9 +138,101 @@ def run_processes(
         processes.close()
 
 
+class Forked:
+    """A function in a process that begins with everything imported.
+
+    It is forked from the process that forks agents. A new Python would import torch for seconds.
+
+    Args:
+        folder: where it runs, and where its outputs are kept.
+        function: of some module, called with ``arguments``.
+        environment: replaces that of this process.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        function: Callable[..., object],
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        number = len(list(folder.glob("stdout-*")))
+        self._outputs = [folder / f"{name}-{number}" for name in ("stdout", "stderr")]
+        for path in self._outputs:
+            path.touch()
+        options = dict(os.environ if environment is None else environment)
+        with preloaded_context() as context:
+            self.process = context.Process(
+                target=_run_in,
+                args=(folder, self._outputs, options, function, arguments),
+                daemon=True,
+            )
+            self.process.start()
+
+    @property
+    def stdout(self) -> str:
+        """What it has printed so far."""
+        return self._outputs[0].read_text(encoding="utf-8")
+
+    @property
+    def stderr(self) -> str:
+        """What it has written to stderr so far."""
+        return self._outputs[1].read_text(encoding="utf-8")
+
+    def send_signal(self, number: int) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def wait_for(self, text: str) -> None:
+        """Wait until it has written a text to stderr."""
+        deadline = time.monotonic() + SECONDS_UNTIL_HANG
+        while text not in self.stderr:
+            assert self.process.is_alive(), self.stderr
+            assert time.monotonic() < deadline, self.stderr
+            time.sleep(0.02)
+
+    def wait(self) -> int | None:
+        """Return its exit code once it has ended."""
+        self.process.join(SECONDS_UNTIL_HANG)
+        return self.process.exitcode
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def _run_in(
+    folder: Path,
+    outputs: Sequence[Path],
+    environment: Mapping[str, str],
+    function: Callable[..., object],
+    arguments: Sequence[str],
+) -> None:
+    for number, path in enumerate(outputs, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        function(*arguments)
+    except Exception:  # noqa: BLE001
+        # Shown as at the end of a program; the end of a forked process would show it otherwise.
+        sys.excepthook(*sys.exc_info())
+        sys.exit(1)
+
+
+def run_corn(*arguments: str) -> None:
+    """Run a command of ``corn``."""
+    from corn.cli import run_command
+
+    sys.argv = ["corn", *arguments]
+    run_command()
+
+
 def choose(settings: RunSettings | Mapping[int, RunSettings] | None, agent: int) -> RunSettings:
     if settings is None:
-        return RunSettings(Constant(0.2), timeout=10, evaluate_at=(0,), batch_size=16)
+        return RunSettings(Constant(0.2), timeout=30, evaluate_at=(0,), batch_size=16)
     return settings if isinstance(settings, RunSettings) else settings[agent]
 
 

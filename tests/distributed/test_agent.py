@@ -75,7 +75,7 @@ def train(
         dataset=DataLoader(samples_of(rendezvous.agent), batch_size=10),
         test=samples_of(7),
         out=folder,
-        settings=RunSettings(Constant(step_size), evaluate_at=(0, 6), **{"timeout": 5, **options}),
+        settings=RunSettings(Constant(step_size), evaluate_at=(0, 6), **{"timeout": 30, **options}),
     )
 
 
@@ -254,6 +254,7 @@ def test_a_run_ends_early_where_one_ledger_allows_fewer_steps(tmp_path: Path) ->
         assert result.to_json()["stop_reason"] == "budget spent"
 
 
+@pytest.mark.slow
 def test_an_agent_that_dies_before_links_are_open_is_named_by_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,11 +269,11 @@ def test_an_agent_that_dies_before_links_are_open_is_named_by_all(
 
     monkeypatch.setattr(entry, "open_links", die)
     _, *others = run_in_threads(
-        4, lambda rendezvous: train(rendezvous, tmp_path, plan=plan, timeout=3), timeout=3
+        4, lambda rendezvous: train(rendezvous, tmp_path, plan=plan, timeout=7), timeout=7
     )
     for result in others:
         assert isinstance(result, AbsentError | RefusalError), result
-        assert "from agent 0 within 3 s" in str(result)
+        assert "from agent 0 within 7 s" in str(result)
 
 
 def test_an_agent_can_be_interrupted_while_another_never_opens_its_links(
@@ -291,9 +292,9 @@ def test_an_agent_can_be_interrupted_while_another_never_opens_its_links(
     monkeypatch.setattr(entry, "share_group_seeds", stand_still)
     began = time.monotonic()
     results = run_in_threads(
-        3, lambda rendezvous: train(rendezvous, tmp_path, timeout=20), timeout=20
+        3, lambda rendezvous: train(rendezvous, tmp_path, timeout=50), timeout=50
     )
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     for number, result in enumerate(results[:2]):
         # By its own signal, or by the other's, of which it hears at once.
         assert isinstance(result, StoppedBeforeStartError | RefusalError), result
@@ -393,7 +394,7 @@ def test_only_the_owner_learns_of_gradients_that_are_not_finite(tmp_path: Path) 
             loss=loss,
             dataset=samples_of(rendezvous.agent),
             out=tmp_path,
-            settings=RunSettings(Constant(0.5), timeout=5, evaluate_at=(0,)),
+            settings=RunSettings(Constant(0.5), timeout=30, evaluate_at=(0,)),
         )
 
     for result in run_in_threads(3, run):
@@ -488,7 +489,7 @@ def lose_one(policy: str, tmp_path: Path, plan: Plan = RING) -> list[AgentResult
             dataset=samples_of(rendezvous.agent),
             settings=RunSettings(
                 Constant(0.5),
-                timeout=5,
+                timeout=30,
                 evaluate_at=(0,),
                 on_dropout=policy,  # type: ignore[arg-type]
             ),

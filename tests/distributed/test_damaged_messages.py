@@ -130,7 +130,7 @@ def test_no_message_in_the_store_crashes_an_agent() -> None:
         "ready/1": lambda rendezvous: confirm(rendezvous, AGREEMENT, "ready"),
         REFUSAL: Rendezvous.raise_refusal,
     }
-    for seed in range(600):
+    for seed in range(240):
         topic = list(said)[seed % 3]
         rendezvous = meet({topic: mutate(said[topic], Random(seed))})
         error = find_complaint(listen[topic], rendezvous)

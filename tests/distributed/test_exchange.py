@@ -169,9 +169,10 @@ def test_a_neighbour_that_leaves_is_noticed_at_once() -> None:
     assert other is None
     assert isinstance(result, tuple), result
     assert result[0].dropouts == {1: Dropout.CLOSED}
-    assert result[1] < 10
+    assert result[1] < 15
 
 
+@pytest.mark.slow
 def test_a_silent_agent_times_out_and_its_neighbours_do_not() -> None:
     """On the path 0 – 1 – 2, 0 falls silent: 1 loses it, and 2 goes on waiting for 1."""
     is_over = threading.Event()
@@ -179,12 +180,12 @@ def test_a_silent_agent_times_out_and_its_neighbours_do_not() -> None:
 
     def run(rendezvous: Rendezvous) -> object:
         agent = rendezvous.agent
-        exchange = connect(rendezvous, graph[agent], timeout=2.0)
+        exchange = connect(rendezvous, graph[agent], timeout=8.0)
         heard = []
         for step in range(3):
             if agent == 0 and step == 1:
                 exchange.stop_heartbeats()
-                is_over.wait(20)
+                is_over.wait(50)
                 break
             exchange.start(header(agent, step), torch.zeros(D))
             heard.append(exchange.finish())
@@ -227,13 +228,14 @@ def test_several_silent_neighbours_cost_one_time_out_together() -> None:
     assert result[1] < 5 * timeout
 
 
+@pytest.mark.slow
 def test_a_suspension_is_over_after_three_answers() -> None:
     """Two messages of a neighbour may be older than the suspension; a third is not."""
 
     def run(rendezvous: Rendezvous) -> list[bool]:
-        exchange = connect(rendezvous, [1 - rendezvous.agent], timeout=3.0)
+        exchange = connect(rendezvous, [1 - rendezvous.agent], timeout=15.0)
         with exchange._lock:  # keeps the beat waiting, as a stopped process would
-            time.sleep(2.0)
+            time.sleep(8.0)
             found = [exchange.was_suspended]
         for step in range(3):
             exchange.start(header(rendezvous.agent, step), torch.zeros(D))
@@ -325,11 +327,12 @@ def test_a_late_message_is_handed_over_with_the_own_one_of_its_round() -> None:
     assert second == [({0: float(step)}, [], set()) for step in range(4)]
 
 
+@pytest.mark.slow
 def test_a_neighbour_that_does_not_connect_is_named() -> None:
     def run(rendezvous: Rendezvous) -> object:
         rendezvous.meeting  # noqa: B018  # both come, and one does no more
         return None if rendezvous.agent == 1 else connect(rendezvous, [1])
 
-    result, _ = run_in_threads(2, run, timeout=1.0)
+    result, _ = run_in_threads(2, run, timeout=7.0)
     assert isinstance(result, LinkError)
-    assert "no connection to its neighbour agent 1 within 1 s" in str(result)
+    assert "no connection to its neighbour agent 1 within 7 s" in str(result)

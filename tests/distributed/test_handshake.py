@@ -124,9 +124,9 @@ def test_waiting_for_others_can_be_interrupted() -> None:
         return shake_hands(rendezvous, HELLO)
 
     began = time.monotonic()
-    result, _ = run_in_threads(2, run, timeout=20)
+    result, _ = run_in_threads(2, run, timeout=50)
     assert isinstance(result, StoppedBeforeStartError), result
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 def test_a_new_nonce_of_any_one_agent_makes_the_runs_nonce_new() -> None:
@@ -207,6 +207,7 @@ def test_an_agent_that_comes_too_late_does_not_stop_the_others() -> None:
     assert run_in_threads(1, run) == [[None]]
 
 
+@pytest.mark.slow
 def test_a_late_agent_learns_that_the_others_gave_up() -> None:
     agreement = Agreement(bytes(32), 0, 10, 0)
 
@@ -217,7 +218,7 @@ def test_a_late_agent_learns_that_the_others_gave_up() -> None:
         with announcing_failure(rendezvous):
             confirm(rendezvous, agreement, "ready")
 
-    results = run_in_threads(3, run, timeout=0.5)
+    results = run_in_threads(3, run, timeout=6)
     absent = [result for result in results if isinstance(result, AbsentError)]
     assert [(error.topic, error.agents) for error in absent] == [("join", (2,))] * len(absent)
     assert absent
@@ -265,11 +266,12 @@ def test_a_lost_store_does_not_hide_the_reason(monkeypatch: pytest.MonkeyPatch) 
     assert str(run_in_threads(1, run)[0]) == "no key"
 
 
+@pytest.mark.slow
 def test_an_absent_agent_is_named() -> None:
     def run(rendezvous: Rendezvous) -> object:
         return None if rendezvous.agent == 2 else shake_hands(rendezvous, HELLO)
 
-    first, _, _ = run_in_threads(3, run, timeout=0.5)
+    first, _, _ = run_in_threads(3, run, timeout=6)
     assert isinstance(first, AbsentError)
     assert (first.topic, first.agents) == ("join", (2,))
 

@@ -203,10 +203,10 @@ def test_the_end_of_a_process_is_explained() -> None:
 
 
 def test_a_suspended_process_is_recognised() -> None:
-    with subprocess.Popen(["sleep", "30"]) as process:
+    with subprocess.Popen(["sleep", "90"]) as process:
         assert not is_suspended(process.pid)
         process.send_signal(signal.SIGSTOP)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while not is_suspended(process.pid) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert is_suspended(process.pid)

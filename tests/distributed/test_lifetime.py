@@ -52,7 +52,7 @@ def train(
         model=model,
         loss=nn.functional.cross_entropy,
         dataset=TensorDataset(inputs, (inputs.sum(dim=1) > 0).long()),
-        settings=RunSettings(Constant(0.1), timeout=5, num_steps=options.pop("num_steps", None)),
+        settings=RunSettings(Constant(0.1), timeout=30, num_steps=options.pop("num_steps", None)),
         **options,
     )
 

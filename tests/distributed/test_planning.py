@@ -61,9 +61,9 @@ def test_waiting_for_others_before_planning_can_be_interrupted() -> None:
         return plan_together(rendezvous, REQUEST, [1])
 
     began = time.monotonic()
-    result, _ = run_in_threads(2, plan, timeout=20)
+    result, _ = run_in_threads(2, plan, timeout=50)
     assert isinstance(result, StoppedBeforeStartError), result
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 def test_a_refusal_ends_planning() -> None:
@@ -74,9 +74,9 @@ def test_a_refusal_ends_planning() -> None:
             return plan_together(rendezvous, REQUEST, [1])
 
     began = time.monotonic()
-    result, _ = run_in_threads(2, plan, timeout=20)
+    result, _ = run_in_threads(2, plan, timeout=50)
     assert isinstance(result, RefusalError), result
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 def test_all_agents_draw_the_same_seed() -> None:

@@ -29,7 +29,7 @@ NETWORK = load_network("ring:4")
 def test_every_process_reports_its_own_promise(tmp_path: Path) -> None:
     """Each agent's table has the ε that its own noise spends, at its own δ."""
     made = make_plan(NETWORK, BUDGET)
-    settings = RunSettings(Constant(0.2), timeout=10, evaluate_at=(0, STEPS), batch_size=16)
+    settings = RunSettings(Constant(0.2), timeout=30, evaluate_at=(0, STEPS), batch_size=16)
     results = finished(run_processes(made, tmp_path, settings))
     guarantees = verify_plan(made).guarantees
     assert sorted(results) == [0, 1, 2, 3]

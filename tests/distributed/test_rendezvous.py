@@ -2,8 +2,6 @@
 
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -27,6 +25,7 @@ from corn.errors import CornError, InvalidArgumentError
 from corn.learn.monitor import Interruption
 from corn.transport import NO_SESSION, MemoryStore, StoreLostError
 
+from .harness import Forked
 from .threads import make_credentials, make_rendezvous, run_in_threads
 
 
@@ -36,8 +35,8 @@ def test_waiting_for_a_store_can_be_interrupted() -> None:
         interruption, began = Interruption(), time.monotonic()
         threading.Timer(0.2, setattr, (interruption, "requested", True)).start()
         with pytest.raises(StoppedBeforeStartError, match=r"^agent 3: interrupted"):
-            join(make_credentials(3, 4), store=(host, 1), timeout=20, interruption=interruption)
-        assert time.monotonic() - began < 10
+            join(make_credentials(3, 4), store=(host, 1), timeout=60, interruption=interruption)
+        assert time.monotonic() - began < 30
 
 
 def test_a_rendezvous_serves_one_run() -> None:
@@ -54,7 +53,7 @@ def test_the_host_of_the_store_leaves_last() -> None:
     store = MemoryStore()
 
     def run(rendezvous: Rendezvous) -> None:
-        own = make_rendezvous(rendezvous.agent, 3, store, timeout=5, is_host=rendezvous.agent == 0)
+        own = make_rendezvous(rendezvous.agent, 3, store, timeout=60, is_host=rendezvous.agent == 0)
         own.listener.close()
         time.sleep(0.2 * rendezvous.agent)
         with announcing_failure(own):
@@ -62,7 +61,7 @@ def test_the_host_of_the_store_leaves_last() -> None:
 
     began = time.monotonic()
     assert [str(result) for result in run_in_threads(3, run)] == ["no"] * 3
-    assert 0.4 <= time.monotonic() - began < 4
+    assert 0.4 <= time.monotonic() - began < 30
 
 
 def test_a_port_in_use_and_a_missing_store_are_reported_in_one_line() -> None:
@@ -115,7 +114,7 @@ def test_only_agents_of_the_roster_reach_the_store() -> None:
 def test_an_agent_writes_under_its_own_number_only() -> None:
     store = host_store(("127.0.0.1", 0), make_credentials(0, 3))
     for key in ("hello/2", "hello", "hello/1x", "/1", "seed/2/1"):
-        found = join_store(("127.0.0.1", store.port), make_credentials(1, 3), timeout=5)
+        found = join_store(("127.0.0.1", store.port), make_credentials(1, 3), timeout=60)
         with pytest.raises(StoreLostError):
             found.set(key, b"word")
         assert store.words.get([key]) == [None]
@@ -132,7 +131,7 @@ def test_a_word_is_written_once() -> None:
 
 def meet_both(store: MemoryStore) -> list[Rendezvous]:
     """Return two agents that have met at a store."""
-    both = [make_rendezvous(agent, 2, store, timeout=1) for agent in range(2)]
+    both = [make_rendezvous(agent, 2, store, timeout=20) for agent in range(2)]
     threads = [threading.Thread(target=lambda own=own: own.meeting) for own in both]
     for thread in threads:
         thread.start()
@@ -179,8 +178,8 @@ def test_a_host_that_shows_agents_different_words_is_detected() -> None:
     meet_both(earlier)
     (other,) = earlier.get(["join/1"])
     results: list[object] = []
-    first = make_rendezvous(0, 2, LyingStore(now, {"join/1": other or b""}), timeout=1)
-    second = make_rendezvous(1, 2, now, timeout=1)
+    first = make_rendezvous(0, 2, LyingStore(now, {"join/1": other or b""}), timeout=20)
+    second = make_rendezvous(1, 2, now, timeout=20)
 
     def talk(own: Rendezvous) -> None:
         try:
@@ -236,6 +235,8 @@ def begin_without_last(store: MemoryStore) -> list[Rendezvous]:
     """Return the first three of four agents, which have met at a store."""
     make_credentials(0, 4)
     members = [make_rendezvous(agent, 4, store, timeout=0.3, start_with=3) for agent in range(3)]
+    for own in members:
+        come(own)  # before anybody's time-out begins
     threads = [threading.Thread(target=lambda own=own: own.meeting) for own in members]
     for thread in threads:
         thread.start()
@@ -246,12 +247,13 @@ def begin_without_last(store: MemoryStore) -> list[Rendezvous]:
     return members
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_those_who_came() -> None:
     store = MemoryStore()
     results: dict[int, object] = {}
 
     def run(agent: int) -> None:
-        own = make_rendezvous(agent, 4, store, timeout=0.5, start_with=3)
+        own = make_rendezvous(agent, 4, store, timeout=6, start_with=3)
         try:
             results[agent] = own.meeting.members
         except CornError as error:
@@ -298,13 +300,13 @@ def test_an_agent_that_returns_is_no_member_of_a_run_that_has_not_begun() -> Non
 
 def test_a_host_that_came_too_late_leaves_the_store_to_the_others_for_a_while() -> None:
     store = MemoryStore()
-    host = make_rendezvous(0, 2, store, timeout=5, is_host=True)
+    host = make_rendezvous(0, 2, store, timeout=60, is_host=True)
     other = make_rendezvous(1, 2, store)
     threading.Timer(0.3, other.leave).start()
     began = time.monotonic()
     with pytest.raises(LateError), announcing_failure(host):
         raise LateError
-    assert 0.3 <= time.monotonic() - began < 4
+    assert 0.3 <= time.monotonic() - began < 30
     assert store.get(["refusal/any"]) == [None]
     for own in (host, other):
         own.listener.close()
@@ -373,6 +375,7 @@ class BlindStore:
         return [None if key in self._hidden else self._choose(key).get([key])[0] for key in keys]
 
 
+@pytest.mark.slow
 def test_a_host_cannot_make_two_runs_of_one() -> None:
     """It hides agent 3 from the others, and agent 0 from agent 3: one group begins at most."""
     store = MemoryStore()
@@ -381,7 +384,7 @@ def test_a_host_cannot_make_two_runs_of_one() -> None:
 
     def run(agent: int) -> None:
         seen = other if agent == 3 else common
-        own = make_rendezvous(agent, 4, seen, timeout=0.5, start_with=3)
+        own = make_rendezvous(agent, 4, seen, timeout=6, start_with=3)
         try:
             own.barrier("hello")
             results[agent] = own.meeting.members
@@ -471,24 +474,19 @@ def test_a_wrong_torchrun_environment_is_reported_in_one_line(
 def test_rank_0_reports_a_missing_rank_in_one_line(tmp_path: Path) -> None:
     """Torch times out first: a process that left its thread there would be aborted."""
     make_keys(tmp_path, 2)
-    code = (
-        "from pathlib import Path\n"
-        "from corn.distributed import join\n"
-        "from corn.errors import CornError\n"
-        f"try: join(timeout=1, keys=Path({str(tmp_path)!r}))\n"
-        "except CornError as error: print(error)"
-    )
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     there = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | there,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "not all agents came within 1 s" in done.stdout
+    process = Forked(tmp_path, join_alone, environment=os.environ | there)
+    assert process.wait() == 0
+    assert "not all agents came within 1 s" in process.stdout
+
+
+def join_alone() -> None:
+    try:
+        join(timeout=1, keys=Path())
+    except CornError as error:
+        print(error)  # noqa: T201
 
 
 def test_an_agent_number_beyond_the_last_is_refused(tmp_path: Path) -> None:
@@ -510,7 +508,7 @@ def test_an_agent_advertises_its_address_on_the_route_to_the_store() -> None:
     store = host_store(("127.0.0.1", 0), make_credentials(0, 2))
     where = ("127.0.0.1", store.port)
     own = make_credentials(0, 2)
-    found = join(own, store=where, timeout=5, opens_store=False)
+    found = join(own, store=where, timeout=60, opens_store=False)
     assert (found.agent, found.num_agents) == (0, 2)
     assert found.address == found.bound == ("127.0.0.1", found.listener.port)
     behind_nat = join(

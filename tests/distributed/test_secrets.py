@@ -1,40 +1,29 @@
 """Keys are in private files only: not in outputs, logs, arguments, environments or dumps."""
 
 import base64
+import ctypes
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from corn.distributed.half_step import HalfStep
 from corn.distributed.keyring import load_credentials, make_keys
-from corn.distributed.status.protection import require_private_keys
+from corn.distributed.status.protection import protect_process, require_private_keys
 from corn.errors import FileFormatError
 from corn.noise import load_identity, load_roster
 from corn.plan import save_plan
 
-from .harness import require_private, small_plan
+from .harness import Forked, require_private, run_corn, small_plan
 
 NUM_AGENTS = 2
-# Fails with an unexpected error in the middle of a run, as a fault in the software would.
-BROKEN = """
-import corn.distributed.rounds as rounds
-from corn.__main__ import main
-
-take = rounds.HalfStep.take
-
-def fail(self, *arguments, number, **options):
-    if number == 5:
-        raise RuntimeError("broken")
-    return take(self, *arguments, number=number, **options)
-
-rounds.HalfStep.take = fail
-main()
-"""
 
 
 def find_secrets(keys: Path) -> list[bytes]:
@@ -66,32 +55,6 @@ def read_all(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def run_agents(folder: Path, python: Sequence[str], *options: str) -> tuple[int, dict[str, bytes]]:
-    """Run two agents by themselves; return the worst exit code, and all that they showed."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    pipe, shown = subprocess.PIPE, {}
-    command = [sys.executable, *python, "agent", "--plan", "plan.corn", "--task", "breast-cancer"]
-    command += ["--agents", str(NUM_AGENTS), "--store", f"127.0.0.1:{port}", "--timeout", "20"]
-    command += ["--json", "--log-level", "debug", *options]
-    processes = [
-        subprocess.Popen(
-            [*command, "--agent", str(agent)],
-            cwd=folder,
-            env={**os.environ, "CORN_KEYS": "keys"},
-            stdout=pipe,
-            stderr=pipe,
-        )
-        for agent in range(NUM_AGENTS)
-    ]
-    for agent, process in enumerate(processes):
-        for name in ("cmdline", "environ"):
-            shown[f"{name} {agent}"] = Path(f"/proc/{process.pid}/{name}").read_bytes()
-    for agent, process in enumerate(processes):
-        shown[f"stdout {agent}"], shown[f"stderr {agent}"] = process.communicate(timeout=120)
-    return max(process.returncode for process in processes), shown
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     save_plan(small_plan("path:2", 12), tmp_path / "plan.corn")
@@ -99,12 +62,33 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def options() -> list[str]:
+    """Return the options of agents by themselves, without their numbers."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options = ["agent", "--plan", "plan.corn", "--task", "breast-cancer"]
+    options += ["--agents", str(NUM_AGENTS), "--store", f"127.0.0.1:{port}", "--timeout", "60"]
+    return [*options, "--json", "--log-level", "debug", "--agent"]
+
+
+ENVIRONMENT = {**os.environ, "CORN_KEYS": "keys"}
+
+
 @pytest.mark.slow
-def test_nothing_that_agents_write_or_show_contains_a_key(folder: Path) -> None:
-    code, shown = run_agents(folder, ["-m", "corn"], "--log-format", "json")
-    assert code == 0, shown
+def test_nothing_that_agents_write_or_show_contains_a_key(folder: Path, options: list[str]) -> None:
+    other = Forked(folder, run_corn, *options, "0", environment=ENVIRONMENT)
+    command = [sys.executable, "-m", "corn", *options, "1", "--log-format", "json"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=folder, env=ENVIRONMENT, stdout=pipe, stderr=pipe
+    ) as process:
+        system = Path(f"/proc/{process.pid}")
+        shown = {name: (system / name).read_bytes() for name in ("cmdline", "environ")}
+        shown["stdout"], shown["stderr"] = process.communicate(timeout=120)
+    assert (process.returncode, other.wait()) == (0, 0), shown
     secrets = find_secrets(folder / "keys")
-    places = shown | read_all(folder / "out")
+    places = shown | read_all(folder / "out") | read_outputs(folder)
     log = (folder / "out" / "private" / "agent-1" / "log").read_text()
     assert {json.loads(line)["event"] for line in log.splitlines()} >= {"start", "end", "result"}
     require_private(folder / "out" / "private")
@@ -113,12 +97,34 @@ def test_nothing_that_agents_write_or_show_contains_a_key(folder: Path) -> None:
     assert len(find_leaks(secrets, read_all(folder / "keys"))) == NUM_AGENTS
 
 
+def read_outputs(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("std*-*")}
+
+
+def run_broken_corn(*arguments: str) -> None:
+    """Fail with an unexpected error in the middle of a run, as a fault in the software would."""
+    take = HalfStep.take
+
+    def fail(self: Any, *given: Any, number: int, **options: Any) -> Any:
+        if number == 5:
+            raise RuntimeError("broken")
+        return take(self, *given, number=number, **options)
+
+    setattr(HalfStep, "take", fail)  # noqa: B010
+    run_corn(*arguments)
+
+
 @pytest.mark.slow
-def test_no_key_is_in_the_traceback_of_an_unexpected_error(folder: Path) -> None:
-    code, shown = run_agents(folder, ["-c", BROKEN])
-    assert code == 1
-    assert b"RuntimeError: broken" in shown["stderr 0"]
-    places = shown | read_all(folder / "out")
+def test_no_key_is_in_the_traceback_of_an_unexpected_error(
+    folder: Path, options: list[str]
+) -> None:
+    agents = [
+        Forked(folder, run_broken_corn, *options, str(agent), environment=ENVIRONMENT)
+        for agent in range(NUM_AGENTS)
+    ]
+    assert [own.wait() for own in agents] == [1, 1]
+    assert "RuntimeError: broken" in agents[0].stderr
+    places = read_outputs(folder) | read_all(folder / "out")
     assert find_leaks(find_secrets(folder / "keys"), places) == []
     state = json.loads((folder / "out" / "shared" / "agent-0" / "state.json").read_text())
     assert state["phase"] == "failed"
@@ -152,16 +158,15 @@ def test_the_files_of_other_agents_do_not_matter(folder: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems only disable core dumps")
-def test_a_protected_process_has_a_name_and_cannot_be_dumped() -> None:
-    code = """
-import ctypes, pathlib, resource
-from corn.distributed.status.protection import protect_process
-protect_process("corn agent 12345678")
-get_dumpable = 3
-print(ctypes.CDLL(None).prctl(get_dumpable), *resource.getrlimit(resource.RLIMIT_CORE))
-print(pathlib.Path("/proc/self/comm").read_text().strip())
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout.splitlines() == ["0 0 0", "corn agent 1234"]
+def test_a_protected_process_has_a_name_and_cannot_be_dumped(tmp_path: Path) -> None:
+    process = Forked(tmp_path, protect_and_print)
+    assert process.wait() == 0
+    assert process.stdout.splitlines() == ["0 0 0", "corn agent 1234"]
+
+
+def protect_and_print() -> None:
+    protect_process("corn agent 12345678")
+    get_dumpable = 3
+    limits = resource.getrlimit(resource.RLIMIT_CORE)
+    print(ctypes.CDLL(None).prctl(get_dumpable), *limits)  # noqa: T201
+    print(Path("/proc/self/comm").read_text().strip())  # noqa: T201

@@ -104,12 +104,12 @@ def test_agents_of_different_sizes_match_under_every_sampling(
     sampling: Sampling, tmp_path: Path
 ) -> None:
     """Rates and passes are each agent's own; some Poisson batches are empty."""
-    sizes = WORKLOAD.build(4).data.sizes
+    sizes = WORKLOAD.build(2).data.sizes
     assert len(set(sizes)) > 1
     budget = PrivacyBudget.for_sizes(
         sizes, epsilon=10, delta=1e-5, num_steps=8, clip=0.1, batch_size=3, sampling=sampling
     )
-    plan = make_plan(load_network("path:4"), budget, mechanism="ldp", threat=ThreatModel())
+    plan = make_plan(load_network("path:2"), budget, mechanism="ldp", threat=ThreatModel())
     settings = RunSettings(Constant(0.2), rehearsal_seed=SEED, timeout=30, evaluate_at=(0,))
     compare(plan, tmp_path, settings=settings)
 
@@ -140,7 +140,7 @@ def test_chebyshev_rounds_match(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_momentum_matches(tmp_path: Path, dtype: FloatType) -> None:
+def test_momentum_and_double_precision_match(tmp_path: Path, dtype: FloatType) -> None:
     budget = PrivacyBudget(10, 1e-5, num_steps=10, clip=0.1)
     objective = Horizon(3, momentum=0.7)
     plan = make_plan(load_network("path:4"), budget, objective=objective, dtype=dtype)
@@ -148,22 +148,16 @@ def test_momentum_matches(tmp_path: Path, dtype: FloatType) -> None:
     compare(plan, tmp_path)
 
 
-def test_double_precision_matches(tmp_path: Path) -> None:
-    budget = PrivacyBudget(10, 1e-5, num_steps=5, clip=0.1)
-    compare(make_plan(load_network("star:4"), budget, dtype="float64"), tmp_path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("graph", "mechanism", "threat"),
     [
         ("er:n=8,p=0.5,seed=1", "corn", ThreatModel(1, "pairs")),
-        ("er:n=8,p=0.5,seed=1", "decor", ThreatModel()),
-        ("er:n=20,p=0.2,seed=1", "decor", ThreatModel()),
+        ("er:n=12,p=0.3,seed=1", "decor", ThreatModel()),
     ],
-    ids=["8-pairs", "8-decor", "20-decor"],
+    ids=["8-pairs", "12-decor"],
 )
-def test_eight_and_twenty_processes_match(
+def test_eight_and_twelve_processes_match(
     graph: str, mechanism: MechanismName, threat: ThreatModel, tmp_path: Path
 ) -> None:
     """The plan is long, because for a few steps DECOR may share no noise at all."""

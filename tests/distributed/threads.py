@@ -73,6 +73,6 @@ def run_in_threads(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
         assert not thread.is_alive(), "an agent hangs"
     return results
