@@ -4,7 +4,6 @@ import inspect
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from corn.distributed.settings import RunSettings
 from corn.learn import SHARED_COLUMNS
 from corn.learn.metrics import Row
 from corn.plan import Plan, fingerprint, save_plan
-from tests.distributed.harness import Forked, run_corn, small_plan
+from tests.distributed.harness import small_plan
 
 from .commands import Runner
 
@@ -95,52 +94,26 @@ def test_misuse_exits_with_2(corn: Runner, arguments: list[str]) -> None:
     assert corn("agent", *arguments, "--keys", "keys", *TASK).exit_code == 2
 
 
-# Stands for an agent of torchrun: saves its environment, and ends with the agent's exit code.
-STAND_IN = """
-env -0 > new-$RANK
-mv new-$RANK env-$RANK
-until [ -s code-$RANK ]; do sleep 0.1; done
-exit $(cat code-$RANK)
-"""
-
-
 @pytest.mark.slow
 def test_agents_of_torchrun_run_a_plan(tmp_path: Path) -> None:
-    """With the environment and the store of torchrun, in processes that have imported torch."""
     save_plan(small_plan("path:2", 12), tmp_path / "plan.corn")
     make_keys(tmp_path / "keys", 2)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "--no-python", "sh", "-c", STAND_IN]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE) as torchrun:
-        try:
-            environments = [read_environment(tmp_path / f"env-{rank}") for rank in range(2)]
-            arguments = ["agent", "--plan", "plan.corn", "--json", "--keys", "keys", *TASK]
-            agents = [
-                Forked(tmp_path, run_corn, *arguments, "--timeout", "60", environment=there)
-                for there in environments
-            ]
-            for rank, process in enumerate(agents):
-                (tmp_path / f"code-{rank}").write_text(f"{process.wait()}\n")
-            assert torchrun.wait(timeout=120) == 0, [process.stderr for process in agents]
-        finally:
-            torchrun.kill()
-    for rank, process in enumerate(agents):
-        own = json.loads(process.stdout)
-        assert own["agent"] == rank
+    command += ["--nproc-per-node", "2", "-m", "corn", "agent", "--plan", "plan.corn", "--json"]
+    command += ["--keys", "keys", *TASK, "--timeout", "30"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    decoder, text, facts = json.JSONDecoder(), done.stdout.strip(), []
+    while text:
+        found, end = decoder.raw_decode(text)
+        facts.append(found)
+        text = text[end:].strip()
+    assert {own["agent"] for own in facts} == {0, 1}
+    for own in facts:
         assert (own["status"], own["num_steps"], own["stop_reason"]) == ("complete", 12, "none")
         assert own["measured"]["epsilon"] <= 10
         assert "train_loss" not in own["measured"]
         assert "one insider" in own["adversary"]
-        assert f"agent {rank}: complete after 12 steps" in process.stderr
+        assert f"agent {own['agent']}: complete after 12 steps" in done.stderr
         for folder in ("shared", "private"):
-            assert (tmp_path / "out" / folder / f"agent-{rank}" / "metrics.csv").exists()
-
-
-def read_environment(path: Path) -> dict[str, str]:
-    """Return an environment once it has been saved."""
-    deadline = time.monotonic() + 120
-    while not path.exists():
-        assert time.monotonic() < deadline, "torchrun starts nothing"
-        time.sleep(0.05)
-    entries = path.read_text(encoding="utf-8").rstrip("\0").split("\0")
-    return dict(entry.split("=", maxsplit=1) for entry in entries)
+            assert (tmp_path / "out" / folder / f"agent-{own['agent']}" / "metrics.csv").exists()

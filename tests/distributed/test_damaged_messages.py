@@ -39,7 +39,7 @@ WORD = json.dumps(asdict(HELLO)).encode()
 def meet(words: dict[str, bytes], *, signs: bool = True) -> Rendezvous:
     """Return agent 0 of two, at a store that has some messages of agent 1."""
     store = MemoryStore()
-    own, other = (make_rendezvous(agent, 2, store, timeout=0.5) for agent in range(2))
+    own, other = (make_rendezvous(agent, 2, store) for agent in range(2))
     for rendezvous in (own, other):
         rendezvous.listener.close()
     threads = [threading.Thread(target=lambda each=each: each.meeting) for each in (own, other)]
@@ -47,6 +47,7 @@ def meet(words: dict[str, bytes], *, signs: bool = True) -> Rendezvous:
         thread.start()
     for thread in threads:
         thread.join()
+    own.timeout = 0.5  # seconds in which messages must be found that are in the store already
     for key, word in words.items():
         session = own.meeting.session
         if key == REFUSAL:

@@ -382,7 +382,7 @@ def test_all_agents_stop_together_on_request(tmp_path: Path) -> None:
     ("spoil", "message"),
     [
         # Agent 1 cannot tell the others, which time out; whichever failure comes first is reported.
-        ("key", r"no message \(join\) from agent 1 within 3 s|agent-1\.key: cannot be read"),
+        ("key", r"no message \(join\) from agent 1 within 12 s|agent-1\.key: cannot be read"),
         ("plan", "agents differ in the plan's fingerprint: agent 1 has"),
         ("checkpoint", r"agent 1: .*checkpoint-100\.corn: not a checkpoint, or a damaged one"),
         ("settings", "agents differ in step sizes: agent 1 has Constant"),
@@ -400,7 +400,7 @@ def test_a_run_that_cannot_start_fails_with_one_line(
     if spoil == "key":
         run_processes(plan, out, SETTINGS, agents=[])
         (out / "keys" / "agent-1.key").unlink()
-        settings = dict.fromkeys(range(3), replace(SETTINGS, timeout=3))
+        settings = dict.fromkeys(range(3), replace(SETTINGS, timeout=12))
     elif spoil == "plan":
         plans[1] = save(small_plan("ring:3", 201), tmp_path / "other.corn")
     elif spoil == "checkpoint":

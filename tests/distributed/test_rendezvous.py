@@ -101,7 +101,7 @@ def test_the_store_listens_at_its_address_only() -> None:
 def test_only_agents_of_the_roster_reach_the_store() -> None:
     store = host_store(("127.0.0.1", 0), make_credentials(0, 2))
     where = ("127.0.0.1", store.port)
-    found = join_store(where, make_credentials(1, 2), timeout=5)
+    found = join_store(where, make_credentials(1, 2), timeout=60)
     assert found.set("hello/1", b"word") == b"word"
     assert store.words.get(["hello/1"]) == [b"word"]
     # Of another roster, in which the numbers exist too.
@@ -234,7 +234,7 @@ def come(own: Rendezvous) -> None:
 def begin_without_last(store: MemoryStore) -> list[Rendezvous]:
     """Return the first three of four agents, which have met at a store."""
     make_credentials(0, 4)
-    members = [make_rendezvous(agent, 4, store, timeout=0.3, start_with=3) for agent in range(3)]
+    members = [make_rendezvous(agent, 4, store, timeout=2, start_with=3) for agent in range(3)]
     for own in members:
         come(own)  # before anybody's time-out begins
     threads = [threading.Thread(target=lambda own=own: own.meeting) for own in members]
@@ -514,13 +514,13 @@ def test_an_agent_advertises_its_address_on_the_route_to_the_store() -> None:
     behind_nat = join(
         own,
         store=where,
-        timeout=5,
+        timeout=60,
         opens_store=False,
         listen=("0.0.0.0", 0),
         advertise=("clinic.example", 29600),
     )
     assert behind_nat.address == ("clinic.example", 29600)
-    everywhere = join(own, store=where, timeout=5, opens_store=False, listen=("0.0.0.0", 0))
+    everywhere = join(own, store=where, timeout=60, opens_store=False, listen=("0.0.0.0", 0))
     assert everywhere.address[0] == "127.0.0.1"
     for rendezvous in (found, behind_nat, everywhere):
         rendezvous.close()
@@ -529,7 +529,7 @@ def test_an_agent_advertises_its_address_on_the_route_to_the_store() -> None:
 
 def test_a_cut_connection_to_the_store_is_opened_again() -> None:
     store = host_store(("127.0.0.1", 0), make_credentials(0, 2))
-    found = join_store(("127.0.0.1", store.port), make_credentials(1, 2), timeout=5)
+    found = join_store(("127.0.0.1", store.port), make_credentials(1, 2), timeout=8)
     found.set("hello/1", b"word")
     for channel in list(store._channels):
         channel.close()
@@ -538,5 +538,5 @@ def test_a_cut_connection_to_the_store_is_opened_again() -> None:
     began = time.monotonic()
     with pytest.raises(StoreLostError):
         found.get(["hello/1"])
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     found.close()

@@ -64,7 +64,7 @@ class Desk:
             desk=None,  # type: ignore[arg-type]
             welcome=lambda step, present: replace(WELCOME, return_step=step, present=present),
             last_step=LAST_STEP,
-            timeout=1.0,
+            timeout=30.0,
         )
 
     def ask(self, request: Request) -> Channel:
@@ -199,7 +199,7 @@ def test_a_stop_before_the_return_ends_the_wait(desk: Desk) -> None:
 def test_an_agent_believes_no_sponsor_that_names_old_steps(
     welcome: dict[str, object], reason: str
 ) -> None:
-    sponsor, own = (make_rendezvous(agent, N, MemoryStore(), timeout=5) for agent in (0, 1))
+    sponsor, own = (make_rendezvous(agent, N, MemoryStore()) for agent in (0, 1))
 
     def answer(channel: Channel) -> None:
         channel.receive(max_bytes=10_000)
@@ -224,7 +224,7 @@ def ask_to_return(own: Rendezvous, sponsor: Rendezvous) -> object:
     )
 
 
-PLAN, TIMEOUT = small_plan("ring:4", LAST_STEP), 5.0
+PLAN, TIMEOUT = small_plan("ring:4", LAST_STEP), 30.0
 
 
 def make_run(agent: int, *, first_free_step: int) -> AgreedRun:

@@ -192,7 +192,8 @@ def test_answers_to_head_requests_have_no_body() -> None:
     assert body == b""
 
 
-def test_slow_clients_make_room_for_others() -> None:
+def test_slow_clients_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corn.distributed.status.server._SECONDS_PER_CONNECTION", 60.0)
     with serve(make_board()) as port:
         idle = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(90)]
         for connection in idle:
@@ -200,7 +201,7 @@ def test_slow_clients_make_room_for_others() -> None:
                 connection.sendall(b"GET / HTTP/1.1\r\nHost: loc")
         began = time.monotonic()
         assert get(port, "/healthz")[0] == 200
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 30
         for connection in idle:
             connection.close()
 
