@@ -40,6 +40,7 @@ from corn.learn import (
     run_sweep,
 )
 from corn.privacy import PrivacyBudget, account_precision
+from corn.privacy.rounding import round_bound_down, round_up
 from corn.threads import limit_threads
 from corn.topology import load_network
 
@@ -182,7 +183,10 @@ def main() -> None:
     # The precision diagonal of the server's noise is the cap, the same for all agents.
     loss = account_precision(method.precision, budget.query, num_steps=arguments.steps)
     spent, (lower, upper) = loss.worst_epsilon(_DELTA), bound_opacus(runs[0][1])
-    print(f"ε spent: corn {spent:.4f}, opacus between {lower:.4f} and {upper:.4f}")
+    print(
+        f"ε spent: corn {round_up(spent)}, opacus between {round_bound_down(lower)} and "
+        f"{round_up(upper)}"
+    )
     print(
         f"test accuracy, {arguments.seeds} seeds: corn {describe(ours)}, opacus {describe(theirs)}"
     )

@@ -16,6 +16,7 @@ from sklearn.datasets import make_classification
 import corn
 from corn.distributed.keyring import make_keys
 from corn.flower import AgentRelease, CornMod, introduce_agents
+from corn.privacy.rounding import round_up
 
 NUM_CLINICS, NUM_ROUNDS, CLIP = 6, 15, 1.0
 DATA, LABELS = make_classification(1000, 20, n_informative=8, class_sep=2.0, random_state=1)
@@ -72,7 +73,7 @@ def main() -> None:
     print(f"{plan.describe()}; the server sees every message")
     print(f"test accuracy {accuracy(weights, slice(600, None)):.3f}")
     spent = [AgentRelease(plan, agent, keys).get_epsilon() for agent in range(NUM_CLINICS)]
-    print(f"ε spent by each clinic: {', '.join(f'{e:.2f}' for e in spent)}")
+    print(f"ε spent by each clinic: {', '.join(map(round_up, spent))}")
 
 
 if __name__ == "__main__":

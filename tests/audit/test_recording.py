@@ -6,9 +6,18 @@ import numpy as np
 import pytest
 
 from corn.audit import AuditSettings, View, audit_plan
-from corn.audit.recording import RecordedRun, _read_releases, _serve
-from corn.errors import CornError
+from corn.audit.auditing import suggest_releases
+from corn.audit.recording import ProcessObservation, RecordedRun, _read_releases, _serve
+from corn.errors import CornError, InvalidArgumentError
 from tests.audit.plans import agent_plan
+
+
+def test_processes_release_no_more_than_their_ledgers_allow() -> None:
+    short = agent_plan(num_steps=3)
+    assert suggest_releases(short, "processes") == 3
+    assert suggest_releases(short, "shares") == 4, "keys alone have no ledger"
+    with pytest.raises(InvalidArgumentError, match="releases must be at most 3 through processes"):
+        ProcessObservation(short, num_trials=100, num_releases=4)
 
 
 @pytest.mark.slow

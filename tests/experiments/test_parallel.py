@@ -1,6 +1,5 @@
 """Workers compute missing cells; they end when the process that started them does."""
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -15,6 +14,7 @@ from corn.errors import InvalidArgumentError, MissingExtraError
 from corn.experiments import CellStore, list_cells, reproduce
 from corn.experiments.cells import Cell, DesignCell
 from corn.experiments.parallel import compute_cells
+from tests.distributed.harness import is_alive
 
 from .scales import TINY
 
@@ -50,14 +50,6 @@ def wait_until(is_true: Callable[[], bool], *, seconds: float = 120) -> None:
         time.sleep(0.05)
 
 
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 @pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [True, False])
@@ -77,7 +69,7 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path, is_kille
         finally:
             process.kill()
     workers = [int(mark.name) for mark in marks.iterdir()]
-    wait_until(lambda: not any(map(is_running, workers)))
+    wait_until(lambda: not any(map(is_alive, workers)))
 
 
 def test_two_processes_give_the_same_points_as_one(tmp_path: Path) -> None:

@@ -44,20 +44,24 @@ def test_a_file_is_dealt_out_and_every_row_is_used_once(tmp_path: Path) -> None:
     assert problem.public_parts == ()
 
 
-def test_a_class_that_is_not_dealt_out_to_all_is_noted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_agents_that_lack_a_class_after_the_distribution_are_noted(
+    seed: int, tmp_path: Path
+) -> None:
     path = write_csv(tmp_path / "a.csv", [*ROWS, (50, 5, "unknown")])
-    workload = FileWorkload(path, "ill", held_out=0)
-    owner = [
-        agent
-        for agent in range(3)
-        if not any("a class is missing" in n for n in workload.build(3, [agent]).private_notes)
-    ]
-    # The validation set may have the only sample; then nobody has one to train on.
-    assert len(owner) <= 1
-    (note,) = (n for n in workload.build(3).private_notes if "a class is missing" in n)
-    others = ", ".join(str(agent) for agent in range(3) if agent not in owner)
-    assert f"{path}: column 'ill'" in note
-    assert f"({others})" in note
+    workload = FileWorkload(path, "ill", held_out=0.4, seed=seed)
+    problem = workload.build(3)
+    parts = np.split(problem.data.targets.numpy(), problem.data.offsets[1:-1])
+    trained = set(problem.data.targets.tolist())
+    notes = " ".join(problem.private_notes)
+    is_unused = len(trained) < 3
+    assert ("only held-out samples have the class unknown" in notes) == is_unused
+    lacking = [agent for agent in range(3) if set(parts[agent].tolist()) != trained]
+    assert ("got no sample of some class" in notes) == bool(lacking)
+    for agent in range(3):
+        alone = " ".join(workload.build(3, [agent]).private_notes)
+        note = f"{path}: column 'ill': agent {agent} got no sample of some class"
+        assert (note in alone) == (agent in lacking)
 
 
 def test_truth_values_are_one_class_however_they_are_written(tmp_path: Path) -> None:

@@ -321,7 +321,8 @@ def suggest_releases(plan: Plan, through: Through) -> int:
     query = query_of(plan, 0)
     if through != "step" or query.unit == "agent" or query.sampling == "every-step":
         # Two attempts with two releases each, of which one step is repeated (``list_releases``).
-        return 4
+        # Processes have a ledger, which allows no more releases than the plan has steps.
+        return min(4, max(plan.budget.num_steps, 2)) if through == "processes" else 4
     # A whole number of passes; and enough steps that Poisson's canary takes part in some. Of long
     # passes the audit sees a part, in which the canary may not be: that makes it weaker, not wrong.
     steps = 2 * (query.steps_per_pass or 0) or math.ceil(3 / rate_of(query))

@@ -23,6 +23,7 @@ from corn.arrays import FloatArray
 from corn.audit.observation import Signal, add_share_canary, count_samples, query_of
 from corn.audit.program import select_known
 from corn.audit.views import View
+from corn.checks import require
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
 from corn.distributed.joining import host_store
 from corn.distributed.keyring import find_credentials, load_credentials, make_keys
@@ -218,6 +219,12 @@ class ProcessObservation:
 
     def __init__(self, plan: Plan, *, num_trials: int, num_releases: int) -> None:
         self._plan, self.problems = plan, list[str]()
+        require(
+            num_releases <= plan.budget.num_steps,
+            "releases",
+            f"at most {plan.budget.num_steps} through processes, whose ledgers allow no more",
+            num_releases,
+        )
         samples = max(count_samples(query_of(plan, agent)) for agent in range(plan.num_agents))
         workload = SilentWorkload("silent", num_parameters=num_trials, num_samples=samples)
         # Two runs under the same keys: a nonce that is used twice would repeat the first one's

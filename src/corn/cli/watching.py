@@ -15,7 +15,6 @@ from corn.covariance import Design
 from corn.covariance.watch import DesignProgress, watch_designs
 from corn.errors import StoppedByUserError
 from corn.plan import Plan
-from corn.privacy.rounding import round_up
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -54,11 +53,14 @@ def describe_progress(progress: DesignProgress) -> str:
 
     >>> describe_progress(DesignProgress(120, 500, 0.0312))
     'evaluation 120 of at most 500, at most 3.2 % above the optimum for its seeds'
+    >>> describe_progress(DesignProgress(1, 500, 8.5))
+    'evaluation 1 of at most 500, at most 850.0 % above the optimum for its seeds'
     """
     text = f"evaluation {progress.evaluations} of at most {progress.max_evaluations}"
     if math.isinf(progress.gap):
         return text
-    return f"{text}, at most {round_up(100 * progress.gap, 2)} % above the optimum for its seeds"
+    percent = math.ceil(1000 * progress.gap) / 10
+    return f"{text}, at most {percent:.1f} % above the optimum for its seeds"
 
 
 def raise_if_interrupted(made: Design | Plan) -> None:

@@ -346,7 +346,7 @@ def descend(
     fun: Callable[[FloatArray], tuple[float, FloatArray]],
     z: FloatArray,
     *,
-    max_evaluations: int = 15_000,
+    max_evaluations: int = 15_000,  # SciPy's own limit
 ) -> FloatArray:
     """Return a point near the minimum of a smoothed objective, from its value and gradient."""
     result = scipy.optimize.minimize(

@@ -96,7 +96,7 @@ class Membership:
         self.news = News(cuts=frozenset(cuts))
 
     @property
-    def neighbours(self) -> tuple[int, ...]:
+    def planned_neighbours(self) -> tuple[int, ...]:
         """The neighbours of this agent by the plan."""
         return tuple(sorted(self._graph.neighbors(self._agent)))
 
@@ -154,13 +154,13 @@ class Membership:
     def own_cuts(self, step: int) -> dict[int, int]:
         """Return the neighbours whose link to this agent is broken at a step, and since when."""
         cuts = self.cuts_by(step)
-        own = {peer: make_edge(self._agent, peer) for peer in self.neighbours}
+        own = {peer: make_edge(self._agent, peer) for peer in self.planned_neighbours}
         return {peer: cuts[edge] for peer, edge in own.items() if edge in cuts}
 
     def alone_since(self, step: int) -> int | None:
         """Return the step at which the last neighbour was lost; None while there is one."""
         cuts = self.own_cuts(step)
-        return max(cuts.values()) if cuts and len(cuts) == len(self.neighbours) else None
+        return max(cuts.values()) if cuts and len(cuts) == len(self.planned_neighbours) else None
 
     def present_at(self, step: int) -> tuple[int, ...]:
         """Return the agents that this one reaches at a step, itself included."""

@@ -313,7 +313,7 @@ class TrainingRounds:
         returning = {a for a, when in self._membership.news.returns if when == self.step}
         for agent in sorted(returning - {self._agent}):
             self._journal.note(f"agent {agent} takes part again from step {self.step} on")
-        expected = (returning & set(self._membership.neighbours)) | self._returns.to_dial
+        expected = (returning & set(self._membership.planned_neighbours)) | self._returns.to_dial
         for agent in sorted(expected):
             try:
                 self._exchange.add(agent, self._returns.connect(agent))

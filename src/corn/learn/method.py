@@ -28,6 +28,7 @@ from corn.privacy import ClippedQuery, PrivacyBudget, account_promises
 from corn.privacy.accounting import group_agents
 from corn.privacy.floats import account_floats, set_aside
 from corn.privacy.query import describe_queries
+from corn.privacy.rounding import round_bound_down, round_up
 
 # Simulations allow for rounding of [R⁻¹]_ii. Where noise protects somebody, nothing is allowed.
 _TOLERANCE = 1e-9
@@ -101,7 +102,8 @@ class Method:
             worst = int((precision / caps).argmax())
             raise InvalidArgumentError(
                 f"the noise of {self.name!r} does not keep its budget against {self.against}: "
-                f"[R⁻¹]_ii of agent {worst} is {precision[worst]:.6g}, its cap {caps[worst]:.6g}; "
+                f"[R⁻¹]_ii of agent {worst} is {round_up(precision[worst])}, its cap "
+                f"{round_bound_down(caps[worst])}; "
                 "design it for this cap"
             )
 

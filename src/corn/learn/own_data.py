@@ -111,9 +111,8 @@ class FileWorkload:
         if self.has_file_per_agent:
             parts = [self._split(own, test_fraction) for own in encoded]
         else:
-            parts = self._deal_out(encoded[0], num_agents, owners, test_fraction)
-            if classes is not None:
-                notes += self._note_gaps(encoded[0], dict(zip(owners, parts, strict=True)))
+            parts, gaps = self._deal_out(encoded[0], num_agents, owners, test_fraction, classes)
+            notes += gaps
         # A part without samples is left out: a mean over no samples would be NaN.
         held_out = {
             name: _join([own[name] for own in parts if len(own[name][0])])
@@ -241,9 +240,17 @@ class FileWorkload:
         }
 
     def _deal_out(
-        self, samples: Samples, num_agents: int, agents: Iterable[int], test_fraction: float
-    ) -> list[dict[str, Samples]]:
-        """Return the parts of agents of one file; the first has the samples held out for all."""
+        self,
+        samples: Samples,
+        num_agents: int,
+        agents: Sequence[int],
+        test_fraction: float,
+        classes: Sequence[str] | None,
+    ) -> tuple[list[dict[str, Samples]], list[str]]:
+        """Return the parts of agents of one file, and notes on classes that they lack.
+
+        The first part has the samples held out for all.
+        """
         whole = self._split(samples, test_fraction)
         # Held-out samples of one common file belong to nobody in particular: the first agent here
         # gets them and the others none, so that each is counted once.
@@ -254,12 +261,17 @@ class FileWorkload:
                 f"partition must be iid for regression, which has no classes, found {spec.kind!r}"
             )
         # The same seed in every process: agents deal out one file alike without talking.
-        rows = spec.assign(train[1].numpy().astype(np.int64), num_agents, seed=self.seed)
+        targets = train[1].numpy().astype(np.int64)
+        rows = spec.assign(targets, num_agents, seed=self.seed)
         dealt = [
             {"train": _pick(train, rows[agent]), "validation": none, "test": none}
             for agent in agents
         ]
-        return [{**whole, "train": dealt[0]["train"]}, *dealt[1:]]
+        notes: list[str] = []
+        if classes is not None:
+            own = {agent: targets[rows[agent]] for agent in agents}
+            notes += self._note_gaps(samples[1].numpy(), targets, own, classes)
+        return [{**whole, "train": dealt[0]["train"]}, *dealt[1:]], notes
 
     def _find_notes(
         self, files: Sequence[RawSamples], classes: Sequence[str] | None
@@ -296,16 +308,30 @@ class FileWorkload:
         )
 
     def _note_gaps(
-        self, whole: Samples, parts: Mapping[int, Mapping[str, Samples]]
+        self,
+        targets: IntArray,
+        train: IntArray,
+        parts: Mapping[int, IntArray],
+        classes: Sequence[str],
     ) -> Iterator[str]:
-        """Yield a note on agents that got no sample of a class when one file was dealt out."""
-        present = set(whole[1].tolist())
-        lacking = [str(a) for a, own in parts.items() if present - set(own["train"][1].tolist())]
-        if lacking:
+        """Yield notes on classes that agents lack because one file was distributed.
+
+        Args:
+            targets: of the file.
+            train: of the samples that are not held out.
+            parts: of the samples of some agents.
+            classes: the names of the classes.
+        """
+        column = f"{self.data}: column {self._target_name!r}"
+        trained = set(train.tolist())
+        if unused := sorted(set(targets.tolist()) - trained):
+            names = list_some([classes[number] for number in unused])
+            yield f"{column}: only held-out samples have the class {names}: no agent trains on it"
+        if lacking := [str(a) for a, own in parts.items() if trained - set(own.tolist())]:
+            who = "agent" if len(lacking) == 1 else "agents"
             yield (
-                f"{self.data}: column {self._target_name!r}: dealt out, a class is missing at "
-                f"{len(lacking)} of the agents ({list_some(lacking)}), which learn it from the "
-                "others"
+                f"{column}: {who} {list_some(lacking)} got no sample of some class when the file "
+                "was distributed; others have it"
             )
 
     def _describe(

@@ -128,8 +128,9 @@ class Link:
                 left = min(end, began + limit) - now
                 if left <= 0:
                     is_silent = now >= end
+                    waited = now - (max(since, self._last_heard) if is_silent else began)
                     raise LinkError(
-                        f"agent {self.peer} sent no message within {now - began:.1f} s",
+                        f"agent {self.peer} sent no message within {waited:.1f} s",
                         Dropout.SILENT if is_silent else Dropout.STALLED,
                     )
                 self._changed.wait(left)

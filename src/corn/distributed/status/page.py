@@ -12,7 +12,7 @@ from importlib import resources
 import jinja2
 
 from corn.distributed.status.board import Snapshot
-from corn.privacy.rounding import round_up
+from corn.privacy.rounding import round_up, write_exactly
 from corn.version import __version__
 
 _WIDTH, _HEIGHT, _MARGIN, _TOP = 680.0, 180.0, 44.0, 6.0
@@ -81,6 +81,8 @@ def render_page(snapshot: Snapshot, *, show_private: bool = False) -> str:
         waited=None if snapshot.local is None else snapshot.local.seconds_waited,
         spent=spent,
         epsilon=epsilon,
+        promised="" if state is None else write_exactly(state.promised_epsilon),
+        delta="" if state is None else write_exactly(state.delta),
         done=0.0 if state is None else state.step / state.num_steps,
         chart=draw_chart(snapshot.paces),
         width=_WIDTH,

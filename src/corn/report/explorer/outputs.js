@@ -130,7 +130,7 @@ corn.outputs = (() => {
     // A search that ended early is private all the same; its distance from the best is stated.
     const excess = (q) => {
       const gap = known.get(keyOf(settings, q))?.gap;
-      return gap > 0.01 && isFinite(gap) ? `, energy ≤ ${(100 * gap).toFixed(1)} % above the best` : "";
+      return gap > 0.01 && isFinite(gap) ? `, energy ≤ ${(Math.ceil(1000 * gap) / 10).toFixed(1)} % above the best` : "";
     };
     const row = (label, remark, kind, value) => ({ label, remark, kind, value });
     const rows = [
