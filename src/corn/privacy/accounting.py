@@ -25,7 +25,6 @@ from corn.privacy.accountants import (
 from corn.privacy.budget import AgentPromise, PrivacyBudget
 from corn.privacy.precision import precision_diagonal
 from corn.privacy.query import ClippedQuery
-from corn.privacy.rounding import round_bound_down, round_up
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,8 +273,7 @@ class BudgetCheck:
         verdict = "met for all" if self.passed else f"broken for {np.count_nonzero(~self.met)} of"
         return (
             f"{verdict} {self.precision.size} agents: the worst is agent {worst}, whose [R⁻¹]_ii "
-            f"is {round_up(self.precision[worst])}, its cap "
-            f"{round_bound_down(self.precision_caps[worst])}"
+            f"is {self.precision[worst]:.6g}, its cap {self.precision_caps[worst]:.6g}"
         )
 
 
