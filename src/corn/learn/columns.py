@@ -1,4 +1,4 @@
-"""Notes on the columns of a file for its owner: constant, large, outside public bounds.
+"""Notes on the columns of a file for its owner: constant, large, outside public bounds, no sample.
 
 These are facts about private data. They must reach its owner alone, and must not stop a run that
 others take part in: a refusal would tell them.
@@ -6,12 +6,12 @@ others take part in: a refusal would tell them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from corn.arrays import FloatArray
+from corn.arrays import FloatArray, IntArray
 
 _LARGE_VALUE = 10.0  # beside which columns of order 1 lose their part of a clipped gradient
 _MOST_NAMES = 5
@@ -62,6 +62,32 @@ def describe_columns(columns: Sequence[Column]) -> Iterator[str]:
         yield (
             f"{_begin(outside)} values outside public bounds, {count} in all, which count as the "
             "nearest bound"
+        )
+
+
+def describe_gaps(
+    targets: IntArray, train: IntArray, parts: Mapping[int, IntArray], classes: Sequence[str]
+) -> Iterator[str]:
+    """Yield notes on classes that agents lack because one file was distributed.
+
+    Args:
+        targets: of all samples.
+        train: of those that are not held out.
+        parts: of those of some agents.
+        classes: the names of the classes.
+
+    >>> list(describe_gaps(np.array([0, 1, 2]), np.array([0, 1]), {4: np.array([1])}, "abc"))[1]
+    'agent 4 got no sample of some class when the file was distributed; others have it'
+    """
+    trained = set(train.tolist())
+    if unused := sorted(set(targets.tolist()) - trained):
+        names = list_some([classes[number] for number in unused])
+        yield f"only held-out samples have the class {names}: no agent trains on it"
+    if lacking := [str(agent) for agent, own in parts.items() if trained - set(own.tolist())]:
+        who = "agent" if len(lacking) == 1 else "agents"
+        yield (
+            f"{who} {list_some(lacking)} got no sample of some class when the file was "
+            "distributed; others have it"
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from corn.checks import require, require_fraction
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn.batches import AgentData
 from corn.learn.bounds import Bounds, scale_values
-from corn.learn.columns import Column, describe_columns, list_some
+from corn.learn.columns import Column, describe_columns, describe_gaps, list_some
 from corn.learn.datasets.own_files import RawSamples, read_numbers, read_own_samples
 from corn.learn.metrics import Samples
 from corn.learn.models import flattens_inputs, make_named_task
@@ -270,7 +270,9 @@ class FileWorkload:
         notes: list[str] = []
         if classes is not None:
             own = {agent: targets[rows[agent]] for agent in agents}
-            notes += self._note_gaps(samples[1].numpy(), targets, own, classes)
+            column = f"{self.data}: column {self._target_name!r}"
+            gaps = describe_gaps(samples[1].numpy(), targets, own, classes)
+            notes += [f"{column}: {note}" for note in gaps]
         return [{**whole, "train": dealt[0]["train"]}, *dealt[1:]], notes
 
     def _find_notes(
@@ -306,33 +308,6 @@ class FileWorkload:
             f"column {self._target_name!r} lacks the class {list_some(absent)}: its agent learns "
             "it from the others"
         )
-
-    def _note_gaps(
-        self,
-        targets: IntArray,
-        train: IntArray,
-        parts: Mapping[int, IntArray],
-        classes: Sequence[str],
-    ) -> Iterator[str]:
-        """Yield notes on classes that agents lack because one file was distributed.
-
-        Args:
-            targets: of the file.
-            train: of the samples that are not held out.
-            parts: of the samples of some agents.
-            classes: the names of the classes.
-        """
-        column = f"{self.data}: column {self._target_name!r}"
-        trained = set(train.tolist())
-        if unused := sorted(set(targets.tolist()) - trained):
-            names = list_some([classes[number] for number in unused])
-            yield f"{column}: only held-out samples have the class {names}: no agent trains on it"
-        if lacking := [str(a) for a, own in parts.items() if trained - set(own.tolist())]:
-            who = "agent" if len(lacking) == 1 else "agents"
-            yield (
-                f"{column}: {who} {list_some(lacking)} got no sample of some class when the file "
-                "was distributed; others have it"
-            )
 
     def _describe(
         self,
