@@ -33,10 +33,10 @@ from statistics import median
 
 from torch import Tensor
 
-from corn.distributed.joining import host_store
-from corn.distributed.keyring import NoiseShare, find_credentials, make_keys
 from corn.distributed.processes import AgentProcesses
 from corn.distributed.settings import AgentConfig, DropoutPolicy, RunSettings
+from corn.distributed.startup.joining import host_store
+from corn.distributed.startup.keyring import NoiseShare, find_credentials, make_keys
 from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
 from corn.learn.workloads import Workload

@@ -14,7 +14,7 @@ import numpy as np
 from sklearn.datasets import make_classification
 
 import corn
-from corn.distributed.keyring import make_keys
+from corn.distributed import make_keys
 from corn.flower import AgentRelease, CornMod, introduce_agents
 from corn.privacy.rounding import round_up
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from corn.covariance import ThreatModel
-from corn.distributed.keyring import make_keys
+from corn.distributed.startup.keyring import make_keys
 from corn.errors import CornError, InvalidArgumentError, MissingExtraError
 from corn.flower import AgentRelease, CornMod, introduce_agents
 from corn.noise import BudgetSpentError

@@ -28,8 +28,8 @@ import torch
 from numpy.typing import NDArray
 
 from corn.checks import require
-from corn.distributed.handshake import check_guarantee
-from corn.distributed.keyring import load_credentials, open_ledger
+from corn.distributed.startup.handshake import check_guarantee
+from corn.distributed.startup.keyring import load_credentials, open_ledger
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, MissingExtraError
 from corn.files import writing_whole
 from corn.learn.step import clip_batch_gradients, release

@@ -16,9 +16,9 @@ from torch.utils.data import TensorDataset
 from corn.arrays import FloatArray, IntArray
 from corn.covariance import ThreatModel
 from corn.distributed import AgentResult, Rendezvous, RunSettings, RunStatus, run_agent
-from corn.distributed.keyring import Keyring, RehearsalLedger, make_keys, open_ledger
-from corn.distributed.samples import suggest_plan
-from corn.distributed.start_errors import RefusalError
+from corn.distributed.startup.keyring import Keyring, RehearsalLedger, make_keys, open_ledger
+from corn.distributed.startup.samples import suggest_plan
+from corn.distributed.startup.start_errors import RefusalError
 from corn.learn import Constant
 from corn.learn.batches import BatchSampler
 from corn.learn.sampling import TooFewSamplesError

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from corn.distributed.exchange import Exchange, LateMessage, Outcome, Received
-from corn.distributed.membership import Membership
-from corn.distributed.messages import Header, message_limit
+from corn.distributed.dropout.membership import Membership
+from corn.distributed.dropout.survivors import ActivePlan, replan
 from corn.distributed.processes import AgentProcesses
-from corn.distributed.rendezvous import Rendezvous
-from corn.distributed.results import RunStatus
-from corn.distributed.rounds import TrainingRounds
+from corn.distributed.records.results import RunStatus
 from corn.distributed.settings import RunSettings
-from corn.distributed.survivors import ActivePlan, replan
+from corn.distributed.startup.rendezvous import Rendezvous
+from corn.distributed.steps.exchange import Exchange, LateMessage, Outcome, Received
+from corn.distributed.steps.messages import Header, message_limit
+from corn.distributed.steps.rounds import TrainingRounds
 from corn.learn.monitor import Interruption
 from corn.learn.schedule import Constant
 from corn.plan import Plan

@@ -11,8 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corn.distributed.exchange import Exchange, Received
-from corn.distributed.messages import (
+from corn.distributed.startup.rendezvous import Rendezvous
+from corn.distributed.steps.exchange import Exchange, Received
+from corn.distributed.steps.messages import (
     NEVER,
     Header,
     News,
@@ -23,7 +24,6 @@ from corn.distributed.messages import (
     decode_message,
     message_limit,
 )
-from corn.distributed.rendezvous import Rendezvous
 from corn.transport import Dropout, LinkError, Purpose, open_links
 
 from .threads import run_in_threads

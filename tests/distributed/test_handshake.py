@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from corn.covariance import Decomposition
-from corn.distributed.handshake import (
+from corn.distributed.startup.handshake import (
     Agreement,
     HandshakeError,
     Hello,
@@ -21,8 +21,8 @@ from corn.distributed.handshake import (
     confirm,
     shake_hands,
 )
-from corn.distributed.rendezvous import Rendezvous
-from corn.distributed.start_errors import (
+from corn.distributed.startup.rendezvous import Rendezvous
+from corn.distributed.startup.start_errors import (
     AbsentError,
     LateError,
     RefusalError,

@@ -11,11 +11,10 @@ import pytest
 from rich.console import Console
 
 from corn.distributed.display import LaunchDisplay, draw_table
-from corn.distributed.journal import Progress
 from corn.distributed.launcher import Placement, launch
-from corn.distributed.messages import StopNotice, StopReason
 from corn.distributed.processes import AgentProcesses, Note, is_suspended
-from corn.distributed.results import (
+from corn.distributed.records.journal import Progress
+from corn.distributed.records.results import (
     AgentResult,
     Failure,
     FailureKind,
@@ -28,6 +27,7 @@ from corn.distributed.results import (
 )
 from corn.distributed.settings import RunSettings
 from corn.distributed.status.logs import LogSettings
+from corn.distributed.steps.messages import StopNotice, StopReason
 from corn.errors import CornError, InvalidArgumentError, StoppedByUserError
 from corn.plan import save_plan
 

@@ -20,9 +20,9 @@ from corn.distributed import (
     RunSettings,
     run_agent,
 )
-from corn.distributed.keyring import make_keys, open_ledger
 from corn.distributed.launcher import foresee_total
-from corn.distributed.start_errors import RefusalError
+from corn.distributed.startup.keyring import make_keys, open_ledger
+from corn.distributed.startup.start_errors import RefusalError
 from corn.errors import InvalidArgumentError
 from corn.learn import Constant
 from corn.noise import compose_history, read_history

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from corn.distributed.agent import run_workload
-from corn.distributed.handshake import HandshakeError
-from corn.distributed.journal import Reports
-from corn.distributed.keyring import make_keys
-from corn.distributed.rejoin import load_addresses
-from corn.distributed.rendezvous import Rendezvous
-from corn.distributed.results import AgentResult
+from corn.distributed.dropout.rejoin import load_addresses
+from corn.distributed.records.journal import Reports
+from corn.distributed.records.results import AgentResult
 from corn.distributed.settings import AgentConfig, RunSettings
-from corn.distributed.start_errors import AbsentError, LateError, RefusalError
+from corn.distributed.startup.handshake import HandshakeError
+from corn.distributed.startup.keyring import make_keys
+from corn.distributed.startup.rendezvous import Rendezvous
+from corn.distributed.startup.start_errors import AbsentError, LateError, RefusalError
 from corn.errors import FileFormatError
 from corn.learn.own_data import FileWorkload
 from corn.learn.schedule import Constant
@@ -142,7 +142,7 @@ def test_after_a_start_that_failed_no_agent_is_asked_to_return(
     def fail(*_: object, **__: object) -> None:
         raise LinkError("no connection")
 
-    monkeypatch.setattr("corn.distributed.entry.open_links", fail)
+    monkeypatch.setattr("corn.distributed.startup.entry.open_links", fail)
     for result in run_files(tmp_path, monkeypatch):
         assert isinstance(result, LinkError | RefusalError), result
     assert (tmp_path / "out/private/agent-1").is_dir()
@@ -158,7 +158,7 @@ def test_an_agent_that_came_too_late_keeps_the_addresses_of_the_others(
         rendezvous.meeting  # noqa: B018
         raise LateError
 
-    monkeypatch.setattr("corn.distributed.entry.shake_hands", come_late)
+    monkeypatch.setattr("corn.distributed.startup.entry.shake_hands", come_late)
     assert [type(result) for result in run_files(tmp_path, monkeypatch)] == [LateError] * N
     for agent in range(N):
         own, others = load_addresses(tmp_path / f"out/private/agent-{agent}")

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import corn
 from corn.distributed import RunSettings
-from corn.distributed.keyring import make_keys
 from corn.distributed.own_loop import make_private
-from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.startup.keyring import make_keys
+from corn.distributed.startup.rendezvous import Rendezvous
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn import Constant, Method, SweepSettings, TrainingProblem, Trial, run_sweep
 from corn.learn.batches import AgentData

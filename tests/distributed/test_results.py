@@ -11,17 +11,17 @@ import torch
 from torch import nn
 
 from corn.covariance import ThreatModel
-from corn.distributed.journal import EvaluationData, Journal, ReleaseAccount, Reports
 from corn.distributed.launcher import LaunchResult, merge_results
-from corn.distributed.results import (
+from corn.distributed.records.journal import EvaluationData, Journal, ReleaseAccount, Reports
+from corn.distributed.records.results import (
     AgentResult,
     Failure,
     FailureKind,
     RunStatus,
     merge_measurements,
 )
+from corn.distributed.records.storage import Folders, make_folders, read_rows
 from corn.distributed.settings import RunSettings
-from corn.distributed.storage import Folders, make_folders, read_rows
 from corn.learn import Constant
 from corn.learn.batches import AgentData
 from corn.learn.metrics import COLUMNS, PRIVATE_COLUMNS, SHARED_COLUMNS

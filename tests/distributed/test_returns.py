@@ -11,7 +11,12 @@ import networkx as nx
 import pytest
 import torch
 
-from corn.distributed.entry import (
+from corn.distributed.dropout.membership import Membership
+from corn.distributed.dropout.rejoin import RejoinError, Request, Sponsor, Welcome, request_return
+from corn.distributed.dropout.returns import Returns
+from corn.distributed.dropout.survivors import ActivePlan
+from corn.distributed.settings import RunSettings
+from corn.distributed.startup.entry import (
     AgreedRun,
     Entry,
     Work,
@@ -19,15 +24,10 @@ from corn.distributed.entry import (
     make_returns,
     return_to_run,
 )
-from corn.distributed.handshake import Agreement, Hello
-from corn.distributed.membership import Membership
-from corn.distributed.messages import Header
-from corn.distributed.rejoin import RejoinError, Request, Sponsor, Welcome, request_return
-from corn.distributed.rendezvous import Meeting, Rendezvous
-from corn.distributed.returns import Returns
-from corn.distributed.rounds import TrainingRounds
-from corn.distributed.settings import RunSettings
-from corn.distributed.survivors import ActivePlan
+from corn.distributed.startup.handshake import Agreement, Hello
+from corn.distributed.startup.rendezvous import Meeting, Rendezvous
+from corn.distributed.steps.messages import Header
+from corn.distributed.steps.rounds import TrainingRounds
 from corn.learn.monitor import Interruption
 from corn.learn.schedule import Constant
 from corn.transport import (

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from corn.covariance import ThreatModel
-from corn.distributed.half_step import HalfStep
-from corn.distributed.loss_notes import LossNotes
-from corn.distributed.membership import Membership, NewsDelays
+from corn.distributed.dropout.loss_notes import LossNotes
+from corn.distributed.dropout.membership import Membership, NewsDelays
 from corn.distributed.settings import advise_return
+from corn.distributed.steps.half_step import HalfStep
 from corn.privacy import ClippedQuery
 from tests.oracles.deployed_release import GivenGradient
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from corn.distributed.journal import ReleaseAccount
+from corn.distributed.records.journal import ReleaseAccount
+from corn.distributed.records.storage import Folders, make_folders
 from corn.distributed.status.state import (
     StateFile,
     describe_state,
@@ -19,7 +20,6 @@ from corn.distributed.status.state import (
     read_state,
     read_states,
 )
-from corn.distributed.storage import Folders, make_folders
 from corn.errors import FileFormatError
 from corn.privacy import PrivacyBudget
 

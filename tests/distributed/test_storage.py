@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from corn.covariance import Horizon
-from corn.distributed.settings import RunSettings
-from corn.distributed.storage import (
+from corn.distributed.records.storage import (
     AgentCheckpoint,
     CheckpointFolder,
     Folders,
@@ -18,6 +17,7 @@ from corn.distributed.storage import (
     list_checkpoints,
     make_folders,
 )
+from corn.distributed.settings import RunSettings
 from corn.errors import CornError, FileFormatError
 from corn.plan import Plan, make_plan
 

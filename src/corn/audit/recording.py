@@ -25,10 +25,10 @@ from corn.audit.program import select_known
 from corn.audit.views import View
 from corn.checks import require
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
-from corn.distributed.joining import host_store
-from corn.distributed.keyring import find_credentials, load_credentials, make_keys
-from corn.distributed.messages import Header
 from corn.distributed.processes import preloaded_context
+from corn.distributed.startup.joining import host_store
+from corn.distributed.startup.keyring import find_credentials, load_credentials, make_keys
+from corn.distributed.steps.messages import Header
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import AgentData, Batch
 from corn.learn.problem import TrainingProblem

@@ -4,10 +4,10 @@
 - ``launch``: all agents of a plan on this machine.
 - ``corn agent``: one agent of a workload, for torchrun.
 
-The modules, in the order in which things happen: ``settings``, ``launcher``, ``processes``;
-``agent`` with ``joining``, ``rendezvous``, ``planning``, ``keyring``, ``handshake``, ``lifetime``;
-``entry`` and ``rejoin`` into a run; ``rounds`` with ``half_step``, ``exchange``, ``messages``,
-``membership``, ``survivors``; ``journal``, ``storage``, ``results``. ``status`` has the log, the
+In the order in which things happen: ``settings``, ``launcher`` and ``processes`` lead to ``agent``,
+which reads from top to bottom. ``startup`` is all before the first step: rendezvous, plan, keys,
+agreement, links. ``steps`` has the rounds of training, ``dropout`` the losses and returns of
+agents, ``records`` the journal, the files and the result of a run. ``status`` has the log, the
 state and the status server of an agent.
 
 Names are imported when first used, as torch takes seconds.
@@ -21,50 +21,52 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from corn.distributed.agent import run_agent as run_agent
     from corn.distributed.agent import run_workload as run_workload
-    from corn.distributed.joining import join as join
-    from corn.distributed.journal import Reports as Reports
     from corn.distributed.launcher import LaunchResult as LaunchResult
     from corn.distributed.launcher import Placement as Placement
     from corn.distributed.launcher import launch as launch
-    from corn.distributed.lifetime import Lifetime as Lifetime
-    from corn.distributed.lifetime import LifetimeSpentError as LifetimeSpentError
-    from corn.distributed.lifetime import LifetimeTotal as LifetimeTotal
-    from corn.distributed.messages import StopReason as StopReason
-    from corn.distributed.planning import PlanningRequest as PlanningRequest
     from corn.distributed.processes import listen_for_signals as listen_for_signals
-    from corn.distributed.rendezvous import Rendezvous as Rendezvous
-    from corn.distributed.results import AgentResult as AgentResult
-    from corn.distributed.results import RunStatus as RunStatus
-    from corn.distributed.results import describe_stop as describe_stop
-    from corn.distributed.results import require_done as require_done
+    from corn.distributed.records.journal import Reports as Reports
+    from corn.distributed.records.results import AgentResult as AgentResult
+    from corn.distributed.records.results import RunStatus as RunStatus
+    from corn.distributed.records.results import describe_stop as describe_stop
+    from corn.distributed.records.results import require_done as require_done
     from corn.distributed.settings import AgentConfig as AgentConfig
     from corn.distributed.settings import Monitoring as Monitoring
     from corn.distributed.settings import RunSettings as RunSettings
     from corn.distributed.settings import parse_address as parse_address
+    from corn.distributed.startup.joining import join as join
+    from corn.distributed.startup.keyring import make_keys as make_keys
+    from corn.distributed.startup.lifetime import Lifetime as Lifetime
+    from corn.distributed.startup.lifetime import LifetimeSpentError as LifetimeSpentError
+    from corn.distributed.startup.lifetime import LifetimeTotal as LifetimeTotal
+    from corn.distributed.startup.planning import PlanningRequest as PlanningRequest
+    from corn.distributed.startup.rendezvous import Rendezvous as Rendezvous
     from corn.distributed.status.monitor import monitor_agent as monitor_agent
+    from corn.distributed.steps.messages import StopReason as StopReason
 
 _MODULES = {
     "AgentConfig": "settings",
-    "AgentResult": "results",
+    "AgentResult": "records.results",
     "LaunchResult": "launcher",
-    "Lifetime": "lifetime",
-    "LifetimeSpentError": "lifetime",
-    "LifetimeTotal": "lifetime",
+    "Lifetime": "startup.lifetime",
+    "LifetimeSpentError": "startup.lifetime",
+    "LifetimeTotal": "startup.lifetime",
     "Monitoring": "settings",
     "Placement": "launcher",
-    "PlanningRequest": "planning",
-    "Rendezvous": "rendezvous",
-    "Reports": "journal",
+    "PlanningRequest": "startup.planning",
+    "Rendezvous": "startup.rendezvous",
+    "Reports": "records.journal",
     "RunSettings": "settings",
-    "RunStatus": "results",
-    "StopReason": "messages",
-    "describe_stop": "results",
-    "join": "joining",
+    "RunStatus": "records.results",
+    "StopReason": "steps.messages",
+    "describe_stop": "records.results",
+    "join": "startup.joining",
     "launch": "launcher",
     "listen_for_signals": "processes",
+    "make_keys": "startup.keyring",
     "monitor_agent": "status.monitor",
     "parse_address": "settings",
-    "require_done": "results",
+    "require_done": "records.results",
     "run_agent": "agent",
     "run_workload": "agent",
 }

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from corn.distributed.journal import Progress
 from corn.distributed.processes import Note
-from corn.distributed.results import AgentResult
+from corn.distributed.records.journal import Progress
+from corn.distributed.records.results import AgentResult
 from corn.distributed.status.logs import LogSettings, log_event, writing_log
 from corn.distributed.status.state import Pace
 from corn.privacy.rounding import round_up

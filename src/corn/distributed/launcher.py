@@ -7,12 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from corn.distributed.display import LaunchDisplay
-from corn.distributed.joining import host_store
-from corn.distributed.keyring import default_key_folder, find_credentials, make_keys
-from corn.distributed.lifetime import Lifetime, LifetimeTotal, bound_lifetime
-from corn.distributed.planning import PlanningRequest
 from corn.distributed.processes import AgentProcesses
-from corn.distributed.results import (
+from corn.distributed.records.results import (
     AgentResult,
     RunStatus,
     describe_lost,
@@ -22,8 +18,12 @@ from corn.distributed.results import (
     merge_measurements,
     raise_common_failure,
 )
+from corn.distributed.records.storage import Folders
 from corn.distributed.settings import AgentConfig, Monitoring, RunSettings
-from corn.distributed.storage import Folders
+from corn.distributed.startup.joining import host_store
+from corn.distributed.startup.keyring import default_key_folder, find_credentials, make_keys
+from corn.distributed.startup.lifetime import Lifetime, LifetimeTotal, bound_lifetime
+from corn.distributed.startup.planning import PlanningRequest
 from corn.errors import InvalidArgumentError, StoppedByUserError
 from corn.learn.monitor import catch_interruption
 from corn.learn.problem import TrainingProblem

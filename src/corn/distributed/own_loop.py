@@ -24,12 +24,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from corn.checks import require, require_length
 from corn.distributed.agent import run_problem
-from corn.distributed.handshake import check_guarantee
-from corn.distributed.journal import Reports
-from corn.distributed.lifetime import Lifetime
-from corn.distributed.rendezvous import Rendezvous
-from corn.distributed.results import AgentResult
+from corn.distributed.records.journal import Reports
+from corn.distributed.records.results import AgentResult
 from corn.distributed.settings import RunSettings
+from corn.distributed.startup.handshake import check_guarantee
+from corn.distributed.startup.lifetime import Lifetime
+from corn.distributed.startup.rendezvous import Rendezvous
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.loop_simulation import SimulatedTurns

@@ -15,8 +15,8 @@ from corn.plan import Plan
 from corn.version import __version__
 
 if TYPE_CHECKING:  # torch takes seconds to import, and every command reads this module
-    from corn.distributed.lifetime import Lifetime
-    from corn.distributed.planning import PlanningRequest
+    from corn.distributed.startup.lifetime import Lifetime
+    from corn.distributed.startup.planning import PlanningRequest
     from corn.learn.workloads import ProblemSource
 
 DropoutPolicy: TypeAlias = Literal["continue", "replan", "stop"]

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
-from corn.distributed.handshake import is_public
-from corn.distributed.journal import Reports
+from corn.distributed.records.journal import Reports
+from corn.distributed.records.storage import Folders, make_folders
 from corn.distributed.settings import AgentConfig
+from corn.distributed.startup.handshake import is_public
 from corn.distributed.status.board import StatusBoard
 from corn.distributed.status.logs import LAST_EVENT, log_event, writing_log
 from corn.distributed.status.protection import protect_process
 from corn.distributed.status.server import StatusPages, serving_status
 from corn.distributed.status.state import FAILED, STATE_NAME, write_state
-from corn.distributed.storage import Folders, make_folders
 from corn.errors import CornError
 from corn.version import __version__
 

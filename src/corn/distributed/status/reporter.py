@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Protocol, final
 
+from corn.distributed.records.storage import Folders
 from corn.distributed.settings import RunSettings
 from corn.distributed.status.logs import log_event
 from corn.distributed.status.state import (
@@ -19,7 +20,6 @@ from corn.distributed.status.state import (
     StateFile,
     describe_state,
 )
-from corn.distributed.storage import Folders
 from corn.learn.metrics import Row
 from corn.learn.step import StepStatistics
 from corn.plan import Plan, fingerprint

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple, final
 
-from corn.distributed.storage import Folders
+from corn.distributed.records.storage import Folders
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import writing_whole
 from corn.noise.ledger_file import is_open

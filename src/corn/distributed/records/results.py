@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from corn.distributed.lifetime import LifetimeTotal
-from corn.distributed.membership import name_agents
-from corn.distributed.messages import NO_STOP, StopNotice, StopReason
+from corn.distributed.dropout.membership import name_agents
+from corn.distributed.records.storage import Folders, read_model, read_rows
 from corn.distributed.settings import RunSettings
-from corn.distributed.storage import Folders, read_model, read_rows
+from corn.distributed.startup.lifetime import LifetimeTotal
+from corn.distributed.steps.messages import NO_STOP, StopNotice, StopReason
 from corn.errors import CornError, StoppedByUserError
 from corn.learn.method import Method, Trial
 from corn.learn.metrics import Row, measure

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from corn.covariance import Decomposition
-from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.settings import RunSettings
+from corn.distributed.startup.rendezvous import Rendezvous
 from corn.distributed.status.protection import require_private_keys
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn.perturbation import simulation_nonce

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import final
 
-from corn.distributed.membership import Membership, NewsDelays, component_of
-from corn.distributed.messages import PREFIX_BYTES, Edge
+from corn.distributed.dropout.membership import Membership, NewsDelays, component_of
+from corn.distributed.dropout.survivors import ActivePlan, replan
 from corn.distributed.settings import RunSettings
-from corn.distributed.survivors import ActivePlan, replan
+from corn.distributed.steps.messages import PREFIX_BYTES, Edge
 from corn.errors import CornError
 from corn.noise.grid import require_provable
 from corn.plan import Plan, fingerprint

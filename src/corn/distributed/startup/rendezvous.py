@@ -26,8 +26,13 @@ from pathlib import Path
 from typing import final
 
 from corn.distributed.settings import check_start_with
-from corn.distributed.start_errors import AbsentError, LateError, RefusalError, raise_if_stopped
-from corn.distributed.words import ForgedWordError, SignedWords, split_word
+from corn.distributed.startup.start_errors import (
+    AbsentError,
+    LateError,
+    RefusalError,
+    raise_if_stopped,
+)
+from corn.distributed.startup.words import ForgedWordError, SignedWords, split_word
 from corn.errors import CornError, InvalidArgumentError, PublicError
 from corn.learn.monitor import Interruption
 from corn.noise.address import encode_fields

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
-from corn.distributed.membership import name_agents
-from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.dropout.membership import name_agents
 from corn.distributed.settings import RunSettings
-from corn.distributed.start_errors import AbsentError, LateError, RefusalError, naming_agent
+from corn.distributed.startup.rendezvous import Rendezvous
+from corn.distributed.startup.start_errors import AbsentError, LateError, RefusalError, naming_agent
 from corn.errors import (
     CornError,
     InfeasibleError,

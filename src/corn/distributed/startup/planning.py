@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corn.covariance import DEFAULT_THREAT, Horizon, MechanismName, ThreatModel
-from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.records.storage import find_paid, make_folders
 from corn.distributed.settings import AgentConfig, RunSettings
-from corn.distributed.storage import find_paid, make_folders
+from corn.distributed.startup.rendezvous import Rendezvous
 from corn.errors import (
     CornError,
     FileFormatError,

@@ -23,7 +23,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from corn.distributed.messages import Header, check_header, decode_message
+from corn.distributed.steps.messages import Header, check_header, decode_message
 from corn.transport import Dropout, Link, LinkError, Traffic
 
 SUSPENDED_SHARE = 0.5

@@ -7,10 +7,10 @@ from typing import final
 
 from torch import Tensor
 
-from corn.distributed.handshake import Hello
-from corn.distributed.membership import Membership
-from corn.distributed.messages import Header
-from corn.distributed.rejoin import Applicant, Sponsor, Welcome, refuse_terms
+from corn.distributed.dropout.membership import Membership
+from corn.distributed.dropout.rejoin import Applicant, Sponsor, Welcome, refuse_terms
+from corn.distributed.startup.handshake import Hello
+from corn.distributed.steps.messages import Header
 from corn.transport import Address, Link, LinkDesk
 
 

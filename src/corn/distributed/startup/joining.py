@@ -17,10 +17,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from corn.distributed.keyring import load_credentials
-from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.settings import check_start_with
-from corn.distributed.start_errors import naming_agent, raise_if_stopped
+from corn.distributed.startup.keyring import load_credentials
+from corn.distributed.startup.rendezvous import Rendezvous
+from corn.distributed.startup.start_errors import naming_agent, raise_if_stopped
 from corn.errors import CornError, PublicError
 from corn.learn.monitor import Interruption
 from corn.noise import find_compiled

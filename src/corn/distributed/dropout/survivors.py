@@ -12,9 +12,9 @@ import numpy as np
 
 from corn.arrays import FloatArray
 from corn.covariance import GivenObjective, Horizon, Objective, ThreatModel
-from corn.distributed.keyring import NoiseShare
-from corn.distributed.membership import make_edge
-from corn.distributed.messages import PREFIX_BYTES, Edge
+from corn.distributed.dropout.membership import make_edge
+from corn.distributed.startup.keyring import NoiseShare
+from corn.distributed.steps.messages import PREFIX_BYTES, Edge
 from corn.errors import InfeasibleError
 from corn.plan import Plan, fingerprint, make_plan
 from corn.privacy import PrivacyBudget

@@ -19,20 +19,20 @@ from typing import final
 
 from torch import Tensor
 
-from corn.distributed.lifetime import LifetimeTotal
-from corn.distributed.messages import Header
-from corn.distributed.results import RunStatus
-from corn.distributed.settings import RunSettings
-from corn.distributed.status.logs import log_event
-from corn.distributed.status.reporter import ObservedRounds, StateReporter
-from corn.distributed.status.state import AgentState, LocalState
-from corn.distributed.storage import (
+from corn.distributed.records.results import RunStatus
+from corn.distributed.records.storage import (
     AgentCheckpoint,
     CheckpointFolder,
     Folders,
     append_private_note,
     write_model,
 )
+from corn.distributed.settings import RunSettings
+from corn.distributed.startup.lifetime import LifetimeTotal
+from corn.distributed.status.logs import log_event
+from corn.distributed.status.reporter import ObservedRounds, StateReporter
+from corn.distributed.status.state import AgentState, LocalState
+from corn.distributed.steps.messages import Header
 from corn.errors import CornError
 from corn.learn.method import Method, Trial
 from corn.learn.metrics import (

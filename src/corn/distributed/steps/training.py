@@ -7,18 +7,18 @@ from functools import partial
 
 from torch import Tensor
 
-from corn.distributed.entry import AgreedRun, Entry
-from corn.distributed.exchange import Exchange
-from corn.distributed.journal import Journal, ReleaseAccount, Reports
-from corn.distributed.results import AgentResult, judge_status
-from corn.distributed.rounds import TrainingRounds
-from corn.distributed.settings import RunSettings
-from corn.distributed.storage import (
+from corn.distributed.records.journal import Journal, ReleaseAccount, Reports
+from corn.distributed.records.results import AgentResult, judge_status
+from corn.distributed.records.storage import (
     CheckpointFolder,
     Folders,
     forget_after,
     read_rows,
 )
+from corn.distributed.settings import RunSettings
+from corn.distributed.startup.entry import AgreedRun, Entry
+from corn.distributed.steps.exchange import Exchange
+from corn.distributed.steps.rounds import TrainingRounds
 from corn.learn.metrics import Row
 from corn.learn.monitor import catch_interruption
 from corn.plan import Plan

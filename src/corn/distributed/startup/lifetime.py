@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from corn.checks import require
-from corn.distributed.keyring import Ledger, find_terms
+from corn.distributed.startup.keyring import Ledger, find_terms
 from corn.errors import CornError
 from corn.noise.history import (
     LedgerRecord,

@@ -7,9 +7,9 @@ from typing import final
 
 import networkx as nx
 
-from corn.distributed.membership import Membership, NewsDelays, component_of, name_agents
+from corn.distributed.dropout.membership import Membership, NewsDelays, component_of, name_agents
+from corn.distributed.dropout.survivors import measure_loss
 from corn.distributed.settings import advise_return
-from corn.distributed.survivors import measure_loss
 from corn.plan import Plan
 from corn.transport import Dropout
 

@@ -24,9 +24,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from corn.distributed.handshake import HandshakeError, Hello, compare_hellos
-from corn.distributed.messages import Header, decode_message
-from corn.distributed.rendezvous import Meeting, Rendezvous
+from corn.distributed.startup.handshake import HandshakeError, Hello, compare_hellos
+from corn.distributed.startup.rendezvous import Meeting, Rendezvous
+from corn.distributed.steps.messages import Header, decode_message
 from corn.errors import CornError, InvalidArgumentError, PublicError
 from corn.files import writing_whole
 from corn.noise.address import check_nonce

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from corn.distributed.messages import NEVER, Edge, News, StopNotice
+from corn.distributed.steps.messages import NEVER, Edge, News, StopNotice
 from corn.topology.graphs import Graph
 
 # Neighbours are at most one step apart, so they notice a loss within two steps.

@@ -13,18 +13,18 @@ from typing import final
 import torch
 from torch import Tensor
 
-from corn.distributed.exchange import MAX_LAG, SUSPENDED_SHARE, Exchange, Outcome, Received
-from corn.distributed.gossiping import LinkFlows
-from corn.distributed.half_step import HalfStep
-from corn.distributed.journal import Journal
-from corn.distributed.keyring import Ledger
-from corn.distributed.loss_notes import LossNotes
-from corn.distributed.membership import Membership, NewsDelays, find_cuts
-from corn.distributed.messages import NO_STOP, PREFIX_BYTES, Header, StopNotice, StopReason
-from corn.distributed.replanning import PlanInForce
-from corn.distributed.returns import Returns
+from corn.distributed.dropout.loss_notes import LossNotes
+from corn.distributed.dropout.membership import Membership, NewsDelays, find_cuts
+from corn.distributed.dropout.replanning import PlanInForce
+from corn.distributed.dropout.returns import Returns
+from corn.distributed.dropout.survivors import ActivePlan, LinkState, weigh_neighbours
+from corn.distributed.records.journal import Journal
 from corn.distributed.settings import RunSettings
-from corn.distributed.survivors import ActivePlan, LinkState, weigh_neighbours
+from corn.distributed.startup.keyring import Ledger
+from corn.distributed.steps.exchange import MAX_LAG, SUSPENDED_SHARE, Exchange, Outcome, Received
+from corn.distributed.steps.gossiping import LinkFlows
+from corn.distributed.steps.half_step import HalfStep
+from corn.distributed.steps.messages import NO_STOP, PREFIX_BYTES, Header, StopNotice, StopReason
 from corn.errors import PublicError
 from corn.learn.monitor import Interruption
 from corn.learn.step import StepStatistics

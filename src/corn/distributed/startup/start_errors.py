@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from corn.distributed.membership import name_agents
+from corn.distributed.dropout.membership import name_agents
 from corn.errors import CornError, PublicError, StoppedByUserError, make_printable
 from corn.learn.monitor import Interruption
 

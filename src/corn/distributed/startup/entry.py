@@ -8,22 +8,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from corn.distributed.exchange import Exchange
-from corn.distributed.half_step import HalfStep
-from corn.distributed.handshake import (
-    Agreement,
-    Hello,
-    confirm,
-    naming_absent_agents,
-    require_budget,
-    shake_hands,
-)
-from corn.distributed.journal import EvaluationData
-from corn.distributed.keyring import Keyring, NoiseShare, share_group_seeds
-from corn.distributed.lifetime import LifetimeTotal
-from corn.distributed.membership import Membership
-from corn.distributed.messages import message_limit
-from corn.distributed.rejoin import (
+from corn.distributed.dropout.membership import Membership
+from corn.distributed.dropout.rejoin import (
     Request,
     Sponsor,
     Welcome,
@@ -31,12 +17,26 @@ from corn.distributed.rejoin import (
     request_return,
     save_addresses,
 )
-from corn.distributed.rendezvous import Meeting, Rendezvous
-from corn.distributed.returns import Returns
+from corn.distributed.dropout.returns import Returns
+from corn.distributed.dropout.survivors import ActivePlan
+from corn.distributed.records.journal import EvaluationData
+from corn.distributed.records.storage import Folders
 from corn.distributed.settings import RunSettings, require_pair_seeds
-from corn.distributed.start_errors import LateError
-from corn.distributed.storage import Folders
-from corn.distributed.survivors import ActivePlan
+from corn.distributed.startup.handshake import (
+    Agreement,
+    Hello,
+    confirm,
+    naming_absent_agents,
+    require_budget,
+    shake_hands,
+)
+from corn.distributed.startup.keyring import Keyring, NoiseShare, share_group_seeds
+from corn.distributed.startup.lifetime import LifetimeTotal
+from corn.distributed.startup.rendezvous import Meeting, Rendezvous
+from corn.distributed.startup.start_errors import LateError
+from corn.distributed.steps.exchange import Exchange
+from corn.distributed.steps.half_step import HalfStep
+from corn.distributed.steps.messages import message_limit
 from corn.errors import InvalidArgumentError
 from corn.plan import Plan
 from corn.transport import (

@@ -1,0 +1,1 @@
+"""Records of a run: journal, files, and the result that an agent returns."""

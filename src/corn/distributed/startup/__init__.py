@@ -1,0 +1,1 @@
+"""All that happens before the first step: keys, rendezvous, plan, agreement, links."""

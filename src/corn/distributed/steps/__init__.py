@@ -1,0 +1,1 @@
+"""Steps of training: gradient and noise, messages to and from neighbours, mixing."""
