@@ -21,12 +21,12 @@ from corn.distributed import (
     RunSettings,
     RunStatus,
     StopReason,
-    entry,
-    replanning,
     run_agent,
 )
+from corn.distributed.dropout import replanning
 from corn.distributed.records.journal import Progress
 from corn.distributed.records.storage import Folders, list_checkpoints, read_model, read_rows
+from corn.distributed.startup import entry
 from corn.distributed.startup.handshake import HandshakeError
 from corn.distributed.startup.keyring import make_keys, open_ledger, share_group_seeds
 from corn.distributed.startup.start_errors import AbsentError, RefusalError, StoppedBeforeStartError

@@ -37,6 +37,20 @@ def test_a_design_cell_is_the_design_of_the_library_at_cap_one() -> None:
     )
 
 
+def test_noise_that_is_nearly_singular_keeps_its_budget_after_scaling(tmp_path: Path) -> None:
+    """On complete graphs all noise cancels but a 20,000th: the check rounds up by over 1e-9."""
+    names = ("decor-paper", "corn-paper", "corn")
+    methods = tuple(method for method in METHODS if method.name in names)
+    cell = replace(
+        first_training_cell("fig4b"), graph="er:n=20,p=1,seed=1", methods=methods, num_steps=2
+    )
+    store = CellStore(tmp_path)
+    compute_cells([cell], store, jobs=1)
+    found = store.load(cell)
+    assert found is not None
+    assert {run["method"] for run in found["runs"]} == set(names)
+
+
 def test_a_training_cell_gives_the_losses_of_the_library(tmp_path: Path) -> None:
     """One method, from its cell and from the engine directly, at a cap other than 1."""
     method = CORN_TWO_INSIDERS

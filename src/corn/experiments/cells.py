@@ -31,6 +31,7 @@ from corn.experiments.methods import MethodSpec, find_mechanism
 from corn.files import writing_whole
 from corn.learn.names import ModelName
 from corn.learn.schedule import ScheduleName
+from corn.plan.plan import meet_caps
 from corn.privacy import Unit
 from corn.topology import Network, choose_cooldown, load_network
 from corn.version import __version__
@@ -218,8 +219,11 @@ class TrainingCell:
             return learn.Method.non_private(*budget.queries, name=spec.name)
         if spec.mechanism == "central":
             return learn.Method.central(budget, len(sizes), name=spec.name)
-        # ``Method.private`` checks the scaled noise against the caps again, whatever was stored.
         shares = _read_noise(designs[spec.name]["noise"], budget.precision_cap)
+        # Scaling rounds, and the check of noise that is nearly singular rounds up by more than
+        # ``Method.private`` allows, which checks whatever was stored.
+        caps = budget.precision_caps(len(sizes))
+        shares = meet_caps(shares, caps, spec.threat.max_colluders)
         return learn.Method.private(spec.name, shares, budget, threat=spec.threat)
 
 
