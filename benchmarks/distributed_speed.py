@@ -114,6 +114,8 @@ class PlainHalfStep:
 class NoReturns:
     """Nobody comes back."""
 
+    to_dial: frozenset[int] = frozenset()
+
     def serve(self, *_: object) -> None:
         """There are no requests."""
 
