@@ -13,7 +13,8 @@ help:  ## list the targets
 demo: $(VENV)/installed  ## install, then reproduce every figure of the paper at reduced scale, with embedded data, into out/reproduction
 	$(BIN)/corn reproduce all --quick --out out/reproduction
 
-test: lint types pytest  ## install the development extras, lint, type-check and run every test
+test: lint  ## install the development extras, lint, type-check and run every test
+	@$(MAKE) --no-print-directory --jobs 2 types pytest
 
 docs: $(VENV)/installed-docs  ## build the documentation into docs/_build/html, and run its tutorials
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
