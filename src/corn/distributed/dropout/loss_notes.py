@@ -16,7 +16,7 @@ from corn.transport import Dropout
 
 @final
 class LossNotes:
-    """What an agent notes of losses.
+    """Notes of an agent on losses.
 
     Args:
         plan: the plan of all agents.
