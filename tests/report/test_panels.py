@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.text import Annotation
 
 from corn.experiments import FULL, QUICK, Panel, Point, Scale, make_studies
 from corn.experiments.methods import CORN_PAPER, LDP_PAPER, METHODS, NONE, MethodSpec
@@ -125,3 +126,32 @@ def test_the_axis_of_an_accuracy_ends_at_zero_and_one() -> None:
     points = [Point(NONE, x, (0.1, 0.99)) for x in (0.2, 1.0)]
     low, high = plot_panel(panel, points).axes[0].get_ylim()
     assert 0 <= low < 0.54 < high <= 1
+
+
+@pytest.mark.parametrize(
+    ("values", "label"), [((120.0, 270.0), "200"), ((4000.0, 52000.0), "10,000")]
+)
+def test_a_short_logarithmic_axis_has_plain_numbers(
+    values: tuple[float, float], label: str
+) -> None:
+    figure = plot_panel(NOISE, [Point(CORN_PAPER, x, (values[x],)) for x in (0, 1)])
+    figure.draw_without_rendering()
+    ticks = figure.axes[0].get_yticklabels(which="both")
+    texts = [tick.get_text() for tick in ticks if tick.get_text()]
+    assert label in texts
+    assert not any("$" in text for text in texts)
+
+
+def test_a_logarithmic_axis_over_many_decades_has_powers_of_ten() -> None:
+    figure = plot_panel(NOISE, [Point(CORN_PAPER, x, (10.0**-x,)) for x in (0, 5)])
+    figure.draw_without_rendering()
+    assert any("10^" in tick.get_text() for tick in figure.axes[0].get_yticklabels())
+
+
+def test_a_line_that_ends_early_is_named_at_its_end() -> None:
+    whole = [Point(LDP_PAPER, x, (1.0,)) for x in (1, 2, 3)]
+    part = [Point(CORN_PAPER, x, (0.5,)) for x in (1, 2)]
+    (axes,) = plot_panel(NOISE, whole + part).axes
+    (name,) = (text for text in axes.texts if text.get_text() == CORN_PAPER.label)
+    assert isinstance(name, Annotation)
+    assert name.xy == (2, 0.5)

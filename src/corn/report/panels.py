@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogFormatterMathtext, NullLocator
 
 from corn.experiments import MethodSpec, Panel, Point
-from corn.report.labels import LineEnd, label_ends
+from corn.report.labels import LineEnd, label_ends, label_point
 from corn.report.style import INK, MECHANISM_COLOURS, OWN_COLOUR
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ _MAIN = ("ldp", "decor", "corn", "corn-defaults", "central", "none", "corn-1-ins
 
 _MOST_MAIN = 6
 """The number of lines above which a panel becomes hard to read."""
+
+_MOST_PLAIN = 100
+"""The ratio of the ends of a logarithmic axis above which its labels are powers of ten."""
 
 _LABEL_DISTANCE = 0.055
 """The least distance of two labelled places, as a part of the axis: a label of four digits."""
@@ -108,12 +111,16 @@ def plot_panel(
     axes.set_ylim(low, high)
     # Only panels “a” vary ε, in which x is one.
     crossed = broken_promises if panel.figure.endswith("a") else ()
-    ends = []
+    ends, last_place = [], max(point.x for point in shown)
     for method in dict.fromkeys(point.method for point in shown):
         own = sorted((point for point in shown if point.method == method), key=lambda p: p.x)
         _draw_line(axes, method, own, crossed=crossed)
         name = method.label + (" (below the axis)" if own[-1].mean < low else "")
-        ends.append(LineEnd(name, max(own[-1].mean, low), style_of(method).colour))
+        end = LineEnd(name, max(own[-1].mean, low), style_of(method).colour)
+        if own[-1].x == last_place:
+            ends.append(end)
+        else:
+            label_point(axes, end, own[-1].x, font_size=8.5)
     label_ends(axes, ends, font_size=8.5)
     if any(line.get_marker() == "x" for line in axes.lines):
         axes.text(0.99, 0.99, _CROSS_LABEL, transform=axes.transAxes, ha="right", va="top")
@@ -144,11 +151,24 @@ def _set_axes(axes: Axes, panel: Panel, places: Sequence[float]) -> None:
         axes.set_xscale("log")
     if panel.log_y:
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(_LogTicks())
+        axes.yaxis.set_minor_formatter(_LogTicks())
     axes.xaxis.set_major_locator(FixedLocator(thin_labels(places, is_log=is_log)))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(visible=True, which="major", alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+class _LogTicks(LogFormatterMathtext):
+    """Labels of a logarithmic axis: powers of ten over many decades, plain numbers over few."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        # An empty text leaves out a tick that would be too close to others.
+        text = str(super().__call__(x, pos))
+        low, high = self.axis.get_view_interval()  # type: ignore[union-attr]
+        is_plain = high < _MOST_PLAIN * low and low >= 1e-3 and high < 1e6
+        return f"{x:,.6g}" if text and is_plain else text
 
 
 def is_spread(places: Sequence[float]) -> bool:
