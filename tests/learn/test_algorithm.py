@@ -125,6 +125,30 @@ def test_the_simulation_equals_a_plain_reference(
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * abs(expected).max())
 
 
+@pytest.mark.parametrize("unit", ["agent", "sample"])
+@pytest.mark.parametrize("task_name", ["logistic", "softmax", "network"])
+def test_gradients_are_the_same_however_many_cells_are_computed_at_once(
+    task_name: str, unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = SAMPLE_BUDGET if unit == "sample" else BUDGET
+    methods = [make_method(mechanism, budget) for mechanism in ("corn", "ldp", "none")]
+    trials = [Trial(method, eta) for method in methods for eta in SCHEDULES]
+    task, data = make_problem(task_name)
+    settings = SweepSettings(3, batch_size=8, seeds=(5, 9), dtype="float64")
+    finals = []
+    # One cell, some cells, and all cells of both seeds. The last piece of three cells is shorter.
+    for num_cells in (1, 3, 100):
+        size = num_cells * len(trials) * task.num_parameters
+        monkeypatch.setattr("corn.learn.simulation._VALUES_AT_ONCE", size)
+        simulation = Simulation(task, data, NETWORK, trials, settings=settings)
+        assert len(simulation._draw_batches()) == math.ceil(2 * NETWORK.num_agents / num_cells)
+        for _ in range(3):
+            simulation.advance()
+        finals.append(simulation.parameters)
+    torch.testing.assert_close(finals[0], finals[2], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(finals[1], finals[2], rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("task_name", ["quadratic", "logistic", "softmax", "network"])
 def test_float32_agrees_with_float64(task_name: str) -> None:
     finals = []

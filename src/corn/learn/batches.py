@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -100,6 +100,14 @@ class Batch:
     weights: Tensor
     is_average: bool
     most_samples: int = 1
+
+    def split(self, num_cells: int) -> list[Batch]:
+        """Return the batches of ``num_cells`` cells each, of fewer in the last."""
+        parts = (torch.split(each, num_cells) for each in (self.inputs, self.targets, self.weights))
+        return [
+            replace(self, inputs=inputs, targets=targets, weights=weights)
+            for inputs, targets, weights in zip(*parts, strict=True)
+        ]
 
 
 class BatchSampler:

@@ -18,7 +18,7 @@ from torch import Tensor
 from corn.checks import require_length
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
-from corn.learn.batches import AgentData, BatchSampler
+from corn.learn.batches import AgentData, Batch, BatchSampler
 from corn.learn.method import Method, Trial
 from corn.learn.mixer import Mixer
 from corn.learn.perturbation import JointNoise, KeyedNoise, StepNoise, StructuredNoise
@@ -29,7 +29,6 @@ from corn.learn.step import (
     ClippedGradients,
     StepStatistics,
     compute_gradients,
-    join_gradients,
     release,
     smooth,
 )
@@ -39,6 +38,9 @@ from corn.noise.choices import SecretChoices
 from corn.privacy import ClippedQuery
 from corn.privacy.query import describe_queries
 from corn.topology import Network
+
+# Pieces of 2¹⁸ to 2²¹ values were about equally fast, larger ones slower.
+_VALUES_AT_ONCE = 1 << 20
 
 # Agents up to which one product of small dense roots is fastest.
 _MOST_JOINT = 200
@@ -95,6 +97,8 @@ class Simulation:
         # eavesdropper sees, for audits.
         self.on_release: Callable[[Tensor, Tensor], None] | None = None
         self.memory = torch.zeros_like(self.parameters) if settings.momentum else None
+        # What is released in a step, then the half step: in memory that every step overwrites.
+        self._released = torch.empty_like(self.parameters)
 
     @property
     def alive(self) -> Tensor:
@@ -124,10 +128,10 @@ class Simulation:
     def advance(self, *, observe: bool = False) -> StepStatistics | None:
         """Run one step; return its statistics if ``observe``. Call ``find_broken`` after it."""
         eta = self._step_sizes()
-        shape = seeds, agents, trials, d = self.parameters.shape
-        # Cells are run-major (seed, then agent), as the sampler's are.
-        found = self._compute(self.parameters.view(-1, trials, d))
-        g, noise = self._release(found.values.view(shape), found.factors.view(*shape[:-1], 1))
+        shape = seeds, agents, _, _ = self.parameters.shape
+        noise = None if self._noise is None else self._noise.draw(self.step)
+        norms, fraction = self._release_gradients(noise)
+        g = self._released
         if self.on_release is not None:
             self.on_release(self.parameters, g)
         momentum = self._settings.momentum
@@ -140,29 +144,44 @@ class Simulation:
         for k in self._central:
             mixed[:, :, k] = half[:, :, k].mean(dim=1, keepdim=True)
         self.parameters, self.step = mixed, self.step + 1
-        self._note_broken(found, shape[:-1])
         if not observe:
             return None
-        norms, fraction = found.norms.view(shape[:-1]), found.fraction_clipped.view(shape[:-1])
         return StepStatistics(norms.mean(1), fraction.mean(1), self._mean_norm(noise, norms))
 
-    def _compute(self, models: Tensor) -> ClippedGradients:
-        """Compute and clip all gradients: in one batch, or for a release agent by agent."""
-        clips_samples = self._clips_samples
-        if self._settings.noise_keys != "secret":
-            batch = self._sampler.draw(self.step)
-            return compute_gradients(
-                self._task, models, batch, self._clip, clips_samples=clips_samples
+    def _release_gradients(self, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Release all gradients; return their norms and the fractions that were clipped.
+
+        Some cells at a time, so that intermediate results are small: the system would have to
+        provide large ones with new memory in each step.
+        """
+        shape = self.parameters.shape
+        # Cells are run-major (seed, then agent), as the sampler's are.
+        models, released = self.parameters.flatten(0, 1), self._released.flatten(0, 1)
+        own_noise = None if noise is None else noise.flatten(0, 1)
+        statistics, start = [], 0
+        for batch in self._draw_batches():
+            cells = slice(start, start := start + len(batch.inputs))
+            found = compute_gradients(
+                *(self._task, models[cells], batch, self._clip), clips_samples=self._clips_samples
             )
+            v = None if own_noise is None else own_noise[cells]
+            released[cells] = self._release(found, v)
+            statistics.append((found.norms, found.fraction_clipped, found.num_broken))
+        norms, fraction, num_broken = (
+            torch.cat(column).view(shape[:-1]) for column in zip(*statistics, strict=True)
+        )
+        self._note_broken(norms, num_broken)
+        return norms, fraction
+
+    def _draw_batches(self) -> Sequence[Batch]:
+        """Return the mini-batches of this step: of several cells each, or for a release of one."""
         # In one batch, the number of one agent's samples would change the last bits of other
         # agents' gradients. Accounting assumes that neighbouring data sets change one agent's
         # gradient only.
-        return join_gradients(
-            compute_gradients(
-                self._task, models[k : k + 1], batch, self._clip, clips_samples=clips_samples
-            )
-            for k, batch in enumerate(self._sampler.draw_each(self.step))
-        )
+        if self._settings.noise_keys == "secret":
+            return self._sampler.draw_each(self.step)
+        values_per_cell = self.parameters[0, 0].numel()
+        return self._sampler.draw(self.step).split(max(1, _VALUES_AT_ONCE // values_per_cell))
 
     def find_broken(self) -> Tensor | None:
         """Return the runs without noise whose gradients were not finite in this step, if any.
@@ -188,40 +207,39 @@ class Simulation:
         eta = self._tensor([v.schedule.at(self.step + 1, total) for v in self._trials])
         return torch.mul(eta, self._alive.to(eta.device).unsqueeze(1))
 
-    def _release(self, gradients: Tensor, factors: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return released gradients, and their noise v, one for each method."""
+    def _release(self, found: ClippedGradients, noise: Tensor | None) -> Tensor:
+        """Return released gradients of some cells, shape (cells, trials, d).
+
+        ``noise`` has shape (cells, methods, d): the trials of a method share its noise.
+        """
         # Clipping factors are applied together with the noise: product, sum and rounding are one
         # operation, for an agent and for a simulation alike.
-        if self._noise is None:
-            return (gradients * factors).to(self.parameters.dtype), None
-        # Shape (seeds, agents, methods, d): the trials of a method share its noise.
-        v = self._noise.draw(self.step)
-        seeds, agents, _, d = gradients.shape
-        if self._is_regular:
-            # The trials of a method are adjacent, so its noise is broadcast, not copied.
-            by_method = (seeds, agents, v.shape[2], -1)
-            released = release(
-                gradients.view(*by_method, d),
-                factors.view(*by_method, 1),
-                v.unsqueeze(3),
-                self._grid.view(v.shape[2], -1, 1),
-            )
-        else:
-            noise = v.index_select(2, self._noise_of)
-            released = release(gradients, factors, noise, self._grid)
-        return released.view(gradients.shape).to(self.parameters.dtype), v
+        gradients, factors = found.values, found.factors.unsqueeze(-1)
+        if noise is None:
+            return gradients * factors
+        if not self._is_regular:
+            return release(gradients, factors, noise.index_select(1, self._noise_of), self._grid)
+        # The trials of a method are adjacent, so its noise is broadcast, not copied.
+        cells, methods, d = noise.shape
+        released = release(
+            gradients.view(cells, methods, -1, d),
+            factors.view(cells, methods, -1, 1),
+            noise.unsqueeze(2),
+            self._grid.view(methods, -1, 1),
+        )
+        return released.view(gradients.shape)
 
-    def _note_broken(self, found: ClippedGradients, shape: Sequence[int]) -> None:
+    def _note_broken(self, norms: Tensor, num_broken: Tensor) -> None:
         """Mark runs without noise that broke down; count dropped gradients of the others."""
         # A run with noise must not stop: whether it does would reveal data that no noise covers.
         # Two reductions decide the usual case, in which nothing broke.
-        if bool(torch.isfinite(found.norms).all()) and not bool(found.num_broken.any()):
+        if bool(torch.isfinite(norms).all()) and not bool(num_broken.any()):
             self._broken = torch.zeros_like(self._alive)
             return
-        is_finite = torch.isfinite(found.norms).view(*shape).all(dim=1).cpu()
-        num_broken = found.num_broken.view(*shape).sum(dim=1).cpu()
-        self._broken = (num_broken > 0).logical_or(~is_finite) & ~self._has_noise
-        self.num_broken += num_broken * self._has_noise * self._alive
+        is_finite = torch.isfinite(norms).all(dim=1).cpu()
+        count = num_broken.sum(dim=1).cpu()
+        self._broken = (count > 0).logical_or(~is_finite) & ~self._has_noise
+        self.num_broken += count * self._has_noise * self._alive
 
     def _mean_norm(self, noise: Tensor | None, like: Tensor) -> Tensor:
         """Return ‖v‖ averaged over agents, shape (seeds, trials)."""

@@ -70,34 +70,31 @@ class LinearClassifier:
         self, parameters: Tensor, batch: Batch, *, sample_clip: Tensor | None = None
     ) -> Gradients:
         """See ``Task``."""
-        X, (cells, trials, _) = batch.inputs, parameters.shape
         if sample_clip is not None:
-            # A product in float32 may round a row differently at another place in the batch. So
-            # one sample, which moves the places of others, would change their gradients as well.
-            X, parameters = X.to(sample_clip.dtype), parameters.to(sample_clip.dtype)
+            return self._clipped_gradient(parameters, batch, sample_clip)
+        X, (cells, trials, _) = batch.inputs, parameters.shape
         # (cells, trials · outputs, features + 1): all trials of a cell in one product with its
         # batch.
         theta = parameters.view(cells, -1, X.shape[-1])
-        logits = torch.bmm(X, theta.mT).view(cells, -1, trials, self._num_outputs)
-        residuals = self._residuals(logits, batch.targets)
-        if sample_clip is not None:
-            return self._clipped_gradient(parameters, X, batch, logits, residuals, sample_clip)
+        # Samples last: a softmax over the last dimension takes many times longer if that is short.
+        logits = torch.bmm(theta, X.mT).view(cells, trials, self._num_outputs, -1)
+        residuals = self._residuals(logits, batch.targets.unsqueeze(1), dim=2)
         scale = 1 / X.shape[1] if batch.is_average else 1.0
         if not batch.is_average:
-            residuals.mul_(batch.weights[..., None, None])
+            residuals.mul_(batch.weights[:, None, None])
         # One product computes the gradient, scales it and adds that of the penalty.
-        G = torch.baddbmm(theta, residuals.flatten(2).mT, X, beta=self._l2, alpha=scale)
+        G = torch.baddbmm(theta, residuals.flatten(1, 2), X, beta=self._l2, alpha=scale)
         return Gradients(G.view_as(parameters))
 
-    def _clipped_gradient(
-        self,
-        models: Tensor,
-        X: Tensor,
-        batch: Batch,
-        logits: Tensor,
-        residuals: Tensor,
-        sample_clip: Tensor,
-    ) -> Gradients:
+    def _clipped_gradient(self, parameters: Tensor, batch: Batch, sample_clip: Tensor) -> Gradients:
+        # A product in float32 may round a row differently at another place in the batch. So one
+        # sample, which moves the places of others, would change their gradients as well.
+        X, models = batch.inputs.to(sample_clip.dtype), parameters.to(sample_clip.dtype)
+        cells, trials, _ = models.shape
+        theta = models.view(cells, -1, X.shape[-1])
+        # For the same reason samples do not come last here: the last of them are not vectorised.
+        logits = torch.bmm(X, theta.mT).view(cells, -1, trials, self._num_outputs)
+        residuals = self._residuals(logits, batch.targets.unsqueeze(2), dim=3)
         norms = self._sample_norms(residuals, logits, X, models)
         # The sum below has no penalty yet: its terms may exceed the clipped gradients by the
         # penalty's part, and so may their rounding. That part depends on public models alone.
@@ -135,12 +132,12 @@ class LinearClassifier:
         classes = "" if is_binary else f" and {self._num_classes} classes"
         return f"{kind} regression on {self._num_features} features{classes}, l2 = {self._l2:g}"
 
-    def _residuals(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return ∂loss/∂logits, shape (cells, batch, trials, outputs), in new memory."""
+    def _residuals(self, logits: Tensor, targets: Tensor, *, dim: int) -> Tensor:
+        """Return ∂loss/∂logits, in new memory; outputs are along ``dim``, which targets lack."""
         if self._num_outputs == 1:
-            return torch.sigmoid(logits).sub_(targets[..., None, None])
-        labels = functional.one_hot(targets, self._num_classes).unsqueeze(2)
-        return torch.softmax(logits, dim=-1).sub_(labels)
+            return torch.sigmoid(logits).sub_(targets.unsqueeze(dim))
+        labels = functional.one_hot(targets, self._num_classes).movedim(-1, dim)
+        return torch.softmax(logits, dim=dim).sub_(labels)
 
     def _sample_norms(
         self, residuals: Tensor, logits: Tensor, X: Tensor, parameters: Tensor
