@@ -406,8 +406,9 @@ def test_one_agents_number_of_samples_changes_no_bit_of_the_others_gradients() -
         data = learn.AgentData.from_parts([(task.prepare(x), y) for x, y in parts])
         simulation = learn.Simulation(task, data, plan.network, trials, settings=settings)
         simulation.parameters.fill_(0.1)
-        # Without noise, which is new for each simulation.
-        simulation._release_gradients(None)
+        # Noise is new for each simulation, and would hide the gradients.
+        simulation._noise = None
+        simulation._release_all()
         found.append(simulation._released[0])
     assert torch.equal(found[0][1:], found[1][1:])
     assert not torch.equal(found[0][0], found[1][0])

@@ -41,7 +41,7 @@ class GivenGradient:
     """A task with a known gradient and arbitrary batches."""
 
     def __init__(self, gradient: torch.Tensor) -> None:
-        self._gradient = gradient
+        self._gradient, self.num_parameters = gradient, len(gradient)
 
     def draw(self, step: int) -> Batch:
         nothing = torch.zeros(1, step + 1)

@@ -29,6 +29,7 @@ from corn.learn.step import (
     ClippedGradients,
     StepStatistics,
     compute_gradients,
+    join_gradients,
     release,
     smooth,
 )
@@ -39,8 +40,9 @@ from corn.privacy import ClippedQuery
 from corn.privacy.query import describe_queries
 from corn.topology import Network
 
-# Pieces of 2¹⁸ to 2²¹ values were about equally fast, larger ones slower.
-_VALUES_AT_ONCE = 1 << 20
+# Values of models (cells × trials × parameters) in a piece: 2¹⁸ to 2²¹ were about equally fast on a
+# CPU, and more were slower.
+_MODEL_VALUES_AT_ONCE = 1 << 20
 
 # Agents up to which one product of small dense roots is fastest.
 _MOST_JOINT = 200
@@ -94,11 +96,12 @@ class Simulation:
         self.num_broken = torch.zeros(len(settings.seeds), len(trials), dtype=torch.long)
         self.parameters = self._initial_parameters(network.num_agents)
         # Called in each step with the models before it and with what is released: all that an
-        # eavesdropper sees, for audits.
+        # eavesdropper sees, for audits. Later steps overwrite the second tensor.
         self.on_release: Callable[[Tensor, Tensor], None] | None = None
         self.memory = torch.zeros_like(self.parameters) if settings.momentum else None
         # What is released in a step, then the half step: in memory that every step overwrites.
         self._released = torch.empty_like(self.parameters)
+        self._cells_at_once = self._choose_cells()
 
     @property
     def alive(self) -> Tensor:
@@ -129,8 +132,7 @@ class Simulation:
         """Run one step; return its statistics if ``observe``. Call ``find_broken`` after it."""
         eta = self._step_sizes()
         shape = seeds, agents, _, _ = self.parameters.shape
-        noise = None if self._noise is None else self._noise.draw(self.step)
-        norms, fraction = self._release_gradients(noise)
+        noise, norms, fraction = self._release_all()
         g = self._released
         if self.on_release is not None:
             self.on_release(self.parameters, g)
@@ -148,40 +150,50 @@ class Simulation:
             return None
         return StepStatistics(norms.mean(1), fraction.mean(1), self._mean_norm(noise, norms))
 
-    def _release_gradients(self, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Release all gradients; return their norms and the fractions that were clipped.
+    def _release_all(self) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Write all released gradients; return their noise, norms and fractions clipped.
 
-        Some cells at a time, so that intermediate results are small: the system would have to
-        provide large ones with new memory in each step.
+        Large intermediate results would be returned to the system and mapped again in every step,
+        which can take longer than the arithmetic. So some cells are computed at a time.
         """
-        shape = self.parameters.shape
+        shape, count = self.parameters.shape, self._cells_at_once
+        noise = None if self._noise is None else self._noise.draw(self.step)
+        pieces = self._draw_batches()
         # Cells are run-major (seed, then agent), as the sampler's are.
-        models, released = self.parameters.flatten(0, 1), self._released.flatten(0, 1)
-        own_noise = None if noise is None else noise.flatten(0, 1)
-        statistics, start = [], 0
-        for batch in self._draw_batches():
-            cells = slice(start, start := start + len(batch.inputs))
-            found = compute_gradients(
-                *(self._task, models[cells], batch, self._clip), clips_samples=self._clips_samples
-            )
-            v = None if own_noise is None else own_noise[cells]
-            released[cells] = self._release(found, v)
+        models = torch.split(self.parameters.flatten(0, 1), count)
+        released = torch.split(self._released.flatten(0, 1), count)
+        noises = [None] * len(pieces) if noise is None else torch.split(noise.flatten(0, 1), count)
+        statistics = []
+        for batches, own, out, v in zip(pieces, models, released, noises, strict=True):
+            found = self._compute(own, batches)
+            out.copy_(self._release(found, v))
             statistics.append((found.norms, found.fraction_clipped, found.num_broken))
         norms, fraction, num_broken = (
             torch.cat(column).view(shape[:-1]) for column in zip(*statistics, strict=True)
         )
         self._note_broken(norms, num_broken)
-        return norms, fraction
+        return noise, norms, fraction
 
-    def _draw_batches(self) -> Sequence[Batch]:
-        """Return the mini-batches of this step: of several cells each, or for a release of one."""
+    def _draw_batches(self) -> list[list[Batch]]:
+        """Return the mini-batches of each piece: one for all its cells, or one for each cell."""
+        count = self._cells_at_once
+        if self._settings.noise_keys != "secret":
+            return [[batch] for batch in self._sampler.draw(self.step).split(count)]
         # In one batch, the number of one agent's samples would change the last bits of other
         # agents' gradients. Accounting assumes that neighbouring data sets change one agent's
         # gradient only.
-        if self._settings.noise_keys == "secret":
-            return self._sampler.draw_each(self.step)
-        values_per_cell = self.parameters[0, 0].numel()
-        return self._sampler.draw(self.step).split(max(1, _VALUES_AT_ONCE // values_per_cell))
+        each = self._sampler.draw_each(self.step)
+        return [each[start : start + count] for start in range(0, len(each), count)]
+
+    def _compute(self, models: Tensor, batches: Sequence[Batch]) -> ClippedGradients:
+        """Compute and clip the gradients of some cells, which one or several batches contain."""
+        own = torch.split(models, [len(batch.inputs) for batch in batches])
+        return join_gradients(
+            compute_gradients(
+                self._task, some, batch, self._clip, clips_samples=self._clips_samples
+            )
+            for some, batch in zip(own, batches, strict=True)
+        )
 
     def find_broken(self) -> Tensor | None:
         """Return the runs without noise whose gradients were not finite in this step, if any.
@@ -278,6 +290,14 @@ class Simulation:
             return StructuredNoise(shares, dtype=settings.torch_dtype, **where), noise_of
         covariances = [part.covariance for part in drawn]
         return JointNoise(covariances, dtype=settings.torch_dtype, **where), noise_of
+
+    def _choose_cells(self) -> int:
+        """Return the number of cells that are computed at a time."""
+        seeds, agents, trials, d = self.parameters.shape
+        # Other devices keep memory for the next step by themselves, and are faster with much work.
+        if self.parameters.device.type != "cpu":
+            return seeds * agents
+        return max(1, _MODEL_VALUES_AT_ONCE // (trials * d))
 
     def _initial_parameters(self, num_agents: int) -> Tensor:
         # One start per seed, for all agents and trials.

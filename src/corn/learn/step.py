@@ -150,8 +150,11 @@ def sum_clipped_samples(
 
 def join_gradients(parts: Iterable[ClippedGradients]) -> ClippedGradients:
     """Concatenate the gradients of several cells."""
+    first, *others = parts
+    if not others:
+        return first
     # The fields of all parts in their order, each a column to concatenate along cells.
-    columns = zip(*(vars(part).values() for part in parts), strict=True)
+    columns = zip(*(vars(part).values() for part in (first, *others)), strict=True)
     return ClippedGradients(*(torch.cat(column) for column in columns))
 
 

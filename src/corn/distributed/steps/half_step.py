@@ -114,5 +114,5 @@ class HalfStep:
         if self.memory is not None:
             self.memory = smooth(self.memory.to(parameters), released, self._momentum)
             released = self.memory
-        eta = torch.full((1,), step_size).to(parameters)
+        eta = parameters.new_full((1,), step_size)
         return torch.addcmul(parameters, released, eta, value=-1)

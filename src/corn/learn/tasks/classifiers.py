@@ -92,7 +92,7 @@ class LinearClassifier:
         X, models = batch.inputs.to(sample_clip.dtype), parameters.to(sample_clip.dtype)
         cells, trials, _ = models.shape
         theta = models.view(cells, -1, X.shape[-1])
-        # For the same reason samples do not come last here: the last of them are not vectorised.
+        # For the same reason samples do not come last here: softmax would not vectorise the last.
         logits = torch.bmm(X, theta.mT).view(cells, -1, trials, self._num_outputs)
         residuals = self._residuals(logits, batch.targets.unsqueeze(2), dim=3)
         norms = self._sample_norms(residuals, logits, X, models)
