@@ -44,12 +44,11 @@ from corn.topology import load_network
 
 _GRAPH, _DELTA, _CLIP, _COOLDOWN = "er:n=20,p=0.2,seed=1", 1e-5, 1.0, 25
 _METHODS = ("corn", "corn-1-insider", "decor", "ldp", "central")
-# Steps, batch size and values of ε of each model. 120 steps of the CNN take as long as 450 of the
-# network, so that it has fewer values of ε.
+# Steps, batch size and values of ε of each model. 120 steps of the CNN take half a minute.
 _SETTINGS = {
     "linear": (300, 128, (0.05, 0.1, 0.25, 0.5, 1, 2, 4)),
     "network": (300, 128, (0.05, 0.1, 0.25, 0.5, 1, 2, 4)),
-    "cnn": (120, 32, (0.05, 0.25, 1, 4)),
+    "cnn": (120, 32, (0.05, 0.1, 0.25, 0.5, 1, 2, 4)),
 }
 _LABELS = {
     "none": "no noise",
