@@ -2,8 +2,9 @@
 
 A ``DesignCell`` is a covariance for one graph at precision cap 1. The covariance for a budget with
 cap b is that divided by b, so one cell serves every ε. A ``TrainingCell`` is a set of methods, step
-sizes and seeds of one task on one graph at one ε, trained together on common random numbers. The
-random numbers of a seed are the same in every cell.
+sizes and seeds of one task on one graph at one ε, trained together on common random numbers. A
+``RepeatCell`` trains each method at one step size of its own. The random numbers of a seed are the
+same in every cell.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from corn.covariance import (
 from corn.experiments.methods import MethodSpec, find_mechanism
 from corn.files import writing_whole
 from corn.learn.names import ModelName
-from corn.learn.schedule import ScheduleName
+from corn.learn.schedule import ScheduleName, make_schedule
 from corn.plan.plan import meet_caps
 from corn.privacy import Unit
 from corn.topology import Network, choose_cooldown, load_network
@@ -122,8 +123,12 @@ class TrainingCell:
     def cost(self) -> float:
         """A rough estimate of its seconds, for the progress bar and the order of work."""
         seconds = {"quadratic": 1e-5, "mnist": 1e-2}.get(self.task, 1e-4)
-        runs = len(self.methods) * len(self.step_sizes) * len(self.seeds)
-        return seconds * runs * self.num_steps
+        return seconds * self.num_runs * self.num_steps
+
+    @property
+    def num_runs(self) -> int:
+        """The number of models that each agent trains."""
+        return len(self.methods) * len(self.step_sizes) * len(self.seeds)
 
     @property
     def designs(self) -> dict[str, DesignCell]:
@@ -187,7 +192,7 @@ class TrainingCell:
         result = learn.run_sweep(
             problem,
             network,
-            learn.make_grid(methods, step_sizes=self.step_sizes, schedule=self.schedule),
+            self._make_trials(methods),
             settings=learn.SweepSettings(
                 self.num_steps,
                 self.batch_size,
@@ -205,6 +210,9 @@ class TrainingCell:
         if result.status == "interrupted":
             raise KeyboardInterrupt
         return result
+
+    def _make_trials(self, methods: Sequence[learn.Method]) -> list[learn.Trial]:
+        return learn.make_grid(methods, step_sizes=self.step_sizes, schedule=self.schedule)
 
     def _make_method(
         self, spec: MethodSpec, designs: Mapping[str, CellResult], sizes: Sequence[int]
@@ -225,6 +233,28 @@ class TrainingCell:
         caps = budget.precision_caps(len(sizes))
         shares = meet_caps(shares, caps, spec.threat.max_colluders)
         return learn.Method.private(spec.name, shares, budget, threat=spec.threat)
+
+
+@dataclass(frozen=True)
+class RepeatCell(TrainingCell):
+    """Methods trained at one step size each: ``step_sizes`` has one for each method.
+
+    All methods run together, because they share batches and random numbers, whose time does not
+    depend on the number of methods.
+    """
+
+    @property
+    def num_runs(self) -> int:
+        """See ``TrainingCell``."""
+        return len(self.methods) * len(self.seeds)
+
+    def _make_trials(self, methods: Sequence[learn.Method]) -> list[learn.Trial]:
+        names = [spec.name for spec in self.methods]
+        sizes = dict(zip(names, self.step_sizes, strict=True))
+        return [
+            learn.Trial(method, make_schedule(sizes[method.name], self.schedule))
+            for method in methods
+        ]
 
 
 Cell: TypeAlias = DesignCell | TrainingCell

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, final
 
 import numpy as np
 from scipy import stats
 
 from corn.covariance import ThreatModel
-from corn.experiments.cells import Cell, DesignCell, Results, TrainingCell
+from corn.experiments.cells import Cell, DesignCell, RepeatCell, Results, TrainingCell
 from corn.experiments.methods import MethodSpec
 from corn.learn.schedule import make_schedule
 from corn.privacy import Unit
@@ -217,10 +217,7 @@ class TrainingPlace:
         return (*self.pilots, *self._repeat(self.choose(results)))
 
     def forecast(self, results: Results) -> tuple[TrainingCell, ...]:
-        """Return the same; before the pilots, as if all methods chose the same step size.
-
-        Other choices cost the same, in more cells.
-        """
+        """Return the same; before the pilots, as if all methods chose the same step size."""
         if self._has_pilots(results):
             return self.cells(results)
         guess = next(iter(self._step_sizes))
@@ -266,13 +263,14 @@ class TrainingPlace:
         # All of them: a step size chosen on some pilots could change when the others arrive.
         return all(cell in results for cell in self.pilots)
 
-    def _repeat(self, choices: Mapping[str, str]) -> Iterator[TrainingCell]:
-        """Yield the cells of the repeats: methods with the same step size run together."""
+    def _repeat(self, choices: Mapping[str, str]) -> Iterator[RepeatCell]:
+        """Yield the cells of the repeats: all methods that have a step size."""
+        methods = tuple(own for own in self.methods if own.name in choices)
+        chosen = tuple(self._step_sizes[choices[own.name]] for own in methods)
+        same = {**vars(self.pilots[0]), "methods": methods, "step_sizes": chosen}
         for seeds in self.repeats:
-            for name, eta in self._step_sizes.items():
-                methods = tuple(own for own in self.methods if choices.get(own.name) == name)
-                if methods:
-                    yield replace(self.pilots[0], methods=methods, step_sizes=(eta,), seeds=seeds)
+            if methods:
+                yield RepeatCell(**{**same, "seeds": seeds})
 
     @staticmethod
     def _join_runs(cells: Sequence[TrainingCell], results: Results) -> list[Run]:
