@@ -239,8 +239,8 @@ class TrainingCell:
 class RepeatCell(TrainingCell):
     """Methods trained at one step size each: ``step_sizes`` has one for each method.
 
-    All methods run together, because they share batches and random numbers, whose time does not
-    depend on the number of methods.
+    All methods run together, because drawing their common batches and random numbers takes the
+    same time for one method as for all.
     """
 
     @property

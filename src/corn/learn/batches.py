@@ -102,7 +102,7 @@ class Batch:
     most_samples: int = 1
 
     def split(self, num_cells: int) -> list[Batch]:
-        """Return the batches of ``num_cells`` cells each, of fewer in the last."""
+        """Return batches of ``num_cells`` cells each; the last may have fewer."""
         parts = (torch.split(each, num_cells) for each in (self.inputs, self.targets, self.weights))
         return [
             replace(self, inputs=inputs, targets=targets, weights=weights)

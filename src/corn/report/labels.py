@@ -62,7 +62,7 @@ def label_point(axes: Axes, end: LineEnd, x: float, *, font_size: float = 9.0) -
     axes.annotate(
         end.text,
         (x, end.y),
-        # Some lines away, because other lines may pass near the end of this one.
+        # At some distance, because other lines may pass near the end of this one.
         xytext=(0, (-4 if is_high else 3) * font_size),
         textcoords="offset points",
         ha="center",

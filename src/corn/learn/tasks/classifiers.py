@@ -76,7 +76,7 @@ class LinearClassifier:
         # (cells, trials · outputs, features + 1): all trials of a cell in one product with its
         # batch.
         theta = parameters.view(cells, -1, X.shape[-1])
-        # Samples last: a softmax over the last dimension takes many times longer if that is short.
+        # Samples are the last dimension: over the few classes there, softmax is many times slower.
         logits = torch.bmm(theta, X.mT).view(cells, trials, self._num_outputs, -1)
         residuals = self._residuals(logits, batch.targets.unsqueeze(1), dim=2)
         scale = 1 / X.shape[1] if batch.is_average else 1.0
@@ -92,7 +92,8 @@ class LinearClassifier:
         X, models = batch.inputs.to(sample_clip.dtype), parameters.to(sample_clip.dtype)
         cells, trials, _ = models.shape
         theta = models.view(cells, -1, X.shape[-1])
-        # For the same reason samples do not come last here: softmax would not vectorise the last.
+        # For the same reason samples are not the last dimension: softmax vectorises all but the
+        # last few along it, and rounds those differently.
         logits = torch.bmm(X, theta.mT).view(cells, -1, trials, self._num_outputs)
         residuals = self._residuals(logits, batch.targets.unsqueeze(2), dim=3)
         norms = self._sample_norms(residuals, logits, X, models)
