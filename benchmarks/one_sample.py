@@ -2,7 +2,7 @@
 
 Every run is one line of FOLDER/MODEL.csv, written when it ends. The same command continues an
 interrupted benchmark: runs that the file has are not repeated. Seed 0 chooses each method's step
-size among powers of two, by validation loss. The other seeds run at that step size only.
+size among powers of two, by validation accuracy. The other seeds run at that step size only.
 
     OMP_NUM_THREADS=1 python benchmarks/one_sample.py linear --data-dir DATA
     OMP_NUM_THREADS=1 python benchmarks/one_sample.py network --data-dir DATA
@@ -64,6 +64,7 @@ _COLUMNS = (
     "step_size",
     "seed",
     "validation_loss",
+    "validation_accuracy",
     "test_accuracy",
     "test_accuracy_of_average",
     "disagreement",
@@ -107,18 +108,18 @@ class Trials:
             self._write(key)
         return self._rows[key]
 
-    def tune(self, setting: Setting, start: float, factors: tuple[float, ...]) -> float:
-        """Return the step size with the least validation loss on seed 0.
+    def tune(self, setting: Setting, start: float) -> float:
+        """Return the step size with the largest validation accuracy on seed 0.
 
-        The search multiplies ``start`` by one factor as long as this helps, then by the next.
+        The search halves ``start`` as long as this helps, then doubles it as long as this helps.
         """
 
-        def loss(step_size: float) -> float:
-            return self.run(setting, step_size, 0)["validation_loss"]
+        def accuracy(step_size: float) -> float:
+            return self.run(setting, step_size, 0)["validation_accuracy"]
 
         best = start
-        for factor in factors:
-            while loss(best * factor) < loss(best):
+        for factor in (0.5, 2.0):
+            while accuracy(best * factor) > accuracy(best):
                 best *= factor
         return best
 
@@ -167,12 +168,13 @@ class Trials:
             simulation.advance()
         simulation.cool_down()
         models = simulation.parameters[0, :, 0]
-        validation, _ = score_own(self._problem, models, parts["validation"])
+        loss, accuracy = score_own(self._problem, models, parts["validation"])
         _, own = score_own(self._problem, models, parts["test"])
         joint = self._problem.task.evaluate(models.mean(dim=0, keepdim=True), *parts["test"])
         spread = (models - models.mean(dim=0)).square().sum(dim=1).mean().sqrt()
         return {
-            "validation_loss": validation,
+            "validation_loss": loss,
+            "validation_accuracy": accuracy,
             "test_accuracy": own,
             "test_accuracy_of_average": math.nan
             if joint.accuracy is None
@@ -234,9 +236,7 @@ def choose_step_sizes(trials: Trials, epsilons: Sequence[float]) -> dict[Setting
         own = sorted(epsilons, reverse=True) if method != "none" else [math.inf]
         for epsilon in own:
             setting = Setting(epsilon, method)
-            # Less ε is more noise, for which a larger step size is not tried.
-            factors = (0.5, 2.0) if epsilon == own[0] else (0.5,)
-            chosen[setting] = step_size = trials.tune(setting, step_size, factors)
+            chosen[setting] = step_size = trials.tune(setting, step_size)
     return chosen
 
 
