@@ -123,6 +123,16 @@ class Trials:
                 best *= factor
         return best
 
+    @property
+    def num_runs(self) -> int:
+        """Number of runs in the file."""
+        return len(self._rows)
+
+    @property
+    def seconds(self) -> float:
+        """Time that the runs of the file took together."""
+        return sum(row["seconds"] for row in self._rows.values())
+
     def _make(self, setting: Setting) -> Method:
         if setting not in self._methods:
             budget = self._budget(1.0 if math.isinf(setting.epsilon) else setting.epsilon)
@@ -240,6 +250,15 @@ def choose_step_sizes(trials: Trials, epsilons: Sequence[float]) -> dict[Setting
     return chosen
 
 
+def tabulate(title: str, cells: dict[Setting, str], epsilons: Sequence[float]) -> str:
+    """Return a Markdown table with one row for each method and one column for each ε."""
+    rows = [[title, *(f"ε = {epsilon:g}" for epsilon in epsilons)], ["---"] * (len(epsilons) + 1)]
+    for method in reversed(_LABELS):
+        own = [math.inf if method == "none" else epsilon for epsilon in epsilons]
+        rows.append([_LABELS[method], *(cells[Setting(epsilon, method)] for epsilon in own)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def draw(scores: dict[Setting, tuple[float, float]], epsilons: Sequence[float]) -> Figure:
     """Draw accuracy against ε, one line for each method, named at its end."""
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
@@ -286,8 +305,10 @@ def main() -> None:
     for setting, step_size in chosen.items():
         runs = [trials.run(setting, step_size, seed) for seed in range(arguments.seeds)]
         scores[setting] = mean_and_half_width([row["test_accuracy"] for row in runs])
-        cell = f"ε = {setting.epsilon:g}  {setting.method:15s} step size {step_size:g}"
-        print("{}  {:.4f} ± {:.4f}".format(cell, *scores[setting]))
+    accuracies = {setting: "{:.3f} ± {:.3f}".format(*score) for setting, score in scores.items()}
+    print(tabulate("test accuracy", accuracies, epsilons))
+    print(tabulate("step size", {key: f"{eta:g}" for key, eta in chosen.items()}, epsilons))
+    print(f"{trials.num_runs} runs, {trials.seconds:,.0f} s")
     save_figure(draw(scores, epsilons), arguments.out / f"{arguments.model}.png")
 
 
