@@ -40,7 +40,14 @@ from corn.covariance.threat import (
     PrivateNoise,
 )
 from corn.errors import InvalidArgumentError
-from corn.topology import ONE_ROUND, Gossip, Network, choose_cooldown, load_network
+from corn.topology import (
+    ONE_ROUND,
+    Gossip,
+    Network,
+    choose_cooldown,
+    find_remaining_disagreement,
+    load_network,
+)
 from corn.topology.mixing import WEIGHTS
 
 _GRAPH_HELP = (
@@ -50,6 +57,8 @@ _GRAPH_HELP = (
 _NETWORK = "Network"
 _THREAT = "Insiders"
 _AUTO = "auto"
+# The share of disagreement after the cool-down above which a note is printed.
+_MUCH_DISAGREEMENT = 0.05
 # int() of a very long text takes long, and raises an error of its own.
 _MOST_DIGITS = 9
 DEFAULT_GOSSIP = str(ONE_ROUND)
@@ -238,12 +247,22 @@ class MixingOptions:
         return choose_cooldown(network, num_steps) if given is None else given
 
     def warn_of_disagreement(self, network: Network, cooldown_steps: int) -> None:
-        """Print a note if agents can never agree, so that there is no cool-down by default."""
+        """Print a note if the default cool-down leaves agents with different models."""
+        if self.cooldown_steps is not None or network.num_agents == 1:
+            return
         # One step would be enough where all are neighbours, so zero steps have no other reason.
-        if self.cooldown_steps is None and not cooldown_steps and network.num_agents > 1:
+        if not cooldown_steps:
             print_note(
                 "the mixing weights are periodic: agents never agree, so there is no cool-down; "
                 "--weights lazy lets them agree"
+            )
+            return
+        left = find_remaining_disagreement(network, cooldown_steps)
+        if left > _MUCH_DISAGREEMENT:
+            print_note(
+                f"the cool-down of {cooldown_steps:,} steps, as many as the run has, leaves up to "
+                f"{left:.0%} of the disagreement between agents: choose a longer --cooldown, or "
+                "more rounds by --gossip"
             )
 
     def describe(self, network: Network, num_steps: int) -> str:

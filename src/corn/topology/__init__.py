@@ -11,7 +11,13 @@ from corn.topology.mixing import (
     metropolis_weights,
     mixing_matrix,
 )
-from corn.topology.network import Network, choose_cooldown, load_network, measure_network
+from corn.topology.network import (
+    Network,
+    choose_cooldown,
+    find_remaining_disagreement,
+    load_network,
+    measure_network,
+)
 from corn.topology.spectrum import Spectrum, spectrum
 
 __all__ = [
@@ -28,6 +34,7 @@ __all__ = [
     "check_mixing_matrix",
     "choose_cooldown",
     "describe_kind",
+    "find_remaining_disagreement",
     "graph_of",
     "is_connected",
     "load_network",

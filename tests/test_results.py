@@ -1,0 +1,139 @@
+"""The tables of ``docs/results`` have the numbers of the files beside them."""
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+
+METHODS = {
+    "LDP, the paper's constant": "ldp-paper",
+    "DECOR, the paper's constant, one-step design": "decor-paper",
+    "CorN, the paper's constant, one-step design": "corn-paper",
+    "LDP, exact accounting": "ldp",
+    "CorN, exact accounting, one-step design": "corn-one-step",
+    "DECOR, exact, designed for accumulated noise": "decor",
+    "CorN, exact, against two insiders": "corn-2-insiders",
+    "CorN, exact, against one insider": "corn-1-insider",
+    "CorN, exact, designed for accumulated noise": "corn",
+    "CorN, training defaults, against one insider": "corn-defaults-1-insider",
+    "CorN, training defaults": "corn-defaults",
+    "central DP, a trusted server": "central",
+    "no noise": "none",
+}
+STUDY_METHODS = {
+    "LDP": "ldp",
+    "DECOR": "decor",
+    "CorN, one insider": "corn-1-insider",
+    "CorN": "corn",
+    "trusted server": "central",
+}
+SOURCES = {
+    "made or implied by the paper": "paper",
+    "that a reader might expect": "expected",
+    "about the additions of this project": "corn",
+}
+
+
+def read_table(page: Path, heading: str, corner: str) -> dict[str, list[str]]:
+    """Return the rows, by their first cell, of the table with this corner under a heading."""
+    (section,) = re.findall(
+        rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)",
+        page.read_text(encoding="utf-8"),
+        flags=re.DOTALL | re.MULTILINE,
+    )
+    lines = section.replace("**", "").splitlines()
+    (start,) = (at for at, line in enumerate(lines) if line.startswith(f"| {corner} |"))
+    rows = {}
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        rows[name] = cells
+    return rows
+
+
+def read_file(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def show(mean: float, half_width: float) -> str:
+    """Return a mean with its interval, which is left out if it rounds to zero."""
+    return f"{mean:.3f}" if half_width < 0.0005 else f"{mean:.3f} ± {half_width:.3f}"
+
+
+def summarise(values: Iterable[float]) -> str:
+    """Return the mean of values with its 95 % interval."""
+    sample = np.array(list(values))
+    interval = stats.t(len(sample) - 1, sample.mean(), stats.sem(sample)).interval(0.95)
+    return show(sample.mean(), (interval[1] - interval[0]) / 2)
+
+
+@pytest.mark.parametrize(
+    ("heading", "folder", "panels"),
+    [
+        ("Logistic regression on a9a", ".", ["fig4b"]),
+        ("MNIST", "mnist", ["fig5b-sample", "fig5b-agent"]),
+    ],
+)
+def test_tables_of_figures_show_the_plotted_points(
+    heading: str, folder: str, panels: list[str]
+) -> None:
+    shown = read_table(RESULTS / "README.md", heading, "noise")
+    points = {
+        (row["panel"], row["method"], float(row["x"])): row
+        for row in read_file(RESULTS / folder / "points.csv")
+    }
+    expected = {}
+    for name, method in METHODS.items():
+        rows = [points[panel, method, 0.2] for panel in panels]
+        expected[name] = [show(float(row["mean"]), float(row["half_width_95"])) for row in rows]
+    assert shown == expected
+
+
+@pytest.mark.parametrize(
+    ("heading", "folder"), [("Which statements hold", "."), ("MNIST", "mnist")]
+)
+def test_counts_of_statements_are_those_of_the_claims(heading: str, folder: str) -> None:
+    shown = read_table(RESULTS / "README.md", heading, "statements")
+    counts = Counter(
+        (row["source"], row["verdict"]) for row in read_file(RESULTS / folder / "claims.csv")
+    )
+    verdicts = ("holds", "undecided", "does not hold")
+    assert shown == {
+        name: [str(counts[source, verdict]) for verdict in verdicts]
+        for name, source in SOURCES.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("heading", "model"),
+    [("Softmax regression", "linear"), ("A network with 32 hidden units", "network")],
+)
+def test_tables_of_the_one_sample_study_follow_from_its_runs(heading: str, model: str) -> None:
+    folder = RESULTS / "one-sample"
+    shown = read_table(folder / "README.md", heading, "noise")
+    runs = read_file(folder / f"{model}.csv")
+    seeds = Counter((row["epsilon"], row["method"], row["step_size"]) for row in runs)
+    # Only the chosen step size was run with all seeds.
+    chosen = {key[:2]: key[2] for key, count in seeds.items() if count == 5}
+    expected = {}
+    for name, method in STUDY_METHODS.items():
+        own = sorted((key for key in chosen if key[1] == method), key=lambda key: float(key[0]))
+        expected[name] = [
+            summarise(
+                float(row["test_accuracy"])
+                for row in runs
+                if (row["epsilon"], row["method"], row["step_size"]) == (*key, chosen[key])
+            )
+            for key in own
+        ]
+    assert shown == expected
