@@ -372,7 +372,7 @@ def _to_epsilon(mu: float, delta: float) -> float:
 def map_exposure(
     plan: Plan, settings: AuditSettings | None = None, *, program: Program = DEPLOYED
 ) -> FloatArray:
-    """Estimate μ of every agent against an eavesdropper and against every single insider.
+    """Return measured over promised μ of every agent, for an eavesdropper and each single insider.
 
     Shape (n, n + 1): rows are victims; the first column is an eavesdropper alone, and column i + 1
     is insider i. An insider's own row is NaN.
@@ -396,5 +396,5 @@ def map_exposure(
             mu = promise_to(plan, victim).effective_mu
             signal = observation.add_canary(victim)
             attack = attack_by_likelihood(hidden, signal, covariance, position, promised_mu=mu)
-            found[victim, column] = estimate_mu(attack.scores).estimate
+            found[victim, column] = estimate_mu(attack.scores).estimate / mu
     return found
