@@ -150,6 +150,8 @@ def test_agents_draw_the_noise_of_a_run() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"victims": []}, "victims must be at least one agent"),
+        ({"view": View(), "victims": [9]}, "victim must be in 0 … 4"),
         ({"victims": [9]}, "victim must be in 0 … 4"),
         ({"victims": [2], "view": View((2,))}, "victim must be an agent outside the view"),
         ({"view": View((9,))}, "agents 0 … 4"),

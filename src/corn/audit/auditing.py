@@ -219,7 +219,7 @@ class Auditor:
         return check_noise(self._observation.released, R, alpha=self.alpha)
 
     def judge(self, victim: int, view: View) -> Finding:
-        """Let all attackers of a view try to see the victim's canary."""
+        """Attack the victim in every way that the view allows, and compare with the promise."""
         plan, size = self._plan, self._observation.num_releases
         honest = view.honest(plan.num_agents)
         released, known = self._observation.released[:, honest], self._draw_known(view)[:, honest]
@@ -333,21 +333,16 @@ def suggest_releases(plan: Plan, through: Through) -> int:
 def _pair_up(
     plan: Plan, victims: Iterable[int] | None, view: View | None
 ) -> list[tuple[int, View]]:
+    n = plan.num_agents
+    honest = list(range(n)) if view is None else view.honest(n)
+    chosen = honest if victims is None else list(victims)
+    require(len(chosen) > 0, "victims", "at least one agent", "none")
+    for victim in chosen:
+        require(0 <= victim < n, "victim", f"in 0 … {n - 1}", victim)
+        require(victim in honest, "victim", "an agent outside the view", victim)
     if view is not None:
-        honest = view.honest(plan.num_agents)
-        chosen = honest if victims is None else list(victims)
-        for victim in chosen:
-            require(
-                victim in honest,
-                "victim",
-                f"an agent outside the view ({view.describe()})",
-                victim,
-            )
         return [(victim, view) for victim in chosen]
     worst = list_worst_views(plan)
-    chosen = list(range(plan.num_agents)) if victims is None else list(victims)
-    for victim in chosen:
-        require(0 <= victim < plan.num_agents, "victim", f"in 0 … {plan.num_agents - 1}", victim)
     # Sorted by view, so that what a view observes is computed once.
     return sorted(
         ((victim, worst[victim]) for victim in chosen), key=lambda one: (one[1].coalition, one[0])
@@ -361,8 +356,7 @@ def _interval_by_auc(scores: TrialScores) -> Interval:
     q1, q2 = area / (2 - area), 2 * area**2 / (1 + area)
     variance = (area * (1 - area) + (n - 1) * (q1 + q2 - 2 * area**2)) / n**2
     error = 1.96 * math.sqrt(max(variance, 0.0))
-    low, high = (min(max(area + sign * error, 1e-12), 1 - 1e-12) for sign in (-1, 1))
-    return Interval(auc_to_mu(area), auc_to_mu(low), auc_to_mu(high))
+    return Interval(auc_to_mu(area), auc_to_mu(area - error), auc_to_mu(area + error))
 
 
 def _to_epsilon(mu: float, delta: float) -> float:
