@@ -15,7 +15,6 @@ from corn.arrays import FloatArray
 from corn.cli.budget_options import BatchSizeOption, OpenBudgetOptions
 from corn.cli.options import JsonOption, PlotOption
 from corn.cli.output import print_facts, print_json, print_note, print_table, print_written
-from corn.cli.promises import parse_per_agent
 from corn.cli.samplings import print_promises, print_samplings, sampling_facts
 from corn.covariance.threat import ThreatModel
 from corn.errors import CornWarning, InvalidArgumentError
@@ -52,24 +51,25 @@ def account(
 ) -> None:
     """Compute the noise that a privacy budget needs, or the privacy of given noise."""
     if covariance is not None:
+        # One number each: a covariance has no promise per agent, and ε is the result.
+        delta = _read_number("delta", budget.delta)
+        epsilon = None if budget.epsilon is None else _read_number("epsilon", budget.epsilon)
         R = read_matrix(covariance, name="a covariance")
         loss = measure(R, budget.make_query(batch_size), num_steps=budget.steps)
-        # One number each: a covariance has no promise per agent, and ε is what is asked for.
-        delta, epsilon = _read_number("delta", budget.delta), budget.epsilon
-        at = None if epsilon is None else _read_number("epsilon", epsilon)
-        _report_loss(loss, delta, at, budget.accounting, covariance, plot, json=json)
+        _report_loss(loss, delta, epsilon, budget.accounting, covariance, plot, json=json)
         return
     _report_budget(budget.make(batch_size), plot, json=json)
 
 
 def _report_budget(budget: PrivacyBudget, plot: Path | None, *, json: bool) -> None:
+    if plot and not budget.is_uniform:
+        raise InvalidArgumentError("--plot must be left out where agents' promises differ")
     # The paper's calibrations are defined for one promise without subsampling only.
     is_plain = budget.is_uniform and not budget.query.is_subsampled
     calibrations = _calibrations(budget) if is_plain else {}
     costs = compare_samplings(budget) if budget.unit == "sample" else ()
     if plot:
-        # One agent with independent noise at the cap stands for all: its curve is the promise
-        # itself.
+        # One agent with independent noise at the cap: its curve is the promise of all.
         _draw(measure([[1 / budget.precision_cap]], budget.query, num_steps=budget.num_steps), plot)
     if json:
         print_json(
@@ -130,10 +130,12 @@ def _print_calibrations(calibrations: Mapping[Accounting, Mapping[str, object]])
 
 
 def _read_number(name: str, text: str) -> float:
-    found = parse_per_agent(text)
-    if isinstance(found, tuple):
-        raise InvalidArgumentError(f"--{name} must be one number with --covariance, found {text}")
-    return found
+    try:
+        return float(text)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"--{name} must be one number with --covariance, found {text}"
+        ) from error
 
 
 def _noise_facts(budget: PrivacyBudget) -> dict[str, object]:
@@ -202,10 +204,6 @@ def _report_loss(
 ) -> None:
     # The paper's accountants know no subsampling.
     names: list[Accounting] = ["gdp"] if loss.query.is_subsampled else list(ACCOUNTANTS)
-    if accounting not in names:
-        raise InvalidArgumentError(
-            f"--accounting must be gdp with --sampling-rate, found {accounting}"
-        )
     with warnings.catch_warnings():
         # Each accountant would warn of itself. The note below is on the one that was asked for.
         warnings.simplefilter("ignore", CornWarning)

@@ -15,6 +15,7 @@ from corn.cli.promises import (
     parse_samples,
     require_one_each,
 )
+from corn.errors import InvalidArgumentError
 from corn.privacy import Accounting, Adjacency, ClippedQuery, PrivacyBudget, Sampling, Unit
 from corn.privacy.budget import fit_sampling
 from corn.topology import Network
@@ -123,9 +124,14 @@ class OpenBudgetOptions:
 
     def make_query(self, batch_size: int | None) -> ClippedQuery:
         """Return the query that is released at each step, whatever ε is."""
-        # The query does not depend on ε. A budget is made all the same, as it checks the other
-        # options.
-        return self._make("1", batch_size, None).query
+        # The query does not depend on ε, but making a budget checks the other options.
+        budget = self._make("1", batch_size, None)
+        if not budget.is_uniform:
+            raise InvalidArgumentError(
+                "--samples-per-agent must be one number with --covariance, found "
+                f"{self.samples_per_agent}"
+            )
+        return budget.query
 
     def _make(self, epsilon: str, batch_size: int | None, network: Network | None) -> PrivacyBudget:
         epsilons, deltas = find_promises(epsilon, self.delta, network)
