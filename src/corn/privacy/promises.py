@@ -50,7 +50,7 @@ def read_promises(
         raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path}: not text in UTF-8") from error
-    except InvalidArgumentError as error:
+    except (InvalidArgumentError, csv.Error) as error:
         raise FileFormatError(f"{path}: {error}") from error
 
 
