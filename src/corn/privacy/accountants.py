@@ -95,7 +95,7 @@ def _renyi_epsilon(mu: float, delta: float) -> float:
     require_in_range("delta", delta, 0, 1)
     if mu == 0:
         return 0.0
-    if delta == 0:
+    if delta == 0 or math.isinf(mu):
         return math.inf
     return mu * mu / 2 + mu * math.sqrt(-2 * math.log(delta))
 
