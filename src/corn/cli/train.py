@@ -377,10 +377,10 @@ def _parse_step_sizes(text: str | None, learning: LearningOptions) -> tuple[floa
     """Return the step sizes to try; none if they are to be searched for."""
     if text is None:
         return (0.01,) if learning.is_quadratic else ()
-    sizes = parse_numbers("step-size", text, example="0.1,0.01")
+    sizes = parse_numbers("step_size", text, example="0.1,0.01")
     for size in sizes:
         # Made only to raise for a wrong size now, not after minutes of design.
         learn.make_schedule(size, learning.choose_schedule())
     is_unique = len(set(sizes)) == len(sizes)
-    require(is_unique, "step-size", "different numbers", repr(text), advice="try 0.1,0.01")
+    require(is_unique, "step_size", "different numbers", repr(text), advice="try 0.1,0.01")
     return sizes
