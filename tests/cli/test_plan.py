@@ -57,7 +57,7 @@ def test_noise_without_protection_against_agents_is_noted(corn: Runner, tmp_path
     decor = ["--mechanism", "decor", "--colluders", 0, "--out", tmp_path / "d.corn"]
     note = corn(*PLAN, *decor).stderr
     assert warning not in note
-    assert "against one curious agent, ε of another can be " in note
+    assert "against one curious agent, ε for one agent's whole data set can be " in note
     # DECOR refuses insiders, so the advice must not be --colluders 1 alone.
     assert "; --mechanism corn --colluders 1 designs noise" in note
     assert "; corn plan --mechanism corn --colluders 1" in corn("verify", decor[-1]).stderr
