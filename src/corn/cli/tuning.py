@@ -91,8 +91,8 @@ class TuningOptions:
         if total is not None and num_methods > 1:
             print_note(
                 f"private tuning: all {total.num_runs} runs with noise together spend ε = "
-                f"{round_up(total.epsilon)} at δ = {write_exactly(total.delta)}, against "
-                f"{total.against}, if {total.assumes}"
+                f"{round_up(total.epsilon)} at δ = {write_exactly(total.delta)}, for "
+                f"{total.protects}, against {total.against}, if {total.assumes}"
             )
         if is_tuned:
             print_note(
