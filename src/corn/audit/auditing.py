@@ -48,7 +48,7 @@ Verdict: TypeAlias = Literal["tight", "loose", "violated"]
 Through: TypeAlias = Literal["shares", "step", "processes"]
 
 TIGHT = 0.9
-"""The share of the promised μ from which on an attack shows that the promise is tight."""
+"""An attack that reaches this share of the promised μ shows that the promise is tight."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class AuditSettings:
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """Knowledge that the best attacker of one view gains about one victim.
+    """What the best attacker of one view learns about one victim.
 
     Attributes:
         victim: the agent with the canary.
@@ -115,7 +115,7 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """Return whether the promise is violated, and otherwise whether more was promised."""
+        """Whether the promise is violated, and if not, whether an attack comes close to it."""
         if self.excess:
             return "violated"
         return "tight" if self.ratio >= TIGHT else "loose"

@@ -47,7 +47,7 @@ _REDRAWS = 3
 def guess_p_value(
     num_canaries: int, num_guesses: int, num_right: int, *, epsilon: float, delta: float
 ) -> float:
-    """Bound the probability of so many right guesses, or more, under (ε, δ)-DP.
+    """Bound the probability of this many right guesses, or more, under (ε, δ)-DP.
 
     Right guesses are at most as frequent as under randomised response with odds e^ε, but for up to
     2mδ guesses on average that are right for free (Theorem 5.2 of the paper).
@@ -70,7 +70,7 @@ def guess_p_value(
 def bound_epsilon_by_guesses(
     num_canaries: int, num_guesses: int, num_right: int, *, delta: float, alpha: float
 ) -> float:
-    """Return the largest ε that so many right guesses refute at level 1 − α; 0 if none."""
+    """Return the largest ε that this many right guesses refute at level 1 − α; 0 if none."""
 
     def is_refuted(epsilon: float) -> bool:
         found = guess_p_value(num_canaries, num_guesses, num_right, epsilon=epsilon, delta=delta)
@@ -109,7 +109,7 @@ class Canaries:
 
 @dataclass(frozen=True, eq=False)
 class OneRunReport:
-    """Proof from the guesses about one run.
+    """The bound on ε that guesses about one run prove.
 
     Attributes:
         num_canaries: m.

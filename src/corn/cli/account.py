@@ -34,7 +34,7 @@ from corn.privacy.rounding import round_bound_down, round_up, round_up_range, wr
 from corn.topology.files import read_matrix
 
 EXAMPLE = "corn account --epsilon 10 --delta 1e-5 --steps 5000 --clip 0.1"
-# A covariance says nothing of seeds, so its ε holds against an eavesdropper only.
+# A covariance says nothing about seeds, so its ε holds against an eavesdropper only.
 ADVERSARY = ThreatModel().describe()
 
 
@@ -205,7 +205,7 @@ def _report_loss(
     # The paper's accountants know no subsampling.
     names: list[Accounting] = ["gdp"] if loss.query.is_subsampled else list(ACCOUNTANTS)
     with warnings.catch_warnings():
-        # Each accountant would warn of itself. The note below is on the one that was asked for.
+        # All accountants are computed. The note below is about the chosen one only.
         warnings.simplefilter("ignore", CornWarning)
         epsilons = {name: loss.epsilon(delta, accounting=name) for name in names}
         deltas = {} if epsilon is None else {n: loss.delta(epsilon, accounting=n) for n in names}

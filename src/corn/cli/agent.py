@@ -67,8 +67,8 @@ class RunOptions:
         int | None,
         typer.Option(
             min=1,
-            help="Begin with so many agents if the others do not come within the time-out; they "
-            "may join later. It must be more than half, so that one run cannot become two. "
+            help="Start with this many agents if the others do not arrive within the time-out; "
+            "they may join later. Must be more than half, so that one run cannot become two. "
             "(Default: all.)",
             rich_help_panel=AGENTS,
         ),

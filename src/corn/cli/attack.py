@@ -31,7 +31,7 @@ _KNOWLEDGE_STEPS = 30
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """A method, the attacker that it meets, and how the two are called."""
+    """A method and its attacker, with their names."""
 
     name: str
     method: Method

@@ -177,7 +177,7 @@ class BudgetOptions(OpenBudgetOptions):
     def make_for_data(
         self, batch_size: int, sizes: Sequence[int], network: Network | None = None
     ) -> PrivacyBudget:
-        """Return the budget of training in mini-batches on agents with so many samples each.
+        """Return the budget of training in mini-batches on data sets of these sizes.
 
         The batch size and the numbers of samples count for the sample unit only.
         """

@@ -20,14 +20,14 @@ _TABLE_SUFFIX = ".csv"
 
 
 def name_epsilon(text: str | None) -> str | None:
-    """Return the one way to write ε that may be written in several, or raise before any work."""
+    """Return the canonical text of ε, or raise before any work."""
     if text is None or _is_table(text):
         return text
     return _name_numbers(text, also=f", or a {_TABLE_SUFFIX} file with a line for each agent")
 
 
 def name_delta(text: str) -> str:
-    """Return the one way to write δ that may be written in several, or raise before any work."""
+    """Return the canonical text of δ, or raise before any work."""
     return _name_numbers(text)
 
 

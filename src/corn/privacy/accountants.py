@@ -1,4 +1,4 @@
-"""The three ways to count privacy, by name: each turns any two of (μ, ε, δ) into the third.
+"""Three ways to account for privacy, by name: each turns any two of (μ, ε, δ) into the third.
 
 ``gdp`` is exact (:mod:`corn.privacy.gaussian`). The other two are the paper's bounds. With
 sensitivity Δ, T steps and precision y = [R⁻¹]_jj write μ² = Δ² T y and L = ln(1/δ).
