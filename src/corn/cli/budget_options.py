@@ -10,8 +10,8 @@ import typer
 
 from corn.cli.promises import (
     find_promises,
-    name_delta,
-    name_epsilon,
+    normalise_delta,
+    normalise_epsilon,
     parse_samples,
     require_one_each,
 )
@@ -41,7 +41,7 @@ class OpenBudgetOptions:
         typer.Option(
             metavar="NUMBER[,NUMBER…]|FILE",
             help=f"{_EPSILON_HELP} With --covariance: ε at which δ is reported.",
-            callback=name_epsilon,
+            callback=normalise_epsilon,
             rich_help_panel=_BUDGET,
         ),
     ] = None
@@ -50,7 +50,7 @@ class OpenBudgetOptions:
         typer.Option(
             metavar="NUMBER[,NUMBER…]",
             help="δ of the whole run, or one for each agent separated by commas.",
-            callback=name_delta,
+            callback=normalise_delta,
             rich_help_panel=_BUDGET,
         ),
     ] = "1e-05"
@@ -163,7 +163,7 @@ class BudgetOptions(OpenBudgetOptions):
         typer.Option(
             metavar="NUMBER[,NUMBER…]|FILE",
             help=_EPSILON_HELP,
-            callback=name_epsilon,
+            callback=normalise_epsilon,
             rich_help_panel=_BUDGET,
         ),
     ] = "10"

@@ -122,7 +122,7 @@ HorizonOption: TypeAlias = Annotated[
 ]
 
 
-def _name_gossip(text: str) -> str:
+def _normalise_gossip(text: str) -> str:
     """Return the canonical text of a gossip."""
     try:
         return str(Gossip.parse(text))
@@ -142,7 +142,7 @@ GossipOption: TypeAlias = Annotated[
     typer.Option(
         help="Mixing rounds per step: a number, plain:ROUNDS or chebyshev:ROUNDS (accelerated). "
         "Each costs one message over every link, in each direction, and no privacy.",
-        callback=_name_gossip,
+        callback=_normalise_gossip,
         rich_help_panel=_NETWORK,
     ),
 ]
