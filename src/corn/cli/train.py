@@ -228,7 +228,7 @@ def train(
     problem = learning.make_workload().build(terms.network.num_agents)
     if learning.data is not None:
         # The user's own data is private, whatever the options are: all runs on it count.
-        tuning = replace(tuning, private_tuning=tuning.private_tuning or len(step_sizes) != 1)
+        tuning = replace(tuning, private_tuning=True)
         _note_own_data(learning, problem)
     methods = _make_methods(mechanism, terms)
     _note_exposed(methods)
