@@ -77,7 +77,7 @@ def test_a_changed_plan_is_refused(corn: Runner, plan: Path, tmp_path: Path) -> 
     [
         (["--agent", "6"], "--agent must be in 0 … 5"),
         (["--coalition", "a,b"], "separated by commas, found 'a,b'"),
-        (["--coalition", "9"], "a coalition must be of agents 0 … 5"),
+        (["--coalition", "9"], "--coalition must be numbers of agents, 0 … 5, separated by"),
         (["--coalition", "3", "--agent", "3"], "agent 3 is one of the insiders"),
         (["--coalition", "0,1,2,3,4,5"], "nobody to protect"),
     ],
