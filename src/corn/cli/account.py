@@ -158,7 +158,8 @@ def _calibrations(budget: PrivacyBudget) -> dict[Accounting, dict[str, object]]:
         # By the exact relation, whatever the accountant: this is what its noise really gives.
         exact = gaussian.epsilon_from(mu, promise.delta)
         # Noise variance is Δ²T/μ², so the ratio of variances is that of μ² the other way round.
-        ratio = (exact_mu / mu) ** 2
+        ratio = exact_mu / mu
+        ratio *= ratio  # not ** 2, which raises where it should be infinite
         rows[name] = {
             "mu": mu,
             "independent_noise_std": budget.sensitivity * math.sqrt(participations) / mu,

@@ -63,9 +63,9 @@ def attack(
     from corn.learn.datasets import load_dataset
 
     network = mixing.load_network(graph)
-    promise = budget.make(None, network)
-    if promise.unit != "agent":
+    if budget.unit != "agent":
         raise InvalidArgumentError("--unit must be agent: the attack is on an agent's only sample")
+    promise = budget.make(None, network)
     dataset = load_dataset(task)
     data, prior = choose_images(dataset, network.num_agents, seed=seed)
     with working("designing noise"):
