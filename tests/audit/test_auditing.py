@@ -129,7 +129,7 @@ def test_the_map_of_exposure_has_the_exact_values() -> None:
     assert found.shape == (5, 6)
     assert np.isnan(np.diag(found[:, 1:])).all()
     streams = StreamWeights.of(plan.decomposition)
-    scale = plan.budget.query.sensitivity * math.sqrt(plan.budget.num_steps)
+    scale = plan.budget.query.sensitivity * math.sqrt(plan.budget.num_steps) / plan.budget.mu
     for column, view in enumerate([View(), *(View((agent,)) for agent in range(5))]):
         exact = scale * np.sqrt(streams.precision(view))
         honest = view.honest(5)
@@ -150,6 +150,8 @@ def test_agents_draw_the_noise_of_a_run() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"victims": []}, "victims must be at least one agent"),
+        ({"view": View(), "victims": [9]}, "victim must be in 0 … 4"),
         ({"victims": [9]}, "victim must be in 0 … 4"),
         ({"victims": [2], "view": View((2,))}, "victim must be an agent outside the view"),
         ({"view": View((9,))}, "agents 0 … 4"),

@@ -83,9 +83,9 @@ def test_the_bound_of_randomised_response_holds_at_its_level() -> None:
 
 
 @cache
-def digits_plan(adjacency: str) -> Plan:
+def digits_plan(adjacency: str, epsilon: float | tuple[float, ...] = 1.0) -> Plan:
     budget = PrivacyBudget(
-        1.0,
+        epsilon,
         1e-5,
         num_steps=30,
         clip=1.0,
@@ -125,6 +125,15 @@ def test_a_run_without_noise_is_found() -> None:
     report = run(plan, method=Method.non_private(*plan.budget.queries))
     assert report.auc > 0.75
     assert report.violated
+
+
+def test_agents_may_have_different_promises() -> None:
+    """An agent that is promised little must not count against the promise of another one."""
+    # An odd number of canaries: they cannot be halved.
+    report = run(digits_plan("add-remove", (0.1, 40.0, 40.0, 40.0)), num_canaries=399)
+    assert report.epsilon > 0.1
+    assert report.promised_epsilon == 40
+    assert report.num_guesses < 399
 
 
 def test_a_seed_repeats_the_audit() -> None:

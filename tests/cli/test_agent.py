@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -69,7 +70,7 @@ def test_the_promise_is_of_the_plan_that_was_run(
     """The file of the plan may be gone, or another one, when the run ends."""
     plan = small_plan("ring:4", 12)
     row: Row = dict.fromkeys(SHARED_COLUMNS, 0.0)
-    result = AgentResult(0, RunStatus.COMPLETE, num_steps=12, rows=(row,))
+    result = AgentResult(0, RunStatus.COMPLETE, num_steps=12, measured=row)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("corn.distributed.agent.run_workload", lambda *_: (plan, result))
     monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
@@ -79,6 +80,23 @@ def test_the_promise_is_of_the_plan_that_was_run(
     facts = json.loads(done.stdout)
     assert facts["plan"] == fingerprint(plan).hex()
     assert facts["promise"] == plan.budget.describe()
+
+
+def test_scores_on_private_samples_are_not_printed(
+    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own: Row = dict.fromkeys(SHARED_COLUMNS, 0.4321)
+    shared: Row = own | {"test_loss": math.nan, "validation_loss": math.nan, "epsilon": 1.0}
+    result = AgentResult(0, RunStatus.COMPLETE, num_steps=12, rows=(own,), measured=shared)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "corn.distributed.agent.run_workload", lambda *_: (small_plan("ring:4", 12), result)
+    )
+    monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
+    done = corn("agent", "--plan", "plan.corn", "--keys", "keys", *PLACE, *TASK, "--json")
+    assert done.exit_code == 0, done.stderr
+    assert {"test_loss", "validation_loss"}.isdisjoint(json.loads(done.stdout)["measured"])
+    assert "complete after 12 steps, 0.0 s waited" in done.stderr
 
 
 @pytest.mark.parametrize(

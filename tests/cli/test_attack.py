@@ -27,5 +27,6 @@ def test_the_table_names_the_promise(corn: Runner) -> None:
 
 
 def test_samples_are_refused(corn: Runner) -> None:
-    outcome = corn(*ARGUMENTS, "--unit", "sample", "--sampling", "every-step", "--batch-size", 4)
-    assert outcome.exit_code != 0
+    outcome = corn(*ARGUMENTS, "--unit", "sample", "--sampling", "every-step")
+    assert outcome.exit_code == 1
+    assert "--unit must be agent" in outcome.stderr

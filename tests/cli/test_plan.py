@@ -65,7 +65,7 @@ def test_noise_without_protection_against_agents_is_noted(corn: Runner, tmp_path
     decor = ["--mechanism", "decor", "--colluders", 0, "--out", tmp_path / "d.corn"]
     note = corn(*PLAN, *decor).stderr
     assert warning not in note
-    assert "against one curious agent, ε of another can be " in note
+    assert "against one curious agent, ε for one agent's whole data set can be " in note
     # DECOR refuses insiders, so the advice must not be --colluders 1 alone.
     assert "; --mechanism corn --colluders 1 designs noise" in note
     assert "; corn plan --mechanism corn --colluders 1" in corn("verify", decor[-1]).stderr
@@ -85,7 +85,7 @@ def test_a_changed_plan_is_refused(corn: Runner, plan: Path, tmp_path: Path) -> 
     [
         (["--agent", "6"], "--agent must be in 0 … 5"),
         (["--coalition", "a,b"], "separated by commas, found 'a,b'"),
-        (["--coalition", "9"], "a coalition must be of agents 0 … 5"),
+        (["--coalition", "9"], "--coalition must be numbers of agents, 0 … 5, separated by"),
         (["--coalition", "3", "--agent", "3"], "agent 3 is one of the insiders"),
         (["--coalition", "0,1,2,3,4,5"], "nobody to protect"),
     ],

@@ -104,12 +104,20 @@ def test_settings_of_ones_own(corn: Runner, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "figures" / "fig1a-added.pdf").read_bytes().startswith(b"%PDF")
 
 
+def test_mechanisms_of_ones_own_need_different_names(corn: Runner, tmp_path: Path) -> None:
+    np.save(tmp_path / "R.npy", np.eye(5))
+    same = ("--mechanism", f"mine={tmp_path / 'R.npy'}")
+    outcome = corn("reproduce", "fig1a", *same, *same, "--out", tmp_path / "out")
+    assert outcome.exit_code == 1
+    assert "--mechanism must be given with different names, found mine, mine" in outcome.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (("fig1b", "--graph", "ring:5"), "--graph must contain {p} for fig1b"),
         (("fig1c", "--graph", "er:n=9,p={p},seed=1"), "--graph must contain {n} for fig1c"),
-        (("fig1a", "--graph", "ring:5", "--agents", "6"), "must be 5, as the graph has"),
+        (("fig1a", "--graph", "ring:5", "--agents", "6"), "must be 5, as in the graph"),
         (("fig1a", "--methods", "best"), "must be one of ldp-paper"),
         (("fig1a", "--mechanism", "mine"), "must be NAME=R.npy"),
         (("fig1a", "--mechanism", "corn=R.npy"), "no such file"),

@@ -91,7 +91,7 @@ def test_plan_and_verification_state_every_promise(corn: Runner, tmp_path: Path)
         assert own["promised_epsilon"] == epsilon
         assert own["epsilon"] <= epsilon * (1 + 1e-9)
     shown = corn("verify", tmp_path / "plan.corn").stdout
-    assert "× the variance of a trusted server's" in shown
+    assert "× a trusted server's variance" in shown
     assert "agent 0: ε = 0.5" in shown
 
 

@@ -190,7 +190,7 @@ def test_networks_are_trained_on_images(corn: Runner, model: str) -> None:
     [
         (["--mechanism", "corn,magic"], 1, "mechanism must be one of corn"),
         (["--mechanism", "ldp,corn,ldp"], 1, "must be different names, found ldp twice"),
-        (["--step-size", "big"], 1, "step-size must be numbers"),
+        (["--step-size", "big"], 1, "--step-size must be numbers"),
         (["--step-size", "0"], 1, "step size must be positive"),
         (["--step-size", "0.1,0.1"], 1, "step-size must be different numbers, found '0.1,0.1'"),
         (["--device", "abacus"], 1, "device must be available to torch"),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from corn.audit.low_order_bits import Array, recover_release
+from corn.audit.low_order_bits import Array
 from corn.covariance import Decomposition
 from corn.distributed.steps.half_step import HalfStep
 from corn.learn.batches import Batch
@@ -34,7 +34,8 @@ class Sent:
 
     def recover(self, message: Floats) -> Array:
         """Return the value s that was released, up to rounding."""
-        return recover_release(message, self.model, self.step_size)
+        model = np.asarray(self.model, np.float64)
+        return np.asarray((model - message.astype(np.float64)) / self.step_size, np.float64)
 
 
 class GivenGradient:

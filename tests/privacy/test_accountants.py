@@ -67,6 +67,7 @@ def test_limits_of_every_accountant(accounting: Accounting) -> None:
     accountant = ACCOUNTANTS[accounting]
     assert accountant.epsilon_from(0.0, 1e-5) == accountant.delta_from(0.0, 1.0) == 0
     assert accountant.epsilon_from(math.inf, 1e-5) == math.inf
+    assert not math.isnan(accountant.epsilon_from(math.inf, 1.0))
     assert accountant.delta_from(math.inf, 1.0) == 1
     assert accountant.epsilon_from(1.0, 0.0) == math.inf
     assert accountant.delta_from(1.0, math.inf) == 0

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
+from corn.errors import InfeasibleError
 from corn.privacy import PrivacyBudget, account_precision
 from corn.privacy.floats import RESERVE, FloatLoss, account_floats, find_promise, set_aside
 
@@ -16,6 +17,14 @@ BUDGETS = [
     for epsilon in (0.1, 1, 10, 40)
     for delta in (1e-9, 1e-5)
 ]
+
+
+def test_an_epsilon_without_a_reserve_is_infeasible() -> None:
+    """e^−ε₁ δ would be zero in floating point."""
+    with pytest.raises(InfeasibleError, match="epsilon=1e\\+06 cannot be promised"):
+        set_aside(PrivacyBudget(1e6, 1e-5, num_steps=1000, clip=0.1))
+    with pytest.raises(InfeasibleError, match="cannot be promised"):
+        find_promise(1e5, BUDGETS[0], num_steps=1000)
 
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=lambda b: f"{b.epsilon:g} {b.delta:g}")

@@ -251,6 +251,7 @@ def test_files_have_any_order_of_rows(tmp_path: Path) -> None:
         ("agent,epsilon\nnorth\n", "line 2 must have 2 entries, found 1"),
         ("agent,epsilon\nnorth,1,1e-5\n", "line 2 must have 2 entries, found 3"),
         ("agent,epsilon\nnorth,much\n", "line 2 must have numbers"),
+        (f"agent,epsilon\n{'n' * 200_000},1\n", "field larger than field limit"),
         ("agent,epsilon\nnorth,1\nnorth,2\n", "agent 'north' must have one promise, found two"),
         ("agent,epsilon\nnorth,1\n", "every agent must have a promise, found none for south, east"),
     ],

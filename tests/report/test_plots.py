@@ -73,3 +73,9 @@ def test_bars_are_relative_to_ldp() -> None:
     (axes,) = plot_comparison(values, objectives=["one step"], title="").axes
     widths = [bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)]
     assert widths == [1.0, 0.25]
+
+
+def test_bars_longer_than_that_of_ldp_are_inside() -> None:
+    values = {"one step": {"ldp": 2.0, "mine": 10.0}}
+    (axes,) = plot_comparison(values, objectives=["one step"], title="").axes
+    assert axes.get_xlim()[1] > 5

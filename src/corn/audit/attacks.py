@@ -70,7 +70,7 @@ def attack_by_learning(
     *,
     promised_mu: float,
 ) -> Attack:
-    """Score by Fisher's linear discriminant, which the first half of the trials teaches.
+    """Score by Fisher's linear discriminant, trained on the first half of the trials.
 
     Args:
         released: what honest agents release without canary, shape (releases, honest, trials).

@@ -48,7 +48,7 @@ Verdict: TypeAlias = Literal["tight", "loose", "violated"]
 Through: TypeAlias = Literal["shares", "step", "processes"]
 
 TIGHT = 0.9
-"""The share of the promised μ from which on an attack shows that the promise is tight."""
+"""An attack that reaches this share of the promised μ shows that the promise is tight."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class AuditSettings:
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """Knowledge that the best attacker of one view gains about one victim.
+    """What the best attacker of one view learns about one victim.
 
     Attributes:
         victim: the agent with the canary.
@@ -115,7 +115,7 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """Return whether the promise is violated, and otherwise whether more was promised."""
+        """Whether the promise is violated, and if not, whether an attack comes close to it."""
         if self.excess:
             return "violated"
         return "tight" if self.ratio >= TIGHT else "loose"
@@ -219,7 +219,7 @@ class Auditor:
         return check_noise(self._observation.released, R, alpha=self.alpha)
 
     def judge(self, victim: int, view: View) -> Finding:
-        """Let all attackers of a view try to see the victim's canary."""
+        """Attack the victim in every way that the view allows, and compare with the promise."""
         plan, size = self._plan, self._observation.num_releases
         honest = view.honest(plan.num_agents)
         released, known = self._observation.released[:, honest], self._draw_known(view)[:, honest]
@@ -333,21 +333,16 @@ def suggest_releases(plan: Plan, through: Through) -> int:
 def _pair_up(
     plan: Plan, victims: Iterable[int] | None, view: View | None
 ) -> list[tuple[int, View]]:
+    n = plan.num_agents
+    honest = list(range(n)) if view is None else view.honest(n)
+    chosen = honest if victims is None else list(victims)
+    require(len(chosen) > 0, "victims", "at least one agent", "none")
+    for victim in chosen:
+        require(0 <= victim < n, "victim", f"in 0 … {n - 1}", victim)
+        require(victim in honest, "victim", "an agent outside the view", victim)
     if view is not None:
-        honest = view.honest(plan.num_agents)
-        chosen = honest if victims is None else list(victims)
-        for victim in chosen:
-            require(
-                victim in honest,
-                "victim",
-                f"an agent outside the view ({view.describe()})",
-                victim,
-            )
         return [(victim, view) for victim in chosen]
     worst = list_worst_views(plan)
-    chosen = list(range(plan.num_agents)) if victims is None else list(victims)
-    for victim in chosen:
-        require(0 <= victim < plan.num_agents, "victim", f"in 0 … {plan.num_agents - 1}", victim)
     # Sorted by view, so that what a view observes is computed once.
     return sorted(
         ((victim, worst[victim]) for victim in chosen), key=lambda one: (one[1].coalition, one[0])
@@ -361,8 +356,7 @@ def _interval_by_auc(scores: TrialScores) -> Interval:
     q1, q2 = area / (2 - area), 2 * area**2 / (1 + area)
     variance = (area * (1 - area) + (n - 1) * (q1 + q2 - 2 * area**2)) / n**2
     error = 1.96 * math.sqrt(max(variance, 0.0))
-    low, high = (min(max(area + sign * error, 1e-12), 1 - 1e-12) for sign in (-1, 1))
-    return Interval(auc_to_mu(area), auc_to_mu(low), auc_to_mu(high))
+    return Interval(auc_to_mu(area), auc_to_mu(area - error), auc_to_mu(area + error))
 
 
 def _to_epsilon(mu: float, delta: float) -> float:
@@ -372,7 +366,7 @@ def _to_epsilon(mu: float, delta: float) -> float:
 def map_exposure(
     plan: Plan, settings: AuditSettings | None = None, *, program: Program = DEPLOYED
 ) -> FloatArray:
-    """Estimate μ of every agent against an eavesdropper and against every single insider.
+    """Return measured over promised μ of every agent, for an eavesdropper and each single insider.
 
     Shape (n, n + 1): rows are victims; the first column is an eavesdropper alone, and column i + 1
     is insider i. An insider's own row is NaN.
@@ -396,5 +390,5 @@ def map_exposure(
             mu = promise_to(plan, victim).effective_mu
             signal = observation.add_canary(victim)
             attack = attack_by_likelihood(hidden, signal, covariance, position, promised_mu=mu)
-            found[victim, column] = estimate_mu(attack.scores).estimate
+            found[victim, column] = estimate_mu(attack.scores).estimate / mu
     return found

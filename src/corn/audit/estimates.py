@@ -1,6 +1,6 @@
 """Estimates and certificates from the scores of a test: what an attacker achieved, and how surely.
 
-An attacker scores observations; high scores speak for the first of two neighbouring data sets. The
+An attacker scores observations; a high score is evidence for the data set with the canary. The
 scores under both data sets give:
 
 - an estimate of μ, the distance of the two score distributions in standard deviations, with a
@@ -30,7 +30,7 @@ class TrialScores:
         null: scores under the data set without the canary (or with its negation), shape (trials,).
         alternative: scores under the data set with the canary, shape (trials,).
         is_paired: whether trial k of both has the same noise. Each of the two is a sample of
-            independent trials all the same, and their difference is far more exact.
+            independent trials still, and their difference has a much smaller error.
     """
 
     null: FloatArray
@@ -82,12 +82,11 @@ def estimate_mu(scores: TrialScores, *, confidence: float = 0.95) -> Interval:
     null, alternative = scores.null, scores.alternative
     n0, n1 = len(null), len(alternative)
     pooled = (null.var(ddof=1) * (n0 - 1) + alternative.var(ddof=1) * (n1 - 1)) / (n0 + n1 - 2)
-    # Scores without spread, as of a program without noise: a gap shows the canary with certainty.
-    if pooled == 0:
-        gap = float(alternative.mean() - null.mean())
-        mu = math.copysign(math.inf, gap) if gap else 0.0
-        return Interval(mu, mu, mu)
     difference = float(alternative.mean() - null.mean())
+    # A program without noise has scores without spread: any difference shows the canary.
+    if pooled == 0:
+        mu = math.copysign(math.inf, difference) if difference else 0.0
+        return Interval(mu, mu, mu)
     if scores.is_paired:
         # Common noise cancels in the difference of a pair.
         variance = float((alternative - null).var(ddof=1)) / n0

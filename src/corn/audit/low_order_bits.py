@@ -247,12 +247,6 @@ class FloatAttacker:
         return np.asarray(np.maximum(np.abs(released), np.abs(self._offset - released)))
 
 
-def recover_release(message: NDArray[np.floating[Any]], model: Any, step_size: float) -> Array:
-    """Solve m = x − η s for s, in float64."""
-    sent, start = np.asarray(message, np.float64), np.asarray(model, np.float64)
-    return np.asarray((start - sent) / step_size, np.float64)
-
-
 def p_value(num_right: int, num_trials: int, promised: float) -> float:
     """Return the probability to be right this often, or more often, where the promise holds."""
     return float(binomtest(num_right, num_trials, promised, alternative="greater").pvalue)

@@ -1,7 +1,7 @@
 """A check of drawn noise against the plan's covariance, over agents and releases together.
 
 Noise that differs from the plan need not hurt privacy: a share with the wrong sign may only fail to
-cancel. It is a fault all the same, and this check needs no canary to find it.
+cancel. It is still a fault, and this check needs no canary to find it.
 """
 
 from __future__ import annotations

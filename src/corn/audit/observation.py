@@ -1,4 +1,4 @@
-"""Observations of releases with and without a canary, on the way that data takes in a run.
+"""Observations of releases with and without a canary, on the path of data through a run.
 
 The victim's gradient is a canary along a known direction u. Everything else is the worst case: the
 attacker knows all other data, so only noise and canary remain of what it observes. Each trial is

@@ -47,7 +47,7 @@ _REDRAWS = 3
 def guess_p_value(
     num_canaries: int, num_guesses: int, num_right: int, *, epsilon: float, delta: float
 ) -> float:
-    """Bound the probability of so many right guesses, or more, under (ε, δ)-DP.
+    """Bound the probability of this many right guesses, or more, under (ε, δ)-DP.
 
     Right guesses are at most as frequent as under randomised response with odds e^ε, but for up to
     2mδ guesses on average that are right for free (Theorem 5.2 of the paper).
@@ -70,7 +70,7 @@ def guess_p_value(
 def bound_epsilon_by_guesses(
     num_canaries: int, num_guesses: int, num_right: int, *, delta: float, alpha: float
 ) -> float:
-    """Return the largest ε that so many right guesses refute at level 1 − α; 0 if none."""
+    """Return the largest ε that this many right guesses refute at level 1 − α; 0 if none."""
 
     def is_refuted(epsilon: float) -> bool:
         found = guess_p_value(num_canaries, num_guesses, num_right, epsilon=epsilon, delta=delta)
@@ -109,15 +109,15 @@ class Canaries:
 
 @dataclass(frozen=True, eq=False)
 class OneRunReport:
-    """Proof from the guesses about one run.
+    """The bound on ε that guesses about one run prove.
 
     Attributes:
         num_canaries: m.
         num_guesses: of those that gave the best bound.
         num_right: of these guesses.
         epsilon: the certified lower bound on ε at ``delta``.
-        promised_epsilon: of the plan, for one sample.
-        delta: δ.
+        promised_epsilon: the largest ε that the plan promises a sample of any agent.
+        delta: the largest δ, likewise.
         confidence: of the bound.
         auc: of the scores of included and excluded canaries.
     """
@@ -344,14 +344,17 @@ class _Eavesdropper:
 def _judge(
     scores: FloatArray, included: NDArray[np.bool_], plan: Plan, confidence: float
 ) -> OneRunReport:
-    epsilon, delta, _ = plan.budget.of_agent(0).promise
+    # All agents have canaries, so only the weakest promise holds for every guess.
+    epsilon = max(promise.epsilon for promise in plan.budget.promises)
+    delta = max(promise.delta for promise in plan.budget.promises)
     m, order = len(scores), np.argsort(scores)
     # The best of several bounds holds at the level of all of them together (Bonferroni).
     alpha = (1 - confidence) / len(_SHARES_OF_GUESSES)
     best = (-1.0, 0, 0)
     for share in _SHARES_OF_GUESSES:
         # The highest scores are guessed to be included, the lowest to be excluded.
-        half = max(1, round(share * m / 2))
+        # Rounded down, as there are at most m guesses.
+        half = max(1, int(share * m / 2))
         right = int(included[order[-half:]].sum() + (~included[order[:half]]).sum())
         found = bound_epsilon_by_guesses(m, 2 * half, right, delta=delta, alpha=alpha)
         best = max(best, (found, 2 * half, right))

@@ -20,8 +20,8 @@ from corn.errors import InvalidArgumentError
 from corn.noise import Owner
 from corn.plan import Plan
 
-# Coalitions are compared one by one up to this many operations; beyond, one is grown greedily.
-_MOST_WORK = 2e9
+# Coalitions are compared one by one up to these limits; beyond, one is grown greedily.
+_MOST_COALITIONS, _MOST_WORK = 10**5, 2e9
 _ROUNDING = 1e-6  # relative, of precisions that equal their cap
 
 
@@ -223,8 +223,9 @@ def find_smallest_break(plan: Plan) -> Break | None:
     streams, n = StreamWeights.of(plan.decomposition), plan.num_agents
     # In order of sizes, so that the first break found is a smallest one.
     for size in range(n if plan.decomposition.seed_groups else 1):
+        count = math.comb(n, size)
         # Each coalition costs one eigendecomposition.
-        if math.comb(n, size) * float(n) ** 3 > _MOST_WORK:
+        if count > _MOST_COALITIONS or count * float(n) ** 3 > _MOST_WORK:
             grown = (_grow_coalition(streams, victim, plan.precision_caps) for victim in range(n))
             broken = [one for one in grown if one.ratio > 1 + _ROUNDING]
             return min(broken, key=lambda one: len(one.view.coalition), default=None)
@@ -260,9 +261,10 @@ def _count_insiders(plan: Plan) -> int:
 
 
 def _list_views(num_agents: int, size: int) -> Iterator[View]:
-    if math.comb(num_agents, size) > 10**5:
+    count = math.comb(num_agents, size)
+    if count > _MOST_COALITIONS:
         raise InvalidArgumentError(
-            f"{math.comb(num_agents, size):,} coalitions of {size} among {num_agents} agents are "
+            f"{count:,} coalitions of {size} among {num_agents} agents are "
             "too many to compare: name one, such as --view coalition:1,4"
         )
     return (View(chosen) for chosen in combinations(range(num_agents), size))

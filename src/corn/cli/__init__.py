@@ -115,7 +115,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
         if os.getpid() != own:
             os._exit(128 + number)
         handler = signal.getsignal(signal.SIGINT)
-        # The handler of the moment: some commands catch the first Ctrl-C to stop in an orderly way.
+        # The current handler: some commands catch the first Ctrl-C to stop in an orderly way.
         (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
 
     before = signal.signal(signal.SIGTERM, interrupt)

@@ -15,7 +15,6 @@ from corn.arrays import FloatArray
 from corn.cli.budget_options import BatchSizeOption, OpenBudgetOptions
 from corn.cli.options import JsonOption, PlotOption
 from corn.cli.output import print_facts, print_json, print_note, print_table, print_written
-from corn.cli.promises import parse_per_agent
 from corn.cli.samplings import print_promises, print_samplings, sampling_facts
 from corn.covariance.threat import ThreatModel
 from corn.errors import CornWarning, InvalidArgumentError
@@ -35,7 +34,7 @@ from corn.privacy.rounding import round_bound_down, round_up, round_up_range, wr
 from corn.topology.files import read_matrix
 
 EXAMPLE = "corn account --epsilon 10 --delta 1e-5 --steps 5000 --clip 0.1"
-# A covariance says nothing of seeds, so its ε holds against an eavesdropper only.
+# A covariance says nothing about seeds, so its ε holds against an eavesdropper only.
 ADVERSARY = ThreatModel().describe()
 
 
@@ -52,24 +51,25 @@ def account(
 ) -> None:
     """Compute the noise that a privacy budget needs, or the privacy of given noise."""
     if covariance is not None:
+        # One number each: a covariance has no promise per agent, and ε is the result.
+        delta = _read_number("delta", budget.delta)
+        epsilon = None if budget.epsilon is None else _read_number("epsilon", budget.epsilon)
         R = read_matrix(covariance, name="a covariance")
         loss = measure(R, budget.make_query(batch_size), num_steps=budget.steps)
-        # One number each: a covariance has no promise per agent, and ε is what is asked for.
-        delta, epsilon = _read_number("delta", budget.delta), budget.epsilon
-        at = None if epsilon is None else _read_number("epsilon", epsilon)
-        _report_loss(loss, delta, at, budget.accounting, covariance, plot, json=json)
+        _report_loss(loss, delta, epsilon, budget.accounting, covariance, plot, json=json)
         return
     _report_budget(budget.make(batch_size), plot, json=json)
 
 
 def _report_budget(budget: PrivacyBudget, plot: Path | None, *, json: bool) -> None:
+    if plot and not budget.is_uniform:
+        raise InvalidArgumentError("--plot must be left out where agents' promises differ")
     # The paper's calibrations are defined for one promise without subsampling only.
     is_plain = budget.is_uniform and not budget.query.is_subsampled
     calibrations = _calibrations(budget) if is_plain else {}
     costs = compare_samplings(budget) if budget.unit == "sample" else ()
     if plot:
-        # One agent with independent noise at the cap stands for all: its curve is the promise
-        # itself.
+        # One agent with independent noise at the cap: its curve is the promise of all.
         _draw(measure([[1 / budget.precision_cap]], budget.query, num_steps=budget.num_steps), plot)
     if json:
         print_json(
@@ -130,10 +130,12 @@ def _print_calibrations(calibrations: Mapping[Accounting, Mapping[str, object]])
 
 
 def _read_number(name: str, text: str) -> float:
-    found = parse_per_agent(text)
-    if isinstance(found, tuple):
-        raise InvalidArgumentError(f"--{name} must be one number with --covariance, found {text}")
-    return found
+    try:
+        return float(text)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"--{name} must be one number with --covariance, found {text}"
+        ) from error
 
 
 def _noise_facts(budget: PrivacyBudget) -> dict[str, object]:
@@ -156,7 +158,8 @@ def _calibrations(budget: PrivacyBudget) -> dict[Accounting, dict[str, object]]:
         # By the exact relation, whatever the accountant: this is what its noise really gives.
         exact = gaussian.epsilon_from(mu, promise.delta)
         # Noise variance is Δ²T/μ², so the ratio of variances is that of μ² the other way round.
-        ratio = (exact_mu / mu) ** 2
+        ratio = exact_mu / mu
+        ratio *= ratio  # not ** 2, which raises where it should be infinite
         rows[name] = {
             "mu": mu,
             "independent_noise_std": budget.sensitivity * math.sqrt(participations) / mu,
@@ -202,12 +205,8 @@ def _report_loss(
 ) -> None:
     # The paper's accountants know no subsampling.
     names: list[Accounting] = ["gdp"] if loss.query.is_subsampled else list(ACCOUNTANTS)
-    if accounting not in names:
-        raise InvalidArgumentError(
-            f"--accounting must be gdp with --sampling-rate, found {accounting}"
-        )
     with warnings.catch_warnings():
-        # Each accountant would warn of itself. The note below is on the one that was asked for.
+        # All accountants are computed. The note below is about the chosen one only.
         warnings.simplefilter("ignore", CornWarning)
         epsilons = {name: loss.epsilon(delta, accounting=name) for name in names}
         deltas = {} if epsilon is None else {n: loss.delta(epsilon, accounting=n) for n in names}

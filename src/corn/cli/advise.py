@@ -133,7 +133,7 @@ def _write_commands(
 ) -> list[str]:
     """Return commands that run as they are; those that train need a built-in task."""
     scale, prospect, mixing = proposal.scale, proposal.prospect, proposal.mixing
-    # For the agent unit the batch size is no matter of privacy, and corn plan refuses it.
+    # For the agent unit the batch size does not affect privacy, and corn plan refuses it.
     size = prospect.batch_size if scale.unit == "sample" else None
     promise = _list_options(
         unit=scale.unit,
@@ -237,7 +237,7 @@ def _compare(proposal: Proposal) -> list[tuple[str, str]]:
 def _describe_batches(proposal: Proposal) -> str:
     own, scale = proposal.prospect, proposal.scale
     if scale.unit == "agent":
-        return f"{own.num_steps} steps; the batch size is no matter of privacy"
+        return f"{own.num_steps} steps; the batch size does not affect privacy"
     rate = proposal.budget.query.sampling_rate
     return f"B = {own.batch_size}, rate {rate:.4g} (Poisson sampling), {own.num_steps} steps"
 

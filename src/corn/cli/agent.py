@@ -67,8 +67,8 @@ class RunOptions:
         int | None,
         typer.Option(
             min=1,
-            help="Begin with so many agents if the others do not come within the time-out; they "
-            "may join later. It must be more than half, so that one run cannot become two. "
+            help="Start with this many agents if the others do not arrive within the time-out; "
+            "they may join later. Must be more than half, so that one run cannot become two. "
             "(Default: all.)",
             rich_help_panel=AGENTS,
         ),
@@ -290,9 +290,8 @@ def agent(
         agreed, result = distributed.run_workload(config, monitored)
         log_event(own, "result", _describe(result, agreed))
     if json:
-        last = result.rows[-1]
-        # Shared columns only, as --json may be piped anywhere; NaN is not equal to itself.
-        measured = {name: last[name] for name in learn.SHARED_COLUMNS if last[name] == last[name]}
+        # NaN, which is not equal to itself, marks what was not measured or is private.
+        measured = {name: value for name, value in result.measured.items() if value == value}
         facts = {
             "plan": fingerprint(agreed).hex(),
             "promise": agreed.budget.describe(),
@@ -305,12 +304,15 @@ def agent(
 
 def _describe(result: distributed.AgentResult, plan: Plan) -> str:
     """Return in one line how the run ended, and what was promised against whom."""
-    last, why = result.rows[-1], distributed.describe_stop(result.stop)
+    # The log may be forwarded, so a loss on private samples must not be in this line.
+    measured, why = result.measured, distributed.describe_stop(result.stop)
+    loss = measured["test_loss"]
+    score = f"test loss {loss:.4g}, " if loss == loss else ""
     lost = "".join(f", without agent {who} from step {s} on" for who, s in result.lost.items())
     return (
         f"{result.status} after {result.num_steps} steps{f' ({why})' if why else ''}{lost}, "
-        f"test loss {last['test_loss']:.4g}, {result.seconds_waited:.1f} s waited; ε spent "
-        f"{round_up(float(last['epsilon']))} of {plan.budget.describe()}, against "
+        f"{score}{result.seconds_waited:.1f} s waited; ε spent "
+        f"{round_up(float(measured['epsilon']))} of {plan.budget.describe()}, against "
         f"{plan.threat.describe()}"
     )
 

@@ -31,7 +31,7 @@ _KNOWLEDGE_STEPS = 30
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """A method, the attacker that it meets, and how the two are called."""
+    """A method and its attacker, with their names."""
 
     name: str
     method: Method
@@ -63,9 +63,9 @@ def attack(
     from corn.learn.datasets import load_dataset
 
     network = mixing.load_network(graph)
-    promise = budget.make(None, network)
-    if promise.unit != "agent":
+    if budget.unit != "agent":
         raise InvalidArgumentError("--unit must be agent: the attack is on an agent's only sample")
+    promise = budget.make(None, network)
     dataset = load_dataset(task)
     data, prior = choose_images(dataset, network.num_agents, seed=seed)
     with working("designing noise"):

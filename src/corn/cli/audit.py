@@ -184,7 +184,10 @@ def _audit_one_run(
         )
     if report.violated:
         shown = round_bound_down(report.epsilon, 3)
-        print_error(f"{path}: one run shows ε ≥ {shown}, more than was promised")
+        print_error(
+            f"{path}: one run shows ε ≥ {shown} for one sample, against {attacker}: more than was "
+            "promised"
+        )
         raise typer.Exit(1)
 
 

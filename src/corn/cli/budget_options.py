@@ -10,11 +10,12 @@ import typer
 
 from corn.cli.promises import (
     find_promises,
-    name_delta,
-    name_epsilon,
+    normalise_delta,
+    normalise_epsilon,
     parse_samples,
     require_one_each,
 )
+from corn.errors import InvalidArgumentError
 from corn.privacy import Accounting, Adjacency, ClippedQuery, PrivacyBudget, Sampling, Unit
 from corn.privacy.budget import fit_sampling
 from corn.topology import Network
@@ -40,7 +41,7 @@ class OpenBudgetOptions:
         typer.Option(
             metavar="NUMBER[,NUMBER…]|FILE",
             help=f"{_EPSILON_HELP} With --covariance: ε at which δ is reported.",
-            callback=name_epsilon,
+            callback=normalise_epsilon,
             rich_help_panel=_BUDGET,
         ),
     ] = None
@@ -49,7 +50,7 @@ class OpenBudgetOptions:
         typer.Option(
             metavar="NUMBER[,NUMBER…]",
             help="δ of the whole run, or one for each agent separated by commas.",
-            callback=name_delta,
+            callback=normalise_delta,
             rich_help_panel=_BUDGET,
         ),
     ] = "1e-05"
@@ -123,9 +124,14 @@ class OpenBudgetOptions:
 
     def make_query(self, batch_size: int | None) -> ClippedQuery:
         """Return the query that is released at each step, whatever ε is."""
-        # The query does not depend on ε. A budget is made all the same, as it checks the other
-        # options.
-        return self._make("1", batch_size, None).query
+        # The query does not depend on ε, but making a budget checks the other options.
+        budget = self._make("1", batch_size, None)
+        if not budget.is_uniform:
+            raise InvalidArgumentError(
+                "--samples-per-agent must be one number with --covariance, found "
+                f"{self.samples_per_agent}"
+            )
+        return budget.query
 
     def _make(self, epsilon: str, batch_size: int | None, network: Network | None) -> PrivacyBudget:
         epsilons, deltas = find_promises(epsilon, self.delta, network)
@@ -157,7 +163,7 @@ class BudgetOptions(OpenBudgetOptions):
         typer.Option(
             metavar="NUMBER[,NUMBER…]|FILE",
             help=_EPSILON_HELP,
-            callback=name_epsilon,
+            callback=normalise_epsilon,
             rich_help_panel=_BUDGET,
         ),
     ] = "10"
@@ -171,7 +177,7 @@ class BudgetOptions(OpenBudgetOptions):
     def make_for_data(
         self, batch_size: int, sizes: Sequence[int], network: Network | None = None
     ) -> PrivacyBudget:
-        """Return the budget of training in mini-batches on agents with so many samples each.
+        """Return the budget of training in mini-batches on data sets of these sizes.
 
         The batch size and the numbers of samples count for the sample unit only.
         """

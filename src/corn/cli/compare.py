@@ -14,8 +14,8 @@ from corn.cli.options import GraphOption, JsonOption, MixingOptions, PlotOption,
 from corn.cli.output import (
     print_facts,
     print_json,
-    print_note,
     print_table,
+    print_written,
     warn_of_insiders,
 )
 from corn.cli.strictest import (
@@ -120,8 +120,7 @@ def compare(
     _print(network, promise, against, designs, values)
     if strictest is not None:
         _print_costs(strictest, designs[objectives[-1].describe()], costs, against)
-    if plot:
-        print_note(f"wrote {plot}")
+    print_written(plot)
 
 
 def _read_own(specs: Sequence[str]) -> dict[str, OwnMechanism]:

@@ -161,18 +161,19 @@ def print_outcome(problem: learn.TrainingProblem, tuning: learn.Tuning) -> None:
         if method.budget is not None and not method.is_central
     ]
     methods.sort(key=lambda method: method.name not in ("plan", "corn"))
-    if not methods or methods[0].budget is None or methods[0].central_ratio is None:
+    if not methods:
         return
     chosen, budget = methods[0], methods[0].budget
+    if budget is None or chosen.central_ratio is None:
+        return
     own = learn.summarize_methods(problem, tuning)[chosen.name]
-    is_common = budget.is_uniform
-    spent = own["simulated_epsilon" if is_common else "simulated_epsilon_of_each_agent"]
+    spent = own["simulated_epsilon" if budget.is_uniform else "simulated_epsilon_of_each_agent"]
     text = describe_outcome(
         own,
         spent,
         budget,
         threat=chosen.threat,
-        central_ratio=methods[0].central_ratio,
+        central_ratio=chosen.central_ratio,
         is_simulated=True,
     )
     print_line(None if text is None else f"{chosen.name}: {text}")

@@ -32,7 +32,7 @@ def is_given(context: typer.Context, name: str) -> bool:
 
 
 def _take_file(context: typer.Context, path: Path | None) -> Path | None:
-    """Let the options in a file be defaults of the running command."""
+    """Make the options in a file the defaults of the running command."""
     if path is not None:
         # As defaults, so that the command line and the environment take precedence without further
         # code.

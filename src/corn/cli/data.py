@@ -54,7 +54,7 @@ def data(
     elif path is None:
         raise typer.BadParameter("must be the directory with the files", param_hint="PATH")
     else:
-        # Files by hand pass the same checksums as a download.
+        # These files must have the same checksums as a download.
         where = import_dataset(name, path, directory=cache)
     if json:
         print_json({"name": name, "directory": where})

@@ -22,6 +22,7 @@ from corn.cli.output import (
     print_facts,
     print_json,
     print_note,
+    print_written,
     save_json,
     warn_of_insiders,
 )
@@ -142,9 +143,7 @@ def design(
         print_json(facts)
     else:
         _print(promise, network, target, result, mixing.describe(network, budget.steps))
-        for path in (plot, out):
-            if path:
-                print_note(f"wrote {path}")
+        print_written(plot, out)
     raise_if_interrupted(result)
 
 

@@ -31,7 +31,7 @@ from corn.topology import Gossip
 EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/run"
 
 _TOGETHER = "Decentralised planning"
-# Left out of run.json, which is shared: they tell of other runs, folders and hosts of the owner.
+# Left out of run.json, which is shared: they reveal other runs, folders and hosts of the owner.
 _OWNERS_OPTIONS = ("lifetime_epsilon", "lifetime_delta", "other_keys", "config_file", "status")
 _WARNING = (
     "private numbers are computed from private data without noise: no ε covers them, and they must "
@@ -125,6 +125,7 @@ def launch(
         )
     learning.require_public_classes()
     source: Path | distributed.PlanningRequest
+    network = None if graph is None else mixing.load_network(graph)
     batch_size = learning.batch_size
     if plan is not None:
         planned = load_plan(plan)
@@ -132,8 +133,7 @@ def launch(
         # of the run.
         let_plan_decide(context, planned, mechanism=planned.mechanism)
         source, batch_size = plan, planned.budget.batch_size or batch_size
-    elif graph is not None:
-        network = mixing.load_network(graph)
+    elif network is not None:
         # Agents that plan together know no files of the others.
         chosen = cast("MechanismName", require_choice("mechanism", mechanism, MECHANISMS))
         if budget.needs_sizes and budget.adjacency == "add-remove":
@@ -168,7 +168,7 @@ def launch(
         run.make_workload(learning),
         out=out,
         settings=settings,
-        network=None if graph is None else mixing.load_network(graph),
+        network=network,
         keys=keys,
         placement=distributed.Placement(
             agents_per_host, host, None if store is None else distributed.parse_address(store)

@@ -131,8 +131,8 @@ HorizonOption: TypeAlias = Annotated[
 ]
 
 
-def _name_gossip(text: str) -> str:
-    """Return the one name of a gossip that may be written in several ways."""
+def _normalise_gossip(text: str) -> str:
+    """Return the canonical text of a gossip."""
     try:
         return str(Gossip.parse(text))
     except InvalidArgumentError as error:
@@ -151,7 +151,7 @@ GossipOption: TypeAlias = Annotated[
     typer.Option(
         help="Mixing rounds per step: a number, plain:ROUNDS or chebyshev:ROUNDS (accelerated). "
         "Each costs one message over every link, in each direction, and no privacy.",
-        callback=_name_gossip,
+        callback=_normalise_gossip,
         rich_help_panel=_NETWORK,
     ),
 ]
@@ -225,7 +225,7 @@ class MixingOptions:
         return load_network(graph, weights=self.weights, gossip=Gossip.parse(self.gossip))
 
     def choose_objective(self, num_steps: int) -> Horizon:
-        """Return the objective asked for, or the default for so many steps."""
+        """Return the objective asked for, or the default for this many steps."""
         usual = default_objective(num_steps, momentum=self.momentum)
         length = usual.length if self.horizon is None else self.horizon
         gamma = self.disagreement_weight
@@ -242,7 +242,7 @@ class MixingOptions:
         return None if self.cooldown == _AUTO else int(self.cooldown)
 
     def choose_cooldown(self, network: Network, num_steps: int) -> int:
-        """Return the number of steps that only mix after a run of so many steps."""
+        """Return the number of steps that only mix after a run of this many steps."""
         given = self.cooldown_steps
         return choose_cooldown(network, num_steps) if given is None else given
 
@@ -266,7 +266,7 @@ class MixingOptions:
             )
 
     def describe(self, network: Network, num_steps: int) -> str:
-        """Return rounds, cool-down and messages of a run of so many steps, in one line."""
+        """Return rounds, cool-down and messages of a run of this many steps, in one line."""
         return network.gossip.describe(num_steps, self.choose_cooldown(network, num_steps))
 
 

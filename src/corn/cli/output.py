@@ -163,7 +163,10 @@ def warn_of_insiders(
         )
     elif decomposition.num_agents <= _MOST_AGENTS_TO_EXPOSE:
         worst = _worst_exposed(decomposition, budget)
-        print_note(f"against one curious agent, ε of another can be {round_up(worst, 3)}; {advice}")
+        print_note(
+            f"against one curious agent, ε for {budget.queries[0].protects} can be "
+            f"{round_up(worst, 3)}; {advice}"
+        )
     else:
         print_note(
             f"the noise is not designed against agents, who can subtract shared noise; {advice}"

@@ -116,7 +116,7 @@ def plan_facts(made: Plan) -> dict[str, object]:
 
 def describe_average(central_ratio: float) -> str:
     """Return the noise variance of the average relative to a trusted server's."""
-    return f"{central_ratio:.4g} × the variance of a trusted server's, for the same promise"
+    return f"{central_ratio:.4g} × a trusted server's variance, for the same promise"
 
 
 def describe_mixing(made: Plan) -> str:

@@ -19,16 +19,16 @@ Given = TypeVar("Given")
 _TABLE_SUFFIX = ".csv"
 
 
-def name_epsilon(text: str | None) -> str | None:
-    """Return the one way to write ε that may be written in several, or raise before any work."""
+def normalise_epsilon(text: str | None) -> str | None:
+    """Return the canonical text of ε, or raise before any work."""
     if text is None or _is_table(text):
         return text
-    return _name_numbers(text, also=f", or a {_TABLE_SUFFIX} file with a line for each agent")
+    return _normalise_numbers(text, also=f", or a {_TABLE_SUFFIX} file with a line for each agent")
 
 
-def name_delta(text: str) -> str:
-    """Return the one way to write δ that may be written in several, or raise before any work."""
-    return _name_numbers(text)
+def normalise_delta(text: str) -> str:
+    """Return the canonical text of δ, or raise before any work."""
+    return _normalise_numbers(text)
 
 
 def parse_per_agent(text: str) -> PerAgent:
@@ -120,7 +120,7 @@ def _is_table(text: str) -> bool:
     return Path(text).suffix == _TABLE_SUFFIX or Path(text).is_file()
 
 
-def _name_numbers(text: str, *, also: str = "") -> str:
+def _normalise_numbers(text: str, *, also: str = "") -> str:
     try:
         return format_per_agent(parse_per_agent(text))
     except ValueError as error:

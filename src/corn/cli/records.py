@@ -15,7 +15,7 @@ import typer
 from corn.errors import InfeasibleError, InvalidArgumentError
 
 # Arguments of the library whose options have other names.
-_OTHER_NAMES = {"num_steps": "steps", "max_colluders": "colluders"}
+_OTHER_NAMES = {"num_steps": "steps", "max_colluders": "colluders", "length": "horizon"}
 
 
 def spread_records(command: Callable[..., None]) -> Callable[..., None]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from corn.checks import require
 from corn.cli.output import (
     make_progress,
     print_facts,
@@ -191,7 +192,12 @@ def _choose_lines(names: str | None, own: Sequence[str] | None) -> tuple[MethodS
     usual: tuple[MethodSpec, ...] = methods.METHODS
     if names is not None:
         usual = methods.choose_methods([name.strip() for name in names.split(",")])
-    return (*usual, *map(methods.make_own_method, own or ()))
+    added = [methods.make_own_method(spec) for spec in own or ()]
+    names_added = [method.name for method in added]
+    # Two lines of one name would share their points and their noise.
+    is_unique = len(set(names_added)) == len(names_added)
+    require(is_unique, "mechanism", "given with different names", ", ".join(names_added))
+    return (*usual, *added)
 
 
 def _count_cells(names: Sequence[str], scale: Scale, store: CellStore) -> tuple[int, int]:

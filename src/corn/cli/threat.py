@@ -19,6 +19,7 @@ from corn.topology import Network
 EXAMPLE = "corn threat --graph er:n=12,p=0.4,seed=1 --seeds global,edges,pairs --colluders 0,1,2"
 WORTHLESS = 0.99
 """Share of LDP's noise energy above which a design is not worth its shared seeds."""
+_MOST_DIGITS = 9
 _REFERENCES: dict[MechanismName, str] = {"ldp": "LDP", "central": "a trusted server"}
 
 
@@ -188,7 +189,8 @@ def _read_list(text: str) -> list[str]:
 
 
 def _read_number(text: str) -> int:
-    if not text.isdecimal():
+    # int() refuses very long texts with an error of its own.
+    if not text.isdecimal() or len(text) > _MOST_DIGITS:
         raise InvalidArgumentError(
             f"--colluders must be whole numbers separated by commas, found {text!r}"
         )

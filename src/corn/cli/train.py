@@ -228,7 +228,7 @@ def train(
     problem = learning.make_workload().build(terms.network.num_agents)
     if learning.data is not None:
         # The user's own data is private, whatever the options are: all runs on it count.
-        tuning = replace(tuning, private_tuning=tuning.private_tuning or len(step_sizes) != 1)
+        tuning = replace(tuning, private_tuning=True)
         _note_own_data(learning, problem)
     methods = _make_methods(mechanism, terms)
     _note_exposed(methods)
@@ -377,10 +377,10 @@ def _parse_step_sizes(text: str | None, learning: LearningOptions) -> tuple[floa
     """Return the step sizes to try; none if they are to be searched for."""
     if text is None:
         return (0.01,) if learning.is_quadratic else ()
-    sizes = parse_numbers("step-size", text, example="0.1,0.01")
+    sizes = parse_numbers("step_size", text, example="0.1,0.01")
     for size in sizes:
         # Made only to raise for a wrong size now, not after minutes of design.
         learn.make_schedule(size, learning.choose_schedule())
     is_unique = len(set(sizes)) == len(sizes)
-    require(is_unique, "step-size", "different numbers", repr(text), advice="try 0.1,0.01")
+    require(is_unique, "step_size", "different numbers", repr(text), advice="try 0.1,0.01")
     return sizes

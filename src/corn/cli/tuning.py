@@ -75,6 +75,9 @@ class TuningOptions:
             print_note("private tuning: runs that were interrupted are not priced")
         prices, total = found
         for method, price in prices.items():
+            # One run spends what the table shows.
+            if price.num_runs == 1:
+                continue
             print_note(
                 f"private tuning: {method.name} made {price.num_runs} runs on the agents' data; "
                 f"together they spend ε = {round_up(price.epsilon)} at δ = "
@@ -88,11 +91,11 @@ class TuningOptions:
                 f"private tuning: {', '.join(noiseless)} ran on the agents' data without noise, "
                 "which no ε covers: leave it out where data is private"
             )
-        if total is not None and num_methods > 1:
+        if total is not None and len(prices) > 1:
             print_note(
                 f"private tuning: all {total.num_runs} runs with noise together spend ε = "
-                f"{round_up(total.epsilon)} at δ = {write_exactly(total.delta)}, against "
-                f"{total.against}, if {total.assumes}"
+                f"{round_up(total.epsilon)} at δ = {write_exactly(total.delta)}, for "
+                f"{total.protects}, against {total.against}, if {total.assumes}"
             )
         if is_tuned:
             print_note(

@@ -67,7 +67,7 @@ def verify(
     guarantees = found.guarantees
     if coalition is not None:
         # Of any size: it may be larger than the plan's threat, as after a leak of keys.
-        insiders = _read_coalition(coalition)
+        insiders = _read_coalition(coalition, plan.num_agents)
         if agent in insiders:
             raise InvalidArgumentError(f"agent {agent} is one of the insiders {coalition}")
         guarantees = guarantees_against(plan, insiders)
@@ -195,10 +195,13 @@ def _print_guarantees(plan: Plan, shown: list[AgentGuarantee]) -> None:
         print_note("--agent N shows one agent, and --json all")
 
 
-def _read_coalition(text: str) -> list[int]:
+def _read_coalition(text: str, num_agents: int) -> list[int]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not all(part.isdecimal() for part in parts):
+    # An agent that does not exist knows no seed: its ε would be that of an eavesdropper.
+    known = {str(agent): agent for agent in range(num_agents)}
+    if not all(part in known for part in parts):
         raise InvalidArgumentError(
-            f"--coalition must be agents' numbers separated by commas, found {text!r}"
+            f"--coalition must be numbers of agents, 0 … {num_agents - 1}, separated by commas, "
+            f"found {text!r}"
         )
-    return sorted({int(part) for part in parts})
+    return sorted({known[part] for part in parts})

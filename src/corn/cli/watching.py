@@ -66,7 +66,7 @@ def describe_progress(progress: DesignProgress) -> str:
 def raise_if_interrupted(made: Design | Plan) -> None:
     """Raise `StoppedByUserError` if the user ended the design before it was done.
 
-    Commands call this last, so that scripts learn of it and the best design is kept all the same.
+    Commands call this last, so that the best design is kept and scripts still see the interruption.
     """
     status = made.status if isinstance(made, Design) else made.certificate.status
     if status == "interrupted":

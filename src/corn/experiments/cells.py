@@ -220,7 +220,7 @@ class TrainingCell:
         batch_size = self.batch_size if self.unit == "sample" else None
         budget = spec.budget(
             *(self.epsilon, self.delta, self.num_steps, self.clip, self.unit, batch_size),
-            # The smallest agent has the largest sampling rate, and so the least amplification.
+            # From these follows the one sampling rate of all agents.
             sizes=sizes,
         )
         if spec.mechanism == "none":

@@ -179,7 +179,7 @@ class Scale:
         found = load_network(self.graph(self.connectivity)).num_agents
         if is_given and found != self.num_agents:
             raise InvalidArgumentError(
-                f"agents must be {found}, as the graph has, found {self.num_agents}: leave it out, "
+                f"agents must be {found}, as in the graph, found {self.num_agents}: leave it out, "
                 "or write {n} in --graph"
             )
         return replace(self, num_agents=found)

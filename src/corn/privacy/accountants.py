@@ -1,4 +1,4 @@
-"""The three ways to count privacy, by name: each turns any two of (μ, ε, δ) into the third.
+"""Three ways to account for privacy, by name: each turns any two of (μ, ε, δ) into the third.
 
 ``gdp`` is exact (:mod:`corn.privacy.gaussian`). The other two are the paper's bounds. With
 sensitivity Δ, T steps and precision y = [R⁻¹]_jj write μ² = Δ² T y and L = ln(1/δ).
@@ -95,7 +95,7 @@ def _renyi_epsilon(mu: float, delta: float) -> float:
     require_in_range("delta", delta, 0, 1)
     if mu == 0:
         return 0.0
-    if delta == 0:
+    if delta == 0 or math.isinf(mu):
         return math.inf
     return mu * mu / 2 + mu * math.sqrt(-2 * math.log(delta))
 

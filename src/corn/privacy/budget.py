@@ -117,7 +117,7 @@ class PrivacyBudget:
 
     @classmethod
     def for_sizes(cls, sizes: Sequence[int], **fields: Any) -> PrivacyBudget:
-        """Make a budget for agents with so many samples each, from which their sampling follows.
+        """Make a budget for data sets of these sizes, from which the sampling follows.
 
         The unit is ``"sample"``; ``fields`` are the others of a budget. See ``fit_sampling``. Where
         neighbouring data sets differ in size, sizes are private, and refused: a budget is public.
@@ -273,7 +273,7 @@ class PrivacyBudget:
         return np.array(values, dtype=np.float64)
 
     def _columns(self) -> list[tuple[float, ...]]:
-        """Return ε, δ, rates and samples, with one value for each agent, or one in all."""
+        """Return ε, δ, rates and samples, with one value for each agent, or a single one."""
         count = self.num_agents or 1
         values = [getattr(self, name) for name in _PER_AGENT]
         return [value if isinstance(value, tuple) else (value,) * count for value in values]
@@ -328,11 +328,11 @@ class PrivacyBudget:
 def fit_sampling(
     sizes: Sequence[int], batch_size: int, sampling: Sampling | None
 ) -> tuple[float | None, int | tuple[int, ...] | None]:
-    """Return the sampling rate, or else the samples per agent, for agents with so many samples.
+    """Return the sampling rate, or else the samples per agent, for data sets of these sizes.
 
-    Poisson sampling has one rate, of which agents of average size draw ``batch_size`` samples.
-    Noise is as strong as the largest rate demands, so a small agent with a higher rate would cost
-    all others. At the common rate its batches are smaller, and it counts as its samples do.
+    Poisson sampling has one rate, at which an agent of average size draws ``batch_size`` samples.
+    The largest rate decides how much noise all agents add, so a higher rate for a small agent would
+    cost all others. At the common rate, an agent's batches are in proportion to its samples.
     Passes are counted for each agent; sizes within 2 % of each other count as the least.
 
     >>> fit_sampling([80, 120], 10, "poisson")

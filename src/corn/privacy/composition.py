@@ -76,8 +76,8 @@ class PlanTerms:
                 "budget must be that of one agent, with one number in each field: use "
                 "budget.of_agent(i)"
             )
-        # The accountant by which noise was designed does not matter for what was released, and a
-        # name of it in a file would let its warnings appear wherever the file is read.
+        # The accountant that designed the noise does not change what was released. Its name in a
+        # file would repeat its warnings wherever the file is read.
         if self.budget.accounting != "gdp":
             object.__setattr__(self, "budget", replace(self.budget, accounting="gdp"))
 

@@ -25,10 +25,13 @@ from corn.arrays import FloatArray
 from corn.errors import InfeasibleError
 from corn.privacy.accounting import account_precision, account_promises
 from corn.privacy.budget import LARGEST_EPSILON, PrivacyBudget
+from corn.privacy.rounding import write_exactly
 
 RESERVE = 2.0**-9
 """The part of ε, and of δ, that is set aside for floating point."""
 
+# Of ε₁, for which the proof needs e^ε₁ < 2.
+_LARGEST_LOG_RATIO = math.log(2)
 _ROUNDING = 1e-9
 _MAX_ROUNDS = 10
 
@@ -67,7 +70,7 @@ class FloatLoss:
         root = each / (math.sqrt(log_inverse + each) + math.sqrt(log_inverse))
         by_ratio = (root / self.log_ratio) ** 2 if self.log_ratio > 0 else math.inf
         by_failure = math.exp(-log_inverse) / self.failure if self.failure > 0 else math.inf
-        return min(by_ratio, by_failure) if each < math.log(2) else 0.0
+        return min(by_ratio, by_failure) if each < _LARGEST_LOG_RATIO else 0.0
 
 
 def set_aside(budget: PrivacyBudget) -> PrivacyBudget:
@@ -77,6 +80,12 @@ def set_aside(budget: PrivacyBudget) -> PrivacyBudget:
     >>> 0.998 < ideal.epsilon < 1, 0.996e-5 < ideal.delta < 1e-5
     (True, True)
     """
+    largest = max(p.epsilon for p in budget.promises)
+    # Otherwise δ₀ could be rounded to zero.
+    if RESERVE * largest / 2 >= _LARGEST_LOG_RATIO:
+        raise InfeasibleError(
+            f"epsilon={write_exactly(largest)} cannot be promised in floating point: try 1 to 10"
+        )
     # ε₀ + 2ε₁ = ε with ε₁ = RESERVE·ε/2; and e^ε₁ δ₀ leaves RESERVE·δ for the failures.
     epsilons = tuple(p.epsilon * (1 - RESERVE) for p in budget.promises)
     deltas = tuple(

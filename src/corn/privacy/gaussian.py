@@ -57,7 +57,7 @@ def delta_from(mu: float, epsilon: float) -> float:
 def epsilon_from(mu: float, delta: float) -> float:
     """Return the least ε ≥ 0 for which δ(ε) ≤ ``delta``, rounded up: ``delta_from`` confirms it.
 
-    It is infinite where no finite ε will do: ``delta`` = 0 or μ = ∞.
+    It is infinite where no finite ε suffices: ``delta`` = 0 or μ = ∞.
 
     >>> round(epsilon_from(2.00044562, 1e-5), 6)
     10.0

@@ -1,4 +1,4 @@
-"""Promises of single agents, given by name: in the order of agents, from a mapping or a file."""
+"""Promises of single agents by name, from a mapping or a file, in the order of agents."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read_promises(
         raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path}: not text in UTF-8") from error
-    except InvalidArgumentError as error:
+    except (InvalidArgumentError, csv.Error) as error:
         raise FileFormatError(f"{path}: {error}") from error
 
 
@@ -90,7 +90,7 @@ def _parse(
 
 def _order(given: Sequence[tuple[str, float]], names: Sequence[str] | None) -> tuple[float, ...]:
     known = [str(agent) for agent in range(len(given))] if names is None else list(names)
-    # A name that is a number is the agent's own number, so that both can be understood.
+    # Agents may be given by number too. A name that is a number takes precedence.
     places = {str(agent): agent for agent in range(len(known))}
     places |= {name: agent for agent, name in enumerate(known)}
     found: dict[int, float] = {}

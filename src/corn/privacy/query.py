@@ -47,8 +47,8 @@ class ClippedQuery:
     ``adjacency`` defines neighbouring data sets: ``"replace"`` (the unit's data becomes any other)
     or ``"add-remove"`` (its gradient is present, or is zero). Under Poisson sampling the latter is
     adding or removing one sample. In a batch of fixed size another sample would take its place, and
-    without an agent the graph would be another one: there the relation is known as zero-out, and is
-    called so.
+    without an agent the graph would be another one. There the relation is known as zero-out, and
+    outputs call it that.
 
     >>> ClippedQuery(0.1).sensitivity
     0.2

@@ -10,7 +10,7 @@ import numpy as np
 
 
 def round_up(value: float, digits: int = 6) -> str:
-    """Return so many digits, rounded up: a printed ε must not be smaller than the true one.
+    """Return this many digits, rounded up: a printed ε must not be smaller than the true one.
 
     >>> round_up(9.9999991), round_up(1.2e-7), round_up(float("inf")), round_up(2.001, 3)
     ('10', '1.2e-07', 'inf', '2.01')
@@ -19,7 +19,7 @@ def round_up(value: float, digits: int = 6) -> str:
 
 
 def round_bound_down(value: float, digits: int = 6) -> str:
-    """Return so many digits, rounded down: a printed lower bound must hold too.
+    """Return this many digits, rounded down: a printed lower bound must hold too.
 
     >>> round_bound_down(1.2399, 3), round_bound_down(0.0)
     ('1.23', '0')

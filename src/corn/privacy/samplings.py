@@ -17,7 +17,7 @@ from corn.privacy.query import Sampling
 
 @dataclass(frozen=True, eq=False)
 class SamplingCost:
-    """The noise that one sampling needs, and what its accounting proves for the least noise of all.
+    """The noise that one sampling needs, and its ε with the least noise of all samplings.
 
     Attributes:
         budget: the promise with this sampling, counted exactly.
@@ -36,7 +36,7 @@ class SamplingCost:
 
     @property
     def sampling(self) -> Sampling:
-        """The sampling."""
+        """The rule by which samples enter batches."""
         return self.budget.promises[0].query.sampling or "every-step"
 
     @property

@@ -27,7 +27,7 @@ def plot_audit(report: AuditReport, exposure: FloatArray, *, title: str) -> Figu
     # By the ratio: promises of agents may differ, so that the largest μ need not be the worst.
     strongest = max(report.findings, key=lambda one: one.ratio)
     _draw_roc(left, strongest)
-    _draw_exposure(right, exposure, strongest.promise.effective_mu)
+    _draw_exposure(right, exposure)
     return figure
 
 
@@ -59,10 +59,10 @@ def _draw_points(axes: Axes, finding: Finding) -> None:
     axes.plot(rates, allowed, "--", color=INK, label="largest that the promise allows")
 
 
-def _draw_exposure(axes: Axes, exposure: FloatArray, promised: float) -> None:
+def _draw_exposure(axes: Axes, exposure: FloatArray) -> None:
     n = len(exposure)
     # Insiders who know all of a victim's noise have μ = ∞, which no colour map has.
-    shown = np.minimum(exposure / promised, 1e6)
+    shown = np.minimum(exposure, 1e6)
     finite = shown[np.isfinite(shown)]
     # The norm needs limits on both sides of 1. Beyond 4 all is equally bad, and shown as such.
     low, top = min(0.8, float(finite.min())), max(1.2, min(float(finite.max()), 4.0))

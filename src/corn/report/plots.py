@@ -229,7 +229,8 @@ def _draw_bars(axes: Axes, values: Mapping[str, float], remarks: Mapping[str, st
     labels = [f"{MECHANISM_NAMES.get(name, name)}\n{remarks.get(name, '')}" for name in names]
     axes.set_yticks(range(len(names)), [label.strip() for label in labels])
     axes.invert_yaxis()
-    axes.set(xlabel="noise energy relative to LDP", xlim=(0, 1.18))
+    # Room for the numbers beside the bars. A covariance of the user's own may be worse than LDP.
+    axes.set(xlabel="noise energy relative to LDP", xlim=(0, 1.18 * max(1.0, *ratios)))
     axes.spines[["top", "right"]].set_visible(False)
 
 

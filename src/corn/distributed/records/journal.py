@@ -285,6 +285,11 @@ class Journal:
             self._reports.on_progress(self._progress(step, statistics))
         self._reporter.report_end(step, status.value, self._find_row())
 
+    @property
+    def measured(self) -> Row:
+        """The part of the last measurement that others may see."""
+        return self._data.select_shared(self.rows[-1])
+
     def _find_row(self) -> Row:
         """Return the last measurement, without scores on private samples but training data."""
         if not self.rows:

@@ -131,6 +131,7 @@ class AgentResult:
         parameters: the model, shape (d,). Empty in a report to the launcher, which reads files.
         rows: measurements, in the columns of a simulation; for the agent's owner, and empty in a
             report to the launcher.
+        measured: the part of the last measurement that others may see.
         private_notes: events that depend on the agent's data; for its owner.
         seconds_waited: for neighbours, which depends on how much data they have.
         lifetime: the total of all releases of the agent's data; for its owner.
@@ -148,6 +149,7 @@ class AgentResult:
     failure: Failure | None = None
     parameters: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
     rows: tuple[Row, ...] = field(default=(), repr=False)
+    measured: Row = field(default_factory=dict, repr=False)
     private_notes: tuple[str, ...] = field(default=(), repr=False)
     seconds_waited: float = field(default=0.0, repr=False)
     lifetime: LifetimeTotal | None = field(default=None, repr=False)

@@ -88,6 +88,7 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
         traffic=exchange.traffic,
         parameters=rounds.parameters,
         rows=tuple(journal.rows),
+        measured=journal.measured,
         private_notes=tuple(journal.private_notes),
         seconds_waited=rounds.seconds_waited,
         lifetime=run.total,

@@ -127,7 +127,7 @@ corn.outputs = (() => {
     const outsiders = known.get(keyOf(settings, "outsiders"));
     const ratio = (split) => (split ? designs.centralRatio(split) : null);
     const against = (q) => ratio(known.get(keyOf(settings, q))?.split);
-    // A search that ended early is private all the same; its distance from the best is stated.
+    // A search that ended early is still private; its distance from the best is stated.
     const excess = (q) => {
       const gap = known.get(keyOf(settings, q))?.gap;
       return gap > 0.01 && isFinite(gap) ? `, energy ≤ ${(Math.ceil(1000 * gap) / 10).toFixed(1)} % above the best` : "";

@@ -53,7 +53,7 @@ corn.settings = (() => {
     if (mechanism === "corn" && colluders === 2 && agents > MOST_FOR_TWO) {
       return `Against two insiders, this page designs for up to ${MOST_FOR_TWO} agents; corn threat for more.`;
     }
-    if (!(objective.length >= 1 && objective.length <= 1e9)) return "The horizon must be from 1 on.";
+    if (!(objective.length >= 1 && objective.length <= 1e9)) return "The horizon must be from 1 to 1,000,000,000.";
     if (!(objective.weight >= 1e-6 && objective.weight <= 1)) {
       return "The weight of disagreement must be above 0 and at most 1.";
     }
