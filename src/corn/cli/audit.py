@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # needs torch, whose import takes a second
     from corn.audit import AuditReport, AuditSettings, Break, Finding, View
 
 _ONE_RUN = "One run"
+_TRIALS = 10_000
 EXAMPLE = "corn audit plan.corn --view worst --trials 10000"
 
 
@@ -67,7 +68,7 @@ def audit(
         "all"
     ),
     trials: Annotated[int, typer.Option(min=100, help="Trials of each of the two data sets.")] = (
-        10_000
+        _TRIALS
     ),
     through: Annotated[
         Literal["shares", "step", "processes"] | None,
@@ -96,12 +97,21 @@ def audit(
     """Attack the code that runs a plan with canaries; exit 1 if a promise is violated."""
     from corn.audit import AuditSettings, audit_plan, find_smallest_break, read_view
 
+    if training.one_run:
+        given = {
+            "--victim": victim != "all",
+            "--trials": trials != _TRIALS,
+            "--through": through is not None,
+            "--releases": releases is not None,
+            "--plot": plot is not None,
+        }
+        if any(given.values()):
+            names = ", ".join(name for name, is_given in given.items() if is_given)
+            raise InvalidArgumentError(f"{names} must be left out with --one-run")
+    elif training != TrainingOptions():
+        raise InvalidArgumentError("--task, --canaries and --step-size need --one-run")
     plan = load_plan(path)
     if training.one_run:
-        if plot is not None:
-            raise InvalidArgumentError(
-                "--plot must be left out with --one-run, which has no figure"
-            )
         attacker = None if view == "worst" else read_view(view)
         _audit_one_run(path, plan, training, attacker, confidence, seed, json)
         return
