@@ -198,7 +198,9 @@ class PrivateOptimizer(Optimizer):
             terms = PlanTerms(budget.of_agent(agent), colluders)
             worst[terms] = max(precision, worst.get(terms, 0.0))
         return max(
-            compose_expenses([Expense(t, p, spent)], delta or t.budget.promise.delta).epsilon
+            compose_expenses(
+                [Expense(t, p, spent)], t.budget.promise.delta if delta is None else delta
+            ).epsilon
             for t, p in worst.items()
         )
 
