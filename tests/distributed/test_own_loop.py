@@ -307,6 +307,8 @@ def test_steps_out_of_order_are_refused() -> None:
     _, optimizer, loader = make_private(small_plan(), **options)
     with pytest.raises(CornError, match="others would get no noise"):
         optimizer.add_param_group({"params": list(make_model().parameters())})
+    with pytest.raises(CornError, match="every agent begins with an empty one"):
+        optimizer.load_state_dict(optimizer.state_dict())
     with pytest.raises(CornError, match="must follow a batch of the private loader"):
         optimizer.step()
     batches = iter(loader)
