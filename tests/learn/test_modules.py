@@ -241,6 +241,16 @@ def test_frozen_parameters_stay_and_get_no_noise(budget: PrivacyBudget) -> None:
         load_parameters(model, result.parameters[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_loaded_model_has_its_own_memory_and_type(dtype: torch.dtype) -> None:
+    vector = torch.zeros(3, dtype=dtype)
+    parameter = next(load_parameters(nn.Linear(2, 1), vector).parameters())
+    with torch.no_grad():
+        parameter.add_(1)
+    assert parameter.dtype == torch.float32
+    assert not vector.any()
+
+
 def make_datasets() -> list[tuple[Any, Any]]:
     rng = np.random.default_rng(0)
     return [(rng.standard_normal((20, 3)), rng.integers(0, 2, 20)) for _ in range(4)]
