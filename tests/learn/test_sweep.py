@@ -193,6 +193,7 @@ def test_sweeps_that_would_break_a_promise_are_refused(
         {"seeds": ()},
         {"seeds": (1, 1)},
         {"seeds": (-1,)},
+        {"seeds": (0.5,)},
         {"dtype": "float16"},
         {"device": "abacus"},
         {"cooldown_steps": -1},
