@@ -14,6 +14,7 @@ from corn.learn.batches import Batch
 from corn.learn.tasks import MeanLoss, ModuleTask
 from corn.learn.tasks.differentiation import Vectorised
 from corn.learn.tasks.flat_module import FlatModule
+from corn.learn.user_model import UserModel
 from corn.privacy import PrivacyBudget
 
 CELLS, VARIANTS, BATCH = 3, 2, 5
@@ -43,6 +44,7 @@ def test_fingerprints_see_constants_of_any_type_and_weights_of_a_loss() -> None:
     losses = [nn.CrossEntropyLoss(weight=torch.tensor([1.0, weight])) for weight in (2.0, 2.0, 5.0)]
     first, same, other = (ModuleTask(model, loss).fingerprint() for loss in losses)
     assert first == same != other
+    assert len(UserModel(model, clips_samples=False).fingerprint()) == 32
 
 
 class TwoHeads(nn.Module):
