@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -268,9 +269,11 @@ def _split_runs(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Return the rows of each run by a name that is also a path of folders."""
     runs: dict[str, list[Row]] = {}
     for row in rows:
-        # The slash of a schedule such as 0.01/√t would make one more folder.
-        name = f"{row['contender']}/{row['step_size']}/seed {row['seed']}".replace("/√", " over √")
-        runs.setdefault(name, []).append(row)
+        # A slash in a schedule such as 0.01/√t would make one more folder, and the name of a
+        # mechanism of one's own can be any text.
+        step_size = str(row["step_size"]).replace("/√", " over √")
+        method = re.sub(r"[/\\]|^\.+", "_", str(row["contender"]))
+        runs.setdefault(f"{method}/{step_size}/seed {row['seed']}", []).append(row)
     return runs
 
 
