@@ -52,9 +52,9 @@ def require_in_range(
     return value
 
 
-def require_fraction(name: str, value: float, *, advice: str = "") -> float:
+def require_fraction(name: str, value: float) -> float:
     """Return ``value`` if 0 ≤ ``value`` < 1."""
-    require(_is_number(value) and 0 <= value < 1, name, "in [0, 1)", value, advice=advice)
+    require(_is_number(value) and 0 <= value < 1, name, "in [0, 1)", value)
     return value
 
 

@@ -178,10 +178,8 @@ def _array(values: Tensor) -> FloatArray:
     return values.to(device="cpu", dtype=torch.float64).numpy()
 
 
-def has_diverged(
-    row: Row, first: Row | None, *, measured: Iterable[str] = ("train",), limit: float = _DIVERGENCE
-) -> bool:
-    """Return whether a run's models are not finite, or a loss is ``limit`` times its first value.
+def has_diverged(row: Row, first: Row | None, *, measured: Iterable[str] = ("train",)) -> bool:
+    """Return whether a run's models are not finite, or a loss is 10⁶ times its first value.
 
     ``measured`` names the parts whose loss was measured, for which NaN means divergence.
     """
@@ -192,7 +190,7 @@ def has_diverged(
         found = float(row[name])
         # At least 1: a loss that starts near zero may grow by any factor and still be small.
         start = 1.0 if first is None else max(1.0, float(np.nan_to_num(float(first[name]))))
-        if not math.isfinite(found) or found > limit * start:
+        if not math.isfinite(found) or found > _DIVERGENCE * start:
             return True
     return False
 

@@ -172,10 +172,10 @@ def list_prospects(
     return found
 
 
-def choose_prospect(prospects: Sequence[Prospect], *, tolerance: float = _TOLERANCE) -> Prospect:
-    """Return the prospect with the least work of those within ``tolerance`` of the least excess."""
+def choose_prospect(prospects: Sequence[Prospect]) -> Prospect:
+    """Return the prospect with the least work of those within a tenth of the least excess."""
     require(bool(prospects), "prospects", "at least one", "none")
-    limit = (1 + tolerance) * min(own.excess for own in prospects)
+    limit = (1 + _TOLERANCE) * min(own.excess for own in prospects)
     within = [own for own in prospects if own.excess <= limit]
     return min(within, key=lambda own: (own.work, own.num_steps))
 
