@@ -1,6 +1,7 @@
 """Checks of arguments accept their whole domain and name the argument that they refuse."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -53,7 +54,9 @@ def test_count_refuses_everything_else(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "found"), [(11, "11"), (10**5000, "a larger number")], ids=["11", "long"]
+    ("value", "found"),
+    [(11, "11"), (10**5000, "an integer of more than 20 digits")],
+    ids=["11", "long"],
 )
 def test_count_refuses_numbers_above_the_limit(value: int, found: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"steps must be at most 10, found {found}"):
@@ -67,3 +70,18 @@ def test_count_returns_an_int() -> None:
 def test_choice_and_length_accept_valid_values() -> None:
     assert require_choice("unit", "agent", ("agent", "sample")) == "agent"
     assert require_length("datasets", 4, 4, per="agent") == 4
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda number: require_positive("size", number),
+        lambda number: require_positive("size", -number),
+        lambda number: require_in_range("size", number, 0, 1),
+        lambda number: require_fraction("size", number),
+        lambda number: require_count("size", -number),
+    ],
+)
+def test_integers_too_long_to_print_are_refused(check: Callable[[int], object]) -> None:
+    with pytest.raises(InvalidArgumentError, match="found an integer of more than 20 digits"):
+        check(10**5000)

@@ -7,6 +7,7 @@ refused by all of them. ``advice`` is a sentence on what to try instead.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import TypeVar
@@ -27,12 +28,16 @@ def require(condition: bool, name: str, rule: str, found: object, *, advice: str
     """
     if not condition:
         hint = f": {advice}" if advice else ""
+        # Python does not print integers of more than 4300 digits.
+        if isinstance(found, int) and abs(found) >= _LONGEST_SHOWN:
+            found = "an integer of more than 20 digits"
         raise InvalidArgumentError(f"{name} must be {rule}, found {found}{hint}")
 
 
 def require_positive(name: str, value: float, *, advice: str = "") -> float:
     """Return ``value`` if it is a finite number above zero."""
-    is_valid = _is_number(value) and 0 < value < math.inf
+    # Integers may be finite and still too large for a float.
+    is_valid = _is_number(value) and 0 < value <= sys.float_info.max
     require(is_valid, name, "positive and finite", value, advice=advice)
     return value
 
@@ -47,9 +52,9 @@ def require_in_range(
     return value
 
 
-def require_fraction(name: str, value: float, *, advice: str = "") -> float:
+def require_fraction(name: str, value: float) -> float:
     """Return ``value`` if 0 ≤ ``value`` < 1."""
-    require(_is_number(value) and 0 <= value < 1, name, "in [0, 1)", value, advice=advice)
+    require(_is_number(value) and 0 <= value < 1, name, "in [0, 1)", value)
     return value
 
 
@@ -59,8 +64,7 @@ def require_count(
     """Return ``value`` as an ``int`` if it is a whole number from ``least`` to ``most``."""
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     number = int(value) if isinstance(value, Integral) else least
-    # Python does not print integers of more than 4300 digits.
-    found = repr(value) if number < _LONGEST_SHOWN else "a larger number"
+    found = number if is_whole else repr(value)
     require(
         is_whole and number >= least, name, f"an integer of at least {least}", found, advice=advice
     )

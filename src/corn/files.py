@@ -8,7 +8,7 @@ import shlex
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +82,13 @@ def load_function(spec: str) -> Callable[..., Any]:
     try:
         found.loader.exec_module(module)
     except SyntaxError as error:
-        raise FileFormatError(f"{path}: line {error.lineno}: {error.msg}") from error
+        # The error may be in a module that the file imports.
+        line = "" if error.lineno is None else f"line {error.lineno}: "
+        raise FileFormatError(f"{error.filename or path}: {line}{error.msg}") from error
     finally:
-        sys.path.remove(str(path.resolve().parent))
+        # The file may have changed the path itself.
+        with suppress(ValueError):
+            sys.path.remove(str(path.resolve().parent))
     made = getattr(module, function, None)
     if not callable(made):
         raise FileFormatError(f"{path}: must define a function {function!r}, found none")

@@ -116,6 +116,8 @@ def test_a_loop_over_all_agents_gives_the_models_of_a_simulation(unit: str) -> N
     torch.testing.assert_close(read(model), expected, rtol=1e-4, atol=1e-5)
     assert private.get_epsilon() == pytest.approx(50, rel=2e-3)
     assert private.get_epsilon(1e-3) < private.get_epsilon(1e-6)
+    with pytest.raises(InvalidArgumentError, match="delta must be in"):
+        private.get_epsilon(0)
     assert private.optimizer.privacy.startswith("simulated")
 
 
@@ -305,6 +307,8 @@ def test_steps_out_of_order_are_refused() -> None:
     _, optimizer, loader = make_private(small_plan(), **options)
     with pytest.raises(CornError, match="others would get no noise"):
         optimizer.add_param_group({"params": list(make_model().parameters())})
+    with pytest.raises(CornError, match="every agent begins with an empty one"):
+        optimizer.load_state_dict(optimizer.state_dict())
     with pytest.raises(CornError, match="must follow a batch of the private loader"):
         optimizer.step()
     batches = iter(loader)

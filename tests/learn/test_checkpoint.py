@@ -25,6 +25,7 @@ from corn.learn import (
     Trial,
     run_sweep,
 )
+from corn.learn.checkpoint import load_sweep
 from corn.learn.tasks import ModuleTask
 
 from .problems import NETWORK, make_method, make_problem
@@ -91,7 +92,12 @@ def test_a_checkpoint_fits_no_other_sweep(tmp_path: Path) -> None:
             )
     path.write_bytes(b"no checkpoint")
     with pytest.raises(FileFormatError, match="not a checkpoint"):
-        sweep("corn", checkpoint=path, resume=True)
+        load_sweep(path, fingerprint="")
+    torch.save(torch.zeros(3), path)
+    with pytest.raises(FileFormatError, match="not a checkpoint"):
+        load_sweep(path, fingerprint="")
+    with pytest.raises(FileFormatError, match="cannot be read: Is a directory"):
+        load_sweep(tmp_path, fingerprint="")
 
 
 def test_a_checkpoint_fits_no_other_module(tmp_path: Path) -> None:

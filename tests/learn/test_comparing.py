@@ -1,5 +1,6 @@
 """``corn.compare``, data frames and MLflow."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,8 @@ def test_results_become_data_frames(tmp_path: Path) -> None:
     for agent in range(2):
         (tmp_path / "shared" / f"agent-{agent}").mkdir(parents=True)
         write_table(found.result.rows, tmp_path / "shared" / f"agent-{agent}" / "metrics.csv")
+    # A copy that is no agent's folder is left out.
+    shutil.copytree(tmp_path / "shared" / "agent-0", tmp_path / "shared" / "agent-0-old")
     assert set(load_agent_results(tmp_path)["agent"]) == {0, 1}
     table = pandas.DataFrame({"a": [1.0, 2.0], "b": [0.5, 1.5]})
     inputs, targets = read_samples((table, pandas.Series([0, 1])))
@@ -84,6 +87,9 @@ def test_results_become_data_frames(tmp_path: Path) -> None:
     assert targets.tolist() == [0, 1]
     with pytest.raises(FileFormatError, match="found neither"):
         load_results(tmp_path / "shared")
+    (tmp_path / "empty.csv").touch()
+    with pytest.raises(FileFormatError, match=r"empty\.csv: not a table"):
+        load_results(tmp_path / "empty.csv")
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,3 +148,5 @@ def test_the_next_server_is_tried_after_wrong_content(server: Server, tmp_path: 
 def test_an_unreachable_server_is_a_download_error(tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="refused"):
         fetch_dataset("toy", directory=tmp_path, base_urls=["http://127.0.0.1:1/"])
+    with pytest.raises(DownloadError, match="unknown url type"):
+        fetch_dataset("toy", directory=tmp_path, base_urls=["mirror.example"])

@@ -14,6 +14,7 @@ from corn.learn.batches import Batch
 from corn.learn.tasks import MeanLoss, ModuleTask
 from corn.learn.tasks.differentiation import Vectorised
 from corn.learn.tasks.flat_module import FlatModule
+from corn.learn.user_model import UserModel
 from corn.privacy import PrivacyBudget
 
 CELLS, VARIANTS, BATCH = 3, 2, 5
@@ -43,6 +44,7 @@ def test_fingerprints_see_constants_of_any_type_and_weights_of_a_loss() -> None:
     losses = [nn.CrossEntropyLoss(weight=torch.tensor([1.0, weight])) for weight in (2.0, 2.0, 5.0)]
     first, same, other = (ModuleTask(model, loss).fingerprint() for loss in losses)
     assert first == same != other
+    assert len(UserModel(model, clips_samples=False).fingerprint()) == 32
 
 
 class TwoHeads(nn.Module):
@@ -239,6 +241,16 @@ def test_frozen_parameters_stay_and_get_no_noise(budget: PrivacyBudget) -> None:
     assert kept == ["0.weight", "0.bias"]
     with pytest.raises(InvalidArgumentError, match=r"10 parameters, found shape \(4, 10\)"):
         load_parameters(model, result.parameters[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_loaded_model_has_its_own_memory_and_type(dtype: torch.dtype) -> None:
+    vector = torch.zeros(3, dtype=dtype)
+    parameter = next(load_parameters(nn.Linear(2, 1), vector).parameters())
+    with torch.no_grad():
+        parameter.add_(1)
+    assert parameter.dtype == torch.float32
+    assert not vector.any()
 
 
 def make_datasets() -> list[tuple[Any, Any]]:

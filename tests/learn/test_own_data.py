@@ -209,6 +209,8 @@ def test_regression_and_own_models(tmp_path: Path) -> None:
 BROKEN: dict[str, tuple[str, str]] = {
     "missing value": ("age,dose,ill\n1,2,a\n1,,b\n", "column 'dose' has no value in row 2"),
     "text": ("age,dose,ill\n1,high,a\n1,2,b\n", "column 'dose' must have numbers, found 'high'"),
+    "underscore": ("age,dose,ill\n1,1_0,a\n1,2,b\n", "must have numbers, found '1_0' in row 1"),
+    "huge": ("age,dose,ill\n1,2,a\n1,1e39,b\n", "column 'dose' must have values up to 3.4e+38"),
     "infinite": ("age,dose,ill\n1,inf,a\n1,2,b\n", "column 'dose' must be finite"),
     "no target": ("age,dose\n1,2\n", "column 'ill' is missing; its columns are age, dose"),
     "other name": ("age,dose,sick\n1,2,a\n", "column 'ill' is missing; its columns are age"),
@@ -254,6 +256,9 @@ def test_unequal_columns_and_unknown_classes_are_named(tmp_path: Path) -> None:
     [
         (lambda: Bounds.parse("age"), "bounds must be LEAST:MOST"),
         (lambda: Bounds.parse("age=3:3"), "the first one smaller"),
+        (lambda: Bounds.parse("age=0:1e-310"), "difference is finite and at least 1e-300"),
+        (lambda: Bounds.parse("-1e308:1e308"), "bounds of all columns must be two numbers"),
+        (lambda: Bounds.parse("age=0:1,age=0:2"), "bounds of age are given twice"),
         (lambda: Bounds.parse("missing.csv"), "missing.csv: cannot be read"),
         (lambda: FileWorkload(Path("x"), classes=("a",)), "at least two different names"),
         (lambda: FileWorkload(Path("x"), classes=("a", "b"), is_regression=True), "regression"),
@@ -277,3 +282,44 @@ def test_bounds_of_unknown_columns_and_images_of_two_sizes(tmp_path: Path) -> No
         FileWorkload(folder).build(2)
     with pytest.raises(InvalidArgumentError, match="has no images"):
         FileWorkload(path, "ill", model="cnn").build(2)
+
+
+def test_long_codes_are_different_classes(tmp_path: Path) -> None:
+    """As floats they would be one class."""
+    codes = ("900000000000207008", "900000000000207009", "1_2", "12")
+    path = write_csv(tmp_path / "a.csv", [(k, k, codes[k % 4]) for k in range(20)])
+    assert FileWorkload(path, "ill").build(1).schema.count("900000000000207") == 2
+    assert "classes 12, 1_2, 9000" in FileWorkload(path, "ill").build(1).schema
+
+
+def test_wide_pixels_are_refused(tmp_path: Path) -> None:
+    """Their conversion to 8 bits would make all bright pixels white."""
+    (tmp_path / "cat").mkdir()
+    Image.fromarray(np.full((4, 4), 40_000, np.uint16)).save(tmp_path / "cat" / "0.png")
+    with pytest.raises(FileFormatError, match=r"0\.png: an image must have 8 bits per channel"):
+        FileWorkload(tmp_path).build(1)
+
+
+def test_arrays_that_are_damaged_or_no_archive_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, X=np.random.default_rng(0).random((50, 3)), y=np.arange(50) % 2)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100] + bytes(50) + whole[150:])
+    with pytest.raises(FileFormatError, match=r"not an \.npz file"):
+        FileWorkload(path, "y").build(1)
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(FileFormatError, match=r"not an \.npz file"):
+        FileWorkload(path, "y").build(1)
+    np.savez(path, X=np.zeros((4, 2)), y=np.array([b"no", b"yes", b"no", b"yes"]))
+    assert "classes no, yes" in FileWorkload(path, "y", held_out=0.0).build(1).schema
+
+
+@pytest.mark.parametrize("unit", ["us", "ns"])
+def test_times_are_no_numbers(unit: str, tmp_path: Path) -> None:
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    path = tmp_path / "a.parquet"
+    times = arrow.array([0, 1], arrow.timestamp(unit))
+    parquet.write_table(arrow.table({"when": times, "ill": ["a", "b"]}), path)
+    with pytest.raises(FileFormatError, match="column 'when' must have numbers, found '1970-01-01"):
+        FileWorkload(path, "ill").build(1)

@@ -58,6 +58,11 @@ def test_concentration_sets_how_skewed_agents_are() -> None:
     assert spread(0.1) > 3 * spread(10) > 9 * spread(1000)
 
 
+def test_a_huge_concentration_gives_equal_sizes() -> None:
+    parts = partition_dirichlet(np.zeros(100), 5, concentration=1e308, seed=0)
+    assert [len(part) for part in parts] == [20] * 5
+
+
 def test_two_shards_hold_few_labels() -> None:
     labels = np.arange(1000) % 10
     parts = partition_shards(labels, 10, shards_per_agent=2, seed=0)
@@ -105,5 +110,7 @@ def test_splits_are_disjoint_and_complete(num_samples: int, seed: int, validatio
 def test_splits_need_fractions_and_a_training_sample() -> None:
     with pytest.raises(InvalidArgumentError, match="test_fraction"):
         split_samples(10, seed=0, test_fraction=1.0)
+    with pytest.raises(InvalidArgumentError, match="seed must be an integer of at least 0"):
+        split_samples(10, seed=-1)
     with pytest.raises(InvalidArgumentError, match="at least one training sample"):
         split_samples(1, seed=0, test_fraction=0.9)

@@ -75,3 +75,14 @@ def test_runs_with_poisson_sampling_compose_as_one_long_run() -> None:
     total = compose_expenses(runs, 1e-5).epsilon
     exact = account_precision([budget.precision_cap], budget.query, num_steps=200).epsilon(1e-5)[0]
     assert exact <= total <= 1.05 * exact
+
+
+def test_the_price_of_a_trusted_servers_runs_names_those_who_see_its_models() -> None:
+    """The promise of a trusted server does not hold against an eavesdropper."""
+    method = make_method("central")
+    trials = [Trial(method, Constant(0.1))]
+    settings = replace(SETTINGS, num_steps=2, seeds=(0,))
+    result = run_sweep(make_logistic(), NETWORK, trials, settings=settings)
+    assert price_tuning(result)[method].against == method.against
+    assert "eavesdropper" not in method.against
+    assert price_all(result) is None

@@ -18,6 +18,7 @@ from torch.utils.data import (
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData
 from corn.learn.problem import TrainingProblem, read_samples
+from corn.learn.settings import SweepSettings
 from corn.learn.tasks import LinearClassifier
 
 
@@ -124,3 +125,13 @@ def test_samples_to_measure_on_are_validation_or_test() -> None:
         TrainingProblem(task, data, {"holdout": pair})
     with pytest.raises(InvalidArgumentError, match="targets of the test data must be 2"):
         TrainingProblem(task, data, {"test": (pair[0], pair[1][:1])})
+
+
+def test_values_beyond_float32_are_refused() -> None:
+    """They would become infinite, and every gradient with them."""
+    inputs = torch.tensor([[1e39], [1.0]], dtype=torch.float64)
+    data = AgentData(inputs, torch.tensor([0, 1]), (0, 2))
+    problem = TrainingProblem(LinearClassifier(1, 2), data)
+    assert problem.place(SweepSettings(1, dtype="float64"))
+    with pytest.raises(InvalidArgumentError, match="must fit into float32, found values beyond"):
+        problem.place(SweepSettings(1))

@@ -18,6 +18,7 @@ from corn.learn import (
     write_table,
     write_tensorboard,
 )
+from corn.learn.metrics import Row, _split_runs
 from corn.learn.monitor import summarize_rows
 
 from .sweeps import sweep
@@ -107,8 +108,16 @@ def test_the_progress_bar_is_drawn_on_a_terminal_only(
 def test_the_progress_line_names_loss_and_epsilon() -> None:
     rows = sweep("corn", "none").last_rows
     assert summarize_rows(rows).startswith("best test loss 0.")
-    assert re.search(", simulated ε [23]\\.", summarize_rows(rows))
+    assert re.search(r", simulated ε \(agent\) [23]\.", summarize_rows(rows))
     assert summarize_rows([]) == ""
     exact = max(float(row["simulated_epsilon"]) for row in rows[:1])
     shown = float(summarize_rows(rows[:1]).rsplit(" ", 1)[1])
     assert exact <= shown <= exact + 0.01
+
+
+@pytest.mark.parametrize("name", ["../../mine", "..", "a/b", "a\\b"])
+def test_runs_are_named_by_three_folders_whatever_the_name_of_a_method(name: str) -> None:
+    rows: list[Row] = [{"contender": name, "step_size": "0.01/√t", "seed": 3}]
+    (path,) = map(Path, _split_runs(rows))
+    assert path.parts[1:] == ("0.01 over √t", "seed 3")
+    assert ".." not in path.parts

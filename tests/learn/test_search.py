@@ -145,3 +145,15 @@ def test_intervals_are_student_s() -> None:
 def test_settings_without_clipping_start_at_the_paper_s_step_size() -> None:
     place = expect_place(Method.non_private(), make_logistic(), 10, "constant")
     assert step_size_at(place) == 0.1
+
+
+def test_a_search_needs_samples_to_compare_on() -> None:
+    """Without them every loss is NaN, which must not pass for runs that broke down."""
+    problem = replace(make_logistic(), parts={})
+    methods, settings = [make_method("ldp")], replace(SETTINGS, num_steps=2)
+    with pytest.raises(InvalidArgumentError, match="validation_loss needs validation samples"):
+        search_step_sizes(problem, NETWORK, methods, settings=settings)
+    result = run_sweep(problem, NETWORK, [Trial(methods[0], Constant(0.1))], settings=settings)
+    with pytest.raises(InvalidArgumentError, match="column must be one that was measured"):
+        read_tuning(result)
+    assert read_tuning(result, "train_loss").schedules

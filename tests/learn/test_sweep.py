@@ -27,6 +27,7 @@ from corn.learn import (
     Trial,
     run_sweep,
 )
+from corn.plan import make_plan
 from corn.privacy import ClippedQuery, PrivacyBudget
 from corn.topology import load_network
 
@@ -192,6 +193,7 @@ def test_sweeps_that_would_break_a_promise_are_refused(
         {"seeds": ()},
         {"seeds": (1, 1)},
         {"seeds": (-1,)},
+        {"seeds": (0.5,)},
         {"dtype": "float16"},
         {"device": "abacus"},
         {"cooldown_steps": -1},
@@ -238,3 +240,12 @@ def test_steps_to_measure_at_must_be_in_the_run() -> None:
 
 def test_a_result_without_noise_states_that_it_protects_nobody() -> None:
     assert sweep("none", evaluate_at=[0]).privacy == "no noise: the models protect nobody"
+
+
+def test_secret_keys_are_for_one_trial() -> None:
+    """Two trials of a method would release different gradients with the same noise."""
+    plan = make_plan(NETWORK, BUDGET, mechanism="ldp")
+    trials = [Trial(Method.from_plan(plan), Constant(step_size)) for step_size in (0.1, 0.2)]
+    settings = SweepSettings(2, None, noise_keys="secret")
+    with pytest.raises(InvalidArgumentError, match="trials must be one for a run with secret keys"):
+        run_sweep(make_logistic(), NETWORK, trials, settings=settings)

@@ -1,5 +1,6 @@
 """Step sizes: schedules, and the best of the paper's grid on validation loss."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,6 +78,9 @@ def test_schedules_have_their_step_sizes() -> None:
     assert Cosine(0.2).at(10, 10) > 0
     assert Cosine(0.2).at(1, 1) == pytest.approx(0.2)
     assert make_schedule(0.1, "cosine") == Cosine(0.1)
+    assert make_schedule(np.float32(0.5)) == Constant(0.5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="the step size must be a number or a schedule"):
+        make_schedule("0.1")  # type: ignore[arg-type]
     assert make_schedule(Constant(3)) == Constant(3)
     for bad in (0, -1, float("nan"), float("inf")):
         with pytest.raises(InvalidArgumentError, match="step size must be positive"):

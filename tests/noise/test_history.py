@@ -164,3 +164,13 @@ def test_a_key_remembers_the_plans_it_was_used_with(tmp_path: Path) -> None:
     key.unlink()
     with pytest.raises(FileFormatError, match="cannot be read"):
         record_use(key, PLANS[0])
+
+
+def test_a_missing_folder_is_a_problem_and_a_repeated_one_counts_once(tmp_path: Path) -> None:
+    """A mistyped folder must not pass for one without releases."""
+    release(tmp_path, PLANS[0], 10)
+    again = tmp_path / ".." / tmp_path.name
+    history = read_history([tmp_path, again, tmp_path / "mistyped"], AGENT)
+    assert len(history.records) == 1
+    assert compose_history(history, DELTA).is_lower_bound
+    assert history.problems == (f"{tmp_path / 'mistyped'}: is not a folder of keys and ledgers",)

@@ -134,10 +134,10 @@ def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o601, 0o777])
 def test_a_key_file_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> None:
-    path = tmp_path / "agent.key"
+    path = tmp_path / "my agent.key"
     save_identity(IDENTITIES[0], path)
     path.chmod(mode)
-    with pytest.raises(FileFormatError, match=f"mode {mode:04o}; .* chmod 600"):
+    with pytest.raises(FileFormatError, match=f"mode {mode:04o}; .* chmod 600 '/.*my agent.key'"):
         load_identity(path)
 
 

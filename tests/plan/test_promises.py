@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from corn.covariance import EAVESDROPPER, MechanismName, ThreatModel
-from corn.errors import InvalidArgumentError
+from corn.errors import FileFormatError, InvalidArgumentError
 from corn.noise.grid import bound_loss, choose_grid
 from corn.plan import Plan, fingerprint, load_plan, make_plan, save_plan, verify_plan
 from corn.privacy import PrivacyBudget, subsampling
@@ -124,3 +124,15 @@ def test_the_grid_is_fine_enough_for_the_loosest_agent(plan: Plan) -> None:
     coarse = bound_loss(plan.decomposition, plan.grid, precision_caps=worst, budget=BUDGET)
     assert own.log_ratio < coarse.log_ratio
     assert own.failure == coarse.failure
+
+
+def test_a_plan_too_large_for_memory_is_refused(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allocate(*_: object) -> None:
+        raise MemoryError("unable to allocate 671 GiB")
+
+    save_plan(plan, tmp_path / "plan.corn")
+    monkeypatch.setattr("corn.plan.file._decode_weights", allocate)
+    with pytest.raises(FileFormatError, match="not a valid plan: unable to allocate 671 GiB"):
+        load_plan(tmp_path / "plan.corn")

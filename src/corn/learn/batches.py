@@ -173,7 +173,7 @@ class BatchSampler:
         # the permutation again for each batch of the pass would cost O(m) per step.
         self._orders: dict[tuple[int, int], tuple[int, IntArray]] = {}
         self._whole: Batch | None = None
-        self._kept: Tensor | None = None
+        self._cached_weights: Tensor | None = None
 
     def draw(self, number: int) -> Batch:
         """Return the batches of a number, from 0: of a step, or of a release."""
@@ -257,9 +257,9 @@ class BatchSampler:
 
     def _full_weights(self, shape: tuple[int, int]) -> Tensor:
         """Return weights of batches without padding, cached because most steps use them."""
-        if self._kept is None or self._kept.shape != shape:
-            self._kept = self._weights(np.full(shape[0], shape[1]), shape[1])
-        return self._kept
+        if self._cached_weights is None or self._cached_weights.shape != shape:
+            self._cached_weights = self._weights(np.full(shape[0], shape[1]), shape[1])
+        return self._cached_weights
 
     def _weights(self, counts: IntArray, width: int) -> Tensor:
         inputs = self._data.inputs

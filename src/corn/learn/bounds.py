@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from corn.arrays import FloatArray
 from corn.errors import FileFormatError, InvalidArgumentError
 
+_LEAST_WIDTH = 1e-300  # values are divided by it
 _RULE = "LEAST:MOST for all columns, COLUMN=LEAST:MOST,… or a .csv file with column,least,most"
 
 
@@ -38,10 +40,11 @@ class Bounds:
     def __post_init__(self) -> None:
         named = [("all columns", self.of_all)] if self.of_all is not None else []
         for name, (least, most) in [*self.by_column.items(), *named]:
-            if not -math.inf < least < most < math.inf:
+            # Not finite for numbers that are not, and for those too far apart to be scaled.
+            if not _LEAST_WIDTH <= most - least < math.inf:
                 raise InvalidArgumentError(
-                    f"bounds of {name} must be two finite numbers, the first one smaller, found "
-                    f"{least:g}:{most:g}"
+                    f"bounds of {name} must be two numbers, the first one smaller, whose "
+                    f"difference is finite and at least {_LEAST_WIDTH:g}, found {least:g}:{most:g}"
                 )
 
     @classmethod
@@ -56,11 +59,13 @@ class Bounds:
         for part in text.split(","):
             # The last equals sign separates: a column's own name may contain one.
             name, equals, interval = part.rpartition("=")
-            pair = _parse_pair(interval, text)
+            pair, column = _parse_pair(interval, text), name.strip()
+            if column in by_column or (not equals and of_all is not None):
+                raise InvalidArgumentError(f"bounds of {column or 'all columns'} are given twice")
             if not equals:
                 of_all = pair
             else:
-                by_column[name.strip()] = pair
+                by_column[column] = pair
         return cls(by_column, of_all)
 
     def find(self, column: str) -> tuple[float, float] | None:
@@ -95,6 +100,23 @@ def scale_values(values: FloatArray, bounds: tuple[float, float] | None) -> Floa
     return np.asarray((np.clip(values, least, most) - least) * (2 / (most - least)) - 1)
 
 
+def narrow_values(
+    values: FloatArray, path: Path, columns: Sequence[str] = ()
+) -> NDArray[np.float32]:
+    """Return scaled values in float32, or raise with the row of one that is too large for it."""
+    with np.errstate(over="ignore"):
+        narrow = np.ascontiguousarray(values, dtype=np.float32)
+    broken = np.argwhere(~np.isfinite(narrow))
+    if len(broken):
+        row, *place = broken[0].tolist()
+        name = f"column {columns[place[0] if place else 0]!r}" if columns else "inputs"
+        raise FileFormatError(
+            f"{path}: {name} must have values up to {np.finfo(np.float32).max:.2g}, found "
+            f"{values[(row, *place)]:g} in row {row + 1}: give --bounds"
+        )
+    return narrow
+
+
 def _parse_pair(text: str, whole: str) -> tuple[float, float]:
     least, colon, most = text.partition(":")
     try:
@@ -114,9 +136,12 @@ def _read_file(path: Path) -> dict[str, tuple[float, float]]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FileFormatError(f"{path}: cannot be read: {error}") from error
     try:
-        return {row["column"]: (float(row["least"]), float(row["most"])) for row in rows}
+        found = {row["column"]: (float(row["least"]), float(row["most"])) for row in rows}
     except (KeyError, TypeError, ValueError) as error:
         raise FileFormatError(
             f"{path}: bounds must have the columns column,least,most with numbers in the last "
             f"two: {error}"
         ) from error
+    if len(found) < len(rows):
+        raise FileFormatError(f"{path}: bounds of a column are given twice")
+    return found

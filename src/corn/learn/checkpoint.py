@@ -72,13 +72,22 @@ def load_sweep(path: Path | str, *, fingerprint: str) -> SweepCheckpoint:
     try:
         # Plain data only: a checkpoint from an untrusted source cannot run code.
         saved: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-        # A missing or unknown field raises ``KeyError`` or ``TypeError``: such a file counts as
-        # damaged.
+        # A missing or unknown field raises ``KeyError`` or ``TypeError``, and an object without
+        # fields ``AttributeError``: such a file counts as damaged.
         version = saved.pop("version")
         checkpoint = SweepCheckpoint(**saved)
     except FileNotFoundError as error:
         raise FileFormatError(f"{path}: no such checkpoint") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
+    except (
+        pickle.UnpicklingError,
+        RuntimeError,
+        EOFError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise FileFormatError(f"{path}: not a checkpoint of a sweep, or damaged") from error
     if version != _VERSION or checkpoint.fingerprint != fingerprint:
         raise FileFormatError(

@@ -48,8 +48,8 @@ def describe_columns(columns: Sequence[Column]) -> Iterator[str]:
     """Yield at most one note of each kind, which names the columns it is about."""
     if constant := [own.name for own in columns if own.is_constant]:
         yield (
-            f"{_begin(constant)} the same value in every row: this file does not show what follows "
-            "from another value"
+            f"{_begin(constant)} the same value in every row: a model cannot learn its effect from "
+            "this file"
         )
     if large := [own.name for own in columns if own.is_large]:
         yield (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -177,10 +178,8 @@ def _array(values: Tensor) -> FloatArray:
     return values.to(device="cpu", dtype=torch.float64).numpy()
 
 
-def has_diverged(
-    row: Row, first: Row | None, *, measured: Iterable[str] = ("train",), limit: float = _DIVERGENCE
-) -> bool:
-    """Return whether a run's models are not finite, or a loss is ``limit`` times its first value.
+def has_diverged(row: Row, first: Row | None, *, measured: Iterable[str] = ("train",)) -> bool:
+    """Return whether a run's models are not finite, or a loss is 10⁶ times its first value.
 
     ``measured`` names the parts whose loss was measured, for which NaN means divergence.
     """
@@ -191,7 +190,7 @@ def has_diverged(
         found = float(row[name])
         # At least 1: a loss that starts near zero may grow by any factor and still be small.
         start = 1.0 if first is None else max(1.0, float(np.nan_to_num(float(first[name]))))
-        if not math.isfinite(found) or found > limit * start:
+        if not math.isfinite(found) or found > _DIVERGENCE * start:
             return True
     return False
 
@@ -268,9 +267,11 @@ def _split_runs(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Return the rows of each run by a name that is also a path of folders."""
     runs: dict[str, list[Row]] = {}
     for row in rows:
-        # The slash of a schedule such as 0.01/√t would make one more folder.
-        name = f"{row['contender']}/{row['step_size']}/seed {row['seed']}".replace("/√", " over √")
-        runs.setdefault(name, []).append(row)
+        # A slash in a schedule such as 0.01/√t would make one more folder, and the name of a
+        # mechanism of one's own can be any text.
+        step_size = str(row["step_size"]).replace("/√", " over √")
+        method = re.sub(r"[/\\]|^\.+", "_", str(row["contender"]))
+        runs.setdefault(f"{method}/{step_size}/seed {row['seed']}", []).append(row)
     return runs
 
 

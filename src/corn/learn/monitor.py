@@ -60,15 +60,14 @@ def summarize_rows(rows: Sequence[Row]) -> str:
     """Return the least loss and the largest ε among rows, in a few words."""
     name = "test_loss" if any(not math.isnan(float(r["test_loss"])) for r in rows) else "train_loss"
     losses = [float(row[name]) for row in rows if not math.isnan(float(row[name]))]
-    # A simulated ε keeps its name on the screen too: it is no promise.
-    spent = {kind: [float(row[kind]) for row in rows] for kind in ("epsilon", "simulated_epsilon")}
     parts = [f"best {name.replace('_', ' ')} {min(losses):.4g}"] if losses else []
-    for kind, values in spent.items():
-        known = [value for value in values if not math.isnan(value)]
+    # A simulated ε keeps its name on the screen too: it is no promise.
+    for kind, label in (("epsilon", "ε"), ("simulated_epsilon", "simulated ε")):
+        known = [row for row in rows if not math.isnan(float(row[kind]))]
         if known:
-            parts.append(
-                f"{kind.replace('epsilon', 'ε').replace('_', ' ')} {round_up(max(known), 3)}"
-            )
+            # All methods of a sweep protect the same unit.
+            largest = max(float(row[kind]) for row in known)
+            parts.append(f"{label} ({known[0]['unit']}) {round_up(largest, 3)}")
     return ", ".join(parts)
 
 

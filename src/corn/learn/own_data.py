@@ -19,9 +19,14 @@ from corn.arrays import IntArray
 from corn.checks import require, require_fraction
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn.batches import AgentData
-from corn.learn.bounds import Bounds, scale_values
+from corn.learn.bounds import Bounds, narrow_values, scale_values
 from corn.learn.columns import Column, describe_columns, describe_gaps, list_some
-from corn.learn.datasets.own_files import RawSamples, read_numbers, read_own_samples
+from corn.learn.datasets.own_files import (
+    RawSamples,
+    parse_float,
+    read_numbers,
+    read_own_samples,
+)
 from corn.learn.metrics import Samples
 from corn.learn.models import flattens_inputs, make_named_task
 from corn.learn.partition import PartitionSpec, split_samples
@@ -206,12 +211,13 @@ class FileWorkload:
             X = scale_values(X, self.bounds.of_all)
         if flattens_inputs(self.model, None if classes is None else len(classes)):
             X = X.reshape(len(X), -1)
-        inputs = torch.from_numpy(np.ascontiguousarray(X, dtype=np.float32))
+        inputs = torch.from_numpy(narrow_values(X, samples.path, samples.features))
         if classes is not None:
             return inputs, torch.from_numpy(self._number_classes(samples, classes))
         y = read_numbers(samples.path, self._target_name, samples.targets)
         bounds = self.bounds.by_column.get(self._target_name)
-        return inputs, torch.from_numpy(scale_values(y, bounds).astype(np.float32))
+        y = scale_values(y, bounds)
+        return inputs, torch.from_numpy(narrow_values(y, samples.path, [self._target_name]))
 
     def _number_classes(self, samples: RawSamples, classes: Sequence[str]) -> IntArray:
         numbers = {name: number for number, name in enumerate(classes)}
@@ -342,7 +348,7 @@ def _list_names(what: str, names: Sequence[str]) -> str:
 
 
 def _require_same_columns(files: Sequence[RawSamples]) -> None:
-    """Raise for the first column that only some of the files have."""
+    """Raise for the first column that only some of the files have, and for unequal shapes."""
     # The columns of most files are the standard, so that the odd file is named.
     usual, _ = Counter(own.features for own in files).most_common(1)[0]
     example = next(own.path for own in files if own.features == usual)
@@ -353,21 +359,17 @@ def _require_same_columns(files: Sequence[RawSamples]) -> None:
                 f"{lacks}: column {name!r} is missing, which {has} has: agents need the same "
                 "columns; --features selects those that all have"
             )
-    shapes = {own.inputs.shape[1:] for own in files}
-    if len(shapes) > 1:
-        first, other = (
-            files[0],
-            next(o for o in files if o.inputs.shape[1:] != files[0].inputs.shape[1:]),
-        )
-        raise FileFormatError(
-            f"{other.path}: samples must have the shape {first.inputs.shape[1:]} of {first.path}, "
-            f"found {other.inputs.shape[1:]}"
-        )
+        first = files[0]
+        if own.inputs.shape[1:] != first.inputs.shape[1:]:
+            raise FileFormatError(
+                f"{own.path}: samples must have the shape {first.inputs.shape[1:]} of "
+                f"{first.path}, found {own.inputs.shape[1:]}"
+            )
 
 
 def _as_float(text: str) -> float | None:
     try:
-        return float(text)
+        return parse_float(text)
     except ValueError:
         return None
 
@@ -382,7 +384,10 @@ def _name_class(value: object) -> str:
     if text.lower() in ("true", "false"):
         return text.lower()
     number = _as_float(text)
-    return str(int(number)) if number is not None and number.is_integer() else text
+    if number is None or not number.is_integer():
+        return text
+    # Long codes exactly: a float has 53 bits, and would make one class of several.
+    return str(int(text if text.lstrip("+-").isdecimal() else number))
 
 
 def _pick(samples: Samples, rows: IntArray) -> Samples:

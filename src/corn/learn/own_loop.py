@@ -134,12 +134,15 @@ class PrivateOptimizer(Optimizer):
         self._inner.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the user's optimizer."""
+        """Return the state of the user's optimizer for the present agent."""
         return self._inner.state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set the state of the user's optimizer."""
-        self._inner.load_state_dict(state_dict)
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: ARG002 - never accepted
+        """Refuse a state: ``begin`` would replace it by the agent's own."""
+        raise CornError(
+            "the state of a private optimizer cannot be loaded, as every agent begins with an "
+            "empty one; set learning rates in param_groups"
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002 - never accepted
         """Refuse parameters that would move without noise."""
@@ -198,7 +201,9 @@ class PrivateOptimizer(Optimizer):
             terms = PlanTerms(budget.of_agent(agent), colluders)
             worst[terms] = max(precision, worst.get(terms, 0.0))
         return max(
-            compose_expenses([Expense(t, p, spent)], delta or t.budget.promise.delta).epsilon
+            compose_expenses(
+                [Expense(t, p, spent)], t.budget.promise.delta if delta is None else delta
+            ).epsilon
             for t, p in worst.items()
         )
 

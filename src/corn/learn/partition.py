@@ -14,6 +14,8 @@ from corn.errors import InvalidArgumentError
 
 # A draw fails only for tiny α, so that this many failures mean the limit α → 0.
 _MAX_DRAWS = 100
+# Proportions of this α and of larger ones are equal.
+_MOST_CONCENTRATED = 1e200
 _RULE = "iid, dirichlet:ALPHA or shards:K"
 
 AgentRows: TypeAlias = list[IntArray]
@@ -55,7 +57,7 @@ def split_samples(
             f"{num_test} of them for testing and {num_validation} for validation"
         )
     # The test part comes first in the order, so that it does not depend on the validation fraction.
-    order = np.random.default_rng(seed).permutation(num_samples)
+    order = _make_generator(seed).permutation(num_samples)
     test, rest = order[:num_test], order[num_test:]
     return Split(train=rest[num_validation:], validation=rest[:num_validation], test=test)
 
@@ -63,7 +65,7 @@ def split_samples(
 def partition_iid(labels: ArrayLike, num_agents: int, *, seed: int) -> AgentRows:
     """Assign samples to agents at random; sizes differ by at most one."""
     labels = _check_labels(labels, num_agents)
-    order = np.random.default_rng(seed).permutation(len(labels))
+    order = _make_generator(seed).permutation(len(labels))
     return [np.sort(part) for part in np.array_split(order, num_agents)]
 
 
@@ -81,7 +83,9 @@ def partition_dirichlet(
     """
     labels = _check_labels(labels, num_agents)
     require_positive("concentration", concentration, advice="the paper uses 10")
-    rng = np.random.default_rng(seed)
+    # Sums of larger gamma variates overflow, and all proportions would be zero.
+    concentration = min(concentration, _MOST_CONCENTRATED)
+    rng = _make_generator(seed)
     parts: list[list[IntArray]] = [[] for _ in range(num_agents)]
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
@@ -115,7 +119,7 @@ def partition_shards(
         advice=f"{num_agents} agents share {len(labels)} samples, and no shard may be empty",
     )
     num_shards = num_agents * shards_per_agent
-    rng = np.random.default_rng(seed)
+    rng = _make_generator(seed)
     # Samples of one label come in random order, so that shards do not follow the file's order.
     shuffled = rng.permutation(len(labels))
     order = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -164,6 +168,10 @@ class PartitionSpec:
 
 
 _DEFAULTS: dict[str, float | None] = {"iid": None, "dirichlet": 10.0, "shards": 2.0}
+
+
+def _make_generator(seed: int) -> np.random.Generator:
+    return np.random.default_rng(require_count("seed", seed, least=0))
 
 
 def _check_labels(labels: ArrayLike, num_agents: int) -> IntArray:

@@ -104,11 +104,16 @@ def _price_runs(runs: Mapping[Method, int], num_steps: int) -> TuningPrice:
                 delta=total.delta,
                 epsilon_of_one=own.promise.epsilon,
                 protects=f"{own.query.protects} ({own.query.recipe})",
-                # The weakest adversary of all runs: together they hold against no stronger one.
-                against=ThreatModel(total.max_colluders or 0).describe(),
+                against=_describe_adversary(runs, total.max_colluders or 0),
             )
         )
     return max(prices, key=lambda price: price.epsilon)
+
+
+def _describe_adversary(runs: Mapping[Method, int], max_colluders: int) -> str:
+    """Return the weakest adversary of all runs: together they hold against no stronger one."""
+    central = next((method for method in runs if method.is_central), None)
+    return ThreatModel(max_colluders).describe() if central is None else central.against
 
 
 def _budget_of(method: Method, agent: int) -> PrivacyBudget:

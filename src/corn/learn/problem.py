@@ -70,6 +70,14 @@ class TrainingProblem:
         for name, (inputs, targets) in self.parts.items():
             _require_targets(inputs, targets, of=f"the {name} data")
 
+    def require_samples(self, column: str) -> None:
+        """Raise unless the part that a column is measured on has samples."""
+        part = column.partition("_")[0]
+        if part in PARTS[1:] and part not in self.parts:
+            raise InvalidArgumentError(
+                f"{column} needs {part} samples, found none: give the problem a {part} part"
+            )
+
     def place(
         self, settings: SweepSettings, *, max_train_samples: int | None = None
     ) -> tuple[AgentData, dict[str, Samples]]:
@@ -100,8 +108,15 @@ class TrainingProblem:
 
 def _cast(values: Tensor, settings: SweepSettings) -> Tensor:
     # Whole numbers, such as classes or tokens, stay whole.
-    dtype = settings.torch_dtype if values.is_floating_point() else values.dtype
-    return values.to(device=settings.device, dtype=dtype)
+    if not values.is_floating_point():
+        return values.to(device=settings.device)
+    narrow = values.to(settings.torch_dtype)
+    if narrow.dtype != values.dtype and bool((narrow.isinf() & values.isfinite()).any()):
+        raise InvalidArgumentError(
+            f"inputs and targets must fit into {settings.dtype}, found values beyond "
+            f"±{torch.finfo(narrow.dtype).max:.2g}: scale them, or choose float64"
+        )
+    return narrow.to(device=settings.device)
 
 
 def make_problem(

@@ -115,9 +115,9 @@ class Result:
     def interval(self, column: str) -> dict[tuple[str, str], float]:
         """Return half the width of the 95 % interval of ``average``, by (method, step size).
 
-        It is Student's, for seeds as a sample of all seeds: it covers the chance in batches, noise
-        and first models, and not that in the data, which all runs share. NaN for one seed, and if a
-        run broke down.
+        It is Student's interval over seeds. It covers the randomness of batches, noise and initial
+        models, but not that of the data, which all runs share. NaN for one seed, and if a run broke
+        down.
         """
         return {key: _half_width(found) for key, found in self._last_values(column).items()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, final
+from typing import Literal, Protocol, SupportsFloat, TypeAlias, final
 
 from corn.checks import require, require_choice
 
@@ -100,7 +100,9 @@ def make_schedule(step_size: float | Schedule, name: ScheduleName = "constant") 
     >>> make_schedule(0.1, "inverse-sqrt")
     InverseSqrt(initial=0.1)
     """
-    if not isinstance(step_size, int | float):
+    if not isinstance(step_size, SupportsFloat):
+        is_schedule = hasattr(step_size, "at")
+        require(is_schedule, "the step size", "a number or a schedule", repr(step_size))
         return step_size
     return _SCHEDULES[require_choice("schedule", name, _SCHEDULES)](float(step_size))
 

@@ -53,6 +53,7 @@ def search_step_sizes(
     searched only as long as one that does is. ``options`` are those of
     :func:`corn.learn.sweep.run_sweep`.
     """
+    problem.require_samples(column)
     starts = {m: expect_place(m, problem, settings.num_steps, schedule) for m in methods}
     wanted: dict[Method, tuple[int, ...]] = {
         m: (place - _STRIDE, place, place + _STRIDE) for m, place in starts.items()

@@ -46,15 +46,15 @@ class SweepSettings:
 
     def __post_init__(self) -> None:
         # The record is frozen. Plain integers, because NumPy's do not become JSON.
-        object.__setattr__(self, "seeds", tuple(int(seed) for seed in self.seeds))
+        seeds = tuple(require_count("seeds", seed, least=0) for seed in self.seeds)
+        object.__setattr__(self, "seeds", seeds)
         require_count("num_steps", self.num_steps)
         require_count("cooldown_steps", self.cooldown_steps, least=0)
         check_momentum(self.momentum)
         if self.batch_size is not None:
             require_count("batch_size", self.batch_size, advice="None is the whole data")
-        are_seeds = bool(self.seeds) and min(self.seeds) >= 0
-        is_unique = len(set(self.seeds)) == len(self.seeds)
-        require(are_seeds and is_unique, "seeds", "one or more different numbers ≥ 0", self.seeds)
+        is_unique = len(set(seeds)) == len(seeds) > 0
+        require(is_unique, "seeds", "one or more different numbers", seeds)
         require_choice("dtype", self.dtype, _DTYPES)
         require_choice("noise_keys", self.noise_keys, get_args(NoiseKeys))
         if self.noise_keys == "secret" and len(self.seeds) > 1:

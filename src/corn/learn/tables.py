@@ -50,11 +50,13 @@ def load_agent_results(path: Path | str) -> Any:
     Those in ``shared`` may be published. Give the folder ``private`` for those that may not.
     """
     place = Path(path)
-    tables = sorted((place / "shared" if (place / "shared").is_dir() else place).glob("agent-*"))
+    folders = (place / "shared" if (place / "shared").is_dir() else place).glob("agent-*")
+    numbered = {folder.name.removeprefix("agent-"): folder / "metrics.csv" for folder in folders}
+    # Others, such as a copy called agent-0-old, are no agent's.
     frames = {
-        int(folder.name.rpartition("-")[2]): _read_table(folder / "metrics.csv")
-        for folder in tables
-        if (folder / "metrics.csv").is_file()
+        int(number): _read_table(table)
+        for number, table in numbered.items()
+        if number.isdecimal() and table.is_file()
     }
     if not frames:
         raise FileFormatError(f"{place}: must have folders agent-0, agent-1, …, found none")
@@ -69,8 +71,11 @@ def _read_table(path: Path) -> Any:
         pandas: Any = importlib.import_module("pandas")
     except ImportError as error:
         raise MissingExtraError("a data frame", extra="pandas") from error
-    if path.suffix == ".parquet":
-        return pandas.read_parquet(path)
-    # Step sizes may be formulas, such as 0.01/√t, so that they are text in every table.
-    frame = pandas.read_csv(path, dtype=dict.fromkeys(_TEXTS, str))
+    try:
+        if path.suffix == ".parquet":
+            return pandas.read_parquet(path)
+        # Step sizes may be formulas, such as 0.01/√t, so that they are text in every table.
+        frame = pandas.read_csv(path, dtype=dict.fromkeys(_TEXTS, str))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"{path}: not a table: {error}") from error
     return frame.fillna(dict.fromkeys(set(_TEXTS) & set(frame.columns), ""))

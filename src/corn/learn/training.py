@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import networkx as nx
+import torch
 from torch import Tensor, nn
 
 from corn.covariance import (
@@ -158,7 +159,11 @@ def load_parameters(model: nn.Module, vector: Tensor) -> nn.Module:
             f"vector must have the model's {expected} parameters, found shape "
             f"{tuple(vector.shape)}: take parameters[run, agent]"
         )
-    nn.utils.vector_to_parameters(vector, trained)
+    # Copied into the model's own memory and type: training the copy must not change the result.
+    pieces = torch.split(vector.detach(), [parameter.numel() for parameter in trained])
+    with torch.no_grad():
+        for parameter, piece in zip(trained, pieces, strict=True):
+            parameter.copy_(piece.view_as(parameter))
     return filled
 
 

@@ -76,10 +76,7 @@ def tune(
 
     ``options`` are those of :func:`corn.learn.sweep.run_sweep`.
     """
-    if "validation" not in problem.parts:
-        raise InvalidArgumentError(
-            "tuning needs validation samples, found none: give the problem a validation part"
-        )
+    problem.require_samples("validation_loss")
     trials = make_grid(methods, step_sizes=step_sizes, schedule=schedule)
     return read_tuning(run_sweep(problem, network, trials, settings=settings, **options))
 
@@ -87,11 +84,16 @@ def tune(
 def read_tuning(result: Result, column: str = "validation_loss") -> Tuning:
     """Return the best step size of each method in a sweep, by the last value of a column.
 
-    A method whose every run broke down has none. If that holds for all methods, raise
-    ``InfeasibleError``.
+    A method whose every run broke down has none.
+
+    Raises:
+        InfeasibleError: every run of every method broke down.
+        InvalidArgumentError: the column was not measured.
     """
     # A run that broke down counts as an infinite loss, so it is never the best.
     best = result.best_step_sizes(column)
+    if not best and not result.stopped:
+        raise InvalidArgumentError(f"column must be one that was measured, found {column!r}")
     if not best:
         raise InfeasibleError("every run broke down: try smaller step sizes or a smaller clip")
     schedules = {

@@ -13,7 +13,11 @@ from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.sample_gradients import SampleGradients
 from corn.learn.step import count_broken, fraction_clipped, sum_clipped_samples
-from corn.learn.tasks.flat_module import require_no_batch_statistics, trained_parameters
+from corn.learn.tasks.flat_module import (
+    require_no_batch_statistics,
+    tensor_bytes,
+    trained_parameters,
+)
 from corn.learn.tasks.protocol import Gradients
 
 # Gradients of single samples are clipped in float64, this many values at once.
@@ -131,7 +135,7 @@ class UserModel:
         named = [name for name, p in self.module.named_parameters() if p.requires_grad]
         digest = hashlib.sha256(f"{self.module!r}; training {named}".encode())
         for _, tensor, _ in self._frozen:
-            digest.update(tensor.detach().cpu().contiguous().view(-1).numpy().tobytes())
+            digest.update(tensor_bytes(tensor))
         return digest.digest()
 
     def _split(self, vector: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:

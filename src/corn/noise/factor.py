@@ -12,27 +12,29 @@ from corn.errors import InvalidArgumentError
 # The smallest pivot, relative to the largest. Smaller ones could keep the factor sparser, but the
 # error of the elimination grows with the ratio.
 _LEAST_PIVOT = 0.01
+# Entries this small, relative to the variances, are rounding errors.
+_TOLERANCE = 1e-12
 
 
-def factor_covariance(covariance: ArrayLike, *, relative_tolerance: float = 1e-12) -> FloatArray:
+def factor_covariance(covariance: ArrayLike) -> FloatArray:
     """Return F, shape (m, streams), with F Fᵀ equal to a positive semidefinite (m, m) matrix.
 
     Two methods are tried, and the factor with fewer nonzeros is returned: elimination (a Cholesky
     factor in an order that keeps it sparse where the covariance is, with as many streams as the
     rank), and, where the matrix is diagonally dominant, a stream per nonzero pair as in DECOR.
 
-    An entry of F Fᵀ differs from R_ij by at most m·``relative_tolerance``·√(R_ii R_jj). A matrix
-    without such a factor is not positive semidefinite and is refused.
+    An entry of F Fᵀ differs from R_ij by at most m·10⁻¹²·√(R_ii R_jj). A matrix without such a
+    factor is not positive semidefinite and is refused.
 
     >>> factor_covariance([[4.0, -2.0], [-2.0, 1.0]]).tolist()  # rank 1: one stream
     [[2.0], [-1.0]]
     """
     R = as_symmetric_matrix(covariance, name="covariance")
-    candidates = [_eliminate(R, relative_tolerance)]
+    candidates = [_eliminate(R)]
     if _is_diagonally_dominant(R):
         candidates.append(_split_into_pairs(R))
     factor = min(candidates, key=np.count_nonzero)
-    _check_factor(R, factor, relative_tolerance)
+    _check_factor(R, factor)
     return factor
 
 
@@ -62,11 +64,11 @@ def pool_groups(decomposition: Decomposition) -> Decomposition:
     return Decomposition(np.zeros(decomposition.num_agents), (everyone,), (factor,))
 
 
-def _eliminate(R: FloatArray, relative_tolerance: float) -> FloatArray:
+def _eliminate(R: FloatArray) -> FloatArray:
     """Return a Cholesky factor; each turn eliminates the agent with the fewest remaining links."""
     # Relative to the variances, so that agents with little noise are factored as accurately.
     rest, variance = R.copy(), np.maximum(np.diag(R), np.finfo(float).tiny)
-    negligible = relative_tolerance * np.outer(np.sqrt(variance), np.sqrt(variance))
+    negligible = _TOLERANCE * np.outer(np.sqrt(variance), np.sqrt(variance))
     columns: list[FloatArray] = []
     while True:
         # Entries below the tolerance are rounding errors: a direction without noise, or no link.
@@ -103,11 +105,11 @@ def _split_into_pairs(R: FloatArray) -> FloatArray:
     return np.hstack([pairs, own[:, np.diag(own) > 0]])
 
 
-def _check_factor(R: FloatArray, factor: FloatArray, relative_tolerance: float) -> None:
+def _check_factor(R: FloatArray, factor: FloatArray) -> None:
     # The factor is checked, not the input: an indefinite matrix has no factor, whatever the reason.
     scale = np.sqrt(np.maximum(np.diag(R), 0))
     error = np.abs(factor @ factor.T - R)
-    allowed = len(R) * relative_tolerance * np.outer(scale, scale)
+    allowed = len(R) * _TOLERANCE * np.outer(scale, scale)
     if (error > allowed).any():
         raise InvalidArgumentError(
             "covariance must be positive semidefinite: the closest factor found misses an entry "

@@ -45,8 +45,8 @@ class ReleaseHistory:
     Attributes:
         agent: its number.
         records: one for each ledger.
-        problems: ledgers that are missing or cannot be read, each in a line. With any, the total of
-            ``records`` is only a lower bound.
+        problems: folders and ledgers that are missing or cannot be read, each in a line. With any,
+            the total of ``records`` is only a lower bound.
     """
 
     agent: int
@@ -120,13 +120,18 @@ def read_history(
     """Read everything that an agent has released by the ledgers in some folders of keys.
 
     Args:
-        folders: whose agents of this number have the same data.
+        folders: whose agents of this number have the same data. One that is given twice counts
+            once, and one that does not exist is a problem.
         agent: its number.
         without: a ledger to leave out, because the caller has it open.
     """
     records: list[LedgerRecord] = []
     problems: list[str] = []
-    for folder in folders:
+    for folder in {folder.resolve(): folder for folder in folders}.values():
+        # A wrong name must not pass for a folder without releases.
+        if not folder.is_dir():
+            problems.append(f"{folder}: is not a folder of keys and ledgers")
+            continue
         for path in sorted(folder.glob(f"agent-{agent}-*.ledger")):
             if without is not None and path.resolve() == without.resolve():
                 continue

@@ -12,6 +12,7 @@ import hmac
 import os
 import re
 import secrets
+import shlex
 import stat
 from pathlib import Path
 from typing import NoReturn, final
@@ -198,7 +199,7 @@ def _read_identity(path: Path) -> re.Match[bytes]:
             if mode & _OTHERS:
                 raise FileFormatError(
                     f"{path}: a private key that others may use, mode {mode:04o}; restrict it to "
-                    f"its owner with: chmod 600 {path}"
+                    f"its owner with: chmod 600 {shlex.quote(str(path))}"
                 )
             content = file.read(_MAX_IDENTITY_BYTES + 1)
     except OSError as error:

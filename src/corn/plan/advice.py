@@ -16,9 +16,10 @@ the end. The best η gives an excess of D√((s² + d·v)/T), as long as no step
 is η ≤ D/C. The ratio ρ falls with the number of steps: the longer a run, the less its design must
 care for disagreement between agents.
 
-**Where more stops paying.** Once p²T is well above μ², arsinh(x) ≈ x, and the noise part becomes
-D·C·√(4dρ)/(μ·n·m): neither a larger rate nor more steps lower it any more. What is left is the
-price of the promise. So the cheapest batches and steps within a tenth of the best are proposed.
+**When larger batches and more steps do not help.** Once p²T is well above μ², arsinh(x) ≈ x, and
+the noise part becomes D·C·√(4dρ)/(μ·n·m), which neither a larger rate nor more steps lower. What is
+left is the price of the promise. So the cheapest batches and steps within a tenth of the best are
+proposed.
 
 **How good it is.** ``docs/advice.md`` compares it with real runs. It is a model for choosing
 between settings, and its excess is no forecast of a loss.
@@ -143,8 +144,8 @@ def expect(
         gradient_variance=gradient_variance,
         distance=scale.distance,
     )
-    chance = gradient_variance + scale.num_parameters * noise_variance
-    excess = scale.distance**2 / (2 * step_size * num_steps) + step_size * chance / 2
+    randomness = gradient_variance + scale.num_parameters * noise_variance
+    excess = scale.distance**2 / (2 * step_size * num_steps) + step_size * randomness / 2
     return Prospect(batch_size, num_steps, noise_variance, step_size, excess)
 
 
@@ -172,10 +173,10 @@ def list_prospects(
     return found
 
 
-def choose_prospect(prospects: Sequence[Prospect], *, tolerance: float = _TOLERANCE) -> Prospect:
-    """Return the prospect with the least work of those within ``tolerance`` of the least excess."""
+def choose_prospect(prospects: Sequence[Prospect]) -> Prospect:
+    """Return the prospect with the least work of those within a tenth of the least excess."""
     require(bool(prospects), "prospects", "at least one", "none")
-    limit = (1 + tolerance) * min(own.excess for own in prospects)
+    limit = (1 + _TOLERANCE) * min(own.excess for own in prospects)
     within = [own for own in prospects if own.excess <= limit]
     return min(within, key=lambda own: (own.work, own.num_steps))
 
@@ -217,8 +218,8 @@ def expect_step_size(
     """Return the step size that minimises the usual bound on the loss of SGD.
 
     With steps of size η, the average model of T steps ends within D²/(2ηT) + η(s² + d·v)/2 of the
-    least loss. The first term is the distance that is left. The second is what the agents' average
-    gradient has of chance: s² of samples, and noise of variance v in each of d coordinates. The
+    least loss. The first term is the distance that is left. The second is the randomness of the
+    agents' average gradient: s² from samples, and noise of variance v in each of d coordinates. The
     minimum is at η = D/√(T(s² + d·v)). No step should be longer than D, so η is at most D/C. As D
     is a guess, the result is a place to start a search from.
 
@@ -230,10 +231,10 @@ def expect_step_size(
     require_count("num_steps", num_steps)
     require_count("num_parameters", num_parameters)
     require_in_range("noise_variance", noise_variance, 0)
-    chance = num_steps * (gradient_variance + num_parameters * noise_variance)
+    randomness = num_steps * (gradient_variance + num_parameters * noise_variance)
     longest = distance / clip
-    # With nothing left to chance, only the distance limits a step.
-    return min(distance / math.sqrt(chance), longest) if chance > 0 else longest
+    # Without randomness, only the distance limits a step.
+    return min(distance / math.sqrt(randomness), longest) if randomness > 0 else longest
 
 
 def bound_gradient_variance(clip: float, num_agents: int, batch_size: int | None) -> float:

@@ -46,7 +46,7 @@ def fingerprint(plan: Plan) -> bytes:
 
 
 def save_plan(plan: Plan, path: Path) -> None:
-    """Write a plan; equal plans give equal files.
+    """Write a plan; plans with the same numbers, of the same types, give equal files.
 
     >>> import tempfile
     >>> from corn import PrivacyBudget, load_network, make_plan
@@ -88,7 +88,8 @@ def load_plan(path: Path) -> Plan:
         )
     try:
         return _check_document(document)
-    except (CornError, ValueError, OverflowError) as error:
+    # A plan of too many agents for this machine's memory is refused too.
+    except (CornError, ValueError, OverflowError, MemoryError) as error:
         why = make_printable(str(error), limit=_MAX_REASON)
         raise FileFormatError(f"{path}: not a valid plan: {why}") from error
 

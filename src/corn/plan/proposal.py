@@ -25,7 +25,7 @@ _MOST_AGENTS = 60
 
 @dataclass(frozen=True)
 class MixingChoice:
-    """Gossip rounds for a network, and what they cost and buy.
+    """Gossip rounds for a network, with their cost and their effect.
 
     Attributes:
         gossip: the mixing rounds of a step.

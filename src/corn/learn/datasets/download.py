@@ -102,7 +102,8 @@ def _transfer(url: str, partial: Path, on_progress: ByteCounter | None) -> None:
         if error.code == _RANGE_NOT_SATISFIABLE and have > 0:
             return
         raise DownloadError(f"{url}: the server answered {error.code} {error.reason}") from error
-    except (OSError, http.client.HTTPException) as error:
+    # urllib raises ``ValueError`` for an address that is none.
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise DownloadError(f"{url}: {reason}") from error
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import warnings
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -171,15 +173,18 @@ def read_libsvm(path: Path, *, num_features: int) -> tuple[Float32Array, IntArra
     try:
         with open_content(path) as stream:
             features, labels = load_svmlight_file(stream, n_features=num_features, dtype=np.float32)
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise FileFormatError(f"{path}: not a LIBSVM file: {error}") from error
     return features.toarray(), labels.astype(np.int64)
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """Read an idx file of bytes, compressed or not, as an array of the shape in its header."""
-    with open_content(path) as stream:
-        content = stream.read()
+    try:
+        with open_content(path) as stream:
+            content = stream.read()
+    except (OSError, EOFError, zlib.error) as error:
+        raise FileFormatError(f"{path}: cannot be read: {error}") from error
     if len(content) < 4 or content[:3] != bytes([0, 0, _IDX_UNSIGNED_BYTE]):
         raise FileFormatError(f"{path}: not an idx file of bytes: it begins {content[:4].hex(' ')}")
     # Two zero bytes, the type, the number of dimensions, then each dimension in 4 bytes.
@@ -187,7 +192,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     if len(content) < header:
         raise FileFormatError(f"{path}: the idx header is cut off")
     shape: tuple[Any, ...] = struct.unpack(f">{content[3]}I", content[4:header])
-    if len(content) - header != int(np.prod(shape)):
+    if len(content) - header != math.prod(shape):
         raise FileFormatError(
             f"{path}: must have {shape} bytes according to its header, found "
             f"{len(content) - header}"

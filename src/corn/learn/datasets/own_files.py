@@ -15,9 +15,11 @@ import math
 import zipfile
 import zlib
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -48,6 +50,8 @@ _SEPARATORS = ",;\t|"
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 _BOOLEANS = {"true": 1.0, "false": 0.0}
 _LARGEST_PIXEL = 255
+# Pillow's modes of 16 and 32 bits, of which its conversion to 8 bits makes all bright pixels white.
+_WIDE_MODES = ("I", "F")
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,14 +121,16 @@ def _choose_features(
 ) -> tuple[str, ...]:
     """Return the columns of the inputs, all of which must be there."""
     chosen = tuple(features) or tuple(sorted(name for name in columns if name != target))
+    present = set(columns)
     for name in (target, *chosen):
-        if name not in columns:
+        if name not in present:
             known = ", ".join(columns[:20])
             raise FileFormatError(f"{path}: column {name!r} is missing; its columns are {known}")
     if target in chosen:
         raise FileFormatError(f"{path}: column {target!r} is the target and cannot be a feature")
     if not chosen:
         raise FileFormatError(f"{path}: must have a column besides {target!r}, found none")
+    _require_once(path, chosen)
     return chosen
 
 
@@ -133,8 +139,8 @@ def read_numbers(path: Path, name: str, values: Column) -> FloatArray:
     _require_present(path, name, values)
     try:
         numbers = np.asarray(values, dtype=np.float64)
-    except ValueError:
-        # Text among the numbers: parsed value by value, to accept booleans and to name the row.
+    except (TypeError, ValueError):
+        # Text or dates: parsed value by value, to accept booleans and to name the row.
         texts = [str(value) for value in values]
         numbers = np.array([_parse_number(path, name, t, k + 1) for k, t in enumerate(texts)])
     broken = np.flatnonzero(~np.isfinite(numbers))
@@ -153,9 +159,19 @@ def _not_a_number(path: Path, name: str, text: str, row: int) -> FileFormatError
     )
 
 
-def _is_number(value: object) -> bool:
+def parse_float(text: str) -> float:
+    """Return the number that a text stands for, or raise ``ValueError``.
+
+    Python also reads 1_2 as 12, as no other program that writes tables does.
+    """
+    if "_" in text:
+        raise ValueError("not a number")
+    return float(text)
+
+
+def _is_number(text: str) -> bool:
     try:
-        float(str(value))
+        parse_float(text)
     except ValueError:
         return False
     return True
@@ -212,7 +228,8 @@ def _read_rows(
     features: Sequence[str],
 ) -> dict[str, Column]:
     # Arrays of doubles grow at 8 bytes per value, where lists of floats take about 32.
-    numbers = {name: (place, array("d")) for place, name in enumerate(names) if name in features}
+    wanted = set(features)
+    numbers = {name: (place, array("d")) for place, name in enumerate(names) if name in wanted}
     goal = names.index(target)
     targets: list[str] = []
     for count, row in enumerate(rows, start=1):
@@ -230,7 +247,7 @@ def _read_rows(
 
 def _parse_number(path: Path, name: str, text: str, row: int) -> float:
     try:
-        return float(text)
+        return parse_float(text)
     except ValueError:
         plain = text.strip().lower()
         if plain in _BOOLEANS:
@@ -244,14 +261,19 @@ def _require_names(path: Path, names: Sequence[str]) -> None:
     for place, name in enumerate(names):
         if not name:
             raise FileFormatError(f"{path}: column {place + 1} must have a name, found none")
-        if name in names[:place]:
-            raise FileFormatError(f"{path}: column {name!r} occurs twice")
+    _require_once(path, names)
     # A file without a header would lose its first sample, and have numbers for names.
     if all(map(_is_number, names)):
         raise FileFormatError(
             f"{path}: the first line must have the names of the columns, found numbers: "
             f"{', '.join(names)[:60]}"
         )
+
+
+def _require_once(path: Path, names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        name, _ = Counter(names).most_common(1)[0]
+        raise FileFormatError(f"{path}: column {name!r} occurs twice")
 
 
 def _read_parquet(path: Path) -> dict[str, Column]:
@@ -267,6 +289,9 @@ def _read_parquet(path: Path) -> dict[str, Column]:
     columns = {}
     for name in table.column_names:
         values = table.column(name).to_numpy()
+        # As text: some units of time would become plain integers.
+        if values.dtype.kind in "mM":
+            values = values.astype(np.str_)
         # Text, categories and columns with missing values come as Python objects.
         columns[name] = values if values.dtype.kind in "iufb" else values.astype(object)
     return columns
@@ -275,9 +300,9 @@ def _read_parquet(path: Path) -> dict[str, Column]:
 def _read_arrays(path: Path, target: str, features: Sequence[str]) -> RawSamples:
     try:
         # Pickled objects could run code, so only plain arrays are read.
-        with np.load(path, allow_pickle=False) as archive:
+        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, TokenError, zipfile.BadZipFile, zlib.error) as error:
         raise FileFormatError(f"{path}: not an .npz file of plain arrays: {error}") from error
     others = [name for name in arrays if name != target]
     chosen = list(features) or others
@@ -310,6 +335,8 @@ def _read_arrays(path: Path, target: str, features: Sequence[str]) -> RawSamples
             f"{row + 1}, entry {place}"
         )
     _require_present(path, target, targets)
+    if targets.dtype.kind == "S":
+        targets = np.char.decode(targets, "utf-8", "replace")
     return RawSamples(path, numbers, targets, is_image=inputs.ndim > 2)
 
 
@@ -342,14 +369,19 @@ def _read_images(folder: Path) -> RawSamples:
 def _read_image(path: Path) -> FloatArray:
     """Return an image with values in [0, 1]: (height, width) if grey, else (3, height, width)."""
     # Pillow comes with Matplotlib; it takes a moment to import, which tables need not wait for.
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
         with Image.open(path) as image:
+            mode = image.mode
+            if mode.startswith(_WIDE_MODES):
+                raise FileFormatError(
+                    f"{path}: an image must have 8 bits per channel, found mode {mode}: convert it"
+                )
             # By the mode, not by the pixels: whether a colour image happens to be grey is private.
-            is_grey = image.mode in ("1", "L", "LA")
+            is_grey = mode in ("1", "L", "LA")
             values = np.asarray(image.convert("L" if is_grey else "RGB"), dtype=np.float64)
-    except (OSError, UnidentifiedImageError, SyntaxError) as error:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise FileFormatError(f"{path}: not an image: {error}") from error
     # The range of pixels is a property of the format, not a statistic of the data.
     scaled = values / _LARGEST_PIXEL

@@ -108,14 +108,14 @@ class Vectorised:
         outputs_of = vmap(self._module.outputs, in_dims=(0, None))
         losses_of = vmap(self._module.loss, in_dims=(0, None))
         # Until a batch shows otherwise, outputs are taken for scores of classes.
-        counts = True
+        has_accuracy = True
         for X, y in zip(torch.split(inputs, rows), torch.split(targets, rows), strict=True):
             outputs = outputs_of(parameters, X)
             loss += losses_of(outputs, y) * len(X)
-            counts = counts and are_class_scores(outputs, y)
-            if counts:
+            has_accuracy = has_accuracy and are_class_scores(outputs, y)
+            if has_accuracy:
                 hits += (outputs.argmax(dim=-1) == y).sum(dim=1)
-        return Scores(loss / len(inputs), hits / len(inputs) if counts else None)
+        return Scores(loss / len(inputs), hits / len(inputs) if has_accuracy else None)
 
     def _mean_gradient(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         losses_of = vmap(vmap(self._module.mean_loss, in_dims=(0, None, 0)))
@@ -192,16 +192,17 @@ class Looped:
         return Scores(loss, torch.stack(accuracies) if accuracies else None)
 
     def _score(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
-        loss, hits, counts = vector.new_zeros(()), vector.new_zeros(()), True
+        loss, hits, has_accuracy = vector.new_zeros(()), vector.new_zeros(()), True
         for X, y in zip(
             torch.split(inputs, _ROWS_AT_ONCE), torch.split(targets, _ROWS_AT_ONCE), strict=True
         ):
             outputs = self._module.outputs(vector, X)
             loss += self._module.loss(outputs, y) * len(X)
-            counts = counts and isinstance(outputs, Tensor) and are_class_scores(outputs[None], y)
-            if counts:
+            is_tensor = isinstance(outputs, Tensor)
+            has_accuracy = has_accuracy and is_tensor and are_class_scores(outputs[None], y)
+            if has_accuracy:
                 hits += (outputs.argmax(dim=-1) == y).sum()
-        return Scores(loss / len(inputs), hits / len(inputs) if counts else None)
+        return Scores(loss / len(inputs), hits / len(inputs) if has_accuracy else None)
 
     def _slope(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         leaf = vector.detach().requires_grad_(True)

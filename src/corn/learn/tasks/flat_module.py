@@ -154,6 +154,12 @@ def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
+def tensor_bytes(tensor: Tensor) -> bytes:
+    """Return the values of a tensor as bytes, for hashes."""
+    # Viewed as bytes: NumPy has no bfloat16.
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
 @contextmanager
 def explained(inputs: Tensor, targets: Tensor) -> Iterator[None]:
     """Raise ``InvalidArgumentError`` with the samples on which the user's model or loss failed."""

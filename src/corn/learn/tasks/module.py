@@ -14,7 +14,7 @@ from corn.checks import require
 from corn.errors import CornWarning
 from corn.learn.batches import Batch
 from corn.learn.tasks.differentiation import Looped, Vectorised
-from corn.learn.tasks.flat_module import FlatModule, MeanLoss, explained
+from corn.learn.tasks.flat_module import FlatModule, MeanLoss, explained, tensor_bytes
 from corn.learn.tasks.protocol import Gradients, Scores
 
 
@@ -88,9 +88,7 @@ class ModuleTask:
         """Return a hash of layers, loss and constants, so that checkpoints fit this model alone."""
         digest = hashlib.sha256(self._module.describe().encode())
         for tensor in self._module.constants():
-            # As bytes: NumPy has no bfloat16.
-            flat = tensor.detach().cpu().contiguous().flatten()
-            digest.update(flat.view(torch.uint8).numpy().tobytes())
+            digest.update(tensor_bytes(tensor))
         return digest.digest()
 
     def _choose_runner(

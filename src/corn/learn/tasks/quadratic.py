@@ -28,17 +28,17 @@ from corn.learn.step import (
 )
 from corn.learn.tasks.protocol import Gradients, Scores
 
+_STIFFNESS, _ANGLE_DEGREES = 15.0, 15.0
 
-def quadratic_objectives(
-    num_agents: int, *, stiffness: float = 15.0, angle_degrees: float = 15.0
-) -> tuple[FloatArray, FloatArray]:
+
+def quadratic_objectives(num_agents: int) -> tuple[FloatArray, FloatArray]:
     """Return A, shape (n, 2, 2), and c, shape (n, 2), of f_i(x) = (x − c_i)ᵀA_i(x − c_i)."""
     if num_agents < 2 or num_agents % 2:
         raise InvalidArgumentError(f"num_agents must be even and at least 2, found {num_agents}")
     half = num_agents // 2
-    angle = np.deg2rad(angle_degrees)
+    angle = np.deg2rad(_ANGLE_DEGREES)
     Q = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    plain = np.diag([stiffness, 1.0])
+    plain = np.diag([_STIFFNESS, 1.0])
     matrices = np.stack([plain] * half + [Q @ plain @ Q.T] * half)
     # Centres −i for the first half and +i for the second, i = 1 … n, as in the paper.
     places = np.arange(1, num_agents + 1) * np.where(np.arange(num_agents) < half, -1.0, 1.0)
