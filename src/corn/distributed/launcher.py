@@ -175,7 +175,8 @@ def launch(
     if known is None:
         raise InvalidArgumentError("network must be given where agents plan together, found None")
     agents = place.agents(known.num_agents)
-    num_steps = (settings.steps_of(plan) if plan else settings.num_steps) or 0
+    # A request may leave the number of steps to its budget.
+    num_steps = settings.steps_of(plan) if plan else settings.num_steps or promised.budget.num_steps
     # Everything that can fail for a wrong argument has been checked; from here on files are made.
     folder = keys or default_key_folder(source if isinstance(source, Path) else None)
     made_keys = not settings.is_rehearsal and make_keys(
