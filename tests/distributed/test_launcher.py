@@ -73,10 +73,12 @@ def test_the_table_shows_every_agent() -> None:
     public, private = ("40/500", "0.25", "3.21", "1.5", "lost", "done"), ("0.77", "50%", "clipped")
     for show_private in (False, True):
         written = io.StringIO()
-        table = draw_table(progress, results, 500, show_private=show_private)
+        promise = "(10, 1e-5)-DP of an agent, clip [0.1]"
+        table = draw_table(progress, results, 500, promise=promise, show_private=show_private)
         Console(width=100, file=written).print(table)
         text = written.getvalue()
         assert "nan" not in text
+        assert f"ε: {promise}" in text
         assert all(shown in text for shown in public)
         assert all((shown in text) == show_private for shown in private)
 
@@ -199,6 +201,7 @@ def test_only_the_owner_reads_a_failure_that_may_depend_on_data() -> None:
 def test_the_end_of_a_process_is_explained() -> None:
     assert describe_exit(-signal.SIGKILL) == "ended by SIGKILL"
     assert describe_exit(-signal.SIGABRT) == "ended by SIGABRT"
+    assert describe_exit(-35) == "ended by signal 35", "a real-time signal has no name"
     assert describe_exit(3) == "ended without a report (exit code 3)"
 
 

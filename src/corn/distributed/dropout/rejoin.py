@@ -21,16 +21,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import final
 
-import torch
 from torch import Tensor
 
 from corn.distributed.startup.handshake import HandshakeError, Hello, compare_hellos
 from corn.distributed.startup.rendezvous import Meeting, Rendezvous
-from corn.distributed.steps.messages import Header, decode_message
-from corn.errors import CornError, InvalidArgumentError, PublicError
+from corn.distributed.steps.messages import Header, ProtocolError, decode_message
+from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
 from corn.files import writing_whole
 from corn.noise.address import check_nonce
-from corn.parsing import build, build_fields, parse_hex, parse_json, read_json
+from corn.parsing import MAX_DIGITS, build, build_fields, parse_hex, parse_json, read_json
 from corn.transport import (
     NO_SESSION,
     Address,
@@ -101,9 +100,14 @@ class Welcome:
         if not self.refusal:
             check_nonce(parse_hex(self.nonce, "nonce"))
             parse_hex(self.session, "session")
-        # They become numbers of agents, and int() would accept signs and spaces too.
-        if not all(number.isdecimal() for number in self.addresses or {}):
-            raise InvalidArgumentError("addresses must be those of agents")
+        _check_agents(self.addresses or {})
+
+
+def _check_agents(addresses: Iterable[str]) -> None:
+    """Raise unless the keys of addresses are numbers of agents."""
+    # int() would accept signs and spaces too, and raises for thousands of digits.
+    if not all(number.isdecimal() and len(number) <= MAX_DIGITS for number in addresses):
+        raise InvalidArgumentError("addresses must be those of agents")
 
 
 @final
@@ -222,10 +226,12 @@ def request_return(
     neighbours: Iterable[int],
     addresses: Mapping[int, Address],
     *,
-    dtype: torch.dtype,
+    start: Tensor,
     max_bytes: int,
 ) -> Admission:
     """Return to a run with the help of the first neighbour that answers, if possible in company.
+
+    ``start`` is the initial model: the one that is received must have its type and size.
 
     Raises:
         RejoinError: no neighbour lets this agent in; the message has the reasons.
@@ -246,11 +252,17 @@ def request_return(
                     replace(request, wants_company=wants_company),
                     sorted(neighbours),
                     addresses,
-                    dtype=dtype,
+                    start=start,
                     max_bytes=max_bytes,
                     patience=patience,
                 )
-            except (UnreachableError, ChannelClosedError, TamperedError, RejoinError) as error:
+            except (
+                UnreachableError,
+                ChannelClosedError,
+                TamperedError,
+                ProtocolError,
+                RejoinError,
+            ) as error:
                 reasons[sponsor] = error
     found = [f"agent {sponsor}: {error}" for sponsor, error in sorted(reasons.items())]
     why = "; ".join(found) or "the addresses of its neighbours are not known"
@@ -264,7 +276,7 @@ def _return_by(
     neighbours: list[int],
     addresses: Mapping[int, Address],
     *,
-    dtype: torch.dtype,
+    start: Tensor,
     max_bytes: int,
     patience: float,
 ) -> Admission:
@@ -297,7 +309,7 @@ def _return_by(
             )
         links = _open_links(rendezvous, welcome, neighbours, addresses, max_bytes=max_bytes)
         try:
-            header, parameters = _await_model(channel, rendezvous, sponsor, dtype, max_bytes)
+            header, parameters = _await_model(channel, rendezvous, sponsor, start, max_bytes)
         except BaseException:
             for link in links.values():
                 link.close()
@@ -354,17 +366,21 @@ def _open_links(
 
 
 def _await_model(
-    channel: Channel, rendezvous: Rendezvous, sponsor: int, dtype: torch.dtype, max_bytes: int
+    channel: Channel, rendezvous: Rendezvous, sponsor: int, start: Tensor, max_bytes: int
 ) -> tuple[Header, Tensor]:
     """Wait for the step of the return, and receive the sponsor's model."""
-    while True:
+    data = memoryview(b"")
+    # The number of a step shows that the run goes on. Only the model is as long as a header.
+    while len(data) <= 32:
         rendezvous.check_interruption()
         data = channel.receive(max_bytes=max_bytes)
-        # The number of a step shows that the run goes on. Only the model is as long as a header.
-        if len(data) > 32:
-            return decode_message(
-                data, num_agents=rendezvous.num_agents, sender=sponsor, dtype=dtype
-            )
+    header, parameters = decode_message(
+        data, num_agents=rendezvous.num_agents, sender=sponsor, dtype=start.dtype
+    )
+    # Before the ledger reserves a step that could not be computed.
+    if len(parameters) != len(start):
+        raise RejoinError(f"sent {header.payload_bytes} bytes of parameters, not {start.nbytes}")
+    return header, parameters
 
 
 def save_addresses(folder: Path, meeting: Meeting, own: Address) -> None:
@@ -383,6 +399,11 @@ def load_addresses(folder: Path) -> tuple[Address | None, dict[int, Address]]:
     if not path.exists():
         return None, {}
     kinds = {"own": tuple[str, int], "others": Mapping[str, tuple[str, int]]}
-    fields = build_fields(kinds, read_json(path, kind="addresses of a run"), "addresses")
+    document = read_json(path, kind="addresses of a run")
+    try:
+        fields = build_fields(kinds, document, "addresses")
+        _check_agents(fields["others"])
+    except InvalidArgumentError as error:
+        raise FileFormatError(f"{path}: not addresses of a run: {error}") from error
     others = {int(agent): tuple(place) for agent, place in fields["others"].items()}
     return fields["own"], others
