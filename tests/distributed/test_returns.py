@@ -249,8 +249,8 @@ def test_a_model_of_another_size_is_refused_before_anything_is_reserved(
 
 
 def test_damaged_addresses_of_a_run_are_one_line(tmp_path: Path) -> None:
-    for others in ({"x": ["h", 1]}, {"-1": ["h", 1]}, [], {"1": ["h"]}):
-        document = json.dumps({"own": ["h", 1], "others": others})
+    for others in ('{"x": ["h", 1]}', '{"-1": ["h", 1]}', "[]", '{"1": ["h"]}'):
+        document = f'{{"own": ["h", 1], "others": {others}}}'
         (tmp_path / "addresses.json").write_text(document, encoding="utf-8")
         with pytest.raises(FileFormatError, match=r"addresses.json: not addresses of a run"):
             load_addresses(tmp_path)

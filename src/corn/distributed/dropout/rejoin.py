@@ -55,6 +55,10 @@ class AloneError(RejoinError):
     """A neighbour that would help trains alone, and others may be together."""
 
 
+# Of one sponsor: the next one is asked.
+_FAILURES = (UnreachableError, ChannelClosedError, TamperedError, ProtocolError, RejoinError)
+
+
 @dataclass(frozen=True)
 class Request:
     """Request of an agent that wants to return, to its sponsor.
@@ -104,7 +108,6 @@ class Welcome:
 
 
 def _check_agents(addresses: Iterable[str]) -> None:
-    """Raise unless the keys of addresses are numbers of agents."""
     # int() would accept signs and spaces too, and raises for thousands of digits.
     if not all(number.isdecimal() and len(number) <= MAX_DIGITS for number in addresses):
         raise InvalidArgumentError("addresses must be those of agents")
@@ -162,10 +165,7 @@ class Sponsor:
 
     def take_applicants(self) -> list[Applicant]:
         """Return the agents that asked since the last call, and still wait for an answer."""
-        found = []
-        with suppress(queue.Empty):
-            while True:
-                found.append(self._waiting.get_nowait())
+        found = [self._waiting.get() for _ in range(self._waiting.qsize())]
         # Nobody is announced who will not come: all its neighbours would wait for it.
         for applicant in found:
             if applicant.is_gone:
@@ -185,18 +185,17 @@ class Sponsor:
         except (ChannelClosedError, TamperedError, InvalidArgumentError):
             channel.close()
             return
-        if self._waiting.qsize() >= self._max_waiting:
+        if self._waiting.qsize() < self._max_waiting:
+            self._waiting.put(Applicant(channel, request))
+        else:
             channel.close()
-            return
-        self._waiting.put(Applicant(channel, request))
 
 
 def refuse_terms(own: Hello, request: Request, agent: int) -> str:
     """Return why an agent's terms are not those of the run; empty if they are."""
     try:
-        # The numbers only serve to name the two sides.
-        # Nonces, ledgers and checkpoints are not compared: those of an agent that returns are its
-        # own.
+        # The numbers only name the two sides. Nonces, ledgers and checkpoints are not compared:
+        # those of an agent that returns are its own.
         compare_hellos({-1: own, agent: request.hello})
     except HandshakeError as error:
         return f"the terms of agent {agent} differ from those of the run in {error.topic}"
@@ -256,13 +255,7 @@ def request_return(
                     max_bytes=max_bytes,
                     patience=patience,
                 )
-            except (
-                UnreachableError,
-                ChannelClosedError,
-                TamperedError,
-                ProtocolError,
-                RejoinError,
-            ) as error:
+            except _FAILURES as error:
                 reasons[sponsor] = error
     found = [f"agent {sponsor}: {error}" for sponsor, error in sorted(reasons.items())]
     why = "; ".join(found) or "the addresses of its neighbours are not known"
@@ -280,8 +273,6 @@ def _return_by(
     max_bytes: int,
     patience: float,
 ) -> Admission:
-    timeout = rendezvous.timeout
-    check = rendezvous.check_interruption
     channel = dial(
         addresses[sponsor],
         rendezvous.credentials,
@@ -289,12 +280,12 @@ def _return_by(
         Purpose.REJOIN,
         session=NO_SESSION,
         timeout=patience,
-        check=check,
+        check=rendezvous.check_interruption,
     )
     try:
         channel.send(json.dumps(asdict(request)).encode())
         # An answer comes between two steps. Without one for n time-outs the sponsor hangs.
-        channel.set_timeout(timeout * (rendezvous.num_agents + 1))
+        channel.set_timeout(rendezvous.timeout * (rendezvous.num_agents + 1))
         data = bytes(channel.receive(max_bytes=_MAX_REQUEST_BYTES))
         welcome: Welcome = build(Welcome, parse_json(data), "the welcome")
         if welcome.is_alone:
