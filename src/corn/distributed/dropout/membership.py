@@ -191,8 +191,11 @@ class Membership:
         These are neighbours of the agents that are still linked to this one. Whether agents behind
         them are lost too cannot be known here.
         """
-        cuts, own = self.cuts_by(step), set(self.present_at(step))
-        lost: dict[int, int] = {}
+        cuts, lost = self.cuts_by(step), dict[int, int]()
+        # Asked in every mixing round, and a graph of a thousand agents takes milliseconds to copy.
+        if not cuts:
+            return lost
+        own = set(self.present_at(step))
         for edge, when in cuts.items():
             for inside, outside in (edge, edge[::-1]):
                 if inside in own and outside not in own:
