@@ -209,3 +209,15 @@ def test_sparse_weights_that_are_not_finite_are_refused() -> None:
     weights = scipy.sparse.csr_array(np.array([[np.nan, 1.0], [1.0, np.nan]]))
     with pytest.raises(InvalidArgumentError, match="must be finite"):
         Network(nx.path_graph(2), weights)
+
+
+def test_names_that_are_too_long_are_one_line() -> None:
+    with pytest.raises(InvalidArgumentError, match="n must have at most 20 digits"):
+        load_network("ring:" + "9" * 5000)
+    with pytest.raises(FileFormatError, match="no such file"):
+        load_network("x" * 5000 + ".csv")
+
+
+def test_a_network_of_names_is_numbered() -> None:
+    network = Network(nx.Graph([("oslo", "turku")]), np.full((2, 2), 0.5))
+    assert sorted(network.graph) == [0, 1]
