@@ -192,6 +192,9 @@ def launch(
         (folders.shared / "request.json").write_text(source.to_text() + "\n", encoding="utf-8")
     # Built here too, to fail before processes start, and to measure models at the end.
     problem = workload.build(known.num_agents, agents)
+    owners_limit = lifetime or Lifetime()
+    if on_total is not None and not settings.is_rehearsal:
+        on_total(foresee_total(promised, agents, settings, keys=folder, lifetime=owners_limit))
     # The launcher hosts the store, so that it outlasts any agent.
     store, address = None, place.store
     if address is None or place.host == 0:
@@ -199,9 +202,6 @@ def launch(
         # It proves the key of agent 0, which runs on this machine too.
         store = host_store((host, port), credentials[HOST])
         address = host, store.port
-    owners_limit = lifetime or Lifetime()
-    if on_total is not None and not settings.is_rehearsal:
-        on_total(foresee_total(promised, agents, settings, keys=folder, lifetime=owners_limit))
     # Each agent gets its own neighbours and no more of the graph: with a request instead of a plan
     # this is all that it knows.
     config = AgentConfig(
@@ -237,8 +237,13 @@ def launch(
         show_table=show_table,
         show_private=show_private,
     )
-    with display.logging(monitored.log):
-        was_interrupted = _watch(processes, display)
+    try:
+        with display.logging(monitored.log):
+            was_interrupted = _watch(processes, display)
+    finally:
+        # Its port would otherwise stay taken as long as this process lasts.
+        if store is not None:
+            store.close()
     results = dict(sorted(processes.results.items()))
     # Before anything is merged: without one result there is nothing to measure.
     raise_common_failure(results)

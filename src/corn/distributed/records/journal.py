@@ -266,6 +266,10 @@ class Journal:
             self._last_report = now
             self._reports.on_progress(self._progress(step, statistics))
 
+    def record_mixing(self, step: int) -> None:
+        """Report that a cool-down goes on; without news the agent would look stalled."""
+        self._reporter.report_step(step, self._find_row, None, is_checkpoint=False)
+
     def record_divergence(self) -> None:
         """Record that a model is not finite: models from here on are not saved."""
         self._has_diverged = True

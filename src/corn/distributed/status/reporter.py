@@ -123,7 +123,7 @@ class StateReporter:
         self,
         step: int,
         find_row: Callable[[], Row],
-        statistics: StepStatistics,
+        statistics: StepStatistics | None,
         *,
         is_checkpoint: bool,
     ) -> None:

@@ -140,6 +140,7 @@ class TrainingRounds:
             # Mixing needs no gradient, so a cool-down releases nothing new and spends nothing.
             for cooldown_step in range(self._plan.cooldown_steps):
                 self.parameters = self._gossip(self.parameters, cooldown_step)
+                self._journal.record_mixing(self.step)
         finally:
             if self._half_step.num_broken > 1:
                 self._journal.note_privately(
