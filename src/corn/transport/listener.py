@@ -246,7 +246,7 @@ def _explain(address: Address, peer: int, timeout: float, *, is_listening: bool)
             f"the program at {where} did not prove the key of agent {peer} within {timeout:g} s: "
             "another program holds the port, or rosters, runs or versions differ"
         )
-    return f"nothing listens at {where} within {timeout:g} s, where agent {peer} should be"
+    return f"nothing listened at {where} within {timeout:g} s, where agent {peer} should be"
 
 
 def _check_port(address: Address) -> None:

@@ -125,7 +125,7 @@ class AgentResult:
         num_steps: steps done.
         stop: why it ended before the last step; without a reason if it did not.
         lost: agents lost on the way, and the step at which each loss was first noticed.
-        cut_links: neighbours that took part to the end though the link to them broke, likewise.
+        cut_links: neighbours that took part to the end though the link to them broke, and the step.
         notes: events that anyone may read.
         traffic: over each link.
         failure: why there is no result; None if there is one.
