@@ -13,7 +13,13 @@ import pytest
 
 from corn.covariance import ThreatModel
 from corn.distributed.startup.keyring import make_keys
-from corn.errors import CornError, InvalidArgumentError, MissingExtraError
+from corn.errors import (
+    CornError,
+    FileFormatError,
+    InvalidArgumentError,
+    MissingExtraError,
+    PublicError,
+)
 from corn.flower import AgentRelease, CornMod, introduce_agents
 from corn.noise import BudgetSpentError
 from corn.plan import Plan, make_plan, save_plan
@@ -87,6 +93,27 @@ def test_the_ledger_ends_the_run_and_counts_the_loss(agents: list[AgentRelease])
     nonces = introduce(agents)
     with pytest.raises(BudgetSpentError):
         agents[1].release(np.zeros(2), round_number=1, nonces=nonces)
+
+
+def test_a_total_that_is_not_known_is_not_stated(
+    agents: list[AgentRelease], tmp_path: Path
+) -> None:
+    agents[1].release(np.zeros(2), round_number=1, nonces=introduce(agents))
+    (ledger,) = tmp_path.glob("agent-1-*.ledger")
+    ledger.unlink()
+    with pytest.raises(FileFormatError, match=r"total is not known: .*\.ledger: is missing"):
+        agents[1].get_epsilon()
+
+
+@pytest.mark.parametrize("content", ["", "null", "{}", '{"contribution": 3}', "[1]"])
+def test_a_damaged_state_is_one_line(
+    agents: list[AgentRelease], tmp_path: Path, content: str
+) -> None:
+    nonces = introduce(agents)
+    (state,) = tmp_path.glob("agent-0-*.flower")
+    state.write_text(content, encoding="utf-8")
+    with pytest.raises(FileFormatError, match=r"\.flower: "):
+        agents[0].release(np.zeros(2), round_number=1, nonces=nonces)
 
 
 def test_plans_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -207,6 +234,22 @@ def test_private_evaluations_and_errors_stay_with_their_owner(
     assert dict(answer.content) == {"metrics": {"num-examples": 1}}
 
 
+def test_files_of_the_owner_and_answers_of_the_app_are_not_quoted_to_the_server(
+    mod: CornMod, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = Grid(mod, lambda *_: Letter(Records(arrays=Arrays(w=np.array(["patient 17"])))))
+    config = {**introduce_agents(grid, N), "server-round": 1}
+    message = Letter(Records(arrays=Arrays(w=np.zeros(1)), config=config), "train")
+    with pytest.raises(PublicError, match="the client failed; its log has the reason") as caught:
+        grid.ask(0, message)
+    assert caught.value.__suppress_context__
+    assert "patient 17" in caplog.text
+    next(tmp_path.glob("keys/agent-0-*.ledger")).unlink()
+    with pytest.raises(PublicError) as caught:
+        Grid(mod, grow).ask(0, message)
+    assert str(caught.value) == "the client failed; its log has the reason"
+
+
 def test_messages_without_nonces_and_other_shapes_are_refused(mod: CornMod) -> None:
     grid = Grid(mod, grow)
     arrays = Arrays(w=np.zeros(3))
@@ -228,8 +271,10 @@ def test_all_agents_must_introduce_themselves(mod: CornMod) -> None:
         def ask(self, agent: int, message: Letter) -> Any:
             return super().ask(agent % 2, message)
 
-    with pytest.raises(CornError, match="each once, found 0, 1"):
+    with pytest.raises(CornError, match="each once, found 0, 0, 1, 1"):
         introduce_agents(Twice(mod, grow), N)
+    with pytest.raises(CornError, match="each once, found 0, 0, 1, 1"):
+        introduce_agents(Twice(mod, grow), 2)
     with pytest.raises(CornError, match="nodes must be connected, found 4"):
         introduce_agents(Grid(mod, grow), N + 1, timeout=0.01)
 

@@ -28,14 +28,20 @@ import torch
 from numpy.typing import NDArray
 
 from corn.checks import require
-from corn.distributed.startup.handshake import check_guarantee
+from corn.distributed.startup.handshake import check_guarantee, is_public
 from corn.distributed.startup.keyring import load_credentials, open_ledger
-from corn.errors import CornError, FileFormatError, InvalidArgumentError, MissingExtraError
+from corn.errors import (
+    CornError,
+    FileFormatError,
+    InvalidArgumentError,
+    MissingExtraError,
+    PublicError,
+)
 from corn.files import writing_whole
 from corn.learn.step import clip_batch_gradients, release
 from corn.noise import ReleaseLedger, SecureSource, agent_keys, agree_on_nonce, draw_share
 from corn.noise.history import compose_history, read_history
-from corn.parsing import parse_hex
+from corn.parsing import build_fields, parse_hex, read_json
 from corn.plan import Plan, fingerprint, load_plan
 
 # Flower calls a mod for the kinds of messages that the client app answers: an introduction is a
@@ -45,6 +51,7 @@ _NONCES, _ROUND = "corn.nonces", "server-round"
 _SECONDS_BETWEEN_POLLS = 0.5
 # Seeds of larger groups would need messages between clients, which Flower does not carry.
 _LARGEST_GROUP = 2
+_STATE = {"contribution": str, "run": str, "last_round": int}
 _LOGGER = logging.getLogger("corn.flower")
 
 
@@ -123,24 +130,33 @@ class AgentRelease:
         return np.asarray(released.numpy())
 
     def get_epsilon(self, delta: float | None = None) -> float:
-        """Return the ε of all releases of this agent's data, under all plans of its keys."""
+        """Return the ε of all releases of this agent's data, under all plans of its keys.
+
+        Raises:
+            FileFormatError: a ledger is lost or damaged, so that the total is not known.
+        """
         chosen = self._plan.budget.of_agent(self._agent).promise.delta if delta is None else delta
-        return compose_history(read_history([self._keys], self._agent), chosen).total.epsilon
+        history = read_history([self._keys], self._agent)
+        if history.problems:
+            raise FileFormatError(f"the total is not known: {history.problems[0]}")
+        return compose_history(history, chosen).total.epsilon
 
     def _advance(self, run: bytes, round_number: int, nonces: Mapping[int, bytes]) -> None:
         """Record a round before it is released; raise if its noise may have been used."""
         state = self._read()
         # A server that repeats an old list of nonces would get the old noise on a new update.
         if nonces.get(self._agent, b"").hex() != state["contribution"]:
-            raise CornError(
+            raise PublicError(
                 "refuses to release: the nonce of this agent is not the one it contributed to this "
                 "run; start a new run"
             )
         # The first release fixes the nonces of the run: with others, shares would no longer cancel.
         if state["run"] not in ("", run.hex()):
-            raise CornError("refuses to release: the nonces of other agents changed during the run")
-        if round_number <= int(state["last_round"]):
-            raise CornError(
+            raise PublicError(
+                "refuses to release: the nonces of other agents changed during the run"
+            )
+        if round_number <= state["last_round"]:
+            raise PublicError(
                 f"refuses to release round {round_number} again: with the same noise, the "
                 "difference of two releases would show the data"
             )
@@ -163,16 +179,16 @@ class AgentRelease:
         )
 
     def _read(self) -> dict[str, Any]:
-        try:
-            state: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise CornError(
+        if not self._path.exists():
+            raise PublicError(
                 "refuses to release: this agent contributed no nonce; the server app must call "
                 "corn.flower.introduce_agents first"
-            ) from error
-        except ValueError as error:
+            )
+        document = read_json(self._path, kind="the state of an agent under Flower")
+        try:
+            return build_fields(_STATE, document, "the state")
+        except InvalidArgumentError as error:
             raise FileFormatError(f"{self._path}: is damaged: {error}") from error
-        return state
 
     def _write(self, state: Mapping[str, object]) -> None:
         # Durable: a state lost by a power failure would allow the same round again.
@@ -186,9 +202,7 @@ def _find_precision(plan: Plan, agent: int) -> float:
     return check_guarantee(plan, agent).precision
 
 
-@lru_cache(maxsize=8)
-def _load(path: Path) -> Plan:
-    return load_plan(path)
+_load = lru_cache(maxsize=8)(load_plan)
 
 
 @final
@@ -222,6 +236,18 @@ class CornMod:
 
     def __call__(self, message: Any, context: Any, call_next: Callable[..., Any]) -> Any:
         """Answer a message of the server."""
+        try:
+            return self._answer(message, context, call_next)
+        except Exception as error:
+            # Flower sends the text of an error to the server. Errors of the client app may quote
+            # data, and errors of the ledger name files of the owner.
+            if is_public(error):
+                raise
+            _LOGGER.exception("the client failed")
+            # Without its cause: a chained traceback would carry the text.
+            raise PublicError("the client failed; its log has the reason") from None
+
+    def _answer(self, message: Any, context: Any, call_next: Callable[..., Any]) -> Any:
         kind = message.metadata.message_type
         if kind.startswith(_TRAIN):
             if _INTRODUCTION in message.content.config_records:
@@ -239,7 +265,7 @@ class CornMod:
         try:
             agent = int(context.node_config[self._agent_key])
         except (KeyError, ValueError) as error:
-            raise CornError(
+            raise PublicError(
                 f"the node's configuration must have the agent's number as {self._agent_key!r}"
             ) from error
         return AgentRelease(_load(self._plan), agent, self._keys)
@@ -259,21 +285,16 @@ class CornMod:
         # A message without nonces is refused before the client app trains.
         round_number, nonces = _read_config(message)
         (name, given) = _only_arrays(message)
-        reply = _call_quietly(call_next, message, context)
+        reply = call_next(message, context)
+        if reply.has_error():
+            raise PublicError("the client app answered with an error")
         (_, found) = _only_arrays(reply)
         start, end = given.to_numpy_ndarrays(), found.to_numpy_ndarrays()
         # Subtracted in float64, the type in which the update is clipped and released.
         update = _flatten(end, like=start) - _flatten(start, like=start)
         released = own.release(update, round_number=round_number, nonces=nonces)
-        arrays = flower.ArrayRecord(
-            dict(
-                zip(
-                    given.keys(),
-                    map(flower.Array, _add(start, released)),
-                    strict=True,
-                )
-            )
-        )
+        moved = map(flower.Array, _add(start, released))
+        arrays = flower.ArrayRecord(dict(zip(given.keys(), moved, strict=True)))
         # Equal weights: numbers of samples are private, and noise cancels in a plain average only.
         metrics = flower.MetricRecord({self._weight_key: 1})
         content = flower.RecordDict({name: arrays, "metrics": metrics})
@@ -306,13 +327,13 @@ def introduce_agents(grid: Any, num_agents: int, *, timeout: float = 600.0) -> A
     # Shares of different plans would not cancel.
     plans = {str(answer["plan"]) for answer in answers}
     require(len(plans) == 1, "plans of all agents", "one", f"{len(plans)}")
-    found = {int(answer["agent"]): str(answer["nonce"]) for answer in answers}
-    if sorted(found) != list(range(num_agents)):
+    found = sorted((int(answer["agent"]), str(answer["nonce"])) for answer in answers)
+    if [agent for agent, _ in found] != list(range(num_agents)):
         raise CornError(
             f"all agents 0 … {num_agents - 1} must answer, each once, found "
-            f"{', '.join(map(str, sorted(found))) or 'none'}"
+            f"{', '.join(str(agent) for agent, _ in found) or 'none'}"
         )
-    return flower.ConfigRecord({_NONCES: [found[agent] for agent in range(num_agents)]})
+    return flower.ConfigRecord({_NONCES: [nonce for _, nonce in found]})
 
 
 def _wait_for_nodes(grid: Any, num_agents: int, timeout: float) -> list[int]:
@@ -330,7 +351,7 @@ def _read_config(message: Any) -> tuple[int, dict[int, bytes]]:
         if _NONCES in record and _ROUND in record:
             listed = [parse_hex(str(text), "nonce") for text in record[_NONCES]]
             return int(record[_ROUND]), dict(enumerate(listed))
-    raise CornError(
+    raise PublicError(
         "refuses to release: the message has no nonces; give the strategy's start the train_config "
         "of corn.flower.introduce_agents"
     )
@@ -339,22 +360,9 @@ def _read_config(message: Any) -> tuple[int, dict[int, bytes]]:
 def _only_arrays(message: Any) -> tuple[str, Any]:
     records = list(message.content.array_records.items())
     if len(records) != 1:
-        raise CornError(f"a message must have one record of arrays, found {len(records)}")
+        raise PublicError(f"a message must have one record of arrays, found {len(records)}")
     name, record = records[0]
     return str(name), record
-
-
-def _call_quietly(call_next: Callable[..., Any], message: Any, context: Any) -> Any:
-    """Call the client app; its errors may quote data, and must not reach the server."""
-    try:
-        reply = call_next(message, context)
-    except Exception:
-        _LOGGER.exception("the client app failed")
-        # Without its cause: a chained traceback would carry the text that may quote data.
-        raise CornError("the client app failed; its log has the reason") from None
-    if reply.has_error():
-        raise CornError("the client app answered with an error")
-    return reply
 
 
 def _flatten(
@@ -362,7 +370,7 @@ def _flatten(
 ) -> NDArray[np.float64]:
     """Return all floating-point arrays as one vector; the others are not trained."""
     if [a.shape for a in arrays] != [a.shape for a in like]:
-        raise CornError("the client app must answer with arrays of the shapes that it was sent")
+        raise PublicError("the client app must answer with arrays of the shapes that it was sent")
     pairs = zip(arrays, like, strict=True)
     # Which arrays are trained follows from the types of the server's, which are public.
     parts = [a.reshape(-1).astype(np.float64) for a, b in pairs if b.dtype.kind == "f"]

@@ -6,7 +6,7 @@ import pytest
 
 from corn.covariance import Decomposition, Horizon, ThreatModel, design, expose
 from corn.errors import InvalidArgumentError
-from corn.privacy import PrivacyBudget
+from corn.privacy import ClippedQuery, PrivacyBudget
 from corn.topology import mixing_matrix
 
 PAIR = np.array([[1.0], [-1.0]])
@@ -105,3 +105,9 @@ def test_one_seed_for_all_leaves_only_private_noise_against_an_insider() -> None
 def test_a_coalition_of_all_agents_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="nobody to protect"):
         epsilons(shares(ThreatModel(0, "global")), list(range(7)))
+
+
+@pytest.mark.parametrize("agent", [2, -1])
+def test_unknown_insiders_are_refused_without_seeds_too(agent: int) -> None:
+    with pytest.raises(InvalidArgumentError, match="a coalition must be of agents 0 … 1"):
+        expose(Decomposition(np.ones(2)), [agent], ClippedQuery(1.0), num_steps=1)

@@ -103,12 +103,14 @@ def test_files_and_functions(tmp_path: Path) -> None:
         ("=R.npy", b"", "must be NAME="),
         ("mine=", b"", "must be NAME="),
         ("mine=none.npy", None, "none.npy: no such file"),
-        ("mine=R.txt", b"", "must end in .npy or .csv"),
+        ("mine=R.txt", b"", "accepted are .csv, .npy"),
         ("mine=R.npy", b"nonsense", "not a matrix of numbers"),
+        ("mine=R.npy", b"", "not a matrix of numbers"),
         ("mine=R.csv", b"1,a\n", "not a matrix of numbers"),
+        ("mine=R.csv", b"", "must be square and not empty"),
         ("mine=f.py:g", b"def h(): pass\n", "must define a function 'g'"),
         ("mine=f.py:g", b"def g(:\n", "line 1"),
-        ("mine=f.py", b"", "must end in .npy or .csv"),
+        ("mine=f.py", b"", "accepted are .csv, .npy"),
     ],
 )
 def test_broken_sources_are_named(

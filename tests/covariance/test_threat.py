@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.covariance import Horizon, design
+from corn.covariance.coalition_bounds import require_few_coalitions
+from corn.covariance.coalitions import list_coalitions
 from corn.covariance.threat import (
     DEFAULT_THREAT,
     EAVESDROPPER,
@@ -156,3 +158,15 @@ def test_communities_follow_the_cliques() -> None:
     assert groups == tuple(tuple(range(6 * k, 6 * k + 6)) for k in range(4))
     with pytest.raises(InvalidArgumentError, match="max_size"):
         find_communities(cliques, max_size=0)
+
+
+def test_with_many_partners_all_pairs_but_the_links_are_partners() -> None:
+    assert choose_partners(nx.path_graph(4), 3) == [(0, 2), (0, 3), (1, 3)]
+
+
+@pytest.mark.parametrize(("agents", "power"), [(300, 88), (20_000, 6018)])
+def test_coalitions_beyond_any_number_that_is_printed_are_refused(agents: int, power: int) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"more than 10\^{power} coalitions"):
+        require_few_coalitions(agents, agents // 2)
+    with pytest.raises(InvalidArgumentError, match=rf"more than 10\^{power} coalitions"):
+        list_coalitions((), num_agents=agents, max_colluders=agents // 2)

@@ -513,7 +513,7 @@ def make_zero_model() -> nn.Linear:
 def test_a_wrong_number_of_agents_and_missing_files_are_reported(tmp_path: Path) -> None:
     (result,) = run_in_threads(1, lambda rendezvous: train(rendezvous, tmp_path))
     assert isinstance(result, InvalidArgumentError)
-    assert str(result) == "agent 0: the plan is for 3 agents, found 1 ranks"
+    assert str(result) == "agent 0: the plan is for 3 agents, found 1 in this run"
     (tmp_path / "metrics.csv").write_text("nonsense\n", encoding="utf-8")
     with pytest.raises(FileFormatError, match="not a table of measurements"):
         read_rows(tmp_path / "metrics.csv")

@@ -4,6 +4,7 @@ import re
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +245,5 @@ def test_the_suggested_plan_names_every_agent_that_differs() -> None:
     command = suggest_plan(plan, 2, 33)
     assert command.endswith("--batch-size 8 --sampling passes --samples-per-agent 40,50,33")
     assert "--epsilon 10 --delta 1e-05 --steps 12 --clip 0.5 --unit sample" in command
+    named = replace(plan, network=replace(plan.network, source="my graph.edges"))
+    assert "--graph 'my graph.edges' " in suggest_plan(named, 2, 33)

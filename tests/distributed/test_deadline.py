@@ -134,6 +134,18 @@ def test_a_late_message_is_mixed_by_the_plan_of_its_round() -> None:
     torch.testing.assert_close(mixed, weight * change)
 
 
+def test_a_cool_down_gives_news_at_every_step() -> None:
+    """A long one would otherwise look like a stall to ``/healthz`` and ``corn status``."""
+    news: list[int] = []
+    silent = SimpleNamespace(
+        neighbours=(), start=lambda *_: None, finish=lambda _: Outcome({}), drop=lambda _: None
+    )
+    rounds = make_rounds(0, silent, last_step=0)
+    rounds._journal = SimpleNamespace(record_mixing=news.append)  # type: ignore[assignment]
+    rounds.run(Interruption())
+    assert len(news) == PLAN.cooldown_steps > 0
+
+
 class Awakening:
     """Lets an agent go on some seconds after it has suspended itself."""
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import corn
 from corn.distributed import RunSettings
-from corn.distributed.own_loop import make_private
+from corn.distributed.own_loop import AgentTurns, make_private
 from corn.distributed.startup.keyring import make_keys
 from corn.distributed.startup.rendezvous import Rendezvous
 from corn.errors import CornError, InvalidArgumentError
@@ -22,6 +22,7 @@ from corn.learn import Constant, Method, SweepSettings, TrainingProblem, Trial, 
 from corn.learn.batches import AgentData
 from corn.learn.own_loop import PrivateTraining
 from corn.learn.tasks import ModuleTask
+from corn.learn.user_model import UserModel
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
@@ -181,6 +182,28 @@ def test_an_agent_can_leave_before_the_last_step() -> None:
         return 1
 
     assert run_in_threads(N, run) == [1, 30, 30]
+
+
+def test_a_loop_that_goes_on_after_a_failure_does_not_wait_for_ever() -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run(rendezvous: Rendezvous) -> int:
+        turns = AgentTurns(
+            small_plan(),
+            UserModel(model, clips_samples=False),
+            optimizer,
+            loaders()[0],
+            rendezvous,
+            RunSettings(rehearsal_seed=SEED),
+        )
+        with pytest.raises(InvalidArgumentError, match="the plan is for 3 agents"):
+            turns.start(out=None, lifetime=None)
+        with pytest.raises(InvalidArgumentError, match="the plan is for 3 agents"):
+            turns.begin()
+        return 1
+
+    assert run_in_threads(1, run) == [1]
 
 
 class Records(Dataset[Any]):

@@ -23,13 +23,14 @@ from corn.distributed.startup.planning import (
 )
 from corn.distributed.startup.rendezvous import Rendezvous
 from corn.distributed.startup.start_errors import RefusalError, StoppedBeforeStartError
-from corn.errors import CornError, FileFormatError, PublicError
+from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
 from corn.learn.monitor import Interruption
 from corn.plan import fingerprint, make_plan, verify_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
+from corn.transport import MemoryStore
 
-from .threads import run_in_threads
+from .threads import make_rendezvous, run_in_threads
 
 REQUEST = PlanningRequest(PrivacyBudget(10, 1e-5, num_steps=50, clip=0.1), Horizon(10))
 GRAPH = load_network("er:n=5,p=0.5,seed=2").graph
@@ -64,6 +65,14 @@ def test_waiting_for_others_before_planning_can_be_interrupted() -> None:
     result, _ = run_in_threads(2, plan, timeout=50)
     assert isinstance(result, StoppedBeforeStartError), result
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("neighbours", [[0], [2], [-1], [1, 7]])
+def test_neighbours_that_cannot_be_linked_are_refused_at_once(neighbours: list[int]) -> None:
+    own = make_rendezvous(0, 2, MemoryStore())
+    with pytest.raises(InvalidArgumentError, match="neighbours must be other agents of 0 … 1"):
+        plan_together(own, REQUEST, neighbours)
+    own.close()
 
 
 def test_a_refusal_ends_planning() -> None:

@@ -386,7 +386,7 @@ def test_all_agents_stop_together_on_request(tmp_path: Path) -> None:
         ("plan", "agents differ in the plan's fingerprint: agent 1 has"),
         ("checkpoint", r"agent 1: .*checkpoint-100\.corn: not a checkpoint, or a damaged one"),
         ("settings", "agents differ in step sizes: agent 1 has Constant"),
-        ("num_agents", "the plan is for 4 agents, found 3 ranks"),
+        ("num_agents", "the plan is for 4 agents, found 3 in this run"),
         ("data", "agents differ in the data: agent 1 has breast-cancer, iid, seed 7;"),
         ("no plan", r"^agent 1: .*none\.corn: no such file"),
     ],

@@ -122,6 +122,17 @@ def test_an_agent_writes_under_its_own_number_only() -> None:
     store.close()
 
 
+def test_no_request_makes_the_host_build_an_endless_answer() -> None:
+    store = host_store(("127.0.0.1", 0), make_credentials(0, 2))
+    found = join_store(("127.0.0.1", store.port), make_credentials(1, 2), timeout=60)
+    found.set("hello/1", bytes(1 << 20))
+    assert len(found.get(["hello/1"] * 3)) == 3
+    with pytest.raises(StoreLostError):
+        found.get(["hello/1"] * 10_000)  # 10 GB
+    found.close()
+    store.close()
+
+
 def test_a_word_is_written_once() -> None:
     store = MemoryStore()
     assert store.set("a/0", b"first") == b"first"

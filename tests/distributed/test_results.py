@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,8 @@ from corn.distributed.records.results import (
 )
 from corn.distributed.records.storage import Folders, make_folders, read_rows
 from corn.distributed.settings import RunSettings
+from corn.distributed.status.state import AgentState
+from corn.errors import FileFormatError
 from corn.learn import Constant
 from corn.learn.batches import AgentData
 from corn.learn.metrics import COLUMNS, PRIVATE_COLUMNS, SHARED_COLUMNS
@@ -110,6 +113,33 @@ def test_the_status_follows_from_the_steps_done(
         step for step in (0, 6, 12) if step <= max(ends)
     ]
     assert result.notes == ("stands in for another", "agent 1: said so")
+
+
+def test_files_that_were_cut_short_are_named(tmp_path: Path) -> None:
+    merge(tmp_path, (6, 6, 6))
+    shared = Folders.of_run(tmp_path).of_agent(1).shared
+    table = (shared / "metrics.csv").read_text(encoding="utf-8")
+    for damaged in (table[:-30], table + "x,y\n", table.rstrip() + ",1\n"):
+        (shared / "metrics.csv").write_text(damaged, encoding="utf-8")
+        with pytest.raises(FileFormatError, match="not a table of measurements, or cut short"):
+            read_rows(shared / "metrics.csv")
+    (shared / "metrics.csv").write_text(table, encoding="utf-8")
+    model = shared / "models" / "step-6.bin"
+    model.write_bytes(model.read_bytes()[:-4])
+    folders = {agent: Folders.of_run(tmp_path).of_agent(agent) for agent in range(3)}
+    with pytest.raises(FileFormatError, match="the model of step 6 has 9 parameters, not 10"):
+        merge_measurements(PLAN, PROBLEM, folders, settings=SETTINGS)
+
+
+def test_a_neighbour_whose_link_broke_is_no_longer_linked(tmp_path: Path) -> None:
+    states: list[AgentState] = []
+    journal = make_journal(
+        tmp_path, 0, reports=Reports(on_state=lambda state, _: states.append(state))
+    )
+    journal.observe(SimpleNamespace(seconds_waited=0.0, lost={}, cut_links={2: 3}))
+    journal.record_start(0, torch.zeros(TASK.num_parameters))
+    assert states[-1].neighbours == (1,)
+    assert states[-1].lost == {}
 
 
 def test_a_lost_agent_counts_until_its_loss(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,14 @@ import pytest
 import torch
 
 from corn.distributed.dropout.membership import Membership
-from corn.distributed.dropout.rejoin import RejoinError, Request, Sponsor, Welcome, request_return
+from corn.distributed.dropout.rejoin import (
+    RejoinError,
+    Request,
+    Sponsor,
+    Welcome,
+    load_addresses,
+    request_return,
+)
 from corn.distributed.dropout.returns import Returns
 from corn.distributed.dropout.survivors import ActivePlan
 from corn.distributed.settings import RunSettings
@@ -28,6 +36,7 @@ from corn.distributed.startup.handshake import Agreement, Hello
 from corn.distributed.startup.rendezvous import Meeting, Rendezvous
 from corn.distributed.steps.messages import Header
 from corn.distributed.steps.rounds import TrainingRounds
+from corn.errors import FileFormatError
 from corn.learn.monitor import Interruption
 from corn.learn.schedule import Constant
 from corn.transport import (
@@ -194,6 +203,7 @@ def test_a_stop_before_the_return_ends_the_wait(desk: Desk) -> None:
         (asdict(WELCOME) | {"return_step": 50, "nonce": "zz"}, "cannot be read"),
         (asdict(WELCOME) | {"return_step": 50, "session": "-"}, "cannot be read"),
         (asdict(WELCOME) | {"return_step": 50, "addresses": {"x": ["h", 1]}}, "cannot be read"),
+        (asdict(WELCOME) | {"return_step": 50, "addresses": {"1" * 99: ["h", 1]}}, "be read"),
     ],
 )
 def test_an_agent_believes_no_sponsor_that_names_old_steps(
@@ -213,13 +223,46 @@ def test_an_agent_believes_no_sponsor_that_names_old_steps(
     own.close()
 
 
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (Header(bytes(8), bytes(8), 0, 50, 0, 1, 8).encode() + bytes(8), "sent 8 bytes of para"),
+        (bytes(100), "bytes that are not a message"),
+    ],
+)
+def test_a_model_of_another_size_is_refused_before_anything_is_reserved(
+    message: bytes, reason: str
+) -> None:
+    sponsor, own = (make_rendezvous(agent, N, MemoryStore()) for agent in (0, 1))
+
+    def answer(channel: Channel) -> None:
+        channel.receive(max_bytes=10_000)
+        channel.send(json.dumps(asdict(replace(WELCOME, return_step=50))).encode())
+        channel.send(message)
+        channel.close()
+
+    sponsor.listener.handle(Purpose.REJOIN, NO_SESSION, answer)
+    with pytest.raises(RejoinError, match=reason):
+        ask_to_return(own, sponsor)
+    sponsor.close()
+    own.close()
+
+
+def test_damaged_addresses_of_a_run_are_one_line(tmp_path: Path) -> None:
+    for others in ('{"x": ["h", 1]}', '{"-1": ["h", 1]}', "[]", '{"1": ["h"]}'):
+        document = f'{{"own": ["h", 1], "others": {others}}}'
+        (tmp_path / "addresses.json").write_text(document, encoding="utf-8")
+        with pytest.raises(FileFormatError, match=r"addresses.json: not addresses of a run"):
+            load_addresses(tmp_path)
+
+
 def ask_to_return(own: Rendezvous, sponsor: Rendezvous) -> object:
     return request_return(
         own,
         Request(HELLO, first_free_step=40),
         [0],
         {0: ("127.0.0.1", sponsor.listener.port)},
-        dtype=torch.float32,
+        start=torch.zeros(3),
         max_bytes=10_000,
     )
 

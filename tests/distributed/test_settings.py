@@ -41,7 +41,9 @@ def test_more_steps_than_planned_are_refused() -> None:
         RunSettings(num_steps=13).steps_of(PLAN)
 
 
-@pytest.mark.parametrize("text", ["10.0.0.1", "10.0.0.1:", "10.0.0.1:x", "10.0.0.1:70000"])
+@pytest.mark.parametrize(
+    "text", ["10.0.0.1", "10.0.0.1:", "10.0.0.1:x", "10.0.0.1:70000", "10.0.0.1:" + "1" * 5000]
+)
 def test_an_address_needs_a_port(text: str) -> None:
     with pytest.raises(CornError, match="an address must be HOST:PORT"):
         parse_address(text)

@@ -232,3 +232,5 @@ def test_an_address_in_use_is_one_line() -> None:
         serving_status(("127.0.0.1", port), StatusPages(make_board())).__enter__()
     with pytest.raises(CornError, match="cannot be served: "):
         serving_status(("127.0.0.1", 1 << 16), StatusPages(make_board())).__enter__()
+    with pytest.raises(CornError, match="cannot be served: "):
+        serving_status(("a..b", 9100), StatusPages(make_board())).__enter__()

@@ -6,9 +6,10 @@ from pathlib import Path
 import networkx as nx
 import numpy as np
 import pytest
+import scipy.sparse
 
 from corn.errors import CornError, CornWarning, FileFormatError, InvalidArgumentError
-from corn.topology import Network, load_network, name_of
+from corn.topology import Network, check_graph, load_network, name_of
 from corn.topology.files import read_matrix
 
 PETERSEN = nx.petersen_graph()
@@ -191,3 +192,32 @@ def test_network_is_checked_and_cannot_be_changed() -> None:
         Network(nx.path_graph(3), np.full((3, 3), 1 / 3))
     with pytest.raises(InvalidArgumentError, match="3 agents, but the graph has 4"):
         Network(nx.path_graph(4), np.full((3, 3), 1 / 3))
+
+
+def test_numbers_of_numpy_are_numbers_of_agents() -> None:
+    graph = nx.Graph()
+    graph.add_edges_from(np.array([[2, 0], [0, 1]]))
+    assert sorted(map(sorted, check_graph(graph).edges)) == [[0, 1], [0, 2]]
+
+
+def test_numbers_among_names_are_kept_as_names() -> None:
+    graph = check_graph(nx.Graph([("oslo", 7)]))
+    assert [name_of(graph, agent) for agent in graph] == ["oslo", "7"]
+
+
+def test_sparse_weights_that_are_not_finite_are_refused() -> None:
+    weights = scipy.sparse.csr_array(np.array([[np.nan, 1.0], [1.0, np.nan]]))
+    with pytest.raises(InvalidArgumentError, match="must be finite"):
+        Network(nx.path_graph(2), weights)
+
+
+def test_names_that_are_too_long_are_one_line() -> None:
+    with pytest.raises(InvalidArgumentError, match="n must have at most 20 digits"):
+        load_network("ring:" + "9" * 5000)
+    with pytest.raises(FileFormatError, match="no such file"):
+        load_network("x" * 5000 + ".csv")
+
+
+def test_a_network_of_names_is_numbered() -> None:
+    network = Network(nx.Graph([("oslo", "turku")]), np.full((2, 2), 0.5))
+    assert sorted(network.graph) == [0, 1]

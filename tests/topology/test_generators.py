@@ -149,6 +149,7 @@ def test_specs_round_trip(n: int, p: float, seed: int) -> None:
         ("ring:20,30", "cannot place '30'"),
         ("ring:many", "n must be a whole number, found 'many'"),
         ("ring:20.5", "n must be a whole number, found '20.5'"),
+        ("ring:" + "9" * 400, "n must have at most 20 digits, found '9"),
         ("er:n=20,p=often", "p must be a number, found 'often'"),
         ("karate:3", "cannot place '3'; accepted is karate"),
     ],
@@ -174,6 +175,8 @@ def test_every_kind_has_a_description() -> None:
         ("complete:10000", "at most 10,000,000 links"),
         ("regular:n=20000,degree=19998", "at most 10,000,000 links"),
         ("geometric:n=20000,radius=1", "at most 10,000,000 links"),
+        ("geometric:n=20000,radius=1e200", "at most 10,000,000 links"),
+        ("ring:" + "9" * 20, "at most 20,000 agents"),
     ],
 )
 def test_graphs_that_are_too_large_are_refused_before_they_are_built(

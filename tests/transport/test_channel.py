@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from noise.connection import Keypair, NoiseConnection
 
+from corn.errors import CornError
 from corn.noise import Roster, generate_identity
 from corn.transport.channel import (
     GREETING_BYTES,
@@ -471,9 +472,17 @@ def test_a_purpose_that_nobody_handles_is_refused(listener: Listener) -> None:
 def test_a_place_where_nothing_listens_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         where = free.getsockname()
-    with pytest.raises(UnreachableError, match="nothing listens at") as caught:
+    with pytest.raises(UnreachableError, match="nothing listened at") as caught:
         dial(where, make_credentials(1, 3), 0, Purpose.LINK, session=NO_SESSION, timeout=0.3)
     assert not caught.value.is_listening
+
+
+@pytest.mark.parametrize("where", [("a..b", 29500), ("x" * 70, 29500), ("127.0.0.1", 10**19)])
+def test_an_address_that_cannot_exist_is_one_line(where: tuple[str, int]) -> None:
+    with pytest.raises(UnreachableError, match="nothing listened at"):
+        dial(where, make_credentials(1, 3), 0, Purpose.LINK, session=NO_SESSION, timeout=0.05)
+    with pytest.raises(CornError, match="cannot listen there"):
+        Listener(where, make_credentials(1, 3))
 
 
 def test_keys_do_not_appear_in_texts() -> None:

@@ -29,6 +29,7 @@ import numpy as np
 import scipy.sparse
 
 from corn.arrays import FloatArray, IntArray
+from corn.covariance.coalitions import describe_count
 from corn.covariance.decomposition import Decomposition, hidden_precision
 from corn.covariance.feasibility import invert_definite
 from corn.errors import InvalidArgumentError
@@ -46,8 +47,8 @@ def require_few_coalitions(num_agents: int, max_colluders: int) -> None:
     count = math.comb(num_agents, max_colluders)
     if count > _MAX_COALITIONS:
         raise InvalidArgumentError(
-            f"{count:,} coalitions of {max_colluders} among {num_agents} agents are too many to "
-            f"check one by one (at most {_MAX_COALITIONS:,}): reduce max_colluders"
+            f"{describe_count(count)} coalitions of {max_colluders} among {num_agents} agents are "
+            f"too many to check one by one (at most {_MAX_COALITIONS:,}): reduce max_colluders"
         )
 
 

@@ -57,7 +57,7 @@ def list_coalitions(seed_groups: SeedGroups, *, num_agents: int, max_colluders: 
     count = math.comb(num_agents, max_colluders)
     if count * (len(seed_groups) + num_agents + 8 * max_colluders) > _MAX_TABLE_BYTES:
         raise InvalidArgumentError(
-            f"{count:,} coalitions of {max_colluders} among {num_agents} agents with "
+            f"{describe_count(count)} coalitions of {max_colluders} among {num_agents} agents with "
             f"{len(seed_groups):,} seed groups are too many to check one by one: {_ADVICE}"
         )
     belongs = np.zeros((num_agents, len(seed_groups)), dtype=bool)
@@ -78,6 +78,16 @@ def list_coalitions(seed_groups: SeedGroups, *, num_agents: int, max_colluders: 
     np.logical_or.at(protected, merged.ravel(), outside)
     unpacked = np.unpackbits(kept, axis=1, count=len(seed_groups)).astype(bool)
     return Coalitions(unpacked, protected, merged.ravel())
+
+
+def describe_count(count: int) -> str:
+    """Return a number of coalitions in figures, or its power of ten if it has many digits.
+
+    >>> describe_count(math.comb(50, 25)), describe_count(math.comb(20_000, 10_000))
+    ('126,410,606,437,752', 'more than 10^6018')
+    """
+    # Python does not print integers of more than 4300 digits.
+    return f"{count:,}" if count < 10**20 else f"more than 10^{math.floor(math.log10(count))}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -106,10 +106,7 @@ class Decomposition:
         [[2.0, -1.0, 0.0], [-1.0, 2.0, 0.0], [0.0, 0.0, 1.0]]
         """
         members = set(coalition)
-        if not members <= set(range(self.num_agents)):
-            raise InvalidArgumentError(
-                f"a coalition must be of agents 0 … {self.num_agents - 1}, found {sorted(members)}"
-            )
+        self._check_coalition(members)
         # A seed gives all streams of its group, the shares of the other members included, so one
         # member in the coalition is enough to subtract the whole group.
         hidden = np.diag(self.private_variance)
@@ -129,6 +126,13 @@ class Decomposition:
     def most_streams(self) -> int:
         """The largest number of streams that an agent draws: the terms of which R is a sum."""
         return max(self.count_streams())
+
+    def _check_coalition(self, coalition: Collection[int]) -> None:
+        if not set(coalition) <= set(range(self.num_agents)):
+            raise InvalidArgumentError(
+                f"a coalition must be of agents 0 … {self.num_agents - 1}, found "
+                f"{sorted(coalition)}"
+            )
 
     def _check_factor(self, group: tuple[int, ...], factor: FloatArray) -> FloatArray:
         if not group or not all(map(_is_agent_number, group)):
@@ -251,6 +255,7 @@ def hidden_precision(
     >>> hidden_precision(Decomposition(np.array([4.0, 1.0])), [1])
     ((0,), array([0.25]))
     """
+    decomposition._check_coalition(coalition)
     honest = tuple(i for i in range(decomposition.num_agents) if i not in coalition)
     if not honest:
         raise InvalidArgumentError("a coalition of all agents leaves nobody to protect")

@@ -90,15 +90,14 @@ def design_lattice_insider(
     *,
     objective: Horizon,
     gossip: Gossip,
-    num_partners: int = SPARSE_PARTNERS,
 ) -> LatticeNoise:
     """Return noise of pairs against one insider for a first row of ``find_lattice``.
 
-    Pairs are links and up to ``num_partners`` more for each agent, half of them near, as on any
+    Pairs are links and up to ``SPARSE_PARTNERS`` more for each agent, half of them near, as on any
     network. Their variances are a local optimum: a handful of numbers, whatever the size.
     """
     a = horizon_spectrum(first_row, objective, gossip)
-    hops = choose_hops(first_row, num_partners)
+    hops = choose_hops(first_row, SPARSE_PARTNERS)
     pairs = _search_variances(a, first_row.shape, hops)
     pairs = pairs.scale(float(pairs.hidden_precisions().max()) / precision_cap)
     # Rounding may leave a scaled precision above the cap: repeat until it is on the private side.

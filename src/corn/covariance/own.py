@@ -23,6 +23,7 @@ from corn.covariance.problem import Design, DesignProblem, MechanismName
 from corn.covariance.threat import EAVESDROPPER, ThreatModel
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import load_function
+from corn.topology.files import read_matrix
 
 CovarianceRule: TypeAlias = Callable[[FloatArray, FloatArray], ArrayLike]
 """(mixing matrix W, precision caps b) → covariance R of the agents' noise, up to scale."""
@@ -91,7 +92,7 @@ def read_mechanism(spec: str) -> OwnMechanism | None:
         )
     if ".py:" in source:
         return OwnMechanism(load_function(source), label)
-    return OwnMechanism(_read_matrix(Path(source)), label)
+    return OwnMechanism(read_matrix(Path(source), name="a covariance"), label)
 
 
 def digest_source(spec: str) -> str:
@@ -102,17 +103,3 @@ def digest_source(spec: str) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except OSError as error:
         raise FileFormatError(f"{path}: {error.strerror}") from error
-
-
-def _read_matrix(path: Path) -> FloatArray:
-    try:
-        if path.suffix == ".csv":
-            return np.loadtxt(path, delimiter=",", ndmin=2)
-        if path.suffix == ".npy":
-            # A pickle could run code of whoever made the file.
-            return np.asarray(np.load(path, allow_pickle=False), dtype=np.float64)
-    except FileNotFoundError as error:
-        raise FileFormatError(f"{path}: no such file") from error
-    except (OSError, ValueError, TypeError) as error:
-        raise FileFormatError(f"{path}: not a matrix of numbers: {error}") from error
-    raise FileFormatError(f"{path}: a covariance's file must end in .npy or .csv")

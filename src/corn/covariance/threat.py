@@ -167,7 +167,7 @@ def choose_partners(graph: Graph, num_partners: int) -> list[tuple[int, int]]:
     require_count("num_partners", num_partners)
     n = len(graph)
     if num_partners >= n - 1:
-        return list(combinations(range(n), 2))
+        return [pair for pair in combinations(range(n), 2) if not graph.has_edge(*pair)]
     pairs = _choose_near(graph, num_partners // 2)
     # An order and its end close a cycle; with an odd number left, one cycle is cut into pairs.
     left = num_partners - num_partners // 2

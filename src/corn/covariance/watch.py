@@ -33,10 +33,10 @@ _keeps_best: ContextVar[bool] = ContextVar("whether an interrupted design is kep
 
 @contextmanager
 def watch_designs(watcher: Watcher, *, keep_best: bool = False) -> Iterator[None]:
-    """Call ``watcher`` after every evaluation of a design inside the ``with`` block.
+    """Call ``watcher`` after every evaluation of `LowRank` inside the ``with`` block.
 
-    With ``keep_best`` Ctrl-C ends the search, and the design is the best candidate so far, with the
-    status ``interrupted``. Otherwise it raises ``KeyboardInterrupt``, as usual in Python.
+    With ``keep_best`` Ctrl-C ends such a search, and the design is the best candidate so far, with
+    the status ``interrupted``. Otherwise, and in other solvers, it raises ``KeyboardInterrupt``.
     """
     watching, keeping = _watcher.set(watcher), _keeps_best.set(keep_best)
     try:

@@ -13,29 +13,15 @@ from pathlib import Path
 from torch import nn
 from torch.utils.data import DataLoader
 
-from corn.distributed.dropout.rejoin import (
-    load_addresses,
-)
+from corn.distributed.dropout.rejoin import load_addresses
 from corn.distributed.records.journal import EvaluationData, Reports
 from corn.distributed.records.results import AgentResult
-from corn.distributed.records.storage import (
-    Folders,
-    find_checkpoints,
-    make_folders,
-)
+from corn.distributed.records.storage import Folders, find_checkpoints, make_folders
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.distributed.startup.entry import AgreedRun, Work, begin_run, return_to_run
-from corn.distributed.startup.handshake import (
-    Hello,
-    announcing_failure,
-    check_plan,
-)
+from corn.distributed.startup.handshake import Hello, announcing_failure, check_plan
 from corn.distributed.startup.joining import join
-from corn.distributed.startup.keyring import (
-    Keyring,
-    find_credentials,
-    open_keyring,
-)
+from corn.distributed.startup.keyring import Keyring, find_credentials, open_keyring
 from corn.distributed.startup.lifetime import Lifetime, LifetimeTotal, check_lifetime
 from corn.distributed.startup.planning import find_plan
 from corn.distributed.startup.rendezvous import Rendezvous

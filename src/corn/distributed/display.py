@@ -12,6 +12,7 @@ from typing import final
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from corn.distributed.processes import Note
 from corn.distributed.records.journal import Progress
@@ -31,7 +32,7 @@ class LaunchDisplay:
     Args:
         num_steps: the total.
         checkpoint_every: steps between log lines.
-        promise: what ε means, for the log.
+        promise: what ε means: unit, clipping and adversary.
         show_table: False writes log lines on a terminal too.
         show_private: show numbers computed from private data without noise in the table, too.
     """
@@ -76,7 +77,13 @@ class LaunchDisplay:
     ) -> None:
         """Show the newest figures, and the agents that have ended."""
         if self._has_table:
-            table = draw_table(progress, results, self._num_steps, show_private=self._shows_private)
+            table = draw_table(
+                progress,
+                results,
+                self._num_steps,
+                promise=self._promise,
+                show_private=self._shows_private,
+            )
             self._live.update(table)
             return
         self._log_notes(news)
@@ -141,11 +148,16 @@ def draw_table(
     results: Mapping[int, AgentResult],
     num_steps: int,
     *,
+    promise: str = "",
     show_private: bool = False,
 ) -> Table:
-    """Return the table as rich draws it."""
+    """Return the table as rich draws it, with what ε means below it."""
     columns = (*_COLUMNS, *(_PRIVATE_COLUMNS if show_private else ()))
-    table = Table(title="train loss and clipped: private, no noise" if show_private else None)
+    table = Table(
+        title="train loss and clipped: private, no noise" if show_private else None,
+        # As text: rich would take brackets for markup.
+        caption=Text(f"ε: {promise}") if promise else None,
+    )
     for name in columns:
         table.add_column(name, justify="right")
     table.add_column("")

@@ -175,7 +175,8 @@ def launch(
     if known is None:
         raise InvalidArgumentError("network must be given where agents plan together, found None")
     agents = place.agents(known.num_agents)
-    num_steps = (settings.steps_of(plan) if plan else settings.num_steps) or 0
+    # A request may leave the number of steps to its budget.
+    num_steps = settings.steps_of(plan) if plan else settings.num_steps or promised.budget.num_steps
     # Everything that can fail for a wrong argument has been checked; from here on files are made.
     folder = keys or default_key_folder(source if isinstance(source, Path) else None)
     made_keys = not settings.is_rehearsal and make_keys(
@@ -191,6 +192,9 @@ def launch(
         (folders.shared / "request.json").write_text(source.to_text() + "\n", encoding="utf-8")
     # Built here too, to fail before processes start, and to measure models at the end.
     problem = workload.build(known.num_agents, agents)
+    owners_limit = lifetime or Lifetime()
+    if on_total is not None and not settings.is_rehearsal:
+        on_total(foresee_total(promised, agents, settings, keys=folder, lifetime=owners_limit))
     # The launcher hosts the store, so that it outlasts any agent.
     store, address = None, place.store
     if address is None or place.host == 0:
@@ -198,9 +202,6 @@ def launch(
         # It proves the key of agent 0, which runs on this machine too.
         store = host_store((host, port), credentials[HOST])
         address = host, store.port
-    owners_limit = lifetime or Lifetime()
-    if on_total is not None and not settings.is_rehearsal:
-        on_total(foresee_total(promised, agents, settings, keys=folder, lifetime=owners_limit))
     # Each agent gets its own neighbours and no more of the graph: with a request instead of a plan
     # this is all that it knows.
     config = AgentConfig(
@@ -236,8 +237,13 @@ def launch(
         show_table=show_table,
         show_private=show_private,
     )
-    with display.logging(monitored.log):
-        was_interrupted = _watch(processes, display)
+    try:
+        with display.logging(monitored.log):
+            was_interrupted = _watch(processes, display)
+    finally:
+        # Its port would otherwise stay taken as long as this process lasts.
+        if store is not None:
+            store.close()
     results = dict(sorted(processes.results.items()))
     # Before anything is merged: without one result there is nothing to measure.
     raise_common_failure(results)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -130,7 +131,14 @@ def make_private(
         raise InvalidArgumentError("data_loader must be that of this agent alone, found several")
     own = AgentTurns(plan, model, optimizer, data_loader, rendezvous, settings or RunSettings())
     own.start(out=out, lifetime=lifetime)
-    return _assemble(plan, model, optimizer, own, {rendezvous.agent: data_loader})
+    part = LoaderPart.of(data_loader)
+    private = PrivateOptimizer(optimizer, model, own, plan)
+    batches = _count_batches(len(part.rows), plan, data_loader.batch_size)
+    return PrivateTraining(
+        module,
+        private,
+        PrivateLoader(own, private, {rendezvous.agent: part}, batches_per_pass=batches),
+    )
 
 
 def _simulate(
@@ -163,22 +171,6 @@ def _simulate(
         model.module,
         private,
         PrivateLoader(turns, private, dict(enumerate(parts)), batches_per_pass=batches),
-    )
-
-
-def _assemble(
-    plan: Plan,
-    model: UserModel,
-    optimizer: Optimizer,
-    turns: AgentTurns,
-    loaders: dict[int, DataLoader[Any]],
-) -> PrivateTraining:
-    parts = {agent: LoaderPart.of(loader) for agent, loader in loaders.items()}
-    private = PrivateOptimizer(optimizer, model, turns, plan)
-    ((agent, loader),) = loaders.items()
-    batches = _count_batches(len(parts[agent].rows), plan, loader.batch_size)
-    return PrivateTraining(
-        model.module, private, PrivateLoader(turns, private, parts, batches_per_pass=batches)
     )
 
 
@@ -240,6 +232,7 @@ class AgentTurns:
         self._asked: queue.Queue[_GradientWanted | _StepWanted | _Ended] = queue.Queue()
         self._answers: queue.Queue[Gradients | Tensor | _LoopLeftError] = queue.Queue()
         self._next: _GradientWanted | _StepWanted | _Ended | None = None
+        self._ended: _Ended | None = None
         self._thread: threading.Thread | None = None
         self.num_releases = 0
         self.result: AgentResult | None = None
@@ -265,7 +258,6 @@ class AgentTurns:
         wanted = self._next or self._wait()
         self._next = None
         if isinstance(wanted, _Ended):
-            self._next = wanted
             return None
         if not isinstance(wanted, _GradientWanted):
             raise CornError("optimizer.step() must follow every batch of the loader, once")
@@ -298,17 +290,18 @@ class AgentTurns:
 
     def _wait(self) -> _GradientWanted | _StepWanted | _Ended:
         """Return the next message of the agent's thread; raise its error if it failed."""
-        while True:
-            try:
-                # With a time-out, so that Ctrl-C is noticed on every platform.
+        # Nothing comes after the end: a loop that goes on after an error gets the same one again.
+        message: _GradientWanted | _StepWanted | _Ended | None = self._ended
+        while message is None:
+            # With a time-out, so that Ctrl-C is noticed on every platform.
+            with suppress(queue.Empty):
                 message = self._asked.get(timeout=_SECONDS_BETWEEN_CHECKS)
-            except queue.Empty:
-                continue
-            if isinstance(message, _Ended):
-                if message.error is not None:
-                    raise message.error
-                self.result = message.result
-            return message
+        if isinstance(message, _Ended):
+            self._ended = message
+            if message.error is not None:
+                raise message.error
+            self.result = message.result
+        return message
 
     def _run(self, **options: Any) -> None:
         """Run the agent; everything that happens in it is told to the user's thread."""

@@ -11,6 +11,7 @@ from corn.checks import require_choice, require_count
 from corn.distributed.status.logs import LogSettings
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.schedule import Constant, Schedule
+from corn.parsing import quote
 from corn.plan import Plan
 from corn.version import __version__
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and every command reads this
 DropoutPolicy: TypeAlias = Literal["continue", "replan", "stop"]
 
 _MAX_TIMEOUT = 1e6
+_PORT_DIGITS = 5
 # Seeds of pairs follow from two keys (docs/distributed.md). Larger groups need a message to each
 # member.
 _LARGEST_GROUP_TO_REPLAN = 2
@@ -291,7 +293,9 @@ def parse_address(text: str) -> tuple[str, int]:
     ('10.0.0.1', 29500)
     """
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise CornError(f"an address must be HOST:PORT, found {text!r}: try 10.0.0.1:29500")
+    # Five digits, because Python refuses to read integers of thousands of them.
+    is_number = port.isdecimal() and len(port) <= _PORT_DIGITS
+    if not colon or not is_number or not 0 < int(port) < 1 << 16:
+        raise CornError(f"an address must be HOST:PORT, found {quote(text)}: try 10.0.0.1:29500")
     # Brackets belong to the text of an address only: [::1]:29500.
     return host.removeprefix("[").removesuffix("]"), int(port)

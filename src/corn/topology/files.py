@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from tokenize import TokenError
@@ -86,8 +87,9 @@ def _require_file(path: Path, suffixes: tuple[str, ...], *, kind: str) -> None:
         raise FileFormatError(
             f"{path}: unknown kind of {kind} file; accepted are {', '.join(suffixes)}"
         )
-    if not path.is_file():
-        raise FileFormatError(f"{path}: {'a folder' if path.is_dir() else 'no such file'}")
+    # Not Path's own methods, which raise for names that are too long.
+    if not os.path.isfile(path):
+        raise FileFormatError(f"{path}: {'a folder' if os.path.isdir(path) else 'no such file'}")
 
 
 def _read_edge_list(path: Path, *, directed: bool) -> FileGraph:

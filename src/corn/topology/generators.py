@@ -16,6 +16,7 @@ import networkx as nx
 
 from corn.checks import require_count, require_in_range, require_positive
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
+from corn.parsing import MAX_DIGITS, quote
 from corn.topology.files import SUFFIXES
 from corn.topology.graphs import Graph
 from corn.topology.mixing import MAX_AGENTS
@@ -247,7 +248,8 @@ class GraphSpec:
         # The expected share of all pairs that are linked; sparse kinds count by their degree.
         share = {"er": given.get("p", 0.0), "complete": 1.0}.get(self.kind, 0.0)
         if self.kind == "geometric":
-            share = min(1.0, math.pi * float(given["radius"]) ** 2)
+            # Bounded first, as the square of a large number overflows.
+            share = min(1.0, math.pi * min(abs(given["radius"]), 1.0) ** 2)
         return n, share * n * n / 2 + n * float(given.get("degree", 2)) / 2
 
     def __str__(self) -> str:
@@ -307,6 +309,12 @@ def _read_parameters(kind: str, text: str) -> tuple[tuple[str, int | float], ...
 
 
 def _read_number(text: str, kind: type[int] | type[float], spec: str, name: str) -> int | float:
+    # Longer ones overflow when they become floats.
+    if kind is int and len(text) > MAX_DIGITS:
+        raise InvalidArgumentError(
+            f"bad graph {quote(spec)}: {name} must have at most {MAX_DIGITS} digits, found "
+            f"{quote(text)}"
+        )
     try:
         return kind(text)
     except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from numbers import Integral
 from typing import TYPE_CHECKING, TypeAlias
 
 import networkx as nx
@@ -54,7 +55,9 @@ def _number_agents(graph: nx.Graph) -> Graph:
     simple = nx.DiGraph(graph) if graph.is_directed() else nx.Graph(graph)
     nodes = list(simple.nodes)
     numbered: Graph = nx.empty_graph(len(nodes), create_using=type(simple))
-    if all(isinstance(node, int) for node in nodes):
+    # NumPy's integers too: numbers that are taken for names would be given out in another order.
+    is_numbered = all(isinstance(node, Integral) for node in nodes)
+    if is_numbered:
         # Gaps are refused, not closed: agent 7 of the file must be agent 7 of the run, its keys and
         # its data.
         missing = sorted(set(range(len(nodes))) - set(nodes))
@@ -63,11 +66,11 @@ def _number_agents(graph: nx.Graph) -> Graph:
                 f"agents must be numbered 0 … {len(nodes) - 1}, found no "
                 f"{_some(map(str, missing))}: number them from 0 without gaps, or use names"
             )
-        place = {node: node for node in nodes}
+        place = {node: int(node) for node in nodes}
     else:
         place = {node: agent for agent, node in enumerate(nodes)}
     for node, attributes in simple.nodes(data=True):
-        name = {} if isinstance(node, int) else {"name": str(node)}
+        name = {} if is_numbered else {"name": str(node)}
         numbered.add_nodes_from([(place[node], {**attributes, **name})])
     numbered.add_edges_from((place[u], place[v], data) for u, v, data in simple.edges(data=True))
     return numbered

@@ -172,6 +172,8 @@ def check_sparse_weights(
     W: SparseMatrix, *, graph: Graph | None = None, tolerance: float = STOCHASTIC_TOLERANCE
 ) -> None:
     """Raise as `check_mixing_matrix` does, with work for the links alone."""
+    if not np.isfinite(W.data).all():
+        raise InvalidArgumentError("mixing weights must be finite, found NaN or infinity")
     if (W.data < 0).any():
         i, j = (places[W.data < 0][0] for places in _places(W))
         raise InvalidArgumentError(

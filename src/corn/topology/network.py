@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -73,10 +74,11 @@ class Network:
         if not scipy.sparse.issparse(given):
             given = SparseMatrix(as_square_matrix(given, name="mixing_matrix"))
         matrix = SparseMatrix(given, dtype=np.float64, copy=True)
-        check_sparse_weights(matrix, graph=self.graph)
+        graph = check_graph(self.graph)
+        check_sparse_weights(matrix, graph=graph)
         # Frozen, because plans and designs are certified for these very weights.
         matrix.data.setflags(write=False)
-        object.__setattr__(self, "graph", nx.freeze(check_graph(self.graph)))
+        object.__setattr__(self, "graph", nx.freeze(graph))
         object.__setattr__(self, "sparse_matrix", matrix)
         # Raises if these weights do not admit the rounds.
         object.__setattr__(self, "_schedule", self._make_schedule())
@@ -185,7 +187,8 @@ def _load(source: str | Path | Graph | FloatArray, weights: str | None) -> Netwo
     # a missing file and not as an unknown graph.
     text = str(source)
     path = Path(text.removeprefix(_DIRECTED))
-    if path.suffix not in SUFFIXES and not path.is_file():
+    # Not Path's own is_file, which raises for a spec that is too long to be the name of a file.
+    if path.suffix not in SUFFIXES and not os.path.isfile(path):
         spec = GraphSpec.parse(text)
         return _weigh(spec.build(), str(spec), weights)
     try:

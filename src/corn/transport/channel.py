@@ -159,7 +159,7 @@ class Channel:
         self._ciphers = None
 
     def send(self, message: bytes | memoryview) -> int:
-        """Send a message and return the bytes that this took; raise ``ChannelClosedError``."""
+        """Send a message and return how many bytes were sent; raise ``ChannelClosedError``."""
         # The length is a record of its own, so the receiver authenticates it before it acts on it.
         total = self._send_record(memoryview(_LENGTH.pack(len(message))))
         data = memoryview(message)
@@ -207,7 +207,7 @@ class Channel:
             return True
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Let every message fail that is not whole after so long; None waits for ever."""
+        """Set the seconds after which an incomplete message fails; None waits for ever."""
         self._seconds = seconds
         with suppress(OSError):
             self._line.settimeout(seconds)

@@ -233,7 +233,7 @@ class Link:
 
 @final
 class LinkDesk:
-    """The place where links to neighbours are opened, by this end or by the other.
+    """Opens links to neighbours, or accepts those that neighbours open.
 
     Args:
         listener: where neighbours connect.
@@ -284,7 +284,7 @@ class LinkDesk:
         timeout: float,
         check: Callable[[], None] = lambda: None,
     ) -> Link:
-        """Return a link to an agent that waits for it; see :meth:`open`."""
+        """Connect to an agent at an address and return the link; see :meth:`open`."""
         try:
             channel = dial(
                 address,
@@ -300,7 +300,7 @@ class LinkDesk:
         return Link(channel, max_bytes=self._max_bytes)
 
     def wait(self, peer: int, *, timeout: float) -> Link:
-        """Return a link that an agent opens which comes back; see :meth:`open`."""
+        """Return a link that a returning agent opens; see :meth:`open`."""
         try:
             channel = self._await(peer, timeout, lambda: None)
         except UnreachableError as error:

@@ -28,6 +28,7 @@ from corn.transport.channel import (
 from corn.transport.key_exchange import HANDSHAKE_BYTES, TamperedError
 
 Address = tuple[str, int]
+_MAX_PORT = (1 << 16) - 1
 Handler = Callable[[Channel], None]
 
 # Long enough for a machine under load, and short enough that strangers do not hold places
@@ -71,6 +72,7 @@ class Listener:
 
     def __init__(self, address: Address, credentials: Credentials) -> None:
         try:
+            _check_port(address)
             self._socket = socket.create_server(address, backlog=_BACKLOG)
         except OSError as error:
             where = f"{address[0]}:{address[1]}"
@@ -205,6 +207,7 @@ def dial(
         left = deadline - time.monotonic()
         line = None
         try:
+            _check_port(address)
             line = socket.create_connection(
                 address, timeout=max(min(left, _SECONDS_TO_CONNECT), 0.1)
             )
@@ -219,7 +222,8 @@ def dial(
             line.settimeout(seconds)
             channel = initiate(line, credentials, peer, purpose, session, now + seconds)
             channel.set_timeout(None)
-        except (OSError, TamperedError, ChannelClosedError):
+        # UnicodeError is for names with a label that is empty or too long.
+        except (OSError, UnicodeError, TamperedError, ChannelClosedError):
             # The other end may not be ready, or somebody disturbed this attempt: try again.
             if line is not None:
                 _close(line)
@@ -242,7 +246,14 @@ def _explain(address: Address, peer: int, timeout: float, *, is_listening: bool)
             f"the program at {where} did not prove the key of agent {peer} within {timeout:g} s: "
             "another program holds the port, or rosters, runs or versions differ"
         )
-    return f"nothing listens at {where} within {timeout:g} s, where agent {peer} should be"
+    return f"nothing listened at {where} within {timeout:g} s, where agent {peer} should be"
+
+
+def _check_port(address: Address) -> None:
+    # Addresses of other agents can contain any number. For those beyond 65535 Python raises an
+    # OverflowError and leaves a socket open.
+    if not 0 <= address[1] <= _MAX_PORT:
+        raise OSError(f"ports end at {_MAX_PORT}")
 
 
 def _close(line: socket.socket) -> None:

@@ -28,7 +28,7 @@ HOST = 0
 # memory.
 _MAX_WORD_BYTES = 1 << 21
 _MAX_REQUEST_BYTES = 1 << 22
-_MAX_BYTES_PER_AGENT = 1 << 26
+_MAX_BYTES_PER_AGENT = _MAX_ANSWER_BYTES = 1 << 26
 _LONGEST_WAIT = 0.5
 _MAX_ATTEMPTS, _SECONDS_TO_RECONNECT = 3, 3.0
 _MISSING, _PRESENT = b"0", b"1"
@@ -142,6 +142,9 @@ class StoreHost:
             keys = [field.decode(errors="replace") for field in request[2:]]
             # Nine digits at most: int() of thousands of digits is slow, and raises beyond a limit.
             found = self.words.get(keys, int(request[1][:9]) / 1000)
+            # A short request could ask for one long word a million times.
+            if sum(len(word or b"") for word in found) > _MAX_ANSWER_BYTES:
+                return None
             parts = [_MISSING if word is None else _PRESENT + word for word in found]
             return encode_fields(*parts)
         return None
@@ -210,7 +213,7 @@ class RemoteStore:
     def _ask_once(self, request: bytes) -> bytes:
         try:
             self._channel.send(request)
-            return bytes(self._channel.receive(max_bytes=_MAX_BYTES_PER_AGENT))
+            return bytes(self._channel.receive(max_bytes=_MAX_ANSWER_BYTES))
         except BaseException:
             # The answer may still come, and would be taken for that of the next request.
             self._channel.close()

@@ -1,7 +1,7 @@
 """Membership: which links are broken, which agents are lost or came back, and a stop.
 
 Every message carries all that its sender knows, and each agent keeps the union of what it hears. So
-news from a step t have reached every agent that is still linked to the sender by step t + n − 1: a
+news from a step t has reached every agent that is still linked to the sender by step t + n − 1: a
 chain of survivors is at most that long. From step t + n on, all of them act on the same knowledge,
 without a coordinator.
 
@@ -25,10 +25,10 @@ _SETTLING = 2
 
 @dataclass(frozen=True)
 class NewsDelays:
-    """Steps that news of a loss take.
+    """Steps that news of a loss takes to spread.
 
     Attributes:
-        spread: after which news have reached all agents, along a chain of all of them.
+        spread: after which news has reached all agents, along a chain of all of them.
         settling: within which the neighbours of a lost agent notice the loss.
     """
 
@@ -119,7 +119,7 @@ class Membership:
 
     def merge(self, news: News) -> None:
         """Add another agent's knowledge."""
-        # Unions and a minimum: the result is the same in whatever order news arrive.
+        # Unions and a minimum: the result is the same in whatever order news arrives.
         self.news = News(
             self.news.cuts | news.cuts,
             self.news.returns | news.returns,
@@ -191,8 +191,11 @@ class Membership:
         These are neighbours of the agents that are still linked to this one. Whether agents behind
         them are lost too cannot be known here.
         """
-        cuts, own = self.cuts_by(step), set(self.present_at(step))
-        lost: dict[int, int] = {}
+        cuts, lost = self.cuts_by(step), dict[int, int]()
+        # Asked in every mixing round, and a graph of a thousand agents takes milliseconds to copy.
+        if not cuts:
+            return lost
+        own = set(self.present_at(step))
         for edge, when in cuts.items():
             for inside, outside in (edge, edge[::-1]):
                 if inside in own and outside not in own:

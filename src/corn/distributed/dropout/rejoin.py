@@ -21,16 +21,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import final
 
-import torch
 from torch import Tensor
 
 from corn.distributed.startup.handshake import HandshakeError, Hello, compare_hellos
 from corn.distributed.startup.rendezvous import Meeting, Rendezvous
-from corn.distributed.steps.messages import Header, decode_message
-from corn.errors import CornError, InvalidArgumentError, PublicError
+from corn.distributed.steps.messages import Header, ProtocolError, decode_message
+from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
 from corn.files import writing_whole
 from corn.noise.address import check_nonce
-from corn.parsing import build, build_fields, parse_hex, parse_json, read_json
+from corn.parsing import MAX_DIGITS, build, build_fields, parse_hex, parse_json, read_json
 from corn.transport import (
     NO_SESSION,
     Address,
@@ -54,6 +53,10 @@ class RejoinError(PublicError):
 
 class AloneError(RejoinError):
     """A neighbour that would help trains alone, and others may be together."""
+
+
+# Of one sponsor: the next one is asked.
+_FAILURES = (UnreachableError, ChannelClosedError, TamperedError, ProtocolError, RejoinError)
 
 
 @dataclass(frozen=True)
@@ -101,9 +104,13 @@ class Welcome:
         if not self.refusal:
             check_nonce(parse_hex(self.nonce, "nonce"))
             parse_hex(self.session, "session")
-        # They become numbers of agents, and int() would accept signs and spaces too.
-        if not all(number.isdecimal() for number in self.addresses or {}):
-            raise InvalidArgumentError("addresses must be those of agents")
+        _check_agents(self.addresses or {})
+
+
+def _check_agents(addresses: Iterable[str]) -> None:
+    # int() would accept signs and spaces too, and raises for thousands of digits.
+    if not all(number.isdecimal() and len(number) <= MAX_DIGITS for number in addresses):
+        raise InvalidArgumentError("addresses must be those of agents")
 
 
 @final
@@ -158,10 +165,7 @@ class Sponsor:
 
     def take_applicants(self) -> list[Applicant]:
         """Return the agents that asked since the last call, and still wait for an answer."""
-        found = []
-        with suppress(queue.Empty):
-            while True:
-                found.append(self._waiting.get_nowait())
+        found = [self._waiting.get() for _ in range(self._waiting.qsize())]
         # Nobody is announced who will not come: all its neighbours would wait for it.
         for applicant in found:
             if applicant.is_gone:
@@ -181,18 +185,17 @@ class Sponsor:
         except (ChannelClosedError, TamperedError, InvalidArgumentError):
             channel.close()
             return
-        if self._waiting.qsize() >= self._max_waiting:
+        if self._waiting.qsize() < self._max_waiting:
+            self._waiting.put(Applicant(channel, request))
+        else:
             channel.close()
-            return
-        self._waiting.put(Applicant(channel, request))
 
 
 def refuse_terms(own: Hello, request: Request, agent: int) -> str:
     """Return why an agent's terms are not those of the run; empty if they are."""
     try:
-        # The numbers only serve to name the two sides.
-        # Nonces, ledgers and checkpoints are not compared: those of an agent that returns are its
-        # own.
+        # The numbers only name the two sides. Nonces, ledgers and checkpoints are not compared:
+        # those of an agent that returns are its own.
         compare_hellos({-1: own, agent: request.hello})
     except HandshakeError as error:
         return f"the terms of agent {agent} differ from those of the run in {error.topic}"
@@ -222,10 +225,12 @@ def request_return(
     neighbours: Iterable[int],
     addresses: Mapping[int, Address],
     *,
-    dtype: torch.dtype,
+    start: Tensor,
     max_bytes: int,
 ) -> Admission:
     """Return to a run with the help of the first neighbour that answers, if possible in company.
+
+    ``start`` is the initial model: the one that is received must have its type and size.
 
     Raises:
         RejoinError: no neighbour lets this agent in; the message has the reasons.
@@ -246,11 +251,11 @@ def request_return(
                     replace(request, wants_company=wants_company),
                     sorted(neighbours),
                     addresses,
-                    dtype=dtype,
+                    start=start,
                     max_bytes=max_bytes,
                     patience=patience,
                 )
-            except (UnreachableError, ChannelClosedError, TamperedError, RejoinError) as error:
+            except _FAILURES as error:
                 reasons[sponsor] = error
     found = [f"agent {sponsor}: {error}" for sponsor, error in sorted(reasons.items())]
     why = "; ".join(found) or "the addresses of its neighbours are not known"
@@ -264,12 +269,10 @@ def _return_by(
     neighbours: list[int],
     addresses: Mapping[int, Address],
     *,
-    dtype: torch.dtype,
+    start: Tensor,
     max_bytes: int,
     patience: float,
 ) -> Admission:
-    timeout = rendezvous.timeout
-    check = rendezvous.check_interruption
     channel = dial(
         addresses[sponsor],
         rendezvous.credentials,
@@ -277,12 +280,12 @@ def _return_by(
         Purpose.REJOIN,
         session=NO_SESSION,
         timeout=patience,
-        check=check,
+        check=rendezvous.check_interruption,
     )
     try:
         channel.send(json.dumps(asdict(request)).encode())
         # An answer comes between two steps. Without one for n time-outs the sponsor hangs.
-        channel.set_timeout(timeout * (rendezvous.num_agents + 1))
+        channel.set_timeout(rendezvous.timeout * (rendezvous.num_agents + 1))
         data = bytes(channel.receive(max_bytes=_MAX_REQUEST_BYTES))
         welcome: Welcome = build(Welcome, parse_json(data), "the welcome")
         if welcome.is_alone:
@@ -297,7 +300,7 @@ def _return_by(
             )
         links = _open_links(rendezvous, welcome, neighbours, addresses, max_bytes=max_bytes)
         try:
-            header, parameters = _await_model(channel, rendezvous, sponsor, dtype, max_bytes)
+            header, parameters = _await_model(channel, rendezvous, sponsor, start, max_bytes)
         except BaseException:
             for link in links.values():
                 link.close()
@@ -354,17 +357,21 @@ def _open_links(
 
 
 def _await_model(
-    channel: Channel, rendezvous: Rendezvous, sponsor: int, dtype: torch.dtype, max_bytes: int
+    channel: Channel, rendezvous: Rendezvous, sponsor: int, start: Tensor, max_bytes: int
 ) -> tuple[Header, Tensor]:
     """Wait for the step of the return, and receive the sponsor's model."""
-    while True:
+    data = memoryview(b"")
+    # The number of a step shows that the run goes on. Only the model is as long as a header.
+    while len(data) <= 32:
         rendezvous.check_interruption()
         data = channel.receive(max_bytes=max_bytes)
-        # The number of a step shows that the run goes on. Only the model is as long as a header.
-        if len(data) > 32:
-            return decode_message(
-                data, num_agents=rendezvous.num_agents, sender=sponsor, dtype=dtype
-            )
+    header, parameters = decode_message(
+        data, num_agents=rendezvous.num_agents, sender=sponsor, dtype=start.dtype
+    )
+    # Before the ledger reserves a step that could not be computed.
+    if len(parameters) != len(start):
+        raise RejoinError(f"sent {header.payload_bytes} bytes of parameters, not {start.nbytes}")
+    return header, parameters
 
 
 def save_addresses(folder: Path, meeting: Meeting, own: Address) -> None:
@@ -383,6 +390,11 @@ def load_addresses(folder: Path) -> tuple[Address | None, dict[int, Address]]:
     if not path.exists():
         return None, {}
     kinds = {"own": tuple[str, int], "others": Mapping[str, tuple[str, int]]}
-    fields = build_fields(kinds, read_json(path, kind="addresses of a run"), "addresses")
+    document = read_json(path, kind="addresses of a run")
+    try:
+        fields = build_fields(kinds, document, "addresses")
+        _check_agents(fields["others"])
+    except InvalidArgumentError as error:
+        raise FileFormatError(f"{path}: not addresses of a run: {error}") from error
     others = {int(agent): tuple(place) for agent, place in fields["others"].items()}
     return fields["own"], others

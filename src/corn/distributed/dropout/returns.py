@@ -51,7 +51,7 @@ class Returns:
         return frozenset(self._to_dial)
 
     def serve(self, step: int, membership: Membership, notice: int) -> None:
-        """Answer all requests before a step; news of a return take ``notice`` steps to spread."""
+        """Answer all requests before a step; news of a return takes ``notice`` steps to spread."""
         for applicant in self._sponsor.take_applicants():
             agent = applicant.agent
             # It may ask before its loss has been noticed: its old link ends first. Or it may ask

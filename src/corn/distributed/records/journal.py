@@ -202,7 +202,7 @@ class Journal:
             self._checkpoints = CheckpointFolder(
                 folders.private, plan, agent, is_rehearsal=settings.is_rehearsal
             )
-        # News that a model diverged take up to n steps to reach all agents. A checkpoint from
+        # News that a model diverged takes up to n steps to reach all agents. A checkpoint from
         # before must last until then.
         self._num_kept = 3 + math.ceil(plan.num_agents / settings.checkpoint_every)
         self._reporter = StateReporter(
@@ -265,6 +265,10 @@ class Journal:
         if self._reports.on_progress and now > self._last_report + _SECONDS_BETWEEN_REPORTS:
             self._last_report = now
             self._reports.on_progress(self._progress(step, statistics))
+
+    def record_mixing(self, step: int) -> None:
+        """Report that a cool-down goes on; without news the agent would look stalled."""
+        self._reporter.report_step(step, self._find_row, None, is_checkpoint=False)
 
     def record_divergence(self) -> None:
         """Record that a model is not finite: models from here on are not saved."""

@@ -17,7 +17,7 @@ from corn.distributed.records.storage import Folders, read_model, read_rows
 from corn.distributed.settings import RunSettings
 from corn.distributed.startup.lifetime import LifetimeTotal
 from corn.distributed.steps.messages import NO_STOP, StopNotice, StopReason
-from corn.errors import CornError, StoppedByUserError
+from corn.errors import CornError, FileFormatError, StoppedByUserError
 from corn.learn.method import Method, Trial
 from corn.learn.metrics import Row, measure
 from corn.learn.problem import TrainingProblem
@@ -93,7 +93,7 @@ class Failure:
     def describe(self, agent: int) -> str:
         """Return the failure in one line, for the agent's owner."""
         if self.kind is FailureKind.SUSPENDED:
-            return f"agent {agent}: was suspended {self.seconds:.0f} s ago, and is ended now"
+            return f"agent {agent}: was suspended for {self.seconds:.0f} s and then ended"
         if self.kind is FailureKind.ENDED:
             return f"agent {agent}: {describe_exit(self.exit_code)}"
         return self.message
@@ -109,8 +109,9 @@ def describe_exit(code: int | None) -> str:
     """Return the meaning of a process's exit code."""
     if code is None or code >= 0:
         return f"ended without a report (exit code {code})"
-    # multiprocessing reports the number of a signal with a minus.
-    return f"ended by {signal.Signals(-code).name}"
+    # multiprocessing reports the number of a signal with a minus. Real-time signals have no name.
+    known = {own.value: own.name for own in signal.Signals}
+    return f"ended by {known.get(-code, f'signal {-code}')}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +125,7 @@ class AgentResult:
         num_steps: steps done.
         stop: why it ended before the last step; without a reason if it did not.
         lost: agents lost on the way, and the step at which each loss was first noticed.
-        cut_links: neighbours that took part to the end though the link to them broke, likewise.
+        cut_links: neighbours that took part to the end though the link to them broke, and the step.
         notes: events that anyone may read.
         traffic: over each link.
         failure: why there is no result; None if there is one.
@@ -299,10 +300,22 @@ def merge_measurements(
     if not show_private:
         parts = {name: part for name, part in parts.items() if name in problem.public_parts}
     trial, seed = make_trial(plan, settings), settings.table_seed
+    size = problem.task.num_parameters
+
+    def load(agent: int, step: int) -> Tensor:
+        model = read_model(folders[agent].shared, step, plan)
+        # A power failure may cut a file short.
+        if len(model) != size:
+            raise FileFormatError(
+                f"{folders[agent].shared}: the model of step {step} has {len(model)} parameters, "
+                f"not {size}"
+            )
+        return model
+
     rows: list[Row] = []
     for step in sorted({step for table in tables.values() for step in table}):
         present = [agent for agent in sorted(folders) if step in tables[agent]]
-        models = torch.stack([read_model(folders[agent].shared, step, plan) for agent in present])
+        models = torch.stack([load(agent, step) for agent in present])
         (row,) = measure(
             problem.task,
             models.view(1, len(present), 1, -1),
@@ -317,11 +330,10 @@ def merge_measurements(
         spent = [float(tables[agent][step]["epsilon"]) for agent in present]
         rows.append(row | {"epsilon": max(spent), "epsilon_least": min(spent)})
     # Agents that are not there any more have no final model.
-    shape = 1, plan.num_agents, problem.task.num_parameters
-    final = torch.full(shape, math.nan, dtype=sweep.torch_dtype)
-    for agent, own in folders.items():
+    final = torch.full((1, plan.num_agents, size), math.nan, dtype=sweep.torch_dtype)
+    for agent in folders:
         if last in tables[agent]:
-            final[0, agent] = read_model(own.shared, last, plan)
+            final[0, agent] = load(agent, last)
     return Result(
         trials=(trial,),
         seeds=(seed,),

@@ -11,9 +11,9 @@ import hashlib
 import math
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -113,18 +113,24 @@ def read_rows(path: Path) -> dict[int, Row]:
     """Return an agent's measurements by step; empty if it was lost before it had any."""
     if not path.exists():
         return {}
-    with path.open(newline="", encoding="utf-8") as stream:
-        reader = csv.DictReader(stream)
-        # Columns in another order would be read as other numbers.
-        if tuple(reader.fieldnames or ()) not in (COLUMNS, SHARED_COLUMNS):
-            raise FileFormatError(f"{path}: not a table of measurements")
-        rows = [_parse_row(row) for row in reader]
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            columns, *lines = csv.reader(stream)
+            rows = [_parse_row(columns, line) for line in lines]
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, csv.Error) as error:
+        raise FileFormatError(f"{path}: not a table of measurements, or cut short") from error
+    # Columns in another order would be read as other numbers.
+    if tuple(columns) not in (COLUMNS, SHARED_COLUMNS):
+        raise FileFormatError(f"{path}: not a table of measurements")
     return {int(row["step"]): row for row in rows}
 
 
-def _parse_row(row: dict[str, Any]) -> Row:
+def _parse_row(columns: Sequence[str], cells: Sequence[str]) -> Row:
     parsed: Row = {}
-    for name, text in row.items():
+    # Strict, as a cell that is missing would be read as NaN.
+    for name, text in zip(columns, cells, strict=True):
         if name in _TEXT_COLUMNS:
             parsed[name] = text
         elif name in ("seed", "step"):

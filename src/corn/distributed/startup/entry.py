@@ -135,13 +135,11 @@ class Entry:
         exchange: with its neighbours.
         membership: what is known of losses.
         returns: the agents that ask it to let them in.
-        is_return: whether the run is under way.
     """
 
     exchange: Exchange
     membership: Membership
     returns: Returns
-    is_return: bool = False
 
     def close(self) -> None:
         """Close all links."""
@@ -232,7 +230,7 @@ def return_to_run(
         Request(run.hello, ledger.first_free_step),
         senders | receivers,
         addresses,
-        dtype=run.work.start.dtype,
+        start=run.work.start,
         max_bytes=run.max_message_bytes,
     )
     welcome, step = admission.welcome, admission.welcome.return_step
@@ -267,7 +265,7 @@ def return_to_run(
         membership.note_cut(peer, step)
     exchange = make_exchange(run, admission.links)
     returns = make_returns(run, rendezvous, desk, to_dial)
-    return run, Entry(exchange, membership, returns, is_return=True)
+    return run, Entry(exchange, membership, returns)
 
 
 def choose_to_dial(returns: Mapping[int, int], agent: int, step: int) -> frozenset[int]:

@@ -114,7 +114,7 @@ def check_plan(plan: Plan, settings: RunSettings, rendezvous: Rendezvous) -> Age
     """Return this agent's guarantee; raise unless the plan keeps its promise and fits the run."""
     if rendezvous.num_agents != plan.num_agents:
         raise InvalidArgumentError(
-            f"the plan is for {plan.num_agents} agents, found {rendezvous.num_agents} ranks"
+            f"the plan is for {plan.num_agents} agents, found {rendezvous.num_agents} in this run"
         )
     settings.check_plan(plan)
     return check_guarantee(plan, rendezvous.agent)

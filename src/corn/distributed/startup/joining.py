@@ -43,7 +43,7 @@ from corn.transport import (
 # An agent that returns asks its neighbours directly, and the store is only one source of addresses.
 _SECONDS_TO_ANSWER = 1.0
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_KEY = "corn/store"
+_KEY, _PORT_DIGITS = "corn/store", 5
 # After its own time-out torch may print a complaint: a thread inside it must not be left just then.
 _SECONDS_FOR_TORCH = 3.0
 
@@ -187,8 +187,9 @@ def _find_route(host: str, port: int) -> str:
         try:
             probe.connect((host, port))  # sends nothing
             return str(probe.getsockname()[0])
-        except OSError as error:
-            raise CornError(f"{host}: no route to this host: {error.strerror}") from error
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise CornError(f"{host}:{port}: no route to this address: {why}") from error
 
 
 def _reachable_host(bound: str, store: Address) -> str:
@@ -260,7 +261,8 @@ def _exchange(
         torch_store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
         if place.rank != HOST:
             host, _, port = torch_store.get(_KEY).decode(errors="replace").rpartition(":")
-            if not port.isdecimal():
+            # torchrun's store has no authentication, and may hold anything.
+            if not port.isdecimal() or len(port) > _PORT_DIGITS:
                 raise CornError("torchrun's store has no address of CorN's store")
             return None, (host, int(port))
         hosted = open_store((place.host, 0))

@@ -19,6 +19,7 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
+from corn.checks import require
 from corn.covariance import DEFAULT_THREAT, Horizon, MechanismName, ThreatModel
 from corn.distributed.records.storage import find_paid, make_folders
 from corn.distributed.settings import AgentConfig, RunSettings
@@ -104,9 +105,18 @@ def plan_together(
     rendezvous: Rendezvous, request: PlanningRequest, neighbours: Iterable[int]
 ) -> tuple[Plan, int]:
     """Return the plan of all agents, made by each alone, and a public seed that none chose."""
+    others = sorted(set(neighbours))
+    # Before other agents are waited for: a link to oneself, or to nobody, would never open.
+    unknown = [j for j in others if j == rendezvous.agent or not 0 <= j < rendezvous.num_agents]
+    require(
+        not unknown,
+        "neighbours",
+        f"other agents of 0 … {rendezvous.num_agents - 1}",
+        ", ".join(map(str, unknown)),
+    )
     # Links have a time-out, so agents begin to open them together.
     rendezvous.barrier("planning")
-    flood = Flood(rendezvous, sorted(neighbours))
+    flood = Flood(rendezvous, others)
     try:
         graph = discover_graph(flood, request)
         seed = draw_together(flood, secrets.token_bytes(_DIGEST_BYTES))

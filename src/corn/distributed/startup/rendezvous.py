@@ -2,7 +2,7 @@
 
 Every word is signed by its agent for one session, which is a hash of fresh random numbers from all
 agents. So the host of the store can neither change or invent a word, nor replay one of another run,
-nor show agents different words of the same agent. It can only withhold words, upon which agents
+nor show agents different words of the same agent. It can only withhold words; agents then
 time out. Once training has begun no agent needs the store, unless others join later.
 
 An agent may refuse before there is a session. So its refusal is bound to its fresh random number,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 
 from corn.learn.sampling import TooFewSamplesError, require_fitting_samples
@@ -46,7 +47,10 @@ def suggest_plan(plan: Plan, agent: int, num_samples: int) -> str:
         "sampling": str(fitting.sampling),
         "samples-per-agent": _join(samples),
     }
-    return "corn plan " + " ".join(f"--{name} {value}" for name, value in options.items())
+    # Quoted, as the name of a graph's file may contain spaces.
+    return "corn plan " + " ".join(
+        f"--{name} {shlex.quote(value)}" for name, value in options.items()
+    )
 
 
 def _join(values: float | tuple[float, ...]) -> str:

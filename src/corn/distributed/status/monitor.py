@@ -47,7 +47,8 @@ def monitor_agent(
         if settings.status is not None:
             pages = StatusPages(board, show_private=settings.shows_private)
             host, port = stack.enter_context(serving_status(settings.status, pages))
-            log_event(agent, "status", f"serves its status at http://{host}:{port}/")
+            shown = f"[{host}]" if ":" in host else host
+            log_event(agent, "status", f"serves its status at http://{shown}:{port}/")
         try:
             yield replace(reports, on_state=board.update)
         except BaseException as error:

@@ -38,6 +38,10 @@ class ObservedRounds(Protocol):
     def lost(self) -> Mapping[int, int]:
         """The lost agents, and the step at which each loss was first noticed."""
 
+    @property
+    def cut_links(self) -> Mapping[int, int]:
+        """Neighbours that still take part though the link to them broke, and since when."""
+
 
 @final
 class StateReporter:
@@ -103,11 +107,6 @@ class StateReporter:
             updated=0.0,
         )
 
-    @property
-    def lost(self) -> Mapping[int, int]:
-        """The lost agents, and the step at which each loss was first noticed."""
-        return {} if self.rounds is None else self.rounds.lost
-
     def report_start(self, step: int, row: Row) -> None:
         """Report that training starts or continues, with the promise in full."""
         state = self.report(step, TRAINING, row)
@@ -124,7 +123,7 @@ class StateReporter:
         self,
         step: int,
         find_row: Callable[[], Row],
-        statistics: StepStatistics,
+        statistics: StepStatistics | None,
         *,
         is_checkpoint: bool,
     ) -> None:
@@ -154,8 +153,10 @@ class StateReporter:
 
         ``row`` is the last measurement, in which private columns are used for ``LocalState`` only.
         """
-        releases, lost, loss = self._count_releases(), self.lost, float(row["test_loss"])
-        is_rehearsal = self._settings.is_rehearsal
+        releases, loss = self._count_releases(), float(row["test_loss"])
+        is_rehearsal, rounds = self._settings.is_rehearsal, self.rounds
+        lost = {} if rounds is None else rounds.lost
+        cut_links = {} if rounds is None else rounds.cut_links
         state = replace(
             self._first,
             phase=phase,
@@ -163,7 +164,7 @@ class StateReporter:
             # No number at all: a rehearsal's ε is infinite, and JSON has no infinity.
             epsilon=None if is_rehearsal else self._bound_epsilon(releases),
             releases_left=self._budget.num_steps - releases,
-            neighbours=tuple(sorted(self._linked - lost.keys())),
+            neighbours=tuple(sorted(self._linked - lost.keys() - cut_links.keys())),
             lost={str(agent): when for agent, when in lost.items()},
             bytes_sent=self._summarize_traffic()[1],
             steps_per_minute=self._pace.measure(step, time.monotonic()),

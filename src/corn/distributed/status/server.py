@@ -158,8 +158,8 @@ def _listen_at(address: tuple[str, int]) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=64)
-    except OSError as error:
-        why = error.strerror or error
+    except (OSError, UnicodeError) as error:  # the latter for a name that no host can have
+        why = getattr(error, "strerror", None) or error
         raise CornError(f"--status {host}:{port}: cannot be served: {why}") from error
     listener.setblocking(False)
     return listener

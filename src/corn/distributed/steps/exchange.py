@@ -3,7 +3,7 @@
 A message is a header and d parameters. The link seals it, so what arrives is what was sent.
 
 An agent that waits for a slow neighbour is not slow itself. So an agent that has sent nothing for a
-third of the time-out sends a *heartbeat*, upon which its neighbours keep waiting. Only an agent
+third of the time-out sends a *heartbeat*, and its neighbours keep waiting. Only an agent
 that sends nothing at all is lost, and its silence does not make its neighbours look lost too. In a
 run without trouble there are no heartbeats.
 

@@ -130,7 +130,7 @@ def _header_bytes(num_cuts: int, num_returns: int) -> int:
 
 def message_limit(num_agents: int, payload_bytes: int) -> int:
     """Return the most bytes that a message may have, whatever its sender knows of losses."""
-    # Each loss is noticed by both ends, and replaced news are removed after some time.
+    # Each loss is noticed by both ends, and replaced news is removed after some time.
     return _header_bytes(16 * num_agents**2, 16 * num_agents) + payload_bytes
 
 

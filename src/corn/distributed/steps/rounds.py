@@ -140,6 +140,7 @@ class TrainingRounds:
             # Mixing needs no gradient, so a cool-down releases nothing new and spends nothing.
             for cooldown_step in range(self._plan.cooldown_steps):
                 self.parameters = self._gossip(self.parameters, cooldown_step)
+                self._journal.record_mixing(self.step)
         finally:
             if self._half_step.num_broken > 1:
                 self._journal.note_privately(
@@ -148,7 +149,7 @@ class TrainingRounds:
                 )
 
     def _announce_stop(self, reason: StopReason) -> None:
-        # News of it reach all agents by then, so that all stop after the same step.
+        # News of it reaches all agents by then, so that all stop after the same step.
         step = self.step + self._delays.spread
         self._membership.note_stop(StopNotice(step, self._agent, reason))
 
@@ -293,7 +294,7 @@ class TrainingRounds:
     def _read_news(self, outcome: Outcome) -> None:
         for header in outcome.headers:
             self._membership.merge(header.news)
-        # News that old have reached all agents, so nobody brings back what is forgotten here.
+        # News that old has reached all agents, so nobody brings back what is forgotten here.
         self._membership.forget_before(self.step - self._delays.spread)
         cuts = self._membership.own_cuts(self.step)
         for peer in self._exchange.neighbours:
