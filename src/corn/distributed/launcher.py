@@ -193,8 +193,9 @@ def launch(
     # Built here too, to fail before processes start, and to measure models at the end.
     problem = workload.build(known.num_agents, agents)
     owners_limit = lifetime or Lifetime()
+    total = None
     if on_total is not None and not settings.is_rehearsal:
-        on_total(foresee_total(promised, agents, settings, keys=folder, lifetime=owners_limit))
+        total = foresee_total(promised, agents, settings, keys=folder, lifetime=owners_limit)
     # The launcher hosts the store, so that it outlasts any agent.
     store, address = None, place.store
     if address is None or place.host == 0:
@@ -202,6 +203,8 @@ def launch(
         # It proves the key of agent 0, which runs on this machine too.
         store = host_store((host, port), credentials[HOST])
         address = host, store.port
+    if on_total is not None and total is not None:
+        on_total(total)
     # Each agent gets its own neighbours and no more of the graph: with a request instead of a plan
     # this is all that it knows.
     config = AgentConfig(
