@@ -63,6 +63,14 @@ def test_count_refuses_numbers_above_the_limit(value: int, found: str) -> None:
         require_count("steps", value, most=10)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_positive_numbers_of_numpy_are_finite(kind: type[np.floating]) -> None:
+    assert require_positive("clip", kind(0.5)) == 0.5  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="positive and finite, found inf"):
+        require_positive("clip", kind(math.inf))  # type: ignore[arg-type]
+
+
 def test_count_returns_an_int() -> None:
     assert type(require_count("steps", np.int64(10), most=10)) is int
 

@@ -36,8 +36,10 @@ def require(condition: bool, name: str, rule: str, found: object, *, advice: str
 
 def require_positive(name: str, value: float, *, advice: str = "") -> float:
     """Return ``value`` if it is a finite number above zero."""
-    # Integers may be finite and still too large for a float.
-    is_valid = _is_number(value) and 0 < value <= sys.float_info.max
+    is_valid = _is_number(value) and 0 < value < math.inf
+    # An integer can be too large for a float. NumPy would round this limit to infinity in float32.
+    if isinstance(value, int):
+        is_valid = is_valid and value <= sys.float_info.max
     require(is_valid, name, "positive and finite", value, advice=advice)
     return value
 
