@@ -284,6 +284,12 @@ def test_bounds_of_unknown_columns_and_images_of_two_sizes(tmp_path: Path) -> No
         FileWorkload(path, "ill", model="cnn").build(2)
 
 
+def test_underscores_are_refused_in_targets_too(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", [(1, 2, "1_0"), (3, 4, "5")])
+    with pytest.raises(FileFormatError, match="column 'ill' must have numbers, found '1_0'"):
+        FileWorkload(path, "ill", is_regression=True, held_out=0.0).build(1)
+
+
 def test_long_codes_are_different_classes(tmp_path: Path) -> None:
     """As floats they would be one class."""
     codes = ("900000000000207008", "900000000000207009", "1_2", "12")
@@ -323,3 +329,7 @@ def test_times_are_no_numbers(unit: str, tmp_path: Path) -> None:
     parquet.write_table(arrow.table({"when": times, "ill": ["a", "b"]}), path)
     with pytest.raises(FileFormatError, match="column 'when' must have numbers, found '1970-01-01"):
         FileWorkload(path, "ill").build(1)
+    times = arrow.array([0, None], arrow.timestamp(unit))
+    parquet.write_table(arrow.table({"dose": [1.0, 2.0], "when": times}), path)
+    with pytest.raises(FileFormatError, match="column 'when' has no value in row 2"):
+        FileWorkload(path, "when").build(1)

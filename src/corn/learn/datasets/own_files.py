@@ -137,10 +137,10 @@ def _choose_features(
 def read_numbers(path: Path, name: str, values: Column) -> FloatArray:
     """Return a column as finite numbers; raise with file, column and row where there is none."""
     _require_present(path, name, values)
-    try:
+    if values.dtype.kind in "iufb":
         numbers = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        # Text or dates: parsed value by value, to accept booleans and to name the row.
+    else:
+        # Not by NumPy, which reads 1_2 as 12, and does not name the row of a text.
         texts = [str(value) for value in values]
         numbers = np.array([_parse_number(path, name, t, k + 1) for k, t in enumerate(texts)])
     broken = np.flatnonzero(~np.isfinite(numbers))
@@ -289,9 +289,9 @@ def _read_parquet(path: Path) -> dict[str, Column]:
     columns = {}
     for name in table.column_names:
         values = table.column(name).to_numpy()
-        # As text: some units of time would become plain integers.
+        # As text: some units of time would become plain integers. NaT is a missing time.
         if values.dtype.kind in "mM":
-            values = values.astype(np.str_)
+            values = np.where(np.isnat(values), None, values.astype(np.str_))
         # Text, categories and columns with missing values come as Python objects.
         columns[name] = values if values.dtype.kind in "iufb" else values.astype(object)
     return columns
