@@ -16,6 +16,7 @@ from corn.distributed.startup.keyring import make_keys
 from corn.errors import (
     CornError,
     FileFormatError,
+    InfeasibleError,
     InvalidArgumentError,
     MissingExtraError,
     PublicError,
@@ -216,11 +217,12 @@ def test_a_reply_has_the_release_and_nothing_else(mod: CornMod) -> None:
     assert abs(mean.mean() - expected) < 5 * std / np.sqrt(200)
 
 
+@pytest.mark.parametrize("kind", [ValueError, PublicError, InfeasibleError])
 def test_private_evaluations_and_errors_stay_with_their_owner(
-    mod: CornMod, caplog: pytest.LogCaptureFixture
+    mod: CornMod, caplog: pytest.LogCaptureFixture, kind: type[Exception]
 ) -> None:
     def fail(*_: object) -> None:
-        raise ValueError("patient 17 has no age")
+        raise kind("patient 17 has no age")
 
     grid = Grid(mod, fail)
     config = {**introduce_agents(grid, N), "server-round": 1}

@@ -255,7 +255,7 @@ class CornMod:
             return self._train(message, context, call_next)
         # Only where the owner states that evaluation uses public data: other scores have no noise.
         if kind.startswith("evaluate") and self._shares_evaluation:
-            return call_next(message, context)
+            return _call_app(call_next, message, context)
         flower = _import_flower()
         # Empty metrics: an average over clients then has no scores, and the strategy goes on.
         metrics = flower.MetricRecord({self._weight_key: 1})
@@ -285,7 +285,7 @@ class CornMod:
         # A message without nonces is refused before the client app trains.
         round_number, nonces = _read_config(message)
         (name, given) = _only_arrays(message)
-        reply = call_next(message, context)
+        reply = _call_app(call_next, message, context)
         if reply.has_error():
             raise PublicError("the client app answered with an error")
         (_, found) = _only_arrays(reply)
@@ -363,6 +363,15 @@ def _only_arrays(message: Any) -> tuple[str, Any]:
         raise PublicError(f"a message must have one record of arrays, found {len(records)}")
     name, record = records[0]
     return str(name), record
+
+
+def _call_app(call_next: Callable[..., Any], message: Any, context: Any) -> Any:
+    """Call the client app; no error of it is public, whatever its type."""
+    try:
+        return call_next(message, context)
+    except Exception as error:
+        # An app may use CorN too, and raise a ``PublicError`` or ``InfeasibleError`` about data.
+        raise CornError("the client app failed") from error
 
 
 def _flatten(
