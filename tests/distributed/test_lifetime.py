@@ -166,6 +166,22 @@ def test_the_launcher_bounds_the_totals_of_all_agents(folder: Path) -> None:
     assert (again.added.epsilon, again.before) == (0, again.after)
 
 
+def test_a_folder_under_two_names_counts_once_and_a_missing_one_is_named_once(
+    folder: Path,
+) -> None:
+    again, missing = folder / "keys" / ".." / "keys", folder / "mistyped"
+    total, repeated, unknown = (
+        foresee_total(
+            *(FIRST, range(2), RunSettings()),
+            keys=folder / "keys",
+            lifetime=Lifetime(other_keys=other),
+        )
+        for other in ((), (again,), (missing,))
+    )
+    assert repeated == total
+    assert unknown.problems == (f"{missing}: is not a folder of keys and ledgers",)
+
+
 @pytest.mark.parametrize("wrong", [{"epsilon": 0}, {"epsilon": -1}, {"delta": 0}, {"delta": 2}])
 def test_a_limit_must_be_positive(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidArgumentError, match="lifetime"):

@@ -127,7 +127,11 @@ def read_history(
     """
     records: list[LedgerRecord] = []
     problems: list[str] = []
-    for folder in {folder.resolve(): folder for folder in folders}.values():
+    unique: dict[Path, Path] = {}
+    for folder in folders:
+        # The first name is kept, by which callers recognise their own ledger.
+        unique.setdefault(folder.resolve(), folder)
+    for folder in unique.values():
         # A wrong name must not pass for a folder without releases.
         if not folder.is_dir():
             problems.append(f"{folder}: is not a folder of keys and ledgers")

@@ -165,7 +165,9 @@ def bound_lifetime(
         # The loss grows with releases and with precision, so the largest of each bound every agent
         # of a kind.
         own, *others = (_find_largest(expenses) for expenses in zip(*found, strict=True))
-        totals.append(_add_run(others, own, num_steps, lifetime, tuple(problems)))
+        # A folder that does not exist is a problem of every agent, and is named once.
+        named = tuple(dict.fromkeys(problems))
+        totals.append(_add_run(others, own, num_steps, lifetime, named))
     worst = max(totals, key=lambda total: total.after.epsilon)
     return replace(worst, uncounted=_find_uncounted(keys, lifetime))
 
