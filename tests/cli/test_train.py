@@ -282,6 +282,7 @@ def test_a_plan_decides_network_budget_and_noise(corn: Runner, plan: Path) -> No
     facts = json.loads(outcome.stdout)
     assert list(facts["contenders"]) == ["plan"]
     assert (facts["num_steps"], facts["num_agents"]) == (20, 6)
+    assert "cool-down" not in outcome.stderr, "it was chosen with the plan"
     assert facts["plan"] == fingerprint(load_plan(plan)).hex()
     own = facts["contenders"]["plan"]
     assert own["unit"] == "sample"

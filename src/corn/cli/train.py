@@ -219,9 +219,10 @@ def train(
             threat=threat.make_if_given(),
             cooldown_steps=mixing.choose_cooldown(network, budget.steps),
         )
+        # Not with a plan: its cool-down was chosen, and maybe noted, when it was made.
+        mixing.warn_of_disagreement(network, terms.cooldown_steps)
     else:
         raise typer.BadParameter("give a graph or a --plan", param_hint="--graph")
-    mixing.warn_of_disagreement(terms.network, terms.cooldown_steps)
     # Options are checked before anything is designed, which can take minutes.
     step_sizes = _parse_step_sizes(step_size, learning)
     settings = simulation.make_settings(terms, learning, runs)
