@@ -123,7 +123,8 @@ def test_files_that_were_cut_short_are_named(tmp_path: Path) -> None:
         (shared / "metrics.csv").write_text(damaged, encoding="utf-8")
         with pytest.raises(FileFormatError, match="not a table of measurements, or cut short"):
             read_rows(shared / "metrics.csv")
-    (shared / "metrics.csv").write_text(table, encoding="utf-8")
+    (shared / "metrics.csv").write_text(table + "\n", encoding="utf-8")
+    assert sorted(read_rows(shared / "metrics.csv")) == [0, 6]
     model = shared / "models" / "step-6.bin"
     model.write_bytes(model.read_bytes()[:-4])
     folders = {agent: Folders.of_run(tmp_path).of_agent(agent) for agent in range(3)}

@@ -115,7 +115,8 @@ def read_rows(path: Path) -> dict[int, Row]:
         return {}
     try:
         with path.open(newline="", encoding="utf-8") as stream:
-            columns, *lines = csv.reader(stream)
+            # An editor may have added an empty line, which is no row.
+            columns, *lines = filter(None, csv.reader(stream))
             rows = [_parse_row(columns, line) for line in lines]
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
