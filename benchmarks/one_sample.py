@@ -104,7 +104,9 @@ class Trials:
         """Return the scores of one run, from the file if it has them."""
         key = (setting, step_size, seed)
         if key not in self._rows:
-            self._rows[key] = self._train(self._make(setting), step_size, seed)
+            scores = self._train(self._make(setting), step_size, seed)
+            # As in the file: a run that is read again must not change which step size is chosen.
+            self._rows[key] = {name: float(f"{value:.6g}") for name, value in scores.items()}
             self._write(key)
         return self._rows[key]
 

@@ -116,7 +116,11 @@ def test_counts_of_statements_are_those_of_the_claims(heading: str, folder: str)
 
 @pytest.mark.parametrize(
     ("heading", "model"),
-    [("Softmax regression", "linear"), ("A network with 32 hidden units", "network")],
+    [
+        ("Softmax regression", "linear"),
+        ("A network with 32 hidden units", "network"),
+        ("A CNN", "cnn"),
+    ],
 )
 def test_tables_of_the_one_sample_study_follow_from_its_runs(heading: str, model: str) -> None:
     folder = RESULTS / "one-sample"
