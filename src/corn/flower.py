@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from corn.checks import require
-from corn.distributed.startup.handshake import check_guarantee, is_public
+from corn.distributed.startup.handshake import check_guarantee, is_public, name_kind
 from corn.distributed.startup.keyring import load_credentials, open_ledger
 from corn.errors import (
     CornError,
@@ -104,8 +104,7 @@ class AgentRelease:
         run = agree_on_nonce(nonces, plan_fingerprint=fingerprint(self._plan))
         # The ledger is locked while the state is read and written.
         with self._open() as ledger:
-            # Recorded on the disk before noise is drawn: after a crash the round counts as
-            # released.
+            # On the disk before noise is drawn: after a crash the round counts as released.
             self._advance(run, round_number, nonces)
             # Counts the release against the plan's T; raises when nothing of the budget is left.
             ledger.reserve(round_number)
@@ -130,11 +129,7 @@ class AgentRelease:
         return np.asarray(released.numpy())
 
     def get_epsilon(self, delta: float | None = None) -> float:
-        """Return the ε of all releases of this agent's data, under all plans of its keys.
-
-        Raises:
-            FileFormatError: a ledger is lost or damaged, so that the total is not known.
-        """
+        """Return the ε of all releases of this agent's data, under all plans of its keys."""
         chosen = self._plan.budget.of_agent(self._agent).promise.delta if delta is None else delta
         history = read_history([self._keys], self._agent)
         if history.problems:
@@ -152,9 +147,7 @@ class AgentRelease:
             )
         # The first release fixes the nonces of the run: with others, shares would no longer cancel.
         if state["run"] not in ("", run.hex()):
-            raise PublicError(
-                "refuses to release: the nonces of other agents changed during the run"
-            )
+            raise PublicError("refuses to release: other agents' nonces changed during the run")
         if round_number <= state["last_round"]:
             raise PublicError(
                 f"refuses to release round {round_number} again: with the same noise, the "
@@ -239,13 +232,12 @@ class CornMod:
         try:
             return self._answer(message, context, call_next)
         except Exception as error:
-            # Flower sends the text of an error to the server. Errors of the client app may quote
-            # data, and errors of the ledger name files of the owner.
+            # Flower sends the text to the server, and it may quote data or name private files.
             if is_public(error):
                 raise
             _LOGGER.exception("the client failed")
             # Without its cause: a chained traceback would carry the text.
-            raise PublicError("the client failed; its log has the reason") from None
+            raise PublicError(f"the client failed: {name_kind(error)}") from None
 
     def _answer(self, message: Any, context: Any, call_next: Callable[..., Any]) -> Any:
         kind = message.metadata.message_type
@@ -395,8 +387,7 @@ def _add(arrays: Sequence[NDArray[Any]], vector: NDArray[np.float64]) -> list[ND
             moved.append(array)
             continue
         piece = vector[start : start + array.size].reshape(array.shape)
-        # Rounding to the model's type comes after the release, from public numbers:
-        # post-processing.
+        # Rounded to the model's type after the release: post-processing of public numbers.
         moved.append((array.astype(np.float64) + piece).astype(array.dtype))
         start += array.size
     return moved

@@ -176,7 +176,7 @@ def test_between_two_agents_agent_0_is_the_standard() -> None:
     [
         (InfeasibleError("agent 1: the plan is weak"), "agent 1: the plan is weak"),
         (NoReleasesLeftError("agent 1: spent"), "agent 1: spent"),
-        (BudgetSpentError("agent 1: /data/HIV/keys: spent"), "BudgetSpentError; only its owner"),
+        (BudgetSpentError("agent 1: /data/HIV/keys: spent"), "all releases that its plan allows"),
         (CornError("agent 1: /data/HIV/doe.dcm: missing"), "CornError; only its owner sees"),
         (FileFormatError("agent 1: row 7 has 3.14"), "FileFormatError; only its owner sees"),
     ],

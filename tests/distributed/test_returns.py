@@ -209,18 +209,8 @@ def test_a_stop_before_the_return_ends_the_wait(desk: Desk) -> None:
 def test_an_agent_believes_no_sponsor_that_names_old_steps(
     welcome: dict[str, object], reason: str
 ) -> None:
-    sponsor, own = (make_rendezvous(agent, N, MemoryStore()) for agent in (0, 1))
-
-    def answer(channel: Channel) -> None:
-        channel.receive(max_bytes=10_000)
-        channel.send(json.dumps(welcome).encode())
-        channel.close()
-
-    sponsor.listener.handle(Purpose.REJOIN, NO_SESSION, answer)
     with pytest.raises(RejoinError, match=reason):
-        ask_to_return(own, sponsor)
-    sponsor.close()
-    own.close()
+        ask_to_return(json.dumps(welcome).encode())
 
 
 @pytest.mark.parametrize(
@@ -233,19 +223,9 @@ def test_an_agent_believes_no_sponsor_that_names_old_steps(
 def test_a_model_of_another_size_is_refused_before_anything_is_reserved(
     message: bytes, reason: str
 ) -> None:
-    sponsor, own = (make_rendezvous(agent, N, MemoryStore()) for agent in (0, 1))
-
-    def answer(channel: Channel) -> None:
-        channel.receive(max_bytes=10_000)
-        channel.send(json.dumps(asdict(replace(WELCOME, return_step=50))).encode())
-        channel.send(message)
-        channel.close()
-
-    sponsor.listener.handle(Purpose.REJOIN, NO_SESSION, answer)
+    welcome = json.dumps(asdict(replace(WELCOME, return_step=50))).encode()
     with pytest.raises(RejoinError, match=reason):
-        ask_to_return(own, sponsor)
-    sponsor.close()
-    own.close()
+        ask_to_return(welcome, message)
 
 
 def test_damaged_addresses_of_a_run_are_one_line(tmp_path: Path) -> None:
@@ -256,15 +236,29 @@ def test_damaged_addresses_of_a_run_are_one_line(tmp_path: Path) -> None:
             load_addresses(tmp_path)
 
 
-def ask_to_return(own: Rendezvous, sponsor: Rendezvous) -> object:
-    return request_return(
-        own,
-        Request(HELLO, first_free_step=40),
-        [0],
-        {0: ("127.0.0.1", sponsor.listener.port)},
-        start=torch.zeros(3),
-        max_bytes=10_000,
-    )
+def ask_to_return(*answers: bytes) -> None:
+    """Ask a sponsor that gives these answers."""
+    sponsor, own = (make_rendezvous(agent, N, MemoryStore()) for agent in (0, 1))
+
+    def answer(channel: Channel) -> None:
+        channel.receive(max_bytes=10_000)
+        for each in answers:
+            channel.send(each)
+        channel.close()
+
+    sponsor.listener.handle(Purpose.REJOIN, NO_SESSION, answer)
+    try:
+        request_return(
+            own,
+            Request(HELLO, first_free_step=40),
+            [0],
+            {0: ("127.0.0.1", sponsor.listener.port)},
+            start=torch.zeros(3),
+            max_bytes=10_000,
+        )
+    finally:
+        sponsor.close()
+        own.close()
 
 
 PLAN, TIMEOUT = small_plan("ring:4", LAST_STEP), 30.0

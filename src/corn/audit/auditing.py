@@ -79,7 +79,7 @@ class AuditSettings:
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """What the best attacker of one view learns about one victim.
+    """The result of the best attacker of one view against one victim.
 
     Attributes:
         victim: the agent with the canary.

@@ -44,7 +44,13 @@ _BLOCKS_PER_PLAN = 50
 
 
 class BudgetSpentError(CornError):
-    """Every release that the plan allows was made, or may have been: stop, and keep the model."""
+    """Every release that the plan allows was made, or may have been: stop, and keep the model.
+
+    Attributes:
+        public_reason: what other agents may know; the message names the ledger's file.
+    """
+
+    public_reason = "all releases that its plan allows were made"
 
 
 @final

@@ -144,11 +144,11 @@ def announcing_failure(rendezvous: Rendezvous) -> Iterator[None]:
         # An agent that is missed may have refused: then that is the reason.
         if isinstance(error, AbsentError | LinkError) or isinstance(error.__cause__, LinkError):
             _raise_refusal_instead(rendezvous, error)
-        _refuse(rendezvous, str(error) if is_public(error) else _name_kind(error))
+        _refuse(rendezvous, str(error) if is_public(error) else name_kind(error))
         raise
     # An unexpected error may quote data, so others get its type alone.
     except (Exception, KeyboardInterrupt) as error:
-        _refuse(rendezvous, _name_kind(error))
+        _refuse(rendezvous, name_kind(error))
         raise
 
 
@@ -163,7 +163,8 @@ def is_public(error: Exception) -> bool:
     return isinstance(error, PublicError | InfeasibleError)
 
 
-def _name_kind(error: BaseException) -> str:
+def name_kind(error: BaseException) -> str:
+    """Return what others may know of an error that is not public."""
     # A few errors have a word for others beside the message for the owner.
     word = getattr(error, "public_reason", type(error).__name__)
     return f"{word}; only its owner sees the details"

@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from corn.distributed.settings import check_start_with
+from corn.distributed.settings import check_start_with, parse_address
 from corn.distributed.startup.keyring import load_credentials
 from corn.distributed.startup.rendezvous import Rendezvous
 from corn.distributed.startup.start_errors import naming_agent, raise_if_stopped
@@ -43,7 +43,7 @@ from corn.transport import (
 # An agent that returns asks its neighbours directly, and the store is only one source of addresses.
 _SECONDS_TO_ANSWER = 1.0
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_KEY, _PORT_DIGITS = "corn/store", 5
+_KEY = "corn/store"
 # After its own time-out torch may print a complaint: a thread inside it must not be left just then.
 _SECONDS_FOR_TORCH = 3.0
 
@@ -260,11 +260,8 @@ def _exchange(
         torch_store: Any
         torch_store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
         if place.rank != HOST:
-            host, _, port = torch_store.get(_KEY).decode(errors="replace").rpartition(":")
             # torchrun's store has no authentication, and may hold anything.
-            if not port.isdecimal() or len(port) > _PORT_DIGITS:
-                raise CornError("torchrun's store has no address of CorN's store")
-            return None, (host, int(port))
+            return None, parse_address(torch_store.get(_KEY).decode(errors="replace"))
         hosted = open_store((place.host, 0))
         torch_store.set(_KEY, f"{place.host}:{hosted.port}")
         # Rank 0 may host torch's store too, which other ranks still read.
