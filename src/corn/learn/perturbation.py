@@ -33,6 +33,7 @@ from corn.noise import (
     simulated_keys,
 )
 from corn.noise.address import NONCE_BYTES
+from corn.noise.masks import draw_offset
 
 
 class StepNoise(Protocol):
@@ -179,6 +180,13 @@ class KeyedNoise:
             for draws, nonce in zip(self._draws, self._nonces, strict=True)
         ]
         return torch.from_numpy(np.stack(noise)).to(self._device)
+
+    def draw_offset(self, step: int) -> Tensor | None:
+        """Return the public offset of the grid, shape (seeds, 1, 1, d), if all noise has masks."""
+        if not all(shares.is_masked for draws in self._draws for shares, _ in draws):
+            return None
+        offsets = [draw_offset(nonce, step, self._stop) for nonce in self._nonces]
+        return torch.from_numpy(np.stack(offsets)).to(self._device)[:, None, None]
 
     def _draw_one(
         self, shares: Decomposition, source: SecureSource, nonce: bytes, step: int

@@ -163,10 +163,11 @@ class Simulation:
         models = torch.split(self.parameters.flatten(0, 1), count)
         released = torch.split(self._released.flatten(0, 1), count)
         noises = [None] * len(pieces) if noise is None else torch.split(noise.flatten(0, 1), count)
+        offsets = self._split_offsets(len(pieces))
         statistics = []
-        for batches, own, out, v in zip(pieces, models, released, noises, strict=True):
+        for batches, own, out, v, o in zip(pieces, models, released, noises, offsets, strict=True):
             found = self._compute(own, batches)
-            out.copy_(self._release(found, v))
+            out.copy_(self._release(found, v, o))
             statistics.append((found.norms, found.fraction_clipped, found.num_broken))
         norms, fraction, num_broken = (
             torch.cat(column).view(shape[:-1]) for column in zip(*statistics, strict=True)
@@ -219,7 +220,18 @@ class Simulation:
         eta = self._tensor([v.schedule.at(self.step + 1, total) for v in self._trials])
         return torch.mul(eta, self._alive.to(eta.device).unsqueeze(1))
 
-    def _release(self, found: ClippedGradients, noise: Tensor | None) -> Tensor:
+    def _split_offsets(self, num_pieces: int) -> Sequence[Tensor | None]:
+        """Return the grid's public offset for each piece, shape (cells, 1, d), where it has one."""
+        offset = self._noise.draw_offset(self.step) if isinstance(self._noise, KeyedNoise) else None
+        if offset is None:
+            return [None] * num_pieces
+        seeds, agents, _, d = self.parameters.shape
+        cells = offset.expand(seeds, agents, 1, d).flatten(0, 1)
+        return torch.split(cells, self._cells_at_once)
+
+    def _release(
+        self, found: ClippedGradients, noise: Tensor | None, offset: Tensor | None = None
+    ) -> Tensor:
         """Return released gradients of some cells, shape (cells, trials, d).
 
         ``noise`` has shape (cells, methods, d): the trials of a method share its noise.
@@ -229,8 +241,9 @@ class Simulation:
         gradients, factors = found.values, found.factors.unsqueeze(-1)
         if noise is None:
             return gradients * factors
-        if not self._is_regular:
-            return release(gradients, factors, noise.index_select(1, self._noise_of), self._grid)
+        if not self._is_regular or offset is not None:
+            own = noise.index_select(1, self._noise_of)
+            return release(gradients, factors, own, self._grid, offset)
         # The trials of a method are adjacent, so its noise is broadcast, not copied.
         cells, methods, d = noise.shape
         released = release(

@@ -67,8 +67,7 @@ def verify_plan(plan: Plan) -> Verification:
     (True, 4, ())
     """
     guarantees = _guarantees(plan)
-    A = plan.objective.matrix(plan.network.step_matrix)
-    value = float((A * plan.decomposition.covariance).sum())
+    value = plan.noise_energy
     proved = plan.prove_lower_bound()
     problems = [*_privacy_problems(plan, guarantees), *_claim_problems(plan, value, proved)]
     return Verification(
