@@ -52,7 +52,8 @@ class ThreatModel:
         seeds: the sets of agents that share a seed: ``global`` (all, one seed), ``edges`` (each
             link), ``pairs`` (every two agents), ``sparse:K`` (each link, and up to K more partners
             per agent), ``partners:K`` (up to K random partners per agent), ``balls:r`` (each agent
-            and those within r hops), ``groups:m`` (m disjoint groups, as equal as can be), ``communities:s`` (disjoint groups
+            and those within r hops), ``groups:m`` (m disjoint groups, as equal as can be),
+            ``communities:s`` (disjoint groups
             of well linked agents, at most s each), ``leave-one-out`` (all but one, for each), or
             the groups themselves. ``auto`` is ``global`` against an eavesdropper. Where insiders
             may collude, who could subtract all noise of a global seed, it is ``pairs`` in a small
