@@ -153,7 +153,8 @@ def test_verification_finds_noise_for_fewer_insiders() -> None:
 def test_a_design_for_sums_states_its_optimum() -> None:
     noise = design(load_network("er:n=20,p=0.2,seed=1", mixing="sum"), BUDGET)
     assert noise.central_ratio == pytest.approx(20 / 19, rel=1e-11)
-    assert (noise.status, noise.gap) == ("optimal", pytest.approx(0, abs=1e-11))
+    assert noise.status == "optimal"
+    assert noise.gap < 1e-11
     ldp = design(load_network("ring:5", mixing="sum"), BUDGET, mechanism="ldp")
     assert ldp.central_ratio == pytest.approx(5)
 

@@ -90,6 +90,41 @@ class JointNoise:
 
 
 @final
+class AverageNoise:
+    """Noise in the average of all agents' releases, of several methods and seeds: for exact sums.
+
+    All methods of a seed use the same standard normals.
+
+    Args:
+        stds: the standard deviation of the average's noise, for each method.
+        seeds: one per run; they are public, so this noise protects nobody.
+        num_parameters: d, the number of coordinates.
+        dtype: float32 or float64, of the normals and of the noise.
+        device: the torch device of the noise.
+    """
+
+    def __init__(
+        self,
+        stds: Sequence[float],
+        *,
+        seeds: Sequence[int],
+        num_parameters: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._stds = torch.tensor(stds, dtype=dtype, device=device)[:, None]
+        self._normals = np.empty((len(seeds), num_parameters), numpy_type(dtype))
+        self._sources = [(SimulationSource(seed), simulation_nonce(seed)) for seed in seeds]
+
+    def draw(self, step: int) -> Tensor:
+        """Return the noise of a step, from 0, shape (seeds, 1, methods, parameters)."""
+        for normals, (source, nonce) in zip(self._normals, self._sources, strict=True):
+            source.fill(normals, StreamAddress(Owner((0,)), nonce, step))
+        s = torch.from_numpy(self._normals).to(self._stds.device)
+        return s[:, None, None] * self._stds
+
+
+@final
 class StructuredNoise:
     """Noise as ``JointNoise`` draws it, by the cheapest of several roots: for large networks.
 

@@ -75,7 +75,7 @@ def find_tree(graph: Graph) -> SpanningTree:
 def _find_farthest(graph: Graph, source: int) -> int:
     distances = nx.single_source_shortest_path_length(graph, source)
     most = max(distances.values())
-    return min(agent for agent, distance in distances.items() if distance == most)
+    return min(int(agent) for agent, distance in distances.items() if distance == most)
 
 
 def _ordered(graph: Graph) -> Graph:
