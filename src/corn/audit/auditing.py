@@ -165,6 +165,7 @@ def audit_plan(
         program: the functions under audit: those of the library.
         track: shows the progress of a sequence.
     """
+    plan.require_gossip("an audit")
     settings = settings or AuditSettings()
     pairs = _pair_up(plan, victims, view)
     num_releases = settings.num_releases or suggest_releases(plan, settings.through)

@@ -162,6 +162,7 @@ def audit_training(
         method: another program than the plan's, to be judged by the plan's promise.
         track: shows the progress of a range of steps.
     """
+    plan.require_gossip("an audit of a training run")
     query = _check_plan(plan)
     require_count("canaries", num_canaries, least=10, most=len(problem.data.inputs))
     most = _MOST_VALUES // problem.task.num_parameters

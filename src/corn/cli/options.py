@@ -211,9 +211,9 @@ class MixingOptions:
     mixing: Annotated[
         Mixing,
         typer.Option(
-            help="How the releases of a step are combined: sum adds all of them up over a tree of "
-            "links, so that all agents hold one model; gossip, the paper's, mixes models with "
-            "neighbours.",
+            help="Combination of a step's releases: sum adds all of them up over a tree of links, "
+            "so that all agents hold one model (in simulations); gossip, the paper's, mixes "
+            "models with neighbours.",
             rich_help_panel=_NETWORK,
         ),
     ] = "gossip"

@@ -195,6 +195,14 @@ class Plan:
         """The most parameters for which the promise is proved to hold in floating point."""
         return count_parameters(self.float_loss, self.budget)
 
+    def require_gossip(self, what: str) -> None:
+        """Raise where only plans of gossip can be used: exact sums run in simulations so far."""
+        if self.network.mixing != "gossip":
+            raise InvalidArgumentError(
+                f"{what} needs a plan whose agents mix by gossip, found exact sums, which "
+                "corn.train and corn train simulate: plan with --mixing gossip"
+            )
+
     def check_parameters(self, num_parameters: int) -> None:
         """Raise ``InfeasibleError`` if a model has more parameters than the proof covers."""
         require_provable(self.float_loss, self.budget, num_parameters)
