@@ -260,13 +260,13 @@ def write_parameters(private: PrivateTraining, inputs: Tensor, targets: Tensor) 
 
 
 def write_momentum(private: PrivateTraining, inputs: Tensor, targets: Tensor) -> None:
-    buffer = inputs.mean(dim=0)
+    buffer = inputs.detach().mean(dim=0)
     private.optimizer.state[private.module.bias]["momentum_buffer"] = buffer
     take_step(private, inputs, targets)
 
 
 def set_rate_by_data(private: PrivateTraining, inputs: Tensor, targets: Tensor) -> None:
-    private.optimizer.param_groups[0]["lr"] = float(inputs.abs().max())
+    private.optimizer.param_groups[0]["lr"] = float(inputs.detach().abs().max())
     take_step(private, inputs, targets)
 
 

@@ -725,6 +725,43 @@ def test_losses_that_are_not_one_of_each_sample_are_refused(loss: Any, message: 
         optimizer.backward(loss(model(inputs), targets))
 
 
+def mix_up_in_loop(x: Tensor) -> Tensor:
+    return 0.9 * x + 0.1 * x[[*range(1, len(x)), 0]]
+
+
+def centre_in_place(x: Tensor) -> Tensor:
+    return x.sub_(x.mean(dim=0))
+
+
+def reverse(x: Tensor) -> Tensor:
+    return x.flip(0)
+
+
+@pytest.mark.parametrize("change", [mix_up_in_loop, centre_in_place, reverse])
+@pytest.mark.parametrize("first", [0, 2])
+def test_samples_that_the_loop_mixes_are_refused(
+    change: Callable[[Tensor], Tensor], first: int
+) -> None:
+    """From the first batch on, or soon after they are mixed for the first time."""
+    model = make_model()
+    private = make_private(
+        small_plan("sample", num_steps=8),
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=loaders(),
+    )
+    batches = (batch for _ in range(3) for batch in private.data_loader)
+
+    def run() -> None:
+        for number, (inputs, targets) in enumerate(batches):
+            mixed = change(inputs) if number >= first else inputs
+            differentiate(private, mixed, targets, "sample")
+            private.optimizer.step()
+
+    with pytest.raises(InvalidArgumentError, match="its own sample alone"):
+        run()
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"reduction": "sum"}, {"weight": torch.ones(3)}, {"ignore_index": 0}]
 )

@@ -211,8 +211,8 @@ class PrivateOptimizer(Optimizer):
             raise CornError("parameters must be given before make_private, found other ones")
         self._groups = _copy_groups(self._inner)
 
-    def begin(self, turn: Turn) -> None:
-        """Take the model and the optimizer's state of the agent whose turn it is."""
+    def begin(self, turn: Turn, batch: Any) -> Any:
+        """Take the model and the state of the agent whose turn it is; return its batch to show."""
         self.require_done()
         self._model.write(turn.parameters)
         self._model.forget_gradient()
@@ -229,6 +229,7 @@ class PrivateOptimizer(Optimizer):
                 group.update(values)
             self._groups = _copy_groups(self._inner)
         self._turn = turn
+        return self._model.watch(batch, num_samples=turn.batch.inputs.shape[1])
 
     def require_done(self) -> None:
         """Raise if the last batch was not followed by a step."""
@@ -241,9 +242,9 @@ class PrivateOptimizer(Optimizer):
         ``losses`` has one loss for each sample of the batch, shape (samples,), as losses of torch
         return it with ``reduction="none"``; for sequences, the mean over each sample's own
         positions. Each sample then has weight 1 before it is clipped, whatever others are in the
-        batch. On the first batch of each kind, losses that depend on other samples are refused. A
-        factor that is computed from the whole batch without gradients, such as class weights from
-        its counts, is not noticed and breaks the promise.
+        batch. Losses that depend on other samples are refused, on the first batch of each kind and
+        on some later ones. A factor that is computed from the whole batch without gradients, such
+        as class weights from its counts, is not noticed and breaks the promise.
         """
         if self._turn is None:
             raise CornError("optimizer.backward() must follow a batch of the private loader")
@@ -550,8 +551,7 @@ class PrivateLoader:
             turn = self._turns.begin()
             if turn is None:
                 return
-            self._optimizer.begin(turn)
-            yield self._parts[turn.agent].fetch(turn.batch)
+            yield self._optimizer.begin(turn, self._parts[turn.agent].fetch(turn.batch))
 
 
 class PrivateTraining(NamedTuple):

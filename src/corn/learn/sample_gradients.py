@@ -43,6 +43,7 @@ class SampleGradients:
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         self._subset = _Subset()
         self._seen: set[tuple[Any, ...]] = set()
+        self._num_batches, self._inputs = 0, list[Tensor]()
         owners = find_owners(module)
         self._independence = _IndependenceCheck(owners)
         self._handles = [module.register_forward_pre_hook(self._independence, with_kwargs=True)]
@@ -58,6 +59,28 @@ class SampleGradients:
         """Whether no gradient was collected since the last call of ``take`` or ``clear``."""
         return not self._found
 
+    def watch(self, batch: Any, num_samples: int) -> Any:
+        """Return a batch that shows, when it has gradients, which losses its samples reach.
+
+        This notices samples that the loop mixes before it calls the module. Every batch would cost
+        a gradient of its inputs, so the first one, the second, the fourth and so on are watched.
+        """
+        self._num_batches += 1
+        self._inputs.clear()
+        if self._num_batches & (self._num_batches - 1):
+            return batch
+
+        def follow(value: Any) -> Any:
+            is_real = isinstance(value, Tensor) and value.is_floating_point() and value.dim()
+            if not is_real or len(value) != num_samples:
+                return value
+            self._inputs.append(value.detach().requires_grad_())
+            # A copy, which the loop may change in place.
+            with torch.enable_grad():
+                return self._inputs[-1].clone()
+
+        return tree_map(follow, batch)
+
     def take(self, losses: Tensor) -> Tensor:
         """Return the gradient of each sample's loss, shape (samples, d), by one backward pass.
 
@@ -71,7 +94,7 @@ class SampleGradients:
         # Which operations lead from layers to losses, not how often: sequences of other lengths
         # have the same. A term that is added in a later pass brings a new kind.
         kind = len(losses) > 1, _list_operations(losses)
-        is_new = kind not in self._seen
+        is_new = kind not in self._seen or bool(self._inputs)
         # In the sum every loss has weight 1, so that each row is the gradient of a sample's loss.
         torch.autograd.backward(losses.sum(), retain_graph=is_new)
         rows = self._join(len(losses))
@@ -81,6 +104,7 @@ class SampleGradients:
             self._require_own_losses(losses)
             self._seen.add(kind)
         self.clear()
+        self._inputs.clear()
         self._independence.was_called = False
         return rows
 
@@ -134,18 +158,21 @@ class SampleGradients:
             for side in (0, 1):
                 chosen = (numbers >> bit) & 1 == side
                 with self._subset.watch(chosen):
-                    torch.autograd.grad(
+                    slopes = torch.autograd.grad(
                         weighted[chosen].sum(),
-                        self._parameters,
+                        [*self._parameters, *self._inputs],
                         retain_graph=True,
                         allow_unused=True,
                     )
+                for slope in slopes[len(self._parameters) :]:
+                    if slope is not None:
+                        self._subset.look_at(slope, chosen)
                 if self._subset.is_left:
                     raise InvalidArgumentError(
                         "each of the losses must depend on its own sample alone, found one that "
-                        "depends on others of the batch: compute one loss for each sample, with "
-                        "reduction='none', and no term that compares or averages samples; "
-                        "unit='agent' allows any loss"
+                        "depends on others of the batch: compute one loss for each sample, in "
+                        "their order, with reduction='none'; mix no samples before the model, as "
+                        "mixup does, and compare none in the loss; unit='agent' allows all of this"
                     )
 
     def remove(self) -> None:

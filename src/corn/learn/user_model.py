@@ -94,6 +94,10 @@ class UserModel:
         for parameter in self._trained:
             parameter.grad = None
 
+    def watch(self, batch: Any, *, num_samples: int) -> Any:
+        """Return a batch for the user's loop; see ``SampleGradients.watch``."""
+        return batch if self._samples is None else self._samples.watch(batch, num_samples)
+
     def backward(self, losses: Tensor, *, num_samples: int) -> None:
         """Compute the gradient of each sample from the vector of their losses, and keep it."""
         if self._samples is None:
