@@ -205,6 +205,8 @@ def run_problem(
             # The ledger is locked from here to the end of the run, so the count cannot change
             # behind the checks below.
             releases_left = keyring.ledger.remaining
+            if reports.on_ledger is not None:
+                reports.on_ledger(keyring.ledger)
             choices = keyring.make_choices(plan, agent)
             work = prepare_work(
                 plan, agent, settings, problem, choices, cohort=cohort, update=update
