@@ -25,7 +25,7 @@ from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn import Constant
 from corn.learn.batches import BatchSampler
 from corn.learn.own_loop import LoopTask, number_rows
-from corn.learn.problem import TrainingProblem, make_problem
+from corn.learn.problem import DataSource, TrainingProblem, make_problem
 from corn.learn.sampling import TooFewSamplesError
 from corn.learn.training import make_task
 from corn.learn.user_model import UserModel
@@ -191,8 +191,8 @@ def test_other_keys_and_other_data_put_no_sample_into_two_batches_of_a_pass(
 def test_a_digest_is_taken_where_it_decides_on_passes() -> None:
     """A user's loop has its samples elsewhere: their row numbers tell nothing about them."""
 
-    def digest(sampling: str, *parts: TensorDataset) -> bytes | None:
-        problem = make_problem(TASK, parts, len(parts))
+    def digest(sampling: str, data: DataSource) -> bytes | None:
+        problem = make_problem(TASK, [data], 1)
         return digest_data(sample_plan(sampling), 0, problem)
 
     one, other = samples_of(0), samples_of(1)
@@ -210,7 +210,7 @@ def test_a_digest_is_taken_where_it_decides_on_passes() -> None:
     assert digest("poisson", one) is None
     assert digest("every-step", one) is None
     model = UserModel(nn.Linear(5, 2), clips_samples=True)
-    loop = TrainingProblem(LoopTask(model, lambda *_: None), number_rows(SAMPLES))  # type: ignore[arg-type,return-value]
+    loop = TrainingProblem(LoopTask(model, lambda *_: None), number_rows(SAMPLES))  # type: ignore[arg-type]
     assert digest_data(sample_plan("passes"), 0, loop) is None
 
 
