@@ -693,6 +693,12 @@ def test_choices_come_before_the_first_release(tmp_path: Path) -> None:
     _, ledger = take(tmp_path / "ledger", b"a", 1)
     with ledger, pytest.raises(InvalidArgumentError, match="before the first release"):
         ledger.make_choices(b"b")
+    # A release without them could be of any data.
+    with (
+        open_passes(tmp_path / "ledger") as ledger,
+        pytest.raises(InvalidArgumentError, match="make_choices must be called"),
+    ):
+        ledger.reserve(0)
 
 
 def test_other_samplings_skip_nothing(tmp_path: Path) -> None:

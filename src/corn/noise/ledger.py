@@ -101,6 +101,7 @@ class ReleaseLedger:
         self._terms, self._max_releases = terms, terms.budget.num_steps
         self._entry, self._newest_page = entry, newest_page
         self._block = steps_per_block(self._max_releases)
+        self._knows_data = terms.budget.query.steps_per_pass is None
         self._released = self._next_step = 0
         self._process, self._lock = os.getpid(), threading.Lock()
         self._failure = ""
@@ -212,6 +213,7 @@ class ReleaseLedger:
             length = self._terms.budget.query.steps_per_pass
             if length is not None:
                 self._choose_pass(data, length)
+            self._knows_data = True
             orders = self._derive("orders of passes")
             return SecretChoices(coins=Secret.random(), orders=Secret(orders))
 
@@ -267,6 +269,11 @@ class ReleaseLedger:
                     "been released; to go back, take a new nonce with renew_nonce()"
                 )
             require_count("step", step, least=0, most=LAST_STEP)
+            # Otherwise the release could be of other data than the rest of its pass.
+            if not self._knows_data:
+                raise InvalidArgumentError(
+                    "make_choices must be called before the first release in passes"
+                )
             if self.remaining == 0:
                 raise BudgetSpentError(
                     f"{self._path}: all {self._max_releases} releases of the plan are spent"
