@@ -143,7 +143,7 @@ class ReleaseLedger:
                 create_ledger(path, header)
             descriptor = os.open(path, os.O_RDWR)
         try:
-            # With the orders of passes and the keys, others could tell which samples were used.
+            # It has nonces, which with the keys give the noise, and the secret of the orders.
             require_private(path)
             # Locked before it is read: two processes that both read the same count would both
             # release what remains.
@@ -231,12 +231,12 @@ class ReleaseLedger:
                 f"{self._path}: {skipped} of {self._max_releases} releases remain, all in a pass "
                 "that an earlier run began with other data: only that data may be used for them"
             )
-        self.num_skipped = skipped
+        self.num_skipped += skipped
         # Written with the first reservation: a run that is refused before it costs nothing.
         self._entry = replace(self._entry, settled=settled + skipped, data=found.hex())
 
     def keep_nonce(self, nonce: bytes) -> None:
-        """Keep the nonce that all agents agreed on for this run, from the next reservation on.
+        """Keep the nonce that all agents agreed on for this run, from the next durable write on.
 
         Raises:
             InvalidArgumentError: an earlier release of the run was under another one.
