@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from corn.cli.strictest import describe_server
 from corn.covariance import ThreatModel
 from corn.privacy import PrivacyBudget
 from corn.privacy.rounding import round_up_range
@@ -49,6 +50,5 @@ def describe_outcome(
     insiders = f" and {threat.describe_colluders()}" if threat.max_colluders else ""
     return (
         f"{said[0]} at {kind} = {round_up_range(spent)} for {budget.queries[0].protects}, against "
-        f"an eavesdropper{insiders}, with {central_ratio:.3g} × a trusted server's noise variance "
-        "in the average model"
+        f"an eavesdropper{insiders}, with {describe_server(central_ratio, budget)}"
     )
