@@ -165,7 +165,7 @@ def print_outcome(problem: learn.TrainingProblem, tuning: learn.Tuning) -> None:
     if not methods:
         return
     chosen, budget = methods[0], methods[0].budget
-    if budget is None or chosen.central_ratio is None:
+    if budget is None or chosen.central_ratio is None or chosen.weighted_central_ratio is None:
         return
     own = learn.summarize_methods(problem, tuning)[chosen.name]
     spent = own["simulated_epsilon" if budget.is_uniform else "simulated_epsilon_of_each_agent"]
@@ -175,6 +175,7 @@ def print_outcome(problem: learn.TrainingProblem, tuning: learn.Tuning) -> None:
         budget,
         threat=chosen.threat,
         central_ratio=chosen.central_ratio,
+        weighted_ratio=chosen.weighted_central_ratio,
         is_simulated=True,
     )
     print_line(None if text is None else f"{chosen.name}: {text}")

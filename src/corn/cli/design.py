@@ -251,7 +251,7 @@ def _print(
         (
             "noise in the average",
             f"{result.average_noise_variance:.4g}   "
-            f"({describe_average(result.central_ratio, budget)})",
+            f"({describe_average(result.central_ratio, result.weighted_central_ratio, budget)})",
         ),
         ("mixing", described_mixing),
         ("split σ_mix² I + R_cor", f"σ_mix² = {result.independent_variance:.6g}"),

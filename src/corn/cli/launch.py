@@ -322,7 +322,10 @@ def _print(launched: distributed.LaunchResult) -> None:
             ("promise", _promise(launched)),
             *strictest_facts(plan.budget, plan.num_agents),
             ("against", plan.threat.describe()),
-            ("noise in the average", describe_average(plan.central_ratio, plan.budget)),
+            (
+                "noise in the average",
+                describe_average(plan.central_ratio, plan.weighted_central_ratio, plan.budget),
+            ),
             ("steps", f"{result.num_steps} ({launched.status})"),
             *(
                 (what, f"{last[name]:.4g}")
@@ -350,6 +353,7 @@ def _print_outcome(launched: distributed.LaunchResult) -> None:
             plan.budget,
             threat=plan.threat,
             central_ratio=plan.central_ratio,
+            weighted_ratio=plan.weighted_central_ratio,
             is_simulated=launched.is_rehearsal,
         )
     )

@@ -141,7 +141,10 @@ def _print(made: Plan) -> None:
             ("minimises", f"Tr(A R), {made.objective.describe()}"),
             ("noise energy", f"{certificate.value:.6g} ({certificate.status})"),
             ("lower bound", round_bound_down(certificate.lower_bound)),
-            ("noise in the average", describe_average(made.central_ratio, made.budget)),
+            (
+                "noise in the average",
+                describe_average(made.central_ratio, made.weighted_central_ratio, made.budget),
+            ),
             ("mixing", describe_mixing(made)),
             (
                 "seeds",

@@ -96,14 +96,14 @@ def strictest_facts(budget: PrivacyBudget, num_agents: int) -> list[tuple[str, s
     return [] if strictest is None else [("strictest promise", strictest.describe())]
 
 
-def describe_server(central_ratio: float, budget: PrivacyBudget) -> str:
+def describe_server(central_ratio: float, weighted_ratio: float, budget: PrivacyBudget) -> str:
     """Return the noise variance of the average model over a trusted server's, naming the server.
 
     Where promises differ, one server keeps the strictest for all, and a better one weights agents.
 
-    >>> describe_server(1.2, PrivacyBudget(1, 1e-5, num_steps=10, clip=1))
+    >>> describe_server(1.2, 1.2, PrivacyBudget(1, 1e-5, num_steps=10, clip=1))
     "1.2 × a trusted server's noise variance in the average model"
-    >>> describe_server(1.2, PrivacyBudget((0.5, 2), 1e-5, num_steps=10, clip=1))
+    >>> describe_server(1.2, 6.15, PrivacyBudget((0.5, 2), 1e-5, num_steps=10, clip=1))
     '1.2 × the noise variance in the average model of a trusted server that keeps the promise of
     agent 0 for all, and 6.15 × that of one that weights agents by their promises'
     """
@@ -113,12 +113,12 @@ def describe_server(central_ratio: float, budget: PrivacyBudget) -> str:
     return (
         f"{central_ratio:.3g} × the noise variance in the average model of a trusted server that "
         f"keeps the promise of {list_agents(strictest.agents)} for all, and "
-        f"{central_ratio * strictest.weighting_gain:.3g} × that of one that weights agents by "
+        f"{weighted_ratio:.3g} × that of one that weights agents by "
         "their promises"
     )
 
 
-def describe_average(central_ratio: float, budget: PrivacyBudget) -> str:
+def describe_average(central_ratio: float, weighted_ratio: float, budget: PrivacyBudget) -> str:
     """Return the same for the line "noise in the average" of a list of facts."""
     strictest = find_strictest(budget, budget.num_agents or 1)
     if strictest is None:
@@ -129,7 +129,7 @@ def describe_average(central_ratio: float, budget: PrivacyBudget) -> str:
     return (
         f"{central_ratio:.4g} × the variance of a trusted server that keeps the promise of "
         f"{list_agents(strictest.agents)} for all; "
-        f"{central_ratio * strictest.weighting_gain:.4g} × that of a server that weights agents by "
+        f"{weighted_ratio:.4g} × that of a server that weights agents by "
         "their promises"
     )
 

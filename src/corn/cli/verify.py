@@ -139,7 +139,10 @@ def _print(plan: Plan, found: Verification, shown: list[AgentGuarantee]) -> None
                 f"{round_bound_down(found.lower_bound)} (gap {found.gap:.2g}), for the "
                 "seeds allowed",
             ),
-            ("noise in the average", describe_average(found.central_ratio, plan.budget)),
+            (
+                "noise in the average",
+                describe_average(found.central_ratio, plan.weighted_central_ratio, plan.budget),
+            ),
             ("mixing", describe_mixing(plan)),
             ("releases", describe_grid(plan)),
             ("fingerprint", str(facts["fingerprint"])),
