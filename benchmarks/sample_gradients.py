@@ -50,8 +50,8 @@ def compute_in_loop(
     batch = Batch(torch.arange(count)[None], torch.arange(count)[None], weights, True, count)
 
     def run() -> Tensor:
-        loss: Any = functional.cross_entropy(own.module(images), labels)
-        loss.backward()
+        losses = functional.cross_entropy(own.module(images), labels, reduction="none")
+        own.backward(losses, num_samples=count)
         found = own.compute(batch, clip).values.view(-1)
         own.forget_gradient()
         return found

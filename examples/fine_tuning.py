@@ -99,7 +99,8 @@ def main() -> None:
     )
     for _ in range(-(-STEPS * 4 // len(loader))):
         for batch, goals in loader:
-            nn.functional.cross_entropy(model(batch), goals).backward()
+            losses = nn.functional.cross_entropy(model(batch), goals, reduction="none")
+            optimizer.backward(losses)
             optimizer.step()  # raises if a frozen parameter has moved
     count, total = sum(p.numel() for p in trained), sum(p.numel() for p in model.parameters())
     named = dict(model.named_parameters())

@@ -4,6 +4,8 @@ Messages and records are stand-ins with the interface of ``flwr.app``. The engin
 runs ``examples/flower_app.py`` where it is installed.
 """
 
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from corn.covariance import ThreatModel
-from corn.distributed.startup.keyring import make_keys
+from corn.distributed.startup.keyring import find_terms, make_keys, open_ledger
 from corn.errors import (
     CornError,
     FileFormatError,
@@ -25,6 +27,7 @@ from corn.flower import AgentRelease, CornMod, introduce_agents
 from corn.noise import BudgetSpentError
 from corn.plan import Plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
+from corn.privacy.composition import Expense, compose_expenses
 from corn.topology import load_network
 
 N, D = 4, 2000
@@ -71,7 +74,7 @@ def test_an_update_is_clipped_whatever_it_is(agents: list[AgentRelease]) -> None
 
 def test_no_noise_is_released_twice(agents: list[AgentRelease]) -> None:
     update = np.zeros(3)
-    with pytest.raises(CornError, match="contributed no nonce"):
+    with pytest.raises(PublicError, match="not the one it contributed"):
         agents[0].release(update, round_number=1, nonces=dict.fromkeys(range(N), bytes(32)))
     nonces = introduce(agents)
     agents[0].release(update, round_number=2, nonces=nonces)
@@ -106,15 +109,107 @@ def test_a_total_that_is_not_known_is_not_stated(
         agents[1].get_epsilon()
 
 
-@pytest.mark.parametrize("content", ["", "null", "{}", '{"contribution": 3}', "[1]"])
-def test_a_damaged_state_is_one_line(
-    agents: list[AgentRelease], tmp_path: Path, content: str
+def test_no_restored_file_but_the_ledger_lets_noise_be_released_twice(
+    agents: list[AgentRelease], tmp_path: Path
+) -> None:
+    """The attack: files beside the key are put back to their content before round 1."""
+    release = partial(agents[0].release, np.zeros(50), round_number=1, nonces=introduce(agents))
+    snapshot = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    first = release()
+    kept = [path for path in snapshot if path.suffix != ".ledger"]
+    subsets = [subset for size in range(len(kept) + 1) for subset in combinations(kept, size)]
+    assert len(subsets) >= 2 ** (N + 1)
+    for subset in subsets:
+        for path in subset:
+            path.write_bytes(snapshot[path])
+        with pytest.raises(PublicError, match="refuses to release round 1 again"):
+            release()
+    # With the ledger nothing can be noticed: the update would be free of noise in the difference.
+    for path, content in snapshot.items():
+        path.write_bytes(content)
+    np.testing.assert_array_equal(release(), first)
+
+
+def test_a_crash_after_the_reservation_counts_the_round(
+    agents: list[AgentRelease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nonces = introduce(agents)
-    (state,) = tmp_path.glob("agent-0-*.flower")
-    state.write_text(content, encoding="utf-8")
-    with pytest.raises(FileFormatError, match=r"\.flower: "):
+
+    def crash(*_: object, **__: object) -> None:
+        raise OSError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("corn.flower.draw_share", crash)
+        with pytest.raises(OSError, match="killed"):
+            agents[0].release(np.zeros(2), round_number=1, nonces=nonces)
+    spent = agents[0].get_epsilon()
+    assert spent > 0
+    with pytest.raises(PublicError, match="refuses to release round 1 again"):
         agents[0].release(np.zeros(2), round_number=1, nonces=nonces)
+    agents[0].release(np.zeros(2), round_number=2, nonces=nonces)
+    assert agents[0].get_epsilon() > spent
+
+
+BAD_ROUNDS = [True, False, 0, -1, 10**15 + 1, 2**70, 10**5000, 1.0, "1", None]
+
+
+@pytest.mark.parametrize("number", BAD_ROUNDS, ids=range(len(BAD_ROUNDS)))
+def test_rounds_that_are_no_rounds_are_refused_before_anything_is_written(
+    agents: list[AgentRelease], tmp_path: Path, number: Any
+) -> None:
+    nonces = introduce(agents)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(PublicError, match="round must be a whole number from 1 to"):
+        agents[0].release(np.zeros(2), round_number=number, nonces=nonces)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    agents[0].release(np.zeros(2), round_number=1, nonces=nonces)
+
+
+def test_a_late_round_leaves_a_readable_state(agents: list[AgentRelease]) -> None:
+    """A server can only keep the agent from further rounds of this run."""
+    nonces = introduce(agents)
+    agents[0].release(np.zeros(2), round_number=10**15, nonces=nonces)
+    with pytest.raises(PublicError, match="refuses to release round 2 again"):
+        agents[0].release(np.zeros(2), round_number=2, nonces=nonces)
+    agents[0].release(np.zeros(2), round_number=1, nonces=introduce(agents))
+
+
+def test_nonces_must_be_one_for_each_agent(agents: list[AgentRelease]) -> None:
+    nonces = introduce(agents)
+    fewer = {agent: nonces[agent] for agent in range(N - 1)}
+    more = nonces | {agent: bytes(32) for agent in range(N, 100_000)}
+    others = fewer | {N: nonces[N - 1]}
+    for wrong in (fewer, more, others, {}):
+        with pytest.raises(PublicError, match=f"must be {N} nonces, one for each agent"):
+            agents[0].release(np.zeros(2), round_number=1, nonces=wrong)
+    with pytest.raises(InvalidArgumentError, match="nonce must be 32 bytes"):
+        agents[0].release(np.zeros(2), round_number=1, nonces={**nonces, 1: b"short"})
+    agents[0].release(np.zeros(2), round_number=1, nonces=nonces)
+
+
+def test_the_loss_is_that_of_the_least_noise_of_any_run(
+    agents: list[AgentRelease], tmp_path: Path
+) -> None:
+    """Under ``--on-dropout replan`` an agent may release with less noise than its plan's."""
+    agents[0].release(np.zeros(2), round_number=1, nonces=introduce(agents))
+    alone = agents[0].get_epsilon()
+    largest = 4 * float(PLAN.precision_caps[0])
+    with open_ledger(tmp_path, 0, PLAN, precision=largest) as ledger:
+        ledger.reserve(0)
+    # Flower's own runs have more noise, and do not hide it.
+    agents[0].release(np.zeros(2), round_number=1, nonces=introduce(agents))
+    expected = compose_expenses([Expense(find_terms(PLAN, 0), largest, 3)], 1e-5).epsilon
+    assert agents[0].get_epsilon() == expected > 2 * alone
+
+
+def test_keys_that_cannot_be_used_cost_no_release(
+    agents: list[AgentRelease], tmp_path: Path
+) -> None:
+    nonces = introduce(agents)
+    (tmp_path / "roster.json").rename(tmp_path / "elsewhere")
+    with pytest.raises(FileFormatError, match=r"roster\.json"):
+        agents[0].release(np.zeros(2), round_number=1, nonces=nonces)
+    assert agents[0].get_epsilon() == 0
 
 
 def test_plans_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -270,6 +365,32 @@ def test_messages_without_nonces_and_other_shapes_are_refused(mod: CornMod) -> N
     unnamed = SimpleNamespace(node_config={})
     with pytest.raises(CornError, match="'partition-id'"):
         mod(Letter(Records(arrays=arrays, config=config), "train"), unnamed, grow)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"server-round": True},
+        {"server-round": 2**70},
+        {"server-round": -1},
+        {"corn.nonces": []},
+        {"corn.nonces": ["00" * 32] * 100_000},
+        {"corn.nonces": ["xy" * 32] * N},
+        {"corn.nonces": ["00"] * N},
+        {"corn.nonces": [7] * N},
+        {"corn.nonces": "0" * N},
+    ],
+)
+def test_a_server_that_names_nonsense_gets_a_refusal_before_the_client_trains(
+    mod: CornMod, change: dict[str, Any]
+) -> None:
+    def train(*_: object) -> None:
+        pytest.fail("the client app was called")
+
+    grid = Grid(mod, train)
+    config = {**introduce_agents(grid, N), "server-round": 1, **change}
+    with pytest.raises(PublicError, match="refuses to release"):
+        grid.ask(0, Letter(Records(arrays=Arrays(w=np.zeros(3)), config=config), "train"))
 
 
 def test_all_agents_must_introduce_themselves(mod: CornMod) -> None:

@@ -15,8 +15,8 @@ Flower is an extra: ``pip install 'corn-dsgd[flower]'``.
 from __future__ import annotations
 
 import importlib
-import json
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -37,11 +37,10 @@ from corn.errors import (
     MissingExtraError,
     PublicError,
 )
-from corn.files import writing_whole
 from corn.learn.step import clip_batch_gradients, release
 from corn.noise import ReleaseLedger, SecureSource, agent_keys, agree_on_nonce, draw_share
 from corn.noise.history import compose_history, read_history
-from corn.parsing import build_fields, parse_hex, read_json
+from corn.noise.ledger import LAST_STEP
 from corn.plan import Plan, fingerprint, load_plan
 
 # Flower calls a mod for the kinds of messages that the client app answers: an introduction is a
@@ -51,7 +50,7 @@ _NONCES, _ROUND = "corn.nonces", "server-round"
 _SECONDS_BETWEEN_POLLS = 0.5
 # Seeds of larger groups would need messages between clients, which Flower does not carry.
 _LARGEST_GROUP = 2
-_STATE = {"contribution": str, "run": str, "last_round": int}
+_NONCE = re.compile(r"[0-9a-f]{64}")
 _LOGGER = logging.getLogger("corn.flower")
 
 
@@ -59,8 +58,8 @@ _LOGGER = logging.getLogger("corn.flower")
 class AgentRelease:
     """One agent's releases under a plan, for a transport that CorN does not run.
 
-    Its state is a file beside its key, as client apps may live for one message only: the nonce that
-    the agent contributed to the present run, and the last round that it released.
+    Client apps may live for one message only, so the agent's ledger keeps the nonce that it
+    contributed to the present run, the nonces of the others, and the last round that it released.
 
     Args:
         plan: of all agents; on a complete graph with one round, noise cancels in the average.
@@ -78,16 +77,12 @@ class AgentRelease:
                 f"group of {largest}: plan with --seeds pairs"
             )
         self._plan, self._agent, self._keys = plan, agent, keys
-        # One file per plan: rounds of one plan must not count for another.
-        self._path = keys / f"agent-{agent}-{fingerprint(plan).hex()[:16]}.flower"
 
     def introduce(self) -> bytes:
         """Begin a run, and return the nonce that this agent contributes to it."""
+        # The ledger has a new nonce whenever it is opened so. With it the nonce of the run is new,
+        # whatever the server claims about other agents' nonces.
         with self._open() as ledger:
-            # The ledger has a new nonce whenever it is opened. With it the nonce of the run is new,
-            # whatever the server claims about other agents' nonces.
-            state = {"contribution": ledger.nonce.hex(), "run": "", "last_round": 0}
-            self._write(state)
             return ledger.nonce
 
     def release(
@@ -99,21 +94,27 @@ class AgentRelease:
             update: the difference of the client's model from the server's, shape (d,).
             round_number: from 1, larger than in every earlier release of the run.
             nonces: of all agents, of which this agent's own must be the one it contributed.
+
+        Raises:
+            PublicError: the server named a round or nonces under which no noise may be released.
+            BudgetSpentError: nothing of the budget is left.
         """
         self._plan.check_parameters(len(update))
+        _require_round(round_number)
+        _require_nonces(nonces, self._plan.num_agents)
         # A hash of all contributions and of the plan, which every client computes for itself.
         run = agree_on_nonce(nonces, plan_fingerprint=fingerprint(self._plan))
-        # The ledger is locked while the state is read and written.
-        with self._open() as ledger:
+        # Before anything is reserved: without keys there is no noise, and no release.
+        source = self._make_source()
+        with self._open(continues=True) as ledger:
+            self._check_run(ledger, run, round_number, nonces)
             # On the disk before noise is drawn: after a crash the round counts as released.
-            self._advance(run, round_number, nonces)
-            # Counts the release against the plan's T; raises when nothing of the budget is left.
             ledger.reserve(round_number)
         # Private noise and the shares of all pairs, in float64.
         noise = draw_share(
             self._plan.decomposition,
             self._agent,
-            source=self._make_source(),
+            source=source,
             nonce=run,
             step=round_number,
             stop=len(update),
@@ -129,36 +130,44 @@ class AgentRelease:
         )
         return np.asarray(released.numpy())
 
-    def get_epsilon(self, delta: float | None = None) -> float:
-        """Return the ε of all releases of this agent's data, under all plans of its keys."""
-        chosen = self._plan.budget.of_agent(self._agent).promise.delta if delta is None else delta
+    def get_epsilon(self, delta: float = 1e-5) -> float:
+        """Return the ε of all releases of this agent's data, under all plans of its keys.
+
+        It holds for the unit, the adjacency and the adversary that ``corn ledger`` names.
+        """
         history = read_history([self._keys], self._agent)
         if history.problems:
             raise FileFormatError(f"the total is not known: {history.problems[0]}")
-        return compose_history(history, chosen).total.epsilon
+        return compose_history(history, delta).total.epsilon
 
-    def _advance(self, run: bytes, round_number: int, nonces: Mapping[int, bytes]) -> None:
-        """Record a round before it is released; raise if its noise may have been used."""
-        state = self._read()
+    def _check_run(
+        self, ledger: ReleaseLedger, run: bytes, round_number: int, nonces: Mapping[int, bytes]
+    ) -> None:
+        """Raise if the noise of a round may have been released."""
         # A server that repeats an old list of nonces would get the old noise on a new update.
-        if nonces.get(self._agent, b"").hex() != state["contribution"]:
+        if nonces[self._agent] != ledger.nonce:
             raise PublicError(
                 "refuses to release: the nonce of this agent is not the one it contributed to this "
-                "run; start a new run"
+                "run; start a new run with corn.flower.introduce_agents"
             )
-        # The first release fixes the nonces of the run: with others, shares would no longer cancel.
-        if state["run"] not in ("", run.hex()):
-            raise PublicError("refuses to release: other agents' nonces changed during the run")
-        if round_number <= state["last_round"]:
+        if round_number < ledger.next_step:
             raise PublicError(
                 f"refuses to release round {round_number} again: with the same noise, the "
                 "difference of two releases would show the data"
             )
-        self._write({**state, "run": run.hex(), "last_round": round_number})
+        # The first release fixes the nonces of the run: with others, shares would no longer cancel.
+        try:
+            ledger.keep_nonce(run)
+        except InvalidArgumentError as error:
+            raise PublicError(
+                "refuses to release: other agents' nonces changed during the run"
+            ) from error
 
-    def _open(self) -> ReleaseLedger:
+    def _open(self, *, continues: bool = False) -> ReleaseLedger:
         precision = _find_precision(self._plan, self._agent)
-        return open_ledger(self._keys, self._agent, self._plan, precision=precision)
+        return open_ledger(
+            self._keys, self._agent, self._plan, precision=precision, continues=continues
+        )
 
     def _make_source(self) -> SecureSource:
         own = load_credentials(self._keys, self._agent, self._plan.num_agents)
@@ -172,22 +181,24 @@ class AgentRelease:
             )
         )
 
-    def _read(self) -> dict[str, Any]:
-        if not self._path.exists():
-            raise PublicError(
-                "refuses to release: this agent contributed no nonce; the server app must call "
-                "corn.flower.introduce_agents first"
-            )
-        document = read_json(self._path, kind="the state of an agent under Flower")
-        try:
-            return build_fields(_STATE, document, "the state")
-        except InvalidArgumentError as error:
-            raise FileFormatError(f"{self._path}: is damaged: {error}") from error
 
-    def _write(self, state: Mapping[str, object]) -> None:
-        # Durable: a state lost by a power failure would allow the same round again.
-        with writing_whole(self._path, durable=True, is_private=True) as partial:
-            partial.write_text(json.dumps(state), encoding="utf-8")
+def _require_round(found: object) -> int:
+    """Return the number of a round that a server named, or raise ``PublicError``."""
+    # By exact type: a bool is an integer to Python.
+    if type(found) is not int or not 1 <= found <= LAST_STEP:
+        raise PublicError(
+            f"refuses to release: the round must be a whole number from 1 to {LAST_STEP:,}"
+        )
+    return found
+
+
+def _require_nonces(found: Mapping[int, bytes], num_agents: int) -> None:
+    """Raise ``PublicError`` unless a server named one nonce for each agent of the plan."""
+    if len(found) != num_agents or set(found) != set(range(num_agents)):
+        raise PublicError(
+            f"refuses to release: there must be {num_agents} nonces, one for each agent, found "
+            f"{len(found)}"
+        )
 
 
 # Verifying a plan takes a while, and a client app is made anew for every message.
@@ -276,7 +287,7 @@ class CornMod:
     def _train(self, message: Any, context: Any, call_next: Callable[..., Any]) -> Any:
         flower, own = _import_flower(), self._find_agent(context)
         # A message without nonces is refused before the client app trains.
-        round_number, nonces = _read_config(message)
+        round_number, nonces = _read_config(message, _load(self._plan).num_agents)
         (name, given) = _only_arrays(message)
         reply = _call_app(call_next, message, context)
         if reply.has_error():
@@ -339,11 +350,17 @@ def _wait_for_nodes(grid: Any, num_agents: int, timeout: float) -> list[int]:
     return nodes
 
 
-def _read_config(message: Any) -> tuple[int, dict[int, bytes]]:
+def _read_config(message: Any, num_agents: int) -> tuple[int, dict[int, bytes]]:
     for record in message.content.config_records.values():
         if _NONCES in record and _ROUND in record:
-            listed = [parse_hex(str(text), "nonce") for text in record[_NONCES]]
-            return int(record[_ROUND]), dict(enumerate(listed))
+            listed = dict(enumerate(record[_NONCES]))
+            _require_nonces(listed, num_agents)
+            if not all(
+                isinstance(text, str) and _NONCE.fullmatch(text) for text in listed.values()
+            ):
+                raise PublicError("refuses to release: a nonce must have 64 hexadecimal digits")
+            nonces = {agent: bytes.fromhex(text) for agent, text in listed.items()}
+            return _require_round(record[_ROUND]), nonces
     raise PublicError(
         "refuses to release: the message has no nonces; give the strategy's start the train_config "
         "of corn.flower.introduce_agents"

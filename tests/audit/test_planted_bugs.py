@@ -1,21 +1,29 @@
 """Faults of published code, planted into the program one by one: each audit must find its fault."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
+import corn
 from corn.arrays import FloatArray
 from corn.audit import DEPLOYED, AuditReport, AuditSettings, Program, View, audit_plan
 from corn.audit.program import STEP_SIZE, derive_keys, draw_nonce, make_sampler
 from corn.covariance import Decomposition
+from corn.errors import CornError
 from corn.learn.batches import Batch, BatchSampler
+from corn.learn.loop_simulation import SimulatedTurns
+from corn.learn.own_loop import LoaderPart, PrivateOptimizer, PrivateTraining
+from corn.learn.sample_gradients import SampleGradients
 from corn.learn.sampling import SeededChoices
 from corn.learn.step import ClippedGradients, compute_gradients, gradient_norms
+from corn.learn.user_model import UserModel
 from corn.noise import Owner, draw_share
 from corn.plan import Plan
 from tests.audit.plans import agent_plan, sample_plan
@@ -220,3 +228,111 @@ def test_releases_off_the_grid(send: Any) -> None:
     assert "not multiples of the grid" in found
     # Noise in float64 is finer than a float32 message. A weight times float32 leaves out values.
     assert ("low-order bits reveal gradients" in found) == (send is release_float32)
+
+
+# Faults of a user's own loop. Each is refused by one check. Without that check, one sample moves
+# what the agent sends by more than the accounting assumes, though noise and batch are the same.
+
+Fault: TypeAlias = Callable[[PrivateTraining, Tensor, Tensor], None]
+
+
+def take_step(private: PrivateTraining, inputs: Tensor, targets: Tensor) -> None:
+    private.optimizer.backward(cross_entropy(private.module(inputs), targets, reduction="none"))
+    private.optimizer.step()
+
+
+def weigh_classes_in_a_mean(private: PrivateTraining, inputs: Tensor, targets: Tensor) -> None:
+    weight = torch.tensor([0.01, 1.0, 100.0])
+    mean = cross_entropy(private.module(inputs), targets, weight=weight)
+    private.optimizer.backward(mean.expand(len(inputs)))
+    private.optimizer.step()
+
+
+@torch.no_grad()
+def initialise_by_data(private: PrivateTraining, inputs: Tensor, _: Tensor) -> None:
+    private.module.bias.copy_(inputs.mean(dim=0))  # type: ignore[operator]
+
+
+def write_parameters(private: PrivateTraining, inputs: Tensor, targets: Tensor) -> None:
+    private.optimizer.backward(cross_entropy(private.module(inputs), targets, reduction="none"))
+    initialise_by_data(private, inputs, targets)
+    private.optimizer.step()
+
+
+def write_momentum(private: PrivateTraining, inputs: Tensor, targets: Tensor) -> None:
+    buffer = inputs.detach().mean(dim=0)
+    private.optimizer.state[private.module.bias]["momentum_buffer"] = buffer
+    take_step(private, inputs, targets)
+
+
+def set_rate_by_data(private: PrivateTraining, inputs: Tensor, targets: Tensor) -> None:
+    private.optimizer.param_groups[0]["lr"] = float(inputs.detach().abs().max())
+    take_step(private, inputs, targets)
+
+
+def normalise_batch(items: Sequence[Any]) -> Any:
+    inputs, targets = default_collate(list(items))
+    return (inputs - inputs.mean(dim=0)) / inputs.std(dim=0), targets
+
+
+def send_step(
+    private_step: Fault, sample: Tensor, label: int, collate: Any, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Tensor, corn.Plan]:
+    """Return what agent 0 sends in the first step if it has this sample among eight."""
+    plan, sent = sample_plan("every-step", "replace", num_steps=4), []
+    usual = SimulatedTurns.end
+
+    def record(self: SimulatedTurns, parameters: Tensor) -> Tensor | None:
+        sent.append(parameters.clone())
+        return usual(self, parameters)
+
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(8, 3, generator=generator) / 10
+    inputs[0] = sample
+    data = TensorDataset(inputs, torch.tensor([label, 1, 1, 1, 1, 1, 1, 1]))
+    model = nn.Linear(3, 3)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedTurns, "end", record)
+        private = corn.make_private(
+            plan,
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),
+            data_loader=[DataLoader(data, batch_size=8, collate_fn=collate)] * 4,
+        )
+        private_step(private, *next(iter(private.data_loader)))
+    return sent[0], plan
+
+
+def measure_excess(fault: Fault, collate: Any, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Return by how much one sample moves what is sent, relative to the accounted sensitivity."""
+    pairs = [(torch.full((3,), 30.0), 2), (torch.full((3,), -0.1), 0)]
+    (before, plan), (after, _) = (send_step(fault, *pair, collate, monkeypatch) for pair in pairs)
+    # lr · 2C/B, and half a step of the grid in each value of both.
+    most: float = 0.5 * (2 / 8 + plan.grid * len(before) ** 0.5)
+    return float((before - after).norm()) / most
+
+
+LOOP_FAULTS: list[tuple[Fault, Any, type, str]] = [
+    (weigh_classes_in_a_mean, None, SampleGradients, "_require_own_losses"),
+    (write_parameters, None, UserModel, "require_unchanged"),
+    (write_momentum, None, PrivateOptimizer, "_require_same_state"),
+    (set_rate_by_data, None, PrivateOptimizer, "_require_same_groups"),
+    (take_step, normalise_batch, LoaderPart, "_check_independence"),
+]
+
+
+@pytest.mark.parametrize(("fault", "collate", "owner", "check"), LOOP_FAULTS)
+def test_faults_of_the_users_own_loop(
+    fault: Fault, collate: Any, owner: type, check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(CornError):
+        measure_excess(fault, collate, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, check, lambda *_: None)
+        assert measure_excess(fault, collate, monkeypatch) > 1
+
+
+def test_a_loop_without_faults_keeps_the_sensitivity(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0.3 < measure_excess(take_step, None, monkeypatch) <= 1

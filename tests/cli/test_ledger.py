@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,22 @@ def test_people_read_units_adversaries_and_what_is_not_promised(corn: Runner, ke
     assert "an eavesdropper together with one insider" in outcome.stderr
     assert "promises nothing for an agent's whole data" in outcome.stderr
     assert "other folders are not counted" in outcome.stderr
+
+
+def test_no_output_shows_what_a_ledger_hides(corn: Runner, keys: Path) -> None:
+    release(keys, 1)
+    (path,) = keys.glob("*.ledger")
+    texts = set(re.findall(r"[0-9a-f]{64}", path.read_text()))
+    hidden = texts - {"01" * 32, "00" * 32}
+    assert len(hidden) == 2  # the nonce of the run, and the secret of the orders
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
+    damaged[5000] ^= 1
+    for content in (whole, bytes(damaged), whole[:-1], b"x" + whole[1:]):
+        path.write_bytes(content)
+        for options in ((), ("--json",)):
+            outcome = corn("ledger", keys, *options)
+            assert not any(text in outcome.stdout + outcome.stderr for text in hidden)
 
 
 def test_a_lost_ledger_is_an_error_after_what_is_known(corn: Runner, keys: Path) -> None:

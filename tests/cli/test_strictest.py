@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.optimize import linprog
 
 from corn.covariance import Horizon
 from corn.privacy import PrivacyBudget
@@ -27,6 +28,21 @@ def ldp_cost() -> float:
     A = Horizon(10, 0.1).matrix(load_network(GRAPH).mixing_matrix).diagonal()
     relaxed = np.where(CAPS.min() == CAPS, CAPS[1], CAPS)
     return float((A / CAPS).sum() / (A / relaxed).sum())
+
+
+def best_weighted_gain(caps: Any) -> float:
+    """Minimise max w_i²/b_i over weights that add up to 1, numerically."""
+    scaled = caps / caps.min()
+    n = len(scaled)
+    # The bound of each agent is a linear constraint on (w, s): w_i ≤ s √b_i.
+    found = linprog(
+        [0.0] * n + [1.0],
+        A_ub=np.c_[np.eye(n), -np.sqrt(scaled)],
+        b_ub=np.zeros(n),
+        A_eq=[[1.0] * n + [0.0]],
+        b_eq=[1.0],
+    )
+    return 1 / (n * n * float(found.fun) ** 2)
 
 
 def test_compare_states_the_cost_of_the_strictest_promise(corn: Runner) -> None:
@@ -91,8 +107,13 @@ def test_plan_and_verification_state_every_promise(corn: Runner, tmp_path: Path)
         assert own["promised_epsilon"] == epsilon
         assert own["epsilon"] <= epsilon * (1 + 1e-9)
     shown = corn("verify", tmp_path / "plan.corn").stdout
-    assert "× a trusted server's variance" in shown
     assert "agent 0: ε = 0.5" in shown
+    shown = " ".join(shown.split())
+    assert "× the variance of a trusted server that keeps the promise of agent 0 for all" in shown
+    assert found["weighted_central_ratio"] == made["weighted_central_ratio"]
+    weighted = made["central_ratio"] * best_weighted_gain(CAPS)
+    assert made["weighted_central_ratio"] == pytest.approx(weighted, rel=1e-3)
+    assert f"{made['weighted_central_ratio']:.4g} × that of a server that weights" in shown
 
 
 def test_a_hundred_agents_fit_a_table(corn: Runner, tmp_path: Path) -> None:
@@ -108,3 +129,53 @@ def test_a_hundred_agents_fit_a_table(corn: Runner, tmp_path: Path) -> None:
     assert len(read(corn("verify", plan, "--json").stdout)["agents"]) == 100
     one = corn("verify", plan, "--agent", 99).stdout
     assert "promised" in one
+
+
+SIZES = (12, 400, 500)
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> list[str]:
+    """Options for files of very different sizes, one for each agent."""
+    rng = np.random.default_rng(0)
+    for agent, size in enumerate(SIZES):
+        rows = rng.uniform(-1, 1, (size, 2))
+        lines = [f"{a:.4f},{b:.4f},{int(a > b)}" for a, b in rows]
+        (tmp_path / f"{agent}.csv").write_text("\n".join(["a,b,y", *lines]), encoding="utf-8")
+    bounds = tmp_path / "bounds.csv"
+    bounds.write_text("column,least,most\na,-1,1\nb,-1,1\n", encoding="utf-8")
+    files = ["--data", str(tmp_path / "{agent}.csv"), "--target", "y", "--bounds", str(bounds)]
+    budget = ["--unit", "sample", "--epsilon", "1", "--steps", "20", "--batch-size", "20"]
+    run = ["--graph", "ring:3", "--mechanism", "corn", "--step-size", "0.1"]
+    return [*files, *budget, *run]
+
+
+def test_a_small_site_is_named_where_it_decides_the_noise_of_all(
+    corn: Runner, sites: list[str]
+) -> None:
+    """A model full of noise is not reported as nearly as good as a trusted server's."""
+    shown = " ".join(corn("train", *sites, "--sampling", "passes").stdout.split())
+    # Agent 0 has less than one batch of 20, so all 20 steps may use a sample of it. The others have
+    # more than 10 batches and fewer than 20, so two passes begin.
+    caps = np.array([1 / 20, 1 / 2, 1 / 2])
+    assert "keeps the promise of agent 0 for all" in shown
+    assert "weights agents by their promises" in shown
+    assert "--sampling poisson with one --sampling-rate" in shown
+    facts = read(corn("train", *sites, "--sampling", "passes", "--json").stdout)
+    own = facts["contenders"]["corn"]
+    gain = own["weighted_central_ratio"] / own["central_ratio"]
+    assert gain == pytest.approx(best_weighted_gain(caps), rel=1e-6)
+    assert gain > 5
+    assert own["weighted_central_ratio"] > 5
+
+
+def test_one_rate_for_all_needs_no_other_reference(corn: Runner, sites: list[str]) -> None:
+    shown = " ".join(corn("train", *sites).stdout.split())
+    assert "× a trusted server's noise variance in the average model" in shown
+    assert "for all" not in shown
+
+
+def test_a_budget_that_counts_on_the_smallest_site_is_noted(corn: Runner, sites: list[str]) -> None:
+    counted = corn("train", *sites, "--sampling", "passes", "--samples-per-agent", 5)
+    assert "counts on 5 samples of every agent" in counted.stderr
+    assert "counts on" not in corn("train", *sites).stderr

@@ -12,28 +12,37 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 from corn.arrays import FloatArray, IntArray
 from corn.covariance import ThreatModel
 from corn.distributed import AgentResult, Rendezvous, RunSettings, RunStatus, run_agent
+from corn.distributed.agent import digest_data, run_problem
 from corn.distributed.startup.keyring import Keyring, RehearsalLedger, make_keys, open_ledger
 from corn.distributed.startup.samples import suggest_plan
 from corn.distributed.startup.start_errors import RefusalError
+from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn import Constant
 from corn.learn.batches import BatchSampler
+from corn.learn.own_loop import LoopTask, number_rows
+from corn.learn.problem import DataSource, TrainingProblem, make_problem
 from corn.learn.sampling import TooFewSamplesError
-from corn.noise import Secret, generate_identity
+from corn.learn.training import make_task
+from corn.learn.user_model import UserModel
+from corn.noise import Secret, rotate_key
 from corn.noise.choices import SecretChoices
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
 
-from .threads import run_in_threads
+from .threads import make_identities, run_in_threads
 
 SAMPLES, BATCH, STEPS = 40, 8, 12
 # Accounting of Poisson sampling takes a tenth of a second for each number of steps.
 FEW_STEPS = 4
+
+
+TASK = make_task(nn.Linear(5, 2), nn.functional.cross_entropy)
 
 
 def sample_plan(sampling: Any, num_steps: int = STEPS, **changes: Any) -> Plan:
@@ -71,19 +80,23 @@ class Recorder:
         out: Path,
         *,
         sizes: Sequence[int] = (SAMPLES,) * 3,
+        rows: Sequence[int] | None = None,
         **more: Any,
     ) -> list[AgentResult | BaseException]:
+        """Train all agents, on some rows of their data if they are given."""
+
         def train(rendezvous: Rendezvous) -> AgentResult:
             self.agent.number, rendezvous.keys = rendezvous.agent, keys
             model = nn.Linear(5, 2)
             nn.init.zeros_(model.weight)
             nn.init.zeros_(model.bias)
+            dataset: Any = samples_of(rendezvous.agent, sizes[rendezvous.agent])
             return run_agent(
                 plan,
                 rendezvous=rendezvous,
                 model=model,
                 loss=nn.functional.cross_entropy,
-                dataset=samples_of(rendezvous.agent, sizes[rendezvous.agent]),
+                dataset=dataset if rows is None else Subset(dataset, rows),
                 out=out,
                 settings=RunSettings(
                     Constant(0.5), evaluate_at=(0,), timeout=20, checkpoint_every=3, **more
@@ -133,21 +146,113 @@ def test_two_runs_of_an_agent_take_other_samples(recorder: Recorder, tmp_path: P
         assert rows[:2] != rows[2:]
 
 
-def test_nothing_public_determines_coins_or_orders() -> None:
-    """Equal plan, agent, nonce and ledger: coins are new each time, orders follow from the key."""
-    plan = sample_plan("poisson")
-    ledger = RehearsalLedger(12, bytes(32))
-    rings = [Keyring(ledger, identity=generate_identity()) for _ in range(2)]
-    made = [ring.make_choices(plan, 0) for ring in rings for _ in range(2)]
-    coins = [tuple(each.draw_coins(0, [20])) for each in made]
-    assert len(set(coins)) == 4
-    orders = [tuple(each.draw_order(0, 0, size=20)) for each in made]
-    assert orders[0] == orders[1] != orders[2] == orders[3]
-    # Another plan or another agent has other orders, under the same key.
-    other = rings[0].make_choices(sample_plan("poisson", 13), 0).draw_order(0, 0, size=20)
-    second = rings[0].make_choices(plan, 1).draw_order(0, 0, size=20)
-    assert len({orders[0], tuple(other), tuple(second)}) == 3
-    assert all(isinstance(each, SecretChoices) for each in made)
+CHANGES = {
+    "other keys": range(SAMPLES),
+    "more rows": range(SAMPLES + 7),  # as many batches as before
+    "another order": [*range(7, SAMPLES), *range(7)],
+    "another row": [*range(1, SAMPLES), SAMPLES],
+    "nothing": range(SAMPLES),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_keys_and_other_data_put_no_sample_into_two_batches_of_a_pass(
+    change: str, recorder: Recorder, tmp_path: Path
+) -> None:
+    """The attack: a run ends within a pass of 5 batches, and the next one has other orders."""
+    plan, keys, length = sample_plan("passes"), tmp_path / "keys", SAMPLES // BATCH
+    sizes, rows = (SAMPLES + 7,) * 3, CHANGES[change]
+    first = recorder.run(
+        plan, keys, tmp_path / "one", sizes=sizes, rows=range(SAMPLES), num_steps=7
+    )
+    if change == "other keys":
+        for agent in range(3):
+            rotate_key(keys, agent)
+        make_identities.cache_clear()  # those with which agents meet in threads
+    second = recorder.run(plan, keys, tmp_path / "two", sizes=sizes, rows=rows)
+    assert all(isinstance(result, AgentResult) for result in (*first, *second)), (first, second)
+    is_same = change in ("other keys", "nothing")
+    for agent, own in recorder.batches.items():
+        result = second[agent]
+        assert isinstance(result, AgentResult)
+        # Other data begins the third pass; the same data, also under other keys, the rest of the
+        # second.
+        assert [number for number, _ in own] == [*range(7), *range(7 if is_same else 10, STEPS)]
+        assert any("begins a new pass" in note for note in result.private_notes) == (not is_same)
+        assert "begins a new pass" not in f"{result.notes} {result.to_json()}"
+        passes: dict[int, list[int]] = defaultdict(list)
+        for k, (number, batch) in enumerate(own):
+            passes[number // length] += batch if k < 7 else [rows[row] for row in batch]
+        assert all(len(set(used)) == len(used) for used in passes.values())
+        counts = np.bincount(np.concatenate(list(passes.values())))
+        assert counts.max() <= plan.budget.query.participations(STEPS) == 3
+
+
+def test_a_digest_is_taken_where_it_decides_on_passes() -> None:
+    """A user's loop has its samples elsewhere: their row numbers tell nothing about them."""
+
+    def digest(sampling: str, data: DataSource) -> bytes | None:
+        problem = make_problem(TASK, [data], 1)
+        return digest_data(sample_plan(sampling), 0, problem)
+
+    one, other = samples_of(0), samples_of(1)
+    found = [digest("passes", each) for each in (one, Subset(one, range(SAMPLES)), other)]
+    assert found[0] == found[1] != found[2]
+    inputs, targets = one.tensors
+    for changed in (
+        (inputs.flip(0), targets.flip(0)),
+        (inputs, 1 - targets),
+        (inputs.double(), targets),
+        (inputs[1:], targets[1:]),
+        (inputs.view(SAMPLES, 1, 5), targets),
+    ):
+        assert digest("passes", TensorDataset(*changed)) not in found
+    assert digest("poisson", one) is None
+    assert digest("every-step", one) is None
+    model = UserModel(nn.Linear(5, 2), clips_samples=True)
+    loop = TrainingProblem(LoopTask(model, lambda *_: None), number_rows(SAMPLES))  # type: ignore[arg-type]
+    assert digest_data(sample_plan("passes"), 0, loop) is None
+
+
+def test_an_agent_does_not_return_with_an_older_ledger(recorder: Recorder, tmp_path: Path) -> None:
+    """Its checkpoints show more releases than the ledger that was restored."""
+    plan, keys = sample_plan("every-step", FEW_STEPS, samples_per_agent=None), tmp_path / "keys"
+    make_keys(keys, 3)
+    with open_ledger(keys, 0, plan, precision=0.0):
+        pass
+    (path,) = keys.glob("agent-0-*.ledger")
+    older = path.read_bytes()
+    recorder.run(plan, keys, tmp_path)
+    path.write_bytes(older)
+
+    def rejoin(rendezvous: Rendezvous) -> AgentResult | None:
+        rendezvous.keys = keys
+        if rendezvous.agent != 0:
+            return None
+        return run_problem(
+            plan,
+            make_problem(TASK, [samples_of(rendezvous.agent)], 1),
+            rendezvous=rendezvous,
+            out=tmp_path,
+            settings=RunSettings(Constant(0.5), timeout=1),
+            rejoins=True,
+        )
+
+    refused, *_ = run_in_threads(3, rejoin)
+    assert isinstance(refused, FileFormatError), refused
+    assert "releases, but the ledger beside the key counts 0" in str(refused)
+    assert "an older copy of it, which must not be used" in str(refused)
+
+
+def test_only_a_rehearsal_has_public_orders(tmp_path: Path) -> None:
+    plan = sample_plan("passes")
+    make_keys(tmp_path, 3)
+    with open_ledger(tmp_path, 0, plan, precision=1.0) as ledger:
+        assert isinstance(Keyring(ledger).make_choices(None), SecretChoices)
+    with pytest.raises(
+        InvalidArgumentError, match="must be a release ledger unless in a rehearsal"
+    ):
+        Keyring(RehearsalLedger(12, bytes(32))).make_choices(None)
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "passes"])
@@ -162,6 +267,17 @@ def test_no_file_of_a_run_has_a_secret_or_a_batch(
     found = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(found) > 9
     assert len(secrets) == 6
+    # Ledgers have the secrets from which the orders follow, and no other file has them.
+    ledgers = {path: path.read_bytes() for path in found if path.suffix == ".ledger"}
+    roots = {
+        form
+        for content in ledgers.values()
+        for text in re.findall(rb"secret ([0-9a-f]{64})\n", content)
+        for form in (text, bytes.fromhex(text.decode()))
+    }
+    assert len(roots) == 6
+    for path in found:
+        assert path in ledgers or not any(form in path.read_bytes() for form in roots), path
     hidden = [form for secret in secrets for form in (secret, secret.hex().encode())]
     for own in recorder.batches.values():
         for _, rows in own:

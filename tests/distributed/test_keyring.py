@@ -1,6 +1,7 @@
 """Keys come from the agent's own files, and seeds of larger groups reach their members only."""
 
 import shutil
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,12 +9,14 @@ import numpy as np
 import pytest
 
 from corn.covariance import ThreatModel
+from corn.distributed import RunSettings
 from corn.distributed.startup.keyring import (
     Keyring,
     RehearsalLedger,
     load_credentials,
     make_keys,
     make_rehearsal_source,
+    open_keyring,
     open_ledger,
     share_group_seeds,
 )
@@ -32,7 +35,7 @@ from corn.noise import (
     save_identity,
     simulated_keys,
 )
-from corn.plan import Plan, fingerprint
+from corn.plan import Plan, fingerprint, verify_plan
 
 from .harness import small_plan
 from .threads import run_in_threads
@@ -202,6 +205,28 @@ def test_a_crash_before_the_key_records_its_use_loses_nothing(
         with open_for(tmp_path, plan) as ledger:
             assert ledger.remaining == 10
         assert key.read_bytes() == unused + line
+
+
+def test_every_later_total_counts_the_least_noise_that_a_run_may_have_had(tmp_path: Path) -> None:
+    """A run that may make new plans for survivors releases with any noise up to the cap."""
+    plan = small_plan("star:4", 12, mechanism="decor", threat=ThreatModel())
+    make_keys(tmp_path, 4)
+    agent = int(np.argmin([own.precision for own in verify_plan(plan).guarantees]))
+    planned = verify_plan(plan).guarantees[agent].precision
+    cap = float(plan.precision_caps[agent])
+    assert planned < 0.9 * cap
+    credentials = load_credentials(tmp_path, agent, 4)
+    counted = []
+    for policy in ("continue", "replan", "continue"):
+        settings = RunSettings(on_dropout=policy)
+        with ExitStack() as stack:
+            keyring = open_keyring(plan, credentials, settings, tmp_path, stack, precision=planned)
+            keyring.ledger.reserve(0)
+            assert isinstance(keyring.ledger, ReleaseLedger)
+            counted.append(keyring.ledger.expense)
+        assert read_history([tmp_path], agent).expenses == (counted[-1],)
+    assert [own.precision for own in counted] == [planned, cap, cap]
+    assert [own.num_releases for own in counted] == [1, 2, 3]
 
 
 def _crash(*_: object) -> None:

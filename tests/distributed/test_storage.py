@@ -131,12 +131,20 @@ def test_a_run_resumes_only_with_its_own_model_and_ledger(tmp_path: Path) -> Non
     checkpoints, settings = CheckpointFolder(tmp_path, PLAN, 2), RunSettings(resume=True)
     found = find_checkpoints(checkpoints, settings, num_parameters=5, num_releases=17)
     assert found == {10}
-    for wrong in (
-        {"num_parameters": 6, "num_releases": 17},
-        {"num_parameters": 5, "num_releases": 16},
-    ):
-        with pytest.raises(FileFormatError, match=r"checkpoint-10\.corn"):
-            find_checkpoints(checkpoints, settings, **wrong)
+    for parameters, releases in ((6, 17), (5, 16)):
+        # An agent that rejoins a run needs no checkpoint, but those it has must fit its ledger.
+        for own, rejoins in ((settings, False), (RunSettings(), True)):
+            with pytest.raises(FileFormatError, match=r"checkpoint-10\.corn"):
+                find_checkpoints(
+                    checkpoints,
+                    own,
+                    num_parameters=parameters,
+                    num_releases=releases,
+                    rejoins=rejoins,
+                )
+    assert not find_checkpoints(
+        checkpoints, RunSettings(), num_parameters=5, num_releases=17, rejoins=True
+    )
 
 
 def test_a_full_disk_is_one_line_and_keeps_earlier_checkpoints(

@@ -1,5 +1,6 @@
 """Figures have the panels, lines and texts that they should."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 
 from corn.errors import InvalidArgumentError
 from corn.experiments import FULL, CellStore, Scale, Training, make_studies, reproduce
+from corn.experiments.methods import AUTHORS_METHODS, CORN_PAPER, choose_methods
+from corn.experiments.studies import TrainingStudy
 
 from .scales import TINY
 
@@ -78,3 +81,44 @@ def test_seeds_are_split_into_pilots_and_repeats() -> None:
     assert make_training(7, None).pilot_blocks == ((0, 1), (2, 3), (4, 5), (6,))
     with pytest.raises(InvalidArgumentError, match="num_pilots"):
         make_training(7, 0)
+
+
+@pytest.mark.parametrize("epsilon", [3.0, 10.0, 40.0])
+def test_the_lines_of_the_authors_code_have_its_noise(epsilon: float) -> None:
+    """Its bound is on the sum of clipped samples, to which the noise is added before the mean."""
+    delta, steps, clip, batch_size = 1e-5, 1000, 0.1, 128
+    log = math.log(1 / delta)
+    bound = (math.sqrt(log + epsilon) - math.sqrt(log)) ** 2 / (2 * steps * clip**2)
+    for method in AUTHORS_METHODS:
+        budget = method.budget(epsilon, delta, steps, clip, "sample", batch_size)
+        # The mean has 1/B² of the noise variance of the sum.
+        assert budget.precision_cap == pytest.approx(bound * batch_size**2, rel=1e-12)
+    # The constant of the paper's eq. (13b) is another noise.
+    ratio = bound * batch_size**2
+    ratio /= CORN_PAPER.budget(epsilon, delta, steps, clip, "sample", batch_size).precision_cap
+    assert abs(ratio - 1) > 0.05
+
+
+def test_the_lines_of_the_authors_code_are_drawn_by_name_and_for_samples() -> None:
+    assert not set(AUTHORS_METHODS) & set(FULL.methods)
+    scale = TINY.restrict(methods=choose_methods(["corn-authors", "ldp"]))
+    lines = {
+        study.panel.name: {own.name for own in study.places[0].methods}
+        for study in make_studies(["fig5a"], scale)
+        if isinstance(study, TrainingStudy)
+    }
+    assert lines == {"fig5a-agent": {"ldp"}, "fig5a-sample": {"ldp", "corn-authors"}}
+    alone = TINY.restrict(methods=AUTHORS_METHODS)
+    assert [study.panel.name for study in make_studies(["fig5a"], alone)] == ["fig5a-sample"]
+    with pytest.raises(InvalidArgumentError, match="fig5a-sample"):
+        make_studies(["fig1a"], alone)
+
+
+@pytest.mark.slow
+def test_the_lines_of_the_authors_code_are_trained(tmp_path: Path) -> None:
+    scale = TINY.restrict(methods=AUTHORS_METHODS, epsilons=[10])
+    made = reproduce(["fig5a-sample"], scale, store=CellStore(tmp_path), jobs=1)
+    assert {row["accounting"] for row in made.runs} == {"rdp"}
+    ((panel, points),) = made.panels
+    assert {point.method for point in points} == set(AUTHORS_METHODS)
+    assert panel.unit == "sample"

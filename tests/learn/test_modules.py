@@ -324,6 +324,18 @@ class Dropping(nn.Module):
         return self.layer(functional.dropout(x, 0.5))
 
 
+class RunningLoss:
+    """A loss relative to a running mean, which earlier samples have set."""
+
+    def __init__(self) -> None:
+        self.mean = 1.0
+
+    def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
+        loss = functional.cross_entropy(outputs, targets)
+        self.mean = 0.99 * self.mean + 0.01 * float(loss.detach())
+        return loss / self.mean
+
+
 FROZEN = nn.Linear(3, 2).requires_grad_(False)
 
 
@@ -336,6 +348,7 @@ FROZEN = nn.Linear(3, 2).requires_grad_(False)
         (FROZEN, functional.cross_entropy, "parameters that are not frozen"),
         (nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="none"), r"one number.*found shape \(2,\)"),
         (nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="sum"), "found the sum"),
+        (nn.Linear(3, 2), RunningLoss(), "must not keep state between calls"),
         (nn.Linear(4, 2), functional.cross_entropy, r"found inputs float32 of shape \(3,\)"),
         (nn.Linear(3, 1), functional.cross_entropy, "must accept the samples"),
     ],
@@ -348,3 +361,34 @@ def test_unsuitable_modules_and_losses_are_refused(
     with pytest.raises(InvalidArgumentError, match=message):
         train("ring:4", budget, model=model, loss=loss, datasets=make_datasets())
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def compare_in_batch(outputs: Any, targets: Tensor) -> Tensor:
+    """Return a loss by which the samples of a batch repel each other."""
+    repelled: Tensor = (outputs @ outputs.T).mean()
+    return functional.cross_entropy(outputs, targets) + repelled
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(weight=torch.tensor([0.01, 1.0, 100.0])),
+        nn.CrossEntropyLoss(ignore_index=0),
+        compare_in_batch,
+    ],
+)
+def test_clipped_samples_are_alone_in_the_loss(loss: MeanLoss) -> None:
+    """Whatever a mean loss divides by, replacing a sample moves the sum by 2C/B at most."""
+    task, vector = ModuleTask(nn.Linear(3, 3), loss), torch.zeros(1, 1, 12)
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(1, BATCH, 3, generator=generator) / 10
+    weights = torch.full((1, BATCH), 1 / BATCH, dtype=torch.float64)
+    found = []
+    for label in range(3):
+        X, y = inputs.clone(), torch.tensor([[label, 1, 1, 1, 1]])
+        X[0, 0] = 100 * torch.randn(3, generator=generator)
+        batch = Batch(X, y, weights, is_average=True, most_samples=BATCH)
+        clip = torch.ones(1, dtype=torch.float64)
+        found.append(task.gradient(vector, batch, sample_clip=clip).values.view(-1))
+    moves = torch.pdist(torch.stack(found))
+    assert 0 < float(moves.max()) <= 2 / BATCH

@@ -235,7 +235,7 @@ def test_describe_names_unit_clipping_adjacency_and_accounting(
         ),
         (
             {**SAMPLE, "sampling_rate": 0.1, "delta": 1e-13},
-            r"delta must be in \[5e-12, .*found 1e-13",
+            r"delta must be in \[5e-11, .*found 1e-13",
         ),
         (
             {**SAMPLE, "sampling_rate": 1e-6, "num_steps": 5},

@@ -8,7 +8,14 @@ import pytest
 from matplotlib.text import Annotation
 
 from corn.experiments import FULL, QUICK, Panel, Point, Scale, make_studies
-from corn.experiments.methods import CORN_PAPER, LDP_PAPER, METHODS, NONE, MethodSpec
+from corn.experiments.methods import (
+    AUTHORS_METHODS,
+    CORN_PAPER,
+    LDP_PAPER,
+    METHODS,
+    NONE,
+    MethodSpec,
+)
 from corn.experiments.studies import NoiseStudy
 from corn.report import save_figure
 from corn.report.panels import plot_panel, style_of
@@ -73,7 +80,8 @@ def test_no_two_lines_of_a_panel_look_the_same(scale: Scale) -> None:
         assert isinstance(study, NoiseStudy)
         methods = {entry.method for entry in study.entries}
         assert len({style_of(method) for method in methods}) == len(methods)
-    assert len({style_of(method) for method in METHODS}) == len(METHODS)
+    named = (*METHODS, *AUTHORS_METHODS)
+    assert len({style_of(method) for method in named}) == len(named)
 
 
 def test_a_method_without_a_style_gets_the_colour_of_its_mechanism() -> None:

@@ -20,6 +20,7 @@ from corn.cli.output import (
 )
 from corn.cli.strictest import (
     StrictestPromise,
+    describe_reference,
     find_strictest,
     list_agents,
     strictest_facts,
@@ -36,6 +37,7 @@ from corn.covariance import (
     design,
     read_mechanism,
 )
+from corn.covariance.problem import weighting_gain
 from corn.errors import InvalidArgumentError
 from corn.privacy import PrivacyBudget
 from corn.topology import Network
@@ -228,6 +230,8 @@ def _facts(
                     "ratio_to_ldp": value / row["ldp"],
                     "ratio_to_central": value / row["central"],
                     "central_ratio": _central_ratio(designs, objective, name),
+                    "weighted_central_ratio": _central_ratio(designs, objective, name)
+                    * weighting_gain(caps),
                     "adversary": _find_design(designs[objective], name).adversary,
                     **_design_facts(designs[objective].get(name)),
                 }
@@ -277,7 +281,7 @@ def _print(
             ("promise", budget.describe()),
             *strictest_facts(budget, network.num_agents),
             ("against", "an eavesdropper who sees every message, and insiders as listed"),
-            ("average × server", "noise variance of the average over a trusted server's"),
+            ("average × server", describe_reference(budget)),
             ("gossip", f"{network.gossip} in each step"),
         ],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from corn import learn
 from corn.cli.learning import draw_run
 from corn.cli.outcome import describe_outcome
 from corn.cli.output import collect_sampling, print_facts, print_line, print_note, print_table
-from corn.cli.strictest import strictest_facts
+from corn.cli.strictest import describe_reference, strictest_facts
 from corn.covariance import Objective, ThreatModel
 from corn.plan import Plan, fingerprint
 from corn.privacy import PrivacyBudget
@@ -31,10 +32,8 @@ _COLUMNS = {
     "train_loss": "train loss",
     "consensus_distance": "disagreement",
 }
-_LEGEND = (
-    ("scores", "means over the agents' own models; 'average': those of their average model"),
-    ("× server", "noise variance of the average over a trusted server's"),
-)
+_SCORES = "means over the agents' own models; 'average': those of their average model"
+_FAR_MORE = 2
 _BEYOND: dict[GridEnd, str] = {"smallest": "smaller", "largest": "larger"}
 
 
@@ -130,7 +129,8 @@ def print_comparison(
             *strictest_facts(terms.budget, network.num_agents),
             ("mixing", terms.describe_mixing()),
             ("runs", _describe_runs(len(result.seeds))),
-            *_LEGEND,
+            ("scores", _SCORES),
+            ("× server", describe_reference(terms.budget)),
         ],
     )
     print_table(
@@ -146,6 +146,7 @@ def print_comparison(
         [_make_row(method, facts[method.name], shown) for method in methods],
     )
     print_note(result.privacy)
+    _note_least(terms.budget, problem.data.sizes)
     for note in result.private_notes:
         print_note(note)
     for run, breakdown in result.stopped.items():
@@ -164,7 +165,7 @@ def print_outcome(problem: learn.TrainingProblem, tuning: learn.Tuning) -> None:
     if not methods:
         return
     chosen, budget = methods[0], methods[0].budget
-    if budget is None or chosen.central_ratio is None:
+    if budget is None or chosen.central_ratio is None or chosen.weighted_central_ratio is None:
         return
     own = learn.summarize_methods(problem, tuning)[chosen.name]
     spent = own["simulated_epsilon" if budget.is_uniform else "simulated_epsilon_of_each_agent"]
@@ -174,6 +175,7 @@ def print_outcome(problem: learn.TrainingProblem, tuning: learn.Tuning) -> None:
         budget,
         threat=chosen.threat,
         central_ratio=chosen.central_ratio,
+        weighted_ratio=chosen.weighted_central_ratio,
         is_simulated=True,
     )
     print_line(None if text is None else f"{chosen.name}: {text}")
@@ -209,6 +211,17 @@ def _format_score(own: dict[str, object], column: str) -> str:
         return ""
     width = cast("dict[str, float]", own["intervals"]).get(column)
     return f"{own[column]:.4g}" + ("" if width is None else f" ± {width:.2g}")
+
+
+def _note_least(budget: PrivacyBudget, sizes: Sequence[int]) -> None:
+    """Print a note if the budget counts on far fewer samples than most agents have."""
+    least, usual = budget.samples_per_agent, statistics.median(sizes)
+    if isinstance(least, int) and usual > _FAR_MORE * least:
+        print_note(
+            f"the noise, and that of the trusted server, counts on {least:,} samples of every "
+            f"agent, and half of the agents have {usual:,.0f} or more: a lower rate for all agents "
+            "(--sampling poisson --sampling-rate) needs less noise"
+        )
 
 
 def _describe_runs(num_runs: int) -> str:

@@ -26,7 +26,7 @@ from corn.cli.output import (
     save_json,
     warn_of_insiders,
 )
-from corn.cli.strictest import strictest_facts
+from corn.cli.strictest import describe_average, strictest_facts
 from corn.cli.watching import designing, raise_if_interrupted
 from corn.covariance import (
     Auto,
@@ -214,6 +214,7 @@ def design_facts(
         "gap": result.gap,
         "average_noise_variance": result.average_noise_variance,
         "central_ratio": result.central_ratio,
+        "weighted_central_ratio": result.weighted_central_ratio,
         "noise_std": result.noise_std,
         "independent_variance": result.independent_variance,
         "max_streams": max(streams),
@@ -249,7 +250,8 @@ def _print(
         ),
         (
             "noise in the average",
-            f"{result.average_noise_variance:.4g}   ({result.central_ratio:.4g} × central DP)",
+            f"{result.average_noise_variance:.4g}   "
+            f"({describe_average(result.central_ratio, result.weighted_central_ratio, budget)})",
         ),
         ("mixing", described_mixing),
         ("split σ_mix² I + R_cor", f"σ_mix² = {result.independent_variance:.6g}"),

@@ -19,9 +19,9 @@ from corn.cli.monitoring import MonitoringOptions
 from corn.cli.options import JsonOption, MechanismOption, MixingOptions, PlotOption, ThreatOptions
 from corn.cli.outcome import describe_outcome
 from corn.cli.output import collect_sampling, print_facts, print_json, print_line, print_note
-from corn.cli.plan import describe_average, describe_mixing
+from corn.cli.plan import describe_mixing
 from corn.cli.records import read_configuration
-from corn.cli.strictest import strictest_facts
+from corn.cli.strictest import describe_average, strictest_facts
 from corn.covariance import MECHANISMS, MechanismName
 from corn.covariance.design import default_threat
 from corn.plan import fingerprint, load_plan
@@ -246,6 +246,7 @@ def _facts(
         **collect_sampling(plan.budget),
         "adversary": plan.threat.describe(),
         "central_ratio": plan.central_ratio,
+        "weighted_central_ratio": plan.weighted_central_ratio,
         "gossip": str(plan.network.gossip),
         "cooldown_steps": plan.cooldown_steps,
         "status": launched.status.value,
@@ -321,7 +322,10 @@ def _print(launched: distributed.LaunchResult) -> None:
             ("promise", _promise(launched)),
             *strictest_facts(plan.budget, plan.num_agents),
             ("against", plan.threat.describe()),
-            ("noise in the average", describe_average(plan.central_ratio)),
+            (
+                "noise in the average",
+                describe_average(plan.central_ratio, plan.weighted_central_ratio, plan.budget),
+            ),
             ("steps", f"{result.num_steps} ({launched.status})"),
             *(
                 (what, f"{last[name]:.4g}")
@@ -349,6 +353,7 @@ def _print_outcome(launched: distributed.LaunchResult) -> None:
             plan.budget,
             threat=plan.threat,
             central_ratio=plan.central_ratio,
+            weighted_ratio=plan.weighted_central_ratio,
             is_simulated=launched.is_rehearsal,
         )
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from corn.cli.strictest import describe_server
 from corn.covariance import ThreatModel
 from corn.privacy import PrivacyBudget
 from corn.privacy.rounding import round_up_range
@@ -26,13 +27,15 @@ def describe_outcome(
     *,
     threat: ThreatModel,
     central_ratio: float,
+    weighted_ratio: float,
     is_simulated: bool = False,
 ) -> str | None:
     """Return score, ε, unit, adversary and the ratio to a trusted server, if there is a score.
 
     >>> budget = PrivacyBudget(1, 1e-5, num_steps=10, clip=1)
     >>> scores = {"test_accuracy": 0.9312}
-    >>> describe_outcome(scores, 1.0, budget, threat=ThreatModel(1), central_ratio=1.2)
+    >>> ratios = {"central_ratio": 1.2, "weighted_ratio": 1.2}
+    >>> describe_outcome(scores, 1.0, budget, threat=ThreatModel(1), **ratios)
     "93.1 % test accuracy at ε = 1 for one agent's whole data set, against an eavesdropper and one
     insider, with 1.2 × a trusted server's noise variance in the average model"
     """
@@ -49,6 +52,5 @@ def describe_outcome(
     insiders = f" and {threat.describe_colluders()}" if threat.max_colluders else ""
     return (
         f"{said[0]} at {kind} = {round_up_range(spent)} for {budget.queries[0].protects}, against "
-        f"an eavesdropper{insiders}, with {central_ratio:.3g} × a trusted server's noise variance "
-        "in the average model"
+        f"an eavesdropper{insiders}, with {describe_server(central_ratio, weighted_ratio, budget)}"
     )

@@ -24,7 +24,7 @@ from corn.cli.output import (
     print_note,
     warn_of_insiders,
 )
-from corn.cli.strictest import strictest_facts
+from corn.cli.strictest import describe_average, strictest_facts
 from corn.cli.watching import designing, raise_if_interrupted
 from corn.covariance import Corn
 from corn.plan import FloatType, Plan, fingerprint, make_plan, save_plan
@@ -107,6 +107,7 @@ def plan_facts(made: Plan) -> dict[str, object]:
         "value": made.certificate.value,
         "lower_bound": made.certificate.lower_bound,
         "central_ratio": made.central_ratio,
+        "weighted_central_ratio": made.weighted_central_ratio,
         "num_seed_groups": len(made.decomposition.seed_groups),
         "max_streams": max(streams),
         "max_masks": made.decomposition.most_masks,
@@ -114,11 +115,6 @@ def plan_facts(made: Plan) -> dict[str, object]:
         "max_parameters": made.max_parameters,
         "dtype": made.dtype,
     }
-
-
-def describe_average(central_ratio: float) -> str:
-    """Return the noise variance of the average relative to a trusted server's."""
-    return f"{central_ratio:.4g} × a trusted server's variance, for the same promise"
 
 
 def describe_mixing(made: Plan) -> str:
@@ -147,7 +143,10 @@ def _print(made: Plan) -> None:
             ("minimises", f"Tr(A R), {made.objective.describe()}"),
             ("noise energy", f"{certificate.value:.6g} ({certificate.status})"),
             ("lower bound", round_bound_down(certificate.lower_bound)),
-            ("noise in the average", describe_average(made.central_ratio)),
+            (
+                "noise in the average",
+                describe_average(made.central_ratio, made.weighted_central_ratio, made.budget),
+            ),
             ("mixing", describe_mixing(made)),
             (
                 "seeds",

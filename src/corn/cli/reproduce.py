@@ -93,7 +93,9 @@ def reproduce(
         typer.Option(
             help="Lines of the figures, separated by commas: ldp-paper, decor-paper, corn-paper, "
             "ldp, corn-one-step, decor, corn, corn-1-insider, corn-2-insiders, corn-defaults, "
-            "corn-defaults-1-insider, central, none. (Default: all.)"
+            "corn-defaults-1-insider, central, none; and ldp-authors, decor-authors, corn-authors, "
+            "the noise of the authors' code, in panels of unit sample. (Default: all but these "
+            "three.)"
         ),
     ] = None,
     mechanism: Annotated[

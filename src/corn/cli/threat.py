@@ -10,7 +10,12 @@ import typer
 from corn.cli.budget_options import BatchSizeOption, BudgetOptions
 from corn.cli.options import GraphOption, JsonOption, MixingOptions, PrivateNoiseOption
 from corn.cli.output import print_facts, print_json, print_table, progress
-from corn.cli.strictest import StrictestPromise, find_strictest, strictest_facts
+from corn.cli.strictest import (
+    StrictestPromise,
+    describe_reference,
+    find_strictest,
+    strictest_facts,
+)
 from corn.covariance import Auto, Corn, Design, Horizon, MechanismName, ThreatModel, design
 from corn.errors import InvalidArgumentError
 from corn.privacy import PrivacyBudget
@@ -91,6 +96,7 @@ def _row(model: ThreatModel, result: Design, ldp: float, central: float) -> dict
         "ratio_to_ldp": result.value / ldp,
         "ratio_to_central": result.value / central,
         "central_ratio": result.central_ratio,
+        "weighted_central_ratio": result.weighted_central_ratio,
         "gap": result.gap,
         "status": result.status,
         "num_coalitions": result.num_coalitions,
@@ -147,7 +153,7 @@ def _print(
             *([("cost of the strictest", ", ".join(costs))] if costs else []),
             ("against", "an eavesdropper who sees every message, and insiders as listed"),
             ("minimises", f"Tr(A R), {objective.describe()}"),
-            ("average × server", "noise variance of the average over a trusted server's"),
+            ("average × server", describe_reference(budget)),
             ("gossip", f"{network.gossip} in each step"),
         ],
     )

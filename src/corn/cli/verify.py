@@ -18,8 +18,8 @@ from corn.cli.output import (
     warn_of_insiders,
     working,
 )
-from corn.cli.plan import describe_average, describe_grid, describe_mixing, plan_facts
-from corn.cli.strictest import list_agents, strictest_facts
+from corn.cli.plan import describe_grid, describe_mixing, plan_facts
+from corn.cli.strictest import describe_average, list_agents, strictest_facts
 from corn.distributed.startup.connections import list_connections
 from corn.errors import InvalidArgumentError
 from corn.plan import AgentGuarantee, Plan, Verification, load_plan, verify_plan
@@ -139,7 +139,10 @@ def _print(plan: Plan, found: Verification, shown: list[AgentGuarantee]) -> None
                 f"{round_bound_down(found.lower_bound)} (gap {found.gap:.2g}), for the "
                 "seeds allowed",
             ),
-            ("noise in the average", describe_average(found.central_ratio)),
+            (
+                "noise in the average",
+                describe_average(found.central_ratio, plan.weighted_central_ratio, plan.budget),
+            ),
             ("mixing", describe_mixing(plan)),
             ("releases", describe_grid(plan)),
             ("fingerprint", str(facts["fingerprint"])),

@@ -256,11 +256,17 @@ class Design:
 
     @property
     def central_ratio(self) -> float:
-        """The variance above, over the 1/(n² min b) that a trusted server would add.
+        """The variance above, over the 1/(n² min b) that a trusted server would add to the average.
 
-        Nobody can go below: 1ᵀR1 ≥ 1/[R⁻¹]_ii ≥ 1/b_i for every agent i.
+        That server keeps the strictest agent's promise for all. Nobody can go below in the plain
+        average: 1ᵀR1 ≥ 1/[R⁻¹]_ii ≥ 1/b_i for every agent i.
         """
         return self.average_noise_variance * self.num_agents**2 * self.strictest_cap
+
+    @property
+    def weighted_central_ratio(self) -> float:
+        """The same over a trusted server that weights agents by their caps: `weighting_gain`."""
+        return self.central_ratio * weighting_gain(self.precision_caps)
 
     @cached_property
     def independent_variance(self) -> float:
@@ -278,6 +284,20 @@ class Design:
     def correlated_covariance(self) -> FloatArray:
         """R_cor of the same split, shape (n, n)."""
         return self.covariance - self.independent_variance * np.eye(self.num_agents)
+
+
+def weighting_gain(precision_caps: FloatArray) -> float:
+    """Return by how much less variance a trusted server adds that weights agents by their caps.
+
+    A server that releases Σ w_i g_i + N(0, s²), with weights that add up to 1, must have
+    s² ≥ w_i²/b_i for every agent i. Hence s Σ √b_i ≥ Σ w_i = 1, and w_i ∝ √b_i attains the least
+    s² = 1/(Σ √b_i)². The plain average needs s² = 1/(n² min b). The two are equal if all caps are.
+    The weighted average leans towards the data of agents with a weak promise.
+
+    >>> weighting_gain(np.array([1.0, 1.0])), weighting_gain(np.array([1.0, 9.0]))
+    (1.0, 4.0)
+    """
+    return float(np.sqrt(precision_caps / precision_caps.min()).mean() ** 2)
 
 
 def conclude(

@@ -30,6 +30,7 @@ from corn.distributed.startup.start_errors import naming_agent
 from corn.distributed.steps.half_step import CellBatches, HalfStep, ReleaseUpdate
 from corn.distributed.steps.training import checkpoints_of, train_agent
 from corn.learn.batches import AgentData, BatchSampler
+from corn.learn.own_loop import LoopTask
 from corn.learn.problem import DataSource, TrainingProblem, read_samples
 from corn.learn.sampling import Choices, choose_rates
 from corn.learn.settings import SweepSettings
@@ -204,20 +205,23 @@ def run_problem(
             )
             # The ledger is locked from here to the end of the run, so the count cannot change
             # behind the checks below.
-            releases_left = keyring.ledger.remaining
-            choices = keyring.make_choices(plan, agent)
+            num_releases = plan.budget.num_steps - keyring.ledger.remaining
+            if reports.on_ledger is not None:
+                reports.on_ledger(keyring.ledger)
+            choices = keyring.make_choices(digest_data(plan, agent, problem))
             work = prepare_work(
                 plan, agent, settings, problem, choices, cohort=cohort, update=update
             )
             steps: set[int] = set()
-            if folders is not None and not rejoins:
+            if folders is not None:
                 steps = find_checkpoints(
                     checkpoints_of(folders, plan, agent, settings),
                     settings,
                     num_parameters=len(work.start),
-                    # What the ledger has counted. A checkpoint that counts more belongs to another
-                    # ledger.
-                    num_releases=plan.budget.num_steps - releases_left,
+                    # What the ledger had counted. A checkpoint that counts more belongs to another
+                    # ledger, or to this one before it was restored.
+                    num_releases=num_releases,
+                    rejoins=rejoins,
                 )
             # Agree. From here on all agents have the same plan, model, settings and nonce.
             roster = rendezvous.credentials.roster.fingerprint.hex()
@@ -264,6 +268,15 @@ def _check_total(
     if reports.on_total:
         reports.on_total(total)
     return total
+
+
+def digest_data(plan: Plan, agent: int, problem: TrainingProblem) -> bytes | None:
+    """Return a digest of the agent's samples if it decides which pass they belong to, else None."""
+    # A loop's samples are in the user's data set, which may draw its items at random: each run of a
+    # loop begins a new pass.
+    is_known = not isinstance(problem.task, LoopTask)
+    is_in_passes = plan.budget.of_agent(agent).query.sampling == "passes"
+    return problem.digest() if is_known and is_in_passes else None
 
 
 def prepare_work(

@@ -8,12 +8,12 @@ alone.
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
@@ -28,7 +28,7 @@ from corn.distributed.agent import run_problem
 from corn.distributed.records.journal import Reports
 from corn.distributed.records.results import AgentResult
 from corn.distributed.settings import RunSettings
-from corn.distributed.startup.handshake import check_guarantee
+from corn.distributed.startup.keyring import Ledger, find_terms
 from corn.distributed.startup.lifetime import Lifetime
 from corn.distributed.startup.rendezvous import Rendezvous
 from corn.errors import CornError, InvalidArgumentError
@@ -36,13 +36,16 @@ from corn.learn.batches import Batch
 from corn.learn.loop_simulation import SimulatedTurns
 from corn.learn.monitor import Interruption
 from corn.learn.own_loop import (
+    HyperParameters,
     LoaderPart,
     LoopTask,
     PrivateLoader,
     PrivateOptimizer,
     PrivateTraining,
+    ScheduleFactory,
     Turn,
     number_rows,
+    tabulate_schedule,
 )
 from corn.learn.partition import partition_iid
 from corn.learn.problem import TrainingProblem, require_plain_loader
@@ -50,6 +53,7 @@ from corn.learn.tasks.protocol import Gradients
 from corn.learn.user_model import UserModel
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
+from corn.privacy.composition import Expense
 from corn.topology import Network, load_network
 
 _SECONDS_BETWEEN_CHECKS = 0.2
@@ -66,23 +70,32 @@ def make_private(
     out: Path | None = None,
     settings: RunSettings | None = None,
     lifetime: Lifetime | None = None,
+    schedule: ScheduleFactory | None = None,
     seed: int = 0,
     secure: bool = False,
 ) -> PrivateTraining:
     """Return module, optimizer and loader with which the user's own training loop is private.
 
-    The loop stays as it is: for each batch of the loader ``loss.backward()`` and
-    ``optimizer.step()``. The gradient is clipped as the budget says, gets the agent's share of the
-    noise, and is rounded to the plan's grid. The user's optimizer sees the result alone, so
-    momentum, Adam and learning-rate schedules are post-processing. Then models are mixed.
+    The loop has for each batch of the loader a backward pass and ``optimizer.step()``. With unit
+    ``agent`` the backward pass is ``loss.backward()``, for any loss. With unit ``sample`` it is
+    ``optimizer.backward(losses)``, for one loss of each sample
+    (:meth:`~corn.learn.own_loop.PrivateOptimizer.backward`). The gradient is clipped as the budget
+    says, gets the agent's share of the noise, and is rounded to the plan's grid. The user's
+    optimizer sees the result alone, so its step is post-processing. Then models are mixed.
+
+    Between a batch and its step the loop may read everything and change nothing: parameters, frozen
+    ones included, the optimizer's state and its settings must be those that CorN has left. Whatever
+    else others can see must not depend on private data: at which step the loop ends, also by an
+    exception, and how long a step takes.
 
     Args:
         source: a plan; or the network and a budget, for which a plan is made.
         budget: the promise, unless there is a plan.
         module: only parameters with ``requires_grad`` are trained, get noise and are sent; the rest
             must not change, which is checked after every step. Batch normalisation is refused.
-        optimizer: of the module's parameters. L-BFGS and others that need several gradients for
-            one step are refused.
+        optimizer: of the module's parameters. With noise that is correlated between agents it must
+            be ``torch.optim.SGD``, with or without momentum. L-BFGS and others that need several
+            gradients for one step are refused.
         data_loader: of this agent. For a simulation of all agents one for each, or one whose
             samples are dealt out at random. Its data set and collate function are used; batches
             are drawn by CorN, of the budget's size or else the loader's.
@@ -93,12 +106,15 @@ def make_private(
         out: the folder of an agent's run.
         settings: of an agent's run; step sizes are the optimizer's, and it cannot resume.
         lifetime: the owner's limit on all releases of an agent's data.
+        schedule: returns, for the optimizer that it is given, a scheduler of torch that depends on
+            the number of the step alone. It advances once with each step of the network. Its values
+            for all steps are computed before the first one.
         seed: of noise and batches of a simulation; public, so that its models protect nobody.
         secure: draw noise and batches of a simulation from new secret keys, so that the models keep
             the promise.
 
-    The gradients of single samples come from one backward pass: the loss must be a mean over the
-    batch, and the first dimension of each layer's inputs must number the samples.
+    With unit ``sample`` the first dimension of each layer's inputs must number the samples, and the
+    collate function must make each row from its own sample alone.
 
     >>> data = torch.utils.data.TensorDataset(torch.randn(80, 3), torch.randint(0, 2, (80,)))
     >>> model = nn.Linear(3, 2)
@@ -106,7 +122,7 @@ def make_private(
     ...     "ring:4",
     ...     PrivacyBudget(5, 1e-5, num_steps=3, clip=0.1),
     ...     module=model,
-    ...     optimizer=torch.optim.Adam(model.parameters()),
+    ...     optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
     ...     data_loader=DataLoader(data, batch_size=20),
     ... )
     >>> for inputs, targets in loader:  # one pass over the data: one step of four agents
@@ -117,22 +133,29 @@ def make_private(
     """
     plan = _find_plan(source, budget)
     model = UserModel(module, clips_samples=plan.budget.unit == "sample")
-    _check_optimizer(optimizer, module)
+    _check_optimizer(optimizer, module, plan)
+    table = None
+    if schedule is not None:
+        table = tabulate_schedule(optimizer, schedule, plan.budget.num_steps)
     if rendezvous is None:
         if out is not None or settings is not None or lifetime is not None:
             raise InvalidArgumentError(
                 "out, settings and lifetime belong to an agent of a network, found no rendezvous: "
                 "corn.distributed.join() makes it"
             )
-        return _simulate(plan, model, optimizer, data_loader, seed=seed, secure=secure)
+        return _simulate(plan, model, optimizer, data_loader, table, seed=seed, secure=secure)
     if secure or seed:
         raise InvalidArgumentError("seed and secure are for simulations: agents have keys")
     if not isinstance(data_loader, DataLoader):
         raise InvalidArgumentError("data_loader must be that of this agent alone, found several")
-    own = AgentTurns(plan, model, optimizer, data_loader, rendezvous, settings or RunSettings())
+    # Optimizers are public, and must be the same: agents with other steps would not agree.
+    rule = f"loop with {type(optimizer).__name__} {_describe_groups(optimizer)}"
+    if table is not None:
+        rule += f" and schedule {hashlib.sha256(repr(table).encode()).hexdigest()[:16]}"
+    own = AgentTurns(plan, model, rule, data_loader, rendezvous, settings or RunSettings())
     own.start(out=out, lifetime=lifetime)
     part = LoaderPart.of(data_loader)
-    private = PrivateOptimizer(optimizer, model, own, plan)
+    private = PrivateOptimizer(optimizer, model, own, plan, table)
     batches = _count_batches(len(part.rows), plan, data_loader.batch_size)
     return PrivateTraining(
         module,
@@ -146,6 +169,7 @@ def _simulate(
     model: UserModel,
     optimizer: Optimizer,
     data_loader: DataLoader[Any] | Sequence[DataLoader[Any]],
+    table: list[HyperParameters] | None,
     *,
     seed: int,
     secure: bool,
@@ -165,7 +189,7 @@ def _simulate(
         batch_size = data_loader[0].batch_size
     sizes = [len(part.rows) for part in parts]
     turns = SimulatedTurns(plan, model, sizes, batch_size=batch_size, seed=seed, secure=secure)
-    private = PrivateOptimizer(optimizer, model, turns, plan)
+    private = PrivateOptimizer(optimizer, model, turns, plan, table)
     batches = n * _count_batches(sum(sizes) / n, plan, batch_size)
     return PrivateTraining(
         model.module,
@@ -190,7 +214,6 @@ class _GradientWanted:
 @dataclass(frozen=True, eq=False)
 class _StepWanted:
     released: Tensor
-    number: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,13 +228,16 @@ class _LoopLeftError(CornError):
 
 @final
 class AgentTurns:
-    """The turns of one agent of a running network; see ``Turns``."""
+    """The turns of one agent of a running network; see ``Turns``.
+
+    ``rule`` describes the steps of the user's optimizer, and must be the same at all agents.
+    """
 
     def __init__(
         self,
         plan: Plan,
         model: UserModel,
-        optimizer: Optimizer,
+        rule: str,
         loader: DataLoader[Any],
         rendezvous: Rendezvous,
         settings: RunSettings,
@@ -224,9 +250,8 @@ class AgentTurns:
         count = len(loader.dataset)  # type: ignore[arg-type]
         task = LoopTask(model, self._ask_for_gradient)
         self._problem = TrainingProblem(task, number_rows(count))
-        # Optimizers are public, and must be the same: agents with other steps would not agree.
         # Published as the description of the data, which the handshake compares.
-        self._rule = f"loop with {type(optimizer).__name__} {_describe_groups(optimizer)}"
+        self._rule = rule
         # One question is open at a time: each thread waits for the other, so the user's objects
         # need no lock.
         self._asked: queue.Queue[_GradientWanted | _StepWanted | _Ended] = queue.Queue()
@@ -234,14 +259,19 @@ class AgentTurns:
         self._next: _GradientWanted | _StepWanted | _Ended | None = None
         self._ended: _Ended | None = None
         self._thread: threading.Thread | None = None
-        self.num_releases = 0
+        self._step = 0
+        self._ledger: Ledger | None = None
+        self.is_simulated = settings.is_rehearsal
         self.result: AgentResult | None = None
 
-    @cached_property
-    def precisions(self) -> dict[int, float]:
-        """See ``Turns``."""
-        agent = self._rendezvous.agent
-        return {agent: check_guarantee(self._plan, agent).precision}
+    @property
+    def expenses(self) -> list[Expense]:
+        """See ``Turns``: what the ledger counts, in all runs and under all plans for survivors."""
+        if self._ledger is None:
+            raise CornError("the run must have started before its releases are counted")
+        terms = find_terms(self._plan, self._rendezvous.agent)
+        spent = terms.budget.num_steps - self._ledger.remaining
+        return [Expense(terms, self._ledger.precision, spent)]
 
     def start(self, *, out: Path | None, lifetime: Lifetime | None) -> None:
         """Join the others; return once the first step can be taken, or raise."""
@@ -262,7 +292,7 @@ class AgentTurns:
         if not isinstance(wanted, _GradientWanted):
             raise CornError("optimizer.step() must follow every batch of the loader, once")
         self._clip = wanted.sample_clip
-        return Turn(self._rendezvous.agent, wanted.parameters.view(-1), wanted.batch)
+        return Turn(self._rendezvous.agent, self._step, wanted.parameters.view(-1), wanted.batch)
 
     def release(self, gradients: Callable[[Tensor | None], Gradients]) -> Tensor:
         """See ``Turns``: clip, noise and rounding happen in the agent's rounds."""
@@ -270,12 +300,11 @@ class AgentTurns:
         wanted = self._wait()
         if not isinstance(wanted, _StepWanted):
             raise CornError("the run ended before the gradient was released")
-        # Numbers of releases go on across runs of a plan, so this counts those of before as well.
-        self.num_releases = wanted.number + 1
         return wanted.released
 
     def end(self, parameters: Tensor) -> Tensor | None:
         """Send the half step; after the last step return the final model."""
+        self._step += 1
         self._answers.put(parameters)
         self._next = self._wait()
         if isinstance(self._next, _GradientWanted):
@@ -312,7 +341,7 @@ class AgentTurns:
                 rendezvous=self._rendezvous,
                 settings=self._settings,
                 # Signals are the main thread's.
-                reports=Reports(interruption=Interruption()),
+                reports=Reports(interruption=Interruption(), on_ledger=self._keep_ledger),
                 data=self._rule,
                 update=self._ask_for_step,
                 **options,
@@ -322,6 +351,9 @@ class AgentTurns:
         else:
             self._asked.put(_Ended(result))
 
+    def _keep_ledger(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
     def _ask_for_gradient(
         self, parameters: Tensor, batch: Batch, sample_clip: Tensor | None
     ) -> Gradients:
@@ -330,8 +362,8 @@ class AgentTurns:
             raise CornError("the loop must answer with a gradient")
         return answer
 
-    def _ask_for_step(self, released: Tensor, number: int) -> Tensor:
-        answer = self._ask(_StepWanted(released.clone(), number))
+    def _ask_for_step(self, released: Tensor, _: int) -> Tensor:
+        answer = self._ask(_StepWanted(released.clone()))
         if not isinstance(answer, Tensor):
             raise CornError("the loop must answer with a half step")
         return answer.to(released)
@@ -357,11 +389,23 @@ def _find_plan(
     return make_plan(network, budget)
 
 
-def _check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
+def _check_optimizer(optimizer: Optimizer, module: nn.Module, plan: Plan) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgumentError(
             "optimizer must take one gradient for a step, found LBFGS, which asks for several: "
-            "each would be a release; use SGD or Adam"
+            "each would be a release; use SGD"
+        )
+    # Shares of noise that cancel in the sum of all agents still do after a step that is linear in
+    # the gradient with the same factors everywhere: SGD with momentum and weight decay. Adam
+    # divides by each agent's own second moments. A subclass may do anything.
+    shared = zip(plan.decomposition.seed_groups, plan.decomposition.factors, strict=True)
+    is_correlated = any(len(group) > 1 and factor.any() for group, factor in shared)
+    if is_correlated and type(optimizer) is not torch.optim.SGD:
+        raise InvalidArgumentError(
+            "optimizer must be torch.optim.SGD, as the noise of this plan is correlated between "
+            f"agents, found {type(optimizer).__name__}: agents whose steps are not linear in the "
+            "gradient would not cancel each other's noise; use SGD, with or without momentum, or a "
+            "plan with independent noise (mechanism ldp)"
         )
     own = {id(p) for p in module.parameters() if p.requires_grad}
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}

@@ -86,7 +86,8 @@ def _figure1(
     """
     # The line without noise would lie at zero, which a logarithmic axis does not have. Designs that
     # count on a cool-down are judged after it, in the figures of training.
-    methods = [own for own in scale.methods if own.is_private and own not in DEFAULT_METHODS]
+    lines = scale.lines("agent")
+    methods = [own for own in lines if own.is_private and own not in DEFAULT_METHODS]
     entries = tuple(
         _entry(scale, method, x, graph=graph, epsilon=epsilon)
         for x, graph, epsilon in places
@@ -256,7 +257,7 @@ def _place(
             graph=graph,
             # As floats, because 3 and 3.0 would give different keys in the store.
             epsilon=float(epsilon),
-            methods=scale.methods,
+            methods=scale.lines(training.unit),
             num_steps=training.num_steps,
             step_sizes=tuple(map(float, training.step_sizes)),
             schedule=training.schedule,
@@ -302,8 +303,16 @@ def make_studies(names: Sequence[str], scale: Scale) -> list[Study]:
     rule = f"all, one of {', '.join(FIGURES)}, or a panel such as fig5a-agent"
     for name in names:
         require(name in known, "figure", rule, repr(name))
-    return [
+    chosen = [
         study
         for study in studies
         if "all" in names or not {study.panel.figure, study.panel.name}.isdisjoint(names)
     ]
+    drawn = [study for study in chosen if scale.lines(study.panel.unit)]
+    if chosen and not drawn:
+        raise InvalidArgumentError(
+            f"methods must have a line with unit agent for {', '.join(names)}, found "
+            f"{', '.join(own.name for own in scale.methods)}, which have unit sample: try "
+            "fig5a-sample"
+        )
+    return drawn

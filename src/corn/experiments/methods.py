@@ -34,7 +34,8 @@ class MethodSpec:
         label: its name in legends.
         mechanism: the rule that correlates noise across agents; ``NAME=SOURCE#HASH`` for one of the
             user's own.
-        accounting: ``paper`` for eq. (13b), ``gdp`` for the exact one.
+        accounting: ``paper`` for eq. (13b), ``rdp`` for Theorem 2, as in the authors' code, ``gdp``
+            for the exact one.
         accumulates: whether the design minimises the noise accumulated over a fifth of the run;
             otherwise that of one step, as in the paper.
         max_colluders: the largest coalition of insiders that the design protects against, with a
@@ -58,6 +59,11 @@ class MethodSpec:
     def is_in_paper(self) -> bool:
         """Whether the paper has this line."""
         return self.accounting == "paper"
+
+    @property
+    def is_for_samples(self) -> bool:
+        """Whether it is a line of panels with unit sample only, as those of the authors' code."""
+        return self.accounting == "rdp"
 
     @property
     def is_private(self) -> bool:
@@ -126,6 +132,9 @@ class MethodSpec:
 LDP_PAPER = MethodSpec("ldp-paper", "LDP (paper)", "ldp", "paper")
 DECOR_PAPER = MethodSpec("decor-paper", "DECOR (paper)", "decor", "paper")
 CORN_PAPER = MethodSpec("corn-paper", "CorN (paper)", "corn", "paper")
+LDP_AUTHORS = MethodSpec("ldp-authors", "LDP (authors' code)", "ldp", "rdp")
+DECOR_AUTHORS = MethodSpec("decor-authors", "DECOR (authors' code)", "decor", "rdp")
+CORN_AUTHORS = MethodSpec("corn-authors", "CorN (authors' code)", "corn", "rdp")
 LDP = MethodSpec("ldp", "LDP", "ldp")
 DECOR = MethodSpec("decor", "DECOR, accumulated noise", "decor", accumulates=True)
 CORN_ONE_STEP = MethodSpec("corn-one-step", "CorN, one step", "corn")
@@ -161,6 +170,11 @@ DEFAULT_METHODS = (CORN_DEFAULTS, CORN_DEFAULTS_ONE_INSIDER)
 PAPER_METHODS = (LDP_PAPER, DECOR_PAPER, CORN_PAPER)
 """The paper's constant, eq. (13b), and its one-step objective."""
 
+AUTHORS_METHODS = (LDP_AUTHORS, DECOR_AUTHORS, CORN_AUTHORS)
+"""The noise of the authors' public code: one-step designs for Theorem 2, unit sample, each sample
+counted at every step. They are drawn if asked for by name, because training cells are found by all
+their methods: one more would compute every published cell again."""
+
 ADDED_METHODS = (
     LDP,
     CORN_ONE_STEP,
@@ -176,7 +190,7 @@ ADDED_METHODS = (
 train``, and two limits."""
 
 METHODS = (*PAPER_METHODS, *ADDED_METHODS)
-"""All lines of the figures except those of seed groups in Figure 2."""
+"""The lines of the figures, if none are named, except those of seed groups in Figure 2."""
 
 
 def make_own_method(spec: str) -> MethodSpec:
@@ -184,7 +198,7 @@ def make_own_method(spec: str) -> MethodSpec:
     mechanism = read_mechanism(spec)
     require(mechanism is not None, "mechanism", "NAME=R.npy or NAME=FILE.py:FUNCTION", repr(spec))
     label, _, source = spec.partition("=")
-    known = [method.name for method in METHODS]
+    known = [method.name for method in (*METHODS, *AUTHORS_METHODS)]
     # Lines of a figure and rows of a table are told apart by this name alone.
     require(label not in known, "mechanism", "a new name", repr(label))
     # Cells are found by this text, from any folder, and a changed file has other results.
@@ -199,7 +213,7 @@ def find_mechanism(text: str) -> Mechanism | MechanismName:
 
 def choose_methods(names: Sequence[str]) -> tuple[MethodSpec, ...]:
     """Return the lines with these names, in the order of the figures."""
-    known = {method.name: method for method in METHODS}
+    known = {method.name: method for method in (*METHODS, *AUTHORS_METHODS)}
     for name in names:
         require_choice("methods", name, known)
-    return tuple(method for method in METHODS if method.name in names)
+    return tuple(method for name, method in known.items() if name in names)

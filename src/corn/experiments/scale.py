@@ -107,6 +107,10 @@ class Scale:
     graph_spec: str = "er:n={n},p={p},seed={seed}"
     methods: tuple[MethodSpec, ...] = METHODS
 
+    def lines(self, unit: Unit) -> tuple[MethodSpec, ...]:
+        """Return the lines of a panel with this unit of privacy."""
+        return tuple(own for own in self.methods if unit == "sample" or not own.is_for_samples)
+
     def graph(self, connectivity: float, num_agents: int | None = None) -> str:
         """Return the spec of the graph: by default an Erdős–Rényi graph of this connectivity."""
         # Not ``str.format``: a file name may contain other braces.

@@ -22,6 +22,7 @@ from corn.learn.user_model import UserModel
 from corn.noise import Secret
 from corn.noise.choices import SecretChoices
 from corn.plan import Plan
+from corn.privacy.composition import Expense, PlanTerms
 
 
 @final
@@ -77,14 +78,20 @@ class SimulatedTurns:
         self._agent, self._step, self._shares = 0, 0, torch.empty(0)
 
     @cached_property
-    def precisions(self) -> dict[int, float]:
-        """See ``Turns``."""
-        return dict(enumerate(Method.from_plan(self._plan).precision.tolist()))
+    def _precisions(self) -> list[float]:
+        """[R⁻¹]_ii of each agent, against the plan's adversary."""
+        precisions: list[float] = Method.from_plan(self._plan).precision.tolist()
+        return precisions
 
     @property
-    def num_releases(self) -> int:
-        """The steps begun: agents that have not released yet in a step count too."""
-        return self._step + (self._agent > 0)
+    def expenses(self) -> list[Expense]:
+        """See ``Turns``: agents that have not released yet in a step count too."""
+        begun, budget = self._step + (self._agent > 0), self._plan.budget
+        colluders = self._plan.threat.max_colluders
+        return [
+            Expense(PlanTerms(budget.of_agent(agent), colluders), precision, begun)
+            for agent, precision in enumerate(self._precisions)
+        ]
 
     def begin(self) -> Turn | None:
         """See ``Turns``."""
@@ -95,7 +102,7 @@ class SimulatedTurns:
         if self._agent == 0:
             self._shares = self._noise.draw(self._step)[0, :, 0]
         batch = self._samplers[self._agent].draw(self._step)
-        self._turn = Turn(self._agent, self._models[self._agent], batch)
+        self._turn = Turn(self._agent, self._step, self._models[self._agent], batch)
         return self._turn
 
     def leave(self) -> None:

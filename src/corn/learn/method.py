@@ -18,6 +18,7 @@ from corn.covariance import (
 )
 from corn.covariance.coalition_bounds import worst_precisions
 from corn.covariance.lattice import LatticeNoise
+from corn.covariance.problem import weighting_gain
 from corn.covariance.threat import EAVESDROPPER
 from corn.errors import InvalidArgumentError
 from corn.learn.schedule import Schedule
@@ -203,11 +204,20 @@ class Method:
 
     @property
     def central_ratio(self) -> float | None:
-        """The noise variance of the average over a trusted server's; None without noise."""
+        """The noise variance of the average over a trusted server's; None without noise.
+
+        The server keeps the strictest agent's promise for all.
+        """
         if self.budget is None or self.noise is None:
             return None
         # 1ᵀR1/n² over 1/(n² min b), the floor of docs/theory.md.
         return self.noise.total_variance * float(self.precision_caps.min())
+
+    @property
+    def weighted_central_ratio(self) -> float | None:
+        """The same over a trusted server that weights agents by their promises."""
+        ratio = self.central_ratio
+        return None if ratio is None else ratio * weighting_gain(self.precision_caps)
 
     @cached_property
     def precision(self) -> FloatArray:

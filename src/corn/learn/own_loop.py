@@ -1,36 +1,50 @@
 """The user's own training loop, made private: batches, gradients and the optimizer of each agent.
 
-One batch of the loader, one ``loss.backward()`` and one ``optimizer.step()`` are one agent's part
-of one step. The loader draws the batch as the accounting assumes. The optimizer takes the gradient,
-which is clipped, gets noise and is rounded by :mod:`corn.learn.step`, and applies the user's
-optimizer to the released gradient: momentum and Adam are post-processing.
+One batch of the loader, one backward pass and one ``optimizer.step()`` are one agent's part of one
+step. The loader draws the batch as the accounting assumes. The optimizer takes the gradient, which
+is clipped, gets noise and is rounded by :mod:`corn.learn.step`, and applies the user's optimizer to
+the released gradient. That is post-processing as long as nothing else reaches the step: so the
+parameters, the optimizer's state and its settings must be those that CorN has left.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, Protocol, TypeAlias, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import AgentData, Batch
 from corn.learn.tasks.protocol import Gradients, Scores
-from corn.learn.user_model import UserModel
+from corn.learn.user_model import UserModel, has_same_values
 from corn.plan import Plan
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
 
 
 class Turn(NamedTuple):
-    """One agent's part of a step: its model, and the rows of its data that are in the batch."""
+    """One agent's part of a step: its model, and the rows of its data that are in the batch.
+
+    Attributes:
+        agent: whose turn it is.
+        step: of the network in this run, from 0.
+        parameters: the agent's model.
+        batch: row numbers in place of samples.
+    """
 
     agent: int
+    step: int
     parameters: Tensor
     batch: Batch
 
@@ -39,12 +53,12 @@ class Turns(Protocol):
     """The order in which agents take steps: all of a simulation, or one of a running network."""
 
     @property
-    def precisions(self) -> dict[int, float]:
-        """[R⁻¹]_ii of the agents here, against the plan's adversary."""
+    def is_simulated(self) -> bool:
+        """Whether the noise follows from a public seed."""
 
     @property
-    def num_releases(self) -> int:
-        """The number of releases that each agent here has made under the plan."""
+    def expenses(self) -> list[Expense]:
+        """All releases under the plan so far, of each agent here; begun steps count."""
 
     def begin(self) -> Turn | None:
         """Return the next turn, or None after the last step."""
@@ -101,27 +115,53 @@ class LoopTask:
         return self._model.fingerprint()
 
 
+HyperParameters: TypeAlias = list[dict[str, Any]]
+"""The values of each group of an optimizer's ``param_groups``, without its parameters."""
+
+ScheduleFactory: TypeAlias = Callable[[Optimizer], LRScheduler]
+"""(optimizer) → a scheduler of torch that follows the number of the step alone."""
+
+
 @final
 class PrivateOptimizer(Optimizer):
     """The user's optimizer on released gradients: clipped, with noise, rounded to the grid.
 
-    Learning-rate schedulers work as with the user's own optimizer.
+    Between two steps nothing else may change the parameters, the optimizer's state or
+    ``param_groups``: such a change could depend on data, and no noise would cover it. Schedules
+    belong into ``make_private(schedule=…)``; see also :meth:`public_change`.
+
+    Args:
+        inner: the user's optimizer.
+        model: the user's module.
+        turns: of one agent, or of all.
+        plan: network, budget and noise.
+        schedule: the hyperparameters of each step; None leaves them as they are.
     """
 
     # The state is that of the user's optimizer, so the base class is not initialised.
-    def __init__(self, inner: Optimizer, model: UserModel, turns: Turns, plan: Plan) -> None:
+    def __init__(
+        self,
+        inner: Optimizer,
+        model: UserModel,
+        turns: Turns,
+        plan: Plan,
+        schedule: Sequence[HyperParameters] | None = None,
+    ) -> None:
         self._inner, self._model, self._turns, self._plan = inner, model, turns, plan
+        self._schedule = schedule
         self._turn: Turn | None = None
-        self._states: dict[int, Any] = {}
+        # Of each agent, with a copy that shows changes.
+        self._states: dict[int, tuple[Any, Any]] = {}
+        self._groups = _copy_groups(inner)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The parameter groups of the user's optimizer."""
+        """The parameter groups of the user's optimizer, to read; see :meth:`public_change`."""
         return self._inner.param_groups
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """The state of the user's optimizer for the present agent."""
+        """The state of the user's optimizer for the present agent, to read."""
         return self._inner.state
 
     @property
@@ -129,9 +169,9 @@ class PrivateOptimizer(Optimizer):
         """The defaults of the user's optimizer."""
         return self._inner.defaults
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: ARG002 - zeros are not kept
         """Remove gradients."""
-        self._inner.zero_grad(set_to_none)
+        self._model.forget_gradient()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the user's optimizer for the present agent."""
@@ -141,25 +181,76 @@ class PrivateOptimizer(Optimizer):
         """Refuse a state: ``begin`` would replace it by the agent's own."""
         raise CornError(
             "the state of a private optimizer cannot be loaded, as every agent begins with an "
-            "empty one; set learning rates in param_groups"
+            "empty one; set learning rates before make_private"
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002 - never accepted
         """Refuse parameters that would move without noise."""
         raise CornError("parameters must be given before make_private: others would get no noise")
 
-    def begin(self, turn: Turn) -> None:
-        """Take the model and the optimizer's state of the agent whose turn it is."""
+    @contextmanager
+    def public_change(self) -> Iterator[None]:
+        """Allow changes of ``param_groups`` that depend on step numbers and public data alone.
+
+        The caller declares this, and nothing can check it: a learning rate that follows from the
+        training loss, or from a score on private data, reveals it to all who see the models. In a
+        network every agent must make the same change at the same step.
+
+        ``with optimizer.public_change(): plateau.step(loss_on_public_data)``
+        """
+        if self._schedule is not None:
+            raise CornError(
+                "param_groups follow the schedule that make_private was given: use either "
+                "schedule=… or optimizer.public_change()"
+            )
+        self._require_same_groups()
+        parameters = [group["params"] for group in self._inner.param_groups]
+        held = [list(map(id, own)) for own in parameters]
+        yield
+        if held != [list(map(id, group["params"])) for group in self._inner.param_groups]:
+            raise CornError("parameters must be given before make_private, found other ones")
+        self._groups = _copy_groups(self._inner)
+
+    def begin(self, turn: Turn, batch: Any) -> Any:
+        """Take the model and the state of the agent whose turn it is; return its batch to show."""
         self.require_done()
         self._model.write(turn.parameters)
-        # Momentum and Adam's moments are each agent's own: a simulation swaps them with the model.
-        self._inner.state = self._states.setdefault(turn.agent, type(self._inner.state)(dict))
+        self._model.forget_gradient()
+        # Momentum is each agent's own: a simulation swaps it with the model.
+        if turn.agent not in self._states:
+            empty = type(self._inner.state)(dict)
+            self._states[turn.agent] = empty, _copy_state(self._inner, empty)
+        self._inner.state, _ = self._states[turn.agent]
+        if self._schedule is not None:
+            self._require_same_groups()
+            for group, values in zip(
+                self._inner.param_groups, self._schedule[turn.step], strict=True
+            ):
+                group.update(values)
+            self._groups = _copy_groups(self._inner)
         self._turn = turn
+        return self._model.watch(batch, num_samples=turn.batch.inputs.shape[1])
 
     def require_done(self) -> None:
         """Raise if the last batch was not followed by a step."""
         if self._turn is not None:
             raise CornError("optimizer.step() must follow every batch of the loader, once")
+
+    def backward(self, losses: Tensor) -> None:
+        """Compute the gradient of each sample from the losses of all samples, for unit ``sample``.
+
+        ``losses`` has one loss for each sample of the batch, shape (samples,), as losses of torch
+        return it with ``reduction="none"``; for sequences, the mean over each sample's own
+        positions. Each sample then has weight 1 before it is clipped, whatever others are in the
+        batch. Losses that depend on other samples are refused, on the first batch of each kind and
+        on some later ones. A factor that is computed from the whole batch without gradients, such
+        as class weights from its counts, is not noticed and breaks the promise.
+        """
+        if self._turn is None:
+            raise CornError("optimizer.backward() must follow a batch of the private loader")
+        # Gradients at parameters that depend on the batch would depend on all of its samples.
+        self._model.require_unchanged()
+        self._model.backward(losses, num_samples=self._turn.batch.inputs.shape[1])
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Release the gradient of the batch, and take the user's step with it."""
@@ -174,10 +265,14 @@ class PrivateOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # The user's step is computed from the release alone, so that it is post-processing.
+        # The user's step must be computed from releases alone, so that it is post-processing.
+        self._model.require_unchanged()
+        self._require_same_groups()
+        self._require_same_state(turn.agent)
         released = self._turns.release(lambda clip: self._model.compute(turn.batch, clip))
         self._model.set_gradient(released)
         self._inner.step()
+        self._states[turn.agent] = self._inner.state, _copy_state(self._inner, self._inner.state)
         self._model.forget_gradient()
         # Before the model leaves the agent: ``end`` sends or mixes it.
         self._model.require_frozen()
@@ -187,35 +282,108 @@ class PrivateOptimizer(Optimizer):
             self._model.write(shown)
         return loss
 
+    def _require_same_groups(self) -> None:
+        if not has_same_values(self._groups, _copy_groups(self._inner)):
+            raise CornError(
+                "param_groups must not change between steps, found that they did: a learning rate "
+                "that depends on data is public with the models; give a schedule of the step "
+                "number as make_private(schedule=…), or make a change that depends on public data "
+                "alone inside of optimizer.public_change()"
+            )
+
+    def _require_same_state(self, agent: int) -> None:
+        own, copied = self._states[agent]
+        if self._inner.state is not own or not has_same_values(
+            copied, _copy_state(self._inner, own)
+        ):
+            raise CornError(
+                "the optimizer's state must not change between steps, found that it did: the "
+                "change could depend on data, and would be sent without noise"
+            )
+
     def get_epsilon(self, delta: float | None = None) -> float:
         """Return the ε spent so far at δ, of the agent that spent most; by default at its own δ.
 
-        It includes floating point. In a simulation with a public seed it is the ε that the same run
-        with secret keys would spend: see ``privacy``.
+        It includes floating point, earlier runs of the plan, and the step that is under way. After
+        agents were lost and the others made a new plan, it is that of the plan with less noise.
+        In a simulation with a public seed it is the ε that the same run with secret keys would
+        spend; in a rehearsal it is infinite: see ``privacy``.
         """
-        spent, budget = self._turns.num_releases, self._plan.budget
-        colluders = self._plan.threat.max_colluders
         # Agents with one promise differ in their noise only, and the least noise decides.
-        worst: dict[PlanTerms, float] = {}
-        for agent, precision in self._turns.precisions.items():
-            terms = PlanTerms(budget.of_agent(agent), colluders)
-            worst[terms] = max(precision, worst.get(terms, 0.0))
+        worst: dict[tuple[PlanTerms, int], Expense] = {}
+        for expense in self._turns.expenses:
+            kind = expense.terms, expense.num_releases
+            worst[kind] = max(expense, worst.get(kind, expense), key=lambda own: own.precision)
         return max(
             compose_expenses(
-                [Expense(t, p, spent)], t.budget.promise.delta if delta is None else delta
+                [own], own.terms.budget.promise.delta if delta is None else delta
             ).epsilon
-            for t, p in worst.items()
+            for own in worst.values()
         )
 
     @property
     def privacy(self) -> str:
         """A sentence on the privacy of the models: the promise, its unit and its adversary."""
-        if getattr(self._turns, "is_simulated", False):
+        if self._turns.is_simulated:
             return (
                 f"simulated: {self._plan.describe()}; the noise follows from a public seed, so "
-                "these models protect nobody; secure=True draws secret noise"
+                "these models protect nobody; secure=True, or an agent with keys, draws secret "
+                "noise"
             )
         return f"the models keep {self._plan.describe()}"
+
+
+def tabulate_schedule(
+    optimizer: Optimizer, factory: ScheduleFactory, num_steps: int
+) -> list[HyperParameters]:
+    """Return the hyperparameters of each step by a scheduler.
+
+    They are computed before the first batch, so that no measurement of the run can change them.
+    """
+    # A stand-in with the same settings: a scheduler replaces methods of its optimizer, and warns
+    # unless its steps follow those of the optimizer.
+    stand_in = _StandIn(
+        [{**own, "params": [torch.zeros(1)]} for own in _copy_groups(optimizer)], optimizer.defaults
+    )
+    scheduler = factory(stand_in)
+    is_plateau = isinstance(scheduler, ReduceLROnPlateau)
+    if is_plateau or getattr(scheduler, "optimizer", None) is not stand_in:
+        raise InvalidArgumentError(
+            "schedule must be a function that returns a scheduler of torch for the optimizer that "
+            "it is given, by step numbers alone, found "
+            f"{type(scheduler).__name__}{', which follows a loss' if is_plateau else ''}: try "
+            "lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps); "
+            "for a loss on public data see optimizer.public_change()"
+        )
+    table = []
+    for _ in range(num_steps):
+        table.append(_copy_groups(stand_in))
+        stand_in.step()
+        scheduler.step()
+    return table
+
+
+class _StandIn(Optimizer):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Do nothing."""
+
+
+def _copy_groups(optimizer: Optimizer) -> HyperParameters:
+    return [
+        {name: _copy_value(value) for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def _copy_state(optimizer: Optimizer, state: Any) -> Any:
+    """Return a copy of the state of each parameter, in their order."""
+    # Not by parameter: dictionaries of tensors cannot be compared.
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return len(state), [tree_map(_copy_value, dict(state.get(p, {}))) for p in parameters]
+
+
+def _copy_value(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else copy.copy(value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,7 +406,12 @@ class LoaderPart:
         return self.collate([self.dataset[self.rows[row]] for row in batch.inputs[0].tolist()])
 
     def check(self) -> None:
-        """Raise if the collate function puts samples along another dimension than the first."""
+        """Raise if the collate function puts samples along another dimension, or mixes them."""
+        with _restored_randomness():
+            self._check_dimension()
+            self._check_independence()
+
+    def _check_dimension(self) -> None:
         first = self.dataset[self.rows[0]]
         # A second batch with one more sample shows which dimension numbers the samples.
         batches = [tree_leaves(self.collate([first] * count)) for count in (2, 3)]
@@ -253,6 +426,91 @@ class LoaderPart:
                     "dimensions of which another one numbers them: gradients of single samples "
                     "need it"
                 )
+
+    def _check_independence(self) -> None:
+        """Replace the first sample of small batches; the rows of all others must stay."""
+        count = len(self.rows)
+        # Several: functions that mix samples at random leave some batches as they are.
+        for trial in range(_COLLATE_TRIALS):
+            places = [(trial + k * (1 + count // 7)) % count for k in range(_COLLATE_SAMPLES + 1)]
+            one, other, *rest = (self.dataset[self.rows[place]] for place in places)
+            before, after = (
+                self._collate_with(trial, [changed, *rest]) for changed in (one, other)
+            )
+            if not _keeps_others(before, after, _COLLATE_SAMPLES):
+                raise InvalidArgumentError(
+                    "collate_fn must make each row from its own sample alone, found that another "
+                    "sample changes it, as in mixup and in normalisation by statistics of the "
+                    "batch: clipping a sample then does not bound its influence; change single "
+                    "samples in the data set, or use unit='agent'"
+                )
+
+    def _collate_with(self, seed: int, samples: list[Any]) -> Any:
+        """Return a batch whose random numbers follow from a seed."""
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002 - the user's generator
+        torch.manual_seed(seed)
+        # Copied: a function that changes samples in place must find them as they were.
+        return self.collate(copy.deepcopy(samples))
+
+
+_COLLATE_TRIALS, _COLLATE_SAMPLES = 10, 5
+
+
+def _keeps_others(before: Any, after: Any, count: int) -> bool:
+    """Return whether two batches whose first samples differ agree in all others."""
+    if type(before) is not type(after):
+        return False
+    if isinstance(before, Mapping):
+        return before.keys() == after.keys() and all(
+            _keeps_others(before[name], after[name], count) for name in before
+        )
+    if isinstance(before, list | tuple):
+        if len(before) != len(after):
+            return False
+        # A list numbers the samples, or the parts of a batch.
+        pairs = list(zip(before, after, strict=True))
+        is_kept = len(pairs) == count and all(_is_common_part_equal(*own) for own in pairs[1:])
+        return is_kept or all(_keeps_others(*own, count) for own in pairs)
+    if isinstance(before, Tensor | np.ndarray) and before.ndim:
+        start = 1 if len(before) == count else 0
+        return _is_common_part_equal(before[start:], after[start:])
+    if hasattr(before, "__dict__") and not isinstance(before, Tensor):
+        return _keeps_others(vars(before), vars(after), count)
+    return True  # a number or a name of the whole batch
+
+
+def _is_common_part_equal(before: Any, after: Any) -> bool:
+    """Return whether two values are equal, tensors as far as padding leaves them comparable."""
+    if isinstance(before, np.ndarray) and before.dtype.kind in "biufc":
+        before, after = torch.from_numpy(before), torch.from_numpy(after)
+    if not isinstance(before, Tensor):
+        if hasattr(before, "__dict__"):
+            before, after = vars(before), vars(after)
+        return has_same_values(before, after)
+    if before.dim() != after.dim():
+        return False
+    # Batches are padded to their longest sample, at the end or at the start.
+    least = [min(sizes) for sizes in zip(before.shape, after.shape, strict=True)]
+    first = tuple(slice(0, size) for size in least)
+    return has_same_values(before[first], after[first]) or has_same_values(
+        *(
+            each[tuple(slice(own - size, own) for own, size in zip(each.shape, least, strict=True))]
+            for each in (before, after)
+        )
+    )
+
+
+@contextmanager
+def _restored_randomness() -> Iterator[None]:
+    """Give the user's random numbers back as they were."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002 - the user's generator
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
 
 
 @final
@@ -278,7 +536,12 @@ class PrivateLoader:
         return self._length
 
     def close(self) -> None:
-        """End an agent's run before the last step; the others go on as their settings say."""
+        """End an agent's run before the last step; the others go on as their settings say.
+
+        All others see at which step an agent leaves. So the decision to leave must not depend on
+        private data: not on the training loss, nor on a score on data of the agent. The same holds
+        for a loop that ends by an exception.
+        """
         self._turns.leave()
 
     def __iter__(self) -> Iterator[Any]:
@@ -288,8 +551,7 @@ class PrivateLoader:
             turn = self._turns.begin()
             if turn is None:
                 return
-            self._optimizer.begin(turn)
-            yield self._parts[turn.agent].fetch(turn.batch)
+            yield self._optimizer.begin(turn, self._parts[turn.agent].fetch(turn.batch))
 
 
 class PrivateTraining(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
@@ -77,6 +78,16 @@ class TrainingProblem:
             raise InvalidArgumentError(
                 f"{column} needs {part} samples, found none: give the problem a {part} part"
             )
+
+    def digest(self) -> bytes:
+        """Return a digest of the training samples in their order: private, as samples are."""
+        state = hashlib.blake2b(digest_size=32)
+        for values in (self.data.inputs, self.data.targets):
+            # Types and shapes first: the same bytes may be other samples.
+            state.update(f"{values.dtype} {tuple(values.shape)}\n".encode())
+            flat = values.detach().cpu().contiguous().reshape(-1)
+            state.update(flat.view(torch.uint8).numpy().data)
+        return state.digest()
 
     def place(
         self, settings: SweepSettings, *, max_train_samples: int | None = None

@@ -1,4 +1,4 @@
-"""Gradients of single samples from one ordinary backward pass through the user's own loss.
+"""Gradients of single samples from one backward pass through the losses of all samples.
 
 Every layer with trained parameters keeps its inputs. When the gradient of its outputs arrives, the
 gradient of each sample follows: for a linear layer it is the outer product of the two. Layers
@@ -7,7 +7,8 @@ without a rule here are differentiated sample by sample with ``torch.func``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias, final
 
@@ -30,8 +31,9 @@ _TOLERANCE = 1e-3  # relative, between the sum over samples and autograd's own g
 class SampleGradients:
     """Hooks on a module that collect the gradient of each sample.
 
-    The first dimension of every layer's inputs and outputs must number the samples, and no sample
-    may change the row of another one. Both are checked.
+    The first dimension of every layer's inputs and outputs must number the samples, no sample may
+    change the row of another one, and each loss must depend on its own sample alone. All of this is
+    checked on the first batch of each kind.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -39,24 +41,81 @@ class SampleGradients:
         self._found: dict[nn.Parameter, Tensor] = {}
         self._names: dict[nn.Parameter, str] = {}
         self._parameters = [p for p in module.parameters() if p.requires_grad]
+        self._subset = _Subset()
+        self._seen: set[tuple[Any, ...]] = set()
+        self._num_batches, self._inputs = 0, list[Tensor]()
         owners = find_owners(module)
-        check = _IndependenceCheck(owners)
-        self._handles = [module.register_forward_pre_hook(check, with_kwargs=True)]
+        self._independence = _IndependenceCheck(owners)
+        self._handles = [module.register_forward_pre_hook(self._independence, with_kwargs=True)]
         for name, layer in owners.items():
             for parameter in layer.parameters():
                 self._names[parameter] = name or type(layer).__name__
-            hook = _Hook(self._found, layer)
+            hook = _Hook(self._found, layer, self._subset)
             handle = layer.register_forward_hook(hook, with_kwargs=True)
             self._handles.append(handle)
 
-    def take(self, num_samples: int) -> Tensor:
-        """Return the gradients of the samples since the last call, shape (samples, d).
+    @property
+    def is_empty(self) -> bool:
+        """Whether no gradient was collected since the last call of ``take`` or ``clear``."""
+        return not self._found
 
-        They are those of the samples' own losses where the loss is a mean over the batch.
+    def watch(self, batch: Any, num_samples: int) -> Any:
+        """Return a batch that shows, when it has gradients, which losses its samples reach.
+
+        This notices samples that the loop mixes before it calls the module. Every batch would cost
+        a gradient of its inputs, so the first one, the second, the fourth and so on are watched.
         """
+        self._num_batches += 1
+        self._inputs.clear()
+        if self._num_batches & (self._num_batches - 1):
+            return batch
+
+        def follow(value: Any) -> Any:
+            is_real = isinstance(value, Tensor) and value.is_floating_point() and value.dim()
+            if not is_real or len(value) != num_samples:
+                return value
+            self._inputs.append(value.detach().requires_grad_())
+            # A copy, which the loop may change in place.
+            with torch.enable_grad():
+                return self._inputs[-1].clone()
+
+        return tree_map(follow, batch)
+
+    def take(self, losses: Tensor) -> Tensor:
+        """Return the gradient of each sample's loss, shape (samples, d), by one backward pass.
+
+        It leaves the gradient of the sum in ``.grad``.
+        """
+        if not self._independence.was_called:
+            raise InvalidArgumentError(
+                "losses must be computed from the outputs of the whole module, found that it was "
+                "not called on tensors of this batch: call model(inputs), not single layers of it"
+            )
+        # Which operations lead from layers to losses, not how often: sequences of other lengths
+        # have the same. A term that is added in a later pass brings a new kind.
+        kind = len(losses) > 1, _list_operations(losses)
+        is_new = kind not in self._seen or bool(self._inputs)
+        # In the sum every loss has weight 1, so that each row is the gradient of a sample's loss.
+        torch.autograd.backward(losses.sum(), retain_graph=is_new)
+        rows = self._join(len(losses))
+        # Before anything is released. Whether it holds depends on the program, not on data.
+        if is_new:
+            self._require_sum(rows)
+            self._require_own_losses(losses)
+            self._seen.add(kind)
+        self.clear()
+        self._inputs.clear()
+        self._independence.was_called = False
+        return rows
+
+    def clear(self) -> None:
+        """Forget all gradients."""
+        self._found.clear()
+
+    def _join(self, num_samples: int) -> Tensor:
         rows = []
         for parameter in self._parameters:
-            found = self._found.pop(parameter, None)
+            found = self._found.get(parameter)
             # A layer that this batch did not use has no gradient, as in autograd.
             if found is None:
                 found = parameter.new_zeros(num_samples, *parameter.shape)
@@ -69,15 +128,13 @@ class SampleGradients:
                     "samples need it, and so do layers with batch_first=True"
                 )
             rows.append(found.reshape(num_samples, -1))
-        # A mean loss divides each sample's gradient by the number of samples, which this undoes:
-        # accounting is about the gradient of a sample's own loss.
-        return torch.cat(rows, dim=1).mul_(num_samples)
+        return torch.cat(rows, dim=1)
 
-    def check(self, slopes: Tensor) -> None:
+    def _require_sum(self, rows: Tensor) -> None:
         """Raise unless the gradients of the samples add up to the gradient that autograd found."""
         start = 0
         for parameter in self._parameters:
-            own = slopes[:, start : start + parameter.numel()].mean(dim=0)
+            own = rows[:, start : start + parameter.numel()].sum(dim=0)
             start += parameter.numel()
             gradient = parameter.grad
             usual = torch.zeros_like(own) if gradient is None else gradient.flatten()
@@ -90,19 +147,95 @@ class SampleGradients:
                     "or it draws random numbers; use unit='agent', or another layer"
                 )
 
+    def _require_own_losses(self, losses: Tensor) -> None:
+        """Raise unless the losses of some samples have no gradient in the rows of all others."""
+        count = len(losses)
+        numbers = torch.arange(count, device=losses.device)
+        # Different weights, so that gradients of two losses do not cancel.
+        weighted = losses * (1 + numbers / count)
+        # Two numbers differ in a bit, so that each pair of samples is split, in both directions.
+        for bit in range((count - 1).bit_length()):
+            for side in (0, 1):
+                chosen = (numbers >> bit) & 1 == side
+                with self._subset.watch(chosen):
+                    slopes = torch.autograd.grad(
+                        weighted[chosen].sum(),
+                        [*self._parameters, *self._inputs],
+                        retain_graph=True,
+                        allow_unused=True,
+                    )
+                for slope in slopes[len(self._parameters) :]:
+                    if slope is not None:
+                        self._subset.look_at(slope, chosen)
+                if self._subset.is_left:
+                    raise InvalidArgumentError(
+                        "each of the losses must depend on its own sample alone, found one that "
+                        "depends on others of the batch: compute one loss for each sample, in "
+                        "their order, with reduction='none'; mix no samples before the model, as "
+                        "mixup does, and compare none in the loss; unit='agent' allows all of this"
+                    )
+
     def remove(self) -> None:
         """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
-        self._found.clear()
+        self.clear()
+
+
+@final
+class _Subset:
+    """Some samples of a batch while their losses are differentiated, to see whether others move.
+
+    Attributes:
+        chosen: which samples; None while gradients are collected.
+        is_left: whether a gradient was found in the row of another sample.
+    """
+
+    def __init__(self) -> None:
+        self.chosen: Tensor | None = None
+        self.is_left = False
+
+    @contextmanager
+    def watch(self, chosen: Tensor) -> Iterator[None]:
+        """Look at the gradients of layers instead of collecting them."""
+        self.chosen, self.is_left = chosen, False
+        try:
+            yield
+        finally:
+            self.chosen = None
+
+    def look_at(self, gradient: Tensor, chosen: Tensor) -> None:
+        """Note whether a gradient of a layer's outputs has other rows than those chosen."""
+        others = gradient[~chosen.to(gradient.device)]
+        # A broken sample has NaN in its own row, also where its loss has weight 0.
+        self.is_left = self.is_left or bool(torch.nan_to_num(others, 0.0, 0.0, 0.0).any())
+
+
+def _list_operations(losses: Tensor) -> frozenset[tuple[str, str]]:
+    """Return the pairs of operations of which one uses the result of the other."""
+    found: set[tuple[str, str]] = set()
+    left: list[Any] = [losses.grad_fn]
+    visited = set(left)
+    while left:
+        node = left.pop()
+        for used, _ in node.next_functions:
+            if used is None:
+                continue
+            found.add((node.name(), used.name()))
+            if used not in visited:
+                visited.add(used)
+                left.append(used)
+    return frozenset(found)
 
 
 @final
 class _Hook:
     """Keeps a layer's inputs, and computes the gradients of samples when those of outputs come."""
 
-    def __init__(self, found: dict[nn.Parameter, Tensor], layer: nn.Module) -> None:
-        self._found = found
+    def __init__(
+        self, found: dict[nn.Parameter, Tensor], layer: nn.Module, subset: _Subset
+    ) -> None:
+        self._found, self._subset = found, subset
         self._named = {n: p for n, p in layer.named_parameters() if p.requires_grad}
         self._is_differentiating = False
 
@@ -117,6 +250,9 @@ class _Hook:
         versions = [a._version for a in kept if isinstance(a, Tensor)]
 
         def collect(gradient: Tensor) -> None:
+            if self._subset.chosen is not None:
+                self._subset.look_at(gradient, self._subset.chosen)
+                return
             if versions != [a._version for a in kept if isinstance(a, Tensor)]:
                 raise InvalidArgumentError(
                     f"the inputs of {type(layer).__name__} must not be changed in place after it "
@@ -151,12 +287,15 @@ class _IndependenceCheck:
 
     def __init__(self, owners: Mapping[str, nn.Module]) -> None:
         self._owners, self._is_running = owners, False
+        # Whether the module ran with gradients since the last losses.
+        self.was_called = False
         self._seen: set[tuple[Any, ...]] = set()
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dim()]
         if self._is_running or not torch.is_grad_enabled() or not tensors:
             return
+        self.was_called = True
         count = len(tensors[0])
         # Other lengths than before need no other check, unless they coincide with the samples.
         kind = tuple(tuple(size == count for size in x.shape) for x in tensors)

@@ -157,6 +157,7 @@ def _summarize(method: Method, problem: TrainingProblem, tuning: Tuning) -> dict
         f"{prefix}epsilon_of_each_agent": spent,
         "unit": None if method.budget is None else method.budget.unit,
         "central_ratio": method.central_ratio,
+        "weighted_central_ratio": method.weighted_central_ratio,
         "against": method.against,
     }
 

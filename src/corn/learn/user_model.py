@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch
@@ -46,7 +47,10 @@ class UserModel:
         # Copies of all values that get no noise: every step is compared with them.
         self._frozen = [(name, p, p.detach().clone()) for name, p in everything if id(p) not in own]
         self._samples = SampleGradients(module) if clips_samples else None
-        self._is_checked = False
+        # One gradient for each sample of the batch, from ``backward`` to ``compute``.
+        self._rows: Tensor | None = None
+        # Copies of the trained parameters as CorN wrote them last, in their own types.
+        self._written: list[Tensor] = []
 
     @property
     def num_parameters(self) -> int:
@@ -64,6 +68,16 @@ class UserModel:
         # Copied: the optimizer changes parameters in place, but not the caller's vector.
         for parameter, piece in self._split(vector):
             parameter.copy_(piece)
+        self._written = [p.detach().clone() for p in self._trained]
+
+    def require_unchanged(self) -> None:
+        """Raise if the trained parameters are not those of the last ``write``."""
+        if not has_same_values(self._written, [p.detach() for p in self._trained]):
+            raise CornError(
+                "parameters must not change between a batch and optimizer.step(), found that they "
+                "did: the change could depend on data, and would be sent without noise; leave all "
+                "changes to the optimizer"
+            )
 
     @torch.no_grad()
     def set_gradient(self, vector: Tensor) -> None:
@@ -74,34 +88,78 @@ class UserModel:
 
     def forget_gradient(self) -> None:
         """Remove all gradients, so that no release is added to the next gradient."""
+        self._rows = None
+        if self._samples is not None:
+            self._samples.clear()
         for parameter in self._trained:
             parameter.grad = None
+
+    def watch(self, batch: Any, *, num_samples: int) -> Any:
+        """Return a batch for the user's loop; see ``SampleGradients.watch``."""
+        return batch if self._samples is None else self._samples.watch(batch, num_samples)
+
+    def backward(self, losses: Tensor, *, num_samples: int) -> None:
+        """Compute the gradient of each sample from the vector of their losses, and keep it."""
+        if self._samples is None:
+            raise CornError(
+                "optimizer.backward(losses) is for unit='sample', found unit='agent': call "
+                "loss.backward() with any loss of the batch"
+            )
+        if losses.shape != (num_samples,) or not losses.requires_grad:
+            raise InvalidArgumentError(
+                f"losses must be one loss for each of the {num_samples} samples of the batch, as a "
+                f"vector with gradients, found shape {tuple(losses.shape)}"
+                f"{'' if losses.requires_grad else ' without gradients'}: use reduction='none', "
+                "and for sequences the mean over each sample's own positions"
+            )
+        if self._rows is not None:
+            raise CornError(
+                "optimizer.backward(losses) must be called once for each batch, found a second "
+                "call: add up the losses of each sample first"
+            )
+        self._require_no_gradient()
+        self._rows = self._samples.take(losses)
+        for parameter in self._trained:
+            parameter.grad = None
+
+    def _require_no_gradient(self) -> None:
+        """Raise if there are gradients that ``backward`` did not compute."""
+        is_empty = self._samples is None or self._samples.is_empty
+        if not is_empty or any(p.grad is not None for p in self._trained):
+            raise CornError(
+                "with unit='sample' gradients must come from optimizer.backward(losses), found "
+                "others: after loss.backward() a sample may have more weight than the accounting "
+                "assumes; compute losses with reduction='none', and remove other gradients by "
+                "optimizer.zero_grad()"
+            )
 
     @torch.no_grad()
     def compute(self, batch: Batch, sample_clip: Tensor | None) -> Gradients:
         """Return the gradient of a batch after the user's backward pass."""
-        if all(p.grad is None for p in self._trained):
-            raise CornError("call loss.backward() before optimizer.step(): there is no gradient")
         if self._samples is None or sample_clip is None:
+            if all(p.grad is None for p in self._trained):
+                raise CornError(
+                    "call loss.backward() before optimizer.step(): there is no gradient"
+                )
             # A parameter that this batch did not reach counts as zero: the vector always has length
             # d.
             pieces = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained]
             return Gradients(torch.cat([g.flatten().cpu() for g in pieces]).view(1, 1, -1).clone())
-        # Padding is in the user's batch as well, so that its width is the number of samples. The
-        # weights of a ``Batch`` remove padding from the sum.
-        slopes = self._samples.take(batch.inputs.shape[1])
-        # Once, before anything is released: whether it holds depends on the layers, not on data.
-        if not self._is_checked:
-            self._samples.check(slopes)
-            self._is_checked = True
-        return self._sum(slopes.cpu(), batch, sample_clip)
+        self._require_no_gradient()
+        if self._rows is None:
+            raise CornError(
+                "call optimizer.backward(losses) before optimizer.step(), with one loss for each "
+                "sample: there is no gradient"
+            )
+        # Padding is in the user's batch as well. The weights of a ``Batch`` remove it from the sum.
+        return self._sum(self._rows.cpu(), batch, sample_clip)
 
-    def _sum(self, slopes: Tensor, batch: Batch, sample_clip: Tensor) -> Gradients:
+    def _sum(self, rows: Tensor, batch: Batch, sample_clip: Tensor) -> Gradients:
         # In the clip's type, float64: see ``sum_clipped_samples``.
-        total = torch.zeros(slopes.shape[1], dtype=sample_clip.dtype)
-        rows = max(1, _VALUES_AT_ONCE // slopes.shape[1])
+        total = torch.zeros(rows.shape[1], dtype=sample_clip.dtype)
+        count = max(1, _VALUES_AT_ONCE // rows.shape[1])
         factors = []
-        pieces = zip(torch.split(slopes, rows), torch.split(batch.weights[0], rows), strict=True)
+        pieces = zip(torch.split(rows, count), torch.split(batch.weights[0], count), strict=True)
         for own, weights in pieces:
             found, factor = sum_clipped_samples(
                 own.to(sample_clip.dtype), sample_clip, weights, most_samples=batch.most_samples
@@ -142,3 +200,20 @@ class UserModel:
         pieces = torch.split(vector, [p.numel() for p in self._trained])
         for parameter, piece in zip(self._trained, pieces, strict=True):
             yield parameter, piece.view_as(parameter)
+
+
+def has_same_values(before: Any, after: Any) -> bool:
+    """Return whether two nested values are equal, tensors in type, shape and every bit."""
+    (own, structure), (other, changed) = tree_flatten(before), tree_flatten(after)
+    return structure == changed and all(map(_is_same_value, own, other))
+
+
+def _is_same_value(before: Any, after: Any) -> bool:
+    if not isinstance(before, Tensor) or not isinstance(after, Tensor):
+        # Also by identity: NaN differs from itself.
+        return before is after or (type(before) is type(after) and bool(before == after))
+    if before.dtype != after.dtype or before.shape != after.shape or before.device != after.device:
+        return False
+    # As bytes: NaN differs from itself, and −0 is equal to 0.
+    bits = (each.detach().contiguous().flatten().view(torch.uint8) for each in (before, after))
+    return torch.equal(*bits)

@@ -33,8 +33,8 @@ class SecretChoices:
     Args:
         coins: the secret of the coins. It must be new in every run, because amplification assumes
             that the coins of two releases are independent.
-        orders: the secret of the orders. It must be the same in all runs that share a ledger of
-            releases: a run that resumes in the middle of a pass must finish the order of that pass.
+        orders: the secret of the orders, which the ledger of releases keeps: a run that resumes in
+            the middle of a pass must finish the order of that pass, also under a new key.
 
     >>> choices = SecretChoices(Secret(bytes(32)), Secret(bytes(32)))
     >>> sorted(choices.draw_order(0, 3, size=5).tolist())

@@ -7,6 +7,9 @@ and counts every reserved step as released. (A ledger restored from a backup has
 releases: the count is then wrong, and an agent that comes back to a run could release a step again.
 Never copy a ledger.)
 
+Where samples are taken in passes, the ledger also keeps the secret of their orders and a digest of
+the data, so that new keys or other data cannot put a sample into two batches of one pass.
+
 The file (:mod:`corn.noise.ledger_file`) also has the terms of the promise, from which
 :mod:`corn.noise.history` adds up what all plans of an agent cost together.
 """
@@ -23,24 +26,33 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
+from corn.checks import require, require_count
 from corn.errors import CornError, InvalidArgumentError
+from corn.files import require_private
 from corn.noise.address import NONCE_BYTES, check_fingerprint, check_nonce, encode_fields
+from corn.noise.choices import SecretChoices
+from corn.noise.keys import SECRET_BYTES, Secret
 from corn.noise.ledger_file import (
     FILE_BYTES,
-    PAGE_BYTES,
-    STEPS_PER_BLOCK,
+    NO_NONCE,
     LedgerEntry,
     create_ledger,
     explain_failure,
-    format_page,
     lock_ledger,
     make_header,
     read_entry,
-    write_durably,
+    write_entry,
 )
-from corn.privacy.composition import PlanTerms
+from corn.privacy.composition import Expense, PlanTerms
+
+LAST_STEP = 10**15
+"""The last step that a ledger reserves: no plan has more, and nobody else may name a later one."""
+
+STEPS_PER_BLOCK = 64
+"""The most steps that one durable write reserves, and so the most releases that a crash costs."""
 
 _BLOCKS_PER_PLAN = 50
+_DERIVATION = b"corn/ledger/1"
 
 
 class BudgetSpentError(CornError):
@@ -60,7 +72,8 @@ class ReleaseLedger:
     ``reserved_before`` is the number of releases that the previous run had reserved when it
     crashed. All of them count, though it may not have made them. ``first_free_step`` comes after
     all steps that earlier runs reserved. An agent that comes back to a run whose nonce it has used
-    before must not release an earlier one.
+    before must not release an earlier one. ``num_skipped`` is the number of releases that this run
+    gives up to begin a new pass.
 
     >>> from tempfile import TemporaryDirectory
     >>> from corn.privacy import PrivacyBudget
@@ -75,18 +88,37 @@ class ReleaseLedger:
     """
 
     def __init__(
-        self, path: Path, descriptor: int, *, header: str, entry: LedgerEntry, max_releases: int
+        self,
+        path: Path,
+        descriptor: int,
+        *,
+        header: str,
+        terms: PlanTerms,
+        entry: LedgerEntry,
+        newest_page: int,
     ) -> None:
         self._path, self._descriptor, self._header = path, descriptor, header
-        self._entry, self._max_releases = entry, max_releases
+        self._terms, self._max_releases = terms, terms.budget.num_steps
+        self._entry, self._newest_page = entry, newest_page
+        self._block = steps_per_block(self._max_releases)
+        self._knows_data = terms.budget.query.steps_per_pass is None
         self._released = self._next_step = 0
         self._process, self._lock = os.getpid(), threading.Lock()
         self._failure = ""
-        self.reserved_before = self.first_free_step = 0
+        self.reserved_before = entry.stop_step - entry.first_step
+        self.first_free_step = entry.furthest
+        self.num_skipped = 0
 
     @classmethod
     def open(
-        cls, path: Path, *, plan_fingerprint: bytes, agent: int, terms: PlanTerms, precision: float
+        cls,
+        path: Path,
+        *,
+        plan_fingerprint: bytes,
+        agent: int,
+        terms: PlanTerms,
+        precision: float,
+        continues: bool = False,
     ) -> ReleaseLedger:
         """Open a ledger, or create it, and begin a run under a nonce never used before.
 
@@ -97,34 +129,35 @@ class ReleaseLedger:
             terms: of the plan for this agent.
             precision: the largest [R⁻¹]_ii under which this run may release; of all runs, the
                 largest is kept.
+            continues: go on with the latest run, under its nonce, after all steps that it has
+                reserved: for a process that lives for one release.
 
         Raises:
-            FileFormatError: the file is damaged, or is another plan's or agent's.
+            FileFormatError: the file is damaged, is another plan's or agent's, or can be used by
+                others than its owner.
             CornError: another process has it open, or it cannot be written.
         """
         header = make_header(plan_fingerprint, agent, terms)
-        max_releases = terms.budget.num_steps
         with explain_failure(path, "cannot be opened"):
             if not path.exists():
                 create_ledger(path, header)
             descriptor = os.open(path, os.O_RDWR)
         try:
+            # It has nonces, which with the keys give the noise, and the secret of the orders.
+            require_private(path)
             # Locked before it is read: two processes that both read the same count would both
             # release what remains.
             lock_ledger(descriptor, path)
-            entry, lost = read_entry(
-                os.pread(descriptor, FILE_BYTES + 1, 0), header=header, name=str(path)
+            data = os.pread(descriptor, FILE_BYTES + 1, 0)
+            entry, page = read_entry(data, header=header, name=str(path))
+            entry = replace(entry, precision=max(entry.precision, precision))
+            ledger = cls(
+                path, descriptor, header=header, terms=terms, entry=entry, newest_page=page
             )
-            ledger = cls(path, descriptor, header=header, entry=entry, max_releases=max_releases)
-            ledger.reserved_before = entry.stop_step - entry.first_step + lost
-            # Steps may skip, so a lost entry may have reserved any step of the plan.
-            ledger.first_free_step = max(entry.furthest, max_releases if lost else 0)
-            # Written again: the entry that replaces a lost one hides that there was one.
-            ledger._start_run(
-                settled=min(entry.spent + lost, max_releases),
-                precision=max(entry.precision, precision),
-                furthest=ledger.first_free_step,
-            )
+            if continues:
+                ledger._continue_run()
+            else:
+                ledger._start_run(settled=min(entry.spent, terms.budget.num_steps))
         except BaseException:
             os.close(descriptor)
             raise
@@ -145,8 +178,74 @@ class ReleaseLedger:
         """The largest [R⁻¹]_ii under which any run of this ledger may have released."""
         return self._entry.precision
 
+    @property
+    def expense(self) -> Expense:
+        """All releases under the plan so far, of this run and of earlier ones."""
+        return Expense(self._terms, self.precision, self._max_releases - self.remaining)
+
+    @property
+    def next_step(self) -> int:
+        """The first step that this run may still release."""
+        return self._next_step
+
     def __repr__(self) -> str:
         return f"ReleaseLedger({self.remaining} of {self._max_releases} releases remain)"
+
+    def make_choices(self, data: bytes | None) -> SecretChoices:
+        """Return secret coins for this run, and the secret orders of passes through its data.
+
+        In a pass a sample may be in one batch only. So a run with other data than the present pass
+        began with begins a new pass: it skips the numbers that are left of the present one, and
+        they count as spent from the first release on. Then every pass has one data set and one
+        order, and no sample is in more batches than passes are counted.
+
+        Args:
+            data: a digest of all samples in their order; None if there is none, which is taken for
+                other data. It matters under sampling in passes only.
+
+        Raises:
+            BudgetSpentError: releases remain, but none after the present pass.
+            InvalidArgumentError: this run has released already.
+        """
+        with self._lock:
+            self._check_usable()
+            require(not self._released, "make_choices", "called before the first release", "one")
+            length = self._terms.budget.query.steps_per_pass
+            if length is not None:
+                self._choose_pass(data, length)
+            self._knows_data = True
+            orders = self._derive("orders of passes")
+            return SecretChoices(coins=Secret.random(), orders=Secret(orders))
+
+    def _choose_pass(self, data: bytes | None, length: int) -> None:
+        # Keyed, so that the digest is of no use to anybody who guesses the data.
+        found = secrets.token_bytes(SECRET_BYTES)
+        if data is not None:
+            found = self._derive("data of a pass", data)
+        if found.hex() == self._entry.data:
+            return
+        settled = self._entry.settled
+        skipped = min(-settled % length, self.remaining)
+        if skipped and skipped == self.remaining:
+            raise BudgetSpentError(
+                f"{self._path}: {skipped} of {self._max_releases} releases remain, all in a pass "
+                "that an earlier run began with other data: only that data may be used for them"
+            )
+        self.num_skipped += skipped
+        # Written with the first reservation: a run that is refused before it costs nothing.
+        self._entry = replace(self._entry, settled=settled + skipped, data=found.hex())
+
+    def keep_nonce(self, nonce: bytes) -> None:
+        """Keep the nonce that all agents agreed on for this run, from the next durable write on.
+
+        Raises:
+            InvalidArgumentError: an earlier release of the run was under another one.
+        """
+        agreed = check_nonce(nonce).hex()
+        with self._lock:
+            if self._entry.agreed not in (NO_NONCE, agreed):
+                raise InvalidArgumentError("nonce must be the same for all releases of a run")
+            self._entry = replace(self._entry, agreed=agreed)
 
     def reserve(self, step: int) -> int:
         """Reserve a step's release durably; the message may leave once this has returned.
@@ -154,9 +253,9 @@ class ReleaseLedger:
         Return the number of the release, from 0. No two releases under the plan have the same, in
         whichever runs they are: after a crash, numbers that were reserved are skipped.
 
-        Steps of a run increase, and may skip. One in 64 calls waits for the disk (more of them
-        under plans of fewer than 3200 releases; see ``steps_per_block``). The release counts even
-        if the message is not sent after all.
+        Steps of a run increase to ``LAST_STEP`` at most, and may skip. One in 64 calls waits for
+        the disk (more of them under plans of fewer than 3200 releases; see ``steps_per_block``).
+        The release counts even if the message is not sent after all.
 
         Raises:
             BudgetSpentError: nothing remains.
@@ -169,6 +268,12 @@ class ReleaseLedger:
                     f"step must be at least {self._next_step}, found {step}: its noise may have "
                     "been released; to go back, take a new nonce with renew_nonce()"
                 )
+            require_count("step", step, least=0, most=LAST_STEP)
+            # Otherwise the release could be of other data than the rest of its pass.
+            if not self._knows_data:
+                raise InvalidArgumentError(
+                    "make_choices must be called before the first release in passes"
+                )
             if self.remaining == 0:
                 raise BudgetSpentError(
                     f"{self._path}: all {self._max_releases} releases of the plan are spent"
@@ -176,7 +281,7 @@ class ReleaseLedger:
             # On the disk before the message leaves: after a crash a release that the file does not
             # count could be made again.
             if step >= self._entry.stop_step:
-                stop = step + min(steps_per_block(self._max_releases), self.remaining)
+                stop = step + min(self._block, self.remaining)
                 self._write(
                     released=self._released,
                     first_step=step,
@@ -201,6 +306,7 @@ class ReleaseLedger:
                     f"step must be at least {self.first_free_step}, found {step}: earlier steps "
                     "may have been released under the nonce of this run"
                 )
+            require_count("step", step, least=0, most=LAST_STEP)
             self._next_step = max(step, self._next_step)
 
     def renew_nonce(self) -> bytes:
@@ -217,9 +323,11 @@ class ReleaseLedger:
                 return
             try:
                 # Neither after a failed write, when the file's content is unknown, nor in a fork,
-                # while its parent goes on counting.
-                if not self._failure and self._process == os.getpid():
-                    self._write(released=self._released, first_step=0, stop_step=0)
+                # while its parent goes on counting. A run without a release leaves no trace.
+                is_own = not self._failure and self._process == os.getpid()
+                if is_own and self._entry.stop_step > self._entry.first_step:
+                    step = self._next_step
+                    self._write(released=self._released, first_step=step, stop_step=step)
             finally:
                 os.close(self._descriptor)
                 self._descriptor = -1
@@ -235,16 +343,37 @@ class ReleaseLedger:
     ) -> None:
         self.close()
 
-    def _start_run(self, *, settled: int, **changes: Any) -> None:
-        nonce = secrets.token_hex(NONCE_BYTES)
-        self._write(nonce=nonce, settled=settled, released=0, first_step=0, stop_step=0, **changes)
+    def _start_run(self, *, settled: int) -> None:
+        self._write(
+            nonce=secrets.token_hex(NONCE_BYTES),
+            agreed=NO_NONCE,
+            settled=settled,
+            released=0,
+            first_step=0,
+            stop_step=0,
+        )
         self._released = self._next_step = 0
+
+    def _continue_run(self) -> None:
+        entry = self._entry
+        self._released = entry.released + self.reserved_before
+        self._next_step = entry.stop_step
+        # The process may end after one release: more than that would be lost.
+        self._block = 1
+
+    def _derive(self, *fields: str | bytes) -> bytes:
+        """Return bytes that follow from the ledger's secret, for one purpose."""
+        return hashlib.blake2b(
+            encode_fields(*fields),
+            key=self._entry.secret.reveal(),
+            digest_size=SECRET_BYTES,
+            person=_DERIVATION,
+        ).digest()
 
     def _write(self, **changes: Any) -> None:
         entry = replace(self._entry, number=self._entry.number + 1, **changes)
-        page = format_page(entry.format(), header=self._header)
         try:
-            write_durably(self._descriptor, page, at=PAGE_BYTES * (1 + entry.number % 2))
+            write_entry(self._descriptor, entry, header=self._header, newest_page=self._newest_page)
         except OSError as error:
             # The content of the disk is now unknown: only opening the ledger again shows it.
             self._failure = error.strerror or "unknown error"

@@ -1,13 +1,15 @@
 """The file of a release ledger: three pages of text with checksums.
 
 The first page names the plan, the agent and the terms of the promise
-(:class:`~corn.privacy.composition.PlanTerms`), and never changes. Entry number k, the whole state
-of the ledger, is written to the second or the third page in turn, so that the entry before it is
-still there if that write is torn by a crash. Hence
+(:class:`~corn.privacy.composition.PlanTerms`), and never changes. An entry, the whole state of the
+ledger, is written to the second and the third page, one after the other: the second write begins
+when the first is on the disk. So at any moment one of them is whole, and once both are written,
+neither can be lost or put back to an earlier one without the other telling. Hence
 
-- one entry unreadable: the other is taken, plus a full block of releases, which is the most that
-  the lost one can have added; which steps it reserved is unknown, so the agent returns to no run;
-- both unreadable, the first page unreadable, or another size (a crash never changes it): refused.
+- pages with entries k and k + 1, or one page unreadable: a crash came between or during the two
+  writes, and the newest entry is taken. No release was made under an entry that is not on both;
+- both unreadable, entries further apart (a part of the file was restored), the first page
+  unreadable, or another size (a crash never changes it): refused.
 
 Checksums detect accidents, not forgery: a person who may write the file can also write a valid one.
 """
@@ -19,21 +21,23 @@ import fcntl
 import hashlib
 import os
 import re
+import secrets
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from corn.checks import require_count
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, make_printable
-from corn.noise.address import check_fingerprint, encode_fields
+from corn.noise.address import NONCE_BYTES, check_fingerprint, encode_fields
+from corn.noise.keys import Secret
 from corn.privacy.composition import Expense, PlanTerms
 
-# The most steps that one durable write reserves, and so the most releases that a crash can cost.
-STEPS_PER_BLOCK = 64
 # A disk writes pages of this size: a torn write of one entry cannot damage the other.
 PAGE_BYTES = 4096
 FILE_BYTES = 3 * PAGE_BYTES
+NO_NONCE = "0" * (2 * NONCE_BYTES)
+_ENTRY_PAGES = (1, 2)
 
 LOST_COUNT = (
     "Its releases cannot be counted, so no more may be made under this plan. They still count: a "
@@ -44,14 +48,15 @@ LOST_COUNT = (
 
 
 _TITLE = "CorN release ledger"
-_FORMAT = 3
+_FORMAT = 4
 _HEADER_PATTERN = re.compile(
     rf"{_TITLE} {_FORMAT}\. Never copy or edit it\.\n"
     r"plan ([0-9a-f]{64}) agent (\d{1,9}) limit (\d+)\nterms (.+)\n"
 )
 _ENTRY_PATTERN = re.compile(
     rb"entry (\d+) run ([0-9a-f]{64}) settled (\d+) released (\d+) reserved (\d+) to (\d+) "
-    rb"precision (inf|0x[01]\.[0-9a-f]+p[+-]\d+) furthest (\d+)\n"
+    rb"precision (inf|0x[01]\.[0-9a-f]+p[+-]\d+) furthest (\d+) agreed ([0-9a-f]{64}) "
+    rb"data ([0-9a-f]{64}) secret ([0-9a-f]{64})\n"
 )
 
 
@@ -65,19 +70,25 @@ class LedgerEntry:
         settled: the releases of all runs before it.
         released: the releases of this run before its reserved block.
         first_step: the first step of the reserved block.
-        stop_step: the step after its last one.
+        stop_step: the step after its last one, and after all that the run has released.
         precision: the largest [R⁻¹]_ii under which any of the releases was made.
         furthest: the step after the last one that any run has reserved.
+        agreed: the nonce that all agents agreed on for the latest run, if the ledger was told.
+        data: a keyed digest of the data that the present pass began with.
+        secret: from which the orders of passes and the key of ``data`` follow.
     """
 
     number: int
-    nonce: str
+    secret: Secret
+    nonce: str = field(repr=False)
     settled: int = 0
     released: int = 0
     first_step: int = 0
     stop_step: int = 0
     precision: float = 0.0
     furthest: int = 0
+    agreed: str = field(default=NO_NONCE, repr=False)
+    data: str = field(default=NO_NONCE, repr=False)
 
     @property
     def spent(self) -> int:
@@ -89,7 +100,8 @@ class LedgerEntry:
         return (
             f"entry {self.number} run {self.nonce} settled {self.settled} "
             f"released {self.released} reserved {self.first_step} to {self.stop_step} "
-            f"precision {self.precision.hex()} furthest {self.furthest}\n"
+            f"precision {self.precision.hex()} furthest {self.furthest} agreed {self.agreed} "
+            f"data {self.data} secret {self.secret.reveal().hex()}\n"
         )
 
 
@@ -134,10 +146,8 @@ def read_ledger(path: Path) -> LedgerContent:
         return LedgerContent(
             plan, agent, Expense(terms, terms.precision_cap, limit), is_known=False
         )
-    entry, lost = found
-    return LedgerContent(
-        plan, agent, Expense(terms, entry.precision, min(entry.spent + lost, limit))
-    )
+    entry, _ = found
+    return LedgerContent(plan, agent, Expense(terms, entry.precision, min(entry.spent, limit)))
 
 
 def is_open(path: Path) -> bool:
@@ -175,8 +185,9 @@ def explain_failure(path: Path, what: str) -> Iterator[None]:
 
 def create_ledger(path: Path, header: str) -> None:
     """Write a ledger without releases, whole or not at all, and never over another."""
-    entries = [LedgerEntry(number, "0" * 64).format() for number in (0, 1)]
-    content = b"".join(format_page(text, header=header) for text in (header, *entries))
+    # A nonce that nobody knows: there is no run that anybody could go on with.
+    entry = LedgerEntry(0, Secret.random(), secrets.token_hex(NONCE_BYTES)).format()
+    content = b"".join(format_page(text, header=header) for text in (header, entry, entry))
     # Written under another name first: under its own, a ledger is always whole. A link, unlike a
     # rename, fails if another process was faster and has perhaps released already.
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -203,6 +214,15 @@ def lock_ledger(descriptor: int, path: Path) -> None:
         raise CornError(f"{path}: another process has this ledger open") from None
 
 
+def write_entry(descriptor: int, entry: LedgerEntry, *, header: str, newest_page: int) -> None:
+    """Write an entry to both pages, that with the newest entry before it last."""
+    content = format_page(entry.format(), header=header)
+    # The second write begins when the first is on the disk, so that a crash can tear one page only.
+    (other_page,) = set(_ENTRY_PAGES) - {newest_page}
+    for page in (other_page, newest_page):
+        write_durably(descriptor, content, at=PAGE_BYTES * page)
+
+
 def write_durably(descriptor: int, data: bytes, *, at: int) -> None:
     """Write to a file and wait until the disk has it."""
     written = 0
@@ -218,7 +238,7 @@ def format_page(text: str, *, header: str) -> bytes:
 
 
 def read_entry(data: bytes, *, header: str, name: str) -> tuple[LedgerEntry, int]:
-    """Return the latest readable entry, and how many releases an unreadable one may have added.
+    """Return the newest entry, and the number of a page that has it.
 
     Raises:
         FileFormatError: it is another plan's or agent's, or damaged beyond what a crash does.
@@ -236,17 +256,21 @@ def read_entry(data: bytes, *, header: str, name: str) -> tuple[LedgerEntry, int
 
 def _find_entry(data: bytes, header: str) -> tuple[LedgerEntry, int] | None:
     """See ``read_entry``; None if damaged beyond what a crash does."""
-    pages = [data[at : at + PAGE_BYTES] for at in (PAGE_BYTES, 2 * PAGE_BYTES)]
-    found = [_parse_page(page, header) for page in pages]
-    entries = [
-        entry for at, entry in enumerate(found) if entry is not None and entry.number % 2 == at
-    ]
-    # A crash leaves consecutive entries. Others were put together from two files.
-    is_torn = len(entries) == 2 and abs(entries[0].number - entries[1].number) != 1
-    if len(data) != FILE_BYTES or not entries or is_torn:
+    pages = {page: data[PAGE_BYTES * page : PAGE_BYTES * (page + 1)] for page in _ENTRY_PAGES}
+    parsed = ((_parse_page(content, header), page) for page, content in pages.items())
+    found = sorted(
+        ((entry, page) for entry, page in parsed if entry is not None),
+        key=lambda each: each[0].number,
+    )
+    if len(data) != FILE_BYTES or not found:
         return None
-    latest = max(entries, key=lambda entry: entry.number)
-    return latest, 0 if len(entries) == 2 else STEPS_PER_BLOCK
+    oldest, newest = found[0][0], found[-1][0]
+    # A crash leaves the same entry twice, or two consecutive ones. Others were put together from
+    # two versions of the file, and a still newer one may be lost.
+    is_mixed = newest.number - oldest.number > 1
+    if is_mixed or (newest.number == oldest.number and newest != oldest):
+        return None
+    return found[-1]
 
 
 def _parse_page(page: bytes, header: str) -> LedgerEntry | None:
@@ -263,6 +287,9 @@ def _parse_page(page: bytes, header: str) -> LedgerEntry | None:
         stop_step=stop,
         precision=float.fromhex(match[7].decode()),
         furthest=int(match[8]),
+        agreed=match[9].decode(),
+        data=match[10].decode(),
+        secret=Secret(bytes.fromhex(match[11].decode())),
     )
 
 

@@ -34,7 +34,7 @@ from corn.covariance.design import default_threat
 from corn.covariance.dual import solve_dual
 from corn.covariance.masks import design_masks, least_variance
 from corn.covariance.objective import energy_of_average, momentum_of
-from corn.covariance.problem import DesignProblem
+from corn.covariance.problem import DesignProblem, weighting_gain
 from corn.covariance.threat import SeedGroups
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.noise import choose_factors
@@ -166,9 +166,15 @@ class Plan:
     def central_ratio(self) -> float:
         """The noise variance of the average of all agents, over that of a trusted server.
 
-        The server's is 1/(n² min b); nobody can go below it.
+        The server's is 1/(n² min b), which keeps the strictest agent's promise for all; nobody can
+        go below it.
         """
         return self.decomposition.total_variance * float(self.precision_caps.min())
+
+    @property
+    def weighted_central_ratio(self) -> float:
+        """The same over a trusted server that weights agents by their promises."""
+        return self.central_ratio * weighting_gain(self.precision_caps)
 
     @cached_property
     def float_loss(self) -> FloatLoss:

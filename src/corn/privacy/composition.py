@@ -49,7 +49,7 @@ from corn.privacy import gaussian
 from corn.privacy.budget import PrivacyBudget
 from corn.privacy.floats import bound_reserve, set_aside
 from corn.privacy.query import Adjacency, ClippedQuery, Unit
-from corn.privacy.subsampling import LOST_PER_STEP, choose_interval, compose_phases
+from corn.privacy.subsampling import allow_for_rounding, choose_interval, compose_phases
 
 _ROUNDING = 2.0**-45
 _MAX_ROUNDS = 40
@@ -202,23 +202,23 @@ class _Ideal:
     phases: tuple[tuple[float, float, int], ...]
     adjacency: Adjacency
 
-    @property
-    def lost(self) -> float:
-        """The most that rounding in the composition may take from δ."""
-        return LOST_PER_STEP * (1 + sum(steps for _, _, steps in self.phases))
+    def _allow(self, delta: float) -> float:
+        """Return what δ is raised by for rounding in the composition, with the Gaussian part."""
+        return allow_for_rounding(delta, 1 + sum(steps for _, _, steps in self.phases))
 
     def epsilon(self, delta: float) -> float:
         """Return an upper bound on ε(δ)."""
         if not self.phases:
             return gaussian.epsilon_from(self.mu, delta) if delta > 0 else math.inf
-        left = delta - self.lost
+        left = delta - self._allow(delta)
         return float(_compose_ideal(self).get_epsilon_for_delta(left)) if left > 0 else math.inf
 
     def delta(self, epsilon: float) -> float:
         """Return an upper bound on δ(ε)."""
         if not self.phases:
             return gaussian.delta_from(self.mu, epsilon) * (1 + _ROUNDING)
-        return float(_compose_ideal(self).get_delta_for_epsilon(epsilon)) + self.lost
+        found = float(_compose_ideal(self).get_delta_for_epsilon(epsilon))
+        return found + self._allow(found)
 
 
 def _idealise(expenses: Sequence[Expense], unit: Unit, adjacency: Adjacency) -> _Ideal:

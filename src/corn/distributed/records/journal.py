@@ -28,6 +28,7 @@ from corn.distributed.records.storage import (
     write_model,
 )
 from corn.distributed.settings import RunSettings
+from corn.distributed.startup.keyring import Ledger
 from corn.distributed.startup.lifetime import LifetimeTotal
 from corn.distributed.status.logs import log_event
 from corn.distributed.status.reporter import ObservedRounds, StateReporter
@@ -84,7 +85,8 @@ class Reports:
     """Callbacks for news of a run while it lasts, and the request to stop it.
 
     Private notes depend on the agent's data, and so does a part of its progress. The total of all
-    releases is for the agent's owner alone. States come at most once a second. Messages come with
+    releases is for the agent's owner alone; the open ledger, to read, comes before the first
+    release. States come at most once a second. Messages come with
     the nonce of the run, for audits; they cost a call per mixing round.
     """
 
@@ -95,6 +97,7 @@ class Reports:
     on_total: Callable[[LifetimeTotal], None] | None = None
     on_state: Callable[[AgentState, LocalState], None] | None = None
     on_message: Callable[[bytes, Header, Tensor], None] | None = None
+    on_ledger: Callable[[Ledger], None] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -241,15 +241,22 @@ class CheckpointFolder:
 
 
 def find_checkpoints(
-    checkpoints: CheckpointFolder, settings: RunSettings, *, num_parameters: int, num_releases: int
+    checkpoints: CheckpointFolder,
+    settings: RunSettings,
+    *,
+    num_parameters: int,
+    num_releases: int,
+    rejoins: bool = False,
 ) -> set[int]:
     """Return the steps from which this agent can continue; a damaged checkpoint is an error.
 
-    Without ``resume`` a run begins anew, but not over a run in earnest that came further.
+    Without ``resume`` a run begins anew, but not over a run in earnest that came further. An agent
+    that rejoins a run continues from none, but its checkpoints are checked too: one that counts
+    more releases than the ledger, ``num_releases``, shows that an older ledger was restored.
     """
     folder = checkpoints.folder
     # A new run in the same folder would replace models for which budget was spent.
-    if not settings.resume:
+    if not settings.resume and not rejoins:
         paid = find_paid(folder)
         if any(paid):
             raise CornError(
@@ -268,10 +275,10 @@ def find_checkpoints(
         if found.num_releases > num_releases and not settings.is_rehearsal:
             raise FileFormatError(
                 f"{path}: was made after {found.num_releases} releases, but the ledger beside the "
-                f"key counts {num_releases}: it is not the ledger of that run; give the folder of "
-                "its keys, with --keys"
+                f"key counts {num_releases}: it is not the ledger of that run, or an older copy of "
+                "it, which must not be used; give the folder of its keys, with --keys"
             )
-    return steps
+    return set() if rejoins else steps
 
 
 def list_checkpoints(folder: Path) -> set[int]:

@@ -50,9 +50,7 @@ from corn.noise import (
     seal_seed,
     simulated_keys,
 )
-from corn.noise.choices import SecretChoices
 from corn.noise.history import explain_missing, ledger_path
-from corn.noise.seeds import derive_key
 from corn.plan import Plan, fingerprint
 from corn.privacy.composition import PlanTerms
 from corn.transport import Credentials
@@ -75,6 +73,7 @@ class Ledger(Protocol):
 
     reserved_before: int
     first_free_step: int
+    num_skipped: int
 
     def reserve(self, step: int) -> int:
         """Allow the release of a step, once, and number it; nothing may be sent before."""
@@ -89,7 +88,7 @@ class RehearsalLedger:
 
     def __init__(self, max_releases: int, nonce: bytes) -> None:
         self.remaining, self.nonce, self.reserved_before = max_releases, nonce, 0
-        self.first_free_step = 0
+        self.first_free_step = self.num_skipped = 0
         self.precision = math.inf  # its noise is public
 
     def reserve(self, step: int) -> int:
@@ -119,18 +118,17 @@ class Keyring:
     rehearsal_seed: int | None = None
     group_seeds: Mapping[int, Secret] = field(default_factory=dict, repr=False)
 
-    def make_choices(self, plan: Plan, agent: int) -> Choices:
-        """Return the source of an agent's coins and orders, secret unless in a rehearsal."""
+    def make_choices(self, data: bytes | None) -> Choices:
+        """Return the source of the agent's coins and orders, secret unless in a rehearsal.
+
+        ``data`` is a digest of the agent's samples: see :meth:`ReleaseLedger.make_choices`.
+        """
+        # Public orders only where a rehearsal was asked for.
         if self.rehearsal_seed is not None:
             return SeededChoices(self.rehearsal_seed)
-        if self.identity is None:
-            raise InvalidArgumentError("identity must be given unless in a rehearsal")
-        # Coins are new in every run. Orders belong to releases, which the ledger numbers across
-        # runs: one that resumes within a pass must not take samples that the pass has used.
-        orders = derive_key(
-            self.identity.secret, "orders of passes", agent, plan_fingerprint=fingerprint(plan)
-        )
-        return SecretChoices(coins=Secret.random(), orders=orders)
+        if not isinstance(self.ledger, ReleaseLedger):
+            raise InvalidArgumentError("ledger must be a release ledger unless in a rehearsal")
+        return self.ledger.make_choices(data)
 
     def make_source(self, plan: Plan, agent: int, members: tuple[int, ...]) -> SecureSource:
         """Return the noise source of an agent under a plan for ``members``.
@@ -285,8 +283,12 @@ def find_terms(plan: Plan, agent: int) -> PlanTerms:
     return PlanTerms(plan.budget.of_agent(agent), plan.threat.max_colluders)
 
 
-def open_ledger(folder: Path, agent: int, plan: Plan, *, precision: float) -> ReleaseLedger:
+def open_ledger(
+    folder: Path, agent: int, plan: Plan, *, precision: float, continues: bool = False
+) -> ReleaseLedger:
     """Open the ledger of an agent under a plan, and record in the agent's key that it exists.
+
+    ``precision`` and ``continues`` are those of :meth:`ReleaseLedger.open`.
 
     Raises:
         FileFormatError: it is damaged, or missing although the key was used with this plan.
@@ -302,6 +304,7 @@ def open_ledger(folder: Path, agent: int, plan: Plan, *, precision: float) -> Re
         agent=agent,
         terms=find_terms(plan, agent),
         precision=precision,
+        continues=continues,
     )
     try:
         # After the ledger is there, or a crash in between would look like a lost ledger; and before

@@ -17,7 +17,7 @@ from corn.privacy import ClippedQuery
 ReleaseUpdate: TypeAlias = Callable[[Tensor, int], Tensor]
 """(released gradient, number of the release) → the half step, by a rule of the caller's own.
 
-It sees nothing but releases and public models, so it is post-processing, whatever it does.
+It must see nothing but releases and public models: then it is post-processing, whatever it does.
 """
 
 

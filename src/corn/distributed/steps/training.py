@@ -127,6 +127,12 @@ def _note_ledger(run: AgreedRun, journal: Journal) -> None:
         journal.note(
             f"a run that crashed had reserved {agreement.reserved} releases, which count as spent"
         )
+    if skipped := run.keyring.ledger.num_skipped:
+        # Privately, as it tells that the data changed.
+        journal.note_privately(
+            f"{skipped} releases of a pass that an earlier run began count as spent: this run's "
+            "data may be other data, so it begins a new pass"
+        )
 
 
 def _note_network(run: AgreedRun, exchange: Exchange, journal: Journal) -> None:

@@ -131,6 +131,14 @@ class FlatModule:
         # A sum in place of a mean would scale gradients by the batch size. The loss of a model that
         # mixes samples equals neither, and is accepted.
         alone = torch.stack([self.sample_loss(vector, *pair) for pair in zip(X, y, strict=True)])
+        # Where samples are clipped, each is alone in its batch. State, such as a running mean of
+        # targets, would carry the influence of one into the gradients of others.
+        again = self.sample_loss(vector, X[0], y[0])
+        if not torch.isclose(again, alone[0], rtol=1e-6, atol=0.0, equal_nan=True):
+            raise InvalidArgumentError(
+                "model and loss must not keep state between calls, found that the loss of a sample "
+                "depends on the calls before: compute it from outputs and targets alone"
+            )
         mean, added = alone.mean(), alone.sum()
         if torch.isclose(total, added, rtol=1e-3) and not torch.isclose(total, mean, rtol=1e-3):
             raise InvalidArgumentError(

@@ -32,6 +32,8 @@ class ModuleTask:
             statistics mix samples, so clipping a sample's gradient does not bound its influence.
             Dropout is refused: its random draws could not be repeated from a seed.
         loss: (outputs, targets) → the **mean** loss over a batch, as in ``torch.nn.functional``.
+            Where samples are clipped, it is called with one sample at a time. It must not keep
+            state between calls.
         input_shape: the shape of one sample for the model; by default its shape in the data.
         reset: draw new initial parameters for each seed, by each layer's ``reset_parameters``;
             otherwise all runs start from the model's present parameters.
