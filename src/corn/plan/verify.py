@@ -170,9 +170,9 @@ def _privacy_problems(plan: Plan, guarantees: tuple[AgentGuarantee, ...]) -> lis
     noise, colluders = plan.decomposition, plan.threat.max_colluders
     # The design bounds connectivity by eigenvalues. Where flows are fast, they prove it once more.
     is_listed = not noise.is_masked or lists_coalitions(noise, colluders)
-    if not is_listed and noise.num_agents <= _MOST_BY_FLOWS:
-        if not check_connectivity(noise, colluders):
-            problems.append(f"its seeds do not stay connected without any {colluders} agents")
+    uses_flows = not is_listed and noise.num_agents <= _MOST_BY_FLOWS
+    if uses_flows and not check_connectivity(noise, colluders):
+        problems.append(f"its seeds do not stay connected without any {colluders} agents")
     # Where promises differ, common noise is the same in units of each agent's own 1/b_i.
     theta = plan.decomposition.private_variance * (caps / caps.min())
     tolerance = 0.0 if caps.min() == caps.max() else _COMMON_TOLERANCE
