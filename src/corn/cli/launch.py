@@ -32,7 +32,7 @@ EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/
 
 _TOGETHER = "Decentralised planning"
 # Left out of run.json, which is shared: they reveal other runs, folders and hosts of the owner.
-_OWNERS_OPTIONS = ("lifetime_epsilon", "lifetime_delta", "other_keys", "config_file", "status")
+_OWNERS_OPTIONS = ("require", "other_keys", "config_file", "status")
 _WARNING = (
     "private numbers are computed from private data without noise: no ε covers them, and they must "
     "not be published"
@@ -173,7 +173,7 @@ def launch(
         placement=distributed.Placement(
             agents_per_host, host, None if store is None else distributed.parse_address(store)
         ),
-        lifetime=run.make_lifetime(),
+        requirements=run.make_requirements(),
         # On stderr, as stdout may be published.
         on_total=lambda total: print_note(f"private, do not publish: {total.describe()}"),
         show_table=not json,

@@ -29,8 +29,8 @@ from corn.distributed.records.journal import Reports
 from corn.distributed.records.results import AgentResult
 from corn.distributed.settings import RunSettings
 from corn.distributed.startup.handshake import check_guarantee
-from corn.distributed.startup.lifetime import Lifetime
 from corn.distributed.startup.rendezvous import Rendezvous
+from corn.distributed.startup.requirements import Requirements
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.loop_simulation import SimulatedTurns
@@ -65,7 +65,7 @@ def make_private(
     rendezvous: Rendezvous | None = None,
     out: Path | None = None,
     settings: RunSettings | None = None,
-    lifetime: Lifetime | None = None,
+    requirements: Requirements | None = None,
     seed: int = 0,
     secure: bool = False,
 ) -> PrivateTraining:
@@ -92,7 +92,7 @@ def make_private(
             each step of all agents the module is the average of their models.
         out: the folder of an agent's run.
         settings: of an agent's run; step sizes are the optimizer's, and it cannot resume.
-        lifetime: the owner's limit on all releases of an agent's data.
+        requirements: the owner's, of the plan and of all releases of the agent's data.
         seed: of noise and batches of a simulation; public, so that its models protect nobody.
         secure: draw noise and batches of a simulation from new secret keys, so that the models keep
             the promise.
@@ -119,10 +119,10 @@ def make_private(
     model = UserModel(module, clips_samples=plan.budget.unit == "sample")
     _check_optimizer(optimizer, module)
     if rendezvous is None:
-        if out is not None or settings is not None or lifetime is not None:
+        if out is not None or settings is not None or requirements is not None:
             raise InvalidArgumentError(
-                "out, settings and lifetime belong to an agent of a network, found no rendezvous: "
-                "corn.distributed.join() makes it"
+                "out, settings and requirements belong to an agent of a network, found no "
+                "rendezvous: corn.distributed.join() makes it"
             )
         return _simulate(plan, model, optimizer, data_loader, seed=seed, secure=secure)
     if secure or seed:
@@ -130,7 +130,7 @@ def make_private(
     if not isinstance(data_loader, DataLoader):
         raise InvalidArgumentError("data_loader must be that of this agent alone, found several")
     own = AgentTurns(plan, model, optimizer, data_loader, rendezvous, settings or RunSettings())
-    own.start(out=out, lifetime=lifetime)
+    own.start(out=out, requirements=requirements)
     part = LoaderPart.of(data_loader)
     private = PrivateOptimizer(optimizer, model, own, plan)
     batches = _count_batches(len(part.rows), plan, data_loader.batch_size)
@@ -243,9 +243,9 @@ class AgentTurns:
         agent = self._rendezvous.agent
         return {agent: check_guarantee(self._plan, agent).precision}
 
-    def start(self, *, out: Path | None, lifetime: Lifetime | None) -> None:
+    def start(self, *, out: Path | None, requirements: Requirements | None) -> None:
         """Join the others; return once the first step can be taken, or raise."""
-        options = {"out": out, "lifetime": lifetime}
+        options = {"out": out, "requirements": requirements}
         # A daemon: a script that fails must end, and its agent with it.
         self._thread = threading.Thread(target=self._run, kwargs=options, daemon=True)
         self._thread.start()

@@ -94,6 +94,9 @@ def find_plan(config: AgentConfig, rendezvous: Rendezvous) -> tuple[Plan, RunSet
         raise CornError("neither a plan nor a request for one was given")
     if isinstance(request, Path):
         request = read_request(request)
+    # Before the others learn of this agent's links, and before any file of the run is written.
+    if config.requirements is not None:
+        config.requirements.check(request, rendezvous.agent, is_rehearsal=settings.is_rehearsal)
     folders = make_folders(config.out, rendezvous.agent, is_rehearsal=settings.is_rehearsal)
     plan, seed = plan_together(rendezvous, request, config.neighbours)
     if not any(find_paid(folders.private)):  # the plan of an earlier run stays with that run

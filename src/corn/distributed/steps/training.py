@@ -91,7 +91,7 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
         measured=journal.measured,
         private_notes=tuple(journal.private_notes),
         seconds_waited=rounds.seconds_waited,
-        lifetime=run.total,
+        total=run.total,
     )
 
 
