@@ -208,7 +208,8 @@ class Monitoring:
     Attributes:
         log: of its events.
         status: address and port of the status server; None serves nothing.
-        shows_private: whether the status server shows private numbers, to this machine only.
+        shows_private: whether the status server shows private numbers, on this machine only and
+            to those who know the password in the agent's private folder.
     """
 
     log: LogSettings = field(default_factory=LogSettings)
@@ -220,7 +221,7 @@ class Monitoring:
             return
         if self.status is None:
             raise InvalidArgumentError("status_private needs a status server: give --status")
-        # Anyone who reaches the port could read numbers that no noise protects.
+        # Without TLS, the password and the numbers must not travel over a network.
         if not _is_local(self.status[0]):
             raise InvalidArgumentError(
                 "status_private needs an address that only this machine reaches, found "

@@ -137,7 +137,8 @@ def _note_network(run: AgreedRun, exchange: Exchange, journal: Journal) -> None:
             "can be trusted only as far as the network"
         )
     for peer, count in sorted(exchange.num_missed.items()):
-        journal.note(
+        # Privately: how often a neighbour was late depends on how much data it has.
+        journal.note_privately(
             f"agent {peer} was late in {count} mixing rounds; its messages were mixed on arrival"
         )
 
