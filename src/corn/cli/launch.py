@@ -25,7 +25,7 @@ from corn.cli.strictest import strictest_facts
 from corn.covariance import MECHANISMS, MechanismName
 from corn.covariance.design import default_threat
 from corn.plan import fingerprint, load_plan
-from corn.privacy.rounding import round_up, round_up_range
+from corn.privacy.rounding import round_count_down, round_up, round_up_range
 from corn.topology import Gossip
 
 EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/run"
@@ -138,13 +138,14 @@ def launch(
         chosen = cast("MechanismName", require_choice("mechanism", mechanism, MECHANISMS))
         if budget.needs_sizes and budget.adjacency == "add-remove":
             raise typer.BadParameter(
-                "give the least number of samples of an agent: with --adjacency add-remove the "
-                "numbers in the data are private, and plans are public",
+                "give a number of samples that an agent has at least, without computing it from "
+                "the data: with --adjacency add-remove the numbers in the data are private, and "
+                "plans are public",
                 param_hint="--samples-per-agent",
             )
-        # Under replace-one adjacency the numbers of samples are public by definition
-        # (docs/distributed.md).
+        # What a plan counts on is public (docs/distributed.md), so it is not the exact number.
         sizes = learning.count_samples(network.num_agents) if budget.needs_sizes else ()
+        sizes = tuple(map(round_count_down, sizes))
         source = distributed.PlanningRequest(
             budget=budget.make_for_data(batch_size, sizes, network),
             objective=mixing.choose_objective(budget.steps),

@@ -28,6 +28,8 @@ from corn.cli.strictest import strictest_facts
 from corn.cli.watching import designing, raise_if_interrupted
 from corn.covariance import Corn
 from corn.plan import FloatType, Plan, fingerprint, make_plan, save_plan
+from corn.privacy import PrivacyBudget
+from corn.privacy.query import describe_range
 from corn.privacy.rounding import round_bound_down
 
 EXAMPLE = "corn plan --graph er:n=20,p=0.2,seed=1 --epsilon 10 --out plan.corn"
@@ -114,6 +116,15 @@ def plan_facts(made: Plan) -> dict[str, object]:
     }
 
 
+def declared_facts(budget: PrivacyBudget) -> list[tuple[str, str]]:
+    """Return the numbers of samples that a plan counts on, and that they are public."""
+    samples = budget.samples_per_agent
+    if samples is None:
+        return []
+    shown = describe_range(samples if isinstance(samples, tuple) else (samples,))
+    return [("declared samples", f"{shown} per agent, at least; public, and not covered by ε")]
+
+
 def describe_average(central_ratio: float) -> str:
     """Return the noise variance of the average relative to a trusted server's."""
     return f"{central_ratio:.4g} × a trusted server's variance, for the same promise"
@@ -141,6 +152,7 @@ def _print(made: Plan) -> None:
         [
             ("promise", made.budget.describe()),
             *strictest_facts(made.budget, made.num_agents),
+            *declared_facts(made.budget),
             ("against", made.threat.describe()),
             ("minimises", f"Tr(A R), {made.objective.describe()}"),
             ("noise energy", f"{certificate.value:.6g} ({certificate.status})"),
