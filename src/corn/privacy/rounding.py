@@ -36,7 +36,7 @@ def round_count_down(count: int, digits: int = 2) -> int:
     >>> round_count_down(1873), round_count_down(99), round_count_down(5)
     (1800, 99, 5)
     """
-    unit = 10 ** max(0, len(str(count)) - digits)
+    unit: int = 10 ** max(0, len(str(count)) - digits)
     return count // unit * unit
 
 
