@@ -32,7 +32,7 @@ EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/
 
 _TOGETHER = "Decentralised planning"
 # Left out of run.json, which is shared: they reveal other runs, folders and hosts of the owner.
-_OWNERS_OPTIONS = ("require", "other_keys", "config_file", "status")
+_OWNERS_OPTIONS = ("require", "other_keys", "config_file", "status", "store")
 _WARNING = (
     "private numbers are computed from private data without noise: no ε covers them, and they must "
     "not be published"
@@ -235,7 +235,7 @@ def _facts(
     return {
         # Names of folders may describe the owner of the data, and limits its other runs.
         "configuration": {
-            name: value.name if isinstance(value, Path) else value
+            name: _strip_folders(value)
             for name, value in configuration.items()
             if name not in _OWNERS_OPTIONS
         },
@@ -256,6 +256,15 @@ def _facts(
         "notes": list(result.notes),
         "agents": {str(agent): own.to_json() for agent, own in launched.finished.items()},
     }
+
+
+def _strip_folders(value: object) -> object:
+    """Return the value of an option without the folders of a file that it names.
+
+    >>> [_strip_folders(value) for value in (Path("/ward-7/a.csv"), "ward/mine.py:make", 3)]
+    ['a.csv', 'mine.py:make', 3]
+    """
+    return str(value).rpartition("/")[2] if isinstance(value, Path | str) else value
 
 
 def _private_facts(launched: distributed.LaunchResult) -> dict[str, object]:
