@@ -171,12 +171,12 @@ def require_unpacked(path: Path, num_bytes: int) -> None:
     A small file can decompress to more than any memory holds. Ordinary data shrinks to a hundredth
     at best, and what is less than 256 MiB does no harm.
     """
-    most = max(_MOST_UNPACKED_BYTES, _MOST_SHRINKING * path.stat().st_size)
+    size = path.stat().st_size
+    most = max(_MOST_UNPACKED_BYTES, _MOST_SHRINKING * size)
     if num_bytes > most:
         raise FileFormatError(
-            f"{path}: decompressed content must be at most {most:,} bytes, {_MOST_SHRINKING} times "
-            f"the size of the file and at least {_MOST_UNPACKED_BYTES:,}, found {num_bytes:,} or "
-            "more: store genuine data without compression"
+            f"{path}: decompressed content must be at most {most:,} bytes for a file of {size:,}, "
+            f"found {num_bytes:,} or more: store genuine data without compression"
         )
 
 
