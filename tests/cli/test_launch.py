@@ -331,3 +331,12 @@ def test_expected_failures_exit_with_1_and_one_line(
     assert outcome.exit_code == 1
     assert outcome.stderr.count("\n") == 1
     assert message in outcome.stderr
+
+
+def test_a_plan_that_the_owner_refuses_leaves_nothing_behind(corn: Runner, tmp_path: Path) -> None:
+    save_plan(small_plan("ring:3", 30), tmp_path / "plan.corn")
+    arguments = ["launch", tmp_path / "plan.corn", "--out", tmp_path / "run", *TASK]
+    outcome = corn(*arguments, "--require", "steps=20", "--require", "insiders=2")
+    assert outcome.exit_code == 1
+    assert "insiders must be at least 2, found 1; steps must be at most 20" in outcome.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.corn"]
