@@ -96,7 +96,7 @@ def test_scores_on_private_samples_are_not_printed(
     done = corn("agent", "--plan", "plan.corn", "--keys", "keys", *PLACE, *TASK, "--json")
     assert done.exit_code == 0, done.stderr
     assert {"test_loss", "validation_loss"}.isdisjoint(json.loads(done.stdout)["measured"])
-    assert "complete after 12 steps, 0.0 s waited" in done.stderr
+    assert "complete after 12 steps, " in done.stderr
 
 
 @pytest.mark.parametrize(

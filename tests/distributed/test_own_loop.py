@@ -305,7 +305,7 @@ def test_a_loop_that_goes_on_after_a_failure_does_not_wait_for_ever() -> None:
             RunSettings(rehearsal_seed=SEED),
         )
         with pytest.raises(InvalidArgumentError, match="the plan is for 3 agents"):
-            turns.start(out=None, lifetime=None)
+            turns.start(out=None, requirements=None)
         with pytest.raises(InvalidArgumentError, match="the plan is for 3 agents"):
             turns.begin()
         return 1

@@ -106,8 +106,10 @@ class OpenBudgetOptions:
         typer.Option(
             metavar="COUNT[,COUNT…]",
             help="Least number of samples of an agent, or one number for each agent, from which "
-            "the sampling rate or the passes follow (with --unit sample only). (Default for train "
-            "and launch: those of the data.)",
+            "the sampling rate or the passes follow (with --unit sample only). It is public, and ε "
+            "does not cover it: declare a round number, and under add-remove one that does not "
+            "depend on the data. (Default for train: those of the data; for launch the same, "
+            "rounded down to two digits.)",
             rich_help_panel=_BUDGET,
         ),
     ] = None

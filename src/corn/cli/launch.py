@@ -25,14 +25,14 @@ from corn.cli.strictest import describe_average, strictest_facts
 from corn.covariance import MECHANISMS, MechanismName
 from corn.covariance.design import default_threat
 from corn.plan import fingerprint, load_plan
-from corn.privacy.rounding import round_up, round_up_range
+from corn.privacy.rounding import round_count_down, round_up, round_up_range
 from corn.topology import Gossip
 
 EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/run"
 
 _TOGETHER = "Decentralised planning"
 # Left out of run.json, which is shared: they reveal other runs, folders and hosts of the owner.
-_OWNERS_OPTIONS = ("lifetime_epsilon", "lifetime_delta", "other_keys", "config_file", "status")
+_OWNERS_OPTIONS = ("require", "other_keys", "config_file", "status", "store")
 _WARNING = (
     "private numbers are computed from private data without noise: no ε covers them, and they must "
     "not be published"
@@ -138,13 +138,14 @@ def launch(
         chosen = cast("MechanismName", require_choice("mechanism", mechanism, MECHANISMS))
         if budget.needs_sizes and budget.adjacency == "add-remove":
             raise typer.BadParameter(
-                "give the least number of samples of an agent: with --adjacency add-remove the "
-                "numbers in the data are private, and plans are public",
+                "give a number of samples that an agent has at least, without computing it from "
+                "the data: with --adjacency add-remove the numbers in the data are private, and "
+                "plans are public",
                 param_hint="--samples-per-agent",
             )
-        # Under replace-one adjacency the numbers of samples are public by definition
-        # (docs/distributed.md).
+        # What a plan counts on is public (docs/distributed.md), so it is not the exact number.
         sizes = learning.count_samples(network.num_agents) if budget.needs_sizes else ()
+        sizes = tuple(map(round_count_down, sizes))
         source = distributed.PlanningRequest(
             budget=budget.make_for_data(batch_size, sizes, network),
             objective=mixing.choose_objective(budget.steps),
@@ -173,7 +174,7 @@ def launch(
         placement=distributed.Placement(
             agents_per_host, host, None if store is None else distributed.parse_address(store)
         ),
-        lifetime=run.make_lifetime(),
+        requirements=run.make_requirements(),
         # On stderr, as stdout may be published.
         on_total=lambda total: print_note(f"private, do not publish: {total.describe()}"),
         show_table=not json,
@@ -234,7 +235,7 @@ def _facts(
     return {
         # Names of folders may describe the owner of the data, and limits its other runs.
         "configuration": {
-            name: value.name if isinstance(value, Path) else value
+            name: _strip_folders(value)
             for name, value in configuration.items()
             if name not in _OWNERS_OPTIONS
         },
@@ -256,6 +257,15 @@ def _facts(
         "notes": list(result.notes),
         "agents": {str(agent): own.to_json() for agent, own in launched.finished.items()},
     }
+
+
+def _strip_folders(value: object) -> object:
+    """Return the value of an option without the folders of a file that it names.
+
+    >>> [_strip_folders(value) for value in (Path("/ward-7/a.csv"), "ward/mine.py:make", 3)]
+    ['a.csv', 'mine.py:make', 3]
+    """
+    return str(value).rpartition("/")[2] if isinstance(value, Path | str) else value
 
 
 def _private_facts(launched: distributed.LaunchResult) -> dict[str, object]:

@@ -22,10 +22,10 @@ from corn.distributed.startup.entry import AgreedRun, Work, begin_run, return_to
 from corn.distributed.startup.handshake import Hello, announcing_failure, check_plan
 from corn.distributed.startup.joining import join
 from corn.distributed.startup.keyring import Keyring, find_credentials, open_keyring
-from corn.distributed.startup.lifetime import Lifetime, LifetimeTotal, check_lifetime
 from corn.distributed.startup.planning import find_plan
 from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.startup.samples import check_samples
+from corn.distributed.startup.requirements import ReleaseTotal, Requirements, compose_total
+from corn.distributed.startup.samples import check_samples, note_large_delta
 from corn.distributed.startup.start_errors import naming_agent
 from corn.distributed.steps.half_step import CellBatches, HalfStep, ReleaseUpdate
 from corn.distributed.steps.training import checkpoints_of, train_agent
@@ -52,7 +52,7 @@ def run_agent(
     out: Path | None = None,
     settings: RunSettings | None = None,
     reports: Reports | None = None,
-    lifetime: Lifetime | None = None,
+    requirements: Requirements | None = None,
 ) -> AgentResult:
     """Run one agent of a plan in this process, with its own data and keys, to the end.
 
@@ -73,7 +73,7 @@ def run_agent(
             and checkpoints, and only its owner can open it.
         settings: of the run.
         reports: callbacks for news of the run.
-        lifetime: the owner's limit on all releases of this data, under this and other plans.
+        requirements: the owner's, of this plan and of all releases of this data.
 
     Raises:
         CornError: in one line that begins with the agent's number.
@@ -98,7 +98,7 @@ def run_agent(
         out=out,
         settings=chosen,
         reports=reports,
-        lifetime=lifetime,
+        requirements=requirements,
     )
 
 
@@ -130,7 +130,7 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
         out=config.out,
         settings=settings,
         reports=reports,
-        lifetime=config.lifetime,
+        requirements=config.requirements,
         data=config.workload.describe(problem),
         rejoins=config.rejoins,
     )
@@ -171,7 +171,7 @@ def run_problem(
     out: Path | None = None,
     settings: RunSettings,
     reports: Reports | None = None,
-    lifetime: Lifetime | None = None,
+    requirements: Requirements | None = None,
     data: str = "",
     rejoins: bool = False,
     update: ReleaseUpdate | None = None,
@@ -184,6 +184,7 @@ def run_problem(
     arguments are those of :func:`run_agent`.
     """
     agent, reports, keys = rendezvous.agent, reports or Reports(), rendezvous.keys
+    required = requirements or Requirements()
     # However the run ends, links are closed, so that neighbours notice, and the ledger is unlocked.
     with ExitStack() as stack:
         stack.callback(rendezvous.close)
@@ -192,6 +193,7 @@ def run_problem(
         with announcing, naming_agent(agent):
             # Check. The agent verifies the plan itself before it publishes or writes anything.
             guarantee = check_plan(plan, settings, rendezvous)
+            required.check(plan, agent, is_rehearsal=settings.is_rehearsal)
             folders = None
             if out is not None:
                 folders = make_folders(out, agent, is_rehearsal=settings.is_rehearsal)
@@ -237,8 +239,8 @@ def run_problem(
             )
             run = AgreedRun(plan, settings, agent, hello, keyring, work, folders)
 
-            def check_total(num_steps: int) -> LifetimeTotal | None:
-                return _check_total(run, keys, lifetime or Lifetime(), reports, num_steps)
+            def check_total(num_steps: int) -> ReleaseTotal | None:
+                return _check_total(run, keys, required, reports, num_steps)
 
             if rejoins:
                 run, entry = return_to_run(run, rendezvous, check_total)
@@ -250,19 +252,19 @@ def run_problem(
 
 
 def _check_total(
-    run: AgreedRun, keys: Path | None, lifetime: Lifetime, reports: Reports, num_steps: int
-) -> LifetimeTotal | None:
+    run: AgreedRun, keys: Path | None, required: Requirements, reports: Reports, num_steps: int
+) -> ReleaseTotal | None:
     """Check the owner's limit on all plans together."""
     # With the ledger open, so that no second run can add to the total meanwhile, and before
     # anything is released.
     if keys is None or run.settings.is_rehearsal:
         return None
-    total = check_lifetime(
+    total = compose_total(
         run.plan,
         run.agent,
         keys=keys,
         ledger=run.keyring.ledger,
-        lifetime=lifetime,
+        requirements=required,
         num_steps=num_steps,
     )
     if reports.on_total:
@@ -325,7 +327,12 @@ def prepare_work(
             momentum=plan.momentum if update is None else 0.0,
             update=update,
         ),
-        data=EvaluationData(problem.task, parts, problem.public_parts, problem.private_notes),
+        data=EvaluationData(
+            problem.task,
+            parts,
+            problem.public_parts,
+            (*problem.private_notes, *note_large_delta(plan, agent, num_samples)),
+        ),
         start=problem.task.initialize(settings.seed).to(sweep.torch_dtype),
     )
 

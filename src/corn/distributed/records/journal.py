@@ -29,7 +29,7 @@ from corn.distributed.records.storage import (
 )
 from corn.distributed.settings import RunSettings
 from corn.distributed.startup.keyring import Ledger
-from corn.distributed.startup.lifetime import LifetimeTotal
+from corn.distributed.startup.requirements import ReleaseTotal
 from corn.distributed.status.logs import log_event
 from corn.distributed.status.reporter import ObservedRounds, StateReporter
 from corn.distributed.status.state import AgentState, LocalState
@@ -94,7 +94,7 @@ class Reports:
     on_note: Callable[[str], None] | None = None
     interruption: Interruption | None = None
     on_private_note: Callable[[str], None] | None = None
-    on_total: Callable[[LifetimeTotal], None] | None = None
+    on_total: Callable[[ReleaseTotal], None] | None = None
     on_state: Callable[[AgentState, LocalState], None] | None = None
     on_message: Callable[[bytes, Header, Tensor], None] | None = None
     on_ledger: Callable[[Ledger], None] | None = None

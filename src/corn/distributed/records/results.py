@@ -15,7 +15,7 @@ from torch import Tensor
 from corn.distributed.dropout.membership import name_agents
 from corn.distributed.records.storage import Folders, read_model, read_rows
 from corn.distributed.settings import RunSettings
-from corn.distributed.startup.lifetime import LifetimeTotal
+from corn.distributed.startup.requirements import ReleaseTotal
 from corn.distributed.steps.messages import NO_STOP, StopNotice, StopReason
 from corn.errors import CornError, FileFormatError, StoppedByUserError
 from corn.learn.method import Method, Trial
@@ -135,7 +135,7 @@ class AgentResult:
         measured: the part of the last measurement that others may see.
         private_notes: events that depend on the agent's data; for its owner.
         seconds_waited: for neighbours, which depends on how much data they have.
-        lifetime: the total of all releases of the agent's data; for its owner.
+        total: the total of all releases of the agent's data; for its owner.
     """
 
     agent: int
@@ -153,7 +153,7 @@ class AgentResult:
     measured: Row = field(default_factory=dict, repr=False)
     private_notes: tuple[str, ...] = field(default=(), repr=False)
     seconds_waited: float = field(default=0.0, repr=False)
-    lifetime: LifetimeTotal | None = field(default=None, repr=False)
+    total: ReleaseTotal | None = field(default=None, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return the public part, as plain data."""

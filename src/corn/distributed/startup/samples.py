@@ -26,6 +26,19 @@ def check_samples(plan: Plan, agent: int, num_samples: int) -> None:
         ) from error
 
 
+def note_large_delta(plan: Plan, agent: int, num_samples: int) -> tuple[str, ...]:
+    """Return a note for the agent's owner if a plan's δ is more than one over its samples."""
+    delta = plan.budget.of_agent(agent).promise.delta
+    # A mechanism that publishes one random sample in full keeps any ε at such a δ.
+    if delta * num_samples <= 1:
+        return ()
+    return (
+        f"the plan's δ = {write_exactly(delta)} is more than one over the number of samples here, "
+        f"{num_samples}: publishing a whole sample would satisfy it; ask for a plan with a smaller "
+        "δ, or set a limit on ε at a δ of your own with --require",
+    )
+
+
 def suggest_plan(plan: Plan, agent: int, num_samples: int) -> str:
     """Return the command that makes the same plan for an agent with so many samples."""
     budget = plan.budget

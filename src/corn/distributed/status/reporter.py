@@ -81,7 +81,7 @@ class StateReporter:
         self.rounds: ObservedRounds | None = None
         self._file = None
         if folders is not None:
-            self._file = StateFile(folders, is_private=settings.is_rehearsal)
+            self._file = StateFile(folders.private)
         # Computed once: the fingerprint of a large plan takes a while.
         self._first = AgentState(
             agent=agent,
