@@ -124,6 +124,8 @@ def launch(
             "numbers of each agent are in its folder in private"
         )
     learning.require_public_classes()
+    if agents_per_host is not None:
+        learning.require_stated_partition()
     source: Path | distributed.PlanningRequest
     network = None if graph is None else mixing.load_network(graph)
     batch_size = learning.batch_size
@@ -136,14 +138,14 @@ def launch(
     elif network is not None:
         # Agents that plan together know no files of the others.
         chosen = cast("MechanismName", require_choice("mechanism", mechanism, MECHANISMS))
-        if budget.needs_sizes and budget.adjacency == "add-remove":
+        is_private = learning.data is not None or budget.adjacency == "add-remove"
+        if budget.needs_sizes and is_private:
             raise typer.BadParameter(
-                "give the least number of samples of an agent: with --adjacency add-remove the "
-                "numbers in the data are private, and plans are public",
+                "give the least number of samples of an agent: the numbers of training samples "
+                "depend on the data, and plans are public",
                 param_hint="--samples-per-agent",
             )
-        # Under replace-one adjacency the numbers of samples are public by definition
-        # (docs/distributed.md).
+        # Of a task, which is public (docs/distributed.md).
         sizes = learning.count_samples(network.num_agents) if budget.needs_sizes else ()
         source = distributed.PlanningRequest(
             budget=budget.make_for_data(batch_size, sizes, network),
@@ -243,6 +245,7 @@ def _facts(
         "graph": plan.network.source,
         "num_agents": plan.num_agents,
         "promise": _promise(launched),
+        "simulation": launched.problem.simulation,
         **collect_sampling(plan.budget),
         "adversary": plan.threat.describe(),
         "central_ratio": plan.central_ratio,
@@ -281,6 +284,7 @@ def _measured(launched: distributed.LaunchResult, columns: Sequence[str]) -> dic
 def _draw(launched: distributed.LaunchResult, path: Path) -> None:
     """Draw the columns that may be published."""
     (trial,) = launched.measured.trials
+    simulated = "simulated " if launched.is_simulated else ""
     rows = launched.measured.rows
     measured = [
         name for name in learn.SHARED_COLUMNS if any(row[name] == row[name] for row in rows)
@@ -288,7 +292,7 @@ def _draw(launched: distributed.LaunchResult, path: Path) -> None:
     draw_run(
         [{name: row[name] for name in measured} for row in rows],
         {trial.method.name: trial.schedule.describe()},
-        title=f"{launched.problem.task.describe()}: {launched.plan.describe()}",
+        title=f"{launched.problem.task.describe()}: {simulated}{launched.plan.describe()}",
         path=path,
     )
 
@@ -296,7 +300,8 @@ def _draw(launched: distributed.LaunchResult, path: Path) -> None:
 def _promise(launched: distributed.LaunchResult) -> str:
     if launched.is_rehearsal:
         return "rehearsal: protects nothing"
-    return launched.plan.budget.describe()
+    simulated = "simulated: " if launched.is_simulated else ""
+    return f"{simulated}{launched.plan.budget.describe()}"
 
 
 def _describe_spent(launched: distributed.LaunchResult) -> str:
@@ -330,12 +335,17 @@ def _print(launched: distributed.LaunchResult) -> None:
             ),
             ("mixing", describe_mixing(plan)),
             ("disagreement", f"{last['consensus_distance']:.4g}"),
-            ("ε spent", _describe_spent(launched)),
+            (
+                "simulated ε spent" if launched.is_simulated else "ε spent",
+                _describe_spent(launched),
+            ),
             ("agents lost", ", ".join(map(str, launched.lost)) or "none"),
         ],
     )
     for note in result.notes:
         print_note(note)
+    if launched.problem.simulation:
+        print_note(f"simulated ε: {launched.problem.simulation}")
 
 
 def _print_outcome(launched: distributed.LaunchResult) -> None:
@@ -349,7 +359,7 @@ def _print_outcome(launched: distributed.LaunchResult) -> None:
             plan.budget,
             threat=plan.threat,
             central_ratio=plan.central_ratio,
-            is_simulated=launched.is_rehearsal,
+            is_simulated=launched.is_simulated,
         )
     )
 

@@ -312,7 +312,9 @@ def prepare_work(
             momentum=plan.momentum if update is None else 0.0,
             update=update,
         ),
-        data=EvaluationData(problem.task, parts, problem.public_parts, problem.private_notes),
+        data=EvaluationData(
+            problem.task, parts, problem.public_parts, problem.private_notes, problem.simulation
+        ),
         start=problem.task.initialize(settings.seed).to(sweep.torch_dtype),
     )
 

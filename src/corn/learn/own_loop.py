@@ -213,7 +213,8 @@ class PrivateOptimizer(Optimizer):
         if getattr(self._turns, "is_simulated", False):
             return (
                 f"simulated: {self._plan.describe()}; the noise follows from a public seed, so "
-                "these models protect nobody; secure=True draws secret noise"
+                "these models protect nobody; secure=True, with a loader for each agent, draws "
+                "secret noise"
             )
         return f"the models keep {self._plan.describe()}"
 

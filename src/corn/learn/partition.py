@@ -95,7 +95,7 @@ def toss_coins(contents: Iterable[bytes], *, seed: int) -> FloatArray:
         coins += hashlib.blake2b(numbered, digest_size=16, key=key, person=b"corn coins").digest()
         seen[name] += 1
     # 53 bits are what a double holds exactly.
-    return (np.frombuffer(coins, "<u8").reshape(-1, 2) >> 11) * 2.0**-53
+    return (np.frombuffer(coins, "<u8").reshape(-1, 2) >> 11).astype(np.float64) * 2.0**-53
 
 
 def split_by_coins(
