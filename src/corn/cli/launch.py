@@ -138,11 +138,12 @@ def launch(
     elif network is not None:
         # Agents that plan together know no files of the others.
         chosen = cast("MechanismName", require_choice("mechanism", mechanism, MECHANISMS))
+        # Which rows of a file are for training depends on the rows, whatever the adjacency.
         is_private = learning.data is not None or budget.adjacency == "add-remove"
         if budget.needs_sizes and is_private:
             raise typer.BadParameter(
-                "give the least number of samples of an agent: the numbers of training samples "
-                "depend on the data, and plans are public",
+                "give the least number of samples of an agent: the numbers in the data are "
+                "private, and plans are public",
                 param_hint="--samples-per-agent",
             )
         # Of a task, which is public (docs/distributed.md).
