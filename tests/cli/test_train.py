@@ -91,7 +91,8 @@ def test_the_paper_s_quadratic(corn: Runner) -> None:
         "--json",
     )
     found = json.loads(outcome.stdout)
-    assert "start at the minimiser" in found["privacy"]
+    assert "start at the minimiser" in found["notes"][0]
+    assert found["notes"][0] in found["privacy"]
     gaps = {name: facts["optimality_gap"] for name, facts in found["contenders"].items()}
     assert gaps["corn"] < gaps["ldp"]
     assert gaps["none"] >= -1e-6

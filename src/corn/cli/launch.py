@@ -345,7 +345,7 @@ def _print(launched: distributed.LaunchResult) -> None:
     )
     for note in result.notes:
         print_note(note)
-    if launched.problem.simulation:
+    if launched.problem.simulation not in ("", *result.notes):
         print_note(f"simulated ε: {launched.problem.simulation}")
 
 

@@ -57,7 +57,8 @@ def make_workload(
     if name == "quadratic":
         task = Quadratic.from_paper(num_agents)
         # float64, because gaps are differences of losses near 1434.
-        return TrainingProblem(task=task, data=task.agent_data(torch.float64), simulation=_START)
+        data = task.agent_data(torch.float64)
+        return TrainingProblem(task=task, data=data, notes=(_START,), simulation=_START)
     require_choice("task", name, WORKLOADS)
     dataset = load_dataset(name, directory=directory, stand_in=stand_in)
     # The data sets' own test parts are ignored: the paper splits all samples 80/20.
