@@ -94,7 +94,10 @@ def main() -> None:
         budget,
         module=model,
         optimizer=torch.optim.SGD(trained, lr=0.5, momentum=0.9),
-        data_loader=DataLoader(TensorDataset(own[:720], classes[:720]), batch_size=BATCH),
+        data_loader=[
+            DataLoader(TensorDataset(own[k:720:4], classes[k:720:4]), batch_size=BATCH)
+            for k in range(4)
+        ],
         secure=True,
     )
     for _ in range(-(-STEPS * 4 // len(loader))):

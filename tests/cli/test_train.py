@@ -92,6 +92,7 @@ def test_the_paper_s_quadratic(corn: Runner) -> None:
     )
     found = json.loads(outcome.stdout)
     assert "start at the minimiser" in found["notes"][0]
+    assert found["notes"][0] in found["privacy"]
     gaps = {name: facts["optimality_gap"] for name, facts in found["contenders"].items()}
     assert gaps["corn"] < gaps["ldp"]
     assert gaps["none"] >= -1e-6

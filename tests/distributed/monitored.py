@@ -23,6 +23,7 @@ def make_state(**changes: Any) -> AgentState:
         unit="sample",
         protects='one sample; <each> gradient is "clipped" to 0.1',
         adversary="an eavesdropper together with one insider",
+        simulation="",
         releases_left=280,
         neighbours=(0, 4),
         lost={"1": 97},

@@ -103,6 +103,8 @@ def test_a_line_names_unit_clipping_and_adversary_of_epsilon() -> None:
     for part in ("step 120 of 400", "at most 3.21001 of 10", "one sample", "clipped", "insider"):
         assert part in line
     assert "no privacy (rehearsal)" in describe_state(make_state(epsilon=None))
+    assert "simulated" not in line
+    assert "simulated ε spent at most" in describe_state(make_state(simulation="labels decide"))
 
 
 @pytest.mark.parametrize("num_steps", [1, 7, 100, 4001])

@@ -171,6 +171,14 @@ def test_the_page_of_a_rehearsal_says_that_nothing_is_protected() -> None:
     assert "corn_epsilon" not in render_metrics(board.snapshot)
 
 
+def test_the_page_and_the_metrics_tell_why_epsilon_is_simulated() -> None:
+    board = StatusBoard(2)
+    board.update(make_state(simulation="labels decide"), LOCAL)
+    assert "This ε is simulated: labels decide." in render_page(board.snapshot)
+    assert 'simulation="labels decide"' in render_metrics(board.snapshot)
+    assert "simulated" not in render_page(make_board().snapshot)
+
+
 def test_the_chart_has_a_line_within_the_picture() -> None:
     assert draw_chart([(0.0, 1.0)]) is None
     chart = draw_chart([(float(k), pace) for k, pace in enumerate((0.0, 4313.0, 17.0))])

@@ -243,6 +243,7 @@ def agent(
     # Before anything is read: the list of classes of private data must not become the model's
     # shape.
     learning.require_public_classes()
+    learning.require_stated_partition()
     # A batch size that is not given is the plan's; one that is must agree with it.
     batch_size = learning.batch_size if is_given(context, "batch_size") else None
     config = distributed.AgentConfig(
@@ -289,7 +290,8 @@ def agent(
         measured = {name: value for name, value in result.measured.items() if value == value}
         facts = {
             "plan": fingerprint(agreed).hex(),
-            "promise": agreed.budget.describe(),
+            "promise": f"{'simulated: ' if result.simulation else ''}{agreed.budget.describe()}",
+            "simulation": result.simulation,
             "adversary": agreed.threat.describe(),
         }
         print_json({**facts, **result.to_json(), "measured": measured})
@@ -306,9 +308,9 @@ def _describe(result: distributed.AgentResult, plan: Plan) -> str:
     lost = "".join(f", without agent {who} from step {s} on" for who, s in result.lost.items())
     return (
         f"{result.status} after {result.num_steps} steps{f' ({why})' if why else ''}{lost}, "
-        f"{score}ε spent "
+        f"{score}{'simulated ' if result.simulation else ''}ε spent "
         f"{round_up(float(measured['epsilon']))} of {plan.budget.describe()}, against "
-        f"{plan.threat.describe()}"
+        f"{plan.threat.describe()}{f'; {result.simulation}' if result.simulation else ''}"
     )
 
 

@@ -124,6 +124,8 @@ def launch(
             "numbers of each agent are in its folder in private"
         )
     learning.require_public_classes()
+    if agents_per_host is not None:
+        learning.require_stated_partition()
     source: Path | distributed.PlanningRequest
     network = None if graph is None else mixing.load_network(graph)
     batch_size = learning.batch_size
@@ -136,14 +138,15 @@ def launch(
     elif network is not None:
         # Agents that plan together know no files of the others.
         chosen = cast("MechanismName", require_choice("mechanism", mechanism, MECHANISMS))
-        if budget.needs_sizes and budget.adjacency == "add-remove":
+        # Which rows of a file are for training depends on the rows, whatever the adjacency.
+        is_private = learning.data is not None or budget.adjacency == "add-remove"
+        if budget.needs_sizes and is_private:
             raise typer.BadParameter(
                 "give a number of samples that an agent has at least, without computing it from "
-                "the data: with --adjacency add-remove the numbers in the data are private, and "
-                "plans are public",
+                "the data: the numbers in the data are private, and plans are public",
                 param_hint="--samples-per-agent",
             )
-        # What a plan counts on is public (docs/distributed.md), so it is not the exact number.
+        # Of a public task. What a plan counts on is public too, so it is not the exact number.
         sizes = learning.count_samples(network.num_agents) if budget.needs_sizes else ()
         sizes = tuple(map(round_count_down, sizes))
         source = distributed.PlanningRequest(
@@ -244,6 +247,7 @@ def _facts(
         "graph": plan.network.source,
         "num_agents": plan.num_agents,
         "promise": _promise(launched),
+        "simulation": launched.problem.simulation,
         **collect_sampling(plan.budget),
         "adversary": plan.threat.describe(),
         "central_ratio": plan.central_ratio,
@@ -292,6 +296,7 @@ def _measured(launched: distributed.LaunchResult, columns: Sequence[str]) -> dic
 def _draw(launched: distributed.LaunchResult, path: Path) -> None:
     """Draw the columns that may be published."""
     (trial,) = launched.measured.trials
+    simulated = "simulated " if launched.is_simulated else ""
     rows = launched.measured.rows
     measured = [
         name for name in learn.SHARED_COLUMNS if any(row[name] == row[name] for row in rows)
@@ -299,7 +304,7 @@ def _draw(launched: distributed.LaunchResult, path: Path) -> None:
     draw_run(
         [{name: row[name] for name in measured} for row in rows],
         {trial.method.name: trial.schedule.describe()},
-        title=f"{launched.problem.task.describe()}: {launched.plan.describe()}",
+        title=f"{launched.problem.task.describe()}: {simulated}{launched.plan.describe()}",
         path=path,
     )
 
@@ -307,7 +312,8 @@ def _draw(launched: distributed.LaunchResult, path: Path) -> None:
 def _promise(launched: distributed.LaunchResult) -> str:
     if launched.is_rehearsal:
         return "rehearsal: protects nothing"
-    return launched.plan.budget.describe()
+    simulated = "simulated: " if launched.is_simulated else ""
+    return f"{simulated}{launched.plan.budget.describe()}"
 
 
 def _describe_spent(launched: distributed.LaunchResult) -> str:
@@ -344,12 +350,17 @@ def _print(launched: distributed.LaunchResult) -> None:
             ),
             ("mixing", describe_mixing(plan)),
             ("disagreement", f"{last['consensus_distance']:.4g}"),
-            ("ε spent", _describe_spent(launched)),
+            (
+                "simulated ε spent" if launched.is_simulated else "ε spent",
+                _describe_spent(launched),
+            ),
             ("agents lost", ", ".join(map(str, launched.lost)) or "none"),
         ],
     )
     for note in result.notes:
         print_note(note)
+    if launched.problem.simulation not in ("", *result.notes):
+        print_note(f"simulated ε: {launched.problem.simulation}")
 
 
 def _print_outcome(launched: distributed.LaunchResult) -> None:
@@ -364,7 +375,7 @@ def _print_outcome(launched: distributed.LaunchResult) -> None:
             threat=plan.threat,
             central_ratio=plan.central_ratio,
             weighted_ratio=plan.weighted_central_ratio,
-            is_simulated=launched.is_rehearsal,
+            is_simulated=launched.is_simulated,
         )
     )
 

@@ -77,6 +77,7 @@ def _print(states: list[AgentState], conditions: dict[int, Condition]) -> None:
         [
             ("ε is for", first.protects),
             ("against", first.adversary),
+            *([("simulated", first.simulation)] if first.simulation else []),
         ],
     )
     print_table(

@@ -332,6 +332,7 @@ def prepare_work(
             parts,
             problem.public_parts,
             (*problem.private_notes, *note_large_delta(plan, agent, num_samples)),
+            problem.simulation,
         ),
         start=problem.task.initialize(settings.seed).to(sweep.torch_dtype),
     )

@@ -118,6 +118,11 @@ class LaunchResult:
         return judge_status(all_steps=self.measured.status == "complete", lost=missing)
 
     @property
+    def is_simulated(self) -> bool:
+        """Whether ε is no promise, because of public noise or by how the data was dealt out."""
+        return self.is_rehearsal or bool(self.problem.simulation)
+
+    @property
     def private_notes(self) -> list[str]:
         """Notes of agents for their owners alone, failures included."""
         notes = []
@@ -238,7 +243,8 @@ def launch(
     display = LaunchDisplay(
         num_steps,
         checkpoint_every=settings.checkpoint_every,
-        promise=describe_promise(promised, settings),
+        promise=describe_promise(promised, settings, problem.simulation),
+        epsilon="simulated ε" if problem.simulation else "ε",
         show_table=show_table,
         show_private=show_private,
     )
@@ -301,11 +307,14 @@ def foresee_total(
     )
 
 
-def describe_promise(source: Plan | PlanningRequest, settings: RunSettings) -> str:
-    """Return what the ε of a run means: unit, clipping and adversary."""
+def describe_promise(
+    source: Plan | PlanningRequest, settings: RunSettings, simulation: str = ""
+) -> str:
+    """Return what the ε of a run means: unit, clipping and adversary, and why it is simulated."""
     if settings.is_rehearsal:
         return "rehearsal, which protects nothing"
-    return f"{source.budget.describe()}, against {source.threat.describe()}"
+    promise = f"{source.budget.describe()}, against {source.threat.describe()}"
+    return f"simulated: {promise}; {simulation}" if simulation else promise
 
 
 def _watch(processes: AgentProcesses, display: LaunchDisplay) -> bool:

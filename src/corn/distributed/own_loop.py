@@ -96,9 +96,9 @@ def make_private(
         optimizer: of the module's parameters. With noise that is correlated between agents it must
             be ``torch.optim.SGD``, with or without momentum. L-BFGS and others that need several
             gradients for one step are refused.
-        data_loader: of this agent. For a simulation of all agents one for each, or one whose
-            samples are dealt out at random. Its data set and collate function are used; batches
-            are drawn by CorN, of the budget's size or else the loader's.
+        data_loader: of this agent. For a simulation of all agents one for each, or, without
+            ``secure``, one whose samples are dealt out at random. Its data set and collate function
+            are used; batches are drawn by CorN, of the budget's size or else the loader's.
         rendezvous: of a running network, in which this process is one agent, with its folder of
             keys; :func:`corn.distributed.join` makes it. Without it all agents
             are simulated here: the loader yields the batch of one agent after the other, and after
@@ -176,6 +176,13 @@ def _simulate(
 ) -> PrivateTraining:
     n = plan.num_agents
     if isinstance(data_loader, DataLoader):
+        if secure:
+            # By their places in the data set: one sample more or less moves all others.
+            raise InvalidArgumentError(
+                "data_loader must be a list of one for each agent with secure=True, found a single "
+                "one: to deal its samples out is a simulation, which no ε covers; divide the data "
+                "beforehand, or leave secure out"
+            )
         _check_loader(data_loader, plan)
         count = len(data_loader.dataset)  # type: ignore[arg-type]
         rows = partition_iid([0] * count, n, seed=seed)

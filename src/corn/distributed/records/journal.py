@@ -109,12 +109,14 @@ class EvaluationData:
         parts: samples by ``train`` (the agent's own), ``validation`` and ``test``.
         public_parts: those of ``validation`` and ``test`` that are public; see ``TrainingProblem``.
         private_notes: facts about the agent's data, for its owner.
+        simulation: why ε is simulated; see ``TrainingProblem``.
     """
 
     task: Task
     parts: Mapping[str, Samples]
     public_parts: tuple[str, ...] = ()
     private_notes: tuple[str, ...] = ()
+    simulation: str = ""
 
     def select_shared(self, row: Row) -> Row:
         """Return the part of a measurement that others may see."""
@@ -214,6 +216,7 @@ class Journal:
             agent=agent,
             budget=account.budget,
             bound_epsilon=account.bound_epsilon,
+            simulation=data.simulation,
             folders=folders,
             count_releases=count_releases,
             summarize_traffic=summarize_traffic,

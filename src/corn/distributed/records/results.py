@@ -136,6 +136,7 @@ class AgentResult:
         private_notes: events that depend on the agent's data; for its owner.
         seconds_waited: for neighbours, which depends on how much data they have.
         total: the total of all releases of the agent's data; for its owner.
+        simulation: why ε is simulated, see ``TrainingProblem``; empty if it is a promise.
     """
 
     agent: int
@@ -154,6 +155,7 @@ class AgentResult:
     private_notes: tuple[str, ...] = field(default=(), repr=False)
     seconds_waited: float = field(default=0.0, repr=False)
     total: ReleaseTotal | None = field(default=None, repr=False)
+    simulation: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the public part, as plain data."""
@@ -324,6 +326,7 @@ def merge_measurements(
             step=step,
             parts=parts,
             statistics=_average([table[step] for table in private.values() if step in table]),
+            # The noise was secret, whatever the data was.
             is_simulated=False,
         )
         # ε is by releases, which only each agent's ledger knows.
@@ -342,7 +345,7 @@ def merge_measurements(
         num_steps=last,
         status="complete" if last == settings.steps_of(plan) else "interrupted",
         notes=(*problem.notes, *notes),
-        is_simulated=False,
+        simulation=problem.simulation,
     )
 
 

@@ -62,6 +62,7 @@ def _list_metrics(
         "unit": state.unit,
         "protects": state.protects,
         "adversary": state.adversary,
+        "simulation": state.simulation,
         "delta": write_exactly(state.delta),
     }
     if state.epsilon is not None:

@@ -46,6 +46,7 @@ class AgentState:
         unit: ``agent`` or ``sample``.
         protects: the unit and the clipping, in words.
         adversary: against whom ε holds.
+        simulation: why ε is simulated, see ``TrainingProblem``; empty if it is a promise.
         releases_left: by the ledger.
         neighbours: those that the agent is still linked to.
         lost: agents that were lost, and the step at which each loss was noticed.
@@ -69,6 +70,7 @@ class AgentState:
     unit: str
     protects: str
     adversary: str
+    simulation: str
     releases_left: int
     neighbours: tuple[int, ...]
     lost: Mapping[str, int]
@@ -205,7 +207,8 @@ def describe_state(state: AgentState) -> str:
     spent = "no privacy (rehearsal)"
     if state.epsilon is not None:
         spent = (
-            f"ε spent at most {round_up(state.epsilon)} of {write_exactly(state.promised_epsilon)} "
+            f"{'simulated ' if state.simulation else ''}ε spent at most "
+            f"{round_up(state.epsilon)} of {write_exactly(state.promised_epsilon)} "
             f"(δ = {write_exactly(state.delta)}, for {state.protects}; against {state.adversary})"
         )
     lost = f"lost {', '.join(state.lost)}, " if state.lost else ""

@@ -92,6 +92,7 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
         private_notes=tuple(journal.private_notes),
         seconds_waited=rounds.seconds_waited,
         total=run.total,
+        simulation=run.work.data.simulation,
     )
 
 
