@@ -138,12 +138,12 @@ def launch(
         chosen = cast("MechanismName", require_choice("mechanism", mechanism, MECHANISMS))
         if budget.needs_sizes and budget.adjacency == "add-remove":
             raise typer.BadParameter(
-                "give the least number of samples of an agent: with --adjacency add-remove the "
+                "give a public number of samples of an agent: with --adjacency add-remove the "
                 "numbers in the data are private, and plans are public",
                 param_hint="--samples-per-agent",
             )
-        # Under replace-one adjacency the numbers of samples are public by definition
-        # (docs/distributed.md).
+        # Under replace-one adjacency the numbers of samples that agents declare may come from their
+        # data (docs/privacy.md).
         sizes = learning.count_samples(network.num_agents) if budget.needs_sizes else ()
         source = distributed.PlanningRequest(
             budget=budget.make_for_data(batch_size, sizes, network),

@@ -40,7 +40,7 @@ from corn.version import __version__
 CellResult: TypeAlias = dict[str, Any]
 """A result made of the types of JSON."""
 
-_FORMAT = 2
+_FORMAT = 3
 """Raised when the same configuration gives other results, so that stored ones are not read."""
 
 _LARGEST_STORED_NOISE = 100

@@ -128,14 +128,14 @@ class BatchSampler:
     """Mini-batches of all agents for several runs; cells are run-major.
 
     No sample occurs twice in a batch, because sample-level sensitivity counts it once. The query of
-    an agent decides how its samples enter batches, and nothing else about the sampling depends on
-    how many samples it has:
+    an agent decides how its samples enter batches, whatever their number:
 
     - Poisson: each sample is in a batch with the query's rate, independently of all others. Batches
       differ in size and may be empty, and the divisor is fixed.
     - Passes: a pass has ``steps_per_pass`` batches of ``batch_size`` slots, in a random order that
       is new in each pass. A sample is in at most one slot of a pass. Samples that find no slot wait
       for the next pass, and slots without a sample are padding.
+    - Every step: ``of_agent`` draws each batch anew, as a pass of one batch.
     - No query, the unit of agents, or every step in a simulation: passes of as many full batches as
       the agent's samples allow. An agent with less than one batch takes all of its samples.
 

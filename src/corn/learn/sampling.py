@@ -134,6 +134,7 @@ def note_batch_size(query: ClippedQuery, num_samples: int) -> str | None:
     if usual > query.batch_size and pdtrc(public_width(query.batch_size), usual) > _RARE:
         return (
             f"{counts}, which can exceed the public width of {public_width(query.batch_size)} "
-            "positions, where docs/floats.md proves less; plan with more --samples-per-agent"
+            "positions: one sample more may then change how others are rounded (docs/floats.md); "
+            "plan with more --samples-per-agent"
         )
     return None
