@@ -142,8 +142,8 @@ def launch(
         is_private = learning.data is not None or budget.adjacency == "add-remove"
         if budget.needs_sizes and is_private:
             raise typer.BadParameter(
-                "give a number of samples that an agent has at least, without computing it from "
-                "the data: the numbers in the data are private, and plans are public",
+                "give a number of samples of an agent, without computing it from the data: the "
+                "numbers in the data are private, and plans are public",
                 param_hint="--samples-per-agent",
             )
         # Of a public task. What a plan counts on is public too, so it is not the exact number.

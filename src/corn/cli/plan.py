@@ -133,10 +133,14 @@ def describe_mixing(made: Plan) -> str:
 
 def describe_grid(made: Plan) -> str:
     """Return the grid of releases and the largest model for which the promise is proved."""
-    return (
+    proved = (
         f"multiples of {made.grid:g}; the promise is proved in floating point for models of up to "
         f"{made.max_parameters:.3g} parameters"
     )
+    if made.budget.unit == "agent":
+        return proved
+    # An agent's gradient is clipped as a whole, so this concerns samples only.
+    return f"{proved} that compute each sample's gradient without regard to others in its batch"
 
 
 def _print(made: Plan) -> None:

@@ -25,14 +25,18 @@ from corn.distributed.startup.keyring import Keyring, find_credentials, open_key
 from corn.distributed.startup.planning import find_plan
 from corn.distributed.startup.rendezvous import Rendezvous
 from corn.distributed.startup.requirements import ReleaseTotal, Requirements, compose_total
-from corn.distributed.startup.samples import check_samples, note_large_delta
 from corn.distributed.startup.start_errors import naming_agent
 from corn.distributed.steps.half_step import CellBatches, HalfStep, ReleaseUpdate
 from corn.distributed.steps.training import checkpoints_of, train_agent
 from corn.learn.batches import AgentData, BatchSampler
 from corn.learn.own_loop import LoopTask
 from corn.learn.problem import DataSource, TrainingProblem, read_samples
-from corn.learn.sampling import Choices, choose_rates
+from corn.learn.sampling import (
+    Choices,
+    note_batch_size,
+    note_large_delta,
+    require_fitting_samples,
+)
 from corn.learn.settings import SweepSettings
 from corn.learn.tasks import HasFingerprint, MeanLoss, Task
 from corn.learn.training import make_task
@@ -299,24 +303,22 @@ def prepare_work(
     # The plan's proof for floats holds up to a number of parameters and of samples.
     plan.check_parameters(problem.task.num_parameters)
     (num_samples,) = problem.data.sizes
-    check_samples(plan, agent, num_samples)
+    require_fitting_samples(plan.budget.of_agent(agent), [num_samples], first=agent)
     sweep = SweepSettings(settings.steps_of(plan), settings.batch_of(plan), dtype=plan.dtype)
     data, parts = problem.place(sweep)
+    query, size = plan.budget.of_agent(agent).query, settings.batch_of(plan)
     cell = 0
-    if settings.rehearsal_seed is not None and cohort is not None:
-        (data, _), cell = replace(problem, data=cohort).place(sweep), agent
-    queries = plan.budget.queries
-    query = queries[0] if len(queries) == 1 else queries[agent]
-    sampler = BatchSampler(
-        data,
-        batch_size=settings.batch_of(plan),
-        choices=[choices],
-        # A rehearsal's batches are those of all agents, each at its own rate.
-        rates=choose_rates(queries if len(data.sizes) > 1 else (query,), data.sizes),
-        divide_by_batch_size=query.unit == "sample",
-        # Neighbours see when messages come, and batches of a simulation are padded to its largest.
-        hides_counts=not settings.is_rehearsal,
-    )
+    if not settings.is_rehearsal:
+        sampler = BatchSampler.of_agent(query, data, [choices], batch_size=size)
+    elif cohort is None:
+        sampler = BatchSampler(data, (query,), batch_size=size, choices=[choices])
+    else:
+        # A rehearsal's batches are those of all agents, as a simulation draws them.
+        data, _ = replace(problem, data=cohort).place(sweep)
+        cell = agent
+        sampler = BatchSampler(data, plan.budget.queries, batch_size=size, choices=[choices])
+    found = note_batch_size(query, num_samples), note_large_delta(plan.budget, agent, num_samples)
+    notes = problem.private_notes + tuple(note for note in found if note is not None)
     # All agents start from the same model: its seed is public, and the handshake compares a hash.
     return Work(
         half_step=HalfStep(
@@ -327,13 +329,7 @@ def prepare_work(
             momentum=plan.momentum if update is None else 0.0,
             update=update,
         ),
-        data=EvaluationData(
-            problem.task,
-            parts,
-            problem.public_parts,
-            (*problem.private_notes, *note_large_delta(plan, agent, num_samples)),
-            problem.simulation,
-        ),
+        data=EvaluationData(problem.task, parts, problem.public_parts, notes, problem.simulation),
         start=problem.task.initialize(settings.seed).to(sweep.torch_dtype),
     )
 

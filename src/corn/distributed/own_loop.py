@@ -207,7 +207,14 @@ def _simulate(
 
 def _count_batches(num_samples: float, plan: Plan, batch_size: int | None) -> int:
     """Return how many batches are a pass over the data, on average."""
-    size = plan.budget.batch_size or batch_size or num_samples
+    query = plan.budget.queries[0]
+    # From the plan alone: a loop over epochs makes this number public. Unit agent has no other
+    # number than that of the agent's samples.
+    if query.steps_per_pass is not None:
+        return query.steps_per_pass
+    if query.sampling_rate is not None:
+        return max(1, round(1 / query.sampling_rate))
+    size = query.batch_size or batch_size or num_samples
     return max(1, round(num_samples / size))
 
 
