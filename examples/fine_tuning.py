@@ -109,10 +109,8 @@ def main() -> None:
     named = dict(model.named_parameters())
     assert all(torch.equal(named[n], before) for n, before in frozen.items())
     print(f"accuracy on new digits after:  {accuracy(model, test):.3f}")
-    print(
-        f"{count} of {total} parameters trained and sent; ε spent "
-        f"{round_up(optimizer.get_epsilon())}"
-    )
+    spent = round_up(optimizer.get_epsilon())
+    print(f"{count} of {total} parameters trained and sent; ε spent {spent}")
     print(optimizer.privacy)
 
 

@@ -305,10 +305,11 @@ def test_the_audited_sampler_is_the_one_that_agents_and_releases_use(
     own = TrainingProblem(task, AgentData(inputs[:32], data.tensors[1][:32], (0, 32)))
     prepare_work(plan, 0, RunSettings(), own, make_choices(0, 0))
     assert made == queries
-    train(plan, model=task, datasets=torch.utils.data.random_split(data, [32] * 4), secure=True)
+    parts = torch.utils.data.random_split(data, [32] * 4)
+    train(plan, model=task, datasets=parts, secure=True)
     assert made == queries * 5
     module = torch.nn.Linear(3, 2)
-    loader = torch.utils.data.DataLoader(data, batch_size=8)
+    loader = [DataLoader(part, batch_size=8) for part in parts]
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     for secure in (False, True):
         make_private(plan, module=module, optimizer=optimizer, data_loader=loader, secure=secure)

@@ -86,7 +86,7 @@ def test_the_promise_is_of_the_plan_that_was_run(
     facts = json.loads(done.stdout)
     assert facts["promise"] == f"simulated: {plan.budget.describe()}"
     assert facts["simulation"] == "labels decide"
-    assert "; simulated ε spent 0 of " in done.stderr
+    assert "simulated ε spent 0 of " in done.stderr
     assert "; labels decide" in done.stderr
 
 
