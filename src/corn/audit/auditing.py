@@ -38,6 +38,7 @@ from corn.audit.observation import (
 from corn.audit.program import DEPLOYED, Program
 from corn.audit.promise import Promise, promise_to
 from corn.audit.recording import ProcessObservation
+from corn.audit.sampler_check import check_sampler
 from corn.audit.views import StreamWeights, View, list_worst_views
 from corn.checks import require, require_count
 from corn.plan import Plan
@@ -174,8 +175,11 @@ def audit_plan(
     findings = tuple(auditor.judge(victim, attacker) for victim, attacker in track(pairs))
     # After the findings: ``add_canary`` notes faults too, such as releases off the grid.
     problems = [*auditor.check_noise(), *observation.problems]
-    # One victim suffices for the bits, because all agents run the same code.
+    # One victim suffices for sampler and bits, because all agents run the same code.
     if settings.through == "step":
+        problems += check_sampler(
+            query_of(plan, pairs[0][0]), seed=settings.seed, program=program, alpha=auditor.alpha
+        )
         problems += check_bits(
             plan, pairs[0][0], seed=settings.seed, program=program, alpha=auditor.alpha
         )
@@ -206,9 +210,9 @@ class Auditor:
     ) -> None:
         self._plan, self._observation, self._settings = plan, observation, settings
         self._streams = StreamWeights.of(plan.decomposition)
-        # Tests of the noise and of low-order bits, and four of each finding: two attackers, each by
-        # rates and by μ.
-        self.alpha = (1 - settings.confidence) / (2 + 4 * num_findings)
+        # Tests of the noise, of the sampler and of low-order bits, and four of each finding: two
+        # attackers, each by rates and by μ.
+        self.alpha = (1 - settings.confidence) / (3 + 4 * num_findings)
         self._known: dict[View, FloatArray] = {}
 
     def check_noise(self) -> list[str]:

@@ -31,7 +31,7 @@ from corn.audit.program import (
 )
 from corn.audit.views import View
 from corn.learn.batches import AgentData, BatchSampler
-from corn.learn.sampling import SeededChoices, choose_rates, round_rate_down
+from corn.learn.sampling import SeededChoices, round_rate_down
 from corn.learn.step import ClippedGradients, join_gradients
 from corn.learn.tasks import ModuleTask
 from corn.noise import Owner
@@ -255,7 +255,7 @@ class StepObservation:
         if (query, trials) not in self._samplers:
             choices = [self._program.make_choices(self._seed, trial) for trial in trials]
             data = self._make_data(query)
-            self._samplers[query, trials] = self._program.make_sampler(data, query, choices)
+            self._samplers[query, trials] = self._program.make_sampler(query, data, choices)
         # The sampler has one run per trial, so that each trial has coins of its own.
         batch = self._samplers[query, trials].draw(number)
         # Only samples of the canary are not zero, and padding has weight 0.
@@ -367,8 +367,7 @@ def count_samples(query: ClippedQuery) -> int:
 
 def rate_of(query: ClippedQuery) -> float:
     """Return the rate at which the victim's samples are drawn."""
-    rates = choose_rates((query,), [count_samples(query)])
-    return 1.0 if rates is None else round_rate_down(rates[0])
+    return round_rate_down(query.sampling_rate or 1.0)
 
 
 def _toss_first(

@@ -26,7 +26,6 @@ from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, Batch
 from corn.learn.method import Method, Trial
 from corn.learn.problem import TrainingProblem
-from corn.learn.sampling import choose_rates
 from corn.learn.schedule import Schedule
 from corn.learn.settings import SweepSettings
 from corn.learn.simulation import Simulation
@@ -272,8 +271,11 @@ class _Eavesdropper:
         size = query.batch_size or 1
         # The contribution of a sample, on average. Without Poisson sampling, all samples are
         # equally often in batches of this size.
-        rates = choose_rates(plan.budget.queries, self._data.sizes)
-        self._rates = np.array(rates or [min(1.0, size / m) for m in self._data.sizes]) / size
+        sizes = self._data.sizes
+        queries = plan.budget.queries
+        each = queries * len(sizes) if len(queries) == 1 else queries
+        pairs = zip(each, sizes, strict=True)
+        self._rates = np.array([q.sampling_rate or min(1.0, size / m) for q, m in pairs]) / size
         self._canary_rates = torch.from_numpy(self._rates[canaries.agents])
         self._precision = torch.from_numpy(self._weigh(plan, view))
         self.scores, self._step = np.zeros(len(canaries.included)), 0

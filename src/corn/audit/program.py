@@ -17,8 +17,8 @@ from torch import Tensor
 
 from corn.arrays import FloatArray
 from corn.covariance import Decomposition
-from corn.learn.batches import AgentData, BatchSampler
-from corn.learn.sampling import Choices, choose_rates
+from corn.learn.batches import BatchSampler
+from corn.learn.sampling import Choices
 from corn.learn.step import ClippedGradients, compute_gradients, take_half_step
 from corn.noise import (
     Identity,
@@ -33,7 +33,6 @@ from corn.noise import (
 from corn.noise.address import encode_fields
 from corn.noise.choices import SecretChoices
 from corn.plan import Plan, fingerprint
-from corn.privacy import ClippedQuery
 
 Keys: TypeAlias = Mapping[Owner, Secret]
 
@@ -97,17 +96,6 @@ def make_choices(seed: int, trial: int) -> Choices:
     return SecretChoices(_secret(seed, "coins", trial), _secret(seed, "orders", trial))
 
 
-def make_sampler(data: AgentData, query: ClippedQuery, choices: Sequence[Choices]) -> BatchSampler:
-    """Return the sampler of one agent's batches in several runs, as agents make it."""
-    return BatchSampler(
-        data,
-        batch_size=query.batch_size,
-        choices=choices,
-        rates=choose_rates((query,), data.sizes),
-        divide_by_batch_size=query.unit == "sample",
-    )
-
-
 def make_messages(model: Tensor, found: ClippedGradients, noise: Tensor, *, grid: float) -> Tensor:
     """Return the message of each trial, shape (trials, d), by the code that agents run.
 
@@ -135,7 +123,7 @@ class Program:
     draw_nonce: Callable[[Plan, int, int], bytes] = draw_nonce
     draw_share: Callable[..., FloatArray] = draw_share
     make_choices: Callable[[int, int], Choices] = make_choices
-    make_sampler: Callable[..., BatchSampler] = make_sampler
+    make_sampler: Callable[..., BatchSampler] = BatchSampler.of_agent
     compute_gradients: Callable[..., ClippedGradients] = compute_gradients
     make_messages: Callable[..., Tensor] = make_messages
 

@@ -327,8 +327,8 @@ class PrivateOptimizer(Optimizer):
         if self._turns.is_simulated:
             return (
                 f"simulated: {self._plan.describe()}; the noise follows from a public seed, so "
-                "these models protect nobody; secure=True, or an agent with keys, draws secret "
-                "noise"
+                "these models protect nobody; secure=True with a loader for each agent, or an "
+                "agent with keys, draws secret noise"
             )
         return f"the models keep {self._plan.describe()}"
 
