@@ -268,8 +268,11 @@ class NoiseRecord:
             first, second = (self._draw_values(agent, owner, SecureSource(own)) for own in keys)
             # Words of 16 bits are equal by chance, but not five of them among 64.
             if int((first == second).sum()) > 4:
-                kind = "masks" if noise.is_masked and owner.group is not None else "noise"
-                return [f"the {kind} of {owner} does not depend on its key: anybody can draw it"]
+                kind = "mask" if noise.is_masked and owner.group is not None else "noise"
+                return [
+                    f"the {kind} that agent {agent} draws does not depend on the key of {owner}: "
+                    "others can draw it too"
+                ]
         return []
 
     def _draw_values(self, agent: int, owner: Owner, source: SecureSource) -> Any:
