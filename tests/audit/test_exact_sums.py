@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.stats
+import torch
 from scipy.stats import binom
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from corn.arrays import FloatArray
 from corn.audit import DEPLOYED, AuditReport, AuditSettings, View, audit_plan
 from corn.audit.auditing import map_exposure
 from corn.audit.masked_messages import MaskedMessages, uniform_p_value
-from corn.audit.program import NoiseRecord, derive_keys, draw_nonce, list_releases
+from corn.audit.program import STEP_SIZE, NoiseRecord, derive_keys, draw_nonce, list_releases
 from corn.audit.views import StreamWeights, find_smallest_break, list_worst_views
 from corn.covariance import Decomposition
 from corn.covariance.decomposition import hidden_precision
@@ -25,6 +26,7 @@ from corn.learn.step import ClippedGradients
 from corn.noise import Owner, Secret, SecureSource, draw_share
 from corn.noise.masks import MaskWords, draw_mask, draw_offset, mask_release
 from corn.plan import Plan
+from corn.topology import Mixing
 from tests.audit.plans import agent_plan, sample_plan
 
 SHARES = AuditSettings(num_trials=2000)
@@ -131,7 +133,7 @@ def test_the_map_of_exposure_has_the_exact_values() -> None:
 
 
 def test_processes_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="an audit through processes needs a plan"):
+    with pytest.raises(InvalidArgumentError, match="through must be shares or step"):
         audit(AuditSettings("processes"))
 
 
@@ -274,11 +276,25 @@ def round_apart(
     return rounded + mask_release(gradient.numpy(), grid=grid, offset=offset, mask=mask)
 
 
+def round_apart_in_gossip(
+    model: Tensor, found: ClippedGradients, noise: Tensor, *, grid: float
+) -> Tensor:
+    gradient = found.values.flatten(1).double() * found.factors.flatten().unsqueeze(1)
+    units = torch.round(gradient / grid) + torch.round(noise / grid)
+    return (model - STEP_SIZE * grid * units).float()
+
+
 @pytest.mark.usefixtures("without_bits")
-def test_rounding_before_the_noise_is_added() -> None:
+@pytest.mark.parametrize("mixing", ["gossip", "sum"])
+def test_rounding_gradient_and_noise_apart(mixing: Mixing) -> None:
     """The message is on the grid, and its variance changes little. It is no function of the sum."""
-    report = audit(STEP, make_masked_messages=round_apart)
-    assert "other than by its sum with the noise" in " ".join(report.problems)
+    faulty: dict[str, Any] = {
+        "make_masked_messages": round_apart,
+        "make_messages": round_apart_in_gossip,
+    }
+    report = audit(STEP, plan=agent_plan(mixing=mixing), **faulty)
+    (problem,) = report.problems
+    assert "other than by its sum with the noise" in problem
 
 
 def test_a_modulus_that_is_too_small() -> None:
@@ -291,15 +307,16 @@ def test_a_modulus_that_is_too_small() -> None:
     assert "messages of 16 bits are too short" in report.problems[0]
 
 
-def public_key(owner: Owner) -> Secret:
-    return Secret(bytes([owner.members[0], owner.members[-1], *bytes(30)]))
+def open_source(noise: Decomposition) -> SecureSource:
+    """Return streams whose keys anybody can compute."""
+    owners = [Owner((agent,)) for agent in range(noise.num_agents)]
+    owners += [Owner(group, number) for number, group in enumerate(noise.seed_groups)]
+    return SecureSource({owner: Secret(bytes([k] * 32)) for k, owner in enumerate(owners)})
 
 
 def draw_by_public_keys(noise: Decomposition, agent: int, *, source: Any, **rest: Any) -> MaskWords:
     del source
-    owners = [Owner(group, number) for number, group in enumerate(noise.seed_groups)]
-    known = SecureSource({owner: public_key(owner) for owner in owners})
-    return draw_mask(noise, agent, source=known, **rest)
+    return draw_mask(noise, agent, source=open_source(noise), **rest)
 
 
 def test_masks_from_a_public_key() -> None:
@@ -308,17 +325,19 @@ def test_masks_from_a_public_key() -> None:
     assert "does not depend on the key of seed group 0 of agents 0, 1" in problems
 
 
-def test_noise_from_a_public_key() -> None:
+@pytest.mark.parametrize("mixing", ["gossip", "sum"])
+def test_noise_from_a_public_key(mixing: Mixing) -> None:
     def draw(noise: Decomposition, agent: int, *, source: Any, **rest: Any) -> FloatArray:
         del source
-        own = Owner((agent,))
-        return draw_share(noise, agent, source=SecureSource({own: public_key(own)}), **rest)
+        return draw_share(noise, agent, source=open_source(noise), **rest)
 
-    problems = " ".join(audit(draw_share=draw).problems)
+    report = audit(draw_share=draw, plan=agent_plan(mixing=mixing))
+    problems = " ".join(report.problems)
     assert "does not depend on the key of agent 0's private noise" in problems
 
 
-def test_one_key_for_all_pairs() -> None:
+@pytest.mark.parametrize("mixing", ["gossip", "sum"])
+def test_one_key_for_all_pairs(mixing: Mixing) -> None:
     def keys(plan: Plan, seed: int) -> Sequence[Any]:
         first = Secret(bytes(range(32)))
         return [
@@ -326,7 +345,8 @@ def test_one_key_for_all_pairs() -> None:
             for own in derive_keys(plan, seed)
         ]
 
-    assert "have one key" in " ".join(audit(derive_keys=keys).problems)
+    report = audit(derive_keys=keys, plan=agent_plan(mixing=mixing))
+    assert "have one key" in " ".join(report.problems)
 
 
 def test_leaked_seeds_that_cut_an_agent_off() -> None:

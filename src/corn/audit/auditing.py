@@ -41,6 +41,7 @@ from corn.audit.promise import Promise, promise_to
 from corn.audit.recording import ProcessObservation
 from corn.audit.views import Parts, StreamWeights, View, list_worst_views, sum_parts
 from corn.checks import require, require_count
+from corn.errors import InvalidArgumentError
 from corn.plan import Plan
 from corn.privacy import gaussian
 from corn.privacy.rounding import round_bound_down, round_up
@@ -176,8 +177,11 @@ def audit_plan(
         track: shows the progress of a sequence.
     """
     settings = settings or AuditSettings()
-    if settings.through == "processes":
-        plan.require_gossip("an audit through processes")
+    if settings.through == "processes" and plan.network.mixing == "sum":
+        raise InvalidArgumentError(
+            "through must be shares or step for a plan with exact sums, found processes, whose "
+            "messages are recorded for gossip alone"
+        )
     pairs = _pair_up(plan, victims, view)
     num_releases = settings.num_releases or suggest_releases(plan, settings.through)
     observation = _observe(plan, settings, num_releases, program)
