@@ -102,7 +102,13 @@ def test_the_sum_of_an_agent_that_is_cut_off_shows() -> None:
     assert [one.ratio for one in others] == pytest.approx([2.5**0.5] * 2, rel=0.1)
 
 
-def test_more_insiders_than_planned_are_a_break() -> None:
+@pytest.mark.parametrize("is_large", [False, True])
+def test_more_insiders_than_planned_are_a_break(
+    is_large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_large:
+        # Coalitions are then grown around each agent, not listed.
+        monkeypatch.setattr("corn.audit.views._MOST_WORK", 1.0)
     found = find_smallest_break(sum_plan(1))
     assert found is not None
     assert len(found.view.coalition) == 2

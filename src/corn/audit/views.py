@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any, TypeAlias
 
 import networkx as nx
@@ -119,9 +119,11 @@ class StreamWeights:
             return tuple((agent,) for agent in sorted(left))
         graph = nx.Graph()
         graph.add_nodes_from(left)
-        for owner in self.masks:
-            if owner not in known:
-                nx.add_path(graph, [agent for agent in owner.members if agent in left])
+        hidden = (owner.members for owner in self.masks if owner not in known)
+        # The honest members of a group are a path of masks, whoever is between them.
+        graph.add_edges_from(
+            pair for group in hidden for pair in pairwise(filter(left.__contains__, group))
+        )
         return tuple(sorted(tuple(sorted(part)) for part in nx.connected_components(graph)))
 
     def hidden(self, known: Collection[Owner], parts: Parts | None = None) -> FloatArray:
@@ -295,7 +297,11 @@ def _grow_coalition(streams: StreamWeights, victim: int, caps: FloatArray) -> Br
     while ratio <= 1 + _ROUNDING and len(coalition.coalition) < n - 1:
         members = coalition.coalition
         others = [agent for agent in range(n) if agent not in (victim, *members)]
-        left = [streams.hidden(streams.held_by((*members, a)))[victim, victim] for a in others]
+        if streams.masks is None:
+            left = [streams.hidden(streams.held_by((*members, a)))[victim, victim] for a in others]
+        else:
+            # Under masks each insider takes its own private noise out of the sum.
+            left = [-float(streams.weights[a, a]) for a in others]
         coalition = View((*members, others[int(np.argmin(left))]))
         ratio = float(streams.precision(coalition)[victim] / caps[victim])
     return Break(coalition, victim, ratio)
