@@ -26,6 +26,8 @@ from corn.plan import Plan
 
 # Combinations of agents with random signs, for each release.
 _COMBINATIONS = 8
+# Releases before each one with which it is compared.
+_EARLIER = 3
 # Words that each cell of a test has on average, at least, and bits of a word that are compared.
 _WORDS_PER_CELL, _MOST_BITS = 50, 8
 # Noise beyond this many standard deviations has a probability below 10⁻³².
@@ -142,8 +144,8 @@ class MaskedMessages:
         offsets = np.floor(np.ldexp(self._record.offsets % 1.0, 32)).astype(np.uint32)
         for r, words in enumerate(self.words):
             yield f"the public offset of release {r}", offsets[r]
-            # The first release and the one before: repeated masks cancel in the difference.
-            earlier = dict.fromkeys(other for other in (0, r - 1) if 0 <= other < r)
+            # The first release and those before: repeated masks cancel in the difference.
+            earlier = sorted({0, *range(max(0, r - _EARLIER), r)} - {r})
             for other in earlier:
                 name = f"the difference of the public offsets of releases {other} and {r}"
                 yield name, offsets[r] - offsets[other]

@@ -262,7 +262,7 @@ class NoiseRecord:
         ):
             if noise.is_masked or factor[0].any():
                 drawn.append(Owner(group, number))
-        for owner in drawn[:: -(-len(drawn) // _MOST_OWNERS)]:
+        for owner in drawn[:: 1 + len(drawn) // _MOST_OWNERS]:
             agent = owner.members[0]
             keys = [self.keys[agent], {**self.keys[agent], owner: _secret(0, "another key")}]
             first, second = (self._draw_values(agent, owner, SecureSource(own)) for own in keys)
