@@ -69,6 +69,7 @@ class AgentRelease:
 
     def __init__(self, plan: Plan, agent: int, keys: Path) -> None:
         require(plan.budget.unit == "agent", "unit", "agent: updates are clipped once", "sample")
+        plan.require_gossip("Flower")
         largest = max(map(len, plan.decomposition.seed_groups), default=0)
         if largest > _LARGEST_GROUP:
             raise InvalidArgumentError(

@@ -58,7 +58,7 @@ def test_direction_of_links_does_not_matter() -> None:
         (
             1,
             "everyone",
-            "seeds must be one of auto, global, edges, pairs, sparse:NUMBER, leave-one-out",
+            "seeds must be one of auto, global, edges, pairs, sparse:NUMBER, partners:NUMBER",
         ),
         (1, "balls", "balls:NUMBER"),
         (1, "balls:0", "found 'balls:0'"),

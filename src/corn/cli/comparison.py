@@ -50,7 +50,7 @@ class TrainingTerms:
 
     def describe_mixing(self) -> str:
         """Return rounds, cool-down and messages in one line."""
-        return self.network.gossip.describe(self.budget.num_steps, self.cooldown_steps)
+        return self.network.describe_mixing(self.budget.num_steps, self.cooldown_steps)
 
 
 def collect_facts(

@@ -43,6 +43,7 @@ from corn.errors import InvalidArgumentError
 from corn.topology import (
     ONE_ROUND,
     Gossip,
+    Mixing,
     Network,
     choose_cooldown,
     find_remaining_disagreement,
@@ -207,6 +208,15 @@ class MixingOptions:
             f"(Default: {DISAGREEMENT_WEIGHT:g}; 1 with --horizon 1.)"
         ),
     ] = None
+    mixing: Annotated[
+        Mixing,
+        typer.Option(
+            help="Combination of a step's releases: sum adds all of them up over a tree of links, "
+            "so that all agents hold one model (in simulations); gossip, the paper's, mixes "
+            "models with neighbours.",
+            rich_help_panel=_NETWORK,
+        ),
+    ] = "gossip"
     weights: WeightsOption = None
     gossip: GossipOption = DEFAULT_GOSSIP
     cooldown: _CooldownOption = _AUTO
@@ -222,7 +232,9 @@ class MixingOptions:
 
     def load_network(self, graph: str) -> Network:
         """Return the network of a graph spec or file."""
-        return load_network(graph, weights=self.weights, gossip=Gossip.parse(self.gossip))
+        return load_network(
+            graph, weights=self.weights, gossip=Gossip.parse(self.gossip), mixing=self.mixing
+        )
 
     def choose_objective(self, num_steps: int) -> Horizon:
         """Return the objective asked for, or the default for this many steps."""
@@ -248,7 +260,8 @@ class MixingOptions:
 
     def warn_of_disagreement(self, network: Network, cooldown_steps: int) -> None:
         """Print a note if the default cool-down leaves agents with different models."""
-        if self.cooldown_steps is not None or network.num_agents == 1:
+        is_exact = network.mixing == "sum" or network.num_agents == 1
+        if self.cooldown_steps is not None or is_exact:
             return
         # One step would be enough where all are neighbours, so zero steps have no other reason.
         if not cooldown_steps:
@@ -267,7 +280,7 @@ class MixingOptions:
 
     def describe(self, network: Network, num_steps: int) -> str:
         """Return rounds, cool-down and messages of a run of this many steps, in one line."""
-        return network.gossip.describe(num_steps, self.choose_cooldown(network, num_steps))
+        return network.describe_mixing(num_steps, self.choose_cooldown(network, num_steps))
 
 
 @dataclass(frozen=True)

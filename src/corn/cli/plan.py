@@ -98,6 +98,7 @@ def plan_facts(made: Plan) -> dict[str, object]:
         **collect_sampling(made.budget),
         "adversary": made.threat.describe(),
         "objective": made.objective.describe(),
+        "mixing": made.network.mixing,
         "gossip": str(made.network.gossip),
         "cooldown_steps": made.cooldown_steps,
         "messages_per_link": made.num_messages,
@@ -111,6 +112,7 @@ def plan_facts(made: Plan) -> dict[str, object]:
         "weighted_central_ratio": made.weighted_central_ratio,
         "num_seed_groups": len(made.decomposition.seed_groups),
         "max_streams": max(streams),
+        "max_masks": made.decomposition.most_masks,
         "grid": made.grid,
         "max_parameters": made.max_parameters,
         "dtype": made.dtype,
@@ -128,7 +130,7 @@ def declared_facts(budget: PrivacyBudget) -> list[tuple[str, str]]:
 
 def describe_mixing(made: Plan) -> str:
     """Return rounds, cool-down and messages of a plan's run in one line."""
-    return made.network.gossip.describe(made.budget.num_steps, made.cooldown_steps)
+    return made.network.describe_mixing(made.budget.num_steps, made.cooldown_steps)
 
 
 def describe_grid(made: Plan) -> str:
@@ -144,8 +146,8 @@ def describe_grid(made: Plan) -> str:
 
 
 def _print(made: Plan) -> None:
-    streams = made.decomposition.count_streams()
-    certificate = made.certificate
+    streams, certificate = made.decomposition.count_streams(), made.certificate
+    kind = "mask" if made.decomposition.is_masked else "stream"
     print_facts(
         f"plan {fingerprint(made).hex()[:16]} for {made.num_agents} agents on "
         f"{made.network.source}",
@@ -165,7 +167,7 @@ def _print(made: Plan) -> None:
             (
                 "seeds",
                 f"{len(made.decomposition.seed_groups):,} shared, at most "
-                f"{format_count(max(streams), 'stream')} per agent",
+                f"{format_count(made.decomposition.most_masks or max(streams), kind)} per agent",
             ),
             ("releases", describe_grid(made)),
             ("fingerprint", fingerprint(made).hex()),

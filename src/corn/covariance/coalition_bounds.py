@@ -32,6 +32,7 @@ from corn.arrays import FloatArray, IntArray
 from corn.covariance.coalitions import describe_count
 from corn.covariance.decomposition import Decomposition, hidden_precision
 from corn.covariance.feasibility import invert_definite
+from corn.covariance.masks import lists_coalitions, worst_masked_precision
 from corn.errors import InvalidArgumentError
 
 # All of them must be checked for a guarantee, so the count bounds the time of every verification.
@@ -61,8 +62,14 @@ def coalition_precisions(
     the solvers.
     """
     n = decomposition.num_agents
+    if decomposition.is_masked and not lists_coalitions(decomposition, max_colluders):
+        # Every coalition learns the sum of all others and no more; any one of them is an example.
+        coalition = tuple(range(max_colluders))
+        everyone = tuple(range(n))
+        yield coalition, everyone, worst_masked_precision(decomposition, max_colluders)
+        return
     require_few_coalitions(n, max_colluders)
-    is_large = n > _SMALL and bool(decomposition.seed_groups)
+    is_large = n > _SMALL and bool(decomposition.seed_groups) and not decomposition.is_masked
     updates = CoalitionUpdates.try_make(decomposition) if is_large else None
     for coalition in combinations(range(n), max_colluders):
         bound = updates.bound(coalition) if updates else None

@@ -3,6 +3,9 @@
 R = diag(θ) + Σ_k E_k F_k F_kᵀ E_kᵀ, where the members of group k share a seed and E_k places their
 rows among all agents. The split lets an agent draw exactly its own share, and it decides which
 noise a coalition of insiders can subtract (the paper's honest-but-curious setting, Problem 16).
+
+Where releases are summed exactly, a group's noise can be masks instead: one-time pads on the grid
+that cancel in the sum to the last bit. They are the limit of infinite noise with the same sum.
 """
 
 from __future__ import annotations
@@ -10,10 +13,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
+import scipy.sparse
+import scipy.sparse.csgraph
 
-from corn.arrays import FloatArray
+from corn.arrays import FloatArray, IntArray
 from corn.covariance.threat import SeedGroups
 from corn.errors import InvalidArgumentError
 from corn.privacy import ClippedQuery, PrivacyLoss, account_precision, precision_diagonal
@@ -30,7 +36,9 @@ class Decomposition:
         private_variance: θ, shape (n,): the variance of the noise that only agent i knows.
         seed_groups: the members of each group, in increasing order.
         factors: one matrix per group, shape (members, streams): member a of group k adds row a of
-            ``factors[k]`` times the group's independent standard normal streams.
+            ``factors[k]`` times the group's independent standard normal streams. Empty with masks.
+        is_masked: whether the members of a group add masks from their seed in place of normals.
+            Masks cancel in the exact sum of all agents and nowhere else.
 
     >>> opposite = np.array([[1.0], [-1.0]])
     >>> shares = Decomposition(np.ones(2), ((0, 1),), (opposite,))
@@ -41,12 +49,19 @@ class Decomposition:
     private_variance: FloatArray
     seed_groups: SeedGroups = ()
     factors: tuple[FloatArray, ...] = ()
+    is_masked: bool = False
 
     def __post_init__(self) -> None:
         theta = np.array(self.private_variance, dtype=np.float64)
         # Written as "not all valid", so that NaN is refused: every comparison with it is False.
         if theta.ndim != 1 or not ((theta >= 0) & (theta < _LARGEST)).all():
             raise InvalidArgumentError("private_variance must be one finite number ≥ 0 per agent")
+        if self.is_masked:
+            if any(factor.size for factor in self.factors):
+                raise InvalidArgumentError("factors must be empty for noise with masks")
+            # No normals: sums over streams then need no case of their own.
+            none = tuple(np.empty((len(group), 0)) for group in self.seed_groups)
+            object.__setattr__(self, "factors", none)
         if len(self.seed_groups) != len(self.factors):
             raise InvalidArgumentError(
                 f"factors must be one per seed group, found {len(self.factors)} for "
@@ -70,7 +85,10 @@ class Decomposition:
 
     @property
     def covariance(self) -> FloatArray:
-        """R, shape (n, n): the covariance of all agents' noise, as an eavesdropper sees it."""
+        """R, shape (n, n): the covariance of all agents' noise, as an eavesdropper sees it.
+
+        Of noise with masks it is the private part alone, which is all that the sum contains.
+        """
         return self.hidden_from(())
 
     @property
@@ -85,6 +103,8 @@ class Decomposition:
         >>> Decomposition(np.ones(2)).rescale(np.array([1.0, 3.0])).private_variance
         array([1., 9.])
         """
+        if self.is_masked:
+            raise InvalidArgumentError("noise with masks has one scale for all agents")
         return Decomposition(
             self.private_variance * weights**2,
             self.seed_groups,
@@ -121,6 +141,19 @@ class Decomposition:
         for group, factor in zip(self.seed_groups, self.factors, strict=True):
             counts[list(group)] += (factor != 0).sum(axis=1)
         return tuple(counts.tolist())
+
+    @cached_property
+    def memberships(self) -> tuple[IntArray, IntArray]:
+        """All members of all seed groups, one group after the other, and the group of each."""
+        sizes = [len(group) for group in self.seed_groups]
+        members = np.fromiter(chain.from_iterable(self.seed_groups), np.int64, sum(sizes))
+        return members, np.repeat(np.arange(len(sizes)), sizes)
+
+    @cached_property
+    def most_masks(self) -> int:
+        """The largest number of seed groups whose masks an agent draws; zero without masks."""
+        members, _ = self.memberships
+        return int(np.bincount(members).max(initial=0)) if self.is_masked else 0
 
     @cached_property
     def most_streams(self) -> int:
@@ -247,6 +280,33 @@ def expose(
     return Exposure(members, honest, account_precision(precision, query, num_steps=num_steps))
 
 
+def masked_precision(decomposition: Decomposition, coalition: Collection[int]) -> FloatArray:
+    """Return an upper bound on each agent's precision under masks, shape (n,).
+
+    A coalition removes the masks of the groups that it touches. Groups that it does not touch join
+    their members into parts. Masks make the messages of a part uniform given its sum, so the
+    coalition learns the sum of each part and nothing else: what protects an agent is the private
+    noise of its whole part, as if [R⁻¹]_ii were 1/Σθ. The entries of the members have no meaning.
+
+    >>> shares = Decomposition(np.full(4, 0.5), ((0, 1), (1, 2), (2, 3)), is_masked=True)
+    >>> masked_precision(shares, [2]).round(6)[[0, 1, 3]].tolist()
+    [1.0, 1.0, 2.0]
+    """
+    n = decomposition.num_agents
+    members, group_of = decomposition.memberships
+    is_known = np.zeros(1 + len(decomposition.seed_groups), dtype=bool)
+    is_known[group_of[np.isin(members, list(coalition))]] = True
+    # A path through each group that the coalition does not touch joins its members.
+    is_link = (group_of[1:] == group_of[:-1]) & ~is_known[group_of[1:]]
+    ends = members[:-1][is_link], members[1:][is_link]
+    joined = scipy.sparse.coo_array((np.ones(len(ends[0])), ends), shape=(n, n))
+    _, part = scipy.sparse.csgraph.connected_components(joined, directed=False)
+    totals = np.bincount(part, weights=decomposition.private_variance)[part]
+    # A sum of n numbers is at least 1 − n u of the true one, and a quotient rounds once.
+    with np.errstate(divide="ignore"):
+        return np.asarray((1 / totals) * (1 + 2 * (n + 2) * np.finfo(np.float64).eps))
+
+
 def hidden_precision(
     decomposition: Decomposition, coalition: Collection[int]
 ) -> tuple[tuple[int, ...], FloatArray]:
@@ -259,6 +319,8 @@ def hidden_precision(
     honest = tuple(i for i in range(decomposition.num_agents) if i not in coalition)
     if not honest:
         raise InvalidArgumentError("a coalition of all agents leaves nobody to protect")
+    if decomposition.is_masked:
+        return honest, masked_precision(decomposition, coalition)[list(honest)]
     if not decomposition.seed_groups:
         # R is diagonal. A quotient is rounded to the nearest number, so that the next one is above.
         with np.errstate(divide="ignore"):

@@ -27,7 +27,8 @@ from corn.covariance.feasibility import expand_caps
 from corn.covariance.first_order import FirstOrder
 from corn.covariance.insiders import design_against_insiders
 from corn.covariance.low_rank import LowRank, fits_pairs
-from corn.covariance.objective import Objective, default_objective
+from corn.covariance.masks import design_masks, least_variance, whole_precision
+from corn.covariance.objective import Objective, default_objective, energy_of_average
 from corn.covariance.problem import Design, DesignProblem, MechanismName, Status
 from corn.covariance.sdp import Sdp
 from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, SeedGroups, ThreatModel
@@ -193,7 +194,8 @@ def design(
 
     Args:
         network: a network, a spec or file, a graph, or the mixing matrix W of a step, shape (n, n),
-            which need not be symmetric. Seeds follow its links.
+            which need not be symmetric. Seeds follow its links. Where a network sums releases
+            exactly (``mixing="sum"``), CorN's noise is optimal in closed form.
         budget: the promises, or the precision caps that promises lead to: one number b for all
             agents, or b_i of each agent, shape (n,).
         mechanism: `Corn`, `Decor`, `Ldp`, `ZeroSum`, `Central` or `NoNoise` with its options, or
@@ -215,7 +217,8 @@ def design(
     if isinstance(mechanism, str):
         mechanism = _BY_NAME[require_choice("mechanism", mechanism, MECHANISMS)]
     _require_records(mechanism, objective, threat)
-    W, graph = _read_network(network)
+    if isinstance(network, str | Path | nx.Graph):
+        network = load_network(network)
     # One step is no default: noise designed for it accumulates to several times the optimum.
     if objective is None:
         if not isinstance(budget, PrivacyBudget):
@@ -224,6 +227,9 @@ def design(
                 "None: give objective=Horizon(length), or a PrivacyBudget instead of the cap"
             )
         objective = default_objective(budget.num_steps)
+    if isinstance(network, Network) and network.mixing == "sum" and isinstance(mechanism, Corn):
+        return _design_for_sums(network, budget, objective, threat)
+    W, graph = _read_network(network)
     if threat is None:
         # A single agent has nobody inside the network to fear.
         threat = mechanism.default_threat if len(graph) > 1 else EAVESDROPPER
@@ -238,6 +244,38 @@ def design(
         mixing_matrix=W,
     )
     return mechanism.solve(problem)
+
+
+def _design_for_sums(
+    network: Network,
+    budget: PrivacyBudget | ArrayLike,
+    objective: Objective,
+    threat: ThreatModel | None,
+) -> Design:
+    """Return masks and private noise, which are optimal where releases are summed exactly."""
+    n = network.num_agents
+    if threat is None:
+        threat = DEFAULT_THREAT if n > 1 else EAVESDROPPER
+    threat = threat.resolve(network.graph, "sum")
+    caps = _read_caps(budget, n)
+    noise = design_masks(caps, threat.seed_groups(network.graph), threat.max_colluders)
+    energy = energy_of_average(objective, n) / n
+    bound = energy * least_variance(n, float(caps.min()), threat.max_colluders)
+    return Design(
+        mechanism="corn",
+        solver="formula",
+        status="optimal",
+        covariance=noise.covariance,
+        # The limit for masks: an eavesdropper learns the sum of all agents and nothing else.
+        precision=np.full((n, n), whole_precision(noise, 0)),
+        factor=np.diag(np.sqrt(noise.private_variance)),
+        precision_caps=caps,
+        value=energy * noise.total_variance,
+        lower_bound=min(bound, energy * noise.total_variance),
+        iterations=0,
+        threat=threat,
+        shares=noise,
+    )
 
 
 def require_feasible_size(num_agents: int, threat: ThreatModel) -> None:
@@ -320,12 +358,8 @@ def _separates(groups: SeedGroups, threat: ThreatModel, num_agents: int) -> bool
     return threat.max_colluders == 0 and len(members) == len(set(members)) and not is_tied
 
 
-def _read_network(
-    network: Network | str | Path | nx.Graph | ArrayLike,
-) -> tuple[FloatArray, Graph]:
+def _read_network(network: Network | ArrayLike) -> tuple[FloatArray, Graph]:
     """Return the matrix of a step and the links: of a matrix, where weights are not zero."""
-    if isinstance(network, str | Path | nx.Graph):
-        network = load_network(network)
     if isinstance(network, Network):
         # Its graph may have links without weight, whose agents can share a seed all the same.
         return network.step_matrix, network.graph

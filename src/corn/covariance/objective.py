@@ -202,6 +202,16 @@ class GivenObjective:
         return f"given matrix of shape {np.shape(self.given)}"
 
 
+def energy_of_average(objective: Objective, num_agents: int) -> float:
+    """Return the energy of unit noise in the average: all that an objective weighs in exact sums.
+
+    With W = 11ᵀ/n all noise is in the average at once, and A is this number times 11ᵀ/n.
+    """
+    if isinstance(objective, GivenObjective):
+        return float(objective.matrix(np.ones((num_agents, num_agents))).sum()) / num_agents
+    return float(objective.matrix(np.ones((1, 1)))[0, 0])
+
+
 def _project_on_averages(W: FloatArray) -> FloatArray:
     """Return P: every agent's value becomes the average of its connected part of the network."""
     sums = np.concatenate([W.sum(axis=0), W.sum(axis=1)]) - 1

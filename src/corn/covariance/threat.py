@@ -15,6 +15,7 @@ from corn.checks import require, require_choice, require_count
 from corn.errors import InvalidArgumentError
 from corn.parsing import MAX_DIGITS
 from corn.topology.graphs import Graph
+from corn.topology.network import Mixing
 
 PrivateNoise: TypeAlias = Literal["per-agent", "common"]
 SeedGroups: TypeAlias = tuple[tuple[int, ...], ...]
@@ -28,6 +29,12 @@ SPARSE_PARTNERS, PARTNERS_BESIDE_HUBS = 8, 16
 
 Against one insider the noise energy is then within 10 % of that with all pairs. A hub knows most
 seeds of links, so that agents depend on their other partners.
+"""
+
+MASK_PARTNERS = 16
+"""Partners with whom ``auto`` gives an agent seeds for exact sums in larger networks.
+
+Random graphs of 16 partners stay connected without any 7 agents, at any size that was tried.
 """
 
 _HUB = 5  # times the mean number of links
@@ -44,13 +51,15 @@ class ThreatModel:
         max_colluders: q, the size of the largest coalition.
         seeds: the sets of agents that share a seed: ``global`` (all, one seed), ``edges`` (each
             link), ``pairs`` (every two agents), ``sparse:K`` (each link, and up to K more partners
-            per agent), ``balls:r`` (each agent and those within r hops),
-            ``groups:m`` (m disjoint groups, as equal as can be), ``communities:s`` (disjoint groups
+            per agent), ``partners:K`` (up to K random partners per agent), ``balls:r`` (each agent
+            and those within r hops), ``groups:m`` (m disjoint groups, as equal as can be),
+            ``communities:s`` (disjoint groups
             of well linked agents, at most s each), ``leave-one-out`` (all but one, for each), or
             the groups themselves. ``auto`` is ``global`` against an eavesdropper. Where insiders
             may collude, who could subtract all noise of a global seed, it is ``pairs`` in a small
-            network, and ``sparse:8`` in a large one or ``sparse:16`` if it has hubs: see
-            ``resolve``.
+            network, and ``sparse:8`` in a large one or ``sparse:16`` if it has hubs. For exact
+            sums it is ``edges`` against an eavesdropper, ``pairs`` in a small network and
+            ``partners:16`` in a large one: see ``resolve``.
         private_noise: ``per-agent`` lets each agent have its own variance θ_i of noise that nobody
             else knows; ``common`` is the paper's form, one θ for all.
 
@@ -74,18 +83,25 @@ class ThreatModel:
         elif self.seeds != "auto":
             _parse_seeds(self.seeds)
 
-    def resolve(self, graph: Graph) -> ThreatModel:
-        """Return the threat with the seeds that ``auto`` stands for on this graph.
+    def resolve(self, graph: Graph, mixing: Mixing = "gossip") -> ThreatModel:
+        """Return the threat with the seeds that ``auto`` stands for on this graph and mixing.
 
         >>> [ThreatModel(1).resolve(nx.cycle_graph(n)).seeds for n in (20, 500)]
         ['pairs', 'sparse:8']
         >>> ThreatModel(1).resolve(nx.star_graph(50)).seeds
         'sparse:16'
         """
+        if mixing == "sum" and self == EAVESDROPPER:
+            # Any seeds that join all agents are as good. Those of links need no message.
+            return replace(self, seeds="edges")
         if self.seeds != "auto":
             return self
         if len(graph) <= MOST_FOR_PAIRS:
             return replace(self, seeds="pairs")
+        if mixing == "sum":
+            # λ₂ of a random graph is about K − 2√(K − 1), and must exceed q.
+            needed = 2 * self.max_colluders + 8
+            return replace(self, seeds=f"partners:{max(MASK_PARTNERS, needed)}")
         degrees = [degree for _, degree in graph.degree]
         has_hub = max(degrees) > _HUB * float(np.mean(degrees))
         number = PARTNERS_BESIDE_HUBS if has_hub else SPARSE_PARTNERS
@@ -169,16 +185,28 @@ def choose_partners(graph: Graph, num_partners: int) -> list[tuple[int, int]]:
     if num_partners >= n - 1:
         return [pair for pair in combinations(range(n), 2) if not graph.has_edge(*pair)]
     pairs = _choose_near(graph, num_partners // 2)
-    # An order and its end close a cycle; with an odd number left, one cycle is cut into pairs.
-    left = num_partners - num_partners // 2
-    for number in range((left + 1) // 2):
-        order = sorted(range(n), key=lambda agent: _digest(n, number, agent))
-        is_cut = 2 * number + 1 == left
+    pairs |= choose_random_pairs(n, num_partners - num_partners // 2)
+    return sorted(pair for pair in pairs if not graph.has_edge(*pair))
+
+
+def choose_random_pairs(num_agents: int, num_partners: int) -> set[tuple[int, int]]:
+    """Return pairs from cycles through all agents in random orders: two partners for each cycle.
+
+    The orders come from SHA-256 of public numbers, as in ``choose_partners``.
+    """
+    n, pairs = num_agents, set[tuple[int, int]]()
+    if num_partners >= n - 1:
+        return set(combinations(range(n), 2))
+    # An order and its end close a cycle; with an odd number, one cycle is cut into pairs.
+    for number in range((num_partners + 1) // 2):
+        digests = [_digest(n, number, agent) for agent in range(n)]
+        order = sorted(range(n), key=digests.__getitem__)
+        is_cut = 2 * number + 1 == num_partners
         starts, ends = order, order[1:] + order[:1]
         if is_cut:
             starts, ends = order[: n // 2], order[n // 2 : n // 2 * 2]
         pairs |= {(min(i, j), max(i, j)) for i, j in zip(starts, ends, strict=True)}
-    return sorted(pair for pair in pairs if not graph.has_edge(*pair))
+    return pairs
 
 
 def _choose_near(graph: Graph, num_partners: int) -> set[tuple[int, int]]:
@@ -258,6 +286,10 @@ _SEEDS: dict[str, _SeedKind] = {
         lambda graph, number: [*graph.edges, *choose_partners(graph, number)],
         "a seed for each link and for up to {} more partners of each agent",
     ),
+    "partners": _SeedKind(
+        lambda graph, number: sorted(choose_random_pairs(len(graph), number)),
+        "a seed for each of up to {} random partners of each agent",
+    ),
     "leave-one-out": _SeedKind(
         lambda graph, _: [set(graph) - {agent} for agent in graph], "a seed for all but one, each"
     ),
@@ -270,7 +302,7 @@ _SEEDS: dict[str, _SeedKind] = {
         "disjoint communities of up to {}",
     ),
 }
-_WITH_NUMBER = ("sparse", "balls", "groups", "communities")
+_WITH_NUMBER = ("sparse", "partners", "balls", "groups", "communities")
 
 
 def _parse_seeds(text: str) -> tuple[_SeedKind, int]:

@@ -149,7 +149,8 @@ class RunSettings:
         return self if self.is_rehearsal else replace(self, seed=seed)
 
     def check_plan(self, plan: Plan) -> None:
-        """Raise unless the policy on dropout can be followed under this plan."""
+        """Raise unless agents can run this plan and follow the policy on dropout under it."""
+        plan.require_gossip("a run of agents")
         # Both ends of a link must read each other's headers to agree on new weights.
         if plan.network.graph.is_directed() and self.on_dropout != "stop":
             raise InvalidArgumentError(

@@ -35,11 +35,14 @@ class Mixer:
         device: torch.device | str = "cpu",
         is_sparse: bool | None = None,
     ) -> None:
+        self._is_sum = network.mixing == "sum"
         W, rounds = network.sparse_matrix, network.schedule
-        if is_sparse is None:
+        if is_sparse is None and not self._is_sum:
             is_sparse = _SPARSE_COST * W.nnz * len(rounds) < network.num_agents**2
         # The dense matrix has all rounds of a step in it, so that none is left to repeat.
         self._rounds = rounds if is_sparse else rounds[:0]
+        if self._is_sum:
+            return
         matrix = (
             to_sparse_tensor(W) if is_sparse else torch.from_numpy(np.array(network.step_matrix))
         )
@@ -47,6 +50,8 @@ class Mixer:
 
     def mix(self, models: Tensor) -> Tensor:
         """Return the models after a step's rounds, shape (seeds, agents, values)."""
+        if self._is_sum:
+            return models.mean(dim=1, keepdim=True).expand_as(models).contiguous()
         if not self._rounds:
             return torch.matmul(self._matrix, models)
         # Torch multiplies a sparse matrix with matrices only, so seeds are taken one by one.

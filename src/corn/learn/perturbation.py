@@ -33,6 +33,7 @@ from corn.noise import (
     simulated_keys,
 )
 from corn.noise.address import NONCE_BYTES
+from corn.noise.masks import draw_offset
 
 
 class StepNoise(Protocol):
@@ -86,6 +87,41 @@ class JointNoise:
         for normals, (source, nonce) in zip(self._normals, self._sources, strict=True):
             source.fill(normals.reshape(-1), StreamAddress(self._owner, nonce, step))
         return self._normals
+
+
+@final
+class AverageNoise:
+    """Noise in the average of all agents' releases, of several methods and seeds: for exact sums.
+
+    All methods of a seed use the same standard normals.
+
+    Args:
+        stds: the standard deviation of the average's noise, for each method.
+        seeds: one per run; they are public, so this noise protects nobody.
+        num_parameters: d, the number of coordinates.
+        dtype: float32 or float64, of the normals and of the noise.
+        device: the torch device of the noise.
+    """
+
+    def __init__(
+        self,
+        stds: Sequence[float],
+        *,
+        seeds: Sequence[int],
+        num_parameters: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._stds = torch.tensor(stds, dtype=dtype, device=device)[:, None]
+        self._normals = np.empty((len(seeds), num_parameters), numpy_type(dtype))
+        self._sources = [(SimulationSource(seed), simulation_nonce(seed)) for seed in seeds]
+
+    def draw(self, step: int) -> Tensor:
+        """Return the noise of a step, from 0, shape (seeds, 1, methods, parameters)."""
+        for normals, (source, nonce) in zip(self._normals, self._sources, strict=True):
+            source.fill(normals, StreamAddress(Owner((0,)), nonce, step))
+        s = torch.from_numpy(self._normals).to(self._stds.device)
+        return s[:, None, None] * self._stds
 
 
 @final
@@ -179,6 +215,13 @@ class KeyedNoise:
             for draws, nonce in zip(self._draws, self._nonces, strict=True)
         ]
         return torch.from_numpy(np.stack(noise)).to(self._device)
+
+    def draw_offset(self, step: int) -> Tensor | None:
+        """Return the public offset of the grid, shape (seeds, 1, 1, d), if all noise has masks."""
+        if not all(shares.is_masked for draws in self._draws for shares, _ in draws):
+            return None
+        offsets = [draw_offset(nonce, step, self._stop) for nonce in self._nonces]
+        return torch.from_numpy(np.stack(offsets)).to(self._device)[:, None, None]
 
     def _draw_one(
         self, shares: Decomposition, source: SecureSource, nonce: bytes, step: int

@@ -3,10 +3,13 @@
 All models are one tensor (seeds, agents, trials, parameters). Trials of a seed use the same
 mini-batches and the same standard normals, whatever their mechanism and step size. Only the models
 are kept from step to step, so memory does not grow with the number of steps.
+
+Where releases are summed exactly all agents hold one model, and the tensor has one in place of n.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, final
@@ -21,7 +24,13 @@ from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, Batch, BatchSampler
 from corn.learn.method import Method, Trial
 from corn.learn.mixer import Mixer
-from corn.learn.perturbation import JointNoise, KeyedNoise, StepNoise, StructuredNoise
+from corn.learn.perturbation import (
+    AverageNoise,
+    JointNoise,
+    KeyedNoise,
+    StepNoise,
+    StructuredNoise,
+)
 from corn.learn.roots import prefers_shares
 from corn.learn.sampling import SeededChoices, require_fitting_samples
 from corn.learn.settings import SweepSettings
@@ -79,6 +88,7 @@ class Simulation:
         self._samplers = _make_samplers(data, queries, settings)
         self._mixer = Mixer(network, dtype=settings.torch_dtype, device=settings.device)
         self._num_agents = network.num_agents
+        self._is_sum = network.mixing == "sum"
         # Gradients to be released are clipped, and samples summed, in float64.
         real = settings.torch_dtype if settings.noise_keys == "none" else torch.float64
         clips = [trial.method.clip for trial in trials]
@@ -94,7 +104,7 @@ class Simulation:
         self._alive = torch.ones(len(settings.seeds), len(trials), dtype=torch.bool)
         self.step, self._broken = 0, torch.zeros_like(self._alive)
         self.num_broken = torch.zeros(len(settings.seeds), len(trials), dtype=torch.long)
-        self.parameters = self._initial_parameters(network.num_agents)
+        self.parameters = self._initial_parameters(1 if self._is_sum else network.num_agents)
         # Called in each step with the models before it and with what is released: all that an
         # eavesdropper sees, for audits. Later steps overwrite the second tensor.
         self.on_release: Callable[[Tensor, Tensor], None] | None = None
@@ -131,7 +141,7 @@ class Simulation:
     def advance(self, *, observe: bool = False) -> StepStatistics | None:
         """Run one step; return its statistics if ``observe``. Call ``find_broken`` after it."""
         eta = self._step_sizes()
-        shape = seeds, agents, _, _ = self.parameters.shape
+        shape = seeds, models, _, _ = self.parameters.shape
         noise, norms, fraction = self._release_all()
         g = self._released
         if self.on_release is not None:
@@ -141,7 +151,7 @@ class Simulation:
         # X − η·m, written into the memory of g, which is needed no more.
         half = torch.addcmul(self.parameters, direction, eta.unsqueeze(-1), value=-1, out=g)
         # W acts on agents alone, so trials and parameters are one axis to it.
-        mixed = self._mixer.mix(half.view(seeds, agents, -1)).view(shape)
+        mixed = self._mixer.mix(half.view(seeds, models, -1)).view(shape)
         # A trusted server gives all agents the exact average, whatever the network.
         for k in self._central:
             mixed[:, :, k] = half[:, :, k].mean(dim=1, keepdim=True)
@@ -156,20 +166,38 @@ class Simulation:
         Large intermediate results would be returned to the system and mapped again in every step,
         which can take longer than the arithmetic. So some cells are computed at a time.
         """
-        shape, count = self.parameters.shape, self._cells_at_once
+        count, trials = self._cells_at_once, len(self._trials)
         noise = None if self._noise is None else self._noise.draw(self.step)
+        # The noise of an average is drawn as one, and added at the end.
+        is_averaged = isinstance(self._noise, AverageNoise)
         pieces = self._draw_batches()
-        # Cells are run-major (seed, then agent), as the sampler's are.
-        models = torch.split(self.parameters.flatten(0, 1), count)
-        released = torch.split(self._released.flatten(0, 1), count)
-        noises = [None] * len(pieces) if noise is None else torch.split(noise.flatten(0, 1), count)
+        noises: Sequence[Tensor | None] = [None] * len(pieces)
+        if noise is not None and not is_averaged:
+            noises = torch.split(noise.flatten(0, 1), count)
+        offsets = self._split_offsets(len(pieces))
+        models, released = self.parameters.flatten(0, 1), self._released.flatten(0, 1)
+        if self._is_sum:
+            released.zero_()
         statistics = []
-        for batches, own, out, v in zip(pieces, models, released, noises, strict=True):
-            found = self._compute(own, batches)
-            out.copy_(self._release(found, v))
+        for number, (batches, v, o) in enumerate(zip(pieces, noises, offsets, strict=True)):
+            # Cells are run-major (seed, then agent), as the sampler's are.
+            size = sum(len(batch.inputs) for batch in batches)
+            own = slice(number * count, number * count + size)
+            if self._is_sum:
+                # One model for all agents of a seed.
+                seed_of = torch.arange(own.start, own.stop) // self._num_agents
+                found = self._compute(models[seed_of], batches)
+                values = self._release(found, v, o).to(released)
+                released.index_add_(0, seed_of, values, alpha=1 / self._num_agents)
+            else:
+                found = self._compute(models[own], batches)
+                released[own].copy_(self._release(found, v, o))
             statistics.append((found.norms, found.fraction_clipped, found.num_broken))
+        if noise is not None and is_averaged:
+            self._released.add_(noise.index_select(2, self._noise_of))
         norms, fraction, num_broken = (
-            torch.cat(column).view(shape[:-1]) for column in zip(*statistics, strict=True)
+            torch.cat(column).view(-1, self._num_agents, trials)
+            for column in zip(*statistics, strict=True)
         )
         self._note_broken(norms, num_broken)
         return noise, norms, fraction
@@ -215,7 +243,18 @@ class Simulation:
         eta = self._tensor([v.schedule.at(self.step + 1, total) for v in self._trials])
         return torch.mul(eta, self._alive.to(eta.device).unsqueeze(1))
 
-    def _release(self, found: ClippedGradients, noise: Tensor | None) -> Tensor:
+    def _split_offsets(self, num_pieces: int) -> Sequence[Tensor | None]:
+        """Return the grid's public offset for each piece, shape (cells, 1, d), where it has one."""
+        offset = self._noise.draw_offset(self.step) if isinstance(self._noise, KeyedNoise) else None
+        if offset is None:
+            return [None] * num_pieces
+        seeds, d = len(self.parameters), self.parameters.shape[-1]
+        cells = offset.expand(seeds, self._num_agents, 1, d).flatten(0, 1)
+        return torch.split(cells, self._cells_at_once)
+
+    def _release(
+        self, found: ClippedGradients, noise: Tensor | None, offset: Tensor | None = None
+    ) -> Tensor:
         """Return released gradients of some cells, shape (cells, trials, d).
 
         ``noise`` has shape (cells, methods, d): the trials of a method share its noise.
@@ -225,8 +264,9 @@ class Simulation:
         gradients, factors = found.values, found.factors.unsqueeze(-1)
         if noise is None:
             return gradients * factors
-        if not self._is_regular:
-            return release(gradients, factors, noise.index_select(1, self._noise_of), self._grid)
+        if not self._is_regular or offset is not None:
+            own = noise.index_select(1, self._noise_of)
+            return release(gradients, factors, own, self._grid, offset)
         # The trials of a method are adjacent, so its noise is broadcast, not copied.
         cells, methods, d = noise.shape
         released = release(
@@ -281,6 +321,14 @@ class Simulation:
                     "plan, or leave out --rehearse"
                 )
             return KeyedNoise(drawn, is_secret=settings.noise_keys == "secret", **where), noise_of
+        if self._is_sum:
+            # Rounding to the grid adds γ²/12 for each agent.
+            totals = [
+                part.total_variance + self._num_agents * method.grid**2 / 12
+                for part, method in zip(shares, methods, strict=True)
+            ]
+            stds = [math.sqrt(total) / self._num_agents for total in totals]
+            return AverageNoise(stds, dtype=settings.torch_dtype, **where), noise_of
         # Without keys only the joint distribution matters, so R^{1/2} replaces the agents' shares.
         if self._num_agents > _MOST_JOINT and any(prefers_shares(part) for part in shares):
             return StructuredNoise(shares, dtype=settings.torch_dtype, **where), noise_of
@@ -289,17 +337,17 @@ class Simulation:
 
     def _choose_cells(self) -> int:
         """Return the number of cells that are computed at a time."""
-        seeds, agents, trials, d = self.parameters.shape
+        seeds, _, trials, d = self.parameters.shape
         # Other devices keep memory for the next step by themselves, and are faster with much work.
         if self.parameters.device.type != "cpu":
-            return seeds * agents
+            return seeds * self._num_agents
         return max(1, _MODEL_VALUES_AT_ONCE // (trials * d))
 
-    def _initial_parameters(self, num_agents: int) -> Tensor:
+    def _initial_parameters(self, num_models: int) -> Tensor:
         # One start per seed, for all agents and trials.
         starts = [self._task.initialize(seed) for seed in self._settings.seeds]
         x = self._tensor(torch.stack(starts))[:, None, None, :]
-        return x.expand(-1, num_agents, len(self._trials), -1).contiguous()
+        return x.expand(-1, num_models, len(self._trials), -1).contiguous()
 
     def _tensor(self, values: object) -> Tensor:
         settings = self._settings

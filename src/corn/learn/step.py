@@ -247,13 +247,16 @@ def count_broken(factors: Tensor, weights: Tensor) -> Tensor:
     return ((factors == 0) & (weights > 0).unsqueeze(-1)).sum(dim=1)
 
 
-def release(gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor) -> Tensor:
+def release(
+    gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor, offset: Tensor | None = None
+) -> Tensor:
     """Return γ·rint((f g + v)/γ), in the type of factor and noise: float64 for releases.
 
     The result depends on the gradient through the noisy sum alone, without the sum's low-order
     bits, which would reveal the gradient's own rounding (Mironov 2012).
     Rounding the gradient or the noise alone would not remove them. Where the grid is 0, the sum is
-    returned unrounded, for comparisons that protect nobody.
+    returned unrounded, for comparisons that protect nobody. A public ``offset`` o moves the grid:
+    γ·(rint((f g + v)/γ + o) − o), as releases that are summed exactly need (docs/theory.md).
 
     >>> g, f, v, grid = torch.tensor([[0.6], [0.5], [1.1], [0.5]], dtype=torch.float64)
     >>> release(g, f, v, grid).tolist()
@@ -261,6 +264,8 @@ def release(gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor) -> Te
     """
     # The grid is a power of two, so dividing and multiplying by it are exact: rint alone rounds.
     total = torch.mul(gradient, factor).add_(noise)
+    if offset is not None:
+        return torch.div(total, grid).add_(offset).round_().sub_(offset).mul_(grid)
     # Where the grid is 0 this is NaN, and replaced below.
     rounded = torch.div(total, grid).round_().mul_(grid)
     return rounded if bool((grid > 0).all()) else torch.where(grid > 0, rounded, total)

@@ -188,6 +188,8 @@ class SweepLoop:
         parameters = self._simulation.parameters.clone()
         for s, v in self._stopped:
             parameters[s, :, v] = math.nan
+        # Exact sums have one model for all agents.
+        parameters = parameters.expand(-1, self._network.num_agents, -1, -1)
         return Result(
             trials=self._trials,
             seeds=self._settings.seeds,
@@ -211,7 +213,7 @@ class SweepLoop:
     def _note_measured(self) -> tuple[str, ...]:
         n = self._network.num_agents
         count = len(choose_measured(n))
-        if count == n:
+        if count == n or self._network.mixing == "sum":
             return ()
         return (f"Scores of own models are of {count} agents at equal distances, of {n:,}.",)
 

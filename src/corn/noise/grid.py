@@ -30,6 +30,9 @@ _LARGEST_PROVED_EPSILON = 50.0
 # A normal exceeds 23 standard deviations, one less than the proof allows, with a probability below
 # _FAR. These cases count as failures.
 _DEVIATIONS, _FAR = 24.0, 1e-115
+# The distance of a sum of grid values from a sampled continuous sum, for up to 10⁹ agents whose
+# private noise is at least 6.5 γ (docs/floats.md).
+_ALIASING = 1e-140
 
 
 def choose_grid(noise: Decomposition | LatticeNoise, precision_caps: FloatArray) -> float:
@@ -80,6 +83,13 @@ def bound_loss(
     # Stretching a cell by e on both sides multiplies its volume by (1 + 2e/γ) and moves its points
     # by e at most, where the density changes by e√b for each standard deviation.
     deviations = _DEVIATIONS + grid * float(roots.sum())
+    if decomposition.is_masked:
+        # Before releases are summed, each has its own private noise, independent of the others'.
+        # The offset has 53 bits, and its sum with the release is rounded once.
+        roots = 1 / np.sqrt(decomposition.private_variance)
+        deviations = _DEVIATIONS + grid * float(roots.max())
+        largest = (LARGEST + 1) / roots + largest_norm
+        errors = errors + 1.01 * _UNIT_ROUNDOFF * (largest + 2 * grid)
     worst = float(errors.max())
     if worst > grid / 1000 or worst * float(roots.sum()) > 0.5:
         return FloatLoss(math.inf, 1.0)
@@ -89,6 +99,8 @@ def bound_loss(
     )
     num_sums = sum(decomposition.count_streams())
     failure = FAILURE * float(num_streams + num_sums) + 4 * n * _FAR
+    if decomposition.is_masked:
+        failure += _ALIASING
     return FloatLoss(log_ratio, failure)
 
 

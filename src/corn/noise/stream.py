@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Mapping, Sequence
-from typing import cast, final
+from typing import Any, cast, final
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from numpy.typing import NDArray
 
 from corn.arrays import FloatArray
 from corn.errors import InvalidArgumentError
@@ -94,12 +95,23 @@ class SecureSource(NoiseSource):
             )
             block += num_blocks
 
-    def _stream_key(self, address: StreamAddress) -> bytes:
+    def draw_words(
+        self, address: StreamAddress, size: int, dtype: type[np.unsignedinteger[Any]]
+    ) -> NDArray[np.unsignedinteger[Any]]:
+        """Return uniform words of the stream of masks at an address, shape (size,)."""
+        words = np.dtype(dtype).newbyteorder("<")
+        num_bytes = size * words.itemsize
+        keystream = _start_keystream(
+            self._stream_key(address, "mask"), range(-(-num_bytes // _WORD_BYTES))
+        )
+        return np.frombuffer(keystream.update(bytes(num_bytes)), words).astype(dtype, copy=False)
+
+    def _stream_key(self, address: StreamAddress, kind: str = "secure") -> bytes:
         key = self._keys.get(address.owner)
         if key is None:
             raise InvalidArgumentError(f"this source holds no key for {address.owner}")
-        # A key per stream, so that all counters start at zero and no two streams can overlap.
-        data, person = address.encode("secure"), STREAM_FORMAT.encode()
+        # A key per stream and kind, so that all counters start at zero and no two streams overlap.
+        data, person = address.encode(kind), STREAM_FORMAT.encode()
         return hashlib.blake2b(data, key=key.reveal(), digest_size=16, person=person).digest()
 
 

@@ -29,16 +29,19 @@ from corn.errors import CornError, FileFormatError, InvalidArgumentError, make_p
 from corn.parsing import build, build_fields, quote, read_json
 from corn.plan.plan import Certificate, FloatType, Plan
 from corn.privacy import PrivacyBudget
-from corn.topology import Gossip, Network, name_of
+from corn.topology import Gossip, Mixing, Network, name_of
+from corn.topology.mixing import SparseMatrix
 
 # Raised with every change of a plan's content. Fingerprints, and so keys, depend on the content.
-SCHEMA = 4
+SCHEMA = 5
 Json: TypeAlias = dict[str, Any]
 _MAX_REASON = 300
 # Somebody else may have made a plan. These bound what reading it costs; plans for that many agents
 # are far beyond what designs can be made for.
 _MAX_BYTES = 1 << 26
 _MOST_AGENTS, _FEW_GROUPS = 5000, 1000
+# Exact sums need no matrices of n × n numbers.
+_MOST_IN_SUMS = 200_000
 
 _OBJECTIVES: dict[str, type[Horizon] | type[FiniteRun]] = {
     "horizon": Horizon,
@@ -145,8 +148,9 @@ def _encode(plan: Plan) -> Json:
             # Sorted, as networkx keeps the order of insertion, and equal plans must have equal
             # fingerprints.
             "links": sorted([int(i), int(j)] for i, j in graph.edges),
-            "mixing_weights": _encode_weights(plan.network.mixing_matrix),
+            "mixing_weights": _encode_weights(plan.network.sparse_matrix),
             "gossip": dataclasses.asdict(plan.network.gossip),
+            "mixing": plan.network.mixing,
         },
         "budget": dataclasses.asdict(plan.budget),
         "threat": dataclasses.asdict(plan.threat),
@@ -160,7 +164,8 @@ def _encode(plan: Plan) -> Json:
         "decomposition": {
             "private_variance": parts.private_variance.tolist(),
             "seed_groups": [list(group) for group in parts.seed_groups],
-            "factors": [factor.tolist() for factor in parts.factors],
+            "factors": [] if parts.is_masked else [f.tolist() for f in parts.factors],
+            "is_masked": parts.is_masked,
         },
         "certificate": {
             **dataclasses.asdict(plan.certificate),
@@ -201,6 +206,7 @@ def _decode_network(data: object) -> Network:
         "links": tuple[tuple[int, int], ...],
         "mixing_weights": tuple[tuple[int, int, float], ...],
         "gossip": Gossip,
+        "mixing": Mixing,
     }
     fields = build_fields(hints, data, "network")
     graph = nx.DiGraph() if fields["directed"] else nx.Graph()
@@ -214,26 +220,31 @@ def _decode_network(data: object) -> Network:
             raise InvalidArgumentError(f"a link joins {i} and {j}, which are not both agents")
         graph.add_edge(i, j)
     matrix = _decode_weights(fields["mixing_weights"], len(graph))
-    return Network(graph, matrix, fields["source"], fields["weights"], fields["gossip"])
+    return Network(
+        graph, matrix, fields["source"], fields["weights"], fields["gossip"], fields["mixing"]
+    )
 
 
-def _encode_weights(matrix: FloatArray) -> list[list[int | float]]:
-    """Return row, column and value of every weight: in a large network most are zero."""
-    rows, columns = np.nonzero(matrix)
-    weights = matrix[rows, columns].tolist()
-    return [[i, j, w] for i, j, w in zip(rows.tolist(), columns.tolist(), weights, strict=True)]
+def _encode_weights(matrix: SparseMatrix) -> list[list[int | float]]:
+    """Return row, column and value of every weight, in order."""
+    rows, columns = matrix.nonzero()
+    order = np.lexsort((columns, rows))
+    weights = np.asarray(matrix[rows, columns]).reshape(-1)
+    return [[int(rows[k]), int(columns[k]), float(weights[k])] for k in order]
 
 
-def _decode_weights(weights: Sequence[tuple[int, int, float]], num_agents: int) -> FloatArray:
-    matrix = np.zeros((num_agents, num_agents))
+def _decode_weights(weights: Sequence[tuple[int, int, float]], num_agents: int) -> SparseMatrix:
+    found: dict[tuple[int, int], float] = {}
     for i, j, weight in weights:
         # Negative numbers would count from the end, and a second weight would replace the first.
-        if not (0 <= i < num_agents and 0 <= j < num_agents) or matrix[i, j]:
+        if not (0 <= i < num_agents and 0 <= j < num_agents) or (i, j) in found:
             raise InvalidArgumentError(
                 f"a mixing weight needs two of {num_agents} agents, each pair once, found {i}, {j}"
             )
-        matrix[i, j] = weight
-    return matrix
+        found[i, j] = weight
+    rows, columns = zip(*found, strict=True) if found else ((), ())
+    shape = (num_agents, num_agents)
+    return SparseMatrix((list(found.values()), (rows, columns)), shape=shape, dtype=np.float64)
 
 
 def _decode_decomposition(data: object) -> Decomposition:
@@ -241,16 +252,19 @@ def _decode_decomposition(data: object) -> Decomposition:
         "private_variance": FloatArray,
         "seed_groups": SeedGroups,
         "factors": tuple[FloatArray, ...],
+        "is_masked": bool,
     }
     fields = build_fields(hints, data, "decomposition")
     groups, factors = fields["seed_groups"], fields["factors"]
-    if len(groups) != len(factors):
+    if not fields["is_masked"] and len(groups) != len(factors):
         raise InvalidArgumentError(
             f"each seed group needs a factor, found {len(groups)} groups and {len(factors)} factors"
         )
     if len(set(groups)) < len(groups):
         twice, _ = Counter(groups).most_common(1)[0]
         raise InvalidArgumentError(f"the seed group {quote(list(twice))} occurs twice")
+    if fields["is_masked"]:
+        return Decomposition(fields["private_variance"], groups, factors, is_masked=True)
     for group, factor in zip(groups, factors, strict=True):
         # Each stream takes time at every step. A covariance of m agents needs one for each of its
         # m(m+1)/2 numbers at most.
@@ -281,7 +295,8 @@ def _require_moderate(content: object) -> None:
     n = len(find("network", "agents"))
     if not n:
         return  # refused later, by what is missing
-    require_count("the number of agents", n, most=_MOST_AGENTS)
+    is_sum = isinstance(content, dict) and content.get("network", {}).get("mixing") == "sum"
+    require_count("the number of agents", n, most=_MOST_IN_SUMS if is_sum else _MOST_AGENTS)
     # A group for every pair, or in small networks any groups.
     most = max(_FEW_GROUPS, _count_pairs(n))
     for names in (("decomposition", "seed_groups"), ("threat", "seeds")):

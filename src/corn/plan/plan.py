@@ -32,7 +32,8 @@ from corn.covariance.coalition_bounds import worst_precisions
 from corn.covariance.coalitions import Assembly, list_coalitions
 from corn.covariance.design import default_threat
 from corn.covariance.dual import solve_dual
-from corn.covariance.objective import momentum_of
+from corn.covariance.masks import design_masks, least_variance
+from corn.covariance.objective import energy_of_average, momentum_of
 from corn.covariance.problem import DesignProblem, weighting_gain
 from corn.covariance.threat import SeedGroups
 from corn.errors import InfeasibleError, InvalidArgumentError
@@ -200,12 +201,35 @@ class Plan:
         """The most parameters for which the promise is proved to hold in floating point."""
         return count_parameters(self.float_loss, self.budget)
 
+    def require_gossip(self, what: str) -> None:
+        """Raise where only plans of gossip can be used: exact sums run in simulations so far."""
+        if self.network.mixing != "gossip":
+            raise InvalidArgumentError(
+                f"{what} needs a plan whose agents mix by gossip, found exact sums, which "
+                "corn.train and corn train simulate: plan with --mixing gossip"
+            )
+
     def check_parameters(self, num_parameters: int) -> None:
         """Raise ``InfeasibleError`` if a model has more parameters than the proof covers."""
         require_provable(self.float_loss, self.budget, num_parameters)
 
+    @property
+    def noise_energy(self) -> float:
+        """Tr(A R): the noise that the design minimises."""
+        if self.network.mixing == "sum":
+            energy = energy_of_average(self.objective, self.num_agents)
+            return energy / self.num_agents * self.decomposition.total_variance
+        A = self.objective.matrix(self.network.step_matrix)
+        return float((A * self.decomposition.covariance).sum())
+
     def prove_lower_bound(self) -> float:
         """Prove a lower bound on the noise energy of all splits on the allowed seeds."""
+        if self.network.mixing == "sum":
+            # For all seeds and all noise: see ``least_variance``.
+            least = least_variance(
+                self.num_agents, float(self.precision_caps.min()), self.threat.max_colluders
+            )
+            return energy_of_average(self.objective, self.num_agents) / self.num_agents * least
         A = self.objective.matrix(self.network.step_matrix)
         # The caps of the plan's budget, not of its maker: a plan cannot claim a bound for other
         # caps.
@@ -259,30 +283,30 @@ def make_plan(
         network = load_network(network)
     if threat is None:
         threat = default_threat(mechanism) if network.num_agents > 1 else EAVESDROPPER
-    if mechanism == "corn" and threat.resolve(network.graph).seeds == "pairs":
-        mechanism = Corn(drop_cost=_DROP_COST)
-    threat = _resolve_seeds(threat, network)
     target = objective or default_objective(budget.num_steps)
     caps = set_aside(budget).precision_caps(network.num_agents)
-    result = design_noise(network, caps, mechanism=mechanism, objective=target, threat=threat)
-    # Factors first: they change what is drawn, and the caps must hold for exactly that.
-    shares = meet_caps(choose_factors(result.decomposition), caps, threat.max_colluders)
-    A = target.matrix(network.step_matrix)
-    value = float((A * shares.covariance).sum())
+    threat = _resolve_seeds(threat, network)
+    if network.mixing == "sum" and name == "corn":
+        # In closed form, and without matrices of n × n numbers.
+        groups = threat.seed_groups(network.graph)
+        shares = design_masks(caps, groups, threat.max_colluders)
+        certificate = Certificate("optimal", "formula", 0.0, 0.0)
+    else:
+        if mechanism == "corn" and threat.seeds == "pairs":
+            mechanism = Corn(drop_cost=_DROP_COST)
+        result = design_noise(network, caps, mechanism=mechanism, objective=target, threat=threat)
+        # Factors first: they change what is drawn, and the caps must hold for exactly that.
+        shares = meet_caps(choose_factors(result.decomposition), caps, threat.max_colluders)
+        certificate = Certificate(result.status, result.solver, 0.0, 0.0, result.multipliers)
+        threat = result.threat
     plan = Plan(
         network=network,
         budget=budget,
-        threat=result.threat,
+        threat=threat,
         objective=target,
         mechanism=name,
         decomposition=shares,
-        certificate=Certificate(
-            status=result.status,
-            solver=result.solver,
-            value=value,
-            lower_bound=0.0,
-            multipliers=result.multipliers,
-        ),
+        certificate=certificate,
         grid=choose_grid(shares, caps),
         cooldown_steps=(
             choose_cooldown(network, budget.num_steps) if cooldown_steps is None else cooldown_steps
@@ -294,8 +318,9 @@ def make_plan(
     plan.check_parameters(1)
     # The claim is the bound that this plan proves, not the one of the solver, whose noise was then
     # scaled and split.
-    proved = min(plan.prove_lower_bound(), value)
-    return replace(plan, certificate=replace(plan.certificate, lower_bound=proved))
+    value = plan.noise_energy
+    claim = replace(certificate, value=value, lower_bound=min(plan.prove_lower_bound(), value))
+    return replace(plan, certificate=claim)
 
 
 def meet_caps(
@@ -314,10 +339,10 @@ def meet_caps(
         # The margin grows, because scaling rounds too and could miss a cap again and again.
         worst = float((precisions / precision_caps).max())
         scale = worst * (1 + _SCALING_MARGIN * 4**attempt)
-        shares = Decomposition(
-            scale * shares.private_variance,
-            shares.seed_groups,
-            tuple(np.sqrt(scale) * factor for factor in shares.factors),
+        shares = replace(
+            shares,
+            private_variance=scale * shares.private_variance,
+            factors=tuple(np.sqrt(scale) * factor for factor in shares.factors),
         )
     raise InfeasibleError(
         "the noise is too close to singular for its privacy to be checked in floating point: limit "
@@ -385,8 +410,9 @@ def prove_lower_bound(
 
 def _resolve_seeds(threat: ThreatModel, network: Network) -> ThreatModel:
     """Replace communities and partners by the groups found: another version might find others."""
-    threat = threat.resolve(network.graph)
-    if isinstance(threat.seeds, str) and threat.seeds.startswith(("communities", "sparse")):
+    threat = threat.resolve(network.graph, network.mixing)
+    chosen = ("communities", "sparse", "partners")
+    if isinstance(threat.seeds, str) and threat.seeds.startswith(chosen):
         return replace(threat, seeds=threat.seed_groups(network.graph))
     return threat
 

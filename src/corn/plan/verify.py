@@ -11,6 +11,7 @@ import numpy as np
 from corn.arrays import FloatArray
 from corn.covariance.coalition_bounds import coalition_precisions
 from corn.covariance.decomposition import hidden_precision
+from corn.covariance.masks import check_connectivity, lists_coalitions
 from corn.errors import InfeasibleError
 from corn.noise.grid import bound_loss, choose_grid, count_parameters
 from corn.plan.plan import Plan, allowed_groups
@@ -20,6 +21,7 @@ from corn.privacy.rounding import round_bound_down, round_up, write_exactly
 # Allowances for rounding: sums are recomputed in another order, ε from rounded numbers.
 _CLAIM_TOLERANCE = 1e-6
 _EPSILON_TOLERANCE = 1e-9
+_MOST_BY_FLOWS = 300  # agents, of whom maximum flows take seconds
 # Times the cap: beyond, no ε is computed under Poisson sampling.
 _FAR = 100.0
 _COMMON_TOLERANCE = 0.02  # caps of Poisson sampling are found by a search
@@ -69,8 +71,7 @@ def verify_plan(plan: Plan) -> Verification:
     (True, 4, ())
     """
     guarantees = _guarantees(plan)
-    A = plan.objective.matrix(plan.network.step_matrix)
-    value = float((A * plan.decomposition.covariance).sum())
+    value = plan.noise_energy
     proved = plan.prove_lower_bound()
     problems = [*_privacy_problems(plan, guarantees), *_claim_problems(plan, value, proved)]
     return Verification(
@@ -170,6 +171,12 @@ def _privacy_problems(plan: Plan, guarantees: tuple[AgentGuarantee, ...]) -> lis
             f"its grid of {plan.grid:g} is coarser than {largest:g}, so releases are noisier than "
             "the plan states"
         )
+    noise, colluders = plan.decomposition, plan.threat.max_colluders
+    # The design bounds connectivity by eigenvalues. Where flows are fast, they prove it once more.
+    is_listed = not noise.is_masked or lists_coalitions(noise, colluders)
+    uses_flows = not is_listed and noise.num_agents <= _MOST_BY_FLOWS
+    if uses_flows and not check_connectivity(noise, colluders):
+        problems.append(f"its seeds do not stay connected without any {colluders} agents")
     # Where promises differ, common noise is the same in units of each agent's own 1/b_i.
     theta = plan.decomposition.private_variance * (caps / caps.min())
     tolerance = 0.0 if caps.min() == caps.max() else _COMMON_TOLERANCE

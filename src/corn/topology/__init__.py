@@ -12,6 +12,7 @@ from corn.topology.mixing import (
     mixing_matrix,
 )
 from corn.topology.network import (
+    Mixing,
     Network,
     choose_cooldown,
     find_remaining_disagreement,
@@ -27,6 +28,7 @@ __all__ = [
     "Gossip",
     "Graph",
     "GraphSpec",
+    "Mixing",
     "Network",
     "Spectrum",
     "balance",

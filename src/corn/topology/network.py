@@ -7,12 +7,14 @@ import os
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal, TypeAlias, get_args
 
 import networkx as nx
 import numpy as np
 import scipy.sparse
 
 from corn.arrays import FloatArray, as_square_matrix
+from corn.checks import require, require_choice
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, make_printable
 from corn.topology.files import (
     EDGE_LIST_SUFFIXES,
@@ -40,6 +42,10 @@ from corn.topology.sparse import (
     sparse_spectrum,
 )
 from corn.topology.spectrum import Spectrum, disagreement, find_mixing_time, is_symmetric, spectrum
+from corn.topology.tree import SpanningTree, find_tree
+
+Mixing: TypeAlias = Literal["sum", "gossip"]
+"""How the releases of a step are combined: summed exactly over a tree, or mixed with neighbours."""
 
 _DIRECTED = "directed:"
 _MAX_REASON = 300
@@ -55,7 +61,9 @@ class Network:
             w_ij is the weight of agent j's model at i.
         source: the spec or file that it came from, for people to read.
         weights: the rule of :data:`~corn.topology.mixing.WEIGHTS`, or ``"given"``.
-        gossip: the mixing rounds of one step.
+        gossip: the mixing rounds of one step, where agents mix by gossip.
+        mixing: ``sum`` adds the releases of a step up over a spanning tree of the links, so that
+            all agents hold one model; ``gossip``, the paper's, mixes models with neighbours.
 
     >>> network = load_network("grid:2x3")
     >>> network.num_agents, network.graph.number_of_edges(), network.weights
@@ -67,6 +75,7 @@ class Network:
     source: str = "given"
     weights: str = "given"
     gossip: Gossip = ONE_ROUND
+    mixing: Mixing = "gossip"
     _schedule: tuple[GossipRound, ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
@@ -80,6 +89,12 @@ class Network:
         matrix.data.setflags(write=False)
         object.__setattr__(self, "graph", nx.freeze(graph))
         object.__setattr__(self, "sparse_matrix", matrix)
+        require_choice("mixing", self.mixing, get_args(Mixing))
+        if self.mixing == "sum":
+            # A sum travels up and down the tree, over every link of it in both directions.
+            is_two_way = not graph.is_directed()
+            require(is_two_way, "mixing", "gossip on directed links", "sum", advice="use gossip")
+            require(self.gossip == ONE_ROUND, "gossip", "one round with mixing='sum'", self.gossip)
         # Raises if these weights do not admit the rounds.
         object.__setattr__(self, "_schedule", self._make_schedule())
 
@@ -107,12 +122,32 @@ class Network:
 
     @cached_property
     def step_matrix(self) -> FloatArray:
-        """The polynomial of W that the rounds of one step apply, shape (n, n)."""
+        """The polynomial of W that the rounds of one step apply, shape (n, n); 11ᵀ/n for sums."""
+        if self.mixing == "sum":
+            return np.broadcast_to(np.float64(1 / self.num_agents), (self.num_agents,) * 2)
         if self.gossip == ONE_ROUND:
             return self.mixing_matrix
         matrix = self.gossip.matrix(self.mixing_matrix)
         matrix.setflags(write=False)
         return matrix
+
+    @cached_property
+    def tree(self) -> SpanningTree:
+        """The links along which exact sums travel."""
+        return find_tree(self.graph)
+
+    def describe_mixing(self, num_steps: int, cooldown_steps: int = 0) -> str:
+        """Return the messages of a run in one line.
+
+        >>> load_network("grid:4x5", mixing="sum").describe_mixing(300)
+        'exact sums over a tree of depth 4: 38 messages per step, 8 hops, 300 steps'
+        """
+        if self.mixing == "gossip":
+            return self.gossip.describe(num_steps, cooldown_steps)
+        return (
+            f"exact sums over a tree of depth {self.tree.depth}: {self.tree.num_messages:,} "
+            f"messages per step, {2 * self.tree.depth} hops, {num_steps:,} steps"
+        )
 
     def _make_schedule(self) -> tuple[GossipRound, ...]:
         if self.gossip.kind == "chebyshev" and self.num_agents > MOST_DENSE:
@@ -139,6 +174,8 @@ def choose_cooldown(network: Network, num_steps: int) -> int:
     >>> choose_cooldown(load_network("ring:6"), 500), choose_cooldown(load_network("ring:6"), 5)
     (12, 5)
     """
+    if network.mixing == "sum":
+        return 0  # all agents have one model already
     is_small = network.num_agents <= MOST_DENSE
     measured = None if is_small else measure_network(network)
     time = measured.mixing_time if measured else find_mixing_time(network.step_matrix)
@@ -151,6 +188,8 @@ def find_remaining_disagreement(network: Network, num_steps: int) -> float:
     >>> round(find_remaining_disagreement(load_network("ring:6"), 12), 4)
     0.0077
     """
+    if network.mixing == "sum":
+        return 0.0
     if network.num_agents > MOST_DENSE:
         return measure_network(network).second_singular_value ** num_steps
     W = network.step_matrix
@@ -164,18 +203,22 @@ def load_network(
     *,
     weights: str | None = None,
     gossip: Gossip = ONE_ROUND,
+    mixing: Mixing = "gossip",
 ) -> Network:
     """Turn a spec, a file, a networkx graph or a mixing matrix into a checked network.
 
     ``weights`` names the rule for the mixing matrix (default: Metropolis, Sinkhorn if directed). If
     the source is a mixing matrix, the default is that matrix; a named rule keeps only its links.
-    ``gossip`` are the mixing rounds of a step (default: one).
+    ``gossip`` are the mixing rounds of a step (default: one). ``mixing="sum"`` sums the releases of
+    a step exactly instead.
 
     >>> load_network("ring:4").mixing_matrix[0].round(3).tolist()
     [0.333, 0.333, 0.0, 0.333]
     """
     network = _load(source, weights)
-    return network if gossip == network.gossip else replace(network, gossip=gossip)
+    if gossip == network.gossip and mixing == network.mixing:
+        return network
+    return replace(network, gossip=gossip, mixing=mixing)
 
 
 def _load(source: str | Path | Graph | FloatArray, weights: str | None) -> Network:

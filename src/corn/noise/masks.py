@@ -1,0 +1,121 @@
+"""Messages of exact mixing: releases as integers, under masks that cancel in the sum.
+
+Agent i sends m_i = rint((g_i + u_i)/γ + o) + Σ ± z (mod 2^B): its clipped gradient g_i with private
+noise u_i, a public offset o in [0, 1) for each coordinate and step, and masks z, uniform words from
+the keystreams of its seed groups. A group's members h_1 < h_2 < … form a path: h_a adds z_a and
+subtracts z_(a−1), so the masks of a group add up to zero in integers modulo 2^B, in any order.
+
+The offset makes the law of the sum on the grid exactly that of a continuous one (docs/theory.md,
+"Exact mixing"). Nothing but the noisy sum of g and u may be rounded, as in :mod:`corn.noise.grid`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+from corn.arrays import FloatArray
+from corn.covariance.decomposition import Decomposition
+from corn.errors import InvalidArgumentError
+from corn.noise.address import Owner, StreamAddress, check_nonce, encode_fields
+from corn.noise.stream import SecureSource
+from corn.privacy import PrivacyBudget
+
+MaskBits: TypeAlias = Literal[16, 32, 64]
+MaskWords: TypeAlias = NDArray[np.unsignedinteger[Any]]
+"""Integers modulo 2^B, shape (d,)."""
+
+_WORDS: dict[int, Any] = {16: np.uint16, 32: np.uint32, 64: np.uint64}
+_SIGNED: dict[int, Any] = {16: np.int16, 32: np.int32, 64: np.int64}
+# Standard deviations beyond which noise lies with a probability below 10⁻⁷⁰.
+_DEVIATIONS = 18.0
+_OFFSET_BITS = 53
+_CIPHER_BLOCK_BYTES = 16
+
+
+def choose_bits(noise: Decomposition, grid: float, budget: PrivacyBudget) -> MaskBits:
+    """Return B, for which the sum of all releases stays within ±2^(B−1), for any gradients.
+
+    Norms of gradients bound each coordinate. Private noise adds up in squares.
+    """
+    largest = max(promise.query.largest_norm for promise in budget.promises)
+    noise_std = math.sqrt(noise.total_variance)
+    # Rounding and the offset move each agent's integer by at most one and a half.
+    most = (noise.num_agents * largest + _DEVIATIONS * noise_std) / grid + 2 * noise.num_agents
+    for bits in (16, 32, 64):
+        if most < 2 ** (bits - 1):
+            return bits
+    raise InvalidArgumentError(
+        f"the sum of {noise.num_agents} releases must be below 2⁶³ grid units, found {most:.3g}: "
+        "raise the noise, or lower the clipping norm"
+    )
+
+
+def draw_mask(
+    noise: Decomposition,
+    agent: int,
+    *,
+    source: SecureSource,
+    nonce: bytes,
+    step: int,
+    size: int,
+    bits: MaskBits,
+) -> MaskWords:
+    """Return the sum of an agent's masks at a step, shape (size,)."""
+    words = _WORDS[bits]
+    mask = np.zeros(size, words)
+    for number, group in enumerate(noise.seed_groups):
+        if agent not in group:
+            continue
+        place, owner = group.index(agent), Owner(group, number)
+        # Streams between neighbours on the group's path: the one after the agent, and the one
+        # before it with the other sign.
+        if place < len(group) - 1:
+            mask += source.draw_words(StreamAddress(owner, nonce, step, place), size, words)
+        if place > 0:
+            mask -= source.draw_words(StreamAddress(owner, nonce, step, place - 1), size, words)
+    return mask
+
+
+def draw_offset(nonce: bytes, step: int, size: int) -> FloatArray:
+    """Return the public offset of a step, uniform multiples of 2⁻⁵³ in [0, 1), shape (size,)."""
+    data = encode_fields("grid offset", check_nonce(nonce), step)
+    key = hashlib.blake2b(data, digest_size=16).digest()
+    # A key of its own for each step, so that the counter can start at zero.
+    encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(_CIPHER_BLOCK_BYTES))).encryptor()
+    words = np.frombuffer(encryptor.update(bytes(8 * size)), "<u8")
+    return np.ldexp((words >> np.uint64(64 - _OFFSET_BITS)).astype(np.float64), -_OFFSET_BITS)
+
+
+def mask_release(
+    noisy: FloatArray, *, grid: float, offset: FloatArray, mask: MaskWords
+) -> MaskWords:
+    """Return the message of an agent: its noisy gradient on the grid, modulo 2^B, under its mask.
+
+    >>> words = mask_release(
+    ...     np.array([-0.6]), grid=0.5, offset=np.zeros(1), mask=np.zeros(1, np.uint16)
+    ... )
+    >>> words.tolist()  # −1 modulo 2¹⁶
+    [65535]
+    """
+    # Dividing by a power of two is exact, so ``rint`` is the only rounding after the offset.
+    rounded = np.rint(noisy / grid + offset)
+    # Through a signed type: conversion of a negative float to an unsigned integer is undefined.
+    return np.asarray(rounded.astype(np.int64).astype(mask.dtype) + mask)
+
+
+def read_average(
+    total: MaskWords, *, num_agents: int, grid: float, offset: FloatArray
+) -> FloatArray:
+    """Return the average of all releases from the sum of all messages modulo 2^B.
+
+    >>> read_average(np.array([65534], np.uint16), num_agents=2, grid=0.5, offset=np.zeros(1))
+    array([-0.5])
+    """
+    signed = total.view(_SIGNED[8 * total.dtype.itemsize]).astype(np.float64)
+    return np.asarray((signed - num_agents * offset) * (grid / num_agents))

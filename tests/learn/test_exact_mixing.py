@@ -1,0 +1,78 @@
+"""Simulations with exact sums: one model for all agents, and a trusted server's noise."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import corn
+from corn import PrivacyBudget, load_network
+from corn.learn.perturbation import AverageNoise
+from corn.learn.result import Result
+from corn.topology import Mixing
+
+BUDGET = PrivacyBudget(5, 1e-5, num_steps=6, clip=0.1)
+
+
+def make_data(num_agents: int = 5) -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    return [
+        (rng.standard_normal((20, 3)).astype(np.float32), rng.integers(0, 2, 20))
+        for _ in range(num_agents)
+    ]
+
+
+def train(mixing: Mixing, budget: PrivacyBudget | None = None, *, secure: bool = False) -> Result:
+    torch.manual_seed(0)
+    return corn.train(
+        load_network("ring:5", mixing=mixing),
+        budget,
+        model=nn.Linear(3, 2),
+        loss=nn.functional.cross_entropy,
+        datasets=make_data(),
+        step_size=0.5,
+        num_steps=6,
+        momentum=0.0,
+        secure=secure,
+    )
+
+
+def test_all_agents_hold_one_model() -> None:
+    result = train("sum", BUDGET)
+    assert result.parameters.shape == (1, 5, 8)
+    assert (result.parameters == result.parameters[:, :1]).all()
+
+
+def test_without_noise_it_is_gradient_descent_on_the_average() -> None:
+    found = train("sum").parameters[0, 0].double()
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    inputs, targets = (np.concatenate(part) for part in zip(*make_data(), strict=True))
+    for _ in range(6):
+        loss = nn.functional.cross_entropy(
+            model(torch.from_numpy(inputs)), torch.from_numpy(targets)
+        )
+        slopes = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for parameter, slope in zip(model.parameters(), slopes, strict=True):
+                parameter.sub_(slope, alpha=0.5)
+    expected = torch.cat([p.detach().flatten() for p in model.parameters()]).double()
+    # Agents have equally many samples, so the average of their gradients is that of all samples.
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_promise_is_kept(secure: bool) -> None:
+    result = train("sum", BUDGET, secure=secure)
+    column = "epsilon" if secure else "simulated_epsilon"
+    assert result.last_rows[0][column] == pytest.approx(5, rel=1e-6)
+    assert float(result.last_rows[0][column]) <= 5 * (1 + 1e-9)
+
+
+def test_noise_of_averages_has_its_standard_deviation_and_common_normals() -> None:
+    noise = AverageNoise([1.0, 3.0], seeds=(0, 1), num_parameters=20_000, dtype=torch.float64)
+    drawn = noise.draw(0)
+    assert drawn.shape == (2, 1, 2, 20_000)
+    assert float(drawn[0, 0, 0].std()) == pytest.approx(1, rel=0.03)
+    torch.testing.assert_close(3 * drawn[:, :, 0], drawn[:, :, 1])
+    assert not torch.equal(drawn, noise.draw(1))

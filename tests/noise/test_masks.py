@@ -1,0 +1,158 @@
+"""Messages of exact mixing: masks cancel, single messages are uniform, sums have the right law."""
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.stats
+
+from corn import PrivacyBudget
+from corn.covariance.decomposition import Decomposition
+from corn.covariance.masks import design_masks
+from corn.covariance.threat import SeedGroups
+from corn.errors import InvalidArgumentError
+from corn.noise import Owner, Secret, SecureSource, draw_share
+from corn.noise.masks import (
+    MaskBits,
+    MaskWords,
+    choose_bits,
+    draw_mask,
+    draw_offset,
+    mask_release,
+    read_average,
+)
+
+NONCE = bytes(range(32))
+
+
+def make_source(noise: Decomposition, salt: int = 0) -> SecureSource:
+    owners = [Owner((agent,)) for agent in range(noise.num_agents)]
+    owners += [Owner(group, number) for number, group in enumerate(noise.seed_groups)]
+    return SecureSource(
+        {owner: Secret(bytes([k % 256, salt]) * 16) for k, owner in enumerate(owners)}
+    )
+
+
+def draw_all(
+    noise: Decomposition, *, size: int, bits: MaskBits = 16, step: int = 0
+) -> list[MaskWords]:
+    source = make_source(noise)
+    return [
+        draw_mask(noise, agent, source=source, nonce=NONCE, step=step, size=size, bits=bits)
+        for agent in range(noise.num_agents)
+    ]
+
+
+@pytest.mark.parametrize("bits", [16, 32, 64])
+@pytest.mark.parametrize(
+    "groups",
+    [((0, 1), (1, 2), (2, 3), (0, 3)), ((0, 1, 2, 3),), ((0, 1, 2), (1, 2, 3), (0, 3))],
+    ids=["pairs", "one group", "groups"],
+)
+def test_masks_cancel_to_the_last_bit(bits: MaskBits, groups: SeedGroups) -> None:
+    noise = Decomposition(np.ones(4), groups, is_masked=True)
+    drawn = draw_all(noise, size=1000, bits=bits)
+    assert not sum(drawn[1:], start=drawn[0]).any()
+    # No part of the agents cancels.
+    assert (drawn[0] + drawn[1]).any()
+
+
+def test_every_step_has_masks_of_its_own() -> None:
+    noise = Decomposition(np.ones(2), ((0, 1),), is_masked=True)
+    first, second = (draw_all(noise, size=1000, step=step)[0] for step in (0, 1))
+    assert (first == second).mean() < 0.01
+
+
+def test_messages_and_incomplete_sums_are_uniform_and_independent() -> None:
+    n, size = 4, 1 << 18
+    noise = design_masks(np.ones(n), tuple(combinations(range(n), 2)), 1)
+    source, offset = make_source(noise), draw_offset(NONCE, 0, size)
+    # A gradient far larger than the noise: it must not show.
+    gradient = np.full(size, 40.0)
+    messages = []
+    for agent in range(n):
+        own = draw_share(noise, agent, source=source, nonce=NONCE, step=0, stop=size)
+        mask = draw_mask(noise, agent, source=source, nonce=NONCE, step=0, size=size, bits=16)
+        messages.append(mask_release(gradient + own, grid=0.0625, offset=offset, mask=mask))
+    for chosen in [(0,), (1,), (0, 1), (0, 2), (0, 1, 2)]:
+        total = sum((messages[k] for k in chosen[1:]), start=messages[chosen[0]])
+        counts = np.bincount(total >> 8, minlength=256)
+        assert scipy.stats.chisquare(counts).pvalue > 1e-6
+    # Pairs of single messages: independent in their high bits.
+    table = np.zeros((16, 16))
+    np.add.at(table, (messages[0] >> 12, messages[1] >> 12), 1)
+    assert scipy.stats.chisquare(table.ravel()).pvalue > 1e-6
+
+
+def test_the_average_has_the_noise_that_was_designed() -> None:
+    n, q, size = 20, 1, 1 << 17
+    noise = design_masks(np.ones(n), tuple(combinations(range(n), 2)), q)
+    grid = 2.0 ** math.floor(math.log2(math.sqrt(noise.private_variance[0]) / 6.5))
+    source, offset = make_source(noise), draw_offset(NONCE, 3, size)
+    rng = np.random.default_rng(0)
+    gradients = 0.01 * rng.standard_normal((n, size))
+    total = np.zeros(size, np.uint16)
+    for agent in range(n):
+        own = draw_share(noise, agent, source=source, nonce=NONCE, step=3, stop=size)
+        mask = draw_mask(noise, agent, source=source, nonce=NONCE, step=3, size=size, bits=16)
+        total += mask_release(gradients[agent] + own, grid=grid, offset=offset, mask=mask)
+    average = read_average(total, num_agents=n, grid=grid, offset=offset)
+    error = average - gradients.mean(axis=0)
+    expected = (n / (n - q) + n * grid**2 / 12) / n**2
+    # A sample variance of this size has a relative error of 0.4 %.
+    assert error.var() == pytest.approx(expected, rel=0.02)
+    assert abs(error.mean()) < 5 * math.sqrt(expected / size)
+    normal = scipy.stats.kstest(error / math.sqrt(expected), "norm")
+    assert normal.pvalue > 1e-6
+
+
+@pytest.mark.parametrize("offset", [0.0, 0.25, 0.7182])
+@pytest.mark.parametrize("shift", [0.0, 0.31])
+def test_sums_on_the_grid_have_the_density_of_a_continuous_sum(offset: float, shift: float) -> None:
+    # Two agents with noise of 6.5 grid units each, the first with a gradient of ``shift`` units.
+    # On the grid: P[K₁ + K₂ = k] by convolution. Continuous: normal noise plus two uniforms.
+    std = 6.5
+    points = np.arange(-80, 81)
+
+    def masses(gradient: float) -> np.ndarray:
+        edges = points - offset - gradient
+        upper, lower = (edges + 0.5) / std, (edges - 0.5) / std
+        # By the smaller tail, where differences of the distribution function would cancel.
+        sign = np.where(lower > 0, -1, 1)
+        return abs(scipy.stats.norm.cdf(sign * upper) - scipy.stats.norm.cdf(sign * lower))
+
+    on_grid = np.convolve(masses(shift), masses(0.0))
+    for k in range(-60, 61, 7):
+        w = k - 2 * offset - shift
+
+        def density(t: float, w: float = w) -> float:
+            triangle = 1 - abs(t)  # the sum of two uniforms in [−½, ½]
+            return triangle * float(scipy.stats.norm.pdf(w - t, scale=std * math.sqrt(2)))
+
+        continuous, _ = scipy.integrate.quad(density, -1, 1, points=[0], epsabs=0, epsrel=1e-13)
+        assert on_grid[k + 160] == pytest.approx(continuous, rel=1e-11)
+
+
+def test_offsets_are_public_and_differ_between_steps() -> None:
+    first, again, other = (draw_offset(NONCE, step, 1000) for step in (0, 0, 1))
+    assert (first == again).all()
+    assert (first != other).all()
+    assert scipy.stats.kstest(first, "uniform").pvalue > 1e-6
+    assert first.min() >= 0
+    assert first.max() < 1
+
+
+def test_bits_hold_the_largest_sum() -> None:
+    budget = PrivacyBudget(1, 1e-5, num_steps=1000, clip=0.1)
+    for n in (2, 20, 1000, 10**5):
+        noise = Decomposition(np.full(n, 1 / (n * budget.precision_cap)))
+        grid = 2.0 ** math.floor(math.log2(math.sqrt(noise.private_variance[0]) / 6.5))
+        bits = choose_bits(noise, grid, budget)
+        most = (n * budget.clip + 10 * math.sqrt(noise.total_variance)) / grid
+        assert most < 2 ** (bits - 1)
+        # The next smaller width would not do, within the margin for noise.
+        assert bits == 16 or 2 * most > 2 ** (bits // 2 - 1)
+    with pytest.raises(InvalidArgumentError, match="below 2⁶³ grid units"):
+        choose_bits(Decomposition(np.ones(2)), 1e-25, budget)
