@@ -624,6 +624,11 @@ def change_decay(_: PrivateTraining, inputs: Tensor, inner: torch.optim.SGD) -> 
     inner.param_groups[0]["weight_decay"] = float(inputs.mean())
 
 
+def drop_parameter(_: PrivateTraining, inputs: Tensor, inner: torch.optim.SGD) -> None:
+    if math.isfinite(float(inputs.mean())):
+        inner.param_groups[0]["params"].pop()
+
+
 CHANGES: list[tuple[Change, str]] = [
     (write_data, "parameters must not change"),
     (write_last_bit, "parameters must not change"),
@@ -632,6 +637,7 @@ CHANGES: list[tuple[Change, str]] = [
     (replace_state, "state must not change"),
     (follow_loss, r"schedule=….*public_change\(\)"),
     (change_decay, r"schedule=….*public_change\(\)"),
+    (drop_parameter, r"schedule=….*public_change\(\)"),
 ]
 
 
