@@ -661,6 +661,16 @@ def test_changes_between_a_batch_and_its_step_are_refused(
         private.optimizer.step()
 
 
+@pytest.mark.parametrize("unit", ["agent", "sample"])
+def test_a_loader_without_samples_is_refused(unit: str) -> None:
+    model = make_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    empty: list[Tensor] = []
+    given = [*loaders()[1:], DataLoader(empty)]  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="data_loader must have at least one sample"):
+        make_private(small_plan(unit), module=model, optimizer=inner, data_loader=given)
+
+
 def test_changes_before_the_gradient_of_samples_are_refused() -> None:
     """Gradients at parameters that follow from the batch, as in sharpness-aware minimisation."""
     model = make_model()
