@@ -624,6 +624,11 @@ def change_decay(_: PrivateTraining, inputs: Tensor, inner: torch.optim.SGD) -> 
     inner.param_groups[0]["weight_decay"] = float(inputs.mean())
 
 
+def drop_parameter(_: PrivateTraining, inputs: Tensor, inner: torch.optim.SGD) -> None:
+    if math.isfinite(float(inputs.mean())):
+        inner.param_groups[0]["params"].pop()
+
+
 CHANGES: list[tuple[Change, str]] = [
     (write_data, "parameters must not change"),
     (write_last_bit, "parameters must not change"),
@@ -632,6 +637,7 @@ CHANGES: list[tuple[Change, str]] = [
     (replace_state, "state must not change"),
     (follow_loss, r"schedule=….*public_change\(\)"),
     (change_decay, r"schedule=….*public_change\(\)"),
+    (drop_parameter, r"schedule=….*public_change\(\)"),
 ]
 
 
@@ -653,6 +659,16 @@ def test_changes_between_a_batch_and_its_step_are_refused(
     change(private, inputs, inner)
     with pytest.raises(CornError, match=message):
         private.optimizer.step()
+
+
+@pytest.mark.parametrize("unit", ["agent", "sample"])
+def test_a_loader_without_samples_is_refused(unit: str) -> None:
+    model = make_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    empty: list[Tensor] = []
+    given = [*loaders()[1:], DataLoader(empty)]  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="data_loader must have at least one sample"):
+        make_private(small_plan(unit), module=model, optimizer=inner, data_loader=given)
 
 
 def test_changes_before_the_gradient_of_samples_are_refused() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from corn.cli.records import name_options
 from corn.covariance import Horizon, ThreatModel
 from corn.distributed import (
     AgentResult,
@@ -210,13 +211,29 @@ def test_a_folder_under_two_names_counts_once_and_a_missing_one_is_named_once(
         ({"insiders": -1}, "insiders must be"),
         ({"steps": 0}, "steps must be"),
         # A limit on ε means nothing without the data that it protects.
-        ({"epsilon": 1}, "unit must be given with epsilon"),
-        ({"total_epsilon": 1}, "unit must be given with total-epsilon"),
+        ({"epsilon": 1}, "^epsilon needs a unit"),
+        ({"total_epsilon": 1}, "^total-epsilon needs a unit"),
     ],
 )
 def test_requirements_must_have_a_meaning(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         Requirements(**wrong)
+
+
+@pytest.mark.parametrize("texts", [["delta=1e-6"], ["unit=agent", "delta=1e-6", "steps=6"]])
+def test_a_delta_that_would_require_nothing_is_refused(texts: list[str]) -> None:
+    """Its owner would expect that a plan with δ = 0.9 is refused."""
+    with pytest.raises(InvalidArgumentError, match="given with epsilon or total-epsilon"):
+        Requirements.parse(texts)
+
+
+@pytest.mark.parametrize("text", ["epsilon=1", "delta=1e-6", "epsilons=1"])
+def test_errors_name_requirements_and_no_options(text: str) -> None:
+    """The commands have options of the same names, which are those of a plan to be made."""
+    with pytest.raises(InvalidArgumentError) as caught:
+        Requirements.parse([text])
+    names = ["unit", "epsilon", "delta", "steps", "require"]
+    assert name_options(str(caught.value), names) == str(caught.value)
 
 
 def test_ledgers_beside_the_keys_that_do_not_count_are_named(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +75,21 @@ def test_a_file_that_decompresses_to_far_more_is_refused(
     monkeypatch.setattr(catalogue, "_MOST_UNPACKED_BYTES", LIMIT)
     with pytest.raises(FileFormatError, match=r"must be at most 1,048,576 bytes.*without compress"):
         read_own_samples(path, None if path.is_dir() else "y")
+
+
+def test_short_rows_take_little_more_memory_than_their_numbers(tmp_path: Path) -> None:
+    """Below the limit too, a text for each row would take 15 times the bytes of a short row."""
+    path = tmp_path / "rows.csv.gz"
+    path.write_bytes(gzip.compress(b"x,y\n" + b"0,yes\n" * 100_000))
+    tracemalloc.start()
+    try:
+        samples = read_own_samples(path, "y")
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(samples.targets) == 100_000
+    assert set(samples.targets) == {"yes"}
+    assert most < 60 * 100_000
 
 
 def test_ordinary_compressed_data_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

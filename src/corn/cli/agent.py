@@ -109,7 +109,7 @@ class RunOptions:
             help="Refuse to start unless the plan meets this: unit, adjacency, insiders (at "
             "least), steps (at most), epsilon (at most), and total-epsilon (at most, of all "
             "releases of an agent's data under this and other plans), both at delta (1e-5 unless "
-            "given). Can be given several times; in a file it is the table [require].",
+            "given). Can be given several times; a file has them in a table named require.",
             rich_help_panel=AGENTS,
         ),
     ] = None

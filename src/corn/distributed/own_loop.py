@@ -439,6 +439,8 @@ def _check_loader(loader: DataLoader[Any], plan: Plan) -> None:
             "data_loader must have a data set with items by number, as batches are drawn from it "
             "at random, found a stream: read it into a list first"
         )
+    if not len(loader.dataset):  # type: ignore[arg-type]
+        raise InvalidArgumentError("data_loader must have at least one sample, found none")
     if plan.budget.unit == "sample":
         LoaderPart.of(loader).check()
 

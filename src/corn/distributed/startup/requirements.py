@@ -101,10 +101,10 @@ class Requirements:
                 # A plan for samples would keep a limit that was meant for the agent's whole data.
                 require(
                     self.unit is not None,
-                    "unit",
-                    f"given with {name}",
+                    f"{name} needs a unit, which",
+                    "given with it",
                     "none",
-                    advice="say what ε is to protect, with unit=agent or unit=sample",
+                    advice='say what ε is to protect, with "unit=agent" or "unit=sample"',
                 )
         require(0 < self.delta < 1, "delta", "in (0, 1)", self.delta, advice="try 1e-5")
         if self.insiders is not None:
@@ -121,7 +121,7 @@ class Requirements:
             if not equals or name not in _VALUES:
                 raise InvalidArgumentError(
                     f"a requirement must be NAME=VALUE with a name of {', '.join(_VALUES)}, found "
-                    f"{quote(text)}: try epsilon=3"
+                    f'{quote(text)}: try "steps=100"'
                 )
             field = name.replace("-", "_")
             require(field not in fields, name, "given once", "several")
@@ -132,6 +132,14 @@ class Requirements:
                 raise InvalidArgumentError(
                     f"{name} must be {kind}, found {quote(value)}"
                 ) from error
+        # Alone it would require nothing, and a plan with any δ would pass.
+        require(
+            "delta" not in fields or {"epsilon", "total_epsilon"} & set(fields) != set(),
+            "a requirement of delta",
+            "given with epsilon or total-epsilon, which are computed at it",
+            "neither",
+            advice="a plan's own δ says nothing without its ε",
+        )
         return cls(**fields, other_keys=tuple(other_keys))
 
     def check(self, source: Plan | PlanningRequest, agent: int, *, is_rehearsal: bool) -> None:

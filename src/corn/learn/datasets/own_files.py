@@ -50,6 +50,7 @@ _SEPARATORS = ",;\t|"
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 _BOOLEANS = {"true": 1.0, "false": 0.0}
 _LARGEST_PIXEL = 255
+_MOST_SHARED_TEXTS = 1000  # targets of regression all differ, and gain nothing
 # Pillow's modes of 16 and 32 bits, of which its conversion to 8 bits makes all bright pixels white.
 _WIDE_MODES = ("I", "F")
 # A header may also claim an array for which there is no memory.
@@ -242,6 +243,7 @@ def _read_rows(
     numbers = {name: (place, array("d")) for place, name in enumerate(names) if name in wanted}
     goal = names.index(target)
     targets: list[str] = []
+    shared: dict[str, str] = {}
     for count, row in enumerate(rows, start=1):
         if len(row) != len(names):
             raise FileFormatError(
@@ -250,7 +252,12 @@ def _read_rows(
             )
         for name, (place, values) in numbers.items():
             values.append(_parse_number(path, name, row[place], count))
-        targets.append(row[goal].strip())
+        text = row[goal].strip()
+        # One object for each class: a text of its own in every row would take 60 bytes, many times
+        # what the file has.
+        if text in shared or len(shared) < _MOST_SHARED_TEXTS:
+            text = shared.setdefault(text, text)
+        targets.append(text)
     columns: dict[str, Column] = {name: np.array(own) for name, (_, own) in numbers.items()}
     return {**columns, target: np.array(targets, dtype=np.str_)}
 
