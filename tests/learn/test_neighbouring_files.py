@@ -22,6 +22,7 @@ from corn.learn.batches import Batch
 from corn.learn.own_data import FileWorkload
 from corn.learn.partition import deal_by_coins, split_by_coins, toss_coins
 from corn.learn.problem import TrainingProblem
+from corn.privacy import PrivacyBudget
 
 Row: TypeAlias = tuple[int, int, str]
 CLASSES = ("no", "perhaps", "yes")
@@ -207,3 +208,14 @@ def test_a_problem_tells_why_it_is_a_simulation(
     found = workload.build(2).simulation
     assert found.startswith(reason)
     assert bool(found) == bool(reason)
+
+
+def test_one_file_for_agents_with_different_promises_is_a_simulation(tmp_path: Path) -> None:
+    path = tmp_path / "all.csv"
+    path.write_text("x,y\n" + "".join(f"{k},{k % 2}\n" for k in range(60)))
+    workload = FileWorkload(path, target="y", classes=("0", "1"))
+    problem = workload.build(3)
+    one = PrivacyBudget(1, 1e-5, num_steps=10, clip=1)
+    several = PrivacyBudget((1, 2, 2), 1e-5, num_steps=10, clip=1)
+    assert problem.judge(one).simulation == ""
+    assert "different promises" in problem.judge(several).simulation

@@ -122,7 +122,7 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
             settings = replace(settings, batch_size=size)
         # An agent opens its own data only, unless a rehearsal repeats a simulation of all agents.
         workload, num_agents = config.workload, rendezvous.num_agents
-        problem = workload.build(num_agents, [rendezvous.agent])
+        problem = workload.build(num_agents, [rendezvous.agent]).judge(plan.budget)
         # A simulation draws one batch for all agents from one generator. An agent can repeat its
         # part of that only with the data of all.
         cohort = workload.build(num_agents).data if settings.is_rehearsal else None
@@ -329,7 +329,13 @@ def prepare_work(
             momentum=plan.momentum if update is None else 0.0,
             update=update,
         ),
-        data=EvaluationData(problem.task, parts, problem.public_parts, notes, problem.simulation),
+        data=EvaluationData(
+            problem.task,
+            parts,
+            problem.public_parts,
+            notes,
+            problem.simulation,
+        ),
         start=problem.task.initialize(settings.seed).to(sweep.torch_dtype),
     )
 

@@ -199,7 +199,7 @@ def launch(
     if isinstance(source, PlanningRequest):
         (folders.shared / "request.json").write_text(source.to_text() + "\n", encoding="utf-8")
     # Built here too, to fail before processes start, and to measure models at the end.
-    problem = workload.build(known.num_agents, agents)
+    problem = workload.build(known.num_agents, agents).judge(promised.budget)
     total = None
     if on_total is not None and not settings.is_rehearsal:
         total = foresee_total(promised, agents, settings, keys=folder, requirements=required)

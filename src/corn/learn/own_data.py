@@ -155,6 +155,7 @@ class FileWorkload:
             schema=self._describe(files[0], shape, classes, test),
             columns=files[0].features if len(files[0].features) <= _MOST_COLUMNS else (),
             simulation=self._explain_simulation(),
+            is_dealt_out=not self.has_file_per_agent,
         )
 
     def describe(self, problem: TrainingProblem) -> str:

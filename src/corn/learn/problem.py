@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Any, TypeAlias, cast
 
@@ -27,6 +27,7 @@ from corn.learn.metrics import PARTS, Samples
 from corn.learn.settings import SweepSettings
 from corn.learn.tasks import Task
 from corn.learn.tasks.protocol import ChecksTargets
+from corn.privacy import PrivacyBudget
 
 DataSource: TypeAlias = "TorchDataset[Any] | DataLoader[Any] | tuple[Any, Any]"
 """A map-style torch data set of pairs, or a loader of one; or inputs and targets as tensors, NumPy
@@ -54,6 +55,7 @@ class TrainingProblem:
         columns: names of the inputs in files, public too, so that agents can name a difference.
         simulation: why a run on this data is a simulation, whose ε is no promise, in a clause;
             empty if it is none. The samples of one agent must not depend on those of others.
+        is_dealt_out: whether the rows of one common file were divided between agents.
     """
 
     task: Task
@@ -65,6 +67,21 @@ class TrainingProblem:
     schema: str = ""
     columns: tuple[str, ...] = ()
     simulation: str = ""
+    is_dealt_out: bool = False
+
+    def judge(self, budget: PrivacyBudget) -> TrainingProblem:
+        """Return the problem with the reason why a run under a budget is a simulation, if it is.
+
+        A row of one common file that changes may leave one agent and join another. Agents with one
+        promise and one rate cover that: their releases together move by at most 2C/B.
+        """
+        if self.simulation or not self.is_dealt_out or len(set(budget.promises)) == 1:
+            return self
+        reason = (
+            "one file is divided between agents with different promises or rates, and a changed "
+            "row may move from one to another"
+        )
+        return replace(self, simulation=reason)
 
     def __post_init__(self) -> None:
         # ``train`` is no part of its own: it is made from ``data``.

@@ -25,6 +25,8 @@ _RARE = 1e-12
 
 # An agent's owner is told where batches have less than this part of the planned size.
 _SMALL = 0.5
+# Owners hear of batches that exceed the public width more often than this.
+_NOTED = 1e-6
 
 
 class Choices(Protocol):
@@ -132,7 +134,7 @@ def note_batch_size(query: ClippedQuery, num_samples: int) -> str | None:
             f"{counts}, where the plan counts on {query.batch_size}: this agent's part in the "
             "average is smaller, and noise weighs more; plan with fewer --samples-per-agent"
         )
-    if usual > query.batch_size and pdtrc(public_width(query.batch_size), usual) > _RARE:
+    if usual > query.batch_size and pdtrc(public_width(query.batch_size), usual) > _NOTED:
         return (
             f"{counts}, which can exceed the public width of {public_width(query.batch_size)} "
             "positions: one sample more may then change how others are rounded (docs/floats.md); "
