@@ -72,8 +72,7 @@ class Setting:
     ) -> Result:
         """Train CorN with this mixing, and for exact sums a trusted server, at all step sizes."""
         network, budget = load_network(_GRAPH, mixing=mixing), self.budget
-        # The momentum of Algorithm 1 is an average of releases, that of torch a sum: a step size of
-        # the former is 1/(1 − β) times one of the latter.
+        # The momentum of Algorithm 1, for which noise of gossip is designed.
         momentum = _MOMENTUM if optimizer == "sgd" else 0.0
         objective = default_objective(budget.num_steps, momentum=momentum)
         names = ("corn", "central") if mixing == "sum" else ("corn",)
@@ -143,9 +142,8 @@ def main() -> None:
     arguments = parser.parse_args()
     limit_threads()
     start = time.process_time()
-    print(
-        "model    ε     optimizer  exact sums         trusted server     sums − server      gossip"
-    )
+    columns = ("exact sums", "trusted server", "sums − server", "gossip")
+    print("model    ε     optimizer  " + "  ".join(f"{name:<17}" for name in columns))
     for model in arguments.models:
         problem = make_problem(model, arguments.data_dir)
         for note in problem.notes:
