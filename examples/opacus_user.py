@@ -3,9 +3,9 @@
 Run with ``.venv/bin/python examples/opacus_user.py``. The lines marked with "was" replace those of
 Opacus. Model and optimizer stay as they were; the loop has one loss for each sample. The plan,
 which ``corn plan`` could also have made, states network and budget. The samples of the loader are
-distributed over the clinics. In each step every clinic releases a noisy gradient of its own samples,
-and Adam steps along the exact average of all releases. The script prints the test accuracy, the
-spent ε and the guarantee.
+distributed over the clinics. In each step every clinic releases a noisy gradient, and Adam steps
+along the exact average of all releases. The script prints the test accuracy, the spent ε and the
+guarantee.
 """
 
 import torch
