@@ -8,6 +8,8 @@ batches, no clipping, no half step. *Loop* is one backward pass for each agent o
 For a user's module with every sample clipped, the engine is compared with *one by one*: samples
 vectorised by ``torch.func``, but one model after the other.
 
+A step with *exact sums*, in which all agents have one model, is compared with a step of *gossip*.
+
 With every sample clipped, a step by Poisson sampling, whose batches are padded to the largest, is
 compared with a step by batches of *fixed* size.
 
@@ -34,10 +36,11 @@ from corn.learn.batches import Batch
 from corn.learn.tasks import LinearClassifier, ModuleTask, ShallowNetwork, Task, small_cnn
 from corn.privacy import PrivacyBudget, Sampling
 from corn.threads import limit_threads
-from corn.topology import load_network
+from corn.topology import Mixing, Network, load_network
 
 NUM_AGENTS, BATCH, SAMPLES_PER_AGENT = 20, 128, 1700
-NETWORK = load_network(f"er:n={NUM_AGENTS},p=0.2,seed=1")
+GRAPH = f"er:n={NUM_AGENTS},p=0.2,seed=1"
+NETWORK = load_network(GRAPH)
 BUDGET = PrivacyBudget(10, 1e-5, num_steps=5000, clip=0.1)
 STEP_SIZES = (1e-1, 5e-2, 1e-2, 5e-3, 1e-3)
 
@@ -79,12 +82,12 @@ SWEEPS = (
 )
 
 
-def make_methods(count: int) -> list[Method]:
+def make_methods(count: int, network: Network = NETWORK) -> list[Method]:
     """Make CorN for different horizons."""
     # Neither mechanism nor threat changes the time of a step. Designs against an eavesdropper are
     # the fastest to make.
     designs = [
-        design(NETWORK, BUDGET, objective=Horizon(h), threat=EAVESDROPPER)
+        design(network, BUDGET, objective=Horizon(h), threat=EAVESDROPPER)
         for h in range(1, count + 1)
     ]
     return [Method.private(f"h={k}", made, BUDGET) for k, made in enumerate(designs, start=1)]
@@ -97,18 +100,19 @@ def make_samples(case: Case) -> tuple[Tensor, Tensor]:
     return X, torch.randint(0, case.num_classes, (rows,), generator=generator)
 
 
-def make_engine(case: Case) -> Callable[[], object]:
+def make_engine(case: Case, mixing: Mixing = "gossip") -> Callable[[], object]:
     X, y = make_samples(case)
     offsets = tuple(range(0, len(X) + 1, SAMPLES_PER_AGENT))
+    network = load_network(GRAPH, mixing=mixing)
     trials = [
         Trial(method, Constant(step_size))
-        for method in make_methods(case.num_methods)
+        for method in make_methods(case.num_methods, network)
         for step_size in STEP_SIZES[: case.num_step_sizes]
     ]
     simulation = Simulation(
         case.task,
         AgentData(case.task.prepare(X), y, offsets),
-        NETWORK,
+        network,
         trials,
         settings=SweepSettings(BUDGET.num_steps, BATCH),
     )
@@ -217,6 +221,23 @@ def measure_sampled(num_steps: int, num_turns: int) -> dict[str, dict[str, float
     return results
 
 
+def measure_mixing(num_steps: int, num_turns: int) -> dict[str, dict[str, float]]:
+    results = {}
+    for case in SWEEPS:
+        times = best_milliseconds(
+            {
+                "exact sums": (make_engine(case, "sum"), num_steps),
+                "gossip": (make_engine(case), num_steps),
+            },
+            num_turns,
+        )
+        results[f"{case.name}, exact sums"] = {
+            **{f"{name}, ms a step": value for name, value in times.items()},
+            "gossip / exact sums": times["gossip"] / times["exact sums"],
+        }
+    return results
+
+
 MODULES: tuple[tuple[str, nn.Module, tuple[int, ...]], ...] = (
     ("linear 123-2", nn.Linear(123, 2), (123,)),
     (
@@ -316,6 +337,7 @@ def main() -> None:
     results = {w.name: measure(w, arguments.steps, arguments.turns) for w in (*CASES, *SWEEPS)}
     results |= measure_clipped(arguments.turns)
     results |= measure_sampled(max(1, arguments.steps // 10), arguments.turns)
+    results |= measure_mixing(max(1, arguments.steps // 20), arguments.turns)
     if arguments.json:
         print(json.dumps(results, indent=1))
         return

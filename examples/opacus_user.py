@@ -3,8 +3,8 @@
 Run with ``.venv/bin/python examples/opacus_user.py``. The lines marked with "was" replace those of
 Opacus. Model and optimizer stay as they were; the loop has one loss for each sample. The plan,
 which ``corn plan`` could also have made, states network and budget. Each clinic has a loader of its
-own samples, trains on them, and exchanges noisy models with its neighbours. The script prints the
-test accuracy, the spent ε and the guarantee.
+own samples. In each step every clinic releases a noisy gradient, and Adam steps along the exact
+average of all releases. The script prints the test accuracy, the spent ε and the guarantee.
 """
 
 import torch
@@ -28,7 +28,7 @@ def make_plan() -> corn.Plan:
         batch_size=BATCH,
         samples_per_agent=360,
     )
-    return corn.make_plan(corn.load_network("ring:4"), budget)
+    return corn.make_plan(corn.load_network("ring:4", mixing="sum"), budget)
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
         nn.Flatten(),
         nn.Linear(8 * 16, 10),
     )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
 
     # was: make_private(module=…, …, noise_multiplier=1.0, max_grad_norm=1.0) of a PrivacyEngine
     options = {"module": model, "optimizer": optimizer, "data_loader": loader, "secure": True}

@@ -35,6 +35,35 @@ def test_mechanisms_side_by_side(corn: Runner) -> None:
     assert sum(facts["agent_samples"]) == 409
 
 
+def test_adam_steps_along_exact_sums(corn: Runner) -> None:
+    command = ("train", *QUICK, "--mechanism", "corn,central", "--json")
+    outcome = corn(*command, "--mixing", "sum", "--optimizer", "adam")
+    assert outcome.exit_code == 0, outcome.stderr
+    facts = json.loads(outcome.stdout)
+    assert facts["configuration"]["optimizer"] == "adam"
+    rates = [float(own["step_size"]) for own in facts["contenders"].values()]
+    # The search starts at Adam's own rate, not at one for SGD.
+    assert all(1e-4 < rate < 1 for rate in rates)
+    # One model for all agents, whose scores are those of the average.
+    (corn_scores, _) = facts["contenders"].values()
+    assert corn_scores["test_loss"] == pytest.approx(corn_scores["test_loss_of_average"])
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        ((), 1, "second moment of its own noisy releases"),
+        (("--mixing", "sum", "--momentum", 0.5), 2, "belongs to --optimizer sgd"),
+    ],
+)
+def test_adam_is_refused_with_gossip_and_with_a_momentum(
+    corn: Runner, options: tuple[object, ...], code: int, message: str
+) -> None:
+    outcome = corn("train", *QUICK, "--optimizer", "adam", *options)
+    assert outcome.exit_code == code
+    assert message in " ".join(outcome.stderr.split())
+
+
 def test_a_stand_in_is_named_in_table_and_json(corn: Runner, tmp_path: Path) -> None:
     arguments = ("train", "--task", "a9a", "--graph", "ring:4", "--steps", 4, "--cache", tmp_path)
     outcome = corn(*arguments)

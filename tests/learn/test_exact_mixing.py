@@ -9,6 +9,8 @@ import corn
 from corn import PrivacyBudget, load_network
 from corn.learn.perturbation import AverageNoise
 from corn.learn.result import Result
+from corn.learn.step import average_integers, release_integers
+from corn.noise.masks import draw_offset, mask_release, read_average
 from corn.topology import Mixing
 
 BUDGET = PrivacyBudget(5, 1e-5, num_steps=6, clip=0.1)
@@ -76,3 +78,21 @@ def test_noise_of_averages_has_its_standard_deviation_and_common_normals() -> No
     assert float(drawn[0, 0, 0].std()) == pytest.approx(1, rel=0.03)
     torch.testing.assert_close(3 * drawn[:, :, 0], drawn[:, :, 1])
     assert not torch.equal(drawn, noise.draw(1))
+
+
+def test_averages_have_the_bits_of_masked_messages() -> None:
+    """Masks that add up to zero leave the sum of agents' messages, which a simulation forms."""
+    rng, n, d, grid = np.random.default_rng(0), 7, 200, 2.0**-5
+    gradients, noise = rng.standard_normal((2, n, d))
+    masks = rng.integers(0, 2**16, (n, d)).astype(np.uint16)
+    masks[-1] = -masks[:-1].sum(axis=0, dtype=np.uint16)
+    offset = draw_offset(bytes(32), 0, d)
+    total = np.zeros(d, np.uint16)
+    for g, v, mask in zip(gradients, noise, masks, strict=True):
+        total += mask_release(g + v, grid=grid, offset=offset, mask=mask)
+    grids, o = torch.tensor([grid]).double(), torch.from_numpy(offset)
+    one = torch.ones(1, dtype=torch.float64)
+    integers = release_integers(torch.from_numpy(gradients), one, torch.from_numpy(noise), grids, o)
+    found = average_integers(integers.sum(dim=0), n, grids, o).numpy()
+    expected = read_average(total, num_agents=n, grid=grid, offset=offset)
+    np.testing.assert_array_equal(found, expected)

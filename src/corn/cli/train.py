@@ -38,6 +38,12 @@ from corn.cli.watching import designing
 from corn.covariance.objective import momentum_of
 from corn.errors import StoppedByUserError
 from corn.learn.names import METHOD_NAMES
+from corn.learn.optimizers import (
+    NAMED_OPTIMIZERS,
+    OptimizerFactory,
+    OptimizerName,
+    require_exact_sums,
+)
 from corn.plan import Plan, load_plan
 from corn.topology import Network
 
@@ -68,7 +74,11 @@ class SimulationOptions:
     ] = False
 
     def make_settings(
-        self, terms: TrainingTerms, learning: LearningOptions, num_runs: int
+        self,
+        terms: TrainingTerms,
+        learning: LearningOptions,
+        num_runs: int,
+        optimizer: OptimizerFactory | None,
     ) -> learn.SweepSettings:
         """Return the settings of a sweep with one seed per run."""
         return learn.SweepSettings(
@@ -78,7 +88,8 @@ class SimulationOptions:
             # these runs.
             seeds=tuple(range(num_runs)),
             cooldown_steps=terms.cooldown_steps,
-            momentum=momentum_of(terms.objective),
+            momentum=momentum_of(terms.objective) if optimizer is None else 0.0,
+            optimizer=optimizer,
             dtype=self._choose_dtype(terms.plan, is_quadratic=learning.is_quadratic),
             device=self.device,
             noise_keys="seed" if self.rehearse else "none",
@@ -178,6 +189,15 @@ def train(
             rich_help_panel=LEARNING,
         ),
     ] = None,
+    optimizer: Annotated[
+        OptimizerName,
+        typer.Option(
+            help="Optimizer of the averaged releases, whose learning rate is the step size; adam "
+            "and adamw need --mixing sum. (Default: sgd, with --momentum.)",
+            rich_help_panel=LEARNING,
+            show_default=False,
+        ),
+    ] = "sgd",
     runs: Annotated[
         int,
         typer.Option(
@@ -225,7 +245,15 @@ def train(
         raise typer.BadParameter("give a graph or a --plan", param_hint="--graph")
     # Options are checked before anything is designed, which can take minutes.
     step_sizes = _parse_step_sizes(step_size, learning)
-    settings = simulation.make_settings(terms, learning, runs)
+    factory = NAMED_OPTIMIZERS[optimizer]
+    if factory is not None:
+        require_exact_sums(terms.network)
+        # Silently ignored, a momentum would leave the user with another model than intended.
+        if mixing.momentum:
+            raise typer.BadParameter(
+                f"belongs to --optimizer sgd, found {optimizer}", param_hint="--momentum"
+            )
+    settings = simulation.make_settings(terms, learning, runs, factory)
     problem = learning.make_workload().build(terms.network.num_agents)
     if learning.data is not None:
         # The user's own data is private, whatever the options are: all runs on it count.

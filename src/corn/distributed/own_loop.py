@@ -35,6 +35,7 @@ from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.loop_simulation import SimulatedTurns
 from corn.learn.monitor import Interruption
+from corn.learn.optimizers import require_one_gradient
 from corn.learn.own_loop import (
     HyperParameters,
     LoaderPart,
@@ -93,16 +94,18 @@ def make_private(
         budget: the promise, unless there is a plan.
         module: only parameters with ``requires_grad`` are trained, get noise and are sent; the rest
             must not change, which is checked after every step. Batch normalisation is refused.
-        optimizer: of the module's parameters. With noise that is correlated between agents it must
-            be ``torch.optim.SGD``, with or without momentum. L-BFGS and others that need several
-            gradients for one step are refused.
+        optimizer: of the module's parameters. With exact sums it makes one step along the average
+            of all agents' releases, and may be any that needs one gradient for a step. Under
+            gossip, with noise that is correlated between agents, it must be ``torch.optim.SGD``,
+            with or without momentum. L-BFGS, which needs several gradients, is refused.
         data_loader: of this agent. For a simulation of all agents one for each, or, without
             ``secure``, one whose samples are dealt out at random. Its data set and collate function
             are used; batches are drawn by CorN, of the budget's size or else the loader's.
         rendezvous: of a running network, in which this process is one agent, with its folder of
             keys; :func:`corn.distributed.join` makes it. Without it all agents
             are simulated here: the loader yields the batch of one agent after the other, and after
-            each step of all agents the module is the average of their models.
+            each step of all agents the module is the average of their models. With exact sums all
+            batches of a step are taken at one model, which changes after the last agent's step.
         out: the folder of an agent's run.
         settings: of an agent's run; step sizes are the optimizer's, and it cannot resume.
         requirements: the owner's, of the plan and of all releases of the agent's data.
@@ -144,6 +147,7 @@ def make_private(
                 "rendezvous: corn.distributed.join() makes it"
             )
         return _simulate(plan, model, optimizer, data_loader, table, seed=seed, secure=secure)
+    plan.require_gossip("an agent's own loop in a running network")
     if secure or seed:
         raise InvalidArgumentError("seed and secure are for simulations: agents have keys")
     if not isinstance(data_loader, DataLoader):
@@ -404,22 +408,20 @@ def _find_plan(
 
 
 def _check_optimizer(optimizer: Optimizer, module: nn.Module, plan: Plan) -> None:
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise InvalidArgumentError(
-            "optimizer must take one gradient for a step, found LBFGS, which asks for several: "
-            "each would be a release; use SGD"
-        )
+    require_one_gradient(optimizer)
     # Shares of noise that cancel in the sum of all agents still do after a step that is linear in
     # the gradient with the same factors everywhere: SGD with momentum and weight decay. Adam
-    # divides by each agent's own second moments. A subclass may do anything.
+    # divides by each agent's own second moments. A subclass may do anything. With exact sums there
+    # is one optimizer, on the average release.
     shared = zip(plan.decomposition.seed_groups, plan.decomposition.factors, strict=True)
     is_correlated = any(len(group) > 1 and factor.any() for group, factor in shared)
-    if is_correlated and type(optimizer) is not torch.optim.SGD:
+    is_gossip = plan.network.mixing == "gossip"
+    if is_gossip and is_correlated and type(optimizer) is not torch.optim.SGD:
         raise InvalidArgumentError(
             "optimizer must be torch.optim.SGD, as the noise of this plan is correlated between "
             f"agents, found {type(optimizer).__name__}: agents whose steps are not linear in the "
-            "gradient would not cancel each other's noise; use SGD, with or without momentum, or a "
-            "plan with independent noise (mechanism ldp)"
+            "gradient would not cancel each other's noise; use SGD, with or without momentum, "
+            "exact sums (mixing='sum'), or a plan with independent noise (mechanism ldp)"
         )
     own = {id(p) for p in module.parameters() if p.requires_grad}
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}

@@ -1,8 +1,8 @@
 """Checkpoints of a sweep: a resumed sweep has the same result to the last bit.
 
-Batches and noise are functions of seed and step, so a checkpoint needs models, momenta and
-measurements only. Resuming is for simulations. A deployment must not resume this way, because it
-would release steps twice: see :mod:`corn.noise.ledger`.
+Batches and noise are functions of seed and step, so a checkpoint needs models, momenta, states of
+optimizers and measurements only. Resuming is for simulations. A deployment must not resume this
+way, because it would release steps twice: see :mod:`corn.noise.ledger`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,14 @@ from corn.files import writing_whole
 from corn.learn.batches import AgentData
 from corn.learn.method import Method, Trial
 from corn.learn.metrics import Row, Samples
+from corn.learn.optimizers import describe_optimizer
 from corn.learn.result import BreakdownCause
 from corn.learn.settings import SweepSettings
 from corn.learn.tasks import HasFingerprint, Task
 from corn.topology import Network
 
 # Increased when the fields change: an older file is then refused, not misread.
-_VERSION = 4
+_VERSION = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +44,7 @@ class SweepCheckpoint:
         fingerprint: a hash of everything the result depends on; it fits no other sweep.
         parameters: shape (seeds, agents, trials, parameters).
         memory: the average of releases, of the same shape; None without momentum.
+        optimizers: the state of each run's optimizer; None without.
         alive: the runs that continue, shape (seeds, trials).
         rows: the measurements so far.
         stopped: step and cause of each breakdown, by the indices of seed and trial.
@@ -52,6 +54,7 @@ class SweepCheckpoint:
     step: int
     parameters: Tensor
     memory: Tensor | None
+    optimizers: list[dict[str, Any]] | None
     alive: Tensor
     rows: list[Row]
     stopped: dict[tuple[int, int], tuple[int, BreakdownCause]]
@@ -110,7 +113,8 @@ def fingerprint_sweep(
     digest = hashlib.sha256()
     plain = {
         "task": task.describe(),
-        "settings": asdict(settings),
+        "settings": {**vars(settings), "optimizer": describe_optimizer(settings.optimizer)},
+        "mixing": network.mixing,
         "offsets": data.offsets,
         "trials": [(t.describe(), repr(t.schedule), repr(t.method)) for t in trials],
     }

@@ -16,7 +16,7 @@ from corn.learn.mixer import Mixer
 from corn.learn.own_loop import LoopTask, Turn, number_rows
 from corn.learn.perturbation import KeyedNoise
 from corn.learn.sampling import SeededChoices, require_fitting_samples
-from corn.learn.step import compute_gradients, release
+from corn.learn.step import average_integers, compute_gradients, release, release_integers
 from corn.learn.tasks.protocol import Gradients
 from corn.learn.user_model import UserModel
 from corn.noise import Secret
@@ -29,6 +29,8 @@ from corn.privacy.composition import Expense, PlanTerms
 @final
 class SimulatedTurns:
     """Turns of all agents, one after the other; all models are mixed after the last of a step.
+
+    With exact sums all agents have one model, and releases are averaged after the last of a step.
 
     Args:
         plan: the network, the budget and the noise.
@@ -54,8 +56,10 @@ class SimulatedTurns:
         require_fitting_samples(plan.budget, sizes)
         self._plan, self.is_simulated = plan, not secure
         dtype = getattr(torch, plan.dtype)
-        # Shape (n, d), one row per agent. All agents start from the user's model.
-        self._models = model.read().to(dtype).repeat(plan.num_agents, 1)
+        self._is_sum = plan.network.mixing == "sum"
+        # One row per agent, or one for all: they start from the user's model.
+        num_models = 1 if self._is_sum else plan.num_agents
+        self._models = model.read().to(dtype).repeat(num_models, 1)
         self._mixer = Mixer(plan.network, dtype=dtype)
         self._noise = KeyedNoise(
             [plan.decomposition],
@@ -80,6 +84,8 @@ class SimulatedTurns:
         self._task = LoopTask(model, self._hand_over)
         self._gradients: Callable[[Tensor | None], Gradients] | None = None
         self._agent, self._step, self._shares = 0, 0, torch.empty(0)
+        # With exact sums: the sum of a step's releases so far, in units of the grid; its offset.
+        self._total, self._offset = torch.empty(0), torch.zeros(1, dtype=torch.float64)
 
     @cached_property
     def _precisions(self) -> list[float]:
@@ -105,15 +111,20 @@ class SimulatedTurns:
         # and one method, so that (n, d) remains.
         if self._agent == 0:
             self._shares = self._noise.draw(self._step)[0, :, 0]
+            offset = self._noise.draw_offset(self._step)
+            # Noise without masks needs none: every single release keeps the promise.
+            self._offset = self._offset if offset is None else offset[0, 0]
+            self._total = torch.zeros_like(self._models[0], dtype=torch.int64)
         batch = self._samplers[self._agent].draw(self._step)
-        self._turn = Turn(self._agent, self._step, self._models[self._agent], batch)
+        model = self._models[0 if self._is_sum else self._agent]
+        self._turn = Turn(self._agent, self._step, model, batch)
         return self._turn
 
     def leave(self) -> None:
         """Take no more turns; nobody waits for them."""
 
     @torch.no_grad()
-    def release(self, gradients: Callable[[Tensor | None], Gradients]) -> Tensor:
+    def release(self, gradients: Callable[[Tensor | None], Gradients]) -> Tensor | None:
         """See ``Turns``: as an agent does it, by the same functions."""
         if self._turn is None:
             raise CornError("a release must follow a batch")
@@ -127,14 +138,25 @@ class SimulatedTurns:
             self._clip,
             clips_samples=self._queries[self._agent].unit == "sample",
         )
+        gradient, factor = found.values.view(-1), found.factors.view(-1)
         noise = self._shares[self._agent]
         # The turn ends here: a second release in it would reuse the same noise, and raises instead.
         self._turn = None
-        return release(found.values.view(-1), found.factors.view(-1), noise, self._grid)
+        if not self._is_sum:
+            return release(gradient, factor, noise, self._grid)
+        self._total += release_integers(gradient, factor, noise, self._grid, self._offset)
+        self._agent += 1
+        if self._agent < self._plan.num_agents:
+            return None
+        return average_integers(self._total, self._agent, self._grid, self._offset)
 
     @torch.no_grad()
     def end(self, parameters: Tensor) -> Tensor | None:
         """Keep an agent's half step; mix after the last, and return the average model."""
+        if self._is_sum:
+            self._models[0] = parameters.to(self._models)
+            self._agent, self._step = 0, self._step + 1
+            return self._models[0]
         # Kept, not mixed yet: in a step all agents' gradients are taken before any exchange.
         self._models[self._agent] = parameters.to(self._models)
         self._agent += 1
@@ -148,11 +170,6 @@ class SimulatedTurns:
         for _ in range(rounds):
             self._models = self._mixer.mix(self._models.unsqueeze(0))[0]
         return self._models.mean(dim=0)
-
-    @property
-    def models(self) -> Tensor:
-        """The models of all agents, shape (n, d)."""
-        return self._models.clone()
 
     def _hand_over(self, _: Tensor, __: object, sample_clip: Tensor | None) -> Gradients:
         if self._gradients is None:

@@ -5,6 +5,10 @@ step. The loader draws the batch as the accounting assumes. The optimizer takes 
 is clipped, gets noise and is rounded by :mod:`corn.learn.step`, and applies the user's optimizer to
 the released gradient. That is post-processing as long as nothing else reaches the step: so the
 parameters, the optimizer's state and its settings must be those that CorN has left.
+
+With exact sums all agents have one model, and one step of the optimizer follows from the average of
+all releases of a step. A single release has too little noise to protect anybody, so the optimizer
+and the module never see one.
 """
 
 from __future__ import annotations
@@ -66,10 +70,12 @@ class Turns(Protocol):
     def leave(self) -> None:
         """Take no more turns."""
 
-    def release(self, gradients: Callable[[Tensor | None], Gradients]) -> Tensor:
-        """Return the released gradient of this turn, shape (d,).
+    def release(self, gradients: Callable[[Tensor | None], Gradients]) -> Tensor | None:
+        """Return what the optimizer steps along, shape (d,): the released gradient of this turn.
 
-        ``gradients`` computes the gradient; its argument is the norm to clip samples to, if any.
+        With exact sums it is the average of a step's releases, at the turn of the last agent, and
+        None before. ``gradients`` computes the gradient; its argument is the norm to clip samples
+        to, if any.
         """
 
     def end(self, parameters: Tensor) -> Tensor | None:
@@ -150,7 +156,7 @@ class PrivateOptimizer(Optimizer):
         self._inner, self._model, self._turns, self._plan = inner, model, turns, plan
         self._schedule = schedule
         self._turn: Turn | None = None
-        # Of each agent, with a copy that shows changes.
+        # Of each agent, or of the one model of exact sums, with a copy that shows changes.
         self._states: dict[int, tuple[Any, Any]] = {}
         self._groups, self._held = _copy_groups(inner), _list_held(inner)
 
@@ -214,11 +220,12 @@ class PrivateOptimizer(Optimizer):
         self.require_done()
         self._model.write(turn.parameters)
         self._model.forget_gradient()
-        # Momentum is each agent's own: a simulation swaps it with the model.
-        if turn.agent not in self._states:
+        # Momentum is each agent's own under gossip: a simulation swaps it with the model.
+        owner = self._owner_of(turn)
+        if owner not in self._states:
             empty = type(self._inner.state)(dict)
-            self._states[turn.agent] = empty, _copy_state(self._inner, empty)
-        self._inner.state, _ = self._states[turn.agent]
+            self._states[owner] = empty, _copy_state(self._inner, empty)
+        self._inner.state, _ = self._states[owner]
         if self._schedule is not None:
             self._require_same_groups()
             for group, values in zip(
@@ -251,7 +258,10 @@ class PrivateOptimizer(Optimizer):
         self._model.backward(losses, num_samples=self._turn.batch.inputs.shape[1])
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Release the gradient of the batch, and take the user's step with it."""
+        """Release the gradient of the batch, and take the user's step with it.
+
+        With exact sums the step follows from the average release, after the last agent's batch.
+        """
         turn, loss = self._turn, None
         if turn is None:
             raise CornError(
@@ -266,11 +276,18 @@ class PrivateOptimizer(Optimizer):
         # The user's step must be computed from releases alone, so that it is post-processing.
         self._model.require_unchanged()
         self._require_same_groups()
-        self._require_same_state(turn.agent)
+        owner = self._owner_of(turn)
+        self._require_same_state(owner)
         released = self._turns.release(lambda clip: self._model.compute(turn.batch, clip))
+        self._model.forget_gradient()
+        if released is None:
+            # Other agents of this step have not released yet.
+            self._model.require_frozen()
+            self._turn = None
+            return loss
         self._model.set_gradient(released)
         self._inner.step()
-        self._states[turn.agent] = self._inner.state, _copy_state(self._inner, self._inner.state)
+        self._states[owner] = self._inner.state, _copy_state(self._inner, self._inner.state)
         self._model.forget_gradient()
         # Before the model leaves the agent: ``end`` sends or mixes it.
         self._model.require_frozen()
@@ -279,6 +296,10 @@ class PrivateOptimizer(Optimizer):
         if shown is not None:
             self._model.write(shown)
         return loss
+
+    def _owner_of(self, turn: Turn) -> int:
+        """Return the agent whose state of the optimizer a turn uses: with exact sums the first."""
+        return 0 if self._plan.network.mixing == "sum" else turn.agent
 
     def _require_same_groups(self) -> None:
         # A parameter that leaves its group stops moving, which others see too.
@@ -291,8 +312,8 @@ class PrivateOptimizer(Optimizer):
                 "alone inside of optimizer.public_change()"
             )
 
-    def _require_same_state(self, agent: int) -> None:
-        own, copied = self._states[agent]
+    def _require_same_state(self, owner: int) -> None:
+        own, copied = self._states[owner]
         if self._inner.state is not own or not has_same_values(
             copied, _copy_state(self._inner, own)
         ):

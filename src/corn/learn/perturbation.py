@@ -217,11 +217,11 @@ class KeyedNoise:
         return torch.from_numpy(np.stack(noise)).to(self._device)
 
     def draw_offset(self, step: int) -> Tensor | None:
-        """Return the public offset of the grid, shape (seeds, 1, 1, d), if all noise has masks."""
+        """Return the public offset of the grid, shape (seeds, 1, d), if all noise has masks."""
         if not all(shares.is_masked for draws in self._draws for shares, _ in draws):
             return None
         offsets = [draw_offset(nonce, step, self._stop) for nonce in self._nonces]
-        return torch.from_numpy(np.stack(offsets)).to(self._device)[:, None, None]
+        return torch.from_numpy(np.stack(offsets)).to(self._device)[:, None]
 
     def _draw_one(
         self, shares: Decomposition, source: SecureSource, nonce: bytes, step: int

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from corn.learn.method import Method, Trial
+from corn.learn.optimizers import read_learning_rate
 from corn.learn.problem import TrainingProblem
 from corn.learn.result import Result, join_results
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
@@ -54,7 +55,11 @@ def search_step_sizes(
     :func:`corn.learn.sweep.run_sweep`.
     """
     problem.require_samples(column)
-    starts = {m: expect_place(m, problem, settings.num_steps, schedule) for m in methods}
+    if settings.optimizer is None:
+        starts = {m: expect_place(m, problem, settings.num_steps, schedule) for m in methods}
+    else:
+        # An optimizer may scale releases as it likes, so its own learning rate is the best guess.
+        starts = dict.fromkeys(methods, nearest_place(read_learning_rate(settings.optimizer)))
     wanted: dict[Method, tuple[int, ...]] = {
         m: (place - _STRIDE, place, place + _STRIDE) for m, place in starts.items()
     }

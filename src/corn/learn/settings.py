@@ -10,6 +10,7 @@ import torch
 from corn.checks import require, require_choice, require_count
 from corn.covariance.objective import check_momentum
 from corn.errors import InvalidArgumentError
+from corn.learn.optimizers import OptimizerFactory
 
 NoiseKeys: TypeAlias = Literal["none", "seed", "secret"]
 
@@ -33,6 +34,9 @@ class SweepSettings:
             anyone.
         momentum: β in [0, 1): agents step along m ← β m + (1 − β) · release, which post-processes
             releases.
+        optimizer: makes the optimizer of torch that steps along the averaged release, with the step
+            size as its learning rate; only for exact sums, and with ``momentum`` 0. None is a plain
+            step, or one with ``momentum``.
     """
 
     num_steps: int
@@ -43,6 +47,7 @@ class SweepSettings:
     device: str = "cpu"
     noise_keys: NoiseKeys = "none"
     momentum: float = 0.0
+    optimizer: OptimizerFactory | None = None
 
     def __post_init__(self) -> None:
         # The record is frozen. Plain integers, because NumPy's do not become JSON.
@@ -51,6 +56,11 @@ class SweepSettings:
         require_count("num_steps", self.num_steps)
         require_count("cooldown_steps", self.cooldown_steps, least=0)
         check_momentum(self.momentum)
+        if self.optimizer is not None and self.momentum:
+            raise InvalidArgumentError(
+                f"momentum must be 0 with an optimizer, found {self.momentum}: give it to the "
+                "optimizer, which has its own"
+            )
         if self.batch_size is not None:
             require_count("batch_size", self.batch_size, advice="None is the whole data")
         is_unique = len(set(seeds)) == len(seeds) > 0

@@ -24,6 +24,7 @@ from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, Batch, BatchSampler
 from corn.learn.method import Method, Trial
 from corn.learn.mixer import Mixer
+from corn.learn.optimizers import RunOptimizers, require_exact_sums
 from corn.learn.perturbation import (
     AverageNoise,
     JointNoise,
@@ -37,14 +38,17 @@ from corn.learn.settings import SweepSettings
 from corn.learn.step import (
     ClippedGradients,
     StepStatistics,
+    average_integers,
     compute_gradients,
     join_gradients,
     release,
+    release_integers,
     smooth,
 )
 from corn.learn.tasks import Task
 from corn.noise import Secret
 from corn.noise.choices import SecretChoices
+from corn.plan.plan import require_mixing
 from corn.privacy import ClippedQuery
 from corn.privacy.query import describe_queries
 from corn.topology import Network
@@ -109,6 +113,10 @@ class Simulation:
         # eavesdropper sees, for audits. Later steps overwrite the second tensor.
         self.on_release: Callable[[Tensor, Tensor], None] | None = None
         self.memory = torch.zeros_like(self.parameters) if settings.momentum else None
+        self._optimizers = None
+        if settings.optimizer is not None:
+            require_exact_sums(network)
+            self._optimizers = RunOptimizers(settings.optimizer, self.parameters)
         # What is released in a step, then the half step: in memory that every step overwrites.
         self._released = torch.empty_like(self.parameters)
         self._cells_at_once = self._choose_cells()
@@ -118,10 +126,22 @@ class Simulation:
         """The runs that continue, shape (seeds, trials)."""
         return self._alive.clone()
 
+    def save_optimizers(self) -> list[dict[str, Any]] | None:
+        """Return the state of each run's optimizer, if there are any."""
+        return None if self._optimizers is None else self._optimizers.save()
+
     def restore(
-        self, step: int, parameters: Tensor, alive: Tensor, memory: Tensor | None = None
+        self,
+        step: int,
+        parameters: Tensor,
+        alive: Tensor,
+        *,
+        memory: Tensor | None = None,
+        optimizers: list[dict[str, Any]] | None = None,
     ) -> None:
         """Continue from a saved state; batches and noise follow from the step."""
+        if self._optimizers is not None and optimizers is not None:
+            self._optimizers.restore(optimizers)
         if self.memory is not None and memory is not None:
             self.memory = memory.to(device=self._settings.device).clone()
         self.step, self._alive = step, alive.clone()
@@ -140,25 +160,34 @@ class Simulation:
     @torch.no_grad()
     def advance(self, *, observe: bool = False) -> StepStatistics | None:
         """Run one step; return its statistics if ``observe``. Call ``find_broken`` after it."""
-        eta = self._step_sizes()
-        shape = seeds, models, _, _ = self.parameters.shape
         noise, norms, fraction = self._release_all()
-        g = self._released
         if self.on_release is not None:
-            self.on_release(self.parameters, g)
+            self.on_release(self.parameters, self._released)
+        self.parameters, self.step = self._update(), self.step + 1
+        if not observe:
+            return None
+        return StepStatistics(norms.mean(1), fraction.mean(1), self._mean_norm(noise, norms))
+
+    def _update(self) -> Tensor:
+        """Return the models after a step along what was released; it overwrites the latter."""
+        total, shape = self._settings.num_steps, self.parameters.shape
+        step_sizes = [v.schedule.at(self.step + 1, total) for v in self._trials]
+        g = self._released
+        if self._optimizers is not None:
+            return self._optimizers.step(self.parameters, g, step_sizes, self._alive)
+        # Zero for runs that were stopped, shape (seeds, 1, trials).
+        eta = self._tensor(step_sizes)
+        eta = torch.mul(eta, self._alive.to(eta.device).unsqueeze(1))
         momentum = self._settings.momentum
         direction = smooth(self.memory, g, momentum) if self.memory is not None else g
         # X − η·m, written into the memory of g, which is needed no more.
         half = torch.addcmul(self.parameters, direction, eta.unsqueeze(-1), value=-1, out=g)
         # W acts on agents alone, so trials and parameters are one axis to it.
-        mixed = self._mixer.mix(half.view(seeds, models, -1)).view(shape)
+        mixed = self._mixer.mix(half.view(*shape[:2], -1)).view(shape)
         # A trusted server gives all agents the exact average, whatever the network.
         for k in self._central:
             mixed[:, :, k] = half[:, :, k].mean(dim=1, keepdim=True)
-        self.parameters, self.step = mixed, self.step + 1
-        if not observe:
-            return None
-        return StepStatistics(norms.mean(1), fraction.mean(1), self._mean_norm(noise, norms))
+        return mixed
 
     def _release_all(self) -> tuple[Tensor | None, Tensor, Tensor]:
         """Write all released gradients; return their noise, norms and fractions clipped.
@@ -174,12 +203,14 @@ class Simulation:
         noises: Sequence[Tensor | None] = [None] * len(pieces)
         if noise is not None and not is_averaged:
             noises = torch.split(noise.flatten(0, 1), count)
-        offsets = self._split_offsets(len(pieces))
+        offset = self._noise.draw_offset(self.step) if isinstance(self._noise, KeyedNoise) else None
         models, released = self.parameters.flatten(0, 1), self._released.flatten(0, 1)
+        # Sums are of integers where noise has masks: see ``release_integers``.
+        total = released if offset is None else torch.empty_like(released, dtype=torch.int64)
         if self._is_sum:
-            released.zero_()
+            total.zero_()
         statistics = []
-        for number, (batches, v, o) in enumerate(zip(pieces, noises, offsets, strict=True)):
+        for number, (batches, v) in enumerate(zip(pieces, noises, strict=True)):
             # Cells are run-major (seed, then agent), as the sampler's are.
             size = sum(len(batch.inputs) for batch in batches)
             own = slice(number * count, number * count + size)
@@ -187,12 +218,20 @@ class Simulation:
                 # One model for all agents of a seed.
                 seed_of = torch.arange(own.start, own.stop) // self._num_agents
                 found = self._compute(models[seed_of], batches)
-                values = self._release(found, v, o).to(released)
-                released.index_add_(0, seed_of, values, alpha=1 / self._num_agents)
+                values = (
+                    self._release(found, v)
+                    if offset is None or v is None
+                    else self._release_integers(found, v, offset[seed_of])
+                )
+                total.index_add_(0, seed_of, values.to(total))
             else:
                 found = self._compute(models[own], batches)
-                released[own].copy_(self._release(found, v, o))
+                released[own].copy_(self._release(found, v))
             statistics.append((found.norms, found.fraction_clipped, found.num_broken))
+        if offset is not None:
+            released.copy_(average_integers(total, self._num_agents, self._grid, offset))
+        elif self._is_sum:
+            released.div_(self._num_agents)
         if noise is not None and is_averaged:
             self._released.add_(noise.index_select(2, self._noise_of))
         norms, fraction, num_broken = (
@@ -237,24 +276,7 @@ class Simulation:
             flat = self._mixer.mix(flat)
         self.parameters = flat.view(shape)
 
-    def _step_sizes(self) -> Tensor:
-        """Return η of each run, shape (seeds, 1, trials); zero for runs that were stopped."""
-        total = self._settings.num_steps
-        eta = self._tensor([v.schedule.at(self.step + 1, total) for v in self._trials])
-        return torch.mul(eta, self._alive.to(eta.device).unsqueeze(1))
-
-    def _split_offsets(self, num_pieces: int) -> Sequence[Tensor | None]:
-        """Return the grid's public offset for each piece, shape (cells, 1, d), where it has one."""
-        offset = self._noise.draw_offset(self.step) if isinstance(self._noise, KeyedNoise) else None
-        if offset is None:
-            return [None] * num_pieces
-        seeds, d = len(self.parameters), self.parameters.shape[-1]
-        cells = offset.expand(seeds, self._num_agents, 1, d).flatten(0, 1)
-        return torch.split(cells, self._cells_at_once)
-
-    def _release(
-        self, found: ClippedGradients, noise: Tensor | None, offset: Tensor | None = None
-    ) -> Tensor:
+    def _release(self, found: ClippedGradients, noise: Tensor | None) -> Tensor:
         """Return released gradients of some cells, shape (cells, trials, d).
 
         ``noise`` has shape (cells, methods, d): the trials of a method share its noise.
@@ -264,9 +286,9 @@ class Simulation:
         gradients, factors = found.values, found.factors.unsqueeze(-1)
         if noise is None:
             return gradients * factors
-        if not self._is_regular or offset is not None:
+        if not self._is_regular:
             own = noise.index_select(1, self._noise_of)
-            return release(gradients, factors, own, self._grid, offset)
+            return release(gradients, factors, own, self._grid)
         # The trials of a method are adjacent, so its noise is broadcast, not copied.
         cells, methods, d = noise.shape
         released = release(
@@ -276,6 +298,11 @@ class Simulation:
             self._grid.view(methods, -1, 1),
         )
         return released.view(gradients.shape)
+
+    def _release_integers(self, found: ClippedGradients, noise: Tensor, offset: Tensor) -> Tensor:
+        """Return the integers of some cells for an exact sum, shape (cells, trials, d)."""
+        factors, own = found.factors.unsqueeze(-1), noise.index_select(1, self._noise_of)
+        return release_integers(found.values, factors, own, self._grid, offset)
 
     def _note_broken(self, norms: Tensor, num_broken: Tensor) -> None:
         """Mark runs without noise that broke down; count dropped gradients of the others."""
@@ -391,7 +418,7 @@ def _check_trials(
         raise InvalidArgumentError("trials must be at least one, found none")
     require_length("data", data.num_agents, network.num_agents, per="agent")
     for method in dict.fromkeys(trial.method for trial in trials):
-        _check_method(method, network.num_agents, settings.num_steps)
+        _check_method(method, network, settings.num_steps)
         if method.budget is not None:
             require_fitting_samples(method.budget, data.sizes)
     # All trials share their mini-batches, so they must agree on the sampling. Their clipping norms
@@ -433,12 +460,14 @@ def _check_release(trials: Sequence[Trial], num_parameters: int) -> None:
         method.check_parameters(num_parameters)
 
 
-def _check_method(method: Method, num_agents: int, num_steps: int) -> None:
-    if method.noise is not None and method.noise.num_agents != num_agents:
+def _check_method(method: Method, network: Network, num_steps: int) -> None:
+    if method.noise is not None and method.noise.num_agents != network.num_agents:
         raise InvalidArgumentError(
-            f"the noise of {method.name!r} must be for {num_agents} agents, found "
+            f"the noise of {method.name!r} must be for {network.num_agents} agents, found "
             f"{method.noise.num_agents}"
         )
+    if isinstance(method.noise, Decomposition):
+        require_mixing(method.noise, network)
     # Every step spends ε. Fewer steps than planned spend less, more would exceed the promise.
     if method.budget is not None and num_steps > method.budget.num_steps:
         raise InvalidArgumentError(

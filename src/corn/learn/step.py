@@ -247,16 +247,13 @@ def count_broken(factors: Tensor, weights: Tensor) -> Tensor:
     return ((factors == 0) & (weights > 0).unsqueeze(-1)).sum(dim=1)
 
 
-def release(
-    gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor, offset: Tensor | None = None
-) -> Tensor:
+def release(gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor) -> Tensor:
     """Return γ·rint((f g + v)/γ), in the type of factor and noise: float64 for releases.
 
     The result depends on the gradient through the noisy sum alone, without the sum's low-order
     bits, which would reveal the gradient's own rounding (Mironov 2012).
     Rounding the gradient or the noise alone would not remove them. Where the grid is 0, the sum is
-    returned unrounded, for comparisons that protect nobody. A public ``offset`` o moves the grid:
-    γ·(rint((f g + v)/γ + o) − o), as releases that are summed exactly need (docs/theory.md).
+    returned unrounded, for comparisons that protect nobody.
 
     >>> g, f, v, grid = torch.tensor([[0.6], [0.5], [1.1], [0.5]], dtype=torch.float64)
     >>> release(g, f, v, grid).tolist()
@@ -264,11 +261,34 @@ def release(
     """
     # The grid is a power of two, so dividing and multiplying by it are exact: rint alone rounds.
     total = torch.mul(gradient, factor).add_(noise)
-    if offset is not None:
-        return torch.div(total, grid).add_(offset).round_().sub_(offset).mul_(grid)
     # Where the grid is 0 this is NaN, and replaced below.
     rounded = torch.div(total, grid).round_().mul_(grid)
     return rounded if bool((grid > 0).all()) else torch.where(grid > 0, rounded, total)
+
+
+def release_integers(
+    gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor, offset: Tensor
+) -> Tensor:
+    """Return rint((f g + v)/γ + o) as integers, for exact sums with the public offset o.
+
+    The noise of one agent protects nobody: ε holds for the sum of these integers over all agents,
+    and for whatever is computed from it. So nothing else may be computed from them, not even a sum
+    of floats, whose rounding would depend on its single terms.
+    """
+    total = torch.mul(gradient, factor).add_(noise)
+    return torch.div(total, grid).add_(offset).round_().long()
+
+
+def average_integers(total: Tensor, num_agents: int, grid: Tensor, offset: Tensor) -> Tensor:
+    """Return γ·(Σ − n o)/n, the average release from the sum of all agents' integers.
+
+    It has the bits of :func:`corn.noise.masks.read_average`.
+
+    >>> grid, offset = torch.tensor([[0.5], [0.25]], dtype=torch.float64)
+    >>> average_integers(torch.tensor([5]), 2, grid, offset).tolist()
+    [1.125]
+    """
+    return (total.double() - num_agents * offset) * (grid / num_agents)
 
 
 def smooth(memory: Tensor, released: Tensor, momentum: float) -> Tensor:

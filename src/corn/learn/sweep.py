@@ -166,6 +166,7 @@ class SweepLoop:
             step=self.step,
             parameters=self._simulation.parameters.cpu(),
             memory=None if self._simulation.memory is None else self._simulation.memory.cpu(),
+            optimizers=self._simulation.save_optimizers(),
             alive=self._simulation.alive,
             rows=list(self._rows),
             stopped={run: (own.step, own.cause) for run, own in self._stopped.items()},
@@ -174,7 +175,11 @@ class SweepLoop:
     def restore(self, checkpoint: SweepCheckpoint) -> None:
         """Continue from a state of this sweep."""
         self._simulation.restore(
-            checkpoint.step, checkpoint.parameters, checkpoint.alive, checkpoint.memory
+            checkpoint.step,
+            checkpoint.parameters,
+            checkpoint.alive,
+            memory=checkpoint.memory,
+            optimizers=checkpoint.optimizers,
         )
         self._rows = list(checkpoint.rows)
         self._stopped = {run: Breakdown(*own) for run, own in checkpoint.stopped.items()}

@@ -22,6 +22,7 @@ from corn.covariance import (
 )
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
 from corn.learn.method import Method, Trial
+from corn.learn.optimizers import OptimizerFactory, read_learning_rate
 from corn.learn.problem import DataSource, make_problem
 from corn.learn.result import Result
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
@@ -45,7 +46,7 @@ def train(
     datasets: Sequence[DataSource],
     validation: DataSource | None = None,
     test: DataSource | None = None,
-    step_size: float | Schedule = 0.01,
+    step_size: float | Schedule | None = None,
     schedule: ScheduleName = "constant",
     threat: ThreatModel | None = None,
     num_steps: int | None = None,
@@ -53,6 +54,7 @@ def train(
     seeds: Sequence[int] = (0,),
     cooldown_steps: int | None = None,
     momentum: float | None = None,
+    optimizer: OptimizerFactory | None = None,
     dtype: str | None = None,
     device: str = "cpu",
     secure: bool = False,
@@ -73,7 +75,7 @@ def train(
         datasets: one per agent; a data loader stands for its data set.
         validation: samples to measure on.
         test: samples to measure on.
-        step_size: η₁, or a schedule.
+        step_size: η₁, or a schedule; by default 0.01, or the optimizer's own learning rate.
         schedule: ``constant``, ``inverse-sqrt`` or ``cosine``, if ``step_size`` is a number.
         threat: the adversary that the noise must hold against; by default the plan's, or that of
             the given noise, or one insider (an eavesdropper if there is one agent only). For
@@ -85,6 +87,10 @@ def train(
             default the plan's, or one mixing time of the network. They cost messages, not privacy.
         momentum: β of the average of releases that agents step along; by default the plan's, or
             that of ``default_objective``. Noise that is designed here is designed for it.
+        optimizer: a function of a list of parameters that returns an optimizer of torch, such as
+            ``torch.optim.Adam``; only for exact sums. It steps along the average of all releases,
+            the same at all agents, and replaces ``momentum``. ``step_size`` and ``schedule`` set
+            its learning rate. It sees the parameters as one vector.
         dtype: ``float32`` or ``float64``; by default the plan's, or float32.
         device: the torch device to compute on.
         secure: draw noise from new secret keys, so that the models keep the promise and the result
@@ -111,8 +117,13 @@ def train(
     ('complete', torch.Size([1, 4, 8]), 5.0)
     """
     task = make_task(model, loss)
+    if step_size is None:
+        step_size = 0.01 if optimizer is None else read_learning_rate(optimizer)
+    if optimizer is not None:
+        # The optimizer has a momentum of its own; settings refuse a second one.
+        momentum = momentum or 0.0
     # The noise of a plan was designed for its momentum.
-    if momentum is None and isinstance(source, Plan):
+    elif momentum is None and isinstance(source, Plan):
         momentum = source.momentum
     objective = default_objective(1 if budget is None else budget.num_steps, momentum=momentum)
     network, method = _make_method(
@@ -130,6 +141,7 @@ def train(
         seeds=tuple(seeds),
         cooldown_steps=cooldown_steps,
         momentum=objective.momentum,
+        optimizer=optimizer,
         dtype=dtype or (source.dtype if isinstance(source, Plan) else "float32"),
         device=device,
         noise_keys="secret" if secure else "none",

@@ -125,6 +125,7 @@ class Plan:
         if self.budget.num_agents is not None:
             num_promises = self.budget.num_agents
             require_length("promises", num_promises, self.num_agents, per="agent")
+        require_mixing(self.decomposition, self.network)
         _require_private(self.mechanism)
         if self.mechanism == "ldp" and self.decomposition.seed_groups:
             raise InvalidArgumentError(
@@ -348,6 +349,16 @@ def meet_caps(
         "the noise is too close to singular for its privacy to be checked in floating point: limit "
         "the noise of single agents"
     )
+
+
+def require_mixing(noise: Decomposition, network: Network) -> None:
+    """Raise if noise has masks, which hide single releases, and the network reveals those."""
+    if noise.is_masked and network.mixing != "sum":
+        raise InvalidArgumentError(
+            f"noise with masks is for exact sums, found mixing {network.mixing!r}: agents that mix "
+            "their models would show single releases, which have too little noise; choose "
+            "mixing='sum', or design the noise for gossip"
+        )
 
 
 def require_sound(budget: PrivacyBudget) -> None:

@@ -1,0 +1,238 @@
+"""``make_private`` with exact sums: one model, and one step of any optimizer on the average."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DataLoader, TensorDataset
+
+from corn.distributed.own_loop import make_private
+from corn.distributed.startup.rendezvous import Rendezvous
+from corn.errors import CornError, InvalidArgumentError
+from corn.learn import Constant, Method, SweepSettings, TrainingProblem, Trial, run_sweep
+from corn.learn.batches import AgentData
+from corn.learn.own_loop import PrivateTraining
+from corn.learn.perturbation import KeyedNoise
+from corn.learn.tasks import ModuleTask
+from corn.plan import Plan, make_plan
+from corn.privacy import PrivacyBudget
+from corn.topology import load_network
+
+from .threads import run_in_threads
+
+N, M, STEPS, SEED, RATE = 4, 12, 5, 3, 0.05
+FACTORIES: list[Callable[..., Optimizer]] = [
+    partial(SGD, lr=RATE, momentum=0.9),
+    partial(Adam, lr=RATE),
+    partial(AdamW, lr=RATE, weight_decay=0.1),
+]
+
+
+def make_parts() -> list[tuple[Tensor, Tensor]]:
+    random = torch.Generator().manual_seed(0)
+    return [
+        (torch.randn(M, 5, generator=random), torch.randint(0, 3, (M,), generator=random))
+        for _ in range(N)
+    ]
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def read(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def sum_plan(unit: str = "agent", *, clip: float = 0.5, **options: Any) -> Plan:
+    sample: dict[str, Any] = {"unit": "sample", "batch_size": M, "sampling": "every-step"}
+    budget = PrivacyBudget(
+        50, 1e-5, num_steps=STEPS, clip=clip, **(sample if unit == "sample" else {})
+    )
+    return make_plan(load_network(f"ring:{N}", mixing="sum"), budget, **options)
+
+
+def open_loop(plan: Plan, factory: Callable[..., Optimizer], **options: Any) -> PrivateTraining:
+    model = make_model()
+    return make_private(
+        plan,
+        module=model,
+        optimizer=factory(model.parameters()),
+        data_loader=[DataLoader(TensorDataset(*p), batch_size=M) for p in make_parts()],
+        **options,
+    )
+
+
+def take_step(private: PrivateTraining, inputs: Tensor, targets: Tensor, unit: str) -> None:
+    private.optimizer.zero_grad()
+    outputs = private.module(inputs)
+    if unit == "sample":
+        private.optimizer.backward(cross_entropy(outputs, targets, reduction="none"))
+    else:
+        cross_entropy(outputs, targets).backward()  # type: ignore[no-untyped-call]
+    private.optimizer.step()
+
+
+def run_loop(private: PrivateTraining, unit: str = "agent") -> Tensor:
+    for _ in range(STEPS):
+        for inputs, targets in private.data_loader:
+            take_step(private, inputs, targets, unit)
+    return read(private.module)
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_without_noise_it_is_plain_torch_on_the_average_gradient(
+    factory: Callable[..., Optimizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A fine grid and a large clipping norm leave gradients as they are.
+    monkeypatch.setattr(Plan, "check_parameters", lambda *_: None)
+    monkeypatch.setattr(KeyedNoise, "draw", lambda *_: torch.zeros(1, N, 1, 39).double())
+    plan = replace(sum_plan(clip=1000), grid=2.0**-40)
+    found = run_loop(open_loop(plan, factory))
+    model = make_model()
+    optimizer = factory(model.parameters())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        for inputs, targets in make_parts():
+            (cross_entropy(model(inputs), targets) / N).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    torch.testing.assert_close(found, read(model), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize("unit", ["agent", "sample"])
+def test_a_loop_gives_the_model_of_a_sweep(unit: str, factory: Callable[..., Optimizer]) -> None:
+    plan = sum_plan(unit)
+    private = open_loop(plan, factory, seed=SEED)
+    found = run_loop(private, unit)
+    problem = TrainingProblem(
+        ModuleTask(make_model(), cross_entropy), AgentData.from_parts(make_parts())
+    )
+    expected = run_sweep(
+        problem,
+        plan.network,
+        [Trial(Method.from_plan(plan), Constant(RATE))],
+        settings=SweepSettings(STEPS, M, (SEED,), noise_keys="seed", optimizer=factory),
+    )
+    torch.testing.assert_close(found, expected.parameters[0, 0], rtol=1e-3, atol=1e-4)
+    assert private.get_epsilon() == pytest.approx(50, rel=2e-3)
+    assert private.optimizer.privacy.startswith("simulated: ε = 50")
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_models_depend_on_the_sum_of_releases_alone(
+    factory: Callable[..., Optimizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Single releases have too little noise: moving some from one to another changes no bit."""
+    plan, zeros = sum_plan(), torch.zeros(1, N, 1, 39, dtype=torch.float64)
+    offset = torch.linspace(0, 0.9, 39, dtype=torch.float64).view(1, 1, -1)
+    monkeypatch.setattr(KeyedNoise, "draw_offset", lambda *_: offset)
+
+    def find_model(shift: int) -> Tensor:
+        shares = zeros.clone()
+        shares[:, 0] += shift * plan.grid
+        shares[:, 2] -= shift * plan.grid
+        monkeypatch.setattr(KeyedNoise, "draw", lambda *_: shares)
+        return run_loop(open_loop(plan, factory, secure=True))
+
+    expected = find_model(0)
+    for shift in (1, 77, 12345):
+        assert torch.equal(find_model(shift), expected), shift
+
+
+def test_neither_module_nor_optimizer_see_a_single_release() -> None:
+    private = open_loop(sum_plan(), FACTORIES[1])
+    inner = private.optimizer._inner
+    steps: list[int] = []
+    inner.register_step_post_hook(lambda *_: steps.append(number))
+    models = [read(private.module)]
+    for number, (inputs, targets) in enumerate(
+        batch for _ in range(STEPS) for batch in private.data_loader
+    ):
+        assert torch.equal(read(private.module), models[-1]), "all agents have one model"
+        take_step(private, inputs, targets, "agent")
+        assert all(p.grad is None for p in private.module.parameters())
+        if (number + 1) % N:
+            assert torch.equal(read(private.module), models[-1])
+        else:
+            models.append(read(private.module))
+            assert not torch.equal(models[-1], models[-2])
+    assert steps == [N * (step + 1) - 1 for step in range(STEPS)]
+
+
+def test_schedules_advance_once_per_step() -> None:
+    private = open_loop(sum_plan(), FACTORIES[1], schedule=lambda own: StepLR(own, 2, gamma=0.5))
+    rates = []
+    for _ in range(STEPS):
+        for inputs, targets in private.data_loader:
+            rates.append(private.optimizer.param_groups[0]["lr"])
+            take_step(private, inputs, targets, "agent")
+    assert rates == [rate for rate in (0.05, 0.05, 0.025, 0.025, 0.0125) for _ in range(N)]
+
+
+def add_to_moments(private: PrivateTraining, inputs: Tensor) -> None:
+    for own in private.optimizer.state.values():
+        own["exp_avg"].add_(inputs.mean())
+
+
+def write_data(private: PrivateTraining, inputs: Tensor) -> None:
+    with torch.no_grad():
+        next(private.module.parameters()).add_(inputs.mean())
+
+
+def change_rate(private: PrivateTraining, inputs: Tensor) -> None:
+    private.optimizer.param_groups[0]["lr"] = float(inputs.norm())
+
+
+@pytest.mark.parametrize("change", [add_to_moments, write_data, change_rate])
+@pytest.mark.parametrize("agent", range(N))
+def test_changes_are_refused_at_every_agent_of_a_step(
+    change: Callable[[PrivateTraining, Tensor], None], agent: int
+) -> None:
+    private = open_loop(sum_plan(), FACTORIES[1])
+    batches = (batch for _ in range(STEPS) for batch in private.data_loader)
+    for _ in range(N + agent):
+        inputs, targets = next(batches)
+        take_step(private, inputs, targets, "agent")
+    inputs, targets = next(batches)
+    cross_entropy(private.module(inputs), targets).backward()  # type: ignore[no-untyped-call]
+    change(private, inputs)
+    with pytest.raises(CornError, match="must not change between"):
+        private.optimizer.step()
+
+
+def test_secret_noise_of_samples_by_poisson_sampling() -> None:
+    budget = PrivacyBudget(
+        10, 1e-5, num_steps=STEPS, clip=1.0, unit="sample", batch_size=4, samples_per_agent=M
+    )
+    plan = make_plan(load_network(f"ring:{N}", mixing="sum"), budget)
+    models = []
+    for _ in range(2):
+        private = open_loop(plan, FACTORIES[1], secure=True)
+        models.append(run_loop(private, "sample"))
+        assert private.get_epsilon() == pytest.approx(10, rel=2e-3)
+        assert private.get_epsilon() <= 10
+        assert private.optimizer.privacy.startswith("the models keep ε = 10")
+    assert not torch.equal(*models)
+
+
+def test_noise_without_masks_is_summed_too() -> None:
+    private = open_loop(sum_plan(mechanism="ldp"), FACTORIES[1], secure=True)
+    assert torch.isfinite(run_loop(private)).all()
+
+
+def test_agents_of_a_running_network_are_refused() -> None:
+    def run(rendezvous: Rendezvous) -> bool:
+        with pytest.raises(InvalidArgumentError, match="mix by gossip, found exact sums"):
+            open_loop(sum_plan(), FACTORIES[1], rendezvous=rendezvous)
+        return True
+
+    assert run_in_threads(1, run) == [True]
