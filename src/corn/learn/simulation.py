@@ -38,6 +38,7 @@ from corn.learn.step import (
     ClippedGradients,
     StepStatistics,
     compute_gradients,
+    count_units,
     join_gradients,
     release,
     smooth,
@@ -101,6 +102,9 @@ class Simulation:
         grids = [trial.method.grid for trial in self._trials]
         # Shape (trials, 1), which broadcasts over the parameters.
         self._grid = torch.tensor(grids, dtype=real, device=settings.device).unsqueeze(-1)
+        # Exact sums by keys are those of agents: of whole numbers, in units of the grid.
+        has_grid = bool((self._grid > 0).all())
+        self._counts_units = self._is_sum and isinstance(self._noise, KeyedNoise) and has_grid
         self._alive = torch.ones(len(settings.seeds), len(trials), dtype=torch.bool)
         self.step, self._broken = 0, torch.zeros_like(self._alive)
         self.num_broken = torch.zeros(len(settings.seeds), len(trials), dtype=torch.long)
@@ -174,10 +178,13 @@ class Simulation:
         noises: Sequence[Tensor | None] = [None] * len(pieces)
         if noise is not None and not is_averaged:
             noises = torch.split(noise.flatten(0, 1), count)
-        offsets = self._split_offsets(len(pieces))
+        offset = self._noise.draw_offset(self.step) if isinstance(self._noise, KeyedNoise) else None
+        offsets = self._split_offset(offset, len(pieces))
         models, released = self.parameters.flatten(0, 1), self._released.flatten(0, 1)
-        if self._is_sum:
-            released.zero_()
+        total = released.zero_() if self._is_sum else released
+        if self._counts_units:
+            # Sums of whole numbers in float64 are exact in any order, as those of agents are.
+            total = torch.zeros_like(released, dtype=torch.float64)
         statistics = []
         for number, (batches, v, o) in enumerate(zip(pieces, noises, offsets, strict=True)):
             # Cells are run-major (seed, then agent), as the sampler's are.
@@ -187,12 +194,13 @@ class Simulation:
                 # One model for all agents of a seed.
                 seed_of = torch.arange(own.start, own.stop) // self._num_agents
                 found = self._compute(models[seed_of], batches)
-                values = self._release(found, v, o).to(released)
-                released.index_add_(0, seed_of, values, alpha=1 / self._num_agents)
+                total.index_add_(0, seed_of, self._release(found, v, o).to(total))
             else:
                 found = self._compute(models[own], batches)
                 released[own].copy_(self._release(found, v, o))
             statistics.append((found.norms, found.fraction_clipped, found.num_broken))
+        if self._is_sum:
+            self._average(total, offset)
         if noise is not None and is_averaged:
             self._released.add_(noise.index_select(2, self._noise_of))
         norms, fraction, num_broken = (
@@ -247,9 +255,8 @@ class Simulation:
         eta = self._tensor([v.schedule.at(self.step + 1, total) for v in self._trials])
         return torch.mul(eta, self._alive.to(eta.device).unsqueeze(1))
 
-    def _split_offsets(self, num_pieces: int) -> Sequence[Tensor | None]:
+    def _split_offset(self, offset: Tensor | None, num_pieces: int) -> Sequence[Tensor | None]:
         """Return the grid's public offset for each piece, shape (cells, 1, d), where it has one."""
-        offset = self._noise.draw_offset(self.step) if isinstance(self._noise, KeyedNoise) else None
         if offset is None:
             return [None] * num_pieces
         seeds, d = len(self.parameters), self.parameters.shape[-1]
@@ -259,7 +266,7 @@ class Simulation:
     def _release(
         self, found: ClippedGradients, noise: Tensor | None, offset: Tensor | None = None
     ) -> Tensor:
-        """Return released gradients of some cells, shape (cells, trials, d).
+        """Return released gradients of some cells, shape (cells, trials, d), perhaps in grid units.
 
         ``noise`` has shape (cells, methods, d): the trials of a method share its noise.
         """
@@ -268,9 +275,12 @@ class Simulation:
         gradients, factors = found.values, found.factors.unsqueeze(-1)
         if noise is None:
             return gradients * factors
-        if not self._is_regular or offset is not None:
+        if self._counts_units:
             own = noise.index_select(1, self._noise_of)
-            return release(gradients, factors, own, self._grid, offset)
+            return count_units(gradients, factors, own, self._grid, offset)
+        if not self._is_regular:
+            own = noise.index_select(1, self._noise_of)
+            return release(gradients, factors, own, self._grid)
         # The trials of a method are adjacent, so its noise is broadcast, not copied.
         cells, methods, d = noise.shape
         released = release(
@@ -280,6 +290,16 @@ class Simulation:
             self._grid.view(methods, -1, 1),
         )
         return released.view(gradients.shape)
+
+    def _average(self, total: Tensor, offset: Tensor | None) -> None:
+        """Write the average of all agents' releases from their sum, shape (seeds, trials, d)."""
+        n, average = self._num_agents, total.view(self._released.shape)
+        if not self._counts_units:
+            self._released.copy_(average.mul_(1 / n))
+            return
+        if offset is not None:
+            average.sub_(n * offset)
+        self._released.copy_(average.mul_(self._grid / n))
 
     def _note_broken(self, norms: Tensor, num_broken: Tensor) -> None:
         """Mark runs without noise that broke down; count dropped gradients of the others."""

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from corn.arrays import FloatArray
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.noise import find_compiled
+from corn.noise.masks import MaskWords, mask_release
 
 if TYPE_CHECKING:  # tasks clip samples with the functions of this module
     from corn.learn.tasks import Task
@@ -247,16 +249,13 @@ def count_broken(factors: Tensor, weights: Tensor) -> Tensor:
     return ((factors == 0) & (weights > 0).unsqueeze(-1)).sum(dim=1)
 
 
-def release(
-    gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor, offset: Tensor | None = None
-) -> Tensor:
+def release(gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor) -> Tensor:
     """Return γ·rint((f g + v)/γ), in the type of factor and noise: float64 for releases.
 
     The result depends on the gradient through the noisy sum alone, without the sum's low-order
     bits, which would reveal the gradient's own rounding (Mironov 2012).
     Rounding the gradient or the noise alone would not remove them. Where the grid is 0, the sum is
-    returned unrounded, for comparisons that protect nobody. A public ``offset`` o moves the grid:
-    γ·(rint((f g + v)/γ + o) − o), as releases that are summed exactly need (docs/theory.md).
+    returned unrounded, for comparisons that protect nobody.
 
     >>> g, f, v, grid = torch.tensor([[0.6], [0.5], [1.1], [0.5]], dtype=torch.float64)
     >>> release(g, f, v, grid).tolist()
@@ -264,11 +263,34 @@ def release(
     """
     # The grid is a power of two, so dividing and multiplying by it are exact: rint alone rounds.
     total = torch.mul(gradient, factor).add_(noise)
-    if offset is not None:
-        return torch.div(total, grid).add_(offset).round_().sub_(offset).mul_(grid)
     # Where the grid is 0 this is NaN, and replaced below.
     rounded = torch.div(total, grid).round_().mul_(grid)
     return rounded if bool((grid > 0).all()) else torch.where(grid > 0, rounded, total)
+
+
+def count_units(
+    gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor, offset: Tensor | None
+) -> Tensor:
+    """Return rint((f g + v)/γ + o): releases to be summed exactly, as whole numbers in float64.
+
+    A public offset o in [0, 1) moves the grid (docs/theory.md, "Exact mixing").
+    """
+    units = torch.mul(gradient, factor).add_(noise).div_(grid)
+    return (units if offset is None else units.add_(offset)).round_()
+
+
+def release_masked(
+    gradient: Tensor,
+    factor: Tensor,
+    noise: Tensor,
+    *,
+    grid: float,
+    offset: FloatArray,
+    mask: MaskWords,
+) -> MaskWords:
+    """Return one agent's message for an exact sum, shape (d,): its release under its masks."""
+    noisy = torch.mul(gradient, factor).add_(noise)
+    return mask_release(noisy.numpy(), grid=grid, offset=offset, mask=mask)
 
 
 def smooth(memory: Tensor, released: Tensor, momentum: float) -> Tensor:

@@ -27,6 +27,7 @@ from corn.noise.stream import SecureSource
 from corn.privacy import PrivacyBudget
 
 MaskBits: TypeAlias = Literal[16, 32, 64]
+"""B: messages are integers modulo 2^B."""
 MaskWords: TypeAlias = NDArray[np.unsignedinteger[Any]]
 """Integers modulo 2^B, shape (d,)."""
 
@@ -38,20 +39,30 @@ _OFFSET_BITS = 53
 _CIPHER_BLOCK_BYTES = 16
 
 
-def choose_bits(noise: Decomposition, grid: float, budget: PrivacyBudget) -> MaskBits:
-    """Return B, for which the sum of all releases stays within ±2^(B−1), for any gradients.
+def bound_sum(noise: Decomposition, grid: float, budget: PrivacyBudget) -> float:
+    """Return the largest coordinate that a sum of all releases can have, in grid units.
 
-    Norms of gradients bound each coordinate. Private noise adds up in squares.
+    Norms of gradients bound each coordinate. Private noise adds up in squares, and is larger with a
+    probability below 10⁻⁷⁰.
     """
     largest = max(promise.query.largest_norm for promise in budget.promises)
     noise_std = math.sqrt(noise.total_variance)
     # Rounding and the offset move each agent's integer by at most one and a half.
-    most = (noise.num_agents * largest + _DEVIATIONS * noise_std) / grid + 2 * noise.num_agents
+    return (noise.num_agents * largest + _DEVIATIONS * noise_std) / grid + 2 * noise.num_agents
+
+
+def choose_bits(noise: Decomposition, grid: float, budget: PrivacyBudget) -> MaskBits:
+    """Return B, for which sums of all releases stay within ±2^(B−2), for any gradients.
+
+    They fill half of all values at most. Masks that do not cancel leave uniform values, so each
+    coordinate shows that with a probability of at least one half.
+    """
+    most = bound_sum(noise, grid, budget)
     for bits in (16, 32, 64):
-        if most < 2 ** (bits - 1):
+        if most < 2 ** (bits - 2):
             return bits
     raise InvalidArgumentError(
-        f"the sum of {noise.num_agents} releases must be below 2⁶³ grid units, found {most:.3g}: "
+        f"the sum of {noise.num_agents} releases must be below 2⁶² grid units, found {most:.3g}: "
         "raise the noise, or lower the clipping norm"
     )
 
@@ -107,6 +118,17 @@ def mask_release(
     rounded = np.rint(noisy / grid + offset)
     # Through a signed type: conversion of a negative float to an unsigned integer is undefined.
     return np.asarray(rounded.astype(np.int64).astype(mask.dtype) + mask)
+
+
+def is_possible(total: MaskWords, largest: float) -> bool:
+    """Return whether all coordinates can be sums of releases: else masks did not cancel.
+
+    >>> is_possible(np.array([65530, 6], np.uint16), 6.5), is_possible(np.array([7], np.uint16), 6.5)
+    (True, False)
+    """
+    signed = total.view(_SIGNED[8 * total.dtype.itemsize])
+    # Not by absolute values: the most negative integer has none.
+    return bool(signed.max(initial=0) <= largest and signed.min(initial=0) >= -largest)
 
 
 def read_average(

@@ -45,6 +45,7 @@ from corn.noise.grid import (
     count_parameters,
     require_provable,
 )
+from corn.noise.masks import MaskBits, bound_sum, choose_bits
 from corn.privacy import PrivacyBudget, account_precision, gaussian
 from corn.privacy.accountants import find_accountant
 from corn.privacy.accounting import group_agents
@@ -201,12 +202,22 @@ class Plan:
         """The most parameters for which the promise is proved to hold in floating point."""
         return count_parameters(self.float_loss, self.budget)
 
+    @property
+    def mask_bits(self) -> MaskBits:
+        """B of exact sums, which are sums of integers modulo 2^B."""
+        return choose_bits(self.decomposition, self.grid, self.budget)
+
+    @property
+    def largest_sum(self) -> float:
+        """The largest coordinate of an exact sum of all releases, in grid units."""
+        return bound_sum(self.decomposition, self.grid, self.budget)
+
     def require_gossip(self, what: str) -> None:
-        """Raise where only plans of gossip can be used: exact sums run in simulations so far."""
+        """Raise where only plans of gossip can be used."""
         if self.network.mixing != "gossip":
             raise InvalidArgumentError(
-                f"{what} needs a plan whose agents mix by gossip, found exact sums, which "
-                "corn.train and corn train simulate: plan with --mixing gossip"
+                f"{what} needs a plan whose agents mix by gossip, found exact sums: plan with "
+                "--mixing gossip"
             )
 
     def check_parameters(self, num_parameters: int) -> None:
