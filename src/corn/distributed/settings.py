@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from corn.checks import require_choice, require_count
+from corn.checks import require, require_choice, require_count
 from corn.distributed.status.logs import LogSettings
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.schedule import Constant, Schedule
@@ -150,7 +150,8 @@ class RunSettings:
 
     def check_plan(self, plan: Plan) -> None:
         """Raise unless agents can run this plan and follow the policy on dropout under it."""
-        plan.require_gossip("a run of agents")
+        if plan.network.mixing == "sum":
+            self._check_sum()
         # Both ends of a link must read each other's headers to agree on new weights.
         if plan.network.graph.is_directed() and self.on_dropout != "stop":
             raise InvalidArgumentError(
@@ -168,6 +169,19 @@ class RunSettings:
             raise InvalidArgumentError(
                 "deadline needs plain gossip rounds and two-way links: plan with --gossip 1"
             )
+
+    def _check_sum(self) -> None:
+        """Raise for settings under which a step would not have the releases of all agents."""
+        for name in ("deadline", "start_with"):
+            value = getattr(self, name)
+            require(value is None, name, "None with exact sums, which need all agents", value)
+        require(
+            self.on_dropout != "replan",
+            "on_dropout",
+            "'stop' or 'continue' with exact sums, which stop at a loss",
+            self.on_dropout,
+            advice="continue the run with --resume once all agents are back",
+        )
 
 
 def advise_return(plan: Plan) -> str:

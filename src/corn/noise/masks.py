@@ -31,7 +31,8 @@ MaskBits: TypeAlias = Literal[16, 32, 64]
 MaskWords: TypeAlias = NDArray[np.unsignedinteger[Any]]
 """Integers modulo 2^B, shape (d,)."""
 
-_WORDS: dict[int, Any] = {16: np.uint16, 32: np.uint32, 64: np.uint64}
+WORDS: dict[MaskBits, Any] = {16: np.uint16, 32: np.uint32, 64: np.uint64}
+"""The type of messages, by B."""
 _SIGNED: dict[int, Any] = {16: np.int16, 32: np.int32, 64: np.int64}
 # Standard deviations beyond which noise lies with a probability below 10⁻⁷⁰.
 _DEVIATIONS = 18.0
@@ -78,7 +79,7 @@ def draw_mask(
     bits: MaskBits,
 ) -> MaskWords:
     """Return the sum of an agent's masks at a step, shape (size,)."""
-    words = _WORDS[bits]
+    words = WORDS[bits]
     mask = np.zeros(size, words)
     for number, group in enumerate(noise.seed_groups):
         if agent not in group:
@@ -123,8 +124,8 @@ def mask_release(
 def is_possible(total: MaskWords, largest: float) -> bool:
     """Return whether all coordinates can be sums of releases: else masks did not cancel.
 
-    >>> is_possible(np.array([65530, 6], np.uint16), 6.5), is_possible(np.array([7], np.uint16), 6.5)
-    (True, False)
+    >>> [is_possible(np.array([value], np.uint16), 6.5) for value in (6, 7, 65530, 65529)]
+    [True, False, True, False]
     """
     signed = total.view(_SIGNED[8 * total.dtype.itemsize])
     # Not by absolute values: the most negative integer has none.

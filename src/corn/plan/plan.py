@@ -15,7 +15,7 @@ import networkx as nx
 import numpy as np
 
 from corn.arrays import FloatArray
-from corn.checks import require_choice, require_count, require_length
+from corn.checks import require, require_choice, require_count, require_length
 from corn.covariance import (
     EAVESDROPPER,
     Corn,
@@ -135,6 +135,8 @@ class Plan:
         require_choice("dtype", self.dtype, get_args(FloatType))
         # Bounded, because agents run the cool-down of a plan that somebody else may have made.
         require_count("cooldown_steps", self.cooldown_steps, least=0, most=_MOST_COOLDOWN_STEPS)
+        is_mixed = self.network.mixing == "gossip" or not self.cooldown_steps
+        require(is_mixed, "cooldown_steps", "0 with exact sums", self.cooldown_steps)
         check_grid(self.grid)
 
     @property

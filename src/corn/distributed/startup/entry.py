@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from corn.distributed.dropout.membership import Membership
@@ -97,7 +98,16 @@ class AgreedRun:
     @property
     def max_message_bytes(self) -> int:
         """The most bytes of a message."""
-        return message_limit(self.plan.num_agents, self.work.start.nbytes)
+        size = len(self.work.start) * self.message_type.itemsize
+        return message_limit(self.plan.num_agents, size)
+
+    @property
+    def message_type(self) -> torch.dtype:
+        """The type of the numbers in messages: of models, or of integers in exact sums."""
+        if self.plan.network.mixing == "gossip":
+            return self.work.start.dtype
+        # Signed, as torch has few operations on others: sums modulo 2^B have the same bits.
+        return {16: torch.int16, 32: torch.int32, 64: torch.int64}[self.plan.mask_bits]
 
     @property
     def first_step(self) -> int:
@@ -215,6 +225,7 @@ def return_to_run(
 ) -> tuple[AgreedRun, Entry]:
     """Return to a run under way, with the help of a neighbour."""
     plan, ledger = run.plan, run.keyring.ledger
+    plan.require_gossip("--rejoin")
     require_pair_seeds(plan, "--rejoin")
     # The step of the return is not known yet, so the check assumes all releases that the ledger
     # allows.
@@ -311,7 +322,7 @@ def make_exchange(run: AgreedRun, links: Mapping[int, Link]) -> Exchange:
     return Exchange(
         links,
         num_agents=run.plan.num_agents,
-        dtype=run.work.start.dtype,
+        dtype=run.message_type,
         timeout=run.settings.timeout,
         senders=senders if is_directed else None,
         receivers=receivers if is_directed else None,

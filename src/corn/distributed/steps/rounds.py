@@ -1,20 +1,22 @@
-"""Rounds of training: one step, one mix with the neighbours, and when to stop.
+"""Rounds of training: one step, one mix with the neighbours or one sum of all, and when to stop.
 
 An agent's step is Algorithm 1: half step with its share of the noise, then one message to and from
-each neighbour per mixing round. Losses and stops travel with the headers of these messages.
+each neighbour per mixing round. With exact sums it is a release, the sum of all releases, and the
+same step at all agents. Losses and stops travel with the headers of these messages.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import final
 
 import torch
 from torch import Tensor
 
 from corn.distributed.dropout.loss_notes import LossNotes
-from corn.distributed.dropout.membership import Membership, NewsDelays, find_cuts
+from corn.distributed.dropout.membership import Membership, NewsDelays, find_cuts, name_agents
 from corn.distributed.dropout.replanning import PlanInForce
 from corn.distributed.dropout.returns import Returns
 from corn.distributed.dropout.survivors import ActivePlan, LinkState, weigh_neighbours
@@ -25,9 +27,11 @@ from corn.distributed.steps.exchange import MAX_LAG, SUSPENDED_SHARE, Exchange, 
 from corn.distributed.steps.gossiping import LinkFlows
 from corn.distributed.steps.half_step import HalfStep
 from corn.distributed.steps.messages import NO_STOP, PREFIX_BYTES, Header, StopNotice, StopReason
+from corn.distributed.steps.summing import UP, SumOutcome, TreeSum, as_integers, digest_model
 from corn.errors import PublicError
 from corn.learn.monitor import Interruption
 from corn.learn.step import StepStatistics
+from corn.noise.masks import is_possible, read_average
 from corn.plan import Plan
 from corn.transport import Dropout, LinkError
 
@@ -82,7 +86,15 @@ class TrainingRounds:
         self._has_diverged = False
         # A message of a late neighbour, and the news in it, may be so many rounds old.
         lag = 0 if settings.deadline is None else MAX_LAG
+        self._sum: TreeSum | None = None
         self._delays = NewsDelays.of(plan.num_agents, lag)
+        if plan.network.mixing == "sum":
+            self._sum = TreeSum(exchange, plan.network.tree, agent, membership)
+            # News reaches the root on the way up, and all others on the way down.
+            self._delays = NewsDelays(spread=1, settling=0)
+        self._num_void = 0
+        # Model and memory before the last step.
+        self._before: tuple[Tensor, Tensor | None] | None = None
         self._plans = PlanInForce(
             plan,
             settings,
@@ -147,6 +159,8 @@ class TrainingRounds:
                     f"{self._half_step.num_broken} gradients in all were not finite and counted as "
                     "zero"
                 )
+            if self._num_void > 1:
+                self._journal.note(f"the sums of {self._num_void} steps in all were void")
 
     def _announce_stop(self, reason: StopReason) -> None:
         # News of it reaches all agents by then, so that all stop after the same step.
@@ -154,7 +168,136 @@ class TrainingRounds:
         self._membership.note_stop(StopNotice(step, self._agent, reason))
 
     def _advance(self) -> None:
-        """Run one step: half step, then mixing rounds."""
+        """Run one step, unless it ends in a stop."""
+        done = self._gossip_once() if self._sum is None else self._sum_once(self._sum)
+        if done is None:
+            return
+        self.parameters, statistics = done
+        self.step += 1
+        self._check_divergence()
+        self._journal.record_step(self.step, self.parameters, statistics)
+
+    def _reserve(self) -> int:
+        """Return the number of the release of this step."""
+        # No noise is released twice: the step is durably reserved before anything of it is sent, so
+        # a run that crashes from here on can never release it again.
+        return self._ledger.reserve(self.step)
+
+    def _note_broken(self, had_broken: bool) -> None:
+        if self._half_step.num_broken and not had_broken:
+            self._journal.note_privately(
+                f"gradients were not finite at step {self.step} and counted as zero: check the "
+                "data, or try a smaller step size"
+            )
+
+    def _sum_once(self, tree: TreeSum) -> tuple[Tensor, StepStatistics] | None:
+        """Release, sum up and take the same step as all agents; return None at a stop."""
+        plan, noise = self._plans.active.plan, self._plans.active.noise
+        number, had_broken = self._reserve(), self._half_step.num_broken > 0
+        drawn = noise.take(self.step)
+        words, statistics = self._half_step.take_masked(
+            self.parameters,
+            drawn.values,
+            number=number,
+            grid=plan.grid,
+            offset=drawn.offset,
+            mask=drawn.mask,
+            observe=self.step + 1 in self._observed_steps,
+        )
+        self._note_broken(had_broken)
+        model, began = digest_model(self.parameters), time.perf_counter()
+
+        def make_header(message: int) -> Header:
+            return self._make_header(message, words.nbytes, model)
+
+        def prepare() -> None:
+            began = time.perf_counter()
+            self._prepare_next()
+            self.seconds_waited -= time.perf_counter() - began
+
+        outcome = tree.add_up(as_integers(words), make_header, prepare)
+        self.seconds_waited += time.perf_counter() - began
+        if outcome.total is None:
+            self._end_sum(tree, outcome)
+            return None
+        total, memory = outcome.total.numpy().view(words.dtype), self._half_step.memory
+        self._before = self.parameters, None if memory is None else memory.clone()
+        if not is_possible(total, plan.largest_sum):
+            self._note_void()
+            return self._half_step.skip(self.parameters, number), statistics
+        average = read_average(
+            total, num_agents=plan.num_agents, grid=plan.grid, offset=drawn.offset
+        )
+        moved = self._half_step.move(
+            self.parameters,
+            torch.from_numpy(average).to(self.parameters),
+            step_size=self._step_size,
+            number=number,
+        )
+        return moved, statistics
+
+    def _note_void(self) -> None:
+        self._num_void += 1
+        if self._num_void == 1:
+            self._journal.note(
+                f"the sum of step {self.step} is void, as masks did not cancel: no agent applied "
+                "it, and it counts as released; some agent's keys or messages are wrong"
+            )
+
+    def _end_sum(self, tree: TreeSum, outcome: SumOutcome) -> None:
+        """Stop, and let all others stop, as the sum of a step cannot be completed."""
+        self._require_awake(outcome.dropouts)
+        notice = self._membership.stop
+        for peer, dropout in outcome.dropouts.items():
+            self._losses.note_dropout(peer, dropout, self.step, timeout=self._settings.timeout)
+            self._journal.note(
+                "exact sums need all agents, so that the run stops: --resume continues it once all "
+                "are back"
+            )
+            self._membership.note_lost(peer, self.step)
+            notice = StopNotice(self.step, peer, StopReason.LOSS)
+        if outcome.others:
+            self._journal.note(
+                f"{name_agents(outcome.others)} had another model than agent {self._agent} at step "
+                f"{self.step}"
+            )
+            notice = StopNotice(self.step, outcome.others[0], StopReason.MODELS_DIFFER)
+        # Now, whatever the step of the notice: of two agents one may be a step behind.
+        self._membership.note_stop(replace(notice, step=min(notice.step, self.step)))
+        tree.spread_stop(self._make_header(UP, 0), told_by=outcome.told_by)
+        if self._membership.stop.reason is StopReason.MODELS_DIFFER:
+            self._journal.stop_saving()
+        # The others may have done one step less than this agent, or one more.
+        elif self._before is not None:
+            self._journal.save(self.step - 1, *self._before)
+
+    @property
+    def _step_size(self) -> float:
+        return self._settings.schedule.at(self.step + 1, self._num_steps)
+
+    def _prepare_next(self) -> None:
+        # The next noise is drawn while messages travel. If a stop keeps it from being sent, no
+        # budget is spent on it: its step is reserved later, before the noise is used.
+        if self.step + 1 < self._last_step:
+            self._plans.active.noise.prepare(self.step + 1)
+
+    def _make_header(
+        self, mixing_round: int, payload_bytes: int, model: bytes = bytes(PREFIX_BYTES)
+    ) -> Header:
+        return Header(
+            plan=self._plans.active.prefix,
+            next_plan=self._plans.next_prefix,
+            sender=self._agent,
+            step=self.step,
+            mixing_round=mixing_round,
+            degree=len(self._exchange.neighbours),
+            payload_bytes=payload_bytes,
+            news=self._membership.news,
+            model=model,
+        )
+
+    def _gossip_once(self) -> tuple[Tensor, StepStatistics]:
+        """Take the half step, then mix in rounds."""
         # A new plan must be in force before the step's noise is drawn, at all survivors alike.
         if self._readmit():
             self._plans.follow_return(self.step)
@@ -163,27 +306,17 @@ class TrainingRounds:
         # A model that is not finite stays as it is: its gradients have no meaning, and a release
         # would spend budget for nothing.
         if not self._has_diverged:
-            # No noise is released twice: the step is durably reserved before anything of it is
-            # sent, so a run that crashes from here on can never release it again.
-            number = self._ledger.reserve(self.step)
-            had_broken = self._half_step.num_broken > 0
+            number, had_broken = self._reserve(), self._half_step.num_broken > 0
             values, statistics = self._half_step.take(
                 self.parameters,
-                self._plans.active.noise.take(self.step),
+                self._plans.active.noise.take(self.step).values,
                 number=number,
-                step_size=self._settings.schedule.at(self.step + 1, self._num_steps),
+                step_size=self._step_size,
                 grid=self._plans.active.plan.grid,
                 observe=self.step + 1 in self._observed_steps,
             )
-            if self._half_step.num_broken and not had_broken:
-                self._journal.note_privately(
-                    f"gradients were not finite at step {self.step} and counted as zero: check the "
-                    "data, or try a smaller step size"
-                )
-        values = self._gossip(values, prepares=not self._has_diverged)
-        self.parameters, self.step = values, self.step + 1
-        self._check_divergence()
-        self._journal.record_step(self.step, values, statistics)
+            self._note_broken(had_broken)
+        return self._gossip(values, prepares=not self._has_diverged), statistics
 
     def _check_divergence(self) -> None:
         """Stop the run if the model is not finite."""
@@ -196,9 +329,14 @@ class TrainingRounds:
             self._journal.note(
                 f"the model is not finite at step {self.step}: try a smaller step size"
             )
-            self._announce_stop(StopReason.DIVERGED)
+            if self._sum is None:
+                self._announce_stop(StopReason.DIVERGED)
+            else:
+                # All agents have this model, and stop at this step.
+                root = self._plan.network.tree.root
+                self._membership.note_stop(StopNotice(self.step, root, StopReason.DIVERGED))
         if self._has_diverged or self._membership.stop.reason is StopReason.DIVERGED:
-            self._journal.record_divergence()
+            self._journal.stop_saving()
 
     def _gossip(self, values: Tensor, cooldown_step: int = 0, *, prepares: bool = False) -> Tensor:
         """Run the mixing rounds of one step, or of one of the steps that only mix."""
@@ -214,21 +352,10 @@ class TrainingRounds:
         self, flows: LinkFlows, values: Tensor, mixing_round: int, *, prepares: bool
     ) -> Tensor:
         """Run one mixing round: send, draw the next noise meanwhile, receive, average."""
-        own = Header(
-            plan=self._plans.active.prefix,
-            next_plan=self._plans.next_prefix,
-            sender=self._agent,
-            step=self.step,
-            mixing_round=mixing_round,
-            degree=len(self._exchange.neighbours),
-            payload_bytes=values.nbytes,
-            news=self._membership.news,
-        )
+        own = self._make_header(mixing_round, values.nbytes)
         self._exchange.start(own, values)
-        # The next noise is drawn while messages travel. If a stop keeps it from being sent, no
-        # budget is spent on it: its step is reserved later, before the noise is used.
-        if prepares and self.step + 1 < self._last_step:
-            self._plans.active.noise.prepare(self.step + 1)
+        if prepares:
+            self._prepare_next()
         began = time.perf_counter()
         # The last messages are waited for, so that none is left behind at the end. All agents know
         # of a stop before its step.
@@ -271,15 +398,19 @@ class TrainingRounds:
         is_directed = self._plan.network.graph.is_directed()
         return LinkState(header.degree, is_aware=bool(unplanned) and not is_directed)
 
-    def _note_losses(self, dropouts: Mapping[int, Dropout]) -> None:
+    def _require_awake(self, dropouts: Mapping[int, Dropout]) -> None:
         # After its own pause this agent cannot tell a lost neighbour from one that has gone on
         # without it. It leaves rather than declare the others lost.
         if dropouts and self._exchange.was_suspended:
             pause = SUSPENDED_SHARE * self._settings.timeout
+            what = "went on" if self._sum is None else "stopped"
             raise LostError(
-                f"was suspended for more than {pause:g} s, and the others went on without it at "
+                f"was suspended for more than {pause:g} s, and the others {what} without it at "
                 f"step {self.step}"
             )
+
+    def _note_losses(self, dropouts: Mapping[int, Dropout]) -> None:
+        self._require_awake(dropouts)
         for peer, dropout in dropouts.items():
             self._losses.note_dropout(peer, dropout, self.step, timeout=self._settings.timeout)
             self._note_cut(peer)
