@@ -19,8 +19,10 @@ from corn.distributed.startup.rendezvous import Rendezvous
 from corn.distributed.steps import half_step, rounds
 from corn.distributed.steps.half_step import HalfStep
 from corn.distributed.steps.messages import StopReason
+from corn.distributed.steps.summing import digest_model
 from corn.errors import InvalidArgumentError
 from corn.learn.schedule import Constant
+from corn.learn.step import compute_gradients, release_masked
 from corn.noise.masks import read_average
 from corn.plan import FloatType, Plan, load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
@@ -113,7 +115,7 @@ def test_every_agent_steps_along_the_average_of_all_releases(
 ) -> None:
     """An independent sum of what all agents noted: of gradients and private noise, no masks."""
     noted: dict[tuple[int, int], np.ndarray] = {}
-    released = half_step.release_masked
+    released = release_masked
     averages: list[np.ndarray] = []
 
     def note(
@@ -185,7 +187,7 @@ def test_a_sum_whose_masks_do_not_cancel_is_applied_by_nobody(
         return digest(parameters)
 
     models: dict[int, list[bytes]] = {}
-    digest = rounds.digest_model
+    digest = digest_model
     monkeypatch.setattr(NoiseShare, "take", spoil)
     monkeypatch.setattr(rounds, "digest_model", record)
     results = run(PLAN, tmp_path)
@@ -203,7 +205,7 @@ def test_a_sum_whose_masks_do_not_cancel_is_applied_by_nobody(
 def test_a_gradient_that_is_not_finite_counts_as_zero_and_is_told_to_its_owner_alone(
     value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compute = half_step.compute_gradients
+    compute = compute_gradients
 
     def spoil(task: Any, parameters: Tensor, *given: Any, **options: Any) -> Any:
         if AGENT.number == 2:
@@ -218,17 +220,26 @@ def test_a_gradient_that_is_not_finite_counts_as_zero_and_is_told_to_its_owner_a
         assert bool(own.private_notes) == (own.agent == 2)
 
 
-def test_agents_stop_at_the_same_step_where_the_model_diverges(tmp_path: Path) -> None:
-    for own in run(PLAN, tmp_path, step_size=1e39):
+def test_agents_stop_at_the_same_step_where_the_model_diverges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move = HalfStep.move
+
+    def diverge(self: HalfStep, *given: Any, **options: Any) -> Tensor:
+        moved, AGENT.num_calls = move(self, *given, **options), AGENT.num_calls + 1
+        return moved * torch.inf if AGENT.num_calls == 7 else moved
+
+    monkeypatch.setattr(HalfStep, "move", diverge)
+    for own in run(PLAN, tmp_path):
         assert own.stop.reason is StopReason.DIVERGED
         assert own.stop.agent == PLAN.network.tree.root
-        assert own.num_steps < 12
+        assert own.num_steps == 7
 
 
 def test_settings_that_leave_agents_out_are_refused() -> None:
     for options in ({"deadline": 1.0}, {"start_with": 4}, {"on_dropout": "replan"}):
         with pytest.raises(InvalidArgumentError, match=f"{next(iter(options))} must be .* exact"):
-            RunSettings(**options).check_plan(PLAN)  # type: ignore[arg-type]
+            RunSettings(**options).check_plan(PLAN)
     RunSettings().check_plan(PLAN)
 
 
