@@ -109,11 +109,6 @@ class Membership:
         """Note that the own link to an agent broke at a step."""
         self.merge(News(cuts=frozenset({(make_edge(self._agent, peer), step)})))
 
-    def note_lost(self, agent: int, step: int) -> None:
-        """Note that all links of an agent broke at a step."""
-        edges = frozenset((make_edge(agent, peer), step) for peer in self._graph.neighbors(agent))
-        self.merge(News(cuts=edges))
-
     def note_return(self, agent: int, step: int) -> None:
         """Note that an agent takes part again from a step on."""
         self.merge(News(returns=frozenset({(agent, step)})))

@@ -277,12 +277,6 @@ class Journal:
         """Save no more checkpoints: the model is not finite, or not that of all agents."""
         self._saves = False
 
-    def save(self, step: int, parameters: Tensor, memory: Tensor | None) -> None:
-        """Save a checkpoint, of the last step or of an earlier one."""
-        if self._checkpoints is not None:
-            checkpoint = AgentCheckpoint(parameters, self._count_releases(), memory)
-            self._checkpoints.save(step, checkpoint, num_kept=self._num_kept)
-
     def record_end(self, step: int, parameters: Tensor, status: RunStatus) -> None:
         """Measure the final model, which replaces a measurement from before a cool-down."""
         # A cool-down mixes without new gradients: the last step's statistics still hold.
@@ -338,8 +332,9 @@ class Journal:
             write_table(rows, folder / "metrics.csv", columns=SHARED_COLUMNS, is_private=is_private)
 
     def _save(self, step: int, parameters: Tensor) -> None:
-        if self._saves:
-            self.save(step, parameters, self._read_memory())
+        if self._checkpoints is not None and self._saves:
+            checkpoint = AgentCheckpoint(parameters, self._count_releases(), self._read_memory())
+            self._checkpoints.save(step, checkpoint, num_kept=self._num_kept)
 
     def _progress(self, step: int, statistics: StepStatistics) -> Progress:
         last = self._find_row()

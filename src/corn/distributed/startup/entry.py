@@ -38,6 +38,7 @@ from corn.distributed.startup.start_errors import LateError
 from corn.distributed.steps.exchange import Exchange
 from corn.distributed.steps.half_step import HalfStep
 from corn.distributed.steps.messages import message_limit
+from corn.distributed.steps.summing import integer_type
 from corn.errors import InvalidArgumentError
 from corn.plan import Plan
 from corn.transport import (
@@ -98,16 +99,10 @@ class AgreedRun:
     @property
     def max_message_bytes(self) -> int:
         """The most bytes of a message."""
-        size = len(self.work.start) * self.message_type.itemsize
+        # Survivors of exact sums may make a plan with longer integers.
+        is_sum = self.plan.network.mixing == "sum"
+        size = 8 * len(self.work.start) if is_sum else self.work.start.nbytes
         return message_limit(self.plan.num_agents, size)
-
-    @property
-    def message_type(self) -> torch.dtype:
-        """The type of the numbers in messages: of models, or of integers in exact sums."""
-        if self.plan.network.mixing == "gossip":
-            return self.work.start.dtype
-        # Signed, as torch has few operations on others: sums modulo 2^B have the same bits.
-        return {16: torch.int16, 32: torch.int32, 64: torch.int64}[self.plan.mask_bits]
 
     @property
     def first_step(self) -> int:
@@ -315,6 +310,11 @@ def find_neighbours(plan: Plan, agent: int) -> tuple[frozenset[int], frozenset[i
     return senders, receivers
 
 
+def message_type(plan: Plan, model: Tensor) -> torch.dtype:
+    """Return the type of the numbers in messages: that of models, or integers in exact sums."""
+    return integer_type(plan.mask_bits) if plan.network.mixing == "sum" else model.dtype
+
+
 def make_exchange(run: AgreedRun, links: Mapping[int, Link]) -> Exchange:
     """Return the exchange of messages over links to neighbours."""
     is_directed = run.plan.network.graph.is_directed()
@@ -322,7 +322,7 @@ def make_exchange(run: AgreedRun, links: Mapping[int, Link]) -> Exchange:
     return Exchange(
         links,
         num_agents=run.plan.num_agents,
-        dtype=run.message_type,
+        dtype=message_type(run.plan, run.work.start),
         timeout=run.settings.timeout,
         senders=senders if is_directed else None,
         receivers=receivers if is_directed else None,

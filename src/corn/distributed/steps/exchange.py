@@ -92,6 +92,7 @@ class Exchange:
 
     Attributes:
         on_send: called with every message before it is sent, for audits.
+        dtype: of the numbers in messages.
     """
 
     def __init__(
@@ -106,12 +107,13 @@ class Exchange:
     ) -> None:
         self._links, self._num_agents, self._timeout = dict(links), num_agents, timeout
         self._senders, self._receivers = senders, receivers
-        self._dtype = dtype
+        self.dtype = dtype
         self.on_send: Callable[[Header, Tensor], None] | None = None
         self._own: Received | None = None
         # Own messages for which the neighbour's is still to come, the oldest first.
         self._pending: dict[int, deque[Received]] = {peer: deque() for peer in links}
         self._buffers: list[tuple[Link, memoryview]] = []
+        self._put_back: dict[int, Received] = {}
         self._closed: dict[int, Traffic] = {}
         self.num_missed: dict[int, int] = {}
         # The lock keeps heartbeats from being sent over a link that is being closed.
@@ -208,19 +210,28 @@ class Exchange:
             for peer in peers:
                 self._links[peer].send(memoryview(message))
 
-    def receive(self, peer: int) -> Received:
+    def receive(self, peer: int, *, since: float | None = None) -> Received:
         """Return the next message of a neighbour, whose numbers are valid until ``recycle``.
+
+        Silence counts from ``since`` on the monotonic clock; by default from now.
 
         Raises:
             LinkError: the neighbour is lost.
         """
+        if peer in self._put_back:
+            return self._put_back.pop(peer)
         link = self._links[peer]
         # See ``_catch_up`` for the limit.
-        data = link.receive(self._timeout, limit=self._timeout * (self._num_agents + 1))
+        limit = self._timeout * (self._num_agents + 1)
+        data = link.receive(self._timeout, limit=limit, since=since)
         self._buffers.append((link, data))
         return Received(
-            *decode_message(data, num_agents=self._num_agents, sender=peer, dtype=self._dtype)
+            *decode_message(data, num_agents=self._num_agents, sender=peer, dtype=self.dtype)
         )
+
+    def put_back(self, peer: int, message: Received) -> None:
+        """Let the next ``receive`` return a message once more."""
+        self._put_back[peer] = message
 
     def recycle(self) -> None:
         """Give back the memory of all messages that were received."""
@@ -247,6 +258,7 @@ class Exchange:
                 link = self._links.pop(peer)
                 self._closed[peer] = _add(self._closed.get(peer), link.traffic)
                 self._pending[peer].clear()
+                self._put_back.pop(peer, None)
                 link.close()
 
     def link(self, peer: int) -> Link:
@@ -287,7 +299,7 @@ class Exchange:
             limit = self._timeout * (self._num_agents + 1)
             data = link.receive(self._timeout, limit=limit, since=began)
             header, parameters = decode_message(
-                data, num_agents=self._num_agents, sender=peer, dtype=self._dtype
+                data, num_agents=self._num_agents, sender=peer, dtype=self.dtype
             )
             own = pending.popleft()
             # Compared with the own message of the same round, which is the oldest without an
@@ -307,7 +319,7 @@ class Exchange:
         if not len(values):
             return message, values
         # A copy: links read it while the agent computes, and late neighbours need it even later.
-        own = torch.frombuffer(message, dtype=self._dtype, offset=len(start))
+        own = torch.frombuffer(message, dtype=self.dtype, offset=len(start))
         own.copy_(values)
         return message, own
 

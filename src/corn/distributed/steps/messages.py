@@ -16,7 +16,7 @@ NEVER = 2**32 - 1
 PREFIX_BYTES = 8
 
 _MAGIC = b"corn/msg"
-_FIXED = struct.Struct("<8s8s8s8sIIIIQIIIII")
+_FIXED = struct.Struct("<8s8s8s8sIIIIIQIIIII")
 _CUT, _RETURN = struct.Struct("<III"), struct.Struct("<II")
 # A cache line, so that the parameters behind a header are aligned for vector code.
 _ALIGNMENT = 64
@@ -85,6 +85,7 @@ class Header:
         payload_bytes: the size of the parameters.
         news: of losses, returns and a stop.
         model: a digest of the sender's model before the step; zeros where models differ anyway.
+        attempt: the number of a recovery, whose rounds the mixing rounds are; zero outside of any.
     """
 
     plan: bytes
@@ -96,6 +97,7 @@ class Header:
     payload_bytes: int
     news: News = field(default_factory=News)
     model: bytes = bytes(PREFIX_BYTES)
+    attempt: int = 0
 
     def encode(self) -> bytes:
         """Return the header as bytes, a multiple of 64 of them to align the parameters."""
@@ -108,6 +110,7 @@ class Header:
             self.sender,
             self.step,
             self.mixing_round,
+            self.attempt,
             self.degree,
             self.payload_bytes,
             _REASONS.index(news.stop.reason),  # by position: a name has no fixed size
@@ -144,10 +147,8 @@ def decode_message(
     """Read a message that came from ``sender``; raise ``ProtocolError`` for anything else."""
     if len(data) < _FIXED.size or data[: len(_MAGIC)] != _MAGIC:
         raise ProtocolError(f"agent {sender} sent bytes that are not a message of CorN")
-    _, plan, next_plan, model, found, step, mixing_round, degree, size, *rest = _FIXED.unpack_from(
-        data
-    )
-    why, who, stop, num_cuts, num_returns = rest
+    _, plan, next_plan, model, found, *rest = _FIXED.unpack_from(data)
+    step, mixing_round, attempt, degree, size, why, who, stop, num_cuts, num_returns = rest
     begin = _header_bytes(num_cuts, num_returns)
     if found != sender:
         raise ProtocolError(f"agent {sender}'s link carries a message of agent {found}")
@@ -176,6 +177,7 @@ def decode_message(
         payload_bytes=size,
         news=news,
         model=model,
+        attempt=attempt,
     )
     # frombuffer would raise for either. check_header refuses the wrong size, and names its sender.
     if size == 0 or size % dtype.itemsize:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import final
 
 import torch
 from torch import Tensor
 
+from corn.arrays import FloatArray
 from corn.distributed.dropout.loss_notes import LossNotes
 from corn.distributed.dropout.membership import Membership, NewsDelays, find_cuts, name_agents
+from corn.distributed.dropout.recovery import Recovery
 from corn.distributed.dropout.replanning import PlanInForce
 from corn.distributed.dropout.returns import Returns
 from corn.distributed.dropout.survivors import ActivePlan, LinkState, weigh_neighbours
@@ -27,11 +28,11 @@ from corn.distributed.steps.exchange import MAX_LAG, SUSPENDED_SHARE, Exchange, 
 from corn.distributed.steps.gossiping import LinkFlows
 from corn.distributed.steps.half_step import HalfStep
 from corn.distributed.steps.messages import NO_STOP, PREFIX_BYTES, Header, StopNotice, StopReason
-from corn.distributed.steps.summing import UP, SumOutcome, TreeSum, as_integers, digest_model
-from corn.errors import PublicError
+from corn.distributed.steps.summing import TreeSum, as_integers, digest_model, integer_type
+from corn.errors import CornError, PublicError
 from corn.learn.monitor import Interruption
 from corn.learn.step import StepStatistics
-from corn.noise.masks import is_possible, read_average
+from corn.noise.masks import MaskWords, is_possible, read_average
 from corn.plan import Plan
 from corn.transport import Dropout, LinkError
 
@@ -92,9 +93,13 @@ class TrainingRounds:
             self._sum = TreeSum(exchange, plan.network.tree, agent, membership)
             # News reaches the root on the way up, and all others on the way down.
             self._delays = NewsDelays(spread=1, settling=0)
+        self._recovery = Recovery(
+            exchange, membership, num_agents=plan.num_agents, note_dropout=self._note_dropout
+        )
+        # Whether all survivors of a loss have agreed on the end of the run.
+        self._is_settled = False
+        self._last_total: Tensor | None = None
         self._num_void = 0
-        # Model and memory before the last step.
-        self._before: tuple[Tensor, Tensor | None] | None = None
         self._plans = PlanInForce(
             plan,
             settings,
@@ -141,12 +146,16 @@ class TrainingRounds:
     def run(self, interruption: Interruption) -> None:
         """Run to the last step, or to a stop on which all agents agree."""
         try:
-            while self.step < self._last_step:
+            while self.step < self._last_step and not self._is_settled:
                 if interruption.requested:
                     self._announce_stop(StopReason.INTERRUPTED)
                 if self._membership.stop.step <= self.step:
-                    return
+                    break
                 self._advance()
+            if self._sum is not None:
+                self._close_sum(self._sum)
+            if self.step < self._last_step:
+                return
             # Nobody may come back in a cool-down, which has no steps to release.
             self._returns.close()
             # Mixing needs no gradient, so a cool-down releases nothing new and spends nothing.
@@ -162,20 +171,31 @@ class TrainingRounds:
             if self._num_void > 1:
                 self._journal.note(f"the sums of {self._num_void} steps in all were void")
 
+    def _close_sum(self, tree: TreeSum) -> None:
+        """Wait until all agents have the last sum, and compare models once more."""
+        # Without this, an agent that has it could leave before others get it from nobody else.
+        if not self._is_settled:
+            _, highest = self._add_up(tree, torch.empty(0, dtype=self._exchange.dtype))
+            if highest is not None:
+                self._is_settled = True
+                self._skip_to(highest)
+
     def _announce_stop(self, reason: StopReason) -> None:
         # News of it reaches all agents by then, so that all stop after the same step.
         step = self.step + self._delays.spread
         self._membership.note_stop(StopNotice(step, self._agent, reason))
 
     def _advance(self) -> None:
-        """Run one step, unless it ends in a stop."""
-        done = self._gossip_once() if self._sum is None else self._sum_once(self._sum)
-        if done is None:
-            return
-        self.parameters, statistics = done
-        self.step += 1
+        """Run one step."""
+        if self._sum is None:
+            self._finish_step(*self._gossip_once())
+        else:
+            self._sum_once(self._sum)
+
+    def _finish_step(self, parameters: Tensor, statistics: StepStatistics) -> None:
+        self.parameters, self.step = parameters, self.step + 1
         self._check_divergence()
-        self._journal.record_step(self.step, self.parameters, statistics)
+        self._journal.record_step(self.step, parameters, statistics)
 
     def _reserve(self) -> int:
         """Return the number of the release of this step."""
@@ -190,8 +210,8 @@ class TrainingRounds:
                 "data, or try a smaller step size"
             )
 
-    def _sum_once(self, tree: TreeSum) -> tuple[Tensor, StepStatistics] | None:
-        """Release, sum up and take the same step as all agents; return None at a stop."""
+    def _sum_once(self, tree: TreeSum) -> None:
+        """Release, sum up, and take the same step as all agents; after a loss, recover."""
         plan, noise = self._plans.active.plan, self._plans.active.noise
         number, had_broken = self._reserve(), self._half_step.num_broken > 0
         drawn = noise.take(self.step)
@@ -205,71 +225,116 @@ class TrainingRounds:
             observe=self.step + 1 in self._observed_steps,
         )
         self._note_broken(had_broken)
+        total, highest = self._add_up(tree, as_integers(words))
+        # A copy, for agents that may lack it: messages are overwritten.
+        self._last_total = None if total is None else total.clone()
+        if total is None:
+            self.parameters = self._half_step.skip(self.parameters, number)
+        else:
+            sums = total.numpy().view(words.dtype)
+            moved = self._move(sums, drawn.offset, number)
+            self._finish_step(moved, statistics)
+        if highest is not None:
+            self._go_on(highest)
+
+    def _move(self, total: MaskWords, offset: FloatArray, number: int) -> Tensor:
+        """Return the model after the step along the average of all releases."""
+        plan = self._plans.active.plan
+        if not is_possible(total, plan.largest_sum):
+            self._num_void += 1
+            if self._num_void == 1:
+                self._journal.note(
+                    f"the sum of step {self.step} is void, as masks did not cancel: no agent "
+                    "applied it, and it counts as released; some agent's keys or messages are wrong"
+                )
+            return self._half_step.skip(self.parameters, number)
+        average = read_average(total, num_agents=plan.num_agents, grid=plan.grid, offset=offset)
+        return self._half_step.move(
+            self.parameters,
+            torch.from_numpy(average).to(self.parameters),
+            step_size=self._step_size,
+            number=number,
+        )
+
+    def _add_up(self, tree: TreeSum, own: Tensor) -> tuple[Tensor | None, int | None]:
+        """Return the sum of all agents' integers; after a loss, the highest step of any survivor.
+
+        After a loss the sum is there if any survivor has it.
+        """
         model, began = digest_model(self.parameters), time.perf_counter()
 
         def make_header(message: int) -> Header:
-            return self._make_header(message, words.nbytes, model)
+            return self._make_header(message, own.nbytes, model)
 
         def prepare() -> None:
             began = time.perf_counter()
             self._prepare_next()
             self.seconds_waited -= time.perf_counter() - began
 
-        outcome = tree.add_up(as_integers(words), make_header, prepare)
+        outcome = tree.add_up(own, make_header, prepare)
+        total, highest = outcome.total, None
+        if total is None:
+            for peer, dropout in outcome.dropouts.items():
+                self._note_dropout(peer, dropout)
+            if outcome.others:
+                self._journal.note(
+                    f"{name_agents(outcome.others)} had another model than agent {self._agent} at "
+                    f"step {self.step}"
+                )
+                notice = StopNotice(self.step, outcome.others[0], StopReason.MODELS_DIFFER)
+                self._membership.note_stop(notice)
+            found = self._recovery.run(self.step, self._last_total, lambda: self._make_header(0, 0))
+            total, highest = found.total, found.highest
         self.seconds_waited += time.perf_counter() - began
-        if outcome.total is None:
-            self._end_sum(tree, outcome)
-            return None
-        total, memory = outcome.total.numpy().view(words.dtype), self._half_step.memory
-        self._before = self.parameters, None if memory is None else memory.clone()
-        if not is_possible(total, plan.largest_sum):
-            self._note_void()
-            return self._half_step.skip(self.parameters, number), statistics
-        average = read_average(
-            total, num_agents=plan.num_agents, grid=plan.grid, offset=drawn.offset
-        )
-        moved = self._half_step.move(
-            self.parameters,
-            torch.from_numpy(average).to(self.parameters),
-            step_size=self._step_size,
-            number=number,
-        )
-        return moved, statistics
+        return total, highest
 
-    def _note_void(self) -> None:
-        self._num_void += 1
-        if self._num_void == 1:
-            self._journal.note(
-                f"the sum of step {self.step} is void, as masks did not cancel: no agent applied "
-                "it, and it counts as released; some agent's keys or messages are wrong"
-            )
-
-    def _end_sum(self, tree: TreeSum, outcome: SumOutcome) -> None:
-        """Stop, and let all others stop, as the sum of a step cannot be completed."""
-        self._require_awake(outcome.dropouts)
-        notice = self._membership.stop
-        for peer, dropout in outcome.dropouts.items():
-            self._losses.note_dropout(peer, dropout, self.step, timeout=self._settings.timeout)
-            self._journal.note(
-                "exact sums need all agents, so that the run stops: --resume continues it once all "
-                "are back"
-            )
-            self._membership.note_lost(peer, self.step)
-            notice = StopNotice(self.step, peer, StopReason.LOSS)
-        if outcome.others:
-            self._journal.note(
-                f"{name_agents(outcome.others)} had another model than agent {self._agent} at step "
-                f"{self.step}"
-            )
-            notice = StopNotice(self.step, outcome.others[0], StopReason.MODELS_DIFFER)
-        # Now, whatever the step of the notice: of two agents one may be a step behind.
-        self._membership.note_stop(replace(notice, step=min(notice.step, self.step)))
-        tree.spread_stop(self._make_header(UP, 0), told_by=outcome.told_by)
+    def _go_on(self, highest: int) -> None:
+        """Continue after a recovery, with the same knowledge as all other survivors."""
         if self._membership.stop.reason is StopReason.MODELS_DIFFER:
             self._journal.stop_saving()
-        # The others may have done one step less than this agent, or one more.
-        elif self._before is not None:
-            self._journal.save(self.step - 1, *self._before)
+        if self._membership.stop.step <= highest or highest == self._last_step:
+            # All that could be applied is. A run that resumes begins with the step that is void.
+            self._is_settled = True
+            self._skip_to(highest)
+            return
+        # Some have released this step, and its noise must not be used again.
+        self._skip_to(highest + 1)
+        if self.step == self._last_step:
+            self._is_settled = True
+            return
+        try:
+            self._plans.replace_now(self.step)
+        except CornError as error:
+            self._journal.note(f"stopped, as there is no plan for those that are left: {error}")
+            lost = min(self.lost, default=self._agent)
+            self._membership.note_stop(StopNotice(self.step, lost, StopReason.LOSS))
+            self._is_settled = True
+            return
+        plan, members = self._plans.active.plan, self._plans.active.members
+        self._exchange.dtype = integer_type(plan.mask_bits)
+        self._sum = TreeSum(
+            self._exchange, plan.network.tree.rename(members), self._agent, self._membership
+        )
+
+    def _skip_to(self, step: int) -> None:
+        """Leave steps out whose sums are void."""
+        if step == self.step:
+            return
+        void = ", ".join(map(str, range(self.step, step)))
+        lost = self._membership.lost_by(step)
+        who = f" without {name_agents(lost)}" if lost else ", as a link broke"
+        self._journal.note(
+            f"the sum of step {void} is void{who}: no agent applied it, and it counts as released"
+        )
+        self.step, self._last_total = step, None
+        self._journal.record_step(step, self.parameters, _no_statistics())
+
+    def _note_dropout(self, peer: int, dropout: Dropout) -> None:
+        self._require_awake({peer: dropout})
+        self._losses.note_dropout(peer, dropout, self.step, timeout=self._settings.timeout)
+        self._membership.note_cut(peer, self.step)
+        if self._settings.on_dropout == "stop":
+            self._membership.note_stop(StopNotice(self.step, peer, StopReason.LOSS))
 
     @property
     def _step_size(self) -> float:
@@ -333,8 +398,8 @@ class TrainingRounds:
                 self._announce_stop(StopReason.DIVERGED)
             else:
                 # All agents have this model, and stop at this step.
-                root = self._plan.network.tree.root
-                self._membership.note_stop(StopNotice(self.step, root, StopReason.DIVERGED))
+                first = self._plans.active.members[0]
+                self._membership.note_stop(StopNotice(self.step, first, StopReason.DIVERGED))
         if self._has_diverged or self._membership.stop.reason is StopReason.DIVERGED:
             self._journal.stop_saving()
 
@@ -403,9 +468,8 @@ class TrainingRounds:
         # without it. It leaves rather than declare the others lost.
         if dropouts and self._exchange.was_suspended:
             pause = SUSPENDED_SHARE * self._settings.timeout
-            what = "went on" if self._sum is None else "stopped"
             raise LostError(
-                f"was suspended for more than {pause:g} s, and the others {what} without it at "
+                f"was suspended for more than {pause:g} s, and the others went on without it at "
                 f"step {self.step}"
             )
 

@@ -4,8 +4,8 @@ A step has one message up and one down over each link of the tree. Messages are 
 so that all agents get the same total in whatever order messages arrive. Headers carry news, and a
 digest of the sender's model: all agents hold the same model, and a parent compares.
 
-A step needs all agents. An agent that loses a neighbour of the tree tells the others by a message
-without numbers, a *stop*, which all pass on.
+A step needs all agents. Where a neighbour of the tree is lost, or calls for a recovery, the sum is
+given up (``corn.distributed.dropout.recovery``).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from corn.distributed.dropout.membership import Membership
 from corn.distributed.steps.exchange import Exchange, Received
-from corn.distributed.steps.messages import NO_STOP, PREFIX_BYTES, Header, check_header
-from corn.noise.masks import MaskWords
+from corn.distributed.steps.messages import PREFIX_BYTES, Header, check_header
+from corn.noise.masks import MaskBits, MaskWords
 from corn.topology.tree import SpanningTree
 from corn.transport import Dropout, LinkError
 
@@ -34,16 +34,14 @@ class SumOutcome:
     """The end of a step's sum at one agent.
 
     Attributes:
-        total: the sum of all agents, modulo 2^B; None if the run stops.
+        total: the sum of all agents, modulo 2^B; None if it was given up.
         dropouts: the neighbour that is lost, and how.
         others: the children whose model is not this agent's.
-        told_by: the neighbours that passed on a stop.
     """
 
     total: Tensor | None = None
     dropouts: Mapping[int, Dropout] = field(default_factory=dict)
     others: tuple[int, ...] = ()
-    told_by: tuple[int, ...] = ()
 
 
 class _Stopped(Exception):  # noqa: N818 - an outcome, not an error
@@ -72,11 +70,6 @@ class TreeSum:
         self._parent = None if agent == tree.root else tree.parents[agent]
         self._children = tree.children[agent]
 
-    @property
-    def peers(self) -> tuple[int, ...]:
-        """The neighbours on the tree."""
-        return self._children if self._parent is None else (*self._children, self._parent)
-
     def add_up(
         self, own: Tensor, make_header: Callable[[int], Header], meanwhile: Callable[[], None]
     ) -> SumOutcome:
@@ -93,11 +86,6 @@ class TreeSum:
             return stopped.outcome
         self._exchange.note_exchange()
         return SumOutcome(total)
-
-    def spread_stop(self, header: Header, *, told_by: tuple[int, ...]) -> None:
-        """Pass a stop on to all neighbours of the tree that are left."""
-        left = set(self.peers) & set(self._exchange.neighbours) - set(told_by)
-        self._exchange.send(sorted(left), header, torch.empty(0))
 
     def _add_up(
         self, total: Tensor, make_header: Callable[[int], Header], meanwhile: Callable[[], None]
@@ -129,12 +117,17 @@ class TreeSum:
         except LinkError as error:
             self._exchange.drop(peer)
             raise _Stopped(SumOutcome(dropouts={peer: error.dropout})) from error
+        if found.header.attempt:
+            self._exchange.put_back(peer, found)
+            raise _Stopped(SumOutcome())
         self._membership.merge(found.header.news)
-        # Of whatever step: the neighbour may be one step behind, or ahead.
-        if found.header.payload_bytes == 0 and found.header.news.stop != NO_STOP:
-            raise _Stopped(SumOutcome(told_by=(peer,)))
         check_header(found.header, expected)
         return found
+
+
+def integer_type(bits: MaskBits) -> torch.dtype:
+    """Return the type of integers modulo 2^B in messages: signed, as torch adds up no others."""
+    return {16: torch.int16, 32: torch.int32, 64: torch.int64}[bits]
 
 
 def as_integers(words: MaskWords) -> Tensor:
