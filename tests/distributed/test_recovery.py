@@ -3,6 +3,7 @@
 import signal
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from corn.distributed.steps.summing import DOWN, UP
 from corn.learn.schedule import Constant
 from corn.plan import Plan, verify_plan
 from corn.privacy.floats import set_aside
+from corn.transport import LinkError
 
 from .harness import Fault, failures, finished, run_processes, small_plan
 from .test_agent import train
@@ -118,7 +120,9 @@ def run_with(
             return
         send(self, [peer for peer in peers if peer in left], header, values)
         for link in self._links.values():
-            link.wait_sent(10)
+            # The other end may die at the same time.
+            with suppress(LinkError):
+                link.wait_sent(10)
         raise Crash
 
     def run_one(rendezvous: Rendezvous) -> AgentResult:
@@ -244,7 +248,7 @@ def test_a_plan_for_survivors_keeps_every_cap_per_step() -> None:
     left = replan(PLAN, (1, 2, 4, 5), steps_left=20, cuts=[(1, 4)])
     assert left.network.mixing == "sum"
     assert left.decomposition.is_masked
-    assert verify_plan(left).is_sound
+    assert verify_plan(left).passed
     cap = float(set_aside(left.budget).precision_caps(4).max())
     assert cap <= float(PLAN.precision_caps.min())
     # Private noise grows as fewer agents share it.
