@@ -1,5 +1,6 @@
 """Losses under exact sums: survivors apply a step together or not at all, and go on or stop."""
 
+import random
 import signal
 import threading
 from collections.abc import Iterable, Sequence
@@ -8,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import pytest
 from torch import Tensor
 
@@ -253,3 +255,32 @@ def test_a_plan_for_survivors_keeps_every_cap_per_step() -> None:
     assert cap <= float(PLAN.precision_caps.min())
     # Private noise grows as fewer agents share it.
     assert left.decomposition.private_variance[0] > PLAN.decomposition.private_variance[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_wherever_agents_die_survivors_agree(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to two agents die at any of their messages, which some neighbours still get."""
+    dice = random.Random(seed)
+    plan = small_plan(dice.choice(["grid:2x3", "ring:5", "complete:4", "path:4"]), 8, mixing="sum")
+    n = plan.num_agents
+
+    def make_rule(last: int, receivers: Sequence[int]) -> Any:
+        count = iter(range(1, 1000))
+        return lambda _: receivers if next(count) >= last else None
+
+    crashes = {
+        agent: make_rule(dice.randrange(1, 24), dice.sample(range(n), dice.randrange(n)))
+        for agent in dice.sample(range(n), dice.choice([1, 2]))
+    }
+    results = run_with(monkeypatch, tmp_path, plan, crashes)
+    for agent, own in enumerate(results):
+        assert isinstance(own, AgentResult if agent not in crashes else AgentResult | Crash), own
+    left = [own for own in results if isinstance(own, AgentResult)]
+    graph = nx.Graph(plan.network.graph).subgraph([own.agent for own in left])
+    for part in nx.connected_components(graph):
+        ends = {(o.num_steps, o.parameters.numpy().tobytes()) for o in left if o.agent in part}
+        assert len(ends) == 1
+        assert next(iter(ends))[0] == 8
