@@ -31,9 +31,9 @@ from corn.distributed.dropout.membership import Membership
 from corn.distributed.dropout.survivors import ActivePlan
 from corn.distributed.startup.joining import host_store, join
 from corn.distributed.startup.keyring import (
+    DrawnNoise,
     NoiseShare,
     RehearsalLedger,
-    StepNoise,
     make_rehearsal_credentials,
     make_rehearsal_source,
 )
@@ -85,9 +85,9 @@ class Silence:
     def prepare(self, step: int) -> None:
         """Draw nothing."""
 
-    def take(self, step: int) -> StepNoise:  # noqa: ARG002
+    def take(self, step: int) -> DrawnNoise:  # noqa: ARG002
         """Return nothing."""
-        return StepNoise(torch.empty(0), np.empty(0), np.empty(0, np.uint16))
+        return DrawnNoise(torch.empty(0), np.empty(0), np.empty(0, np.uint16))
 
 
 class PlainHalfStep:

@@ -13,7 +13,7 @@ from corn.distributed.processes import AgentProcesses, preloaded_context
 from corn.distributed.records.results import AgentResult, FailureKind
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.distributed.startup.joining import host_store
-from corn.distributed.startup.keyring import NoiseShare, StepNoise, find_credentials, make_keys
+from corn.distributed.startup.keyring import DrawnNoise, NoiseShare, find_credentials, make_keys
 from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
 from corn.learn.workloads import Workload
@@ -68,7 +68,7 @@ class DisturbedWorkload(Workload):
     def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
         faults, brake, take = list(self.faults), self.brake, NoiseShare.take
 
-        def disturb(share: NoiseShare, step: int) -> StepNoise:
+        def disturb(share: NoiseShare, step: int) -> DrawnNoise:
             if brake is not None and brake.exists():
                 time.sleep(SECONDS_PER_BRAKED_STEP)
             if faults and step >= faults[0].step:

@@ -158,7 +158,7 @@ class Keyring:
 
 
 @dataclass(frozen=True, eq=False)
-class StepNoise:
+class DrawnNoise:
     """One agent's noise of one step.
 
     Attributes:
@@ -215,13 +215,13 @@ class NoiseShare:
             )
         self._prepared = step
 
-    def take(self, step: int) -> StepNoise:
+    def take(self, step: int) -> DrawnNoise:
         """Return the noise of a step."""
         if self._prepared != step:
             self.prepare(step)
         # A share is handed out once: noise used twice cancels in the difference of two messages.
         self._prepared = None
-        return StepNoise(self._share, self._offset, self._mask)
+        return DrawnNoise(self._share, self._offset, self._mask)
 
 
 def open_keyring(
