@@ -5,7 +5,8 @@ agents on a random graph, each a process with one thread, release d numbers in e
 noise against one insider on seeds of pairs. Gradients are given, so that a step is clipping, noise,
 masks, messages and the new model. Exact sums and gossip take turns in the same processes over the
 same sealed links, and so does ``all_reduce`` of gloo on d float32 numbers, which is neither private
-nor sealed. Times are medians over the turns; work is the processor time of one agent.
+nor sealed. Times are medians over the turns; work is the processor time of one agent. Messages of
+exact sums include the closing ones, one over each link of the tree in each turn.
 """
 
 from __future__ import annotations

@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from corn.covariance import MechanismName, ThreatModel
 from corn.covariance.objective import Horizon
-from corn.distributed.records.results import AgentResult, RunStatus, describe_stop
-from corn.distributed.records.storage import Folders, read_model
+from corn.distributed.own_loop import make_private
+from corn.distributed.processes import AgentProcesses
+from corn.distributed.records.results import AgentResult, RunStatus, describe_stop, require_done
+from corn.distributed.records.storage import Folders, list_checkpoints, read_model
 from corn.distributed.settings import RunSettings
 from corn.distributed.startup.keyring import NoiseShare, make_keys
 from corn.distributed.startup.rendezvous import Rendezvous
@@ -20,7 +23,7 @@ from corn.distributed.steps import half_step, rounds
 from corn.distributed.steps.half_step import HalfStep
 from corn.distributed.steps.messages import StopReason
 from corn.distributed.steps.summing import digest_model
-from corn.errors import InvalidArgumentError
+from corn.errors import CornError, InvalidArgumentError
 from corn.learn.schedule import Constant
 from corn.learn.step import compute_gradients, release_masked
 from corn.noise.masks import read_average
@@ -29,7 +32,7 @@ from corn.privacy import PrivacyBudget
 from corn.topology import load_network
 
 from .harness import WORKLOAD, finished, run_processes, small_plan
-from .test_agent import train
+from .test_agent import samples_of, train
 from .test_simulation_match import compare
 from .threads import run_in_threads
 
@@ -145,30 +148,31 @@ def test_every_agent_steps_along_the_average_of_all_releases(
     assert len({values.tobytes() for values in noted.values()}) == 60
 
 
+@pytest.mark.parametrize("step", [5, 12], ids=["middle", "last"])
 def test_a_flipped_bit_in_one_model_stops_all_and_names_the_agents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     move = HalfStep.move
 
     def flip(self: HalfStep, *given: Any, **options: Any) -> Tensor:
         moved, AGENT.num_calls = move(self, *given, **options), AGENT.num_calls + 1
-        if AGENT.number == 4 and AGENT.num_calls == 5:
+        if AGENT.number == 4 and AGENT.num_calls == step:
             moved.view(torch.int32)[3] ^= 1  # the last bit of one number
         return moved
 
     monkeypatch.setattr(HalfStep, "move", flip)
-    results = run(PLAN, tmp_path, checkpoint_every=2)
+    results = run(PLAN, tmp_path, checkpoint_every=7)
     assert PLAN.network.tree.parents[4] == 3
     for own in results:
-        assert (own.num_steps, own.status) == (5, RunStatus.INTERRUPTED)
+        assert own.num_steps == step
         assert (own.stop.agent, own.stop.reason) == (4, StopReason.MODELS_DIFFER)
         assert describe_stop(own.stop) == "agent 4's model is not that of its neighbours"
         # Nobody continues from a model of which it is not known whose is right.
         private = Folders.of_run(tmp_path).of_agent(own.agent).private
-        assert {path.name for path in private.glob("checkpoint-*")} == {
-            f"checkpoint-{step}.corn" for step in (0, 2, 4)
-        }
-    assert results[3].notes == ("agent 4 had another model than agent 3 at step 5",)
+        assert sorted(list_checkpoints(private)) == ([0] if step == 5 else [0, 7])
+        with pytest.raises(CornError, match="agent 4's model is not that of its neighbours"):
+            require_done(results, step)
+    assert results[3].notes == (f"agent 4 had another model than agent 3 at step {step}",)
 
 
 def test_a_sum_whose_masks_do_not_cancel_is_applied_by_nobody(
@@ -249,3 +253,72 @@ def test_bits_and_largest_sum_follow_from_the_plan_file(tmp_path: Path) -> None:
     loaded = load_plan(tmp_path / "plan.corn")
     assert (loaded.mask_bits, loaded.largest_sum) == (PLAN.mask_bits, PLAN.largest_sum)
     assert PLAN.largest_sum < 2 ** (PLAN.mask_bits - 2)
+
+
+def test_a_run_that_resumes_ends_with_the_same_bits_momentum_included(tmp_path: Path) -> None:
+    budget = PrivacyBudget(10, 1e-5, num_steps=12, clip=0.1)
+    network = load_network("path:3", mixing="sum")
+    plan = make_plan(network, budget, objective=Horizon(3, momentum=0.7))
+    options = {"rehearsal_seed": 3, "checkpoint_every": 6}
+    whole = run(plan, tmp_path / "whole", **options)
+    for own in run(plan, tmp_path / "parts", num_steps=6, **options):
+        assert own.num_steps == 6
+    for own in run(plan, tmp_path / "parts", resume=True, **options):
+        assert (own.first_step, own.num_steps) == (6, 12)
+        assert torch.equal(own.parameters, whole[0].parameters)
+
+
+def test_all_agents_stop_at_the_same_step_on_request(tmp_path: Path) -> None:
+    plan, brake = small_plan("grid:2x3", 500, mixing="sum"), tmp_path / "brake"
+    brake.touch()
+
+    def stop(processes: AgentProcesses) -> None:
+        if 0 in processes.progress:
+            processes.request_stop()
+            brake.unlink(missing_ok=True)
+
+    results = run_processes(plan, tmp_path, SETTINGS, brake=brake, on_poll=stop)
+    ends = {(own.num_steps, own.stop.reason) for own in finished(results).values()}
+    assert len(ends) == 1
+    assert len(finished(results)) == 6
+    num_steps, reason = ends.pop()
+    assert reason is StopReason.INTERRUPTED
+    assert num_steps < 500
+    folders = Folders.of_run(tmp_path)
+    models = [read_model(folders.of_agent(a).shared, num_steps, plan) for a in results]
+    assert all(torch.equal(own, models[0]) for own in models)
+
+
+def test_loops_of_agents_may_use_adam_and_end_with_one_model(tmp_path: Path) -> None:
+    """Every agent's optimizer sees the average of all releases, and so the same numbers."""
+    plan = small_plan("path:3", 6, mixing="sum")
+    make_keys(tmp_path / "keys", 3)
+    torch.manual_seed(0)
+    models = [nn.Linear(5, 2) for _ in range(3)]
+    for model in models[1:]:
+        model.load_state_dict(models[0].state_dict())
+
+    def train_one(rendezvous: Rendezvous) -> bytes:
+        rendezvous.keys = tmp_path / "keys"
+        model = models[rendezvous.agent]
+        private = make_private(
+            plan,
+            module=model,
+            optimizer=torch.optim.Adam(model.parameters(), lr=0.1),
+            data_loader=DataLoader(samples_of(rendezvous.agent), batch_size=10),
+            rendezvous=rendezvous,
+            settings=RunSettings(timeout=20),
+        )
+        num_steps = 0
+        for _ in range(3):
+            for inputs, targets in private.data_loader:
+                loss = nn.functional.cross_entropy(model(inputs), targets)
+                loss.backward()  # type: ignore[no-untyped-call]
+                private.optimizer.step()
+                num_steps += 1
+        assert num_steps == 6
+        return torch.cat([p.detach().flatten() for p in model.parameters()]).numpy().tobytes()
+
+    found = run_in_threads(3, train_one)
+    assert all(isinstance(own, bytes) for own in found), found
+    assert len(set(found)) == 1

@@ -138,6 +138,8 @@ class Plan:
         is_mixed = self.network.mixing == "gossip" or not self.cooldown_steps
         require(is_mixed, "cooldown_steps", "0 with exact sums", self.cooldown_steps)
         check_grid(self.grid)
+        if self.network.mixing == "sum":
+            _ = self.mask_bits  # raises if no integers hold the sums
 
     @property
     def num_agents(self) -> int:

@@ -27,7 +27,14 @@ from corn.distributed.startup.keyring import Ledger
 from corn.distributed.steps.exchange import MAX_LAG, SUSPENDED_SHARE, Exchange, Outcome, Received
 from corn.distributed.steps.gossiping import LinkFlows
 from corn.distributed.steps.half_step import HalfStep
-from corn.distributed.steps.messages import NO_STOP, PREFIX_BYTES, Header, StopNotice, StopReason
+from corn.distributed.steps.messages import (
+    NO_STOP,
+    PREFIX_BYTES,
+    Header,
+    ProtocolError,
+    StopNotice,
+    StopReason,
+)
 from corn.distributed.steps.summing import TreeSum, as_integers, digest_model, integer_type
 from corn.errors import CornError, PublicError
 from corn.learn.monitor import Interruption
@@ -136,6 +143,9 @@ class TrainingRounds:
     @property
     def stop(self) -> StopNotice:
         """The reason for an end before the last step; ``NO_STOP`` after the last step."""
+        # The last models are compared after the last step.
+        if self._membership.stop.reason is StopReason.MODELS_DIFFER:
+            return self._membership.stop
         # A notice for a later step than the last one came too late to stop anything.
         if self.step == self._num_steps:
             return NO_STOP
@@ -179,6 +189,8 @@ class TrainingRounds:
             if highest is not None:
                 self._is_settled = True
                 self._skip_to(highest)
+            if self._membership.stop.reason is StopReason.MODELS_DIFFER:
+                self._journal.stop_saving()
 
     def _announce_stop(self, reason: StopReason) -> None:
         # News of it reaches all agents by then, so that all stop after the same step.
@@ -285,6 +297,10 @@ class TrainingRounds:
                 self._membership.note_stop(notice)
             found = self._recovery.run(self.step, self._last_total, lambda: self._make_header(0, 0))
             total, highest = found.total, found.highest
+            if total is not None and total.nbytes != own.nbytes:
+                raise ProtocolError(
+                    f"a neighbour passed on a sum of {total.nbytes} bytes, not {own.nbytes}"
+                )
         self.seconds_waited += time.perf_counter() - began
         return total, highest
 
