@@ -48,12 +48,14 @@ class Setting:
     mechanism: Any = "corn"
     view: View | None = None
     through: Any = "shares"
+    mixing: Any = "gossip"
 
     def make_plan(self) -> Plan:
         """Design the noise."""
         given = {"num_steps": STEPS, "clip": 0.1, **self.budget}
         budget = PrivacyBudget(EPSILON, DELTA, **given)
-        return make_plan(load_network(GRAPH), budget, threat=self.threat, mechanism=self.mechanism)
+        network = load_network(GRAPH, mixing=self.mixing)
+        return make_plan(network, budget, threat=self.threat, mechanism=self.mechanism)
 
 
 def list_settings() -> Iterator[Setting]:
@@ -79,6 +81,18 @@ def list_settings() -> Iterator[Setting]:
             own = {**sample, **size, "sampling": sampling, "adjacency": adjacency}
             name = f"CorN, one sample, {sampling}, {adjacency}"
             yield Setting(name, budget=own, through="step")
+    links = ThreatModel(0, "edges")
+    yield Setting("exact sums, links", threat=links, mixing="sum")
+    yield Setting("exact sums, pairs, one insider", mixing="sum")
+    yield Setting("exact sums, pairs, two insiders", threat=ThreatModel(2), mixing="sum")
+    yield Setting("exact sums, pairs, one insider", mixing="sum", through="step")
+    for sampling in ("poisson", "passes"):
+        own = {**sample, "samples_per_agent": 256, "sampling": sampling}
+        name = f"exact sums, one sample, {sampling}, replace"
+        yield Setting(name, budget=own, through="step", mixing="sum")
+    # The neighbours of agent 0, which cut it off from the rest.
+    around = tuple(load_network(GRAPH).graph[0])
+    yield Setting("exact sums, links", threat=links, view=View(around), mixing="sum")
     yield Setting("CorN, one seed for all", threat=nobody, view=View((3,)))
     yield Setting("DECOR", threat=nobody, mechanism="decor", view=View((3,)))
 

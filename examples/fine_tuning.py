@@ -94,7 +94,10 @@ def main() -> None:
         budget,
         module=model,
         optimizer=torch.optim.SGD(trained, lr=0.5, momentum=0.9),
-        data_loader=DataLoader(TensorDataset(own[:720], classes[:720]), batch_size=BATCH),
+        data_loader=[
+            DataLoader(TensorDataset(own[k:720:4], classes[k:720:4]), batch_size=BATCH)
+            for k in range(4)
+        ],
         secure=True,
     )
     for _ in range(-(-STEPS * 4 // len(loader))):
@@ -106,10 +109,8 @@ def main() -> None:
     named = dict(model.named_parameters())
     assert all(torch.equal(named[n], before) for n, before in frozen.items())
     print(f"accuracy on new digits after:  {accuracy(model, test):.3f}")
-    print(
-        f"{count} of {total} parameters trained and sent; ε spent "
-        f"{round_up(optimizer.get_epsilon())}"
-    )
+    spent = round_up(optimizer.get_epsilon())
+    print(f"{count} of {total} parameters trained and sent; ε spent {spent}")
     print(optimizer.privacy)
 
 

@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 
 from corn.covariance import ThreatModel
+from corn.distributed import Requirements
+from corn.distributed.startup.handshake import name_kind
 from corn.distributed.startup.keyring import find_terms, make_keys, open_ledger
+from corn.distributed.startup.requirements import RequirementError
 from corn.errors import (
     CornError,
     FileFormatError,
@@ -70,6 +73,25 @@ def test_an_update_is_clipped_whatever_it_is(agents: list[AgentRelease]) -> None
     std = float(PLAN.decomposition.covariance[0, 0]) ** 0.5
     assert abs(shifted[0] - BUDGET.clip) < 6 * std
     assert abs(shifted[1]) < 6 * std
+
+
+@pytest.mark.parametrize("limit", ["epsilon", "total_epsilon"])
+def test_a_client_refuses_a_plan_that_its_owner_does_not_allow(limit: str, tmp_path: Path) -> None:
+    """ε = 1 at δ = 0.9 is far more at the owner's δ, and whoever made the plan does not decide."""
+    make_keys(tmp_path, N)
+    plan = make_plan(PLAN.network, PrivacyBudget(1, 0.9, num_steps=5, clip=0.5))
+    required = Requirements(**{"unit": "agent", limit: 1})  # type: ignore[arg-type]
+    with pytest.raises(RequirementError) as caught:
+        AgentRelease(plan, 0, tmp_path, requirements=required).introduce()
+    assert "20" not in name_kind(caught.value)
+    # The refusal leaves the ledger to others, and a limit that is kept refuses nothing.
+    AgentRelease(plan, 0, tmp_path).introduce()
+    kept = Requirements(**{"unit": "agent", limit: 20.1})  # type: ignore[arg-type]
+    own = AgentRelease(PLAN, 1, tmp_path, requirements=kept)
+    nonces = {k: AgentRelease(PLAN, k, tmp_path).introduce() for k in (0, 2, 3)}
+    nonces[1] = own.introduce()
+    for number in (1, 2):
+        own.release(np.zeros(D), round_number=number, nonces=nonces)
 
 
 def test_no_noise_is_released_twice(agents: list[AgentRelease]) -> None:

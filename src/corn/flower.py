@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from corn.checks import require
 from corn.distributed.startup.handshake import check_guarantee, is_public, name_kind
 from corn.distributed.startup.keyring import load_credentials, open_ledger
+from corn.distributed.startup.requirements import Requirements, compose_total
 from corn.errors import (
     CornError,
     FileFormatError,
@@ -65,9 +66,15 @@ class AgentRelease:
         plan: of all agents; on a complete graph with one round, noise cancels in the average.
         agent: this agent's number.
         keys: the folder of ``agent-I.key``, ``roster.json`` and the ledger.
+        requirements: the owner's, of this plan and of all releases of this data.
+
+    Raises:
+        RequirementError: the plan does not meet the requirements.
     """
 
-    def __init__(self, plan: Plan, agent: int, keys: Path) -> None:
+    def __init__(
+        self, plan: Plan, agent: int, keys: Path, *, requirements: Requirements | None = None
+    ) -> None:
         require(plan.budget.unit == "agent", "unit", "agent: updates are clipped once", "sample")
         plan.require_gossip("Flower")
         largest = max(map(len, plan.decomposition.seed_groups), default=0)
@@ -77,6 +84,8 @@ class AgentRelease:
                 f"group of {largest}: plan with --seeds pairs"
             )
         self._plan, self._agent, self._keys = plan, agent, keys
+        self._required = requirements or Requirements()
+        self._required.check(plan, agent, is_rehearsal=False)
 
     def introduce(self) -> bytes:
         """Begin a run, and return the nonce that this agent contributes to it."""
@@ -165,9 +174,24 @@ class AgentRelease:
 
     def _open(self, *, continues: bool = False) -> ReleaseLedger:
         precision = _find_precision(self._plan, self._agent)
-        return open_ledger(
+        ledger = open_ledger(
             self._keys, self._agent, self._plan, precision=precision, continues=continues
         )
+        if self._required.total_epsilon is not None:
+            try:
+                # As if all rounds of the plan were released, so that no run ends in the middle.
+                compose_total(
+                    self._plan,
+                    self._agent,
+                    keys=self._keys,
+                    ledger=ledger,
+                    requirements=self._required,
+                    num_steps=self._plan.budget.num_steps,
+                )
+            except BaseException:
+                ledger.close()
+                raise
+        return ledger
 
     def _make_source(self) -> SecureSource:
         own = load_credentials(self._keys, self._agent, self._plan.num_agents)
@@ -224,6 +248,8 @@ class CornMod:
         agent_key: the entry of the node's configuration that has the agent's number.
         weight_key: the metric by which the server's strategy weighs clients.
         shares_evaluation: answer evaluations unchanged, because they use public data only.
+        requirements: the owner's, of this plan and of all releases of this client's data; the
+            client refuses every message of a run that does not meet them.
     """
 
     def __init__(
@@ -234,8 +260,9 @@ class CornMod:
         agent_key: str = "partition-id",
         weight_key: str = "num-examples",
         shares_evaluation: bool = False,
+        requirements: Requirements | None = None,
     ) -> None:
-        self._plan, self._keys = Path(plan), Path(keys)
+        self._plan, self._keys, self._required = Path(plan), Path(keys), requirements
         self._agent_key, self._weight_key = agent_key, weight_key
         self._shares_evaluation = shares_evaluation
 
@@ -272,7 +299,7 @@ class CornMod:
             raise PublicError(
                 f"the node's configuration must have the agent's number as {self._agent_key!r}"
             ) from error
-        return AgentRelease(_load(self._plan), agent, self._keys)
+        return AgentRelease(_load(self._plan), agent, self._keys, requirements=self._required)
 
     def _introduce(self, message: Any, context: Any) -> Any:
         flower, own = _import_flower(), self._find_agent(context)

@@ -25,22 +25,22 @@ from corn.errors import FileFormatError, InvalidArgumentError, make_printable
 MAX_DIGITS = 20
 
 _MAX_DEPTH = 20
-_MAX_FILE_BYTES, _MAX_MESSAGE_BYTES = 1 << 30, 1 << 20
+_MAX_FILE_BYTES, _MAX_MESSAGE_BYTES = 1 << 24, 1 << 20
 _MAX_QUOTED = 60
 
 
-def read_json(path: Path, *, kind: str) -> Any:
-    """Read a JSON file; errors call it ``kind``, for example ``a plan``."""
+def read_json(path: Path, *, kind: str, max_bytes: int = _MAX_FILE_BYTES) -> Any:
+    """Read a JSON file of at most 16 MiB; errors call it ``kind``, for example ``a plan``."""
     try:
         with path.open("rb") as file:
             # One byte more than allowed reveals a file that is too long, without reading all of it.
-            data = file.read(_MAX_FILE_BYTES + 1)
+            data = file.read(max_bytes + 1)
     except FileNotFoundError as error:
         raise FileFormatError(f"{path}: no such file") from error
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
     try:
-        return parse_json(data, max_bytes=_MAX_FILE_BYTES)
+        return parse_json(data, max_bytes=max_bytes)
     except InvalidArgumentError as error:
         raise FileFormatError(f"{path}: not {kind}, or cut short: {error}") from error
 

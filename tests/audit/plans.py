@@ -6,7 +6,7 @@ from typing import Any
 from corn.covariance import MechanismName, ThreatModel
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
-from corn.topology import load_network
+from corn.topology import Mixing, load_network
 
 
 @cache
@@ -16,11 +16,13 @@ def agent_plan(
     mechanism: MechanismName = "corn",
     graph: str = "ring:5",
     num_steps: int = 40,
+    mixing: Mixing = "gossip",
 ) -> Plan:
     """Return a plan for the unit of agents."""
     budget = PrivacyBudget(8, 1e-5, num_steps=num_steps, clip=0.1)
     threat = ThreatModel(colluders, seeds)
-    return make_plan(load_network(graph), budget, threat=threat, mechanism=mechanism)
+    network = load_network(graph, mixing=mixing)
+    return make_plan(network, budget, threat=threat, mechanism=mechanism)
 
 
 @cache
@@ -32,6 +34,7 @@ def sample_plan(
     num_steps: int = 24,
     samples: int = 32,
     batch_size: int = 8,
+    mixing: Mixing = "gossip",
 ) -> Plan:
     """Return a plan for the unit of samples."""
     given: dict[str, Any] = {"samples_per_agent": samples} if sampling != "every-step" else {}
@@ -46,4 +49,4 @@ def sample_plan(
         sampling=sampling,  # type: ignore[arg-type]
         **given,
     )
-    return make_plan(load_network("ring:4"), budget)
+    return make_plan(load_network("ring:4", mixing=mixing), budget)

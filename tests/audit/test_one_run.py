@@ -21,7 +21,7 @@ from corn.learn import make_schedule, make_workload
 from corn.learn.method import Method
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
-from corn.topology import load_network
+from corn.topology import Mixing, load_network
 from tests.audit.plans import agent_plan
 
 
@@ -83,7 +83,9 @@ def test_the_bound_of_randomised_response_holds_at_its_level() -> None:
 
 
 @cache
-def digits_plan(adjacency: str, epsilon: float | tuple[float, ...] = 1.0) -> Plan:
+def digits_plan(
+    adjacency: str, epsilon: float | tuple[float, ...] = 1.0, mixing: Mixing = "gossip"
+) -> Plan:
     budget = PrivacyBudget(
         epsilon,
         1e-5,
@@ -94,7 +96,7 @@ def digits_plan(adjacency: str, epsilon: float | tuple[float, ...] = 1.0) -> Pla
         batch_size=64,
         samples_per_agent=300,
     )
-    return make_plan(load_network("complete:4"), budget)
+    return make_plan(load_network("complete:4", mixing=mixing), budget)
 
 
 def run(
@@ -110,9 +112,11 @@ def run(
     )
 
 
-@pytest.mark.parametrize("adjacency", ["add-remove", "replace"])
-def test_a_private_run_keeps_its_promise(adjacency: str) -> None:
-    plan = digits_plan(adjacency)
+@pytest.mark.parametrize(
+    ("adjacency", "mixing"), [("add-remove", "gossip"), ("replace", "gossip"), ("replace", "sum")]
+)
+def test_a_private_run_keeps_its_promise(adjacency: str, mixing: Mixing) -> None:
+    plan = digits_plan(adjacency, mixing=mixing)
     for view in (View(), View((2,))):
         report = run(plan, view=view)
         assert not report.violated
@@ -120,8 +124,9 @@ def test_a_private_run_keeps_its_promise(adjacency: str) -> None:
         assert 0.45 < report.auc < 0.75
 
 
-def test_a_run_without_noise_is_found() -> None:
-    plan = digits_plan("add-remove")
+@pytest.mark.parametrize("mixing", ["gossip", "sum"])
+def test_a_run_without_noise_is_found(mixing: Mixing) -> None:
+    plan = digits_plan("add-remove", mixing=mixing)
     report = run(plan, method=Method.non_private(*plan.budget.queries))
     assert report.auc > 0.75
     assert report.violated

@@ -12,17 +12,24 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import corn
-from corn.arrays import FloatArray
+from corn.arrays import FloatArray, IntArray
 from corn.audit import DEPLOYED, AuditReport, AuditSettings, Program, View, audit_plan
-from corn.audit.program import STEP_SIZE, derive_keys, draw_nonce, make_sampler
+from corn.audit.observation import query_of
+from corn.audit.program import STEP_SIZE, derive_keys, draw_nonce, make_choices
+from corn.audit.sampler_check import check_sampler
 from corn.covariance import Decomposition
+from corn.distributed import RunSettings
+from corn.distributed.agent import prepare_work
+from corn.distributed.own_loop import make_private
 from corn.errors import CornError
-from corn.learn.batches import Batch, BatchSampler
+from corn.learn import TrainingProblem, train
+from corn.learn.batches import AgentData, Batch, BatchSampler
 from corn.learn.loop_simulation import SimulatedTurns
 from corn.learn.own_loop import LoaderPart, PrivateOptimizer, PrivateTraining
 from corn.learn.sample_gradients import SampleGradients
-from corn.learn.sampling import SeededChoices
+from corn.learn.sampling import Choices, SeededChoices
 from corn.learn.step import ClippedGradients, compute_gradients, gradient_norms
+from corn.learn.tasks import LinearClassifier
 from corn.learn.user_model import UserModel
 from corn.noise import Owner, draw_share
 from corn.plan import Plan
@@ -151,13 +158,162 @@ def test_division_by_the_drawn_batch_size() -> None:
             present = (batch.weights > 0).double()
             return replace(batch, weights=present / present.sum(dim=1, keepdim=True).clamp(min=1))
 
-    def sampler(data: Any, query: Any, choices: Sequence[Any]) -> BatchSampler:
-        made = make_sampler(data, query, choices)
-        made.__class__ = Averaging
+    report = audit(replace(DEPLOYED, make_sampler=Averaging.of_agent), STEP, sample_plan())
+    assert {one.verdict for one in report.findings} == {"violated"}
+    assert "a sample has weight 1, where 1/8 was counted" in report.problems
+
+
+class CompactSampler(BatchSampler):
+    """Batches as wide as the samples in them, as a simulation draws them."""
+
+    @classmethod
+    def of_agent(cls, *args: Any, **rest: Any) -> BatchSampler:
+        made = super().of_agent(*args, **rest)
+        made._width = 0
         return made
 
-    report = audit(replace(DEPLOYED, make_sampler=sampler), STEP, sample_plan())
-    assert {one.verdict for one in report.findings} == {"violated"}
+
+class WidthOfData(BatchSampler):
+    @classmethod
+    def of_agent(cls, query: Any, data: AgentData, *args: Any, **rest: Any) -> BatchSampler:
+        made = super().of_agent(query, data, *args, **rest)
+        made._width = data.sizes[0]
+        return made
+
+
+class SamplesFirst(BatchSampler):
+    def _place(self, cell: int, number: int, count: int, width: int) -> slice:  # noqa: ARG002
+        return slice(count)
+
+
+class RateOfData(BatchSampler):
+    @classmethod
+    def of_agent(cls, query: Any, data: AgentData, *args: Any, **rest: Any) -> BatchSampler:
+        rate = min(1.0, 1.3 * query.batch_size / data.sizes[0])
+        return super().of_agent(replace(query, sampling_rate=rate), data, *args, **rest)
+
+
+class PassOfData(BatchSampler):
+    def _count_steps(self, query: Any, size: int) -> int:  # noqa: ARG002
+        return max(1, size // self._batch_size)
+
+
+class LongPassOfData(BatchSampler):
+    def _count_steps(self, query: Any, size: int) -> int:
+        return max(super()._count_steps(query, size), size // self._batch_size)
+
+
+class OrderForgotten(BatchSampler):
+    """A new order in every step, of which the batch of the step is taken."""
+
+    def _read_slots(self, run: int, agent: int, number: int) -> IntArray:
+        self._passes.clear()
+        order = self._choices[run].draw_order(agent, 1000 + number, size=self._sizes[agent])
+        own = np.full(self._batch_size, -1)
+        own[: len(order)] = order[: self._batch_size]
+        return own
+
+
+class FaultyCoins:
+    """Coins that steps or samples share."""
+
+    def __init__(self, inner: Choices, *, coins_per: int = 1, one_coin: bool = False) -> None:
+        self._inner, self._per, self._one = inner, coins_per, one_coin
+
+    def draw_coins(self, number: int, sizes: Sequence[int]) -> FloatArray:
+        coins = self._inner.draw_coins(number // self._per, sizes)
+        return np.full_like(coins, coins[0]) if self._one else coins
+
+    def draw_order(self, agent: int, number: int, *, size: int) -> IntArray:
+        return self._inner.draw_order(agent, number, size=size)
+
+    def draw_positions(self, agent: int, number: int, *, size: int) -> IntArray:
+        return self._inner.draw_positions(agent, number, size=size)
+
+
+def check(sampling: str, **faults: Any) -> str:
+    plan = sample_plan(sampling)
+    query = query_of(plan, 0)
+    program = replace(DEPLOYED, **faults)
+    return " ".join(check_sampler(query, seed=0, program=program, alpha=1e-3))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "sampler", "problem"),
+    [
+        ("poisson", CompactSampler, "the shape of a batch depends on the data"),
+        ("passes", CompactSampler, "the shape of a batch depends on the data"),
+        ("every-step", CompactSampler, "the shape of a batch depends on the data"),
+        ("poisson", WidthOfData, "the shape of a batch depends on the data"),
+        ("poisson", SamplesFirst, "not at random positions"),
+        ("poisson", RateOfData, "another probability than the plan's"),
+        ("passes", PassOfData, "a sample is in 4 batches of one pass of 4"),
+        ("passes", LongPassOfData, "a sample is in 2 batches of one pass of 4"),
+        ("every-step", LongPassOfData, "the orders of two passes are not independent"),
+        ("passes", OrderForgotten, "batches of one pass of 4"),
+    ],
+)
+def test_samplers_that_do_not_follow_the_plan_alone(
+    sampling: str, sampler: type[BatchSampler], problem: str
+) -> None:
+    assert check(sampling) == ""
+    found = check(sampling, make_sampler=sampler.of_agent)
+    assert problem in found
+
+
+@pytest.mark.parametrize(
+    ("fault", "problem"),
+    [
+        ({"coins_per": 2}, "the coins of steps 1 and 0 are not independent"),
+        ({"one_coin": True}, "two samples share a coin"),
+        ({}, ""),
+    ],
+)
+def test_coins_that_are_used_twice(fault: Any, problem: str) -> None:
+    def choices(seed: int, trial: int) -> FaultyCoins:
+        return FaultyCoins(make_choices(seed, trial), **fault)
+
+    found = check("poisson", make_choices=choices)
+    assert problem in found if problem else found == ""
+    same = check("poisson", make_choices=lambda seed, _: make_choices(seed, 0))
+    assert "two runs use the same coins" in same
+
+
+@pytest.mark.usefixtures("without_bits")
+def test_the_audit_reports_faults_of_the_sampler() -> None:
+    report = audit(replace(DEPLOYED, make_sampler=CompactSampler.of_agent), STEP, sample_plan())
+    assert report.violated
+    assert "the shape of a batch depends on the data" in " ".join(report.problems)
+
+
+def test_the_audited_sampler_is_the_one_that_agents_and_releases_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Agents, secure training and secure loops of the user all take it from one constructor."""
+    made = []
+
+    def spy(*args: Any, **rest: Any) -> BatchSampler:
+        made.append(args[0])
+        return DEPLOYED.make_sampler(*args, **rest)
+
+    assert DEPLOYED.make_sampler == BatchSampler.of_agent
+    monkeypatch.setattr(BatchSampler, "of_agent", spy)
+    plan = sample_plan()
+    inputs = torch.randn(128, 3, generator=torch.Generator().manual_seed(0))
+    data = torch.utils.data.TensorDataset(inputs, (inputs.sum(dim=1) > 0).long())
+    task, queries = LinearClassifier(3, 2), [plan.budget.query]
+    own = TrainingProblem(task, AgentData(inputs[:32], data.tensors[1][:32], (0, 32)))
+    prepare_work(plan, 0, RunSettings(), own, make_choices(0, 0))
+    assert made == queries
+    parts = torch.utils.data.random_split(data, [32] * 4)
+    train(plan, model=task, datasets=parts, secure=True)
+    assert made == queries * 5
+    module = torch.nn.Linear(3, 2)
+    loader = [DataLoader(part, batch_size=8) for part in parts]
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for secure in (False, True):
+        make_private(plan, module=module, optimizer=optimizer, data_loader=loader, secure=secure)
+    assert made == queries * 9
 
 
 @pytest.mark.usefixtures("without_bits")

@@ -17,6 +17,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_plan(agent_plan(), folder / "pairs.corn")
     save_plan(agent_plan(0, "global"), folder / "global.corn")
     save_plan(sample_plan("passes"), folder / "samples.corn")
+    save_plan(agent_plan(mixing="sum"), folder / "sums.corn")
     return folder
 
 
@@ -36,7 +37,24 @@ def test_json_has_promise_estimate_and_bounds(corn: Runner, plans: Path) -> None
     assert found["certified_epsilon"] < found["promised_epsilon"] == 8
     assert found["mu_low"] < found["mu"] < found["mu_high"]
     assert facts["smallest_break"]["verdict"] == "violated"
+    assert (facts["mixing"], facts["messages"]) == ("gossip", None)
     assert not facts["violated"]
+
+
+def test_exact_sums_report_the_test_of_messages(corn: Runner, plans: Path) -> None:
+    outcome = corn("audit", plans / "sums.corn", "--trials", 1000)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "integers of 16 bits under masks" in outcome.stdout
+    assert outcome.stdout.count("tight") == 5
+    facts = json.loads(corn("audit", plans / "sums.corn", "--trials", 1000, "--json").stdout)
+    assert facts["mixing"] == "sum"
+    assert facts["messages"]["bits"] == 16
+    assert facts["messages"]["num_words"] == 1000
+    assert facts["messages"]["problems"] == []
+    assert facts["smallest_break"]["coalition"] == [0, 1]
+    refused = corn("audit", plans / "sums.corn", "--through", "processes")
+    assert refused.exit_code == 1
+    assert "--through must be shares or step" in refused.stderr
 
 
 def test_a_violated_promise_exits_with_1(corn: Runner, plans: Path) -> None:

@@ -1,12 +1,13 @@
 """``--config`` takes every option of a command from a TOML file; the command line wins."""
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from corn.cli import COMMANDS
-from corn.distributed import AgentConfig, AgentResult, PlanningRequest, Reports
+from corn.distributed import AgentConfig, AgentResult, PlanningRequest, Reports, Requirements
 from corn.learn import Workload
 from corn.plan import Plan
 
@@ -65,8 +66,8 @@ def test_every_option_may_be_in_the_file(corn: Runner, started: list[AgentConfig
     assert settings.schedule.at(1, 10) == 1
     assert isinstance(config.workload, Workload)
     assert config.workload.stand_in is False
-    assert config.lifetime is not None
-    assert config.lifetime.other_keys == (Path("old.keys"), Path("older.keys"))
+    assert config.requirements is not None
+    assert config.requirements.other_keys == (Path("old.keys"), Path("older.keys"))
     assert config.monitoring.log.format == "json"
 
 
@@ -88,8 +89,8 @@ def test_the_environment_names_several_folders_of_keys(
     options = ("--plan", "plan.corn", "--keys", "keys", "--agent", "0", "--task", "digits")
     assert corn("agent", *options).exit_code == 130
     (config,) = started
-    assert config.lifetime is not None
-    assert config.lifetime.other_keys == (Path("old.keys"), Path("older.keys"))
+    assert config.requirements is not None
+    assert config.requirements.other_keys == (Path("old.keys"), Path("older.keys"))
 
 
 @pytest.mark.parametrize(
@@ -167,3 +168,41 @@ def test_commands_with_a_file_can_take_all_their_options_from_it() -> None:
         if "config_file" in inspect.signature(command).parameters:
             names = [max(option.opts, key=len).removeprefix("--") for option in options_of(name)]
             assert len(names) == len(set(names))
+
+
+def test_requirements_are_a_table_and_the_command_line_changes_single_ones(
+    corn: Runner, started: list[AgentConfig]
+) -> None:
+    path = write(
+        'plan = "plan.corn"\nkeys = "keys"\nagent = 0\ntask = "digits"\n'
+        '[require]\nunit = "sample"\nepsilon = 3\ndelta = 1e-6\ntotal-epsilon = 8.5\n'
+    )
+    assert corn("agent", "--config", path).exit_code == 130
+    options = ("--require", "epsilon=2", "--require", "insiders=1")
+    assert corn("agent", "--config", path, *options).exit_code == 130
+    expected = Requirements(unit="sample", epsilon=3, delta=1e-6, total_epsilon=8.5)
+    # The rest of the table must not be dropped without a word.
+    changed = replace(expected, epsilon=2, insiders=1)
+    assert [own.requirements for own in started] == [expected, changed]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[require]\nepsilon = [1]", "[require] epsilon must be a text or a number, found [1]"),
+        ("[require]\nsteps = true", "[require] steps must be a text or a number, found True"),
+        ("[require]\nepsylon = 1", "found 'epsylon=1'"),
+        ("[require]\nsteps = 1.5", "steps must be a whole number, found '1.5'"),
+        ('require = "steps"', "require must be a list of text"),
+        ('require = ["steps"]', "a requirement must be NAME=VALUE"),
+        ('require = ["steps=1", "steps=2"]', "steps must be given once, found several"),
+    ],
+)
+def test_requirements_that_are_none_are_refused(
+    corn: Runner, started: list[AgentConfig], text: str, message: str
+) -> None:
+    path = write(f'plan = "plan.corn"\nkeys = "keys"\nagent = 0\ntask = "digits"\n{text}\n')
+    outcome = corn("agent", "--config", path)
+    assert outcome.exit_code == 1
+    assert message in outcome.stderr
+    assert not started

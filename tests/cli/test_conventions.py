@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -51,6 +52,8 @@ def test_every_option_has_a_help_text_of_noun_phrases_or_sentences(name: str) ->
     for option in options_of(name):
         text = getattr(option, "help", None) or ""
         assert text.endswith((".", ".)", "…")), (option.name, text)
+        # Help texts are marked up: a word in brackets would be taken for a style, and not shown.
+        assert not re.search(r"(?<!\\)\[[a-z/]", text), (option.name, text)
         first = text.split()[0]
         assert first not in ("What", "How", "Who", "Whose", "Where", "Why", "Which"), option.name
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from corn.learn import COLUMNS, PRIVATE_COLUMNS, SHARED_COLUMNS
+from corn.distributed import PlanningRequest
+from corn.learn import COLUMNS, PRIVATE_COLUMNS, SHARED_COLUMNS, Workload
 from corn.plan import save_plan
 from tests.distributed.harness import WORKLOAD, require_private, small_plan
 
@@ -82,6 +83,10 @@ def test_nothing_private_is_shared_or_printed(
     assert columns <= set(SHARED_COLUMNS)
     assert samples is None
     assert find_in_shared(out, secrets | set(PRIVATE_NAMES)) == {}
+    # Whoever adds a file must decide whether it shows times, and so how much data an agent has.
+    names = {path.name for path in out.glob("shared/**/*") if path.is_file()}
+    names = {name for name in names if not name.startswith("step-")}
+    assert names == {"metrics.csv", "run.json", "training.png"}
     printed = outcome.stdout + outcome.stderr
     assert [text for text in (*secrets, *PRIVATE_NAMES) if text in printed] == []
     for path in out.rglob("shared/**/metrics.csv"):
@@ -225,7 +230,33 @@ def test_agents_that_plan_together_count_on_their_data(
     assert facts["sampling"] == "poisson"
     assert 0 < facts["sampling_rate"] < 1
     request = json.loads((tmp_path / "shared/request.json").read_text(encoding="utf-8"))
+    # Whoever reads the request must not learn how many samples there are.
+    sizes = Workload("breast-cancer").build(2).data.sizes
+    assert any(size % 10 for size in sizes)
     assert request["budget"]["sampling_rate"] == facts["sampling_rate"]
+    assert facts["sampling_rate"] == 2 * 16 / sum(size // 10 * 10 for size in sizes)
+
+
+def test_the_numbers_of_samples_in_a_request_are_rounded_down(
+    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[PlanningRequest] = []
+
+    def launch(source: PlanningRequest, *_: object, **__: object) -> None:
+        requests.append(source)
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("corn.distributed.launcher.launch", launch)
+    arguments = ["launch", "--decentralized-planning", "--graph", "path:2", "--steps", 3, *TASK]
+    arguments += ["--unit", "sample", "--batch-size", 16, "--sampling", "passes"]
+    assert corn(*arguments, "--partition", "dirichlet:0.3").exit_code == 130
+    sizes = Workload("breast-cancer", partition="dirichlet:0.3").build(2).data.sizes
+    declared = requests[0].budget.samples_per_agent
+    assert isinstance(declared, tuple)
+    for size, public in zip(sizes, declared, strict=True):
+        assert public <= size < 1.1 * public
+        assert len(str(public).rstrip("0")) <= 2
 
 
 @pytest.mark.parametrize(
@@ -304,9 +335,9 @@ def test_expected_failures_exit_with_1_and_one_line(
 
 @pytest.mark.slow
 def test_agents_plan_and_run_exact_sums_together(corn: Runner, tmp_path: Path) -> None:
-    arguments = ["launch", "--decentralized-planning", "--graph", "path:3", "--mixing", "sum"]
-    arguments += ["--steps", 6, "--keys", tmp_path / "keys", "--out", tmp_path / "run", *TASK]
-    outcome = corn(*arguments, "--epsilon", 10)
+    planned = ["launch", "--decentralized-planning", "--graph", "path:3", "--mixing", "sum"]
+    folders = ["--keys", tmp_path / "keys", "--out", tmp_path / "run"]
+    outcome = corn(*planned, *folders, *TASK, "--steps", 6, "--epsilon", 10)
     assert outcome.exit_code == 0, outcome.stderr
     assert "exact sums over a tree of depth 1: 4 messages per step" in " ".join(
         outcome.stdout.split()
@@ -318,3 +349,12 @@ def test_agents_plan_and_run_exact_sums_together(corn: Runner, tmp_path: Path) -
     assert (facts["mixing"], facts["status"]) == ("sum", "complete")
     # The rounding of a mean of equal models.
     assert facts["measured"]["consensus_distance"] < 1e-6
+
+
+def test_a_plan_that_the_owner_refuses_leaves_nothing_behind(corn: Runner, tmp_path: Path) -> None:
+    save_plan(small_plan("ring:3", 30), tmp_path / "plan.corn")
+    arguments = ["launch", tmp_path / "plan.corn", "--out", tmp_path / "run", *TASK]
+    outcome = corn(*arguments, "--require", "steps=20", "--require", "insiders=2")
+    assert outcome.exit_code == 1
+    assert "insiders must be at least 2, found 1; steps must be at most 20" in outcome.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.corn"]

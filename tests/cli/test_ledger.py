@@ -138,10 +138,10 @@ def test_a_launch_states_the_total_and_keeps_to_the_limit(corn: Runner, tmp_path
         task = ("--task", "breast-cancer", "--out", out, "--keys", keys)
         return corn("launch", plan, *task, *limit)
 
-    first = launch("first", "--lifetime-epsilon", 12)
+    first = launch("first", "--require", "unit=agent", "--require", "total-epsilon=12")
     assert first.exit_code == 0, first.stderr
     assert "before this run: ε = 0; this run by itself: at most ε = 9.99" in first.stderr
-    second = launch("second", "--lifetime-epsilon", 12)
+    second = launch("second", "--require", "unit=agent", "--require", "total-epsilon=12")
     assert second.exit_code == 1
     assert "the total would exceed the limit of ε = 12 on all releases" in second.stderr
     known = json.loads(corn("ledger", keys, "--json").stdout)["agents"]
@@ -149,9 +149,9 @@ def test_a_launch_states_the_total_and_keeps_to_the_limit(corn: Runner, tmp_path
         [[5, 0], [5, 0]],
         [[0, 5], [0, 5]],
     )
-    again = launch("second", "--lifetime-epsilon", 16)
+    again = launch("second", "--require", "unit=agent", "--require", "total-epsilon=16")
     assert again.exit_code == 0, again.stderr
     # Results that are published say nothing of what else the data was used for.
     run = json.loads((tmp_path / "second/shared/run.json").read_text(encoding="utf-8"))
-    assert not {"lifetime_epsilon", "other_keys"} & set(run["configuration"])
+    assert not {"require", "other_keys"} & set(run["configuration"])
     assert "15." not in json.dumps(run["notes"] + [run["promise"], run["agents"]])

@@ -3,9 +3,12 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+
+from corn.distributed import AgentConfig
 
 from .commands import Runner
 
@@ -138,6 +141,73 @@ def test_agents_in_processes_publish_scores_on_public_data_only(
         assert line in told
         assert line in outcome.stderr
         assert line not in shared + outcome.stdout
+
+
+def test_an_agent_does_not_take_its_own_file_for_the_common_one(
+    corn: Runner, clinics: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would train on a part of its patients, and spend all of ε on them."""
+    built: list[Any] = []
+
+    def run(config: AgentConfig, _: object) -> None:
+        built.append(config.workload)
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(clinics)
+    monkeypatch.setattr("corn.distributed.agent.run_workload", run)
+    monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
+    data = ("--target", "ill", "--classes", "no,yes", "--data")
+    agent = ("agent", "--plan", "plan.corn", "--keys", "keys", "--agent", 0, *data)
+    hosts = ("launch", "plan.corn", "--agents-per-host", 1, "--store", "127.0.0.1:1", *data)
+    for command in (agent, hosts):
+        refused = corn(*command, "agent-0.csv")
+        said = " ".join(refused.stderr.replace("│", " ").split())
+        assert refused.exit_code == 2
+        assert "give agent-0-{agent}.csv" in said
+        assert "--partition iid" in said
+    assert not built
+    corn(*agent, "agent-{agent}.csv")
+    corn(*agent, "agent-0.csv", "--partition", "iid")
+    assert [own.has_file_per_agent for own in built] == [True, False]
+
+
+def test_agents_that_plan_together_do_not_publish_how_many_rows_are_for_training(
+    corn: Runner, clinics: Path
+) -> None:
+    refused = corn(
+        *("launch", "--decentralized-planning", "--graph", "complete:2", "--unit", "sample"),
+        *("--data", clinics / "agent-{agent}.csv", "--target", "ill", "--classes", "no,yes"),
+    )
+    assert refused.exit_code == 2
+    assert "--samples-per-agent" in refused.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partition", ["iid", "dirichlet:10"])
+def test_epsilon_is_simulated_where_all_labels_decide_who_has_which_row(
+    corn: Runner, clinics: Path, partition: str
+) -> None:
+    plan, out = clinics / "plan.corn", clinics / "out"
+    assert corn("plan", "--graph", "complete:2", "--steps", 3, "--out", plan).exit_code == 0
+    outcome = corn(
+        *("launch", plan, "--data", clinics / "agent-0.csv", "--target", "ill", "--out", out),
+        *("--classes", "no,yes", "--partition", partition, "--test-data", clinics / "public.csv"),
+    )
+    assert outcome.exit_code == 0, outcome.stderr
+    shared = json.loads((out / "shared/run.json").read_text())
+    status = corn("status", out).stdout
+    log = (out / "private/agent-1/log").read_text(encoding="utf-8")
+    simulated = (
+        "accuracy at simulated ε = " in outcome.stdout,
+        "simulated ε spent" in outcome.stdout,
+        "simulated ε: dirichlet looks at the labels of all rows" in outcome.stderr,
+        shared["promise"].startswith("simulated: "),
+        bool(shared["simulation"]),
+        "simulated" in status,
+        "simulated ε spent at most" in log,
+        "simulated: ε = 10" in log,
+    )
+    assert simulated == (partition != "iid",) * len(simulated)
 
 
 @pytest.mark.parametrize(

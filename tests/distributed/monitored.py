@@ -6,7 +6,7 @@ from typing import Any
 
 from corn.distributed.status.state import TRAINING, AgentState, LocalState
 
-PRIVATE_NUMBERS = ("0.8765", "1.2345", "0.4321")
+PRIVATE_NUMBERS = ("12.5", "0.8765", "1.2345", "0.4321")
 LOCAL = LocalState(12.5, train_loss=0.8765, gradient_norm=1.2345, fraction_clipped=0.4321)
 
 
@@ -23,6 +23,7 @@ def make_state(**changes: Any) -> AgentState:
         unit="sample",
         protects='one sample; <each> gradient is "clipped" to 0.1',
         adversary="an eavesdropper together with one insider",
+        simulation="",
         releases_left=280,
         neighbours=(0, 4),
         lost={"1": 97},

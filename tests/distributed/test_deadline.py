@@ -176,6 +176,9 @@ def test_nobody_is_lost_when_a_process_is_suspended_for_a_moment(tmp_path: Path)
         assert (own.status, own.num_steps) == (RunStatus.COMPLETE, NUM_STEPS)
         assert (own.lost, own.cut_links) == ({}, {})
     for neighbour in (0, 1):
-        found = re.search(r"agent 2 was late in (\d+) mixing", "\n".join(results[neighbour].notes))
+        own = results[neighbour]
+        # How often depends on how much data the late agent has.
+        assert "was late" not in "\n".join(own.notes)
+        found = re.search(r"agent 2 was late in (\d+) mixing", "\n".join(own.private_notes))
         assert found is not None
         assert int(found[1]) > 0

@@ -90,8 +90,16 @@ def test_the_table_shows_every_agent() -> None:
         text = written.getvalue()
         assert "nan" not in text
         assert f"ε: {promise}" in text
+        assert "simulated" not in text
         assert all(shown in text for shown in public)
         assert all((shown in text) == show_private for shown in private)
+
+
+def test_the_table_names_a_simulated_epsilon() -> None:
+    written = io.StringIO()
+    progress = {0: Progress(40, 0.25, 3.21, 2, 1_500_000, 0.77, 0.5)}
+    Console(width=120, file=written).print(draw_table(progress, {}, 500, epsilon="simulated ε"))
+    assert "simulated ε spent" in written.getvalue()
 
 
 def test_without_a_terminal_there_is_a_line_per_checkpoint_and_event(

@@ -305,7 +305,7 @@ def test_a_loop_that_goes_on_after_a_failure_does_not_wait_for_ever() -> None:
             RunSettings(rehearsal_seed=SEED),
         )
         with pytest.raises(InvalidArgumentError, match="the plan is for 3 agents"):
-            turns.start(out=None, lifetime=None)
+            turns.start(out=None, requirements=None)
         with pytest.raises(InvalidArgumentError, match="the plan is for 3 agents"):
             turns.begin()
         return 1
@@ -361,6 +361,20 @@ def test_collate_functions_schedules_and_secret_noise() -> None:
     assert optimizer.get_epsilon(1e-5) == pytest.approx(10, rel=2e-3)
     assert optimizer.privacy.startswith("the models keep ε = 10")
     assert torch.isfinite(read(model)).all()
+
+
+def test_one_loader_is_not_dealt_out_in_earnest() -> None:
+    """A sample more would move all others, which no ε covers."""
+    model, data = make_model(), TensorDataset(*make_parts()[0])
+    with pytest.raises(InvalidArgumentError, match="data_loader must be a list of one for each"):
+        make_private(
+            f"complete:{N}",
+            PrivacyBudget(10, 1e-5, num_steps=2, clip=1.0),
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=DataLoader(data, batch_size=2),
+            secure=True,
+        )
 
 
 def test_one_loader_is_dealt_out_and_runs_with_one_seed_agree() -> None:
@@ -610,6 +624,11 @@ def change_decay(_: PrivateTraining, inputs: Tensor, inner: torch.optim.SGD) -> 
     inner.param_groups[0]["weight_decay"] = float(inputs.mean())
 
 
+def drop_parameter(_: PrivateTraining, inputs: Tensor, inner: torch.optim.SGD) -> None:
+    if math.isfinite(float(inputs.mean())):
+        inner.param_groups[0]["params"].pop()
+
+
 CHANGES: list[tuple[Change, str]] = [
     (write_data, "parameters must not change"),
     (write_last_bit, "parameters must not change"),
@@ -618,6 +637,7 @@ CHANGES: list[tuple[Change, str]] = [
     (replace_state, "state must not change"),
     (follow_loss, r"schedule=….*public_change\(\)"),
     (change_decay, r"schedule=….*public_change\(\)"),
+    (drop_parameter, r"schedule=….*public_change\(\)"),
 ]
 
 
@@ -639,6 +659,16 @@ def test_changes_between_a_batch_and_its_step_are_refused(
     change(private, inputs, inner)
     with pytest.raises(CornError, match=message):
         private.optimizer.step()
+
+
+@pytest.mark.parametrize("unit", ["agent", "sample"])
+def test_a_loader_without_samples_is_refused(unit: str) -> None:
+    model = make_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    empty: list[Tensor] = []
+    given = [*loaders()[1:], DataLoader(empty)]  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="data_loader must have at least one sample"):
+        make_private(small_plan(unit), module=model, optimizer=inner, data_loader=given)
 
 
 def test_changes_before_the_gradient_of_samples_are_refused() -> None:

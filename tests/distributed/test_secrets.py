@@ -126,7 +126,7 @@ def test_no_key_is_in_the_traceback_of_an_unexpected_error(
     assert "RuntimeError: broken" in agents[0].stderr
     places = read_outputs(folder) | read_all(folder / "out")
     assert find_leaks(find_secrets(folder / "keys"), places) == []
-    state = json.loads((folder / "out" / "shared" / "agent-0" / "state.json").read_text())
+    state = json.loads((folder / "out" / "private" / "agent-0" / "state.json").read_text())
     assert state["phase"] == "failed"
     log = (folder / "out" / "private" / "agent-0" / "log").read_text()
     assert "private, do not publish: RuntimeError" in log

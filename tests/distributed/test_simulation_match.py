@@ -18,7 +18,7 @@ from corn.learn.batches import BatchSampler
 from corn.learn.sampling import SeededChoices
 from corn.learn.workloads import Workload
 from corn.plan import FloatType, Plan, make_plan
-from corn.privacy import PrivacyBudget, Sampling
+from corn.privacy import ClippedQuery, PrivacyBudget, Sampling
 from corn.topology import Gossip, load_network
 
 from .harness import failures, run_processes, small_plan
@@ -117,7 +117,8 @@ def test_agents_of_different_sizes_match_under_every_sampling(
 def test_poisson_batches_are_those_of_the_simulation() -> None:
     data = WORKLOAD.build(4).data
     choices = [SeededChoices(SEED)]
-    sampler = BatchSampler(data, batch_size=8, choices=choices, rates=[0.1] * 4)
+    query = ClippedQuery(1.0, unit="sample", batch_size=8, sampling_rate=0.1)
+    sampler = BatchSampler(data, (query,), choices=choices)
     whole = sampler.draw(5)
     for agent in range(4):
         own = CellBatches(sampler, agent).draw(5)

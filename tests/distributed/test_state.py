@@ -1,4 +1,4 @@
-"""The state of an agent is one small public file, and a stale one is recognised."""
+"""The state of an agent is one small private file, and a stale one is recognised."""
 
 import json
 import multiprocessing
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from corn.distributed.records.journal import ReleaseAccount
-from corn.distributed.records.storage import Folders, make_folders
+from corn.distributed.records.storage import make_folders
 from corn.distributed.status.state import (
     StateFile,
     describe_state,
@@ -27,48 +27,48 @@ from .monitored import make_state
 
 
 def test_a_state_comes_back_from_its_file(tmp_path: Path) -> None:
-    folders = make_folders(tmp_path, 2, is_rehearsal=False)
-    file = StateFile(folders, is_private=False)
+    folder = make_folders(tmp_path, 2, is_rehearsal=False).private
+    file = StateFile(folder)
     for state in (make_state(), make_state(epsilon=None, test_loss=None, lost={})):
         file.write(state)
-        assert read_state(folders.shared / "state.json") == state
-        assert {agent: found for agent, (found, _) in read_states(tmp_path).items()} == {2: state}
+        assert read_state(folder / "state.json") == state
+        assert read_states(tmp_path) == {2: (state, folder)}
     file.close()
 
 
-def test_a_rehearsal_keeps_its_state_private(tmp_path: Path) -> None:
-    folders = make_folders(tmp_path, 2, is_rehearsal=True)
-    StateFile(folders, is_private=True).write(make_state(epsilon=None))
-    path = folders.shared / "state.json"
-    assert path.stat().st_mode & 0o777 == 0o600
+@pytest.mark.parametrize("is_rehearsal", [False, True])
+def test_a_state_has_times_and_is_not_shared(tmp_path: Path, is_rehearsal: bool) -> None:
+    folders = make_folders(tmp_path, 2, is_rehearsal=is_rehearsal)
+    StateFile(folders.private).write(make_state(epsilon=None))
+    assert (folders.private / "state.json").stat().st_mode & 0o777 == 0o600
     ((state, found),) = read_states(tmp_path).values()
-    assert (state.epsilon, found) == (None, folders)
-    assert not list(tmp_path.glob("shared/**/*.json"))
+    assert (state.epsilon, found) == (None, folders.private)
+    assert not [path for path in folders.shared.rglob("*") if path.is_file()]
 
 
-def _hold(folders: Folders, connection: Connection) -> None:
-    file = StateFile(folders, is_private=False)
+def _hold(folder: Path, connection: Connection) -> None:
+    file = StateFile(folder)
     file.write(make_state())
     connection.send("written")
     time.sleep(60)
 
 
 def test_the_state_of_a_killed_process_is_stale(tmp_path: Path) -> None:
-    folders = make_folders(tmp_path, 2, is_rehearsal=False)
+    folder = make_folders(tmp_path, 2, is_rehearsal=False).private
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_hold, args=(folders, theirs))
+    process = context.Process(target=_hold, args=(folder, theirs))
     process.start()
     assert ours.recv() == "written"
-    state = read_state(folders.shared / "state.json")
-    assert has_ended(folders) is False
+    state = read_state(folder / "state.json")
+    assert has_ended(folder) is False
     assert judge_condition(state, is_gone=False) == ("training", False)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     ours.close()
     theirs.close()
-    assert has_ended(folders) is True
+    assert has_ended(folder) is True
     gone = judge_condition(state, is_gone=True)
     assert gone.needs_action
     assert "process gone" in gone.text
@@ -84,14 +84,14 @@ def test_a_state_without_news_is_stale_and_one_that_ended_is_not() -> None:
 
 
 def test_a_user_who_cannot_read_the_private_folder_knows_times_only(tmp_path: Path) -> None:
-    assert has_ended(Folders.of_run(tmp_path).of_agent(0)) is None
+    assert has_ended(tmp_path / "private" / "agent-0") is None
 
 
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"agent": 1}', json.dumps({"agent": "<script>"})]
 )
 def test_a_damaged_state_is_one_line(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "shared" / "agent-0" / "state.json"
+    path = tmp_path / "private" / "agent-0" / "state.json"
     path.parent.mkdir(parents=True)
     path.write_text(content)
     with pytest.raises(FileFormatError, match=r"state\.json"):
@@ -103,6 +103,8 @@ def test_a_line_names_unit_clipping_and_adversary_of_epsilon() -> None:
     for part in ("step 120 of 400", "at most 3.21001 of 10", "one sample", "clipped", "insider"):
         assert part in line
     assert "no privacy (rehearsal)" in describe_state(make_state(epsilon=None))
+    assert "simulated" not in line
+    assert "simulated ε spent at most" in describe_state(make_state(simulation="labels decide"))
 
 
 @pytest.mark.parametrize("num_steps", [1, 7, 100, 4001])

@@ -1,5 +1,6 @@
 """The status server shows public numbers only, and strangers cannot stall it."""
 
+import base64
 import json
 import os
 import re
@@ -10,15 +11,19 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
-from corn.distributed.settings import Monitoring
+from corn.distributed import Reports
+from corn.distributed.settings import AgentConfig, Monitoring, RunSettings
 from corn.distributed.status.board import StatusBoard
 from corn.distributed.status.metrics import render_metrics
+from corn.distributed.status.monitor import monitor_agent
 from corn.distributed.status.page import draw_chart, render_page
 from corn.distributed.status.server import StatusPages, serving_status
 from corn.errors import CornError, InvalidArgumentError
+from corn.learn import Workload
 
 from .monitored import LOCAL, PRIVATE_NUMBERS, make_state
 
@@ -28,15 +33,16 @@ SAMPLE = re.compile(
 
 
 @contextmanager
-def serve(board: StatusBoard, *, show_private: bool = False) -> Iterator[int]:
-    pages = StatusPages(board, show_private=show_private)
+def serve(board: StatusBoard, *, password: str | None = None) -> Iterator[int]:
+    pages = StatusPages(board, password=password)
     with serving_status(("127.0.0.1", 0), pages) as (host, port):
         assert host == "127.0.0.1"
         yield port
 
 
-def get(port: int, path: str, *, host: str = "localhost") -> tuple[int, str]:
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Host": host})
+def get(port: int, path: str, *, authorization: str = "") -> tuple[int, str]:
+    headers = {"Authorization": authorization} if authorization else {}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=10) as response:
             return response.status, response.read().decode()
@@ -92,7 +98,6 @@ def test_metrics_are_samples_with_names_types_and_labels() -> None:
     assert samples.keys() == typed == described
     assert samples["corn_step"][1] == 120
     assert samples["corn_releases_left"][1] == 280
-    assert samples["corn_wait_seconds_total"][1] == 12.5
     assert samples["corn_lost_at_step"][0] == 'agent="2",lost="1"'
     labels, spent = samples["corn_epsilon_spent"]
     assert spent == 3.21
@@ -116,6 +121,7 @@ def test_private_numbers_are_shown_only_if_asked_for() -> None:
     assert all(number in render_metrics(snapshot, show_private=True) for number in PRIVATE_NUMBERS)
     page = render_page(snapshot, show_private=True)
     assert "0.8765" in page
+    assert "12.5 s" in page
     assert "do not publish" in page
 
 
@@ -127,13 +133,27 @@ def test_private_numbers_are_for_this_machine_only(address: tuple[str, int] | No
         assert Monitoring(status=(local, 9100), shows_private=True).shows_private
 
 
-def test_private_numbers_are_refused_under_a_foreign_name() -> None:
-    """A page in the owner's browser could point a name of its own to this machine."""
-    with serve(make_board(), show_private=True) as port:
-        for path in ("/", "/metrics", "/healthz"):
-            assert get(port, path, host="evil.example")[0] == 403
-            for name in (f"127.0.0.1:{port}", "localhost", f"[::1]:{port}"):
-                assert get(port, path, host=name)[0] == 200
+def encode(password: str) -> str:
+    return "Basic " + base64.b64encode(f"owner:{password}".encode()).decode()
+
+
+def test_private_numbers_need_the_password() -> None:
+    """Every user of the machine, and every page in a browser, can connect to a local address."""
+    wrong = ["", encode("se"), encode("secreT"), encode(""), "Basic", "Basic ####", "Bearer secret"]
+    with serve(make_board(), password="secret") as port:
+        for path in ("/", "/metrics", "/?password=secret"):
+            for authorization in wrong:
+                status, body = get(port, path, authorization=authorization)
+                assert (status, body) == (401, "Unauthorized\n")
+            # Now the page is kept for half a second: the next stranger must not get it.
+            status, body = get(port, path, authorization=encode("secret"))
+            assert status == 200
+            assert "0.8765" in body
+            assert get(port, path)[0] == 401
+        status, body = get(port, "/healthz")
+        assert status == 200
+        assert not any(number in body for number in PRIVATE_NUMBERS)
+        assert b"WWW-Authenticate: Basic" in send(port, b"GET / HTTP/1.1\r\n\r\n")
 
 
 def test_the_page_needs_nothing_from_elsewhere_and_shows_text_as_text() -> None:
@@ -149,6 +169,14 @@ def test_the_page_of_a_rehearsal_says_that_nothing_is_protected() -> None:
     board.update(make_state(epsilon=None), LOCAL)
     assert "protects nothing" in render_page(board.snapshot)
     assert "corn_epsilon" not in render_metrics(board.snapshot)
+
+
+def test_the_page_and_the_metrics_tell_why_epsilon_is_simulated() -> None:
+    board = StatusBoard(2)
+    board.update(make_state(simulation="labels decide"), LOCAL)
+    assert "This ε is simulated: labels decide." in render_page(board.snapshot)
+    assert 'simulation="labels decide"' in render_metrics(board.snapshot)
+    assert "simulated" not in render_page(make_board().snapshot)
 
 
 def test_the_chart_has_a_line_within_the_picture() -> None:
@@ -234,3 +262,28 @@ def test_an_address_in_use_is_one_line() -> None:
         serving_status(("127.0.0.1", 1 << 16), StatusPages(make_board())).__enter__()
     with pytest.raises(CornError, match="cannot be served: "):
         serving_status(("a..b", 9100), StatusPages(make_board())).__enter__()
+
+
+def test_the_password_is_in_a_private_file_and_in_no_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It would keep debuggers from this process for the rest of the tests.
+    monkeypatch.setattr("corn.distributed.status.monitor.protect_process", lambda _: None)
+    config = AgentConfig(
+        Workload("digits"),
+        RunSettings(),
+        tmp_path,
+        monitoring=Monitoring(status=("127.0.0.1", 0), shows_private=True),
+    )
+    folder = tmp_path / "private" / "agent-2"
+    passwords = []
+    for _ in range(2):
+        with monitor_agent(config, 2, Reports(), to_stderr=False):
+            path = folder / "status-password"
+            assert path.stat().st_mode & 0o777 == 0o600
+            passwords.append(path.read_text().strip())
+    assert len(set(passwords)) == 2
+    log = (folder / "log").read_text()
+    assert "with the password in" in log
+    assert not any(password in log for password in passwords)
+    assert not list((tmp_path / "shared").glob("**/*password*"))

@@ -63,9 +63,9 @@ def reference_run(
     momentum: float,
 ) -> FloatArray:
     """Run Algorithm 1: for each agent clip, add its share of N(0, R), round, step; then mix."""
-    sampler = BatchSampler(
-        data, batch_size=8, choices=[SeededChoices(seed)], divide_by_batch_size=per_sample
-    )
+    # All methods of a sweep share batches, also those that clip nothing.
+    queries = SAMPLE_BUDGET.queries if per_sample else ()
+    sampler = BatchSampler(data, queries, batch_size=8, choices=[SeededChoices(seed)])
     n, x = NETWORK.num_agents, np.tile(start, (NETWORK.num_agents, 1))
     normals = JointNoise([np.eye(n)], seeds=[seed], num_parameters=len(start), dtype=torch.float64)
     R = np.zeros((n, n)) if method.noise is None else method.noise.covariance

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +14,10 @@ from scipy import stats
 from corn.arrays import FloatArray, IntArray
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, BatchSampler
-from corn.learn.sampling import Choices, SeededChoices, round_rate_down, usual_width
+from corn.learn.sampling import Choices, SeededChoices, public_width, round_rate_down
 from corn.noise import Secret
 from corn.noise.choices import SecretChoices
+from corn.privacy import ClippedQuery
 
 
 def numbered(sizes: list[int]) -> AgentData:
@@ -25,6 +25,20 @@ def numbered(sizes: list[int]) -> AgentData:
     total = sum(sizes)
     offsets = tuple(np.cumsum([0, *sizes]).tolist())
     return AgentData(torch.arange(total).double()[:, None], torch.arange(total), offsets)
+
+
+def poisson(rate: float, batch_size: int) -> ClippedQuery:
+    return ClippedQuery(1.0, unit="sample", batch_size=batch_size, sampling_rate=rate)
+
+
+def in_passes(steps: int, batch_size: int) -> ClippedQuery:
+    return ClippedQuery(
+        1.0, unit="sample", batch_size=batch_size, sampling="passes", steps_per_pass=steps
+    )
+
+
+def every_step(batch_size: int) -> ClippedQuery:
+    return ClippedQuery(1.0, unit="sample", batch_size=batch_size, sampling="every-step")
 
 
 def seeded(*seeds: int) -> list[Choices]:
@@ -69,13 +83,7 @@ def test_batches_do_not_depend_on_earlier_draws() -> None:
 
 
 def test_poisson_sampling_has_the_right_rate_and_a_fixed_divisor() -> None:
-    sampler = BatchSampler(
-        numbered([400, 200]),
-        batch_size=40,
-        choices=seeded(0),
-        rates=[0.1, 0.1],
-        divide_by_batch_size=True,
-    )
+    sampler = BatchSampler(numbered([400, 200]), [poisson(0.1, 40)], choices=seeded(0))
     counts = []
     for step in range(200):
         batch = sampler.draw(step)
@@ -93,40 +101,59 @@ def make_choices(kind: str) -> Choices:
 
 
 @pytest.mark.parametrize("kind", ["seeded", "secret"])
-def test_a_sample_is_in_at_most_one_batch_of_a_pass(kind: str) -> None:
-    """Replay all batches: after T of them a sample was in at most as many as passes were begun."""
-    sizes, batch, num_steps = [23, 8, 11], 4, 57
-    sampler = BatchSampler(numbered(sizes), batch_size=batch, choices=[make_choices(kind)])
-    taken = np.zeros(sum(sizes), int)
-    used: list[set[int]] = [set() for _ in sizes]
-    most_used = np.zeros(len(sizes), int)
-    for number in range(num_steps):
-        for agent, rows in enumerate(sampler.choose_rows(number)):
-            assert len(set(rows)) == len(rows) == batch
-            taken[rows] += 1
-            if number % (sizes[agent] // batch) == 0:
-                used[agent] = set()
-            assert not used[agent] & set(rows.tolist())
-            used[agent] |= set(rows.tolist())
-        offsets = np.cumsum([0, *sizes])
-        for agent, size in enumerate(sizes):
-            most_used[agent] = taken[offsets[agent] : offsets[agent + 1]].max()
-            assert most_used[agent] <= -(-(number + 1) // (size // batch))
-    # The agent without leftover samples reaches the bound: no fewer could be promised.
-    assert most_used[1] == -(-num_steps // (sizes[1] // batch))
+@pytest.mark.parametrize("size", [1, 11, 12, 13, 16, 40])
+def test_a_pass_has_the_planned_slots_whatever_the_number_of_samples(kind: str, size: int) -> None:
+    """Three batches of four slots: a sample is in one at most, and no slot is empty in vain."""
+    query, choices = in_passes(3, 4), [make_choices(kind)]
+    compact = BatchSampler(numbered([size]), [query], choices=choices)
+    protected = BatchSampler.of_agent(query, numbered([size]), choices)
+    for sampler in (compact, protected):
+        for first in range(0, 30, 3):
+            batches = [sampler.draw(first + k) for k in range(3)]
+            rows = [batch.targets[batch.weights > 0].tolist() for batch in batches]
+            taken = [row for own in rows for row in own]
+            assert len(set(taken)) == len(taken) == min(size, 12)
+            for own, batch in zip(rows, batches, strict=True):
+                assert set(batch.weights[batch.weights > 0].tolist()) <= {0.25}
+                assert batch.targets.shape[1] == (4 if sampler is protected else max(1, len(own)))
+
+
+def test_rows_take_the_slots_of_a_pass_at_random() -> None:
+    """Each row is in each slot equally often, with more rows than slots and with fewer."""
+    passes = 4000
+    for size in (3, 9):
+        choices = [make_choices("secret")]
+        sampler = BatchSampler.of_agent(in_passes(2, 3), numbered([size]), choices)
+        times = np.zeros((6, size))
+        for number in range(2 * passes):
+            batch = sampler.draw(number)
+            for place, (row, weight) in enumerate(
+                zip(batch.targets[0].tolist(), batch.weights[0].tolist(), strict=True)
+            ):
+                times[3 * (number % 2) + place, row] += weight > 0
+        expected = np.full(times.shape, passes / max(size, 6))
+        assert (
+            stats.chisquare(times.ravel(), expected.ravel() * times.sum() / expected.sum()).pvalue
+            > 1e-3
+        )
+
+
+def test_every_step_draws_anew_where_noise_protects_samples() -> None:
+    """Passes would be of one length for 8 samples and of another for 7."""
+    sampler = BatchSampler.of_agent(every_step(4), numbered([8]), [make_choices("secret")])
+    shared = [
+        len(set(sampler.draw(k).targets[0].tolist()) & set(sampler.draw(k + 1).targets[0].tolist()))
+        for k in range(0, 400, 2)
+    ]
+    assert np.mean(shared) == pytest.approx(2, abs=0.3)
 
 
 @pytest.mark.parametrize("kind", ["seeded", "secret"])
 def test_each_agent_has_its_own_rate_and_samples_are_independent(kind: str) -> None:
     """Batch sizes have the mean and variance of independent coins; pairs occur as often as due."""
     sizes, rates, steps = [60, 30, 5], [0.1, 0.2, 1.0], 3000
-    sampler = BatchSampler(
-        numbered(sizes),
-        batch_size=6,
-        choices=[make_choices(kind)],
-        rates=rates,
-        divide_by_batch_size=True,
-    )
+    queries = [poisson(rate, 6) for rate in rates]
+    sampler = BatchSampler(numbered(sizes), queries, choices=[make_choices(kind)])
     present = np.zeros((steps, sum(sizes)), bool)
     for step in range(steps):
         present[step, np.concatenate(sampler.choose_rows(step))] = True
@@ -155,63 +182,73 @@ def test_a_sample_is_taken_exactly_at_the_rate_rounded_down() -> None:
         def draw_order(self, agent: int, number: int, *, size: int) -> IntArray:
             raise NotImplementedError(agent, number, size)
 
+        draw_positions = draw_order
+
     assert Fraction(limit) <= Fraction(1, 3) < Fraction(limit) + Fraction(1, 2**53)
     below = limit - 2.0**-53
-    sampler = BatchSampler(
-        numbered([3]), batch_size=1, choices=[Given([below, limit, 1 - 2.0**-53])], rates=[1 / 3]
-    )
+    coins = Given([below, limit, 1 - 2.0**-53])
+    sampler = BatchSampler(numbered([3]), [poisson(1 / 3, 1)], choices=[coins])
     assert [rows.tolist() for rows in sampler.choose_rows(0)] == [[0]]
 
 
-def test_widths_show_no_counts_where_they_are_hidden() -> None:
-    data = numbered([400])
-    common: Any = {"batch_size": 20, "choices": seeded(0), "rates": [0.05]}
-    shown, hidden = BatchSampler(data, **common), BatchSampler(data, **common, hides_counts=True)
-    batches = [(shown.draw(step), hidden.draw(step)) for step in range(300)]
-    assert len({one.targets.shape for one, _ in batches}) > 10
-    assert {other.targets.shape for _, other in batches} == {(1, usual_width(400, 0.05))}
-    for one, other in batches:
-        width = one.targets.shape[1]
-        assert torch.equal(one.targets, other.targets[:, :width])
-        assert not other.weights[:, width:].any()
+def test_protected_batches_have_one_shape_for_any_data() -> None:
+    """The same samples are in them as in compact batches, at random positions."""
+    query, width, positions = poisson(0.05, 20), public_width(20), []
+    for size in (1, 100, 400, 500):
+        data, choices = numbered([size]), seeded(0)
+        compact = BatchSampler(data, [query], choices=choices)
+        protected = BatchSampler.of_agent(query, data, choices)
+        for step in range(100):
+            one, other = compact.draw(step), protected.draw(step)
+            assert other.targets.shape == (1, width)
+            present = other.weights > 0
+            assert set(other.weights[present].tolist()) <= {0.05}
+            assert sorted(other.targets[present].tolist()) == one.targets[one.weights > 0].tolist()
+            positions += np.flatnonzero(present[0]).tolist()
+    times = np.bincount(positions, minlength=width)
+    assert stats.chisquare(times).pvalue > 1e-3
 
 
-def test_batches_wider_than_usual_are_padded_to_a_multiple() -> None:
-    class Heads:
-        def draw_coins(self, _: int, sizes: Sequence[int]) -> FloatArray:
-            return np.zeros(sum(sizes))
+@given(
+    query=st.sampled_from([poisson(0.2, 4), in_passes(3, 4), every_step(4)]),
+    size=st.integers(1, 11),
+    step=st.integers(0, 8),
+    secret=st.binary(min_size=32, max_size=32),
+)
+def test_one_sample_more_moves_no_other(
+    query: ClippedQuery, size: int, step: int, secret: bytes
+) -> None:
+    """With equal coins and orders, where slots are left."""
+    if query.sampling == "every-step":
+        size = min(size, 3)
+    choices = [SecretChoices(coins=Secret(secret), orders=Secret(secret))]
+    found = []
+    for count in (size, size + 1):
+        batch = BatchSampler.of_agent(query, numbered([count]), choices).draw(step)
+        found.append(torch.where(batch.weights > 0, batch.targets, -1))
+    found[1][found[1] == size] = -1
+    assert torch.equal(*found)
 
-        def draw_order(self, agent: int, number: int, *, size: int) -> IntArray:
-            raise NotImplementedError(agent, number, size)
 
-    sampler = BatchSampler(
-        numbered([400]), batch_size=20, choices=[Heads()], rates=[0.05], hides_counts=True
-    )
-    batch, usual = sampler.draw(0), usual_width(400, 0.05)
-    assert int((batch.weights > 0).sum()) == 400
-    assert batch.weights.shape[1] % usual == 0
-    assert batch.weights.shape[1] < 400 + usual
+def test_batches_wider_than_the_public_width_are_padded_to_a_multiple() -> None:
+    query = poisson(1.0, 20)
+    batch = BatchSampler.of_agent(query, numbered([300]), seeded(0)).draw(0)
+    assert int((batch.weights > 0).sum()) == 300
+    width = public_width(20)
+    assert batch.weights.shape[1] == -(-300 // width) * width
 
 
 def test_an_empty_poisson_batch_has_no_weight() -> None:
-    sampler = BatchSampler(
-        numbered([4, 4]),
-        batch_size=2,
-        choices=seeded(0),
-        rates=[1e-9, 1.0],
-        divide_by_batch_size=True,
-    )
-    for batch in (sampler.draw(0), *sampler.draw_each(0)):
-        assert torch.isfinite(batch.weights).all()
-    assert sampler.draw(0).weights.sum(dim=1).tolist() == [0, 2]
-    assert [float(own.weights.sum()) for own in sampler.draw_each(0)] == [0, 2]
+    queries = [poisson(1e-9, 2), poisson(1.0, 2)]
+    batch = BatchSampler(numbered([4, 4]), queries, choices=seeded(0)).draw(0)
+    assert batch.weights.sum(dim=1).tolist() == [0, 2]
+    alone = BatchSampler.of_agent(queries[0], numbered([4]), seeded(0)).draw(0)
+    assert alone.weights.tolist() == [[0.0] * public_width(2)]
 
 
 def test_sample_level_weights_do_not_grow_for_small_agents() -> None:
     """An agent with fewer samples than a batch must not give each of them more than 1/B."""
-    sampler = BatchSampler(
-        numbered([3, 9]), batch_size=6, choices=seeded(0), divide_by_batch_size=True
-    )
+    sampler = BatchSampler(numbered([3, 9]), [every_step(6)], choices=seeded(0))
     assert sampler.draw(0).weights.max().item() == pytest.approx(1 / 6)
 
 
@@ -219,10 +256,8 @@ def test_padding_is_a_sample_of_the_same_agent() -> None:
     """No agent's gradient may depend on another's samples, not even with weight zero."""
     data = numbered([9, 2, 4])
     uneven = BatchSampler(data, batch_size=6, choices=seeded(0, 1))
-    poisson = BatchSampler(
-        data, batch_size=2, choices=seeded(0, 1), rates=[0.2] * 3, divide_by_batch_size=True
-    )
-    for sampler in (uneven, poisson):
+    sparse = BatchSampler(data, [poisson(0.2, 2)], choices=seeded(0, 1))
+    for sampler in (uneven, sparse):
         for step in range(20):
             for cell, rows in enumerate(sampler.draw(step).targets.tolist()):
                 first, last = data.offsets[cell % 3], data.offsets[cell % 3 + 1]
@@ -239,6 +274,4 @@ def test_inconsistent_agent_data_is_refused() -> None:
 def test_batches_too_large_to_sum_accurately_are_refused() -> None:
     """The rounding of the sum would exceed 1 % of one sample's sensitivity."""
     with pytest.raises(InvalidArgumentError, match="batch_size must be smaller, found 5,000,000"):
-        BatchSampler(
-            numbered([3]), batch_size=5_000_000, choices=seeded(0), divide_by_batch_size=True
-        )
+        BatchSampler(numbered([3]), [every_step(5_000_000)], choices=seeded(0))

@@ -1,11 +1,13 @@
 """Secret coins and orders: exact and uniform, independent, and determined by the secrets alone."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from corn.arrays import IntArray
 from corn.noise import Secret, choices
 from corn.noise.choices import COIN_BITS, SecretChoices
 
@@ -42,8 +44,9 @@ def test_coins_of_an_agent_do_not_depend_on_the_samples_of_others() -> None:
     assert np.array_equal(coins[7:], CHOICES.draw_coins(5, [9, 20])[9:])
 
 
-def test_all_orders_are_equally_likely() -> None:
-    found = Counter(tuple(CHOICES.draw_order(0, k, size=4).tolist()) for k in range(12_000))
+@pytest.mark.parametrize("draw", [CHOICES.draw_order, CHOICES.draw_positions])
+def test_all_orders_are_equally_likely(draw: Callable[..., IntArray]) -> None:
+    found = Counter(tuple(draw(0, k, size=4).tolist()) for k in range(12_000))
     assert len(found) == 24
     assert stats.chisquare(list(found.values())).pvalue > 1e-3
 
@@ -65,14 +68,18 @@ def test_coins_and_orders_need_their_own_secret() -> None:
     assert np.array_equal(coins, other_orders.draw_coins(0, [50]))
     assert np.array_equal(order, other_coins.draw_order(0, 0, size=50))
     assert not np.array_equal(order, other_orders.draw_order(0, 0, size=50))
+    positions = CHOICES.draw_positions(0, 0, size=50)
+    assert not np.array_equal(positions, other_coins.draw_positions(0, 0, size=50))
+    assert np.array_equal(positions, other_orders.draw_positions(0, 0, size=50))
     assert "hidden" in repr(CHOICES)
 
 
 def test_every_address_has_a_stream_of_its_own() -> None:
-    """The same secret for both kinds, so that only the address separates them."""
+    """The same secret for all kinds, so that only the address separates them."""
     same = SecretChoices(coins=FIRST, orders=FIRST)
     coins = [tuple(same.draw_coins(k, [9, 9])[9 * a :][:9]) for k in range(4) for a in range(2)]
     ranks = [tuple(np.argsort(np.array(own)).tolist()) for own in coins]
     orders = [tuple(same.draw_order(a, k, size=9).tolist()) for k in range(4) for a in range(2)]
     assert len(set(coins)) == 8
-    assert len({*ranks, *orders}) == 16
+    places = [tuple(same.draw_positions(a, k, size=9).tolist()) for k in range(4) for a in range(2)]
+    assert len({*ranks, *orders, *places}) == 24

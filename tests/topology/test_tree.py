@@ -23,7 +23,8 @@ def test_every_agent_reaches_the_root_by_a_shortest_path(seed: int, n: int, p: f
             assert graph.has_edge(agent, parent)
             assert distance[agent] == distance[parent] + 1
     assert tree.depth == max(distance.values())
-    assert tree.depth <= nx.diameter(graph)
+    # Twenty searches find a centre of graphs of this size, or nearly.
+    assert tree.depth <= nx.radius(graph) + 1
     assert tree.num_messages == 2 * (n - 1)
     assert sorted(k for own in tree.children.values() for k in own) == sorted(
         set(graph) - {tree.root}
@@ -37,7 +38,10 @@ def test_the_tree_does_not_depend_on_the_order_of_links() -> None:
     assert find_tree(nx.Graph([(j, i) for i, j in links])) == first
 
 
-@pytest.mark.parametrize(("graph", "depth"), [("path:9", 4), ("star:10", 1), ("ring:10", 5)])
+@pytest.mark.parametrize(
+    ("graph", "depth"),
+    [("path:9", 4), ("star:10", 1), ("ring:10", 5), ("grid:4x5", 4), ("grid:9x9", 8)],
+)
 def test_the_root_is_central(graph: str, depth: int) -> None:
     network = load_network(graph, mixing="sum")
     assert network.tree.depth == depth

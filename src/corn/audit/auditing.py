@@ -27,6 +27,7 @@ from corn.audit.estimates import (
     count_errors,
     estimate_mu,
 )
+from corn.audit.masked_messages import MessageCheck
 from corn.audit.noise_check import check_noise
 from corn.audit.observation import (
     Observation,
@@ -38,8 +39,10 @@ from corn.audit.observation import (
 from corn.audit.program import DEPLOYED, Program
 from corn.audit.promise import Promise, promise_to
 from corn.audit.recording import ProcessObservation
-from corn.audit.views import StreamWeights, View, list_worst_views
+from corn.audit.sampler_check import check_sampler
+from corn.audit.views import Parts, StreamWeights, View, list_worst_views, sum_parts
 from corn.checks import require, require_count
+from corn.errors import InvalidArgumentError
 from corn.plan import Plan
 from corn.privacy import gaussian
 from corn.privacy.rounding import round_bound_down, round_up
@@ -133,12 +136,21 @@ class Finding:
 
 @dataclass(frozen=True, eq=False)
 class AuditReport:
-    """All findings of an audit, and faults that need no victim."""
+    """All findings of an audit, and faults that need no victim.
+
+    Attributes:
+        settings: of the audit.
+        num_releases: the releases of each trial.
+        findings: one for each victim.
+        problems: faults that need no victim.
+        messages: the tests of messages under masks; None without masks.
+    """
 
     settings: AuditSettings
     num_releases: int
     findings: tuple[Finding, ...]
     problems: tuple[str, ...]
+    messages: MessageCheck | None = None
 
     @property
     def violated(self) -> bool:
@@ -165,8 +177,12 @@ def audit_plan(
         program: the functions under audit: those of the library.
         track: shows the progress of a sequence.
     """
-    plan.require_gossip("an audit")
     settings = settings or AuditSettings()
+    if settings.through == "processes" and plan.network.mixing == "sum":
+        raise InvalidArgumentError(
+            "through must be shares or step for a plan with exact sums, found processes, whose "
+            "messages are recorded for gossip alone"
+        )
     pairs = _pair_up(plan, victims, view)
     num_releases = settings.num_releases or suggest_releases(plan, settings.through)
     observation = _observe(plan, settings, num_releases, program)
@@ -174,12 +190,18 @@ def audit_plan(
     findings = tuple(auditor.judge(victim, attacker) for victim, attacker in track(pairs))
     # After the findings: ``add_canary`` notes faults too, such as releases off the grid.
     problems = [*auditor.check_noise(), *observation.problems]
-    # One victim suffices for the bits, because all agents run the same code.
+    messages = auditor.check_messages()
+    problems += () if messages is None else messages.problems
+    # One victim suffices for sampler and bits, because all agents run the same code.
     if settings.through == "step":
+        problems += check_sampler(
+            query_of(plan, pairs[0][0]), seed=settings.seed, program=program, alpha=auditor.alpha
+        )
         problems += check_bits(
             plan, pairs[0][0], seed=settings.seed, program=program, alpha=auditor.alpha
         )
-    return AuditReport(settings, num_releases, findings, tuple(dict.fromkeys(problems)))
+    found = tuple(dict.fromkeys(problems))
+    return AuditReport(settings, num_releases, findings, found, messages)
 
 
 def _observe(
@@ -206,24 +228,31 @@ class Auditor:
     ) -> None:
         self._plan, self._observation, self._settings = plan, observation, settings
         self._streams = StreamWeights.of(plan.decomposition)
-        # Tests of the noise and of low-order bits, and four of each finding: two attackers, each by
-        # rates and by μ.
-        self.alpha = (1 - settings.confidence) / (2 + 4 * num_findings)
-        self._known: dict[View, FloatArray] = {}
+        # Tests of the noise, of the sampler and of low-order bits, of sums and of messages under
+        # masks, and four of each finding: two attackers, each by rates and by μ.
+        num_checks = 3 if observation.messages is None else 5
+        self.alpha = (1 - settings.confidence) / (num_checks + 4 * num_findings)
+        self._readings: dict[View, tuple[Parts, FloatArray, FloatArray]] = {}
 
     def check_noise(self) -> list[str]:
         """Compare the covariance of what was released with the plan's."""
         R = self._streams.covariance
-        if self._settings.through != "shares":
+        if self._settings.through != "shares" or self._observation.messages is not None:
             # Rounding to the grid adds an independent uniform error.
             R = R + np.eye(len(R)) * self._plan.grid**2 / 12
         return check_noise(self._observation.released, R, alpha=self.alpha)
 
+    def check_messages(self) -> MessageCheck | None:
+        """Test messages under masks, if there are masks."""
+        messages = self._observation.messages
+        if messages is None:
+            return None
+        return messages.check(seed=self._settings.seed, alpha=self.alpha)
+
     def judge(self, victim: int, view: View) -> Finding:
         """Attack the victim in every way that the view allows, and compare with the promise."""
         plan, size = self._plan, self._observation.num_releases
-        honest = view.honest(plan.num_agents)
-        released, known = self._observation.released[:, honest], self._draw_known(view)[:, honest]
+        parts, released, known = self._read(view)
         # What is left after the coalition has subtracted the noise of its own keys.
         hidden = released - known
         signal = self._observation.add_canary(victim)
@@ -233,9 +262,8 @@ class Auditor:
         # By the plan's keys: what the best attacker would achieve against a correct program.
         precision = float(self._streams.precision(view)[victim])
         # By the keys that the insiders really have, which may be more than the plan gives them.
-        owners = self._observation.held_by(view)
-        covariance = self._streams.hidden(owners)[np.ix_(honest, honest)]
-        position = honest.index(victim)
+        covariance = self._streams.hidden(self._observation.held_by(view), parts)
+        position = next(k for k, part in enumerate(parts) if victim in part)
         # Secret coins: each release is a mixture, for which no linear test is the best.
         if signal.participation is None:
             attacks = [
@@ -301,11 +329,11 @@ class Auditor:
             scores=attacks[0].scores,
         )
 
-    def _draw_known(self, view: View) -> FloatArray:
-        if view not in self._known:
+    def _read(self, view: View) -> tuple[Parts, FloatArray, FloatArray]:
+        if view not in self._readings:
             # One at a time: those of all views would not fit into memory.
-            self._known = {view: self._observation.draw_known(view)}
-        return self._known[view]
+            self._readings = {view: read_sums(self._observation, self._streams, view)}
+        return self._readings[view]
 
     def _ideal_mu(self, victim: int, precision: float) -> float:
         query = query_of(self._plan, victim)
@@ -315,6 +343,20 @@ class Auditor:
             rate_of(query),
             is_replace=query.adjacency == "replace",
         )
+
+
+def read_sums(
+    observation: Observation, streams: StreamWeights, view: View
+) -> tuple[Parts, FloatArray, FloatArray]:
+    """Return the sums that a view reads, and the noise in them that it can draw.
+
+    Both have shape (releases, parts, trials). Without masks each honest agent is a part.
+    """
+    honest = view.honest(len(streams.weights))
+    # By the keys that insiders really hold, as in ``draw_known``.
+    parts = streams.join(honest, observation.held_by(view))
+    known = sum_parts(observation.draw_known(view), parts, axis=1)
+    return parts, observation.read(view, parts), known
 
 
 def suggest_releases(plan: Plan, through: Through) -> int:
@@ -384,12 +426,16 @@ def map_exposure(
     )
     found = np.full((n, n + 1), math.nan)
     for column, view in enumerate([View(), *(View((insider,)) for insider in range(n))]):
-        honest = view.honest(n)
-        hidden = (observation.released - observation.draw_known(view))[:, honest]
-        covariance = streams.hidden(observation.held_by(view))[np.ix_(honest, honest)]
-        for position, victim in enumerate(honest):
+        parts, released, known = read_sums(observation, streams, view)
+        covariance = streams.hidden(observation.held_by(view), parts)
+        for position, victim in ((k, agent) for k, part in enumerate(parts) for agent in part):
             mu = promise_to(plan, victim).effective_mu
-            signal = observation.add_canary(victim)
-            attack = attack_by_likelihood(hidden, signal, covariance, position, promised_mu=mu)
+            attack = attack_by_likelihood(
+                released - known,
+                observation.add_canary(victim),
+                covariance,
+                position,
+                promised_mu=mu,
+            )
             found[victim, column] = estimate_mu(attack.scores).estimate / mu
     return found

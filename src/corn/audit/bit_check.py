@@ -7,6 +7,7 @@ import math
 import numpy as np
 import torch
 from scipy.special import ndtr
+from torch import Tensor
 
 from corn.audit.low_order_bits import Array, FloatAttacker, Pair, p_value
 from corn.audit.observation import query_of
@@ -26,7 +27,8 @@ def check_bits(plan: Plan, victim: int, *, seed: int, program: Program, alpha: f
     """Return the success of the attack if it is more than the promise allows, at level 1 − α.
 
     The attacker decides between two gradients of opposite sign, from one message of the victim. It
-    knows nothing of other agents' noise: the promise would allow it far more.
+    knows nothing of other agents' noise: the promise would allow it far more. Where releases are
+    summed exactly, it knows the victim's mask and sees the integers under it.
     """
     query = query_of(plan, victim)
     row = StreamWeights.of(plan.decomposition).weights[victim]
@@ -57,7 +59,10 @@ def check_bits(plan: Plan, victim: int, *, seed: int, program: Program, alpha: f
             released = draw(pair[truth], _DECISIONS // 2, 2**33 + 2 * number + truth + 64 * seed)
             right += int(((attacker.score(pair, released) > 0) == truth).sum())
     # Both candidates have full length, so that they differ by 2C whatever the adjacency is.
-    mu = 2 * query.contribution * math.sqrt(float(plan.precision_caps[victim]))
+    cap = float(plan.precision_caps[victim])
+    # Without its mask, an agent has only its own noise, which is less than what is promised.
+    precision = max(cap, noise_std**-2) if plan.decomposition.is_masked else cap
+    mu = 2 * query.contribution * math.sqrt(precision)
     # The best test between N(0, 1) and N(μ, 1) with equal chances is right with Φ(μ/2).
     trials, allowed = _PAIRS * _DECISIONS, float(ndtr(mu / 2))
     if p_value(right, trials, allowed) >= alpha:
@@ -86,9 +91,26 @@ class _Messages:
         # Clipping is not attacked here: a factor of 1 leaves the candidate as it is.
         ones = torch.ones(num, 1, dtype=torch.float64)
         found = ClippedGradients(values, ones, ones, ones, torch.zeros(num, 1))
+        if self._plan.decomposition.is_masked:
+            return self._unmask(found, noise, record)
         model = torch.zeros(len(gradient), dtype=dtype)
         sent = self._program.make_messages(model, found, noise, grid=self._plan.grid)
         released: Array = sent.double().numpy() / -STEP_SIZE
+        return released
+
+    def _unmask(self, found: ClippedGradients, noise: Tensor, record: NoiseRecord) -> Array:
+        offset = record.offsets[0].reshape(noise.shape)
+        mask = np.zeros(noise.shape, f"uint{record.bits}")
+        sent = self._program.make_masked_messages(
+            found, noise, mask, grid=self._plan.grid, offset=offset
+        )
+        released: Array = self._program.read_average(
+            # The offset is public, but the grid is seen without it.
+            sent,
+            num_agents=1,
+            grid=self._plan.grid,
+            offset=np.zeros_like(offset),
+        )
         return released
 
 

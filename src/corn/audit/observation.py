@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from corn.arrays import FloatArray
+from corn.audit.masked_messages import MaskedMessages, no_gradients
 from corn.audit.program import (
     DEPLOYED,
     STEP_SIZE,
@@ -29,9 +30,9 @@ from corn.audit.program import (
     Program,
     list_releases,
 )
-from corn.audit.views import View
+from corn.audit.views import Parts, View, sum_parts
 from corn.learn.batches import AgentData, BatchSampler
-from corn.learn.sampling import SeededChoices, choose_rates, round_rate_down
+from corn.learn.sampling import SeededChoices, round_rate_down
 from corn.learn.step import ClippedGradients, join_gradients
 from corn.learn.tasks import ModuleTask
 from corn.noise import Owner
@@ -79,6 +80,10 @@ class Observation(Protocol):
     problems: list[str]
 
     @property
+    def messages(self) -> MaskedMessages | None:
+        """The messages of all agents where masks hide releases, and None where nothing does."""
+
+    @property
     def released(self) -> FloatArray:
         """All agents' releases without any gradient, shape (releases, n, trials)."""
 
@@ -91,6 +96,9 @@ class Observation(Protocol):
 
     def draw_known(self, view: View) -> FloatArray:
         """Return the noise that a view can draw itself, shape (releases, n, trials)."""
+
+    def read(self, view: View, parts: Parts) -> FloatArray:
+        """Return the sums of releases that a view reads, shape (releases, parts, trials)."""
 
     def add_canary(self, victim: int) -> Signal:
         """Return the change of the victim's releases by the canary."""
@@ -143,11 +151,8 @@ class ShareObservation:
         releases = list_releases(num_releases)
         self._record = NoiseRecord(plan, releases, num_trials, seed=seed, program=program)
         self.problems = self._record.check_keys()
-
-    @property
-    def released(self) -> FloatArray:
-        """See ``Observation``."""
-        return self._record.noise
+        self.messages = _mask(plan, self._record, program)
+        self.released = self._record.noise if self.messages is None else self.messages.released
 
     @property
     def num_releases(self) -> int:
@@ -161,6 +166,12 @@ class ShareObservation:
     def draw_known(self, view: View) -> FloatArray:
         """See ``Observation``."""
         return self._record.draw_known(view.coalition)
+
+    def read(self, view: View, parts: Parts) -> FloatArray:
+        """See ``Observation``."""
+        if self.messages is None:
+            return sum_parts(self.released, parts, axis=1)
+        return self.messages.read(view, parts)
 
     def add_canary(self, victim: int) -> Signal:
         """See ``Observation``."""
@@ -199,11 +210,11 @@ class StepObservation:
         self._task = ModuleTask(nn.Linear(_DIMENSIONS, 1, bias=False), mean_output)
         self._canaries: dict[ClippedQuery, _Canaries] = {}
         self._samplers: dict[tuple[ClippedQuery, range], BatchSampler] = {}
-        self.released: FloatArray = np.stack(
-            [
-                [self._project(self._release_zero(noise)) for noise in agents]
-                for agents in self._record.noise
-            ]
+        self.messages = _mask(plan, self._record, program)
+        self.released: FloatArray = (
+            np.stack([self._release_zeros(number) for number in range(num_releases)])
+            if self.messages is None
+            else self._project(self.messages.released)
         )
 
     @property
@@ -219,21 +230,25 @@ class StepObservation:
         """See ``Observation``."""
         return self._project(self._record.draw_known(view.coalition))
 
+    def read(self, view: View, parts: Parts) -> FloatArray:
+        """See ``Observation``."""
+        if self.messages is None:
+            return sum_parts(self.released, parts, axis=1)
+        return self._project(self.messages.read(view, parts))
+
     def add_canary(self, victim: int) -> Signal:
         """See ``Observation``."""
         query = query_of(self._plan, victim)
         if query not in self._canaries:
             self._canaries[query] = self._compute(query)
         canaries = self._canaries[query]
-        noise = self._record.noise[:, victim].reshape(self.num_releases, -1, _DIMENSIONS)
         null, alternative = (
-            np.stack(
-                [self._release(g, v) @ self._direction for g, v in zip(own, noise, strict=True)]
-            )
+            np.stack([self._release(g, victim, r) @ self._direction for r, g in enumerate(own)])
             # With the same noise, so that the difference is the canary's part after rounding.
             - self.released[:, victim]
             for own in (canaries.null, canaries.alternative)
         )
+        self._check_sum(canaries.alternative[0], victim)
         weights = query.sensitivity * _signs(self.num_releases)
         is_replace = query.adjacency == "replace"
         return Signal(null, alternative, weights, canaries.participation, is_replace)
@@ -255,7 +270,7 @@ class StepObservation:
         if (query, trials) not in self._samplers:
             choices = [self._program.make_choices(self._seed, trial) for trial in trials]
             data = self._make_data(query)
-            self._samplers[query, trials] = self._program.make_sampler(data, query, choices)
+            self._samplers[query, trials] = self._program.make_sampler(query, data, choices)
         # The sampler has one run per trial, so that each trial has coins of its own.
         batch = self._samplers[query, trials].draw(number)
         # Only samples of the canary are not zero, and padding has weight 0.
@@ -315,20 +330,49 @@ class StepObservation:
                 return actual
         return None
 
-    def _release_zero(self, noise: FloatArray) -> FloatArray:
-        """Return the releases of an agent without gradients, for all trials at once."""
-        silent = ClippedGradients(
-            values=torch.zeros(1, 1, len(noise)),
-            factors=torch.ones(1, 1, dtype=torch.float64),
-            norms=torch.zeros(1, 1),
-            fraction_clipped=torch.zeros(1, 1),
-            num_broken=torch.zeros(1, 1),
-        )
-        released: FloatArray = self._release(silent, noise[np.newaxis])[0]
-        return released
+    def _release_zeros(self, number: int) -> FloatArray:
+        """Return the releases of all agents without gradients, shape (n, trials)."""
+        noises = self._record.noise[number]
+        # All trials at once, as one long release.
+        zeros = no_gradients(noises.shape[-1])
+        released = [self._send(zeros, noise[np.newaxis])[0] for noise in noises]
+        return np.stack([self._project(own) for own in released])
 
-    def _release(self, gradients: ClippedGradients, noise: FloatArray) -> FloatArray:
-        """Return releases, read off the messages, shape (trials, d)."""
+    def _release(
+        self,
+        gradients: ClippedGradients,
+        agent: int,
+        number: int,
+        noise: FloatArray | None = None,
+    ) -> FloatArray:
+        """Return releases of an agent, read off its messages, shape (trials, d)."""
+        record, shape = self._record, (-1, _DIMENSIONS)
+        if noise is None:
+            noise = record.noise[number, agent].reshape(shape)
+        if self.messages is None:
+            return self._send(gradients, noise)
+        mask = record.masks[number, agent].reshape(shape)
+        offset = record.offsets[number].reshape(shape)
+        words = self.messages.send(gradients, noise, mask, offset)
+        return self.messages.unmask(words, mask, offset)
+
+    def _check_sum(self, gradients: ClippedGradients, agent: int) -> None:
+        """Note whether a release depends on the gradient other than by its sum with the noise.
+
+        Rounding the gradient by itself would: the sum is then no post-processing of noisy data.
+        """
+        noise = self._record.noise[0, agent].reshape(-1, _DIMENSIONS)
+        factors = gradients.factors.flatten().unsqueeze(1)
+        total = torch.mul(gradients.values.flatten(1), factors).add_(torch.from_numpy(noise))
+        zeros = replace(gradients, values=torch.zeros_like(gradients.values))
+        with_gradient = self._release(gradients, agent, 0)
+        fault = "messages depend on a gradient other than by its sum with the noise"
+        if fault not in self.problems and not np.array_equal(
+            with_gradient, self._release(zeros, agent, 0, total.numpy())
+        ):
+            self.problems.append(fault)
+
+    def _send(self, gradients: ClippedGradients, noise: FloatArray) -> FloatArray:
         dtype = torch.float32 if self._plan.dtype == "float32" else torch.float64
         model = torch.zeros(noise.shape[1], dtype=dtype)
         drawn = torch.from_numpy(np.ascontiguousarray(noise))
@@ -349,6 +393,10 @@ class StepObservation:
         return projected
 
 
+def _mask(plan: Plan, record: NoiseRecord, program: Program) -> MaskedMessages | None:
+    return MaskedMessages(plan, record, program) if plan.decomposition.is_masked else None
+
+
 def query_of(plan: Plan, agent: int) -> ClippedQuery:
     """Return what an agent clips and releases under a plan."""
     return plan.budget.of_agent(agent).query
@@ -367,8 +415,7 @@ def count_samples(query: ClippedQuery) -> int:
 
 def rate_of(query: ClippedQuery) -> float:
     """Return the rate at which the victim's samples are drawn."""
-    rates = choose_rates((query,), [count_samples(query)])
-    return 1.0 if rates is None else round_rate_down(rates[0])
+    return round_rate_down(query.sampling_rate or 1.0)
 
 
 def _toss_first(

@@ -20,13 +20,12 @@ from torch import Tensor
 
 from corn.arrays import FloatArray
 from corn.audit.known_noise import KnownNoise
-from corn.audit.views import StreamWeights, View, invert_hidden
+from corn.audit.views import Parts, StreamWeights, View, invert_hidden, sum_parts
 from corn.checks import require, require_count
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, Batch
 from corn.learn.method import Method, Trial
 from corn.learn.problem import TrainingProblem
-from corn.learn.sampling import choose_rates
 from corn.learn.schedule import Schedule
 from corn.learn.settings import SweepSettings
 from corn.learn.simulation import Simulation
@@ -162,7 +161,6 @@ def audit_training(
         method: another program than the plan's, to be judged by the plan's promise.
         track: shows the progress of a range of steps.
     """
-    plan.require_gossip("an audit of a training run")
     query = _check_plan(plan)
     require_count("canaries", num_canaries, least=10, most=len(problem.data.inputs))
     most = _MOST_VALUES // problem.task.num_parameters
@@ -247,7 +245,9 @@ def _insert(problem: TrainingProblem, canaries: Canaries, query: ClippedQuery) -
 class _Eavesdropper:
     """Adds up, over all steps, how well releases fit the gradient of each canary.
 
-    It knows all other data, and so what a batch of it contributes on average.
+    It knows all other data, and so what a batch of it contributes on average. Of exact sums it sees
+    the sum of all agents alone. Insiders then subtract their noise, and of their own gradients what
+    they are on average, which weakens the attack a little.
     """
 
     def __init__(
@@ -262,18 +262,25 @@ class _Eavesdropper:
         self._task, self._canaries, self._query = problem.task, canaries, query
         self._data, _ = problem.place(settings)
         self._honest = view.honest(plan.num_agents)
+        # The agents of whose releases only a sum is seen, for each sum.
+        self._parts: Parts = tuple((agent,) for agent in self._honest)
+        if plan.network.mixing == "sum":
+            self._parts = (tuple(range(plan.num_agents)),)
         self._known = KnownNoise(plan.decomposition, view, seed=settings.seeds[0])
         self._inputs = self._task.prepare(canaries.inputs.to(settings.torch_dtype))
         self._agents = torch.from_numpy(canaries.agents)
         self._watched = np.isin(canaries.agents, self._honest)
-        # Canaries of insiders have no place; the remainder keeps their index valid, see
-        # ``observe``.
-        self._places = np.searchsorted(self._honest, canaries.agents) % len(self._honest)
+        # Canaries of insiders have no place; zero keeps their index valid, see ``observe``.
+        place = {agent: k for k, part in enumerate(self._parts) for agent in part}
+        self._places = np.array([place.get(agent, 0) for agent in canaries.agents.tolist()])
         size = query.batch_size or 1
         # The contribution of a sample, on average. Without Poisson sampling, all samples are
         # equally often in batches of this size.
-        rates = choose_rates(plan.budget.queries, self._data.sizes)
-        self._rates = np.array(rates or [min(1.0, size / m) for m in self._data.sizes]) / size
+        sizes = self._data.sizes
+        queries = plan.budget.queries
+        each = queries * len(sizes) if len(queries) == 1 else queries
+        pairs = zip(each, sizes, strict=True)
+        self._rates = np.array([q.sampling_rate or min(1.0, size / m) for q, m in pairs]) / size
         self._canary_rates = torch.from_numpy(self._rates[canaries.agents])
         self._precision = torch.from_numpy(self._weigh(plan, view))
         self.scores, self._step = np.zeros(len(canaries.included)), 0
@@ -281,18 +288,20 @@ class _Eavesdropper:
     def _weigh(self, plan: Plan, view: View) -> FloatArray:
         """Return the precision of what the attacker does not know: noise, and others' coins."""
         streams = StreamWeights.of(plan.decomposition)
-        hidden = streams.hidden(streams.held_by(view.coalition))
+        hidden = streams.hidden(streams.held_by(view.coalition), self._parts)
         # Samples of norm C that are taken or not, spread over all parameters.
         size = self._query.batch_size or 1
         taken = self._rates * size
         # m independent coins: variance m p (1 − p) times the squared norm of a contribution.
         energy = np.array(self._data.sizes) * taken * (1 - taken) * self._query.contribution**2
-        noise = hidden + np.diag(energy / self._task.num_parameters)
-        return invert_hidden(noise[np.ix_(self._honest, self._honest)])
+        sums = sum_parts(energy, self._parts, axis=0)
+        return invert_hidden(hidden + np.diag(sums / self._task.num_parameters))
 
     def observe(self, parameters: Tensor, released: Tensor) -> None:
         """Add the scores of one step; see ``Simulation.on_release``."""
-        models, s = parameters[0, :, 0], released[0, :, 0].double()
+        n = self._data.num_agents
+        # With exact sums all agents have one model, and what is seen is their average release.
+        models, s = parameters[0, :, 0].expand(n, -1), released[0, :, 0].double()
         own = models[torch.from_numpy(self._canaries.agents)]
         gap = self._gradients(own, self._canaries.targets)
         expected = self._expect(models)
@@ -306,7 +315,9 @@ class _Eavesdropper:
             gap = gap - other
         else:
             expected.index_add_(0, self._agents, weights * gap)
-        hidden = (s - self._known.draw(self._step, s.shape[1]) - expected)[self._honest]
+        known = (self._known.draw(self._step, s.shape[1]) + expected).numpy()
+        seen = n * s if len(s) < n else s[[agent for part in self._parts for agent in part]]
+        hidden = seen - torch.from_numpy(sum_parts(known, self._parts, axis=0))
         # ⟨gap, (Σ⁻¹ hidden)_j⟩ is the log-likelihood ratio up to constants, canary by canary.
         evidence = (self._precision @ hidden)[torch.from_numpy(self._places)]
         self._step += 1

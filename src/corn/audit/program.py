@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -17,8 +18,8 @@ from torch import Tensor
 
 from corn.arrays import FloatArray
 from corn.covariance import Decomposition
-from corn.learn.batches import AgentData, BatchSampler
-from corn.learn.sampling import Choices, choose_rates
+from corn.learn.batches import BatchSampler
+from corn.learn.sampling import Choices
 from corn.learn.step import ClippedGradients, compute_gradients, take_half_step
 from corn.noise import (
     Identity,
@@ -30,15 +31,26 @@ from corn.noise import (
     agree_on_nonce,
     draw_share,
 )
-from corn.noise.address import encode_fields
+from corn.noise.address import StreamAddress, encode_fields
 from corn.noise.choices import SecretChoices
+from corn.noise.masks import (
+    MaskBits,
+    MaskWords,
+    choose_bits,
+    draw_mask,
+    draw_offset,
+    mask_release,
+    read_average,
+)
 from corn.plan import Plan, fingerprint
-from corn.privacy import ClippedQuery
 
 Keys: TypeAlias = Mapping[Owner, Secret]
 
 STEP_SIZE = 0.25
 """A power of two: the release can be read off a message exactly."""
+
+# Of the check that noise and masks follow from keys: streams and values that are drawn again.
+_MOST_OWNERS, _VALUES = 300, 64
 
 
 class ReleaseNumber(NamedTuple):
@@ -97,17 +109,6 @@ def make_choices(seed: int, trial: int) -> Choices:
     return SecretChoices(_secret(seed, "coins", trial), _secret(seed, "orders", trial))
 
 
-def make_sampler(data: AgentData, query: ClippedQuery, choices: Sequence[Choices]) -> BatchSampler:
-    """Return the sampler of one agent's batches in several runs, as agents make it."""
-    return BatchSampler(
-        data,
-        batch_size=query.batch_size,
-        choices=choices,
-        rates=choose_rates((query,), data.sizes),
-        divide_by_batch_size=query.unit == "sample",
-    )
-
-
 def make_messages(model: Tensor, found: ClippedGradients, noise: Tensor, *, grid: float) -> Tensor:
     """Return the message of each trial, shape (trials, d), by the code that agents run.
 
@@ -127,6 +128,22 @@ def make_messages(model: Tensor, found: ClippedGradients, noise: Tensor, *, grid
     )
 
 
+def make_masked_messages(
+    found: ClippedGradients, noise: Tensor, mask: MaskWords, *, grid: float, offset: FloatArray
+) -> MaskWords:
+    """Return the message of each trial where releases are summed exactly, shape (trials, d).
+
+    Args:
+        found: clipped gradients of all trials.
+        noise: the private noise of all trials, float64 of shape (trials, d).
+        mask: the masks of all trials, of this shape.
+        grid: γ.
+        offset: the public offsets of all trials, of this shape.
+    """
+    noisy = torch.mul(found.values.flatten(1), found.factors.flatten().unsqueeze(1)).add_(noise)
+    return mask_release(noisy.numpy(), grid=grid, offset=offset, mask=mask)
+
+
 @dataclass(frozen=True)
 class Program:
     """The functions that stand between an agent's data and its messages."""
@@ -135,9 +152,14 @@ class Program:
     draw_nonce: Callable[[Plan, int, int], bytes] = draw_nonce
     draw_share: Callable[..., FloatArray] = draw_share
     make_choices: Callable[[int, int], Choices] = make_choices
-    make_sampler: Callable[..., BatchSampler] = make_sampler
+    make_sampler: Callable[..., BatchSampler] = BatchSampler.of_agent
     compute_gradients: Callable[..., ClippedGradients] = compute_gradients
     make_messages: Callable[..., Tensor] = make_messages
+    choose_bits: Callable[..., MaskBits] = choose_bits
+    draw_mask: Callable[..., MaskWords] = draw_mask
+    draw_offset: Callable[[bytes, int, int], FloatArray] = draw_offset
+    make_masked_messages: Callable[..., MaskWords] = make_masked_messages
+    read_average: Callable[..., FloatArray] = read_average
 
 
 DEPLOYED = Program()
@@ -175,14 +197,80 @@ class NoiseRecord:
         """Return all keys that the insiders really have, whatever the plan says."""
         return {owner: key for agent in coalition for owner, key in self.keys[agent].items()}
 
+    @cached_property
+    def bits(self) -> MaskBits:
+        """B, of the masks that agents draw."""
+        return self._program.choose_bits(
+            self._plan.decomposition, self._plan.grid, self._plan.budget
+        )
+
+    @cached_property
+    def masks(self) -> MaskWords:
+        """All agents' masks, shape as ``noise``."""
+        return self._draw_masks([SecureSource(own) for own in self.keys])
+
+    @cached_property
+    def offsets(self) -> FloatArray:
+        """The public offsets of the grid, shape (releases, size)."""
+        size = self.noise.shape[-1]
+        return np.stack(
+            [self._program.draw_offset(self._nonces[a], step, size) for a, step in self.releases]
+        )
+
     def check_keys(self) -> list[str]:
-        """Return the keys that agents have although the plan does not give them those keys."""
+        """Return faults of keys that need no test.
+
+        These are keys that agents have although the plan does not give them those keys, equal keys
+        of different owners, and noise or masks that do not follow from the key of their owner, so
+        that anybody can draw them. In large networks the last is checked for some owners.
+        """
         return [
             f"agent {agent} has the key of {owner}"
             for agent, own in enumerate(self.keys)
             for owner in own
             if agent not in owner.members
-        ]
+        ] + [*self._find_equal_keys(), *self._find_public_streams()]
+
+    def _find_equal_keys(self) -> list[str]:
+        owners: dict[bytes, Owner] = {}
+        equal = []
+        for own in self.keys:
+            for owner, key in own.items():
+                first = owners.setdefault(key.reveal(), owner)
+                if first != owner:
+                    equal.append(f"{first} and {owner} have one key")
+        return list(dict.fromkeys(equal))[:1]
+
+    def _find_public_streams(self) -> list[str]:
+        """Draw again with another key of one owner, which must give other values."""
+        noise = self._plan.decomposition
+        drawn = [Owner((i,)) for i, theta in enumerate(noise.private_variance) if theta > 0]
+        for number, (group, factor) in enumerate(
+            zip(noise.seed_groups, noise.factors, strict=True)
+        ):
+            if noise.is_masked or factor[0].any():
+                drawn.append(Owner(group, number))
+        for owner in drawn[:: 1 + len(drawn) // _MOST_OWNERS]:
+            agent = owner.members[0]
+            keys = [self.keys[agent], {**self.keys[agent], owner: _secret(0, "another key")}]
+            first, second = (self._draw_values(agent, owner, SecureSource(own)) for own in keys)
+            # Words of 16 bits are equal by chance, but not five of them among 64.
+            if int((first == second).sum()) > 4:
+                kind = "mask" if noise.is_masked and owner.group is not None else "noise"
+                return [
+                    f"the {kind} that agent {agent} draws does not depend on the key of {owner}: "
+                    "others can draw it too"
+                ]
+        return []
+
+    def _draw_values(self, agent: int, owner: Owner, source: SecureSource) -> Any:
+        """Return an agent's masks where the owner has masks, and else its noise."""
+        shares = self._plan.decomposition
+        attempt, step = self.releases[0]
+        at = {"source": source, "nonce": self._nonces[attempt], "step": step}
+        if shares.is_masked and owner.group is not None:
+            return self._program.draw_mask(shares, agent, **at, size=_VALUES, bits=self.bits)
+        return self._program.draw_share(shares, agent, **at, stop=_VALUES)
 
     def draw_known(self, coalition: Sequence[int]) -> FloatArray:
         """Return the part of the noise that insiders draw with their keys, shape as ``noise``.
@@ -196,6 +284,29 @@ class NoiseRecord:
         known = select_known(self._plan.decomposition, keys)
         sources = [SecureSource(keys)] * self._plan.num_agents
         return self._draw(known, sources, self.noise.shape[-1])
+
+    def draw_known_masks(self, coalition: Sequence[int]) -> MaskWords:
+        """Return the part of the masks that insiders draw with their keys, shape as ``noise``."""
+        return self._draw_masks([_KnownWords(self.held_by(coalition))] * self._plan.num_agents)
+
+    def _draw_masks(self, sources: Sequence[SecureSource | _KnownWords]) -> MaskWords:
+        return np.stack(
+            [
+                [
+                    self._program.draw_mask(
+                        self._plan.decomposition,
+                        agent,
+                        source=source,
+                        nonce=self._nonces[attempt],
+                        step=step,
+                        size=self.noise.shape[-1],
+                        bits=self.bits,
+                    )
+                    for agent, source in enumerate(sources)
+                ]
+                for attempt, step in self.releases
+            ]
+        )
 
     def _draw(
         self, decomposition: Decomposition, sources: Sequence[SecureSource], size: int
@@ -223,7 +334,20 @@ def select_known(decomposition: Decomposition, known: Mapping[Owner, Secret]) ->
         factor if Owner(groups[k], k) in known else np.zeros_like(factor)
         for k, factor in enumerate(decomposition.factors)
     )
-    return Decomposition(np.where(private, decomposition.private_variance, 0.0), groups, factors)
+    theta = np.where(private, decomposition.private_variance, 0.0)
+    return replace(decomposition, private_variance=theta, factors=factors)
+
+
+class _KnownWords:
+    """Words of the streams whose keys are known, and zeros of all others."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys, self._source = keys, SecureSource(keys)
+
+    def draw_words(self, address: StreamAddress, size: int, dtype: Any) -> MaskWords:
+        if address.owner in self._keys:
+            return self._source.draw_words(address, size, dtype)
+        return np.zeros(size, dtype)
 
 
 def _secret(seed: int, *purpose: str | int) -> Secret:

@@ -22,7 +22,7 @@ from torch import Tensor
 from corn.arrays import FloatArray
 from corn.audit.observation import Signal, add_share_canary, count_samples, query_of
 from corn.audit.program import select_known
-from corn.audit.views import View
+from corn.audit.views import Parts, View, sum_parts
 from corn.checks import require
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
 from corn.distributed.processes import preloaded_context
@@ -219,6 +219,7 @@ class ProcessObservation:
 
     def __init__(self, plan: Plan, *, num_trials: int, num_releases: int) -> None:
         self._plan, self.problems = plan, list[str]()
+        self.messages = None
         require(
             num_releases <= plan.budget.num_steps,
             "releases",
@@ -253,6 +254,11 @@ class ProcessObservation:
     def held_by(self, view: View) -> Collection[Owner]:
         """See ``Observation``."""
         return self._collect(view)
+
+    def read(self, view: View, parts: Parts) -> FloatArray:
+        """See ``Observation``."""
+        del view
+        return sum_parts(self.released, parts, axis=1)
 
     def draw_known(self, view: View) -> FloatArray:
         """See ``Observation``."""

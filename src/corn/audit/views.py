@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
+from typing import Any, TypeAlias
 
+import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,6 +21,9 @@ from corn.covariance import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.noise import Owner
 from corn.plan import Plan
+
+Parts: TypeAlias = tuple[tuple[int, ...], ...]
+"""Agents of whose releases a view can read nothing but the sum, for each such sum."""
 
 # Coalitions are compared one by one up to these limits; beyond, one is grown greedily.
 _MOST_COALITIONS, _MOST_WORK = 10**5, 2e9
@@ -67,10 +72,12 @@ class StreamWeights:
     Attributes:
         weights: shape (n, streams): the noise of agent i is row i times the normals of the streams.
         owners: the owner of each stream.
+        masks: the owners of masks, which hide all but sums; None where every release is read.
     """
 
     weights: FloatArray
     owners: tuple[Owner, ...]
+    masks: tuple[Owner, ...] | None = None
 
     @classmethod
     def of(cls, decomposition: Decomposition) -> StreamWeights:
@@ -86,7 +93,9 @@ class StreamWeights:
             column[list(group)] = factor
             columns.append(column)
             owners += [Owner(group, number)] * factor.shape[1]
-        return cls(np.hstack(columns), tuple(owners))
+        groups = (Owner(group, number) for number, group in enumerate(decomposition.seed_groups))
+        masks = tuple(groups) if decomposition.is_masked else None
+        return cls(np.hstack(columns), tuple(owners), masks)
 
     @property
     def covariance(self) -> FloatArray:
@@ -95,30 +104,69 @@ class StreamWeights:
 
     def held_by(self, coalition: Collection[int]) -> set[Owner]:
         """Return the owners whose keys a coalition has by the plan: those it is a member of."""
-        return {owner for owner in self.owners if not set(coalition).isdisjoint(owner.members)}
+        every = (*self.owners, *(self.masks or ()))
+        return {owner for owner in every if not set(coalition).isdisjoint(owner.members)}
 
-    def hidden(self, known: Collection[Owner]) -> FloatArray:
-        """Return the covariance of the noise without the streams of known owners, shape (n, n)."""
+    def join(self, honest: Collection[int], known: Collection[Owner]) -> Parts:
+        """Return the honest agents that masks of unknown owners join; each alone without masks.
+
+        >>> masks = Owner((0, 1), 0), Owner((1, 2), 1), Owner((2, 3), 2)
+        >>> StreamWeights(np.eye(4), (), masks).join([0, 1, 3], [masks[1], masks[2]])
+        ((0, 1), (3,))
+        """
+        left = set(honest)
+        if self.masks is None:
+            return tuple((agent,) for agent in sorted(left))
+        graph = nx.Graph()
+        graph.add_nodes_from(left)
+        hidden = (owner.members for owner in self.masks if owner not in known)
+        # The honest members of a group are a path of masks, whoever is between them.
+        graph.add_edges_from(
+            pair for group in hidden for pair in pairwise(filter(left.__contains__, group))
+        )
+        return tuple(sorted(tuple(sorted(part)) for part in nx.connected_components(graph)))
+
+    def hidden(self, known: Collection[Owner], parts: Parts | None = None) -> FloatArray:
+        """Return the covariance of the noise without the streams of known owners.
+
+        It is that of the sums over ``parts``, by default of all agents one by one.
+        """
         # Summed over the others, not subtracted from R: a difference would leave rounding errors
         # where no noise is left.
         is_hidden = [owner not in known for owner in self.owners]
         B = self.weights[:, is_hidden]
+        if parts is not None:
+            B = sum_parts(B, parts, axis=0)
         hidden: FloatArray = B @ B.T
         return hidden
 
     def precision(self, view: View) -> FloatArray:
         """Return [Σ⁻¹]_jj of every agent against a view, shape (n,); 0 for insiders.
 
-        Σ is the covariance of what the view does not know of honest agents' noise. It is ∞ for
-        agents that this noise does not hide.
+        Σ is the covariance of what the view does not know of honest agents' noise, or of the noise
+        in their sums under masks. It is ∞ for agents that this noise does not hide.
         """
         n = len(self.weights)
-        honest = view.honest(n)
-        hidden = self.hidden(self.held_by(view.coalition))[np.ix_(honest, honest)]
-        found = np.zeros(n)
+        known = self.held_by(view.coalition)
         # Insiders' own noise is known to them, so that only honest rows and columns remain.
-        found[honest] = np.diag(invert_hidden(hidden))
+        parts = self.join(view.honest(n), known)
+        found = np.zeros(n)
+        diagonal = np.diag(invert_hidden(self.hidden(known, parts)))
+        for part, value in zip(parts, diagonal.tolist(), strict=True):
+            found[list(part)] = value
         return found
+
+
+def sum_parts(values: NDArray[Any], parts: Parts, *, axis: int) -> NDArray[Any]:
+    """Add up the values of the agents of each part; words wrap around as sums of messages do.
+
+    >>> sum_parts(np.array([1, 2, 3]), ((0, 2), (1,)), axis=0).tolist()
+    [4, 2]
+    """
+    starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
+    chosen = np.take(values, [agent for part in parts for agent in part], axis=axis)
+    # In the type of the values: NumPy would add up small integers in a larger one.
+    return np.add.reduceat(chosen, starts, axis=axis, dtype=values.dtype)
 
 
 def invert_hidden(covariance: FloatArray) -> FloatArray:
@@ -249,7 +297,11 @@ def _grow_coalition(streams: StreamWeights, victim: int, caps: FloatArray) -> Br
     while ratio <= 1 + _ROUNDING and len(coalition.coalition) < n - 1:
         members = coalition.coalition
         others = [agent for agent in range(n) if agent not in (victim, *members)]
-        left = [streams.hidden(streams.held_by((*members, a)))[victim, victim] for a in others]
+        if streams.masks is None:
+            left = [streams.hidden(streams.held_by((*members, a)))[victim, victim] for a in others]
+        else:
+            # Under masks each insider takes its own private noise out of the sum.
+            left = [-float(streams.weights[a, a]) for a in others]
         coalition = View((*members, others[int(np.argmin(left))]))
         ratio = float(streams.precision(coalition)[victim] / caps[victim])
     return Break(coalition, victim, ratio)

@@ -43,7 +43,9 @@ def advise(
     ] = "sample",
     samples: Annotated[
         int | None,
-        typer.Option(min=1, help="Least number of samples of an agent. (Default: the task's.)"),
+        typer.Option(
+            min=1, help="Number of samples of an agent, which is public. (Default: the task's.)"
+        ),
     ] = None,
     agents: Annotated[
         int | None, typer.Option(min=1, help="Number of agents. (Default: those of the graph.)")
@@ -90,7 +92,7 @@ def advise(
         # The fewest, as the rate and with it the noise must hold for every agent.
         samples = samples or min(problem.data.sizes)
     if samples is None:
-        raise typer.BadParameter("give the least number of --samples of an agent")
+        raise typer.BadParameter("give a public number of --samples of an agent")
     scale = TrainingScale(
         num_agents=n,
         samples=samples,

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from corn import distributed, learn
-from corn.cli.config_file import ConfigOption, is_given
+from corn.cli.config_file import ConfigOption, is_given, merge_requirements
 from corn.cli.learning import LEARNING, LearningOptions
 from corn.cli.monitoring import MonitoringOptions
 from corn.cli.options import JsonOption
@@ -101,18 +101,15 @@ class RunOptions:
             rich_help_panel=LEARNING,
         ),
     ] = "cpu"
-    lifetime_epsilon: Annotated[
-        float | None,
+    require: Annotated[
+        list[str] | None,
         typer.Option(
-            help="Refuse to start if all releases of an agent's data, under this and other plans, "
-            "could exceed this ε.",
-            rich_help_panel=AGENTS,
-        ),
-    ] = None
-    lifetime_delta: Annotated[
-        float | None,
-        typer.Option(
-            help="δ of the total that --lifetime-epsilon limits. (Default: the plan's.)",
+            metavar="NAME=VALUE",
+            callback=merge_requirements,
+            help="Refuse to start unless the plan meets this: unit, adjacency, insiders (at "
+            "least), steps (at most), epsilon (at most), and total-epsilon (at most, of all "
+            "releases of an agent's data under this and other plans), both at delta (1e-5 unless "
+            "given). Can be given several times; a file has them in a table named require.",
             rich_help_panel=AGENTS,
         ),
     ] = None
@@ -130,11 +127,9 @@ class RunOptions:
         """Return the workload on this run's device."""
         return replace(learning.make_workload(), device=self.device)
 
-    def make_lifetime(self) -> distributed.Lifetime:
-        """Return the owner's limit on all releases."""
-        return distributed.Lifetime(
-            self.lifetime_epsilon, self.lifetime_delta, tuple(self.other_keys or ())
-        )
+    def make_requirements(self) -> distributed.Requirements:
+        """Return the owner's requirements."""
+        return distributed.Requirements.parse(self.require or (), other_keys=self.other_keys or ())
 
     def make_settings(
         self,
@@ -248,6 +243,7 @@ def agent(
     # Before anything is read: the list of classes of private data must not become the model's
     # shape.
     learning.require_public_classes()
+    learning.require_stated_partition()
     # A batch size that is not given is the plan's; one that is must agree with it.
     batch_size = learning.batch_size if is_given(context, "batch_size") else None
     config = distributed.AgentConfig(
@@ -269,7 +265,7 @@ def agent(
         # Only where neither plan nor option has one. A plan that agents make together is not known
         # yet.
         default_batch_size=USUAL_BATCH_SIZE,
-        lifetime=run.make_lifetime(),
+        requirements=run.make_requirements(),
         listen=None if listen is None else distributed.parse_address(listen),
         advertise=None if advertise is None else distributed.parse_address(advertise),
         rejoins=rejoin,
@@ -294,7 +290,8 @@ def agent(
         measured = {name: value for name, value in result.measured.items() if value == value}
         facts = {
             "plan": fingerprint(agreed).hex(),
-            "promise": agreed.budget.describe(),
+            "promise": f"{'simulated: ' if result.simulation else ''}{agreed.budget.describe()}",
+            "simulation": result.simulation,
             "adversary": agreed.threat.describe(),
         }
         print_json({**facts, **result.to_json(), "measured": measured})
@@ -311,9 +308,9 @@ def _describe(result: distributed.AgentResult, plan: Plan) -> str:
     lost = "".join(f", without agent {who} from step {s} on" for who, s in result.lost.items())
     return (
         f"{result.status} after {result.num_steps} steps{f' ({why})' if why else ''}{lost}, "
-        f"{score}{result.seconds_waited:.1f} s waited; ε spent "
+        f"{score}{'simulated ' if result.simulation else ''}ε spent "
         f"{round_up(float(measured['epsilon']))} of {plan.budget.describe()}, against "
-        f"{plan.threat.describe()}"
+        f"{plan.threat.describe()}{f'; {result.simulation}' if result.simulation else ''}"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -234,6 +234,7 @@ def _facts(plan: Plan, report: AuditReport, beyond: Finding | None) -> dict[str,
     return {
         "promise": plan.budget.describe(),
         "adversary": plan.threat.describe(),
+        "mixing": plan.network.mixing,
         "unit": plan.budget.unit,
         "through": report.settings.through,
         "num_trials": report.settings.num_trials,
@@ -242,6 +243,8 @@ def _facts(plan: Plan, report: AuditReport, beyond: Finding | None) -> dict[str,
         "seed": report.settings.seed,
         "violated": report.violated,
         "problems": report.problems,
+        # The tests of messages under masks; null without masks.
+        "messages": None if report.messages is None else asdict(report.messages),
         "findings": [_row(one) for one in sorted(report.findings, key=lambda one: one.victim)],
         "smallest_break": None if beyond is None else _row(beyond),
     }
@@ -278,6 +281,7 @@ def _print(plan: Plan, report: AuditReport, beyond: Finding | None) -> None:
             ("promise", plan.budget.describe()),
             ("against", plan.threat.describe()),
             ("attacked", _describe_target(report)),
+            *_describe_messages(report),
             (
                 "trials",
                 f"{settings.num_trials:,} with the canary and {settings.num_trials:,} without it, "
@@ -331,8 +335,24 @@ def _describe_target(report: AuditReport) -> str:
     if report.settings.through == "processes":
         return "messages of real processes in two runs; a few releases stand for the whole run"
     if report.settings.through == "shares":
-        return "keys, nonces and noise of all agents; a few releases stand for the whole run"
+        what = "noise" if report.messages is None else "noise, masks and messages"
+        return f"keys, nonces and {what} of all agents; a few releases stand for the whole run"
     return "sampling, clipping, noise, rounding and messages, over the releases of a trial"
+
+
+def _describe_messages(report: AuditReport) -> list[tuple[str, str]]:
+    found = report.messages
+    if found is None:
+        return []
+    told = "faults were found, see below" if found.problems else "no deviation from that was found"
+    return [
+        (
+            "messages",
+            f"integers of {found.bits} bits under masks, of which attackers read complete sums. "
+            "Single messages, incomplete sums and differences between steps must be uniform: "
+            f"{told}, in {found.num_tests:,} tests of {found.num_words:,} words each",
+        )
+    ]
 
 
 def _describe_break(beyond: Finding | None) -> str:

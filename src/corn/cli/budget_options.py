@@ -96,7 +96,7 @@ class OpenBudgetOptions:
     sampling_rate: Annotated[
         float | None,
         typer.Option(
-            help="Largest probability that a sample is in a mini-batch (with --sampling poisson), "
+            help="Probability that a sample is in a mini-batch (with --sampling poisson), "
             "instead of --samples-per-agent.",
             rich_help_panel=_BUDGET,
         ),
@@ -105,9 +105,11 @@ class OpenBudgetOptions:
         str | None,
         typer.Option(
             metavar="COUNT[,COUNT…]",
-            help="Least number of samples of an agent, or one number for each agent, from which "
-            "the sampling rate or the passes follow (with --unit sample only). (Default for train "
-            "and launch: those of the data.)",
+            help="Declared number of samples of an agent, or one number for each agent, from which "
+            "the sampling rate or the passes follow (with --unit sample only); with more samples "
+            "or fewer, batches are larger or smaller. It is public, and ε does not cover it: "
+            "declare a number that does not depend on the data. (Default for train: those of the "
+            "data; for launch with a task the same, rounded down to two digits.)",
             rich_help_panel=_BUDGET,
         ),
     ] = None

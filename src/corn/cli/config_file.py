@@ -15,6 +15,7 @@ from corn.parsing import quote
 
 # Read in bounded size, as any path may be given, a device included.
 _MAX_BYTES = 1 << 20
+_REQUIRE = "require"
 _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     int: ((int,), "a whole number"),
@@ -53,6 +54,23 @@ ConfigOption = Annotated[
 ]
 
 
+def merge_requirements(context: typer.Context, given: list[str] | None) -> list[str] | None:
+    """Return the requirements of the command line, and those of the file that it does not name."""
+    listed = list(given or ())
+    names = {text.partition("=")[0].strip() for text in listed}
+    # Without this, one requirement on the command line would drop all those of the file.
+    kept = (context.default_map or {}).get(_REQUIRE, ())
+    return [*(text for text in kept if text.partition("=")[0] not in names), *listed] or None
+
+
+def _write_requirement(name: str, value: object, path: Path) -> str:
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        raise FileFormatError(
+            f"{path}: [{_REQUIRE}] {name} must be a text or a number, found {quote(value)}"
+        )
+    return f"{name}={value}"
+
+
 def _read_options(context: typer.Context, path: Path) -> dict[str, Any]:
     """Return the options in a file by the names of parameters, each of the right type."""
     try:
@@ -76,6 +94,8 @@ def _read_options(context: typer.Context, path: Path) -> dict[str, Any]:
     declared = inspect.signature(context.command.callback or _take_file, eval_str=True).parameters
     options: dict[str, Any] = {}
     for name, value in document.items():
+        if name == _REQUIRE and isinstance(value, dict):
+            value = [_write_requirement(key, own, path) for key, own in value.items()]
         if name not in known:
             close = difflib.get_close_matches(name, list(known), n=1) or ["step-size"]
             raise FileFormatError(

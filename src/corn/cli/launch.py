@@ -25,14 +25,14 @@ from corn.cli.strictest import describe_average, strictest_facts
 from corn.covariance import MECHANISMS, MechanismName
 from corn.covariance.design import default_threat
 from corn.plan import fingerprint, load_plan
-from corn.privacy.rounding import round_up, round_up_range
+from corn.privacy.rounding import round_count_down, round_up, round_up_range
 from corn.topology import Gossip
 
 EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/run"
 
 _TOGETHER = "Decentralised planning"
 # Left out of run.json, which is shared: they reveal other runs, folders and hosts of the owner.
-_OWNERS_OPTIONS = ("lifetime_epsilon", "lifetime_delta", "other_keys", "config_file", "status")
+_OWNERS_OPTIONS = ("require", "other_keys", "config_file", "status", "store")
 _WARNING = (
     "private numbers are computed from private data without noise: no ε covers them, and they must "
     "not be published"
@@ -124,6 +124,8 @@ def launch(
             "numbers of each agent are in its folder in private"
         )
     learning.require_public_classes()
+    if agents_per_host is not None:
+        learning.require_stated_partition()
     source: Path | distributed.PlanningRequest
     network = None if graph is None else mixing.load_network(graph)
     batch_size = learning.batch_size
@@ -136,15 +138,17 @@ def launch(
     elif network is not None:
         # Agents that plan together know no files of the others.
         chosen = cast("MechanismName", require_choice("mechanism", mechanism, MECHANISMS))
-        if budget.needs_sizes and budget.adjacency == "add-remove":
+        # Which rows of a file are for training depends on the rows, whatever the adjacency.
+        is_private = learning.data is not None or budget.adjacency == "add-remove"
+        if budget.needs_sizes and is_private:
             raise typer.BadParameter(
-                "give the least number of samples of an agent: with --adjacency add-remove the "
+                "give a number of samples of an agent, without computing it from the data: the "
                 "numbers in the data are private, and plans are public",
                 param_hint="--samples-per-agent",
             )
-        # Under replace-one adjacency the numbers of samples are public by definition
-        # (docs/distributed.md).
+        # Of a public task. What a plan counts on is public too, so it is not the exact number.
         sizes = learning.count_samples(network.num_agents) if budget.needs_sizes else ()
+        sizes = tuple(map(round_count_down, sizes))
         source = distributed.PlanningRequest(
             budget=budget.make_for_data(batch_size, sizes, network),
             objective=mixing.choose_objective(budget.steps),
@@ -174,7 +178,7 @@ def launch(
         placement=distributed.Placement(
             agents_per_host, host, None if store is None else distributed.parse_address(store)
         ),
-        lifetime=run.make_lifetime(),
+        requirements=run.make_requirements(),
         # On stderr, as stdout may be published.
         on_total=lambda total: print_note(f"private, do not publish: {total.describe()}"),
         show_table=not json,
@@ -235,7 +239,7 @@ def _facts(
     return {
         # Names of folders may describe the owner of the data, and limits its other runs.
         "configuration": {
-            name: value.name if isinstance(value, Path) else value
+            name: _strip_folders(value)
             for name, value in configuration.items()
             if name not in _OWNERS_OPTIONS
         },
@@ -244,6 +248,7 @@ def _facts(
         "graph": plan.network.source,
         "num_agents": plan.num_agents,
         "promise": _promise(launched),
+        "simulation": launched.problem.simulation,
         **collect_sampling(plan.budget),
         "adversary": plan.threat.describe(),
         "central_ratio": plan.central_ratio,
@@ -258,6 +263,15 @@ def _facts(
         "notes": list(result.notes),
         "agents": {str(agent): own.to_json() for agent, own in launched.finished.items()},
     }
+
+
+def _strip_folders(value: object) -> object:
+    """Return the value of an option without the folders of a file that it names.
+
+    >>> [_strip_folders(value) for value in (Path("/ward-7/a.csv"), "ward/mine.py:make", 3)]
+    ['a.csv', 'mine.py:make', 3]
+    """
+    return str(value).rpartition("/")[2] if isinstance(value, Path | str) else value
 
 
 def _private_facts(launched: distributed.LaunchResult) -> dict[str, object]:
@@ -284,6 +298,7 @@ def _measured(launched: distributed.LaunchResult, columns: Sequence[str]) -> dic
 def _draw(launched: distributed.LaunchResult, path: Path) -> None:
     """Draw the columns that may be published."""
     (trial,) = launched.measured.trials
+    simulated = "simulated " if launched.is_simulated else ""
     rows = launched.measured.rows
     measured = [
         name for name in learn.SHARED_COLUMNS if any(row[name] == row[name] for row in rows)
@@ -291,7 +306,7 @@ def _draw(launched: distributed.LaunchResult, path: Path) -> None:
     draw_run(
         [{name: row[name] for name in measured} for row in rows],
         {trial.method.name: trial.schedule.describe()},
-        title=f"{launched.problem.task.describe()}: {launched.plan.describe()}",
+        title=f"{launched.problem.task.describe()}: {simulated}{launched.plan.describe()}",
         path=path,
     )
 
@@ -299,7 +314,8 @@ def _draw(launched: distributed.LaunchResult, path: Path) -> None:
 def _promise(launched: distributed.LaunchResult) -> str:
     if launched.is_rehearsal:
         return "rehearsal: protects nothing"
-    return launched.plan.budget.describe()
+    simulated = "simulated: " if launched.is_simulated else ""
+    return f"{simulated}{launched.plan.budget.describe()}"
 
 
 def _describe_spent(launched: distributed.LaunchResult) -> str:
@@ -336,12 +352,17 @@ def _print(launched: distributed.LaunchResult) -> None:
             ),
             ("mixing", describe_mixing(plan)),
             ("disagreement", f"{last['consensus_distance']:.4g}"),
-            ("ε spent", _describe_spent(launched)),
+            (
+                "simulated ε spent" if launched.is_simulated else "ε spent",
+                _describe_spent(launched),
+            ),
             ("agents lost", ", ".join(map(str, launched.lost)) or "none"),
         ],
     )
     for note in result.notes:
         print_note(note)
+    if launched.problem.simulation not in ("", *result.notes):
+        print_note(f"simulated ε: {launched.problem.simulation}")
 
 
 def _print_outcome(launched: distributed.LaunchResult) -> None:
@@ -356,7 +377,7 @@ def _print_outcome(launched: distributed.LaunchResult) -> None:
             threat=plan.threat,
             central_ratio=plan.central_ratio,
             weighted_ratio=plan.weighted_central_ratio,
-            is_simulated=launched.is_rehearsal,
+            is_simulated=launched.is_simulated,
         )
     )
 

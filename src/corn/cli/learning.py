@@ -109,8 +109,10 @@ class LearningOptions:
     partition: Annotated[
         str | None,
         typer.Option(
-            help="Partition of the samples over agents: iid, dirichlet:ALPHA or shards:K. "
-            "(Default: dirichlet:10; with --data: iid.)",
+            help="Partition of the samples over agents: iid, dirichlet:ALPHA or shards:K; only iid "
+            "moves no sample when another changes, so that ε is simulated with the others. "
+            "(Default: dirichlet:10; with --data: iid, which agents on several hosts must state "
+            "if all have the same file.)",
             rich_help_panel=LEARNING,
         ),
     ] = None
@@ -184,6 +186,21 @@ class LearningOptions:
                 "list all classes, such as benign,malignant: which of them occur in the data is "
                 "private, and the model that agents publish shows the list",
                 param_hint="--classes",
+            )
+
+    def require_stated_partition(self) -> None:
+        """Raise where every host may have a file of its own under a name without ``{agent}``."""
+        # Each agent would train on a part of its own file, and spend all of ε on it.
+        if self.data is None or self.partition is not None:
+            return
+        if not self._make_file_workload(self.data).has_file_per_agent:
+            name, dot, suffix = self.data.name.partition(".")
+            raise typer.BadParameter(
+                f"must have {{agent}} in its name if each agent has a file of its own, found "
+                f"{self.data}: rename it and give {name}-{{agent}}{dot}{suffix}, where {{agent}} "
+                "stands for the agent's number. If every agent has this same file, of which it "
+                "trains on a part, say so with --partition iid",
+                param_hint="--data",
             )
 
     def _make_file_workload(self, data: Path) -> learn.FileWorkload:

@@ -41,8 +41,9 @@ class MonitoringOptions:
         bool,
         typer.Option(
             "--status-private",
-            help="Also serve training loss, gradient norm and clipping, which no noise protects. "
-            "Only on an address of this machine, such as 127.0.0.1.",
+            help="Also serve training loss, gradient norm, clipping and waits, which no noise "
+            "protects. Only on an address of this machine, such as 127.0.0.1, and with the "
+            "password in private/agent-I/status-password.",
             rich_help_panel=_MONITORING,
         ),
     ] = False

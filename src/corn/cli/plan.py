@@ -28,6 +28,8 @@ from corn.cli.strictest import describe_average, strictest_facts
 from corn.cli.watching import designing, raise_if_interrupted
 from corn.covariance import Corn
 from corn.plan import FloatType, Plan, fingerprint, make_plan, save_plan
+from corn.privacy import PrivacyBudget
+from corn.privacy.query import describe_range
 from corn.privacy.rounding import round_bound_down
 
 EXAMPLE = "corn plan --graph er:n=20,p=0.2,seed=1 --epsilon 10 --out plan.corn"
@@ -117,6 +119,15 @@ def plan_facts(made: Plan) -> dict[str, object]:
     }
 
 
+def declared_facts(budget: PrivacyBudget) -> list[tuple[str, str]]:
+    """Return the numbers of samples that a plan counts on, and that they are public."""
+    samples = budget.samples_per_agent
+    if samples is None:
+        return []
+    shown = describe_range(samples if isinstance(samples, tuple) else (samples,))
+    return [("declared samples", f"{shown} per agent, at least; public, and not covered by ε")]
+
+
 def describe_mixing(made: Plan) -> str:
     """Return rounds, cool-down and messages of a plan's run in one line."""
     return made.network.describe_mixing(made.budget.num_steps, made.cooldown_steps)
@@ -124,10 +135,14 @@ def describe_mixing(made: Plan) -> str:
 
 def describe_grid(made: Plan) -> str:
     """Return the grid of releases and the largest model for which the promise is proved."""
-    return (
+    proved = (
         f"multiples of {made.grid:g}; the promise is proved in floating point for models of up to "
         f"{made.max_parameters:.3g} parameters"
     )
+    if made.budget.unit == "agent":
+        return proved
+    # An agent's gradient is clipped as a whole, so this concerns samples only.
+    return f"{proved} that compute each sample's gradient without regard to others in its batch"
 
 
 def _print(made: Plan) -> None:
@@ -139,6 +154,7 @@ def _print(made: Plan) -> None:
         [
             ("promise", made.budget.describe()),
             *strictest_facts(made.budget, made.num_agents),
+            *declared_facts(made.budget),
             ("against", made.threat.describe()),
             ("minimises", f"Tr(A R), {made.objective.describe()}"),
             ("noise energy", f"{certificate.value:.6g} ({certificate.status})"),

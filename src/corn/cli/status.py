@@ -44,11 +44,12 @@ def status(
     found = read_states(out)
     if not found:
         raise FileFormatError(
-            f"{out}: no agent has begun to train here; the log of each agent is in private/agent-I"
+            f"{out}: no agent of this user has begun to train here; the log of each agent is in "
+            "private/agent-I"
         )
     conditions = {
-        agent: judge_condition(state, is_gone=has_ended(folders))
-        for agent, (state, folders) in found.items()
+        agent: judge_condition(state, is_gone=has_ended(folder))
+        for agent, (state, folder) in found.items()
     }
     states = [state for state, _ in found.values()]
     if json:
@@ -76,6 +77,7 @@ def _print(states: list[AgentState], conditions: dict[int, Condition]) -> None:
         [
             ("ε is for", first.protects),
             ("against", first.adversary),
+            *([("simulated", first.simulation)] if first.simulation else []),
         ],
     )
     print_table(

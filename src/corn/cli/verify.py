@@ -18,7 +18,7 @@ from corn.cli.output import (
     warn_of_insiders,
     working,
 )
-from corn.cli.plan import describe_grid, describe_mixing, plan_facts
+from corn.cli.plan import declared_facts, describe_grid, describe_mixing, plan_facts
 from corn.cli.strictest import describe_average, list_agents, strictest_facts
 from corn.distributed.startup.connections import list_connections
 from corn.errors import InvalidArgumentError
@@ -132,6 +132,7 @@ def _print(plan: Plan, found: Verification, shown: list[AgentGuarantee]) -> None
         [
             ("promise", plan.budget.describe()),
             *strictest_facts(plan.budget, plan.num_agents),
+            *declared_facts(plan.budget),
             ("against", plan.threat.describe()),
             ("noise energy", f"{found.value:.6g}, {plan.objective.describe()}"),
             (

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from corn.distributed.settings import parse_address as parse_address
     from corn.distributed.startup.joining import join as join
     from corn.distributed.startup.keyring import make_keys as make_keys
-    from corn.distributed.startup.lifetime import Lifetime as Lifetime
-    from corn.distributed.startup.lifetime import LifetimeSpentError as LifetimeSpentError
-    from corn.distributed.startup.lifetime import LifetimeTotal as LifetimeTotal
     from corn.distributed.startup.planning import PlanningRequest as PlanningRequest
     from corn.distributed.startup.rendezvous import Rendezvous as Rendezvous
+    from corn.distributed.startup.requirements import ReleaseTotal as ReleaseTotal
+    from corn.distributed.startup.requirements import RequirementError as RequirementError
+    from corn.distributed.startup.requirements import Requirements as Requirements
     from corn.distributed.status.monitor import monitor_agent as monitor_agent
     from corn.distributed.steps.messages import StopReason as StopReason
 
@@ -48,9 +48,9 @@ _MODULES = {
     "AgentConfig": "settings",
     "AgentResult": "records.results",
     "LaunchResult": "launcher",
-    "Lifetime": "startup.lifetime",
-    "LifetimeSpentError": "startup.lifetime",
-    "LifetimeTotal": "startup.lifetime",
+    "Requirements": "startup.requirements",
+    "RequirementError": "startup.requirements",
+    "ReleaseTotal": "startup.requirements",
     "Monitoring": "settings",
     "Placement": "launcher",
     "PlanningRequest": "startup.planning",

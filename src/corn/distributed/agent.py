@@ -22,17 +22,21 @@ from corn.distributed.startup.entry import AgreedRun, Work, begin_run, return_to
 from corn.distributed.startup.handshake import Hello, announcing_failure, check_plan
 from corn.distributed.startup.joining import join
 from corn.distributed.startup.keyring import Keyring, find_credentials, open_keyring
-from corn.distributed.startup.lifetime import Lifetime, LifetimeTotal, check_lifetime
 from corn.distributed.startup.planning import find_plan
 from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.startup.samples import check_samples
+from corn.distributed.startup.requirements import ReleaseTotal, Requirements, compose_total
 from corn.distributed.startup.start_errors import naming_agent
 from corn.distributed.steps.half_step import CellBatches, HalfStep, ReleaseUpdate
 from corn.distributed.steps.training import checkpoints_of, train_agent
 from corn.learn.batches import AgentData, BatchSampler
 from corn.learn.own_loop import LoopTask
 from corn.learn.problem import DataSource, TrainingProblem, read_samples
-from corn.learn.sampling import Choices, choose_rates
+from corn.learn.sampling import (
+    Choices,
+    note_batch_size,
+    note_large_delta,
+    require_fitting_samples,
+)
 from corn.learn.settings import SweepSettings
 from corn.learn.tasks import HasFingerprint, MeanLoss, Task
 from corn.learn.training import make_task
@@ -52,7 +56,7 @@ def run_agent(
     out: Path | None = None,
     settings: RunSettings | None = None,
     reports: Reports | None = None,
-    lifetime: Lifetime | None = None,
+    requirements: Requirements | None = None,
 ) -> AgentResult:
     """Run one agent of a plan in this process, with its own data and keys, to the end.
 
@@ -73,7 +77,7 @@ def run_agent(
             and checkpoints, and only its owner can open it.
         settings: of the run.
         reports: callbacks for news of the run.
-        lifetime: the owner's limit on all releases of this data, under this and other plans.
+        requirements: the owner's, of this plan and of all releases of this data.
 
     Raises:
         CornError: in one line that begins with the agent's number.
@@ -98,7 +102,7 @@ def run_agent(
         out=out,
         settings=chosen,
         reports=reports,
-        lifetime=lifetime,
+        requirements=requirements,
     )
 
 
@@ -130,7 +134,7 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
         out=config.out,
         settings=settings,
         reports=reports,
-        lifetime=config.lifetime,
+        requirements=config.requirements,
         data=config.workload.describe(problem),
         rejoins=config.rejoins,
     )
@@ -171,7 +175,7 @@ def run_problem(
     out: Path | None = None,
     settings: RunSettings,
     reports: Reports | None = None,
-    lifetime: Lifetime | None = None,
+    requirements: Requirements | None = None,
     data: str = "",
     rejoins: bool = False,
     update: ReleaseUpdate | None = None,
@@ -184,6 +188,7 @@ def run_problem(
     arguments are those of :func:`run_agent`.
     """
     agent, reports, keys = rendezvous.agent, reports or Reports(), rendezvous.keys
+    required = requirements or Requirements()
     # However the run ends, links are closed, so that neighbours notice, and the ledger is unlocked.
     with ExitStack() as stack:
         stack.callback(rendezvous.close)
@@ -192,6 +197,7 @@ def run_problem(
         with announcing, naming_agent(agent):
             # Check. The agent verifies the plan itself before it publishes or writes anything.
             guarantee = check_plan(plan, settings, rendezvous)
+            required.check(plan, agent, is_rehearsal=settings.is_rehearsal)
             folders = None
             if out is not None:
                 folders = make_folders(out, agent, is_rehearsal=settings.is_rehearsal)
@@ -237,8 +243,8 @@ def run_problem(
             )
             run = AgreedRun(plan, settings, agent, hello, keyring, work, folders)
 
-            def check_total(num_steps: int) -> LifetimeTotal | None:
-                return _check_total(run, keys, lifetime or Lifetime(), reports, num_steps)
+            def check_total(num_steps: int) -> ReleaseTotal | None:
+                return _check_total(run, keys, required, reports, num_steps)
 
             if rejoins:
                 run, entry = return_to_run(run, rendezvous, check_total)
@@ -250,19 +256,19 @@ def run_problem(
 
 
 def _check_total(
-    run: AgreedRun, keys: Path | None, lifetime: Lifetime, reports: Reports, num_steps: int
-) -> LifetimeTotal | None:
+    run: AgreedRun, keys: Path | None, required: Requirements, reports: Reports, num_steps: int
+) -> ReleaseTotal | None:
     """Check the owner's limit on all plans together."""
     # With the ledger open, so that no second run can add to the total meanwhile, and before
     # anything is released.
     if keys is None or run.settings.is_rehearsal:
         return None
-    total = check_lifetime(
+    total = compose_total(
         run.plan,
         run.agent,
         keys=keys,
         ledger=run.keyring.ledger,
-        lifetime=lifetime,
+        requirements=required,
         num_steps=num_steps,
     )
     if reports.on_total:
@@ -297,24 +303,22 @@ def prepare_work(
     # The plan's proof for floats holds up to a number of parameters and of samples.
     plan.check_parameters(problem.task.num_parameters)
     (num_samples,) = problem.data.sizes
-    check_samples(plan, agent, num_samples)
+    require_fitting_samples(plan.budget.of_agent(agent), [num_samples], first=agent)
     sweep = SweepSettings(settings.steps_of(plan), settings.batch_of(plan), dtype=plan.dtype)
     data, parts = problem.place(sweep)
+    query, size = plan.budget.of_agent(agent).query, settings.batch_of(plan)
     cell = 0
-    if settings.rehearsal_seed is not None and cohort is not None:
-        (data, _), cell = replace(problem, data=cohort).place(sweep), agent
-    queries = plan.budget.queries
-    query = queries[0] if len(queries) == 1 else queries[agent]
-    sampler = BatchSampler(
-        data,
-        batch_size=settings.batch_of(plan),
-        choices=[choices],
-        # A rehearsal's batches are those of all agents, each at its own rate.
-        rates=choose_rates(queries if len(data.sizes) > 1 else (query,), data.sizes),
-        divide_by_batch_size=query.unit == "sample",
-        # Neighbours see when messages come, and batches of a simulation are padded to its largest.
-        hides_counts=not settings.is_rehearsal,
-    )
+    if not settings.is_rehearsal:
+        sampler = BatchSampler.of_agent(query, data, [choices], batch_size=size)
+    elif cohort is None:
+        sampler = BatchSampler(data, (query,), batch_size=size, choices=[choices])
+    else:
+        # A rehearsal's batches are those of all agents, as a simulation draws them.
+        data, _ = replace(problem, data=cohort).place(sweep)
+        cell = agent
+        sampler = BatchSampler(data, plan.budget.queries, batch_size=size, choices=[choices])
+    found = note_batch_size(query, num_samples), note_large_delta(plan.budget, agent, num_samples)
+    notes = problem.private_notes + tuple(note for note in found if note is not None)
     # All agents start from the same model: its seed is public, and the handshake compares a hash.
     return Work(
         half_step=HalfStep(
@@ -325,7 +329,7 @@ def prepare_work(
             momentum=plan.momentum if update is None else 0.0,
             update=update,
         ),
-        data=EvaluationData(problem.task, parts, problem.public_parts, problem.private_notes),
+        data=EvaluationData(problem.task, parts, problem.public_parts, notes, problem.simulation),
         start=problem.task.initialize(settings.seed).to(sweep.torch_dtype),
     )
 

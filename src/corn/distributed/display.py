@@ -33,6 +33,7 @@ class LaunchDisplay:
         num_steps: the total.
         checkpoint_every: steps between log lines.
         promise: what ε means: unit, clipping and adversary.
+        epsilon: the name of ε: that of a simulation is no promise.
         show_table: False writes log lines on a terminal too.
         show_private: show numbers computed from private data without noise in the table, too.
     """
@@ -43,13 +44,14 @@ class LaunchDisplay:
         *,
         checkpoint_every: int = 100,
         promise: str = "",
+        epsilon: str = "ε",
         show_table: bool = True,
         show_private: bool = False,
     ) -> None:
         console = Console(stderr=True)
         self._num_steps, self._has_table = num_steps, show_table and console.is_terminal
         self._checkpoint_every, self._promise = checkpoint_every, promise
-        self._shows_private = show_private
+        self._shows_private, self._epsilon = show_private, epsilon
         self._live = Live(console=console, refresh_per_second=4, transient=True)
         self._pace, self._logged_step, self._num_logged, self._num_ended = Pace(), 0, 0, 0
         self._logged_notes: set[str] = set()
@@ -82,6 +84,7 @@ class LaunchDisplay:
                 results,
                 self._num_steps,
                 promise=self._promise,
+                epsilon=self._epsilon,
                 show_private=self._shows_private,
             )
             self._live.update(table)
@@ -129,8 +132,8 @@ class LaunchDisplay:
             None,
             "checkpoint",
             f"step {step} of {self._num_steps}, {agents}{loss}, {megabytes:.3g} MB "
-            f"sent, {pace:.0f} steps per minute, ε spent at most {round_up(epsilon)}: "
-            f"{self._promise}",
+            f"sent, {pace:.0f} steps per minute, {self._epsilon} spent at most "
+            f"{round_up(epsilon)}: {self._promise}",
             fields={
                 "step": step,
                 "num_steps": self._num_steps,
@@ -149,6 +152,7 @@ def draw_table(
     num_steps: int,
     *,
     promise: str = "",
+    epsilon: str = "ε",
     show_private: bool = False,
 ) -> Table:
     """Return the table as rich draws it, with what ε means below it."""
@@ -156,10 +160,10 @@ def draw_table(
     table = Table(
         title="train loss and clipped: private, no noise" if show_private else None,
         # As text: rich would take brackets for markup.
-        caption=Text(f"ε: {promise}") if promise else None,
+        caption=Text(f"{epsilon}: {promise}") if promise else None,
     )
     for name in columns:
-        table.add_column(name, justify="right")
+        table.add_column(name.replace("ε", epsilon), justify="right")
     table.add_column("")
     for agent in sorted(progress.keys() | results.keys()):
         own, end = progress.get(agent), ""

@@ -22,8 +22,8 @@ from corn.distributed.records.storage import Folders
 from corn.distributed.settings import AgentConfig, Monitoring, RunSettings
 from corn.distributed.startup.joining import host_store
 from corn.distributed.startup.keyring import default_key_folder, find_credentials, make_keys
-from corn.distributed.startup.lifetime import Lifetime, LifetimeTotal, bound_lifetime
 from corn.distributed.startup.planning import PlanningRequest
+from corn.distributed.startup.requirements import ReleaseTotal, Requirements, bound_total
 from corn.errors import InvalidArgumentError, StoppedByUserError
 from corn.learn.monitor import catch_interruption
 from corn.learn.problem import TrainingProblem
@@ -118,6 +118,11 @@ class LaunchResult:
         return judge_status(all_steps=self.measured.status == "complete", lost=missing)
 
     @property
+    def is_simulated(self) -> bool:
+        """Whether ε is no promise, because of public noise or by how the data was dealt out."""
+        return self.is_rehearsal or bool(self.problem.simulation)
+
+    @property
     def private_notes(self) -> list[str]:
         """Notes of agents for their owners alone, failures included."""
         notes = []
@@ -137,8 +142,8 @@ def launch(
     network: Network | None = None,
     keys: Path | None = None,
     placement: Placement | None = None,
-    lifetime: Lifetime | None = None,
-    on_total: Callable[[LifetimeTotal], None] | None = None,
+    requirements: Requirements | None = None,
+    on_total: Callable[[ReleaseTotal], None] | None = None,
     show_table: bool = True,
     show_private: bool = False,
     monitoring: Monitoring | None = None,
@@ -155,8 +160,7 @@ def launch(
         keys: the folder of keys and ledgers, by default beside the plan: ``plan.keys``, or
             ``corn.keys`` here without a plan. Made for all agents of one machine if not there.
         placement: which agents run here.
-        lifetime: the owner's limit on all releases of each agent's data, under this and other
-            plans.
+        requirements: the owner's, of the plan and of all releases of each agent's data.
         on_total: called before agents start with the totals of the agent here that will have
             released most.
         show_table: show a live table if there is a terminal; log lines are written otherwise.
@@ -177,6 +181,10 @@ def launch(
     agents = place.agents(known.num_agents)
     # A request may leave the number of steps to its budget.
     num_steps = settings.steps_of(plan) if plan else settings.num_steps or promised.budget.num_steps
+    required = requirements or Requirements()
+    # Once for each promise: under Poisson sampling a check takes a second.
+    for agent in {promised.budget.of_agent(each): each for each in agents}.values():
+        required.check(promised, agent, is_rehearsal=settings.is_rehearsal)
     # Everything that can fail for a wrong argument has been checked; from here on files are made.
     folder = keys or default_key_folder(source if isinstance(source, Path) else None)
     made_keys = not settings.is_rehearsal and make_keys(
@@ -192,10 +200,9 @@ def launch(
         (folders.shared / "request.json").write_text(source.to_text() + "\n", encoding="utf-8")
     # Built here too, to fail before processes start, and to measure models at the end.
     problem = workload.build(known.num_agents, agents)
-    owners_limit = lifetime or Lifetime()
     total = None
     if on_total is not None and not settings.is_rehearsal:
-        total = foresee_total(promised, agents, settings, keys=folder, lifetime=owners_limit)
+        total = foresee_total(promised, agents, settings, keys=folder, requirements=required)
     # The launcher hosts the store, so that it outlasts any agent.
     store, address = None, place.store
     if address is None or place.host == 0:
@@ -217,9 +224,9 @@ def launch(
         num_agents=known.num_agents,
         store=address,
         opens_store=False,
-        lifetime=replace(
-            owners_limit,
-            other_keys=tuple(other.resolve() for other in owners_limit.other_keys),
+        requirements=replace(
+            required,
+            other_keys=tuple(other.resolve() for other in required.other_keys),
         ),
     )
     processes = AgentProcesses(
@@ -236,7 +243,8 @@ def launch(
     display = LaunchDisplay(
         num_steps,
         checkpoint_every=settings.checkpoint_every,
-        promise=describe_promise(promised, settings),
+        promise=describe_promise(promised, settings, problem.simulation),
+        epsilon="simulated ε" if problem.simulation else "ε",
         show_table=show_table,
         show_private=show_private,
     )
@@ -276,8 +284,8 @@ def foresee_total(
     settings: RunSettings,
     *,
     keys: Path,
-    lifetime: Lifetime,
-) -> LifetimeTotal:
+    requirements: Requirements,
+) -> ReleaseTotal:
     """Return the totals of the agent that will have released most after a run, or a little more.
 
     Agents that make their plan together get noise of at most the budget's precision.
@@ -290,20 +298,23 @@ def foresee_total(
         # The promises of several agents are often the same, and a cap can take a second to find.
         caps = {own: own.precision_cap for own in set(terms.values())}
         precisions = {agent: caps[own] for agent, own in terms.items()}
-    return bound_lifetime(
+    return bound_total(
         {agent: Expense(own, precisions[agent], 0) for agent, own in terms.items()},
         plan=fingerprint(source).hex() if isinstance(source, Plan) else "",
         keys=keys,
-        lifetime=lifetime,
+        requirements=requirements,
         num_steps=settings.num_steps or source.budget.num_steps,
     )
 
 
-def describe_promise(source: Plan | PlanningRequest, settings: RunSettings) -> str:
-    """Return what the ε of a run means: unit, clipping and adversary."""
+def describe_promise(
+    source: Plan | PlanningRequest, settings: RunSettings, simulation: str = ""
+) -> str:
+    """Return what the ε of a run means: unit, clipping and adversary, and why it is simulated."""
     if settings.is_rehearsal:
         return "rehearsal, which protects nothing"
-    return f"{source.budget.describe()}, against {source.threat.describe()}"
+    promise = f"{source.budget.describe()}, against {source.threat.describe()}"
+    return f"simulated: {promise}; {simulation}" if simulation else promise
 
 
 def _watch(processes: AgentProcesses, display: LaunchDisplay) -> bool:

@@ -29,8 +29,8 @@ from corn.distributed.records.journal import Reports
 from corn.distributed.records.results import AgentResult
 from corn.distributed.settings import RunSettings
 from corn.distributed.startup.keyring import Ledger, find_terms
-from corn.distributed.startup.lifetime import Lifetime
 from corn.distributed.startup.rendezvous import Rendezvous
+from corn.distributed.startup.requirements import Requirements
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.loop_simulation import SimulatedTurns
@@ -69,7 +69,7 @@ def make_private(
     rendezvous: Rendezvous | None = None,
     out: Path | None = None,
     settings: RunSettings | None = None,
-    lifetime: Lifetime | None = None,
+    requirements: Requirements | None = None,
     schedule: ScheduleFactory | None = None,
     seed: int = 0,
     secure: bool = False,
@@ -96,16 +96,16 @@ def make_private(
         optimizer: of the module's parameters. With noise that is correlated between agents it must
             be ``torch.optim.SGD``, with or without momentum. L-BFGS and others that need several
             gradients for one step are refused.
-        data_loader: of this agent. For a simulation of all agents one for each, or one whose
-            samples are dealt out at random. Its data set and collate function are used; batches
-            are drawn by CorN, of the budget's size or else the loader's.
+        data_loader: of this agent. For a simulation of all agents one for each, or, without
+            ``secure``, one whose samples are dealt out at random. Its data set and collate function
+            are used; batches are drawn by CorN, of the budget's size or else the loader's.
         rendezvous: of a running network, in which this process is one agent, with its folder of
             keys; :func:`corn.distributed.join` makes it. Without it all agents
             are simulated here: the loader yields the batch of one agent after the other, and after
             each step of all agents the module is the average of their models.
         out: the folder of an agent's run.
         settings: of an agent's run; step sizes are the optimizer's, and it cannot resume.
-        lifetime: the owner's limit on all releases of an agent's data.
+        requirements: the owner's, of the plan and of all releases of the agent's data.
         schedule: returns, for the optimizer that it is given, a scheduler of torch that depends on
             the number of the step alone. It advances once with each step of the network. Its values
             for all steps are computed before the first one.
@@ -138,10 +138,10 @@ def make_private(
     if schedule is not None:
         table = tabulate_schedule(optimizer, schedule, plan.budget.num_steps)
     if rendezvous is None:
-        if out is not None or settings is not None or lifetime is not None:
+        if out is not None or settings is not None or requirements is not None:
             raise InvalidArgumentError(
-                "out, settings and lifetime belong to an agent of a network, found no rendezvous: "
-                "corn.distributed.join() makes it"
+                "out, settings and requirements belong to an agent of a network, found no "
+                "rendezvous: corn.distributed.join() makes it"
             )
         return _simulate(plan, model, optimizer, data_loader, table, seed=seed, secure=secure)
     if secure or seed:
@@ -153,7 +153,7 @@ def make_private(
     if table is not None:
         rule += f" and schedule {hashlib.sha256(repr(table).encode()).hexdigest()[:16]}"
     own = AgentTurns(plan, model, rule, data_loader, rendezvous, settings or RunSettings())
-    own.start(out=out, lifetime=lifetime)
+    own.start(out=out, requirements=requirements)
     part = LoaderPart.of(data_loader)
     private = PrivateOptimizer(optimizer, model, own, plan, table)
     batches = _count_batches(len(part.rows), plan, data_loader.batch_size)
@@ -176,6 +176,13 @@ def _simulate(
 ) -> PrivateTraining:
     n = plan.num_agents
     if isinstance(data_loader, DataLoader):
+        if secure:
+            # By their places in the data set: one sample more or less moves all others.
+            raise InvalidArgumentError(
+                "data_loader must be a list of one for each agent with secure=True, found a single "
+                "one: to deal its samples out is a simulation, which no ε covers; divide the data "
+                "beforehand, or leave secure out"
+            )
         _check_loader(data_loader, plan)
         count = len(data_loader.dataset)  # type: ignore[arg-type]
         rows = partition_iid([0] * count, n, seed=seed)
@@ -200,7 +207,14 @@ def _simulate(
 
 def _count_batches(num_samples: float, plan: Plan, batch_size: int | None) -> int:
     """Return how many batches are a pass over the data, on average."""
-    size = plan.budget.batch_size or batch_size or num_samples
+    query = plan.budget.queries[0]
+    # From the plan alone: a loop over epochs makes this number public. Unit agent has no other
+    # number than that of the agent's samples.
+    if query.steps_per_pass is not None:
+        return query.steps_per_pass
+    if query.sampling_rate is not None:
+        return max(1, round(1 / query.sampling_rate))
+    size = query.batch_size or batch_size or num_samples
     return max(1, round(num_samples / size))
 
 
@@ -273,9 +287,9 @@ class AgentTurns:
         spent = terms.budget.num_steps - self._ledger.remaining
         return [Expense(terms, self._ledger.precision, spent)]
 
-    def start(self, *, out: Path | None, lifetime: Lifetime | None) -> None:
+    def start(self, *, out: Path | None, requirements: Requirements | None) -> None:
         """Join the others; return once the first step can be taken, or raise."""
-        options = {"out": out, "lifetime": lifetime}
+        options = {"out": out, "requirements": requirements}
         # A daemon: a script that fails must end, and its agent with it.
         self._thread = threading.Thread(target=self._run, kwargs=options, daemon=True)
         self._thread.start()
@@ -425,6 +439,8 @@ def _check_loader(loader: DataLoader[Any], plan: Plan) -> None:
             "data_loader must have a data set with items by number, as batches are drawn from it "
             "at random, found a stream: read it into a list first"
         )
+    if not len(loader.dataset):  # type: ignore[arg-type]
+        raise InvalidArgumentError("data_loader must have at least one sample, found none")
     if plan.budget.unit == "sample":
         LoaderPart.of(loader).check()
 

@@ -16,8 +16,8 @@ from corn.plan import Plan
 from corn.version import __version__
 
 if TYPE_CHECKING:  # torch takes seconds to import, and every command reads this module
-    from corn.distributed.startup.lifetime import Lifetime
     from corn.distributed.startup.planning import PlanningRequest
+    from corn.distributed.startup.requirements import Requirements
     from corn.learn.workloads import ProblemSource
 
 DropoutPolicy: TypeAlias = Literal["continue", "replan", "stop"]
@@ -221,7 +221,8 @@ class Monitoring:
     Attributes:
         log: of its events.
         status: address and port of the status server; None serves nothing.
-        shows_private: whether the status server shows private numbers, to this machine only.
+        shows_private: whether the status server shows private numbers, on this machine only and
+            to those who know the password in the agent's private folder.
     """
 
     log: LogSettings = field(default_factory=LogSettings)
@@ -233,7 +234,7 @@ class Monitoring:
             return
         if self.status is None:
             raise InvalidArgumentError("status_private needs a status server: give --status")
-        # Anyone who reaches the port could read numbers that no noise protects.
+        # Without TLS, the password and the numbers must not travel over a network.
         if not _is_local(self.status[0]):
             raise InvalidArgumentError(
                 "status_private needs an address that only this machine reaches, found "
@@ -273,7 +274,7 @@ class AgentConfig:
         opens_store: whether the agent hosts the store; None lets agent 0 do so.
         default_batch_size: the batch size where neither settings nor budget name one; None takes
             an agent's whole data.
-        lifetime: the owner's limit on all releases of the agent's data; None has no limit.
+        requirements: the owner's, of the plan and of all releases of the agent's data.
         listen: address and port for connections of neighbours; None takes any free port.
         advertise: the address under which they reach it, where that is another.
         rejoins: join a run under way, which lost this agent or began without it.
@@ -292,7 +293,7 @@ class AgentConfig:
     store: tuple[str, int] | None = None
     opens_store: bool | None = None
     default_batch_size: int | None = None
-    lifetime: Lifetime | None = None
+    requirements: Requirements | None = None
     listen: tuple[str, int] | None = None
     advertise: tuple[str, int] | None = None
     rejoins: bool = False

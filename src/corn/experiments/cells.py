@@ -40,8 +40,11 @@ from corn.version import __version__
 CellResult: TypeAlias = dict[str, Any]
 """A result made of the types of JSON."""
 
-_FORMAT = 2
-"""Raised when the same configuration gives other results, so that stored ones are not read."""
+_FORMAT, _POISSON_FORMAT = 2, 3
+"""Raised when the same configuration gives other results, so that stored ones are not read.
+
+The second is that of training with Poisson sampling.
+"""
 
 _LARGEST_STORED_NOISE = 100
 """Agents up to which the decomposition is stored: n² numbers, needed for training only."""
@@ -278,7 +281,13 @@ def make_design_cell(method: MethodSpec, graph: str, num_steps: int) -> DesignCe
 
 def configuration_of(cell: Cell) -> dict[str, Any]:
     """Return everything that decides a cell's result, in the types of JSON."""
-    facts = {"format": _FORMAT, "kind": type(cell).__name__, **asdict(cell)}
+    is_poisson = (
+        isinstance(cell, TrainingCell)
+        and cell.unit == "sample"
+        and any(method.uses_defaults for method in cell.methods)
+    )
+    number = _POISSON_FORMAT if is_poisson else _FORMAT
+    facts = {"format": number, "kind": type(cell).__name__, **asdict(cell)}
     # Another word in a legend changes no result.
     for method in facts.get("methods", ()):
         del method["label"]

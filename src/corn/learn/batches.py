@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from corn.arrays import FloatArray, IntArray
 from corn.checks import require_length
 from corn.errors import InvalidArgumentError
-from corn.learn.sampling import Choices, round_rate_down, usual_width
-from corn.privacy.query import MOST_SAMPLES
+from corn.learn.sampling import Choices, public_width, round_rate_down
+from corn.privacy.query import MOST_SAMPLES, ClippedQuery
 
 # With more clipped samples, the rounding of their sum exceeds 1 % of one sample's sensitivity.
 _MOST_SUMMED = 4 * 10**6
@@ -56,6 +57,11 @@ class AgentData:
             tuple(offsets.tolist()),
         )
 
+    def of_agent(self, agent: int) -> AgentData:
+        """Return the samples of one agent alone."""
+        own = slice(self.offsets[agent], self.offsets[agent + 1])
+        return AgentData(self.inputs[own], self.targets[own], (0, self.sizes[agent]))
+
     @property
     def num_agents(self) -> int:
         """The number of agents n."""
@@ -89,8 +95,9 @@ class Batch:
     Attributes:
         inputs: shape (cells, batch, …).
         targets: shape (cells, batch, …).
-        weights: shape (cells, batch): the weight of each sample, equal within a cell. Padding comes
-            last and has weight 0. In float64 where samples are clipped.
+        weights: shape (cells, batch): the weight of each sample, equal within a cell, and 0 for
+            padding. Padding comes last, except in batches of ``BatchSampler.of_agent`` whose
+            samples are clipped one by one. In float64 where samples are clipped.
         is_average: whether all weights are 1/batch, so that a plain mean suffices.
         most_samples: a public bound on the number of samples in a cell.
     """
@@ -100,6 +107,13 @@ class Batch:
     weights: Tensor
     is_average: bool
     most_samples: int = 1
+
+    def take(self, cell: int) -> Batch:
+        """Return the batch of one cell."""
+        own = slice(cell, cell + 1)
+        return replace(
+            self, inputs=self.inputs[own], targets=self.targets[own], weights=self.weights[own]
+        )
 
     def split(self, num_cells: int) -> list[Batch]:
         """Return batches of ``num_cells`` cells each; the last may have fewer."""
@@ -113,124 +127,169 @@ class Batch:
 class BatchSampler:
     """Mini-batches of all agents for several runs; cells are run-major.
 
-    No sample occurs twice in a batch, because sample-level sensitivity counts it once. Without
-    ``rates`` each agent goes through its data in passes: batches of fixed size in a random order,
-    which is new in each pass. The few samples left over wait for the next pass, so none is in two
-    batches of one pass. With ``rates`` each sample is in a batch with its agent's rate,
-    independently of all others (Poisson); batches differ in size and may be empty, and the divisor
-    is fixed.
+    No sample occurs twice in a batch, because sample-level sensitivity counts it once. The query of
+    an agent decides how its samples enter batches, whatever their number:
+
+    - Poisson: each sample is in a batch with the query's rate, independently of all others. Batches
+      differ in size and may be empty, and the divisor is fixed.
+    - Passes: a pass has ``steps_per_pass`` batches of ``batch_size`` slots, in a random order that
+      is new in each pass. A sample is in at most one slot of a pass. Samples that find no slot wait
+      for the next pass, and slots without a sample are padding.
+    - Every step: ``of_agent`` draws each batch anew, as a pass of one batch.
+    - No query, the unit of agents, or every step in a simulation: passes of as many full batches as
+      the agent's samples allow. An agent with less than one batch takes all of its samples.
 
     Args:
         data: the samples of all agents.
-        batch_size: samples per mini-batch, or the whole data of each agent if None. An agent with
-            fewer samples takes all of them in every batch.
+        queries: one for all agents, one for each, or none where nothing is clipped.
+        batch_size: samples per mini-batch where the query names none; None takes the whole data.
         choices: the source of randomness of each run.
-        rates: of each agent, for Poisson sampling; then ``batch_size`` is the divisor.
-        divide_by_batch_size: give every sample weight 1/batch_size even if an agent has fewer
-            samples, as sample-level accounting assumes; otherwise a batch is averaged.
-        hides_counts: pad Poisson batches to a public width, so that neither the time of a step
-            nor the last bits of a gradient, which depend on the shape of its batch, show how many
-            samples were drawn.
+        fixed_shape: see ``of_agent``, which sets it.
     """
 
     def __init__(
         self,
         data: AgentData,
+        queries: Sequence[ClippedQuery] = (),
         *,
-        batch_size: int | None,
+        batch_size: int | None = None,
         choices: Sequence[Choices],
-        rates: Sequence[float] | None = None,
-        divide_by_batch_size: bool = False,
-        hides_counts: bool = False,
+        fixed_shape: bool = False,
     ) -> None:
         self._data, self._choices, self._sizes = data, tuple(choices), data.sizes
-        largest = max(self._sizes)
-        self._batch_size = largest if batch_size is None else min(batch_size, largest)
+        each = tuple(queries) * data.num_agents if len(queries) == 1 else tuple(queries)
+        require_length("queries", len(each) or data.num_agents, data.num_agents, per="agent")
+        clips_samples = bool(each) and each[0].unit == "sample"
+        is_poisson = bool(each) and each[0].sampling == "poisson"
+        self._batch_size = (each[0].batch_size if clips_samples else batch_size) or max(self._sizes)
         # A fixed divisor bounds the weight of one sample by 1/B, for agents with fewer too.
-        self._divisor = batch_size if divide_by_batch_size else None
+        self._divisor = self._batch_size if clips_samples else None
         # A Poisson batch exceeds this with a probability far below 2⁻¹⁴⁴, because an agent has at
         # most MOST_SAMPLES times batch_size / sampling_rate samples.
-        size = batch_size or largest
-        self._most = size if rates is None else int((MOST_SAMPLES + 1) * size) + 2000
+        self._most = self._batch_size
+        if is_poisson:
+            self._most = int((MOST_SAMPLES + 1) * self._batch_size) + 2000
         if self._divisor is not None and self._most > _MOST_SUMMED:
             raise InvalidArgumentError(
-                f"batch_size must be smaller, found {batch_size:,}: sums of {self._most:,} clipped "
-                f"samples are too inaccurate even in float64 (at most {_MOST_SUMMED:,})"
+                f"batch_size must be smaller, found {self._divisor:,}: sums of {self._most:,} "
+                f"clipped samples are too inaccurate even in float64 (at most {_MOST_SUMMED:,})"
             )
-        # With rates, one limit for each sample of all agents; None draws batches in passes.
         self._limits: FloatArray | None = None
-        self._step_width = 1
-        if rates is not None:
-            rounded = [round_rate_down(rate) for rate in rates]
-            self._limits = np.repeat(rounded, self._sizes)
-            if hides_counts:
-                pairs = zip(self._sizes, rounded, strict=True)
-                self._step_width = max(usual_width(size, rate) for size, rate in pairs)
+        # 0 stands for compact batches, whose padding comes last.
+        self._width = self._batch_size if fixed_shape and clips_samples else 0
+        if is_poisson:
+            rates = [round_rate_down(query.sampling_rate or 0.0) for query in each]
+            # One limit for each sample of all agents.
+            self._limits = np.repeat(rates, self._sizes)
+            self._width = public_width(self._batch_size) if self._width else 0
+        self._steps_per_pass = [
+            self._count_steps(query, size)
+            for query, size in zip(each or [None] * data.num_agents, self._sizes, strict=True)
+        ]
         # Padding is one of the agent's own samples: a model that mixes samples must not see those
         # of another agent.
         self._padding = np.array([*data.offsets[:-1]] * len(self._choices), np.int64)[:, None]
-        # The order of the present pass of each (run, agent), with the number of that pass: drawing
+        # The slots of the present pass of each (run, agent), with the number of that pass: drawing
         # the permutation again for each batch of the pass would cost O(m) per step.
-        self._orders: dict[tuple[int, int], tuple[int, IntArray]] = {}
+        self._passes: dict[tuple[int, int], tuple[int, IntArray]] = {}
         self._whole: Batch | None = None
         self._cached_weights: Tensor | None = None
 
+    @classmethod
+    def of_agent(
+        cls,
+        query: ClippedQuery,
+        data: AgentData,
+        choices: Sequence[Choices],
+        *,
+        batch_size: int | None = None,
+    ) -> BatchSampler:
+        """Return the sampler of one agent's batches where noise protects its data.
+
+        Agents, secure simulations and audits all take their batches from here.
+
+        Where samples are clipped one by one, all batches have one public shape, and samples are at
+        secret random positions in them. The rest of the batch then does not move when one sample is
+        added, removed or replaced: a library may round the gradient of a sample differently at
+        another position or in another shape, and one bit can turn a gradient (docs/floats.md). The
+        shape also keeps the time of a step from telling how many samples were drawn.
+        """
+        return cls(data, (query,), batch_size=batch_size, choices=choices, fixed_shape=True)
+
     def draw(self, number: int) -> Batch:
         """Return the batches of a number, from 0: of a step, or of a release."""
-        if self._limits is not None or self._batch_size < max(self._sizes):
+        is_whole = (
+            self._limits is None
+            and not self._width
+            and max(self._steps_per_pass) == 1
+            and max(self._sizes) <= self._batch_size
+        )
+        if not is_whole:
             return self._draw(number)
         # Every batch is an agent's whole data, the same at every step.
         if self._whole is None:
             self._whole = self._draw(number)
         return self._whole
 
-    def draw_each(self, number: int) -> list[Batch]:
-        """Return the batches of a number one by one, each padded by itself, one for each cell.
-
-        An agent's gradient then does not depend, not even in its last bits, on the number of
-        samples in another agent's batch.
-        """
-        cells = zip(self.choose_rows(number), self._padding, strict=True)
-        return [self._pad([own], padding[None]) for own, padding in cells]
-
     def choose_rows(self, number: int) -> list[IntArray]:
-        """Return the rows of ``data`` that are in the batch of each cell."""
+        """Return the rows of ``data`` in the batch of each cell; −1 is a slot without a sample."""
         if self._limits is not None:
             limits = self._limits
             return [rows for each in self._choices for rows in self._toss(each, number, limits)]
         runs, agents = range(len(self._choices)), range(self._data.num_agents)
         # Run-major, like ``_padding`` and the cells of a ``Batch``.
-        return [self._next_in_order(run, agent, number) for run in runs for agent in agents]
+        return [self._read_slots(run, agent, number) for run in runs for agent in agents]
+
+    def _count_steps(self, query: ClippedQuery | None, size: int) -> int:
+        """Return the number of batches in a pass."""
+        if query is not None and query.steps_per_pass is not None:
+            return query.steps_per_pass
+        # With one batch in a pass, each batch is drawn anew. One row more or less then changes one
+        # slot of each batch, and never the length of a pass.
+        return 1 if self._width else max(1, size // self._batch_size)
 
     def _draw(self, number: int) -> Batch:
-        return self._pad(self.choose_rows(number), self._padding)
-
-    def _pad(self, rows: Sequence[IntArray], padding: IntArray) -> Batch:
-        counts = np.array([len(own) for own in rows])
-        # Multiples of a width that few batches exceed: see ``hides_counts``. An empty Poisson batch
-        # becomes one sample of weight 0, because tasks need at least one row.
-        width = -(-max(int(counts.max()), 1) // self._step_width) * self._step_width
-        table = np.empty((len(rows), width), np.int64)
-        # Samples come first in a row and padding last, which is what ``_weights`` counts on.
-        table[:] = padding
+        rows = self.choose_rows(number)
+        if self._limits is None and self._width:
+            # Slots of a pass are at random positions already.
+            return self._gather(np.stack(rows))
+        if not self._width:
+            rows = [own[own >= 0] for own in rows]
+        longest = max(1, *(len(own) for own in rows))
+        # Multiples of a width that few batches exceed. An empty batch becomes one sample of weight
+        # 0, because tasks need at least one row.
+        step = self._width or 1
+        width = -(-longest // step) * step
+        table = np.full((len(rows), width), -1, np.int64)
         for cell, own in enumerate(rows):
-            table[cell, : len(own)] = own
-        return self._gather(table, counts)
+            table[cell, self._place(cell, number, len(own), width)] = own
+        return self._gather(table)
 
-    def _next_in_order(self, run: int, agent: int, number: int) -> IntArray:
-        size = self._sizes[agent]
-        batch = min(self._batch_size, size)
-        if batch == size:
-            return np.arange(size) + self._data.offsets[agent]
-        # A pass is a permutation cut into whole batches. It depends on its own number alone, so
-        # that any batch can be drawn without those before it.
-        passes, place = divmod(number, size // batch)
-        known = self._orders.get((run, agent))
+    def _place(self, cell: int, number: int, count: int, width: int) -> IntArray | slice:
+        """Return the positions of the samples in a cell's batch."""
+        if not self._width:
+            return slice(count)
+        run, agent = divmod(cell, self._data.num_agents)
+        # A prefix of one permutation: the positions of the first samples do not depend on how many
+        # follow.
+        return self._choices[run].draw_positions(agent, number, size=width)[:count]
+
+    def _read_slots(self, run: int, agent: int, number: int) -> IntArray:
+        size, steps, offset = self._sizes[agent], self._steps_per_pass[agent], self._data.offsets
+        num_slots = steps * self._batch_size
+        if not self._width and steps == 1 and size <= num_slots:
+            return np.arange(size) + offset[agent]
+        # A pass depends on its own number alone, so that any batch can be drawn without those
+        # before it.
+        passes, place = divmod(number, steps)
+        known = self._passes.get((run, agent))
         if known is None or known[0] != passes:
-            order = self._choices[run].draw_order(agent, passes, size=size)
-            known = (passes, order + self._data.offsets[agent])
-            self._orders[run, agent] = known
-        return known[1][place * batch : (place + 1) * batch]
+            order = self._choices[run].draw_order(agent, passes, size=max(size, num_slots))
+            # Numbers beyond the samples are slots that stay empty.
+            slots = np.where(order < size, order + offset[agent], -1)[:num_slots]
+            known = (passes, slots)
+            self._passes[run, agent] = known
+        return known[1][place * self._batch_size : (place + 1) * self._batch_size]
 
     def _toss(self, choices: Choices, number: int, limits: FloatArray) -> list[IntArray]:
         # Coins are of all agents at once. Row numbers increase, so that the offsets cut them into
@@ -239,33 +298,35 @@ class BatchSampler:
         cuts = np.searchsorted(taken, self._data.offsets[1:-1])
         return np.split(taken, cuts)
 
-    def _gather(self, table: IntArray, counts: IntArray) -> Batch:
+    def _gather(self, table: IntArray) -> Batch:
+        """Return the samples of a table of rows, shape (cells, width), in which −1 is padding."""
         data, (cells, width) = self._data, table.shape
-        index = torch.from_numpy(table.reshape(-1)).to(data.inputs.device)
+        present = table >= 0
+        rows = np.where(present, table, self._padding)
+        index = torch.from_numpy(rows.reshape(-1)).to(data.inputs.device)
         inputs = data.inputs.index_select(0, index)
         targets = data.targets.index_select(0, index)
-        is_full = int(counts.min()) == width
+        is_full = bool(present.all())
         return Batch(
             inputs.view(cells, width, *inputs.shape[1:]),
             targets.view(cells, width, *targets.shape[1:]),
-            self._full_weights(table.shape) if is_full else self._weights(counts, width),
+            self._full_weights(present) if is_full else self._weigh(present),
             # With a fixed divisor the weights are 1/B. They are an average only if B samples are
             # there.
             is_full and self._divisor in (None, width),
             self._most,
         )
 
-    def _full_weights(self, shape: tuple[int, int]) -> Tensor:
+    def _full_weights(self, present: NDArray[np.bool_]) -> Tensor:
         """Return weights of batches without padding, cached because most steps use them."""
-        if self._cached_weights is None or self._cached_weights.shape != shape:
-            self._cached_weights = self._weights(np.full(shape[0], shape[1]), shape[1])
+        if self._cached_weights is None or self._cached_weights.shape != present.shape:
+            self._cached_weights = self._weigh(present)
         return self._cached_weights
 
-    def _weights(self, counts: IntArray, width: int) -> Tensor:
+    def _weigh(self, present: NDArray[np.bool_]) -> Tensor:
         inputs = self._data.inputs
-        # Shape (cells, width): row k has counts[k] ones, then zeros.
-        present = np.arange(width) < counts[:, None]
-        weights = present / (self._divisor or np.maximum(counts, 1)[:, None])
+        counts = present.sum(axis=1, keepdims=True)
+        weights = present / (self._divisor or np.maximum(counts, 1))
         real = inputs.dtype if inputs.is_floating_point() else torch.get_default_dtype()
         if self._divisor is not None:
             real = torch.float64  # in float32 1/B could round up to more than accounting assumes

@@ -15,13 +15,14 @@ from corn.learn.method import Method
 from corn.learn.mixer import Mixer
 from corn.learn.own_loop import LoopTask, Turn, number_rows
 from corn.learn.perturbation import KeyedNoise
-from corn.learn.sampling import Choices, SeededChoices, choose_rates, require_fitting_samples
+from corn.learn.sampling import SeededChoices, require_fitting_samples
 from corn.learn.step import compute_gradients, release
 from corn.learn.tasks.protocol import Gradients
 from corn.learn.user_model import UserModel
 from corn.noise import Secret
 from corn.noise.choices import SecretChoices
 from corn.plan import Plan
+from corn.privacy import ClippedQuery
 from corn.privacy.composition import Expense, PlanTerms
 
 
@@ -66,8 +67,11 @@ class SimulatedTurns:
         # One query for each agent. All of them have one clipping norm and may differ in sampling.
         self._queries = queries * plan.num_agents if len(queries) == 1 else queries
         self._samplers = [
-            self._make_sampler(agent, size, batch_size, _make_choices(agent, seed, secure))
-            for agent, size in enumerate(sizes)
+            _make_sampler(query, size, batch_size=batch_size, seed=None if secure else own)
+            # A seed for each agent: agents of one size would draw the same samples from one.
+            for own, (query, size) in enumerate(
+                zip(self._queries, sizes, strict=True), start=seed << 20
+            )
         ]
         # Clipping and rounding in float64, as the proof for floats assumes (docs/floats.md).
         self._clip = torch.tensor([queries[0].clip], dtype=torch.float64)
@@ -155,24 +159,13 @@ class SimulatedTurns:
             raise CornError("a release must follow a batch")
         return self._gradients(sample_clip)
 
-    def _make_sampler(
-        self, agent: int, size: int, batch_size: int | None, choices: Choices
-    ) -> BatchSampler:
-        query = self._queries[agent]
-        return BatchSampler(
-            number_rows(size),
-            batch_size=batch_size if query.batch_size is None else query.batch_size,
-            choices=[choices],
-            rates=choose_rates((query,), [size]),
-            divide_by_batch_size=query.unit == "sample",
-            # A mean loss divides by the number of samples, which changes the last bits of all
-            # gradients. Where noise protects somebody, that number must be the same for any data.
-            hides_counts=not self.is_simulated,
-        )
 
-
-def _make_choices(agent: int, seed: int, secure: bool) -> Choices:
-    if secure:
-        return SecretChoices(coins=Secret.random(), orders=Secret.random())
-    # A seed for each agent: agents of one size would draw the same samples from one.
-    return SeededChoices((seed << 20) + agent)
+def _make_sampler(
+    query: ClippedQuery, size: int, *, batch_size: int | None, seed: int | None
+) -> BatchSampler:
+    """Return the sampler of one agent, with secret choices unless there is a seed."""
+    rows = number_rows(size)
+    if seed is None:
+        choices = SecretChoices(coins=Secret.random(), orders=Secret.random())
+        return BatchSampler.of_agent(query, rows, [choices], batch_size=batch_size)
+    return BatchSampler(rows, (query,), batch_size=batch_size, choices=[SeededChoices(seed)])

@@ -1,7 +1,8 @@
 """Training problems from the users' own files: one file per agent, or one that is dealt out.
 
 Columns, classes and bounds are public: agents compare them, and the model's shape follows from
-them. Everything else about a file is its owner's.
+them. Everything else about a file is its owner's. Accounting counts on neighbouring files that
+differ in one sample for training too, so each row's own coins decide what it is for.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from corn.arrays import IntArray
+from corn.arrays import FloatArray, IntArray
 from corn.checks import require, require_fraction
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn.batches import AgentData
@@ -29,7 +30,13 @@ from corn.learn.datasets.own_files import (
 )
 from corn.learn.metrics import Samples
 from corn.learn.models import flattens_inputs, make_named_task
-from corn.learn.partition import PartitionSpec, split_samples
+from corn.learn.partition import (
+    PartitionSpec,
+    Split,
+    deal_by_coins,
+    split_by_coins,
+    toss_coins,
+)
 from corn.learn.problem import TrainingProblem
 from corn.learn.tasks import place_task
 
@@ -50,14 +57,16 @@ class FileWorkload:
         data: a file or a folder of images; with ``{agent}`` in it, one for each agent.
         target: the column of the targets; None for folders of images.
         features: the columns of the inputs; by default all others, in order of their names.
-        classes: the public list of classes. None reads them from the data, which only a
-            simulation may do: which classes occur is private.
+        classes: the public list of classes. None reads them from the data, which makes every run
+            a simulation: which classes occur is private.
         is_regression: whether targets are numbers to predict.
         bounds: public bounds of columns.
         model: see :func:`corn.learn.models.make_named_task`.
         test_data: a public file to measure on; every agent has it.
-        held_out: the fraction of each file that is measured on, not trained on, without test data.
-        partition: the partition of one file over the agents.
+        held_out: the fraction of each file that is measured on, not trained on, without test data;
+            each row is held out with this probability.
+        partition: the partition of one file over the agents, by default ``iid``. Others look at
+            all labels, which makes every run a simulation.
         seed: of split and partition.
         l2: the penalty λ of linear classifiers.
         device: where gradients are computed.
@@ -110,13 +119,13 @@ class FileWorkload:
         # listed.
         classes = self._find_classes([*files, *([] if test is None else [test])])
         encoded = [self._encode(own, classes) for own in files]
+        coins = [toss_coins(self._list_contents(own), seed=self.seed) for own in files]
+        splits = [self._split(own, tossed[:, 0]) for own, tossed in zip(files, coins, strict=True)]
         notes = list(self._find_notes(files, classes))
-        # With test data of its own, nothing of the training files need be given up for it.
-        test_fraction = self.held_out if test is None else 0.0
-        if self.has_file_per_agent:
-            parts = [self._split(own, test_fraction) for own in encoded]
-        else:
-            parts, gaps = self._deal_out(encoded[0], num_agents, owners, test_fraction, classes)
+        parts = [_pick_parts(*own) for own in zip(encoded, splits, strict=True)]
+        if not self.has_file_per_agent:
+            owned = coins[0][splits[0].train, 1]
+            parts, gaps = self._deal_out(parts[0], owned, num_agents, owners, classes)
             notes += gaps
         # A part without samples is left out: a mean over no samples would be NaN.
         held_out = {
@@ -145,6 +154,7 @@ class FileWorkload:
             private_notes=tuple(notes),
             schema=self._describe(files[0], shape, classes, test),
             columns=files[0].features if len(files[0].features) <= _MOST_COLUMNS else (),
+            simulation=self._explain_simulation(),
         )
 
     def describe(self, problem: TrainingProblem) -> str:
@@ -237,38 +247,80 @@ class FileWorkload:
             )
         return found
 
-    def _split(self, samples: Samples, test_fraction: float) -> dict[str, Samples]:
-        split = split_samples(len(samples[0]), seed=self.seed, test_fraction=test_fraction)
-        return {
-            "train": _pick(samples, split.train),
-            "validation": _pick(samples, split.validation),
-            "test": _pick(samples, split.test),
-        }
+    def _list_contents(self, samples: RawSamples) -> Iterator[bytes]:
+        """Yield what tells the rows of a file apart: their inputs, and the names of their targets.
+
+        Before scaling, so that a row keeps its coins when bounds change.
+        """
+        if self.is_regression:
+            y = read_numbers(samples.path, self._target_name, samples.targets)
+            targets = [repr(value).encode() for value in (y + 0.0).tolist()]
+        else:
+            values, places = np.unique(samples.targets, return_inverse=True)
+            names = [_name_class(value).encode() for value in values]
+            targets = [names[place] for place in places.reshape(-1).tolist()]
+        for inputs, target in zip(samples.inputs, targets, strict=True):
+            # A sum with zero makes −0 and 0 one number, as formats of files do.
+            yield (inputs + 0.0).astype("<f8").tobytes() + target
+
+    def _split(self, samples: RawSamples, coins: FloatArray) -> Split:
+        # With test data of its own, nothing of the training files need be given up for it.
+        test_fraction = self.held_out if self.test_data is None else 0.0
+        split = split_by_coins(coins, test_fraction=test_fraction)
+        if not len(split.train):
+            raise FileFormatError(
+                f"{samples.path}: must have a row to train on, found none of {len(coins)} after "
+                "the split: hold out less, or add rows"
+            )
+        return split
+
+    @property
+    def _partition_spec(self) -> PartitionSpec:
+        return PartitionSpec.parse(self.partition or "iid")
+
+    def _explain_simulation(self) -> str:
+        """Return why a run on this data is a simulation; empty if it is none."""
+        if self._partition_spec.kind != "iid":
+            return (
+                f"{self._partition_spec.kind} looks at the labels of all rows to decide which "
+                "agent has which, and no ε covers that"
+            )
+        if self.classes is None and not self.is_regression:
+            return "the list of classes was read from the data, and no ε covers that"
+        return ""
 
     def _deal_out(
         self,
-        samples: Samples,
+        whole: dict[str, Samples],
+        coins: FloatArray,
         num_agents: int,
         agents: Sequence[int],
-        test_fraction: float,
         classes: Sequence[str] | None,
     ) -> tuple[list[dict[str, Samples]], list[str]]:
         """Return the parts of agents of one file, and notes on classes that they lack.
 
-        The first part has the samples held out for all.
+        ``coins`` are of the training samples. The first part has the samples held out for all.
         """
-        whole = self._split(samples, test_fraction)
         # Held-out samples of one common file belong to nobody in particular: the first agent here
         # gets them and the others none, so that each is counted once.
-        train, none = whole["train"], _pick(samples, np.empty(0, np.int64))
-        spec = PartitionSpec.parse(self.partition or "iid")
+        train, none = whole["train"], _pick(whole["train"], np.empty(0, np.int64))
+        spec = self._partition_spec
         if self.is_regression and spec.kind != "iid":
             raise InvalidArgumentError(
                 f"partition must be iid for regression, which has no classes, found {spec.kind!r}"
             )
         # The same seed in every process: agents deal out one file alike without talking.
         targets = train[1].numpy().astype(np.int64)
-        rows = spec.assign(targets, num_agents, seed=self.seed)
+        if spec.kind == "iid":
+            rows = deal_by_coins(coins, num_agents)
+        else:
+            rows = spec.assign(targets, num_agents, seed=self.seed)
+        for agent in agents:
+            if not len(rows[agent]):
+                raise FileFormatError(
+                    f"{self.data}: agent {agent} must get a row to train on, found none of "
+                    f"{len(targets)} for {num_agents} agents: take fewer agents, or more rows"
+                )
         dealt = [
             {"train": _pick(train, rows[agent]), "validation": none, "test": none}
             for agent in agents
@@ -277,7 +329,8 @@ class FileWorkload:
         if classes is not None:
             own = {agent: targets[rows[agent]] for agent in agents}
             column = f"{self.data}: column {self._target_name!r}"
-            gaps = describe_gaps(samples[1].numpy(), targets, own, classes)
+            found = np.concatenate([y.numpy() for _, y in whole.values()])
+            gaps = describe_gaps(found, targets, own, classes)
             notes += [f"{column}: {note}" for note in gaps]
         return [{**whole, "train": dealt[0]["train"]}, *dealt[1:]], notes
 
@@ -388,6 +441,10 @@ def _name_class(value: object) -> str:
         return text
     # Long codes exactly: a float has 53 bits, and would make one class of several.
     return str(int(text if text.lstrip("+-").isdecimal() else number))
+
+
+def _pick_parts(samples: Samples, split: Split) -> dict[str, Samples]:
+    return {part: _pick(samples, rows) for part, rows in vars(split).items()}
 
 
 def _pick(samples: Samples, rows: IntArray) -> Samples:

@@ -152,7 +152,7 @@ class PrivateOptimizer(Optimizer):
         self._turn: Turn | None = None
         # Of each agent, with a copy that shows changes.
         self._states: dict[int, tuple[Any, Any]] = {}
-        self._groups = _copy_groups(inner)
+        self._groups, self._held = _copy_groups(inner), _list_held(inner)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -204,10 +204,8 @@ class PrivateOptimizer(Optimizer):
                 "schedule=… or optimizer.public_change()"
             )
         self._require_same_groups()
-        parameters = [group["params"] for group in self._inner.param_groups]
-        held = [list(map(id, own)) for own in parameters]
         yield
-        if held != [list(map(id, group["params"])) for group in self._inner.param_groups]:
+        if self._held != _list_held(self._inner):
             raise CornError("parameters must be given before make_private, found other ones")
         self._groups = _copy_groups(self._inner)
 
@@ -283,7 +281,9 @@ class PrivateOptimizer(Optimizer):
         return loss
 
     def _require_same_groups(self) -> None:
-        if not has_same_values(self._groups, _copy_groups(self._inner)):
+        # A parameter that leaves its group stops moving, which others see too.
+        is_same = has_same_values(self._groups, _copy_groups(self._inner))
+        if not is_same or self._held != _list_held(self._inner):
             raise CornError(
                 "param_groups must not change between steps, found that they did: a learning rate "
                 "that depends on data is public with the models; give a schedule of the step "
@@ -327,8 +327,8 @@ class PrivateOptimizer(Optimizer):
         if self._turns.is_simulated:
             return (
                 f"simulated: {self._plan.describe()}; the noise follows from a public seed, so "
-                "these models protect nobody; secure=True, or an agent with keys, draws secret "
-                "noise"
+                "these models protect nobody; secure=True with a loader for each agent, or an "
+                "agent with keys, draws secret noise"
             )
         return f"the models keep {self._plan.describe()}"
 
@@ -373,6 +373,11 @@ def _copy_groups(optimizer: Optimizer) -> HyperParameters:
         {name: _copy_value(value) for name, value in group.items() if name != "params"}
         for group in optimizer.param_groups
     ]
+
+
+def _list_held(optimizer: Optimizer) -> list[list[int]]:
+    """Return the identities of the parameters of each group."""
+    return [list(map(id, group["params"])) for group in optimizer.param_groups]
 
 
 def _copy_state(optimizer: Optimizer, state: Any) -> Any:

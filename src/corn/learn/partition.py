@@ -1,7 +1,15 @@
-"""Splits of samples into training, validation and test parts, and partitions over agents."""
+"""Splits of samples into training, validation and test parts, and partitions over agents.
+
+Private samples are split and dealt out by coins of their own (``toss_coins``), so that a changed
+sample moves no other. The other functions here look at all samples: they are for public data and
+for simulations.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -19,7 +27,8 @@ _MOST_CONCENTRATED = 1e200
 _RULE = "iid, dirichlet:ALPHA or shards:K"
 
 AgentRows: TypeAlias = list[IntArray]
-"""The row numbers of each agent's samples: disjoint, complete, at least one per agent."""
+"""The row numbers of each agent's samples: disjoint, complete, and, unless stated otherwise, at
+least one per agent."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +48,10 @@ def split_samples(
     validation_fraction: float = 0.1,
 ) -> Split:
     """Draw the test part (the paper's 80/20), then hold out a part of the rest for tuning.
+
+    For public benchmarks only, whose sizes never change: parts then have exact sizes, and
+    published results stay comparable. One sample more or less moves hundreds of others, which
+    no ε covers; private samples need ``split_by_coins``.
 
     ``validation_fraction`` is a fraction of the samples that are not in the test part. The test
     part depends on the seed and ``test_fraction`` alone, so that runs with and without validation
@@ -60,6 +73,54 @@ def split_samples(
     order = _make_generator(seed).permutation(num_samples)
     test, rest = order[:num_test], order[num_test:]
     return Split(train=rest[num_validation:], validation=rest[:num_validation], test=test)
+
+
+def toss_coins(contents: Iterable[bytes], *, seed: int) -> FloatArray:
+    """Return two independent uniform numbers in [0, 1) for each sample, shape (samples, 2).
+
+    They follow from the public seed, the content of the sample, and how many samples before it have
+    the same content. So where a sample is added, removed or changed, all others keep their coins:
+    equal samples are interchangeable, and the last of them is the one that comes or goes.
+
+    >>> coins = toss_coins([b"a", b"b", b"a"], seed=0)
+    >>> bool((toss_coins([b"b", b"c", b"a"], seed=0)[[0, 2]] == coins[[1, 0]]).all())
+    True
+    """
+    key = hashlib.blake2b(str(require_count("seed", seed, least=0)).encode()).digest()
+    seen: Counter[bytes] = Counter()
+    coins = bytearray()
+    for content in contents:
+        name = hashlib.blake2b(content, digest_size=32).digest()
+        numbered = name + seen[name].to_bytes(8, "big")
+        coins += hashlib.blake2b(numbered, digest_size=16, key=key, person=b"corn coins").digest()
+        seen[name] += 1
+    # 53 bits are what a double holds exactly.
+    return (np.frombuffer(coins, "<u8").reshape(-1, 2) >> 11).astype(np.float64) * 2.0**-53
+
+
+def split_by_coins(
+    coins: FloatArray, *, test_fraction: float, validation_fraction: float = 0.1
+) -> Split:
+    """Put each sample into a part by its own coin, shape (samples,), so that sizes are random.
+
+    A part may be empty. The test part depends on ``test_fraction`` alone. Rows come in order of
+    their coins, so that the order of a file does not matter.
+    """
+    require_fraction("test_fraction", test_fraction)
+    require_fraction("validation_fraction", validation_fraction)
+    order = np.argsort(coins, kind="stable")
+    limits = test_fraction, test_fraction + (1 - test_fraction) * validation_fraction
+    test, validation, train = np.split(order, np.searchsorted(coins[order], limits))
+    return Split(train=train, validation=validation, test=test)
+
+
+def deal_by_coins(coins: FloatArray, num_agents: int) -> AgentRows:
+    """Assign each sample to an agent by its own coin, shape (samples,), so that sizes are random.
+
+    An agent may get no sample.
+    """
+    agents = (coins * num_agents).astype(np.int64)
+    return [np.flatnonzero(agents == agent) for agent in range(num_agents)]
 
 
 def partition_iid(labels: ArrayLike, num_agents: int, *, seed: int) -> AgentRows:

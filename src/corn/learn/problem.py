@@ -52,6 +52,8 @@ class TrainingProblem:
         private_notes: facts about the data of single agents, for their owners alone.
         schema: columns, classes and bounds of the data, which are public and which agents compare.
         columns: names of the inputs in files, public too, so that agents can name a difference.
+        simulation: why a run on this data is a simulation, whose ε is no promise, in a clause;
+            empty if it is none. The samples of one agent must not depend on those of others.
     """
 
     task: Task
@@ -62,6 +64,7 @@ class TrainingProblem:
     private_notes: tuple[str, ...] = ()
     schema: str = ""
     columns: tuple[str, ...] = ()
+    simulation: str = ""
 
     def __post_init__(self) -> None:
         # ``train`` is no part of its own: it is made from ``data``.

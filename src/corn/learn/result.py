@@ -26,6 +26,12 @@ _CAUSES: dict[BreakdownCause, str] = {
 }
 
 
+PUBLIC_SEEDS = (
+    "the noise follows from public seeds, so these models protect nobody; the same run with secret "
+    "keys would spend the simulated ε"
+)
+
+
 @dataclass(frozen=True)
 class Breakdown:
     """The step at which a run broke down, and the cause."""
@@ -52,7 +58,7 @@ class Result:
         status: ``complete``, or ``interrupted`` by the user.
         stopped: runs that broke down, by (method, step size, seed).
         notes: facts that a reader must know, such as a data set that stands in for another.
-        is_simulated: whether noise came from public seeds, so that the models protect nobody.
+        simulation: why ε is simulated, and no promise, in clauses; empty if it is one.
         private_notes: facts that depend on the data without noise, for its owner alone.
     """
 
@@ -64,8 +70,13 @@ class Result:
     status: SweepStatus
     stopped: Mapping[tuple[str, str, int], Breakdown] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    is_simulated: bool = True
+    simulation: str = PUBLIC_SEEDS
     private_notes: tuple[str, ...] = ()
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether ε is simulated, and no promise."""
+        return bool(self.simulation)
 
     @property
     def privacy(self) -> str:
@@ -79,10 +90,7 @@ class Result:
         if not promises:
             return "no noise: the models protect nobody"
         if self.is_simulated:
-            return (
-                "simulated: the noise follows from public seeds, so these models protect nobody; "
-                "the same run with secret keys would spend the simulated ε"
-            )
+            return f"simulated: {self.simulation}"
         return (
             f"the models keep {promises[0]}; losses and accuracies on training data are not "
             "covered by ε: keep them to yourself"

@@ -7,27 +7,28 @@ from collections.abc import Sequence
 from typing import Protocol, final
 
 import numpy as np
-from scipy.special import bdtrik
+from scipy.special import pdtrc
 
 from corn.arrays import FloatArray, IntArray
 from corn.errors import InvalidArgumentError
 from corn.noise.choices import COIN_BITS
 from corn.privacy import ClippedQuery, PrivacyBudget
 from corn.privacy.query import MOST_SAMPLES
+from corn.privacy.rounding import write_exactly
 
-# The first word of a seed, so that the two kinds of sampling never share random numbers.
-_EPOCHS, _POISSON = 1, 2
+# The first word of a seed, so that the kinds of choices never share random numbers.
+_EPOCHS, _POISSON, _POSITIONS = 1, 2, 3
 
-# Batches wider than the usual width are this rare.
-_RARE = 1e-9
+# Batches wider than the public width are this rare, where an agent has as many samples as its plan
+# counts on.
+_RARE = 1e-12
 
-
-class TooFewSamplesError(InvalidArgumentError):
-    """An agent has fewer samples than its budget counts on."""
+# An agent's owner is told where batches have less than this part of the planned size.
+_SMALL = 0.5
 
 
 class Choices(Protocol):
-    """A source of coins and orders: of a public seed, or ``SecretChoices`` where data is real."""
+    """A source of random choices: of a public seed, or ``SecretChoices`` where data is real."""
 
     def draw_coins(self, number: int, sizes: Sequence[int]) -> FloatArray:
         """Return one coin in [0, 1) for each sample of all agents, for the batches of a number."""
@@ -35,10 +36,13 @@ class Choices(Protocol):
     def draw_order(self, agent: int, number: int, *, size: int) -> IntArray:
         """Return a permutation of an agent's samples for the pass of a number."""
 
+    def draw_positions(self, agent: int, number: int, *, size: int) -> IntArray:
+        """Return a permutation of the positions in an agent's batch of a number."""
+
 
 @final
 class SeededChoices:
-    """Coins and orders that follow from a seed, for simulations: fast, and they protect nobody.
+    """Choices that follow from a seed, for simulations: fast, and they protect nobody.
 
     Runs with equal seeds use the same batches (common random numbers), and a run that resumes uses
     those of an uninterrupted one.
@@ -56,6 +60,10 @@ class SeededChoices:
         """See ``Choices``."""
         return np.random.default_rng([_EPOCHS, self._seed, agent, number]).permutation(size)
 
+    def draw_positions(self, agent: int, number: int, *, size: int) -> IntArray:
+        """See ``Choices``."""
+        return np.random.default_rng([_POSITIONS, self._seed, agent, number]).permutation(size)
+
 
 def round_rate_down(rate: float) -> float:
     """Return the largest multiple of 2⁻⁵³, the unit of coins, that is at most ``rate``.
@@ -69,83 +77,78 @@ def round_rate_down(rate: float) -> float:
     return math.ldexp(math.floor(math.ldexp(rate, COIN_BITS)), -COIN_BITS)
 
 
-def usual_width(num_samples: int, rate: float) -> int:
-    """Return a number of samples that a Poisson batch exceeds once in 10⁹ steps; at least 1.
+def public_width(batch_size: int) -> int:
+    """Return a number of samples that a Poisson batch of this expected size rarely exceeds.
 
-    >>> usual_width(2800, 128 / 2800), usual_width(5, 0.0)
-    (199, 1)
+    It follows from the batch size alone, which is public. For any number of samples with this
+    expected batch, the tail of the binomial is below that of the Poisson law used here (Anderson
+    and Samuels 1967), so a batch exceeds the width with a probability of at most 10⁻¹².
+
+    >>> public_width(128), public_width(1)
+    (215, 14)
     """
-    # Without chance all samples are taken, or none.
-    if not 0 < rate < 1:
-        return max(1, round(rate * num_samples))
-    # `scipy.stats` has this quantile too, but takes half a second of every agent's start.
-    return max(1, math.ceil(float(bdtrik(1 - _RARE, num_samples, rate))))
-
-
-def choose_rates(
-    queries: tuple[ClippedQuery, ...], sizes: Sequence[int]
-) -> tuple[float, ...] | None:
-    """Return the rate of each agent under Poisson sampling, None under other samplings.
-
-    ``queries`` are one for all agents, or one for each. The rate of a query is the largest that was
-    counted. An agent with more samples than that rate was made for takes B/m, so that its batches
-    have B samples on average. Under add-remove adjacency the number of samples is itself private,
-    so all agents take the rate of the query.
-    """
-    if not queries or queries[0].sampling != "poisson":
-        return None
-    each = queries * len(sizes) if len(queries) == 1 else queries
-    return tuple(_own_rate(query, size) for query, size in zip(each, sizes, strict=True))
-
-
-def _own_rate(query: ClippedQuery, num_samples: int) -> float:
-    counted = query.sampling_rate or 1.0
-    if query.adjacency == "add-remove" or query.batch_size is None:
-        return counted
-    # Never above the rate that was counted: a smaller rate only adds privacy.
-    return min(counted, query.batch_size / num_samples)
+    # The width at which the normal law would stop, then as far as the exact tail asks.
+    width = batch_size + int(6 * math.sqrt(batch_size))
+    while pdtrc(width, batch_size) > _RARE:
+        width += 1
+    return width
 
 
 def require_fitting_samples(budget: PrivacyBudget, sizes: Sequence[int], *, first: int = 0) -> None:
-    """Raise unless the agents have as many samples as the budget counts on, and not far more.
+    """Raise for more samples than the bound on floating-point errors covers.
 
-    Under Poisson sampling with add-remove adjacency fewer are accepted: the rate is then the
-    budget's for any number, and a refusal would tell others a number that is private.
-
-    ``first`` is the number of the first agent, for error messages.
-
-    Raises:
-        TooFewSamplesError: the sampling would not be the one that was counted.
+    Fewer samples than the budget counts on are accepted: sampling follows from the plan alone, so
+    batches are smaller and the guarantee is the same. ``first`` is the number of the first agent,
+    for error messages.
     """
-    count = len(sizes)
-    promises = budget.promises * count if budget.num_agents is None else budget.promises
-    planned = budget.samples_per_agent
-    samples = planned if isinstance(planned, tuple) else (planned,) * count
-    for agent, (size, promise, least) in enumerate(
-        zip(sizes, promises, samples, strict=True), start=first
-    ):
-        # Passes are counted in whole batches: leftover samples may be missing.
-        if budget.sampling == "passes":
-            least = promise.query.least_samples
-        elif budget.adjacency == "add-remove":
-            least = None
-        if least is not None and size < least:
-            raise TooFewSamplesError(
-                f"samples of agent {agent} must be at least {least:,}, on which its budget counts, "
-                f"found {size:,}: count on {size} samples per agent"
+    queries = budget.queries * len(sizes) if budget.num_agents is None else budget.queries
+    for agent, (query, size) in enumerate(zip(queries, sizes, strict=True), start=first):
+        if query.sampling_rate is None or query.batch_size is None:
+            continue
+        # The bound that ``ClippedQuery.largest_norm`` and ``BatchSampler`` count on.
+        most = int(MOST_SAMPLES * query.batch_size / query.sampling_rate)
+        if size > most:
+            raise InvalidArgumentError(
+                f"samples must be at most {most:,} with a batch size of {query.batch_size} and a "
+                f"sampling rate of {query.sampling_rate:g}, found {size:,} of agent {agent}: raise "
+                "the batch size"
             )
-        _require_few(promise.query, size, agent)
 
 
-def _require_few(query: ClippedQuery, size: int, agent: int) -> None:
-    """Raise for more samples than the bound on floating-point errors covers."""
-    if query.sampling_rate is None or query.batch_size is None:
-        return
-    # The bound that ``ClippedQuery.largest_norm`` and ``BatchSampler`` count on.
-    most = int(MOST_SAMPLES * query.batch_size / query.sampling_rate)
-    if size > most:
-        raise InvalidArgumentError(
-            f"samples must be at most {most:,} with a batch size of {query.batch_size} and a "
-            f"sampling rate of {query.sampling_rate:g}, found {size:,} of agent {agent}: raise "
-            "the batch size"
+def note_batch_size(query: ClippedQuery, num_samples: int) -> str | None:
+    """Return what the owner of so many samples should know about its batches; None if all is well.
+
+    The note has the number of samples, which is private.
+    """
+    if query.batch_size is None or query.sampling == "every-step":
+        return None
+    if query.sampling_rate is not None:
+        usual = query.sampling_rate * num_samples
+    else:
+        usual = min(num_samples / (query.steps_per_pass or 1), query.batch_size)
+    counts = f"{num_samples:,} samples give batches of {usual:.3g} on average"
+    if usual < _SMALL * query.batch_size:
+        return (
+            f"{counts}, where the plan counts on {query.batch_size}: this agent's part in the "
+            "average is smaller, and noise weighs more; plan with fewer --samples-per-agent"
         )
+    if usual > query.batch_size and pdtrc(public_width(query.batch_size), usual) > _RARE:
+        return (
+            f"{counts}, which can exceed the public width of {public_width(query.batch_size)} "
+            "positions: one sample more may then change how others are rounded (docs/floats.md); "
+            "plan with more --samples-per-agent"
+        )
+    return None
+
+
+def note_large_delta(budget: PrivacyBudget, agent: int, num_samples: int) -> str | None:
+    """Return a note for an agent's owner if its promised δ is more than one over its samples."""
+    delta = budget.of_agent(agent).promise.delta
+    # A mechanism that publishes one random sample in full keeps any ε at such a δ.
+    if delta * num_samples <= 1:
+        return None
+    return (
+        f"the plan's δ = {write_exactly(delta)} is more than one over the number of samples here, "
+        f"{num_samples}: publishing a whole sample would satisfy it; ask for a plan with a smaller "
+        "δ, or set a limit on ε at a δ of your own with --require"
+    )

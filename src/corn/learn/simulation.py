@@ -32,7 +32,7 @@ from corn.learn.perturbation import (
     StructuredNoise,
 )
 from corn.learn.roots import prefers_shares
-from corn.learn.sampling import Choices, SeededChoices, choose_rates, require_fitting_samples
+from corn.learn.sampling import SeededChoices, require_fitting_samples
 from corn.learn.settings import SweepSettings
 from corn.learn.step import (
     ClippedGradients,
@@ -86,7 +86,7 @@ class Simulation:
         if settings.noise_keys == "secret":
             _check_release(self._trials, task.num_parameters)
         self._clips_samples = bool(queries) and queries[0].unit == "sample"
-        self._sampler = _make_sampler(data, queries, settings)
+        self._samplers = _make_samplers(data, queries, settings)
         self._mixer = Mixer(network, dtype=settings.torch_dtype, device=settings.device)
         self._num_agents = network.num_agents
         self._is_sum = network.mixing == "sum"
@@ -212,14 +212,10 @@ class Simulation:
 
     def _draw_batches(self) -> list[list[Batch]]:
         """Return the mini-batches of each piece: one for all its cells, or one for each cell."""
-        count = self._cells_at_once
-        if self._settings.noise_keys != "secret":
-            return [[batch] for batch in self._sampler.draw(self.step).split(count)]
-        # In one batch, the number of one agent's samples would change the last bits of other
-        # agents' gradients. Accounting assumes that neighbouring data sets change one agent's
-        # gradient only.
-        each = self._sampler.draw_each(self.step)
-        return [each[start : start + count] for start in range(0, len(each), count)]
+        count, drawn = self._cells_at_once, [own.draw(self.step) for own in self._samplers]
+        if len(drawn) == 1:
+            return [[batch] for batch in drawn[0].split(count)]
+        return [drawn[start : start + count] for start in range(0, len(drawn), count)]
 
     def _compute(self, models: Tensor, batches: Sequence[Batch]) -> ClippedGradients:
         """Compute and clip the gradients of some cells, which one or several batches contain."""
@@ -384,21 +380,27 @@ def _is_regular(indices: list[int]) -> bool:
     return indices == [k // times for k in range(len(indices))] and len(indices) % times == 0
 
 
-def _make_sampler(
+def _make_samplers(
     data: AgentData, queries: tuple[ClippedQuery, ...], settings: SweepSettings
-) -> BatchSampler:
-    # Amplification by sampling assumes that nobody knows which samples are in a batch.
-    choices: list[Choices] = [SeededChoices(seed) for seed in settings.seeds]
-    if settings.noise_keys == "secret":
-        choices = [SecretChoices(coins=Secret.random(), orders=Secret.random())]
-    return BatchSampler(
-        data,
-        batch_size=settings.batch_size,
-        choices=choices,
-        rates=choose_rates(queries, data.sizes),
-        divide_by_batch_size=bool(queries) and queries[0].unit == "sample",
-        hides_counts=settings.noise_keys == "secret",
-    )
+) -> list[BatchSampler]:
+    """Return one sampler for all runs and agents, or one for each agent whose data is protected."""
+    size = settings.batch_size
+    if settings.noise_keys != "secret" or not queries:
+        seeded = [SeededChoices(seed) for seed in settings.seeds]
+        return [BatchSampler(data, queries, batch_size=size, choices=seeded)]
+    each = queries * data.num_agents if len(queries) == 1 else queries
+    # Amplification by sampling assumes that nobody knows which samples are in a batch. In one batch
+    # of all agents, the number of one agent's samples would change the last bits of other agents'
+    # gradients, but accounting assumes that neighbouring data sets change one agent's gradient.
+    return [
+        BatchSampler.of_agent(
+            query,
+            data.of_agent(agent),
+            [SecretChoices(coins=Secret.random(), orders=Secret.random())],
+            batch_size=size,
+        )
+        for agent, query in enumerate(each)
+    ]
 
 
 def _check_trials(

@@ -24,7 +24,7 @@ from corn.learn.method import Trial
 from corn.learn.metrics import Row, choose_evaluation_steps, choose_measured, has_diverged, measure
 from corn.learn.monitor import ProgressBar, catch_interruption
 from corn.learn.problem import TrainingProblem
-from corn.learn.result import Breakdown, BreakdownCause, Result
+from corn.learn.result import PUBLIC_SEEDS, Breakdown, BreakdownCause, Result
 from corn.learn.settings import SweepSettings
 from corn.learn.simulation import Simulation
 from corn.learn.step import StepStatistics
@@ -200,9 +200,15 @@ class SweepLoop:
             status="complete" if complete else "interrupted",
             stopped={self._name(run): breakdown for run, breakdown in self._stopped.items()},
             notes=self._problem.notes + self._note_measured(),
-            is_simulated=self._settings.noise_keys != "secret",
+            simulation=self._simulated,
             private_notes=tuple(self._describe_broken()),
         )
+
+    @property
+    def _simulated(self) -> str:
+        """Why ε is simulated; empty if it is a promise."""
+        seeds = "" if self._settings.noise_keys == "secret" else PUBLIC_SEEDS
+        return "; ".join(filter(None, (seeds, self._problem.simulation)))
 
     def _note_measured(self) -> tuple[str, ...]:
         n = self._network.num_agents
@@ -229,7 +235,7 @@ class SweepLoop:
             step=self.step,
             parts=self._parts,
             statistics=statistics,
-            is_simulated=self._settings.noise_keys != "secret",
+            is_simulated=bool(self._simulated),
         )
         runs = [(s, v) for s in range(len(self._settings.seeds)) for v in range(len(self._trials))]
         # Reversed, so that the earliest row of each run is the one that stays.

@@ -20,7 +20,8 @@ from corn.learn.partition import PartitionSpec, split_samples
 from corn.learn.problem import TrainingProblem
 from corn.learn.tasks import Quadratic, place_task
 
-_START = "agents start at the minimiser, which depends on all their data: ε covers the steps alone"
+_START = "agents start at the minimiser, which depends on all their data, and no ε covers that"
+_DEALT_OUT = "all rows of a public data set decide which agent has which, and no ε covers that"
 
 
 def make_workload(
@@ -56,7 +57,8 @@ def make_workload(
     if name == "quadratic":
         task = Quadratic.from_paper(num_agents)
         # float64, because gaps are differences of losses near 1434.
-        return TrainingProblem(task=task, data=task.agent_data(torch.float64), notes=(_START,))
+        data = task.agent_data(torch.float64)
+        return TrainingProblem(task=task, data=data, notes=(_START,), simulation=_START)
     require_choice("task", name, WORKLOADS)
     dataset = load_dataset(name, directory=directory, stand_in=stand_in)
     # The data sets' own test parts are ignored: the paper splits all samples 80/20.
@@ -82,6 +84,7 @@ def make_workload(
         notes=() if dataset.stand_in_for is None else (dataset.describe(),),
         # Every agent has the held-out samples, and no agent trains on them.
         public_parts=tuple(part for part, rows in held_out.items() if len(rows)),
+        simulation=_DEALT_OUT,
     )
 
 

@@ -1,4 +1,4 @@
-"""Secret choices of samples: coins for Poisson sampling, and orders for passes through the data.
+"""Secret choices of samples: coins for Poisson sampling, orders of passes, positions in a batch.
 
 Amplification by sampling assumes that nobody else can predict which samples are in a batch. So the
 choices of an agent come from a cipher under a secret of its own, not from a generator whose state
@@ -28,11 +28,11 @@ _WORD_BITS, _WORD_BYTES, _CIPHER_BLOCK_BYTES = 64, 8, 16
 
 @final
 class SecretChoices:
-    """Coins and orders from two secrets: AES-128 in counter mode, with a key for every address.
+    """Choices from two secrets: AES-128 in counter mode, with a key for every address.
 
     Args:
-        coins: the secret of the coins. It must be new in every run, because amplification assumes
-            that the coins of two releases are independent.
+        coins: the secret of coins and positions. It must be new in every run, because amplification
+            assumes that the coins of two releases are independent.
         orders: the secret of the orders, which the ledger of releases keeps: a run that resumes in
             the middle of a pass must finish the order of that pass, also under a new key.
 
@@ -65,15 +65,23 @@ class SecretChoices:
 
     def draw_order(self, agent: int, number: int, *, size: int) -> IntArray:
         """Return the order of an agent's samples in a pass, uniform over all permutations."""
-        attempt = 0
-        while True:
-            words = _read_words(self._orders, "order", agent, number, attempt, count=size)
-            order = np.argsort(words)
-            ranked = words[order]
-            # Given that all words differ, every order is equally likely. Ties would favour some.
-            if not bool((ranked[1:] == ranked[:-1]).any()):
-                return order.astype(np.int64)
-            attempt += 1
+        return _permute(self._orders, "order", agent, number, size=size)
+
+    def draw_positions(self, agent: int, number: int, *, size: int) -> IntArray:
+        """Return the positions of a batch in the order in which samples take them, uniform too."""
+        return _permute(self._coins, "positions", agent, number, size=size)
+
+
+def _permute(secret: Secret, *address: str | int, size: int) -> IntArray:
+    attempt = 0
+    while True:
+        words = _read_words(secret, *address, attempt, count=size)
+        order = np.argsort(words)
+        ranked = words[order]
+        # Given that all words differ, every order is equally likely. Ties would favour some.
+        if not bool((ranked[1:] == ranked[:-1]).any()):
+            return order.astype(np.int64)
+        attempt += 1
 
 
 def _read_words(secret: Secret, *address: str | int, count: int) -> NDArray[np.uint64]:

@@ -159,6 +159,8 @@ def _terms(decomposition: Decomposition, agents: tuple[int, ...]) -> tuple[_Term
         for position, agent in enumerate(agents)
         if theta[agent] > 0
     ]
+    if decomposition.is_masked:
+        return tuple(terms)  # masks are no normals
     positions = {agent: position for position, agent in enumerate(agents)}
     groups = zip(decomposition.seed_groups, decomposition.factors, strict=True)
     for number, (group, factor) in enumerate(groups):

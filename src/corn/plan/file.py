@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,6 +14,7 @@ import networkx as nx
 import numpy as np
 
 from corn.arrays import FloatArray
+from corn.checks import require_count, require_length
 from corn.covariance import (
     Decomposition,
     FiniteRun,
@@ -34,6 +36,12 @@ from corn.topology.mixing import SparseMatrix
 SCHEMA = 5
 Json: TypeAlias = dict[str, Any]
 _MAX_REASON = 300
+# Somebody else may have made a plan. These bound what reading it costs; plans for that many agents
+# are far beyond what designs can be made for.
+_MAX_BYTES = 1 << 26
+_MOST_AGENTS, _FEW_GROUPS = 5000, 1000
+# Exact sums need no matrices of n × n numbers.
+_MOST_IN_SUMS = 200_000
 
 _OBJECTIVES: dict[str, type[Horizon] | type[FiniteRun]] = {
     "horizon": Horizon,
@@ -64,8 +72,15 @@ def save_plan(plan: Plan, path: Path) -> None:
         "fingerprint": hashlib.sha256(_canonical(content)).hexdigest(),
         "content": content,
     }
+    data = (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
+    # Agents would refuse the file.
+    if len(data) > _MAX_BYTES:
+        raise InvalidArgumentError(
+            f"a plan must have at most {_MAX_BYTES:,} bytes as a file, found {len(data):,}: plan "
+            "with fewer seeds, such as --seeds sparse:8"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    path.write_bytes(data)
 
 
 def load_plan(path: Path) -> Plan:
@@ -79,7 +94,7 @@ def load_plan(path: Path) -> Plan:
     Traceback (most recent call last):
     corn.errors.FileFormatError: missing.corn: no such file
     """
-    document = read_json(path, kind="a plan")
+    document = read_json(path, kind="a plan", max_bytes=_MAX_BYTES)
     # Checked first: a plan of another version has other fields, and a list of them helps nobody.
     version = document.get("corn_plan") if isinstance(document, dict) else None
     if version != SCHEMA:
@@ -99,6 +114,7 @@ def _check_document(document: Json) -> Plan:
     fields = build_fields(
         {"corn_plan": int, "fingerprint": str, "content": object}, document, "the plan"
     )
+    _require_moderate(fields["content"])
     # Of the content as read, not of the parsed plan: a field that parsing would ignore must not go
     # unnoticed.
     content = _canonical(fields["content"])
@@ -240,15 +256,58 @@ def _decode_decomposition(data: object) -> Decomposition:
     }
     fields = build_fields(hints, data, "decomposition")
     groups, factors = fields["seed_groups"], fields["factors"]
-    if fields["is_masked"]:
-        return Decomposition(fields["private_variance"], groups, factors, is_masked=True)
-    if len(groups) != len(factors):
+    if not fields["is_masked"] and len(groups) != len(factors):
         raise InvalidArgumentError(
             f"each seed group needs a factor, found {len(groups)} groups and {len(factors)} factors"
+        )
+    if len(set(groups)) < len(groups):
+        twice, _ = Counter(groups).most_common(1)[0]
+        raise InvalidArgumentError(f"the seed group {quote(list(twice))} occurs twice")
+    if fields["is_masked"]:
+        return Decomposition(fields["private_variance"], groups, factors, is_masked=True)
+    for group, factor in zip(groups, factors, strict=True):
+        # Each stream takes time at every step. A covariance of m agents needs one for each of its
+        # m(m+1)/2 numbers at most.
+        require_count(
+            f"the number of weights of the seed group {quote(list(group))}",
+            factor.size,
+            least=0,
+            most=len(group) * _count_pairs(len(group)),
         )
     # One row per member; a factor of another size raises a ValueError, which load_plan handles.
     shaped = (factor.reshape(len(group), -1) for group, factor in zip(groups, factors, strict=True))
     return Decomposition(fields["private_variance"], groups, tuple(shaped))
+
+
+def _require_moderate(content: object) -> None:
+    """Refuse lists longer than any plan of so many agents has, before they are hashed and built.
+
+    Matrices of n × n numbers follow, and each seed group takes time in every check of a plan.
+    """
+
+    def find(*names: str) -> list[Any]:
+        found = content
+        for name in names:
+            found = found.get(name) if isinstance(found, dict) else None
+        # Anything else is refused later, by its type.
+        return found if isinstance(found, list) else []
+
+    n = len(find("network", "agents"))
+    if not n:
+        return  # refused later, by what is missing
+    is_sum = isinstance(content, dict) and content.get("network", {}).get("mixing") == "sum"
+    require_count("the number of agents", n, most=_MOST_IN_SUMS if is_sum else _MOST_AGENTS)
+    # A group for every pair, or in small networks any groups.
+    most = max(_FEW_GROUPS, _count_pairs(n))
+    for names in (("decomposition", "seed_groups"), ("threat", "seeds")):
+        require_count("the number of seed groups", len(find(*names)), least=0, most=most)
+    for row in find("certificate", "multipliers"):
+        require_length("multipliers", len(row) if isinstance(row, list) else n, n, per="agent")
+
+
+def _count_pairs(count: int) -> int:
+    """Return the number of pairs, and of single ones, among so many."""
+    return count * (count + 1) // 2
 
 
 def _encode_objective(objective: Objective) -> Json:

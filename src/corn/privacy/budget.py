@@ -59,8 +59,9 @@ class PrivacyBudget:
 
     - ``sampling_rate``: for ``sampling="poisson"``, the largest probability that a sample is in a
       batch.
-    - ``samples_per_agent``: the least number of samples m that an agent has, instead of a rate:
-      Poisson sampling then has the rate B/m (at most 1), passes have ⌊m/B⌋ batches.
+    - ``samples_per_agent``: the public number of samples m that each agent declares, instead of a
+      rate: Poisson sampling then has the rate B/m (at most 1), passes have ⌊m/B⌋ batches. The
+      number that an agent really has changes neither, only how full its batches are.
 
     ``accounting``: ``"gdp"`` is exact; ``"rdp"`` inverts the paper's Theorem 2; ``"paper"`` is its
     eq. (13b), which wastes noise for small ε and warns where it is not proved. Under Poisson
@@ -349,7 +350,7 @@ def fit_sampling(
 
 
 _SAMPLINGS = (
-    "give the least number of samples that an agent has as samples_per_agent, or sampling_rate "
+    "give a public number of samples of an agent as samples_per_agent, or sampling_rate "
     "with sampling='poisson'; sampling is 'poisson' (each sample by a coin, the least noise), "
     "'passes' (batches of fixed size, a sample counts once for each pass) or 'every-step' (a "
     "sample counts at every step, the most noise; needs no number)"

@@ -40,8 +40,8 @@ class ClippedQuery:
 
     - ``"poisson"`` (the default for samples): each sample is in a batch with probability
       ``sampling_rate``, independently, by secret coins. ``batch_size`` is the *expected* size.
-    - ``"passes"``: batches of ``batch_size`` samples, in passes of ``steps_per_pass`` batches over
-      the data, each in a new secret order. A sample is in at most one batch of a pass.
+    - ``"passes"``: passes of ``steps_per_pass`` batches with ``batch_size`` slots each, filled in a
+      new secret order. A sample is in at most one batch of a pass.
     - ``"every-step"``: a sample may be in every batch. The only one for unit ``"agent"``.
 
     ``adjacency`` defines neighbouring data sets: ``"replace"`` (the unit's data becomes any other)
@@ -100,9 +100,9 @@ class ClippedQuery:
 
     @property
     def least_samples(self) -> int:
-        """The fewest samples an agent may have, for its sampling to be what was counted.
+        """The fewest samples with which an agent's batches have their planned size, on average.
 
-        With fewer, batches of the same expected size would use each sample more often.
+        An agent with fewer has smaller batches: a sample is never used more often than was counted.
         """
         if self.batch_size is None:
             return 1

@@ -31,6 +31,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from corn.arrays import FloatArray
+from corn.checks import require_count
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.privacy import gaussian
 from corn.privacy.query import Adjacency, ClippedQuery
@@ -53,6 +54,7 @@ _MOST_ESTIMATES, _WIDEST_SEARCH = 3, 15.0
 # of the grid on which losses are composed.
 _TABLE_SIZE, _TABLE_END, _GRID_SIZE = 8001, 9.0, 1 << 16
 _LARGEST_LOG_SHIFT = 4.0
+_MOST_STEPS = 10**6
 
 
 def bound_epsilon(
@@ -151,6 +153,12 @@ def require_meaningful(delta: float, *, num_steps: int, query: ClippedQuery) -> 
     rate = query.sampling_rate
     if rate is None or rate == 1:
         raise InvalidArgumentError(f"sampling_rate must be below 1 here, found {rate}")
+    require_count(
+        "num_steps",
+        num_steps,
+        most=_MOST_STEPS,
+        advice="the composition of more steps of Poisson sampling takes minutes",
+    )
     drawn = -math.expm1(num_steps * math.log1p(-rate))
     least = max(SMALLEST_DELTA, 10 * LOST_PER_STEP * num_steps)
     if not least <= delta < drawn:

@@ -26,6 +26,7 @@ MATRIX_SUFFIXES = (".csv", ".npy")
 SUFFIXES = GRAPH_SUFFIXES + MATRIX_SUFFIXES
 
 _MAX_REASON = 200
+_MAX_BYTES = 1 << 30  # of a graph in JSON, with millions of links
 # Exceptions that networkx and NumPy raise for files that are not in the expected format.
 _GRAPH_ERRORS = (ParseError, nx.NetworkXError, LookupError, ValueError, TypeError, AttributeError)
 _MATRIX_ERRORS = (ValueError, TypeError, EOFError, OverflowError, SyntaxError, TokenError)
@@ -139,7 +140,7 @@ def _number_labels(graph: FileGraph) -> FileGraph:
 
 def _read_node_link(path: Path) -> FileGraph:
     kind = "a graph in node-link JSON (keys 'nodes' and 'edges' or 'links')"
-    data = read_json(path, kind=kind)
+    data = read_json(path, kind=kind, max_bytes=_MAX_BYTES)
     if not isinstance(data, dict):
         raise FileFormatError(f"{path}: not {kind}: found {quote(data)}")
     try:

@@ -140,7 +140,7 @@ class Network:
         """Return the messages of a run in one line.
 
         >>> load_network("grid:4x5", mixing="sum").describe_mixing(300)
-        'exact sums over a tree of depth 5: 38 messages per step, 10 hops, 300 steps'
+        'exact sums over a tree of depth 4: 38 messages per step, 8 hops, 300 steps'
         """
         if self.mixing == "gossip":
             return self.gossip.describe(num_steps, cooldown_steps)

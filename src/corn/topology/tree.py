@@ -10,6 +10,8 @@ import networkx as nx
 
 from corn.topology.graphs import Graph
 
+_SEARCHES = 20
+
 
 @dataclass(frozen=True)
 class SpanningTree:
@@ -60,37 +62,40 @@ class SpanningTree:
 def find_tree(graph: Graph) -> SpanningTree:
     """Return a tree of shortest paths to a central agent, the same for everybody.
 
-    The root is the middle of a longest shortest path, found by two breadth-first searches. In a
-    graph that is a tree it is a centre.
-
     >>> tree = find_tree(nx.path_graph(5))
     >>> tree.root, tree.depth, tree.parents
     (2, 2, {0: 1, 1: 2, 2: 2, 3: 2, 4: 3})
     """
-    first = min(graph)
-    far = _find_farthest(graph, first)
-    path = nx.shortest_path(_ordered(graph), far, _find_farthest(graph, far))
-    root = path[len(path) // 2]
+    root = _find_centre(graph)
     parents = {root: root}
     level = [root]
     while level:
-        # The parent with the lowest number: the order of a graph's links must not matter.
         level = sorted({other for agent in level for other in graph[agent] if other not in parents})
         before = set(parents)
         for agent in level:
+            # The parent with the lowest number: the order of a graph's links must not matter.
             parents[agent] = min(other for other in graph[agent] if other in before)
     return SpanningTree(root, dict(sorted(parents.items())))
 
 
-def _find_farthest(graph: Graph, source: int) -> int:
-    distances = nx.single_source_shortest_path_length(graph, source)
-    most = max(distances.values())
-    return min(int(agent) for agent, distance in distances.items() if distance == most)
+def _find_centre(graph: Graph) -> int:
+    """Return an agent from which the farthest one is as near as a few searches show.
 
-
-def _ordered(graph: Graph) -> Graph:
-    """Return the graph with agents and links in order, on which searches depend."""
-    ordered = nx.Graph()
-    ordered.add_nodes_from(sorted(graph))
-    ordered.add_edges_from(sorted(tuple(sorted(edge)) for edge in graph.edges))
-    return ordered
+    An exact centre takes a search from every agent. Here each search begins at the agent that is
+    farthest from the best candidate so far, whose distance to all such agents is the least.
+    """
+    farthest: dict[int, int] = dict.fromkeys(graph, 0)
+    candidate, best, fewest = min(graph), min(graph), len(graph)
+    for _ in range(_SEARCHES):
+        distances = nx.single_source_shortest_path_length(graph, candidate)
+        most = max(distances.values())
+        if most < fewest:
+            best, fewest = candidate, most
+        far = min(agent for agent, distance in distances.items() if distance == most)
+        for agent, distance in nx.single_source_shortest_path_length(graph, far).items():
+            farthest[agent] = max(farthest[agent], distance)
+        candidate = min(graph, key=lambda agent: (farthest[agent], agent))
+        # No agent can be better than its distance to those that were tried.
+        if farthest[candidate] >= fewest:
+            break
+    return int(best)

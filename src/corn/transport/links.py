@@ -48,7 +48,11 @@ class LinkError(PublicError):
 
 @dataclass(frozen=True)
 class Traffic:
-    """Counts of messages and bytes over one link; bytes include all that sealing adds."""
+    """Counts of messages and bytes over one link; bytes include all that sealing adds.
+
+    Heartbeats count by themselves: they show how long an agent computed, and so how much data it
+    has.
+    """
 
     messages_sent: int
     messages_received: int
@@ -206,8 +210,9 @@ class Link:
             while (message := self._outbox.get()) is not None:
                 sent = self._channel.send(message)
                 with self._changed:
-                    self.bytes_sent += sent
-                    self.messages_sent += bool(len(message))
+                    if len(message):
+                        self.bytes_sent += sent
+                        self.messages_sent += 1
                     self._num_left += 1
                     self._changed.notify_all()
         except ChannelClosedError:

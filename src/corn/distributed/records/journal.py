@@ -29,7 +29,7 @@ from corn.distributed.records.storage import (
 )
 from corn.distributed.settings import RunSettings
 from corn.distributed.startup.keyring import Ledger
-from corn.distributed.startup.lifetime import LifetimeTotal
+from corn.distributed.startup.requirements import ReleaseTotal
 from corn.distributed.status.logs import log_event
 from corn.distributed.status.reporter import ObservedRounds, StateReporter
 from corn.distributed.status.state import AgentState, LocalState
@@ -94,7 +94,7 @@ class Reports:
     on_note: Callable[[str], None] | None = None
     interruption: Interruption | None = None
     on_private_note: Callable[[str], None] | None = None
-    on_total: Callable[[LifetimeTotal], None] | None = None
+    on_total: Callable[[ReleaseTotal], None] | None = None
     on_state: Callable[[AgentState, LocalState], None] | None = None
     on_message: Callable[[bytes, Header, Tensor], None] | None = None
     on_ledger: Callable[[Ledger], None] | None = None
@@ -109,12 +109,14 @@ class EvaluationData:
         parts: samples by ``train`` (the agent's own), ``validation`` and ``test``.
         public_parts: those of ``validation`` and ``test`` that are public; see ``TrainingProblem``.
         private_notes: facts about the agent's data, for its owner.
+        simulation: why ε is simulated; see ``TrainingProblem``.
     """
 
     task: Task
     parts: Mapping[str, Samples]
     public_parts: tuple[str, ...] = ()
     private_notes: tuple[str, ...] = ()
+    simulation: str = ""
 
     def select_shared(self, row: Row) -> Row:
         """Return the part of a measurement that others may see."""
@@ -214,6 +216,7 @@ class Journal:
             agent=agent,
             budget=account.budget,
             bound_epsilon=account.bound_epsilon,
+            simulation=data.simulation,
             folders=folders,
             count_releases=count_releases,
             summarize_traffic=summarize_traffic,

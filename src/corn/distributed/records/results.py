@@ -15,7 +15,7 @@ from torch import Tensor
 from corn.distributed.dropout.membership import name_agents
 from corn.distributed.records.storage import Folders, read_model, read_rows
 from corn.distributed.settings import RunSettings
-from corn.distributed.startup.lifetime import LifetimeTotal
+from corn.distributed.startup.requirements import ReleaseTotal
 from corn.distributed.steps.messages import NO_STOP, StopNotice, StopReason
 from corn.errors import CornError, FileFormatError, StoppedByUserError
 from corn.learn.method import Method, Trial
@@ -135,7 +135,8 @@ class AgentResult:
         measured: the part of the last measurement that others may see.
         private_notes: events that depend on the agent's data; for its owner.
         seconds_waited: for neighbours, which depends on how much data they have.
-        lifetime: the total of all releases of the agent's data; for its owner.
+        total: the total of all releases of the agent's data; for its owner.
+        simulation: why ε is simulated, see ``TrainingProblem``; empty if it is a promise.
     """
 
     agent: int
@@ -153,7 +154,8 @@ class AgentResult:
     measured: Row = field(default_factory=dict, repr=False)
     private_notes: tuple[str, ...] = field(default=(), repr=False)
     seconds_waited: float = field(default=0.0, repr=False)
-    lifetime: LifetimeTotal | None = field(default=None, repr=False)
+    total: ReleaseTotal | None = field(default=None, repr=False)
+    simulation: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the public part, as plain data."""
@@ -326,6 +328,7 @@ def merge_measurements(
             step=step,
             parts=parts,
             statistics=_average([table[step] for table in private.values() if step in table]),
+            # The noise was secret, whatever the data was.
             is_simulated=False,
         )
         # ε is by releases, which only each agent's ledger knows.
@@ -344,7 +347,7 @@ def merge_measurements(
         num_steps=last,
         status="complete" if last == settings.steps_of(plan) else "interrupted",
         notes=(*problem.notes, *notes),
-        is_simulated=False,
+        simulation=problem.simulation,
     )
 
 

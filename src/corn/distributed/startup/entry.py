@@ -32,8 +32,8 @@ from corn.distributed.startup.handshake import (
     shake_hands,
 )
 from corn.distributed.startup.keyring import Keyring, NoiseShare, share_group_seeds
-from corn.distributed.startup.lifetime import LifetimeTotal
 from corn.distributed.startup.rendezvous import Meeting, Rendezvous
+from corn.distributed.startup.requirements import ReleaseTotal
 from corn.distributed.startup.start_errors import LateError
 from corn.distributed.steps.exchange import Exchange
 from corn.distributed.steps.half_step import HalfStep
@@ -86,7 +86,7 @@ class AgreedRun:
     work: Work
     folders: Folders | None
     agreement: Agreement | None = None
-    total: LifetimeTotal | None = None
+    total: ReleaseTotal | None = None
     received: Tensor | None = None
 
     @property
@@ -155,7 +155,7 @@ class Entry:
 def begin_run(
     run: AgreedRun,
     rendezvous: Rendezvous,
-    check_total: Callable[[int], LifetimeTotal | None],
+    check_total: Callable[[int], ReleaseTotal | None],
 ) -> tuple[AgreedRun, Entry]:
     """Agree with all agents, and connect to the neighbours."""
     plan, settings = run.plan, run.settings
@@ -216,7 +216,7 @@ def begin_run(
 def return_to_run(
     run: AgreedRun,
     rendezvous: Rendezvous,
-    check_total: Callable[[int], LifetimeTotal | None],
+    check_total: Callable[[int], ReleaseTotal | None],
 ) -> tuple[AgreedRun, Entry]:
     """Return to a run under way, with the help of a neighbour."""
     plan, ledger = run.plan, run.keyring.ledger

@@ -39,8 +39,6 @@ from corn.topology import ONE_ROUND, WEIGHTS, Gossip, Mixing, load_network
 from corn.transport import LinkError, Purpose, open_links
 
 _DIGEST_BYTES, _MAX_REASON = 32, 300
-# A row has n bytes, so a table of all links has n²: enough for more agents than a design can have.
-_MAX_TABLE_BYTES = 1 << 30
 _SECONDS_TO_PART = 2.0
 Table = NDArray[np.uint8]
 
@@ -95,6 +93,9 @@ def find_plan(config: AgentConfig, rendezvous: Rendezvous) -> tuple[Plan, RunSet
         raise CornError("neither a plan nor a request for one was given")
     if isinstance(request, Path):
         request = read_request(request)
+    # Before the others learn of this agent's links, and before any file of the run is written.
+    if config.requirements is not None:
+        config.requirements.check(request, rendezvous.agent, is_rehearsal=settings.is_rehearsal)
     folders = make_folders(config.out, rendezvous.agent, is_rehearsal=settings.is_rehearsal)
     plan, seed = plan_together(rendezvous, request, config.neighbours)
     if not any(find_paid(folders.private)):  # the plan of an earlier run stays with that run
@@ -146,7 +147,9 @@ class Flood:
     def __init__(self, rendezvous: Rendezvous, neighbours: list[int]) -> None:
         self.agent, self.num_agents = rendezvous.agent, rendezvous.num_agents
         self.neighbours, self._timeout = neighbours, rendezvous.timeout
-        self._desk = rendezvous.open_desk(Purpose.PLANNING, max_bytes=_MAX_TABLE_BYTES)
+        # The longest row has a mark, a byte for each agent, and a digest.
+        most = self.num_agents * (1 + self.num_agents + _DIGEST_BYTES)
+        self._desk = rendezvous.open_desk(Purpose.PLANNING, max_bytes=most)
         self._links = open_links(
             self._desk, neighbours, timeout=rendezvous.timeout, check=rendezvous.check
         )

@@ -53,12 +53,6 @@ def _list_metrics(
     )
     yield "corn_sent_bytes_total", "counter", "Bytes sent to neighbours.", one(state.bytes_sent)
     yield (
-        "corn_wait_seconds_total",
-        "counter",
-        "Seconds spent waiting for messages of neighbours.",
-        one(local.seconds_waited),
-    )
-    yield (
         "corn_releases_left",
         "gauge",
         "Releases that the ledger still allows under this plan.",
@@ -68,6 +62,7 @@ def _list_metrics(
         "unit": state.unit,
         "protects": state.protects,
         "adversary": state.adversary,
+        "simulation": state.simulation,
         "delta": write_exactly(state.delta),
     }
     if state.epsilon is not None:
@@ -86,10 +81,8 @@ def _list_metrics(
     if state.test_loss is not None:
         yield "corn_test_loss", "gauge", "Of the model, on public data.", one(state.test_loss)
     if show_private:
-        private = asdict(local)
-        del private["seconds_waited"]
-        for name, value in private.items():
-            text = "Private: computed from data without noise."
+        for name, value in asdict(local).items():
+            text = "Private: depends on data without noise."
             yield f"corn_private_{name}", "gauge", text, one(value)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 from corn.distributed.records.journal import Reports
 from corn.distributed.records.storage import Folders, make_folders
@@ -18,7 +20,11 @@ from corn.distributed.status.protection import protect_process
 from corn.distributed.status.server import StatusPages, serving_status
 from corn.distributed.status.state import FAILED, STATE_NAME, write_state
 from corn.errors import CornError
+from corn.files import writing_whole
 from corn.version import __version__
+
+ACCESS_FILE = "status-password"
+_PASSWORD_BYTES = 24
 
 
 @contextmanager
@@ -45,14 +51,17 @@ def monitor_agent(
         stack.enter_context(writing_log(settings.log, folder=folders.private, to_stderr=to_stderr))
         log_event(agent, "process", f"corn {__version__} starts")
         if settings.status is not None:
-            pages = StatusPages(board, show_private=settings.shows_private)
+            password = _make_password(folders.private) if settings.shows_private else None
+            pages = StatusPages(board, password=password)
             host, port = stack.enter_context(serving_status(settings.status, pages))
             shown = f"[{host}]" if ":" in host else host
-            log_event(agent, "status", f"serves its status at http://{shown}:{port}/")
+            # Where the password is, never the password: logs are forwarded.
+            needed = f", with the password in {folders.private / ACCESS_FILE}" * bool(password)
+            log_event(agent, "status", f"serves its status at http://{shown}:{port}/{needed}")
         try:
             yield replace(reports, on_state=board.update)
         except BaseException as error:
-            _record_failure(board, folders, is_private=is_rehearsal)
+            _record_failure(board, folders.private)
             text = str(error) if isinstance(error, CornError) else type(error).__name__
             text = text.removeprefix(f"agent {agent}: ")
             log_event(
@@ -65,7 +74,18 @@ def monitor_agent(
             raise
 
 
-def _record_failure(board: StatusBoard, folders: Folders, *, is_private: bool) -> None:
+def _make_password(folder: Path) -> str:
+    """Return a new password for private numbers, which is also in a file of the agent's owner."""
+    password = secrets.token_urlsafe(_PASSWORD_BYTES)
+    try:
+        with writing_whole(folder / ACCESS_FILE, is_private=True) as partial:
+            partial.write_text(password + "\n", encoding="ascii")
+    except OSError as error:
+        raise CornError(f"{folder / ACCESS_FILE}: cannot be written: {error.strerror}") from error
+    return password
+
+
+def _record_failure(board: StatusBoard, folder: Path) -> None:
     """Write the last state again as that of a failure, if this process has written one."""
     state, local = board.snapshot.state, board.snapshot.local
     if state is None or local is None:
@@ -73,4 +93,4 @@ def _record_failure(board: StatusBoard, folders: Folders, *, is_private: bool) -
     failed = replace(state, phase=FAILED, updated=time.time())
     board.update(failed, local)
     with suppress(OSError):
-        write_state(folders.shared / STATE_NAME, failed, is_private=is_private)
+        write_state(folder / STATE_NAME, failed)

@@ -78,7 +78,6 @@ def render_page(snapshot: Snapshot, *, show_private: bool = False) -> str:
         snapshot=snapshot,
         state=state,
         local=snapshot.local if show_private else None,
-        waited=None if snapshot.local is None else snapshot.local.seconds_waited,
         spent=spent,
         epsilon=epsilon,
         promised="" if state is None else write_exactly(state.promised_epsilon),

@@ -53,6 +53,7 @@ class StateReporter:
         agent: this agent's number.
         budget: the plan's promise to this agent.
         bound_epsilon: returns an upper bound of ε after a number of releases.
+        simulation: why ε is simulated; empty if it is a promise.
         folders: this agent's; None writes no file.
         count_releases: returns how many releases the ledger has counted.
         summarize_traffic: returns neighbours left and bytes sent so far.
@@ -67,6 +68,7 @@ class StateReporter:
         agent: int,
         budget: PrivacyBudget,
         bound_epsilon: Callable[[int], float],
+        simulation: str = "",
         folders: Folders | None,
         count_releases: Callable[[], int],
         summarize_traffic: Callable[[], tuple[int, int]],
@@ -81,7 +83,7 @@ class StateReporter:
         self.rounds: ObservedRounds | None = None
         self._file = None
         if folders is not None:
-            self._file = StateFile(folders, is_private=settings.is_rehearsal)
+            self._file = StateFile(folders.private)
         # Computed once: the fingerprint of a large plan takes a while.
         self._first = AgentState(
             agent=agent,
@@ -95,6 +97,7 @@ class StateReporter:
             unit=budget.unit,
             protects=f"{budget.promise.query.protects}; {budget.promise.query.recipe}",
             adversary=plan.threat.describe(),
+            simulation=simulation,
             releases_left=budget.num_steps,
             neighbours=(),
             lost={},
@@ -110,12 +113,12 @@ class StateReporter:
     def report_start(self, step: int, row: Row) -> None:
         """Report that training starts or continues, with the promise in full."""
         state = self.report(step, TRAINING, row)
-        promise = self._budget.describe()
+        promise = f"{'simulated: ' if state.simulation else ''}{self._budget.describe()}"
         if self._settings.is_rehearsal:
             promise = "rehearsal, which protects nothing"
         text = (
             f"starts at step {step} of {state.num_steps} with plan {state.plan[:16]}: {promise}, "
-            f"against {state.adversary}"
+            f"against {state.adversary}{f'; {state.simulation}' if state.simulation else ''}"
         )
         log_event(state.agent, "start", text, fields=asdict(state))
 

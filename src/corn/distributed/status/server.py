@@ -9,7 +9,9 @@ one core, and cannot keep others out.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hmac
 import json
 import socket
 import threading
@@ -31,7 +33,6 @@ _SECONDS_PER_CONNECTION = 5.0
 _SECONDS_BETWEEN_CONNECTIONS = 0.005
 _SECONDS_TO_KEEP = 0.5
 _SECONDS_TO_CLOSE = 2.0
-_LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _HEADERS = (
     "Connection: close",
     "Cache-Control: no-store",
@@ -40,6 +41,8 @@ _HEADERS = (
     "Referrer-Policy: no-referrer",
     "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'",
 )
+# Answered without the password too: probes of service managers have none.
+_OPEN_PATH = "/healthz"
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Response:
     body: str
     content_type: str = "text/plain; charset=utf-8"
     status: HTTPStatus = HTTPStatus.OK
+    headers: tuple[str, ...] = ()
 
     def encode(self, *, with_body: bool = True) -> bytes:
         """Return the bytes of the answer."""
@@ -58,20 +62,25 @@ class Response:
             f"Content-Type: {self.content_type}",
             f"Content-Length: {len(body)}",
             *_HEADERS,
+            *self.headers,
         ]
         return "\r\n".join([*head, "", ""]).encode() + (body if with_body else b"")
 
 
 @final
 class StatusPages:
-    """The answers of the server, each computed at most twice a second."""
+    """The answers of the server, each computed at most twice a second.
 
-    def __init__(self, board: StatusBoard, *, show_private: bool = False) -> None:
-        self._board, self._shows_private = board, show_private
+    With a password, pages show private numbers, and only to those who send it. The address alone
+    would not protect them: every user of a machine can connect to it.
+    """
+
+    def __init__(self, board: StatusBoard, *, password: str | None = None) -> None:
+        self._board, self._password = board, password
         self._kept: dict[str, tuple[float, Response]] = {}
         self._renderers: dict[str, Callable[[Snapshot], Response]] = {
             "/": self._render_page,
-            "/healthz": _render_health,
+            _OPEN_PATH: _render_health,
             "/metrics": self._render_metrics,
         }
 
@@ -84,13 +93,19 @@ class StatusPages:
         method, path = words[0], words[1].partition("?")[0]
         if method not in ("GET", "HEAD"):
             return _refuse(HTTPStatus.METHOD_NOT_ALLOWED)
-        # A web page from elsewhere could otherwise read private numbers through a name of its own
-        # that it lets point to this machine.
-        if self._shows_private and _host_of(lines) not in _LOCAL_NAMES:
-            return _refuse(HTTPStatus.FORBIDDEN)
         if path not in self._renderers:
             return _refuse(HTTPStatus.NOT_FOUND)
+        if path != _OPEN_PATH and not self._is_allowed(lines[1:]):
+            # The header makes browsers ask for the password.
+            return _refuse(HTTPStatus.UNAUTHORIZED, 'WWW-Authenticate: Basic realm="CorN"')
         return self._find(path).encode(with_body=method == "GET")
+
+    def _is_allowed(self, headers: list[str]) -> bool:
+        if self._password is None:
+            return True
+        sent = _read_password(headers)
+        # In constant time: the time of a comparison by characters would reveal them one by one.
+        return sent is not None and hmac.compare_digest(sent, self._password.encode())
 
     def _find(self, path: str) -> Response:
         # A flood of requests costs training one rendering per half second, not one each.
@@ -102,11 +117,11 @@ class StatusPages:
         return response
 
     def _render_page(self, snapshot: Snapshot) -> Response:
-        page = render_page(snapshot, show_private=self._shows_private)
+        page = render_page(snapshot, show_private=self._password is not None)
         return Response(page, "text/html; charset=utf-8")
 
     def _render_metrics(self, snapshot: Snapshot) -> Response:
-        text = render_metrics(snapshot, show_private=self._shows_private)
+        text = render_metrics(snapshot, show_private=self._password is not None)
         return Response(text, "text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -119,17 +134,21 @@ def _render_health(snapshot: Snapshot) -> Response:
     return Response(body, "application/json", status)
 
 
-def _host_of(lines: list[str]) -> str:
-    for line in lines[1:]:
+def _read_password(headers: list[str]) -> bytes | None:
+    """Return the password of a request by HTTP's basic authentication; any user name will do."""
+    for line in headers:
         name, _, value = line.partition(":")
-        if name.strip().lower() == "host":
-            host = value.strip().lower()
-            return host if host.endswith("]") else host.rpartition(":")[0] or host
-    return ""
+        kind, _, encoded = value.strip().partition(" ")
+        if name.strip().lower() == "authorization" and kind.lower() == "basic":
+            try:
+                return base64.b64decode(encoded.strip(), validate=True).partition(b":")[2]
+            except ValueError:
+                return None
+    return None
 
 
-def _refuse(status: HTTPStatus) -> bytes:
-    return Response(f"{status.phrase}\n", status=status).encode()
+def _refuse(status: HTTPStatus, *headers: str) -> bytes:
+    return Response(f"{status.phrase}\n", status=status, headers=headers).encode()
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""State of a running agent: a small public file, for ``corn status`` and for the status server.
+"""State of a running agent: a small file for its operator, by ``corn status`` and a status server.
 
-The file contains nothing that the links do not show: steps, losses, bytes and times of messages
-are visible to everyone who sees the messages.
+The file is in the private folder: it has times, and how long steps take shows how much data an
+agent has.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SECONDS_OF_PACE = 60.0
 
 @dataclass(frozen=True)
 class AgentState:
-    """The state of an agent at a moment; anyone may read it.
+    """The state of an agent at a moment, for its operator.
 
     Attributes:
         agent: its number.
@@ -46,6 +46,7 @@ class AgentState:
         unit: ``agent`` or ``sample``.
         protects: the unit and the clipping, in words.
         adversary: against whom ε holds.
+        simulation: why ε is simulated, see ``TrainingProblem``; empty if it is a promise.
         releases_left: by the ledger.
         neighbours: those that the agent is still linked to.
         lost: agents that were lost, and the step at which each loss was noticed.
@@ -69,6 +70,7 @@ class AgentState:
     unit: str
     protects: str
     adversary: str
+    simulation: str
     releases_left: int
     neighbours: tuple[int, ...]
     lost: Mapping[str, int]
@@ -87,9 +89,7 @@ class AgentState:
 
 @dataclass(frozen=True)
 class LocalState:
-    """Numbers that stay on the agent's machine: they are not in its file.
-
-    The last three are private: they are computed from data without noise.
+    """Private numbers, which depend on data without noise; they are not in the agent's file.
 
     Attributes:
         seconds_waited: for messages of neighbours, which depends on how fast those compute.
@@ -129,15 +129,15 @@ class Pace:
 
 @final
 class StateFile:
-    """The state of one agent in its shared folder, and a lock that shows whether it runs.
+    """The state of one agent in its private folder, and a lock that shows whether it runs.
 
-    The lock is in the private folder. The kernel releases it when the process ends, however it
-    ends, so that the state of a killed agent is recognised.
+    The kernel releases the lock when the process ends, however it ends, so that the state of a
+    killed agent is recognised.
     """
 
-    def __init__(self, folders: Folders, *, is_private: bool) -> None:
-        self._path, self._is_private = folders.shared / STATE_NAME, is_private
-        lock = os.open(folders.private / LOCK_NAME, os.O_RDWR | os.O_CREAT, mode=0o600)
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / STATE_NAME
+        lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, mode=0o600)
         self._release = weakref.finalize(self, os.close, lock)
         # A second process of the same agent has no ledger, and does not come so far.
         with suppress(BlockingIOError):
@@ -145,16 +145,16 @@ class StateFile:
 
     def write(self, state: AgentState) -> None:
         """Replace the state."""
-        write_state(self._path, state, is_private=self._is_private)
+        write_state(self._path, state)
 
     def close(self) -> None:
         """Release the lock."""
         self._release()
 
 
-def write_state(path: Path, state: AgentState, *, is_private: bool) -> None:
+def write_state(path: Path, state: AgentState) -> None:
     """Replace the state of an agent; a reader sees the old or the new one."""
-    with writing_whole(path, is_private=is_private) as partial:
+    with writing_whole(path, is_private=True) as partial:
         partial.write_text(json.dumps(asdict(state), allow_nan=False) + "\n", encoding="utf-8")
 
 
@@ -168,25 +168,17 @@ def read_state(path: Path) -> AgentState:
     return state
 
 
-def read_states(out: Path) -> dict[int, tuple[AgentState, Folders]]:
-    """Return the states of all agents that have written one into the folder of a run."""
-    # A rehearsal has its shared part in the private folder.
-    runs = [Folders.of_run(out), Folders.of_run(out, is_rehearsal=True)]
-    states: dict[int, tuple[AgentState, Folders]] = {}
-    for run in runs:
-        for path in run.shared.glob(f"agent-*/{STATE_NAME}"):
-            state = read_state(path)
-            known = states.get(state.agent)
-            # A folder may hold both a rehearsal and a run in earnest: the newer one is shown.
-            if known is None or known[0].updated < state.updated:
-                states[state.agent] = state, run.of_agent(state.agent)
-    return dict(sorted(states.items()))
+def read_states(out: Path) -> dict[int, tuple[AgentState, Path]]:
+    """Return the state and the private folder of all agents of a run that have written one."""
+    paths = Folders.of_run(out).private.glob(f"agent-*/{STATE_NAME}")
+    states = [(read_state(path), path.parent) for path in paths]
+    return {own.agent: (own, folder) for own, folder in sorted(states, key=lambda s: s[0].agent)}
 
 
-def has_ended(folders: Folders) -> bool | None:
-    """Return whether the process of an agent is gone; None if this user cannot find out."""
+def has_ended(folder: Path) -> bool | None:
+    """Return whether the process of an agent is gone, by its private folder; None if unknown."""
     try:
-        return not is_open(folders.private / LOCK_NAME)
+        return not is_open(folder / LOCK_NAME)
     except FileFormatError:
         return None
 
@@ -215,7 +207,8 @@ def describe_state(state: AgentState) -> str:
     spent = "no privacy (rehearsal)"
     if state.epsilon is not None:
         spent = (
-            f"ε spent at most {round_up(state.epsilon)} of {write_exactly(state.promised_epsilon)} "
+            f"{'simulated ' if state.simulation else ''}ε spent at most "
+            f"{round_up(state.epsilon)} of {write_exactly(state.promised_epsilon)} "
             f"(δ = {write_exactly(state.delta)}, for {state.protects}; against {state.adversary})"
         )
     lost = f"lost {', '.join(state.lost)}, " if state.lost else ""

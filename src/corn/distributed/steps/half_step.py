@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeAlias, final
 
 import torch
@@ -35,17 +34,11 @@ class CellBatches:
     """One agent's batches out of those of all agents, as a simulation draws them."""
 
     def __init__(self, sampler: BatchSampler, cell: int) -> None:
-        self._sampler, self._own = sampler, slice(cell, cell + 1)
+        self._sampler, self._cell = sampler, cell
 
     def draw(self, number: int) -> Batch:
         """Return the batch of a number, from 0, in one cell."""
-        batch, own = self._sampler.draw(number), self._own
-        return replace(
-            batch,
-            inputs=batch.inputs[own],
-            targets=batch.targets[own],
-            weights=batch.weights[own],
-        )
+        return self._sampler.draw(number).take(self._cell)
 
 
 @final

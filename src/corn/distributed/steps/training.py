@@ -91,7 +91,8 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
         measured=journal.measured,
         private_notes=tuple(journal.private_notes),
         seconds_waited=rounds.seconds_waited,
-        lifetime=run.total,
+        total=run.total,
+        simulation=run.work.data.simulation,
     )
 
 
@@ -143,7 +144,8 @@ def _note_network(run: AgreedRun, exchange: Exchange, journal: Journal) -> None:
             "can be trusted only as far as the network"
         )
     for peer, count in sorted(exchange.num_missed.items()):
-        journal.note(
+        # Privately: how often a neighbour was late depends on how much data it has.
+        journal.note_privately(
             f"agent {peer} was late in {count} mixing rounds; its messages were mixed on arrival"
         )
 

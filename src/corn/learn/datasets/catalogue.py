@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import os
 import shutil
 import sys
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, TypeAlias, cast
+from typing import IO, Any, Literal, TypeAlias, cast, final
 
 from corn.checks import require_choice
 from corn.errors import FileFormatError
@@ -22,6 +23,7 @@ CACHE_VARIABLE = "CORN_DATA"
 
 _CHUNK_BYTES = 1 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
+_MOST_UNPACKED_BYTES, _MOST_SHRINKING = 1 << 28, 100
 
 
 @dataclass(frozen=True)
@@ -151,11 +153,52 @@ def is_cached(dataset: DownloadableDataset, *, directory: Path | str | None = No
 
 
 def open_content(path: Path) -> IO[bytes]:
-    """Open a file for reading its decompressed content, whatever its name."""
+    """Open a file for reading its decompressed content, whatever its name.
+
+    Reading raises ``FileFormatError`` where the content is larger than ``require_unpacked`` allows.
+    """
     with path.open("rb") as stream:
         # By content: servers and archives differ in whether they decompress ``.gz``.
         is_compressed = stream.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-    return cast("IO[bytes]", gzip.open(path)) if is_compressed else path.open("rb")
+    return (
+        cast("IO[bytes]", io.BufferedReader(_Unpacked(path))) if is_compressed else path.open("rb")
+    )
+
+
+def require_unpacked(path: Path, num_bytes: int) -> None:
+    """Raise unless the content of a compressed file may have so many bytes.
+
+    A small file can decompress to more than any memory holds. Ordinary data shrinks to a hundredth
+    at best, and what is less than 256 MiB does no harm.
+    """
+    size = path.stat().st_size
+    most = max(_MOST_UNPACKED_BYTES, _MOST_SHRINKING * size)
+    if num_bytes > most:
+        raise FileFormatError(
+            f"{path}: decompressed content must be at most {most:,} bytes for a file of {size:,}, "
+            f"found {num_bytes:,} or more: store genuine data without compression"
+        )
+
+
+@final
+class _Unpacked(io.RawIOBase):
+    """The content of a gzip file, up to the size that is allowed: its header states none."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._stream, self._num_bytes = path, gzip.GzipFile(path), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._stream.readinto(buffer)
+        self._num_bytes += count
+        require_unpacked(self._path, self._num_bytes)
+        return count
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
 
 
 def check_content(path: Path, file: RemoteFile) -> None:

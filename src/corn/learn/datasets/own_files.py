@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from corn.arrays import FloatArray
 from corn.errors import FileFormatError, MissingExtraError
-from corn.learn.datasets.catalogue import open_content
+from corn.learn.datasets.catalogue import open_content, require_unpacked
 
 Column: TypeAlias = NDArray[Any]
 """One value per row: numbers, or text."""
@@ -50,8 +50,19 @@ _SEPARATORS = ",;\t|"
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 _BOOLEANS = {"true": 1.0, "false": 0.0}
 _LARGEST_PIXEL = 255
+_MOST_SHARED_TEXTS = 1000  # targets of regression all differ, and gain nothing
 # Pillow's modes of 16 and 32 bits, of which its conversion to 8 bits makes all bright pixels white.
 _WIDE_MODES = ("I", "F")
+# A header may also claim an array for which there is no memory.
+_ARCHIVE_ERRORS = (
+    OSError,
+    EOFError,
+    ValueError,
+    MemoryError,
+    TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,6 +243,7 @@ def _read_rows(
     numbers = {name: (place, array("d")) for place, name in enumerate(names) if name in wanted}
     goal = names.index(target)
     targets: list[str] = []
+    shared: dict[str, str] = {}
     for count, row in enumerate(rows, start=1):
         if len(row) != len(names):
             raise FileFormatError(
@@ -240,7 +252,12 @@ def _read_rows(
             )
         for name, (place, values) in numbers.items():
             values.append(_parse_number(path, name, row[place], count))
-        targets.append(row[goal].strip())
+        text = row[goal].strip()
+        # One object for each class: a text of its own in every row would take 60 bytes, many times
+        # what the file has.
+        if text in shared or len(shared) < _MOST_SHARED_TEXTS:
+            text = shared.setdefault(text, text)
+        targets.append(text)
     columns: dict[str, Column] = {name: np.array(own) for name, (_, own) in numbers.items()}
     return {**columns, target: np.array(targets, dtype=np.str_)}
 
@@ -282,7 +299,11 @@ def _read_parquet(path: Path) -> dict[str, Column]:
     except ImportError as error:
         raise MissingExtraError("reading Parquet", extra="parquet") from error
     try:
-        table = parquet.read_table(path)
+        with parquet.ParquetFile(path) as file:
+            # A column of equal values has almost no bytes in the file, and eight a row in memory.
+            shape = file.metadata
+            require_unpacked(path, 8 * shape.num_rows * max(shape.num_columns, 1))
+            table = file.read()
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
         raise FileFormatError(f"{path}: not a Parquet file: {error}") from error
     _require_names(path, table.column_names)
@@ -300,9 +321,11 @@ def _read_parquet(path: Path) -> dict[str, Column]:
 def _read_arrays(path: Path, target: str, features: Sequence[str]) -> RawSamples:
     try:
         # Pickled objects could run code, so only plain arrays are read.
-        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as archive:
+        with zipfile.ZipFile(path) as packed, np.load(path, allow_pickle=False) as archive:
+            # Sizes as declared: no more bytes than these are decompressed.
+            require_unpacked(path, sum(member.file_size for member in packed.infolist()))
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, EOFError, ValueError, TokenError, zipfile.BadZipFile, zlib.error) as error:
+    except _ARCHIVE_ERRORS as error:
         raise FileFormatError(f"{path}: not an .npz file of plain arrays: {error}") from error
     others = [name for name in arrays if name != target]
     chosen = list(features) or others
@@ -374,6 +397,8 @@ def _read_image(path: Path) -> FloatArray:
     try:
         with Image.open(path) as image:
             mode = image.mode
+            # By its header, before a pixel is decompressed.
+            require_unpacked(path, image.width * image.height * len(image.getbands()))
             if mode.startswith(_WIDE_MODES):
                 raise FileFormatError(
                     f"{path}: an image must have 8 bits per channel, found mode {mode}: convert it"

@@ -1,0 +1,376 @@
+"""Audits of exact sums: tight on the sums that a coalition can read, and faults of masks found."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from scipy.stats import binom
+from torch import Tensor
+
+from corn.arrays import FloatArray
+from corn.audit import DEPLOYED, AuditReport, AuditSettings, View, audit_plan
+from corn.audit.auditing import map_exposure
+from corn.audit.masked_messages import MaskedMessages, uniform_p_value
+from corn.audit.program import STEP_SIZE, NoiseRecord, derive_keys, draw_nonce, list_releases
+from corn.audit.views import StreamWeights, find_smallest_break, list_worst_views
+from corn.covariance import Decomposition
+from corn.covariance.decomposition import hidden_precision
+from corn.errors import InvalidArgumentError
+from corn.learn.step import ClippedGradients
+from corn.noise import Owner, Secret, SecureSource, draw_share
+from corn.noise.masks import MaskWords, draw_mask, draw_offset, mask_release
+from corn.plan import Plan
+from corn.topology import Mixing
+from tests.audit.plans import agent_plan, sample_plan
+
+SHARES = AuditSettings(num_trials=2000)
+STEP = AuditSettings("step", num_trials=500)
+
+
+def sum_plan(colluders: int = 1, seeds: str = "auto", graph: str = "ring:5") -> Plan:
+    return agent_plan(colluders, seeds, graph=graph, mixing="sum")
+
+
+def audit(
+    settings: AuditSettings = SHARES, *, plan: Plan | None = None, **faulty: Any
+) -> AuditReport:
+    return audit_plan(
+        plan or sum_plan(),
+        victims=[1] if settings.through == "step" else [0, 1],
+        settings=settings,
+        program=replace(DEPLOYED, **faulty),
+    )
+
+
+@pytest.mark.parametrize(
+    ("insiders", "seeds"),
+    [(0, "edges"), (0, "global"), (1, "pairs"), (2, "pairs"), (1, "leave-one-out")],
+)
+def test_correct_code_is_tight(insiders: int, seeds: str) -> None:
+    report = audit_plan(sum_plan(insiders, seeds, "er:n=12,p=0.4,seed=1"))
+    assert not report.violated, (report.problems, [one.excess for one in report.findings])
+    for one in report.findings:
+        assert len(one.view.coalition) == insiders
+        # The bound of theory is attained, and the interval of 95 % does not exclude it.
+        assert one.ratio >= 0.95
+        assert one.mu.low <= 1.01 * one.promise.effective_mu
+        assert 0.97 < one.mu.estimate / one.exact_mu < 1.03
+    assert report.messages is not None
+    assert report.messages.bits == 16
+
+
+@pytest.mark.usefixtures("without_bits")
+@pytest.mark.parametrize(
+    ("sampling", "adjacency"), [("poisson", "add-remove"), ("passes", "replace")]
+)
+def test_samples_through_the_step_are_tight(sampling: str, adjacency: str) -> None:
+    plan = sample_plan(sampling, adjacency, mixing="sum")
+    settings = AuditSettings("step", num_trials=1000, num_releases=8, seed=1)
+    report = audit_plan(plan, victims=[1], settings=settings)
+    assert not report.violated, (report.problems, [one.excess for one in report.findings])
+    assert report.findings[0].verdict == "tight"
+
+
+def test_agents_through_the_step_are_tight() -> None:
+    report = audit(STEP)
+    assert not report.violated, (report.problems, [one.excess for one in report.findings])
+    assert report.findings[0].verdict == "tight"
+
+
+def test_independent_noise_is_read_release_by_release() -> None:
+    plan = agent_plan(0, mechanism="ldp", mixing="sum")
+    report = audit_plan(plan, settings=SHARES)
+    assert report.messages is None
+    assert {one.verdict for one in report.findings} == {"tight"}
+
+
+def test_the_sum_of_an_agent_that_is_cut_off_shows() -> None:
+    """On the seeds of a ring, agent 0 is alone between insiders 1 and 4."""
+    plan = sum_plan(0, "edges")
+    report = audit_plan(plan, view=View((1, 4)), settings=SHARES)
+    assert {one.verdict for one in report.findings} == {"violated"}
+    assert not any(one.is_promised for one in report.findings)
+    alone, *others = report.findings
+    # The noise of one agent instead of five, and of two.
+    assert alone.ratio == pytest.approx(5**0.5, rel=0.1)
+    assert [one.ratio for one in others] == pytest.approx([2.5**0.5] * 2, rel=0.1)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_more_insiders_than_planned_are_a_break(
+    is_large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_large:
+        # Coalitions are then grown around each agent, not listed.
+        monkeypatch.setattr("corn.audit.views._MOST_WORK", 1.0)
+    found = find_smallest_break(sum_plan(1))
+    assert found is not None
+    assert len(found.view.coalition) == 2
+    assert found.ratio == pytest.approx(4 / 3)
+
+
+@pytest.mark.parametrize("coalition", [(), (1,), (1, 4), (0, 1, 3)])
+@pytest.mark.parametrize("seeds", ["edges", "pairs", "balls:1"])
+def test_precisions_agree_with_those_that_verify_plans(
+    coalition: tuple[int, ...], seeds: str
+) -> None:
+    shares = sum_plan(0, seeds).decomposition
+    found = StreamWeights.of(shares).precision(View(coalition))
+    honest, expected = hidden_precision(shares, coalition)
+    assert np.allclose(found[list(honest)], expected)
+    assert (found[list(coalition)] == 0).all()
+
+
+def test_the_worst_views_have_as_many_insiders_as_planned() -> None:
+    assert {len(view.coalition) for view in list_worst_views(sum_plan(2))} == {2}
+
+
+def test_the_map_of_exposure_has_the_exact_values() -> None:
+    found = map_exposure(sum_plan(0, "edges"), AuditSettings(num_trials=4000))
+    # An eavesdropper reads the sum of five agents, an insider that of four.
+    assert np.allclose(found[:, 0], 1, rtol=0.1)
+    assert np.allclose(found[:, 1:][~np.eye(5, dtype=bool)], 1.25**0.5, rtol=0.1)
+
+
+def test_processes_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="through must be shares or step"):
+        audit(AuditSettings("processes"))
+
+
+@pytest.mark.slow
+def test_false_alarms_are_as_rare_as_the_confidence_says() -> None:
+    plan, alarms = sum_plan(graph="complete:3"), 0
+    for seed in range(400):
+        settings = AuditSettings(num_trials=200, num_releases=2, seed=seed, confidence=0.9)
+        alarms += audit_plan(plan, victims=[0], settings=settings).violated
+    assert alarms <= binom.isf(1e-3, 400, 0.1)
+
+
+@pytest.mark.parametrize("size", [100, 2000])
+def test_the_test_of_uniform_words_has_its_level(size: int) -> None:
+    generator = np.random.default_rng(0)
+    words = generator.integers(0, 1 << 16, (2000, size), dtype=np.uint16)
+    alarms = sum(uniform_p_value(row) < 0.05 for row in words)
+    assert 20 < alarms <= binom.isf(1e-3, 2000, 0.05)
+    # A value that is one in a hundred words too often in the high bits, or never odd.
+    assert uniform_p_value(words[0] & np.uint16(0xFFFE)) < 1e-6
+
+
+@pytest.mark.slow
+def test_tens_of_millions_of_words_are_uniform_and_independent() -> None:
+    """All 2¹⁶ values of single messages and incomplete sums, and all pairs of high bytes."""
+    plan, size = sum_plan(1, graph="complete:4"), 1 << 20
+    sums, pairs = np.zeros((4, 1 << 16)), np.zeros((4, 1 << 16))
+    for seed in range(16):
+        record = NoiseRecord(plan, list_releases(2), size, seed=seed)
+        for words, other in permutations(MaskedMessages(plan, record, DEPLOYED).words):
+            rows = words[0], words[0] + words[2], words[0] - words[1], words[0] - other[0]
+            high = (words >> np.uint16(8)).astype(np.int64)
+            for k, own in enumerate(rows):
+                sums[k] += np.bincount(own, minlength=1 << 16)
+                # Each agent with the next.
+                pairs[k] += np.bincount(high[k - 1] << 8 | high[k], minlength=1 << 16)
+    assert sums.sum() == pairs.sum() == 4 * 32 * size
+    for table in [*sums, *pairs]:
+        assert scipy.stats.chisquare(table).pvalue > 1e-6
+
+
+# Faults, planted into the program one by one.
+
+
+def test_a_mask_used_in_two_steps() -> None:
+    """Single messages are uniform still. The difference of two is free of masks."""
+
+    def draw(*args: Any, step: int, **rest: Any) -> MaskWords:
+        return draw_mask(*args, step=step // 2, **rest)
+
+    (problem,) = audit(draw_mask=draw).problems
+    assert "messages in releases 0 and 1 is not uniform" in problem
+
+
+def test_a_resumed_run_with_the_old_nonce() -> None:
+    def nonce(plan: Plan, seed: int, attempt: int) -> bytes:
+        del attempt
+        return draw_nonce(plan, seed, 0)
+
+    report = audit(draw_nonce=nonce)
+    assert {one.verdict for one in report.findings} == {"violated"}
+    assert "releases 1 and 2" in " ".join(report.problems)
+    assert "is not uniform" in " ".join(report.problems)
+
+
+def test_a_mask_with_the_wrong_sign() -> None:
+    """It does not cancel, so that the complete sum is uniform garbage."""
+
+    def draw(noise: Decomposition, agent: int, **rest: Any) -> MaskWords:
+        drawn = draw_mask(noise, agent, **rest)
+        return -drawn if agent == 2 else drawn
+
+    report = audit(draw_mask=draw)
+    assert "the sum of all agents is not the plan's" in " ".join(report.problems)
+
+
+def test_masks_of_a_few_values() -> None:
+    def draw(*args: Any, **rest: Any) -> MaskWords:
+        return draw_mask(*args, **rest) & np.uint16(0x3FFF)
+
+    assert "is not uniform" in " ".join(audit(draw_mask=draw).problems)
+
+
+def test_no_offset_at_all() -> None:
+    def draw(nonce: bytes, step: int, size: int) -> FloatArray:
+        del nonce, step
+        return np.zeros(size)
+
+    (problem,) = audit(draw_offset=draw).problems
+    assert "the public offset of release 0 is not uniform" in problem
+
+
+def test_one_offset_for_all_steps() -> None:
+    def draw(nonce: bytes, step: int, size: int) -> FloatArray:
+        del step
+        return draw_offset(nonce, 0, size)
+
+    (problem,) = audit(draw_offset=draw).problems
+    assert "the public offsets of releases 0 and 1 is not uniform" in problem
+
+
+def test_messages_without_the_offset() -> None:
+    def send(
+        found: ClippedGradients, noise: Tensor, mask: MaskWords, *, grid: float, offset: FloatArray
+    ) -> MaskWords:
+        noisy = found.values.flatten(1) * found.factors.flatten().unsqueeze(1) + noise
+        return mask_release(noisy.numpy(), grid=grid, offset=np.zeros_like(offset), mask=mask)
+
+    report = audit(make_masked_messages=send)
+    assert "the sum of all agents is not the plan's: mean -" in " ".join(report.problems)
+
+
+def draw_too_little(noise: Decomposition, agent: int, **rest: Any) -> FloatArray:
+    """Draw the noise for an eavesdropper under a promise against one insider of five agents."""
+    drawn: FloatArray = draw_share(noise, agent, **rest)
+    return drawn * math.sqrt(0.8)
+
+
+def test_noise_for_fewer_insiders() -> None:
+    report = audit(draw_share=draw_too_little)
+    assert {one.verdict for one in report.findings} == {"violated"}
+    assert "instead of" in report.problems[0]
+
+
+def test_a_plan_with_noise_for_fewer_insiders() -> None:
+    """The program draws what the plan says, but that is not what the plan promises."""
+    plan, eavesdropper = sum_plan(1), sum_plan(0)
+    theta = eavesdropper.decomposition.private_variance
+    noise = replace(plan.decomposition, private_variance=theta)
+    report = audit(plan=replace(plan, decomposition=noise))
+    assert {one.verdict for one in report.findings} == {"violated"}
+    assert report.problems == ()
+
+
+def round_apart(
+    found: ClippedGradients, noise: Tensor, mask: MaskWords, *, grid: float, offset: FloatArray
+) -> MaskWords:
+    gradient = found.values.flatten(1).double() * found.factors.flatten().unsqueeze(1)
+    rounded = np.rint(noise.numpy() / grid).astype(np.int64).astype(mask.dtype)
+    return rounded + mask_release(gradient.numpy(), grid=grid, offset=offset, mask=mask)
+
+
+def round_apart_in_gossip(
+    model: Tensor, found: ClippedGradients, noise: Tensor, *, grid: float
+) -> Tensor:
+    gradient = found.values.flatten(1).double() * found.factors.flatten().unsqueeze(1)
+    units = torch.round(gradient / grid) + torch.round(noise / grid)
+    return (model - STEP_SIZE * grid * units).float()
+
+
+@pytest.mark.usefixtures("without_bits")
+@pytest.mark.parametrize("mixing", ["gossip", "sum"])
+def test_rounding_gradient_and_noise_apart(mixing: Mixing) -> None:
+    """The message is on the grid, and its variance changes little. It is no function of the sum."""
+    faulty: dict[str, Any] = {
+        "make_masked_messages": round_apart,
+        "make_messages": round_apart_in_gossip,
+    }
+    report = audit(STEP, plan=agent_plan(mixing=mixing), **faulty)
+    (problem,) = report.problems
+    assert "other than by its sum with the noise" in problem
+
+
+def test_a_modulus_that_is_too_small() -> None:
+    # A mean of 4096 samples is far longer than the change by one of them.
+    plan = sample_plan("every-step", "replace", batch_size=4096, mixing="sum")
+    correct = audit(plan=plan)
+    assert correct.messages is not None
+    assert (correct.messages.bits, correct.problems) == (32, ())
+    report = audit(plan=plan, choose_bits=lambda *_: 16)
+    assert "messages of 16 bits are too short" in report.problems[0]
+
+
+def open_source(noise: Decomposition) -> SecureSource:
+    """Return streams whose keys anybody can compute."""
+    owners = [Owner((agent,)) for agent in range(noise.num_agents)]
+    owners += [Owner(group, number) for number, group in enumerate(noise.seed_groups)]
+    return SecureSource({owner: Secret(bytes([k] * 32)) for k, owner in enumerate(owners)})
+
+
+def draw_by_public_keys(noise: Decomposition, agent: int, *, source: Any, **rest: Any) -> MaskWords:
+    del source
+    return draw_mask(noise, agent, source=open_source(noise), **rest)
+
+
+def test_masks_from_a_public_key() -> None:
+    """They cancel and are uniform, but anybody can subtract them."""
+    problems = " ".join(audit(draw_mask=draw_by_public_keys).problems)
+    assert "does not depend on the key of seed group 0 of agents 0, 1" in problems
+
+
+@pytest.mark.parametrize("mixing", ["gossip", "sum"])
+def test_noise_from_a_public_key(mixing: Mixing) -> None:
+    def draw(noise: Decomposition, agent: int, *, source: Any, **rest: Any) -> FloatArray:
+        del source
+        return draw_share(noise, agent, source=open_source(noise), **rest)
+
+    report = audit(draw_share=draw, plan=agent_plan(mixing=mixing))
+    problems = " ".join(report.problems)
+    assert "does not depend on the key of agent 0's private noise" in problems
+
+
+@pytest.mark.parametrize("mixing", ["gossip", "sum"])
+def test_one_key_for_all_pairs(mixing: Mixing) -> None:
+    def keys(plan: Plan, seed: int) -> Sequence[Any]:
+        first = Secret(bytes(range(32)))
+        return [
+            {owner: own[owner] if owner.group is None else first for owner in own}
+            for own in derive_keys(plan, seed)
+        ]
+
+    report = audit(derive_keys=keys, plan=agent_plan(mixing=mixing))
+    assert "have one key" in " ".join(report.problems)
+
+
+def test_leaked_seeds_that_cut_an_agent_off() -> None:
+    """Agent 2 has the seeds of both links of agent 0, whose neighbours are 1 and 4."""
+    plan = sum_plan(0, "edges")
+
+    def keys(plan: Plan, seed: int) -> Sequence[Any]:
+        every = derive_keys(plan, seed)
+        every[2].update({own: key for own, key in every[0].items() if own.group is not None})
+        return every
+
+    report = audit_plan(
+        plan,
+        victims=[0],
+        view=View((2,)),
+        settings=SHARES,
+        program=replace(DEPLOYED, derive_keys=keys),
+    )
+    assert any("agent 2 has the key of" in problem for problem in report.problems)
+    assert report.findings[0].ratio == pytest.approx(5**0.5, rel=0.1)
+    assert report.findings[0].verdict == "violated"
