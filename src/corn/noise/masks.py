@@ -121,14 +121,14 @@ def mask_release(
     >>> words.tolist()  # −1 modulo 2¹⁶
     [65535]
     """
-    words = np.empty_like(mask)
-    for part in _split(len(noisy)):
+    words = np.empty(np.broadcast_shapes(noisy.shape, mask.shape), mask.dtype)
+    for part in _split(noisy.shape[-1]):
         # Dividing by a power of two is exact, so ``rint`` is the only rounding after the offset.
-        units = noisy[part] / grid
-        units += offset[part]
+        units = noisy[..., part] / grid
+        units += offset[..., part]
         np.rint(units, out=units)
         # Through a signed type: conversion of a negative float to an unsigned integer is undefined.
-        np.add(units.astype(np.int64).astype(mask.dtype), mask[part], out=words[part])
+        np.add(units.astype(np.int64).astype(mask.dtype), mask[..., part], out=words[..., part])
     return words
 
 
@@ -151,10 +151,12 @@ def read_average(
     >>> read_average(np.array([65534], np.uint16), num_agents=2, grid=0.5, offset=np.zeros(1))
     array([-0.5])
     """
-    signed, average = total.view(_SIGNED[8 * total.dtype.itemsize]), np.empty(len(total))
-    for part in _split(len(total)):
-        np.subtract(signed[part], num_agents * offset[part], out=average[part])
-        average[part] *= grid / num_agents
+    signed = total.view(_SIGNED[8 * total.dtype.itemsize])
+    average = np.empty(np.broadcast_shapes(total.shape, offset.shape))
+    for part in _split(total.shape[-1]):
+        read = average[..., part]
+        np.subtract(signed[..., part], num_agents * offset[..., part], out=read)
+        read *= grid / num_agents
     return average
 
 
