@@ -31,6 +31,7 @@ from corn.distributed.dropout.membership import Membership
 from corn.distributed.dropout.survivors import ActivePlan
 from corn.distributed.startup.joining import host_store, join
 from corn.distributed.startup.keyring import (
+    DrawnNoise,
     NoiseShare,
     RehearsalLedger,
     make_rehearsal_credentials,
@@ -84,9 +85,9 @@ class Silence:
     def prepare(self, step: int) -> None:
         """Draw nothing."""
 
-    def take(self, step: int) -> Tensor:  # noqa: ARG002
+    def take(self, step: int) -> DrawnNoise:  # noqa: ARG002
         """Return nothing."""
-        return torch.empty(0)
+        return DrawnNoise(torch.empty(0), np.empty(0), np.empty(0, np.uint16))
 
 
 class PlainHalfStep:
@@ -132,7 +133,7 @@ class Nobody:
     def record_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
         """Nothing is written."""
 
-    def record_divergence(self) -> None:
+    def stop_saving(self) -> None:
         """Models may be of no use."""
 
     def note(self, text: str) -> None:

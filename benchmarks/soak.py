@@ -31,12 +31,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from torch import Tensor
-
 from corn.distributed.processes import AgentProcesses
 from corn.distributed.settings import AgentConfig, DropoutPolicy, RunSettings
 from corn.distributed.startup.joining import host_store
-from corn.distributed.startup.keyring import NoiseShare, find_credentials, make_keys
+from corn.distributed.startup.keyring import DrawnNoise, NoiseShare, find_credentials, make_keys
 from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
 from corn.learn.workloads import Workload
@@ -62,7 +60,7 @@ class RecordingWorkload(Workload):
         stacks = os.open(f"{path}-stacks-{os.getpid()}", os.O_WRONLY | os.O_CREAT, 0o600)
         faulthandler.register(signal.SIGUSR1, stacks)
 
-        def record(share: NoiseShare, step: int) -> Tensor:
+        def record(share: NoiseShare, step: int) -> DrawnNoise:
             line = f"{share._agent} {share._nonce.hex()} {step}\n"
             with Path(path).open("a", encoding="ascii") as stream:
                 stream.write(line)  # short enough to be written at once

@@ -333,6 +333,24 @@ def test_expected_failures_exit_with_1_and_one_line(
     assert message in outcome.stderr
 
 
+@pytest.mark.slow
+def test_agents_plan_and_run_exact_sums_together(corn: Runner, tmp_path: Path) -> None:
+    planned = ["launch", "--decentralized-planning", "--graph", "path:3", "--mixing", "sum"]
+    folders = ["--keys", tmp_path / "keys", "--out", tmp_path / "run"]
+    outcome = corn(*planned, *folders, *TASK, "--steps", 6, "--epsilon", 10)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "exact sums over a tree of depth 1: 4 messages per step" in " ".join(
+        outcome.stdout.split()
+    )
+    # n/(n − q) for three agents and one insider.
+    last = outcome.stdout.strip().splitlines()[-1]
+    assert last.endswith("with 1.5 × a trusted server's noise variance in the average model")
+    facts = json.loads((tmp_path / "run/shared/run.json").read_text(encoding="utf-8"))
+    assert (facts["mixing"], facts["status"]) == ("sum", "complete")
+    # The rounding of a mean of equal models.
+    assert facts["measured"]["consensus_distance"] < 1e-6
+
+
 def test_a_plan_that_the_owner_refuses_leaves_nothing_behind(corn: Runner, tmp_path: Path) -> None:
     save_plan(small_plan("ring:3", 30), tmp_path / "plan.corn")
     arguments = ["launch", tmp_path / "plan.corn", "--out", tmp_path / "run", *TASK]

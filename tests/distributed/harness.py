@@ -8,20 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from corn.covariance import DEFAULT_THREAT, MechanismName, ThreatModel
 from corn.distributed.processes import AgentProcesses, preloaded_context
 from corn.distributed.records.results import AgentResult, FailureKind
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.distributed.startup.joining import host_store
-from corn.distributed.startup.keyring import NoiseShare, find_credentials, make_keys
+from corn.distributed.startup.keyring import DrawnNoise, NoiseShare, find_credentials, make_keys
 from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
 from corn.learn.workloads import Workload
 from corn.plan import Plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
-from corn.topology import ONE_ROUND, Gossip, load_network
+from corn.topology import ONE_ROUND, Gossip, Mixing, load_network
 
 WORKLOAD = Workload("breast-cancer", partition="iid")
 SECONDS_PER_BRAKED_STEP = 0.3
@@ -36,10 +34,11 @@ def small_plan(
     threat: ThreatModel = DEFAULT_THREAT,
     gossip: Gossip = ONE_ROUND,
     cooldown_steps: int | None = None,
+    mixing: Mixing = "gossip",
 ) -> Plan:
     budget = PrivacyBudget(10, 1e-5, num_steps=num_steps, clip=0.1)
     return make_plan(
-        load_network(graph, gossip=gossip),
+        load_network(graph, gossip=gossip, mixing=mixing),
         budget,
         mechanism=mechanism,
         threat=threat,
@@ -69,7 +68,7 @@ class DisturbedWorkload(Workload):
     def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
         faults, brake, take = list(self.faults), self.brake, NoiseShare.take
 
-        def disturb(share: NoiseShare, step: int) -> Tensor:
+        def disturb(share: NoiseShare, step: int) -> DrawnNoise:
             if brake is not None and brake.exists():
                 time.sleep(SECONDS_PER_BRAKED_STEP)
             if faults and step >= faults[0].step:

@@ -17,9 +17,11 @@ from corn.noise import Owner, Secret, SecureSource, draw_share
 from corn.noise.masks import (
     MaskBits,
     MaskWords,
+    bound_sum,
     choose_bits,
     draw_mask,
     draw_offset,
+    is_possible,
     mask_release,
     read_average,
 )
@@ -135,6 +137,23 @@ def test_sums_on_the_grid_have_the_density_of_a_continuous_sum(offset: float, sh
         assert on_grid[k + 160] == pytest.approx(continuous, rel=1e-11)
 
 
+@pytest.mark.parametrize("bits", [16, 32, 64])
+def test_sums_of_releases_are_told_from_masks_that_did_not_cancel(bits: MaskBits) -> None:
+    noise = design_masks(np.ones(3), ((0, 1), (1, 2), (0, 2)), 1)
+    budget = PrivacyBudget(1, 1e-5, num_steps=10, clip=40.0)
+    grid = {16: 2.0**-4, 32: 2.0**-8, 64: 2.0**-24}[bits]
+    assert choose_bits(noise, grid, budget) == bits
+    largest = bound_sum(noise, grid, budget)
+    drawn = draw_all(noise, size=64, bits=bits)
+    # The extreme gradients, with either sign.
+    sign = np.where(np.arange(64) % 2, 1.0, -1.0)
+    messages = [
+        mask_release(sign * 40, grid=grid, offset=np.full(64, 0.99), mask=mask) for mask in drawn
+    ]
+    assert is_possible(sum(messages[1:], start=messages[0]), largest)
+    assert not is_possible(messages[0] + messages[1], largest)
+
+
 def test_offsets_are_public_and_differ_between_steps() -> None:
     first, again, other = (draw_offset(NONCE, step, 1000) for step in (0, 0, 1))
     assert (first == again).all()
@@ -151,8 +170,8 @@ def test_bits_hold_the_largest_sum() -> None:
         grid = 2.0 ** math.floor(math.log2(math.sqrt(noise.private_variance[0]) / 6.5))
         bits = choose_bits(noise, grid, budget)
         most = (n * budget.clip + 10 * math.sqrt(noise.total_variance)) / grid
-        assert most < 2 ** (bits - 1)
+        assert most < 2 ** (bits - 2)
         # The next smaller width would not do, within the margin for noise.
-        assert bits == 16 or 2 * most > 2 ** (bits // 2 - 1)
-    with pytest.raises(InvalidArgumentError, match="below 2⁶³ grid units"):
+        assert bits == 16 or 2 * most > 2 ** (bits // 2 - 2)
+    with pytest.raises(InvalidArgumentError, match="below 2⁶² grid units"):
         choose_bits(Decomposition(np.ones(2)), 1e-25, budget)

@@ -42,7 +42,7 @@ class RunOptions:
         DropoutPolicy,
         typer.Option(
             help="When an agent is lost, the rest continue on the surviving graph, replan their "
-            "noise for it, or stop.",
+            "noise for it, or stop. With exact sums, to continue is to replan.",
             rich_help_panel=AGENTS,
         ),
     ] = "continue"

@@ -158,6 +158,7 @@ def launch(
             mechanism=chosen,
             weights=mixing.weights,
             gossip=Gossip.parse(mixing.gossip),
+            mixing=mixing.mixing,
             cooldown_steps=mixing.cooldown_steps,
         )
     settings = run.make_settings(
@@ -252,6 +253,7 @@ def _facts(
         "adversary": plan.threat.describe(),
         "central_ratio": plan.central_ratio,
         "weighted_central_ratio": plan.weighted_central_ratio,
+        "mixing": plan.network.mixing,
         "gossip": str(plan.network.gossip),
         "cooldown_steps": plan.cooldown_steps,
         "status": launched.status.value,

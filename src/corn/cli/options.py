@@ -212,8 +212,8 @@ class MixingOptions:
         Mixing,
         typer.Option(
             help="Combination of a step's releases: sum adds all of them up over a tree of links, "
-            "so that all agents hold one model (in simulations); gossip, the paper's, mixes "
-            "models with neighbours.",
+            "so that all agents hold one model; gossip, the paper's, mixes models with "
+            "neighbours.",
             rich_help_panel=_NETWORK,
         ),
     ] = "gossip"

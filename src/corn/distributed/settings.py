@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from corn.checks import require_choice, require_count
+from corn.checks import require, require_choice, require_count
 from corn.distributed.status.logs import LogSettings
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.schedule import Constant, Schedule
@@ -39,7 +39,7 @@ class RunSettings:
         batch_size: samples per mini-batch; by default the budget's, or an agent's whole data.
         seed: of the initial models; public.
         on_dropout: what the others do when an agent is lost: ``continue`` on the surviving graph,
-            ``replan`` their noise for it, or ``stop``.
+            ``replan`` their noise for it, or ``stop``. With exact sums the first two are the same.
         timeout: seconds without a message after which an agent is lost.
         deadline: seconds per mixing round after which a neighbour's message is not waited for, and
             is mixed in the round in which it arrives; by default agents wait for all.
@@ -107,6 +107,11 @@ class RunSettings:
             )
         return steps
 
+    def replans(self, plan: Plan) -> bool:
+        """Return whether survivors of a loss make a new plan: with exact sums, unless they stop."""
+        is_sum = plan.network.mixing == "sum"
+        return self.on_dropout == "replan" or (is_sum and self.on_dropout == "continue")
+
     def batch_of(self, plan: Plan) -> int | None:
         """Return the batch size; the budget's, where privacy was counted for one."""
         # In a smaller batch than the one counted each sample would weigh more than noise covers.
@@ -150,14 +155,15 @@ class RunSettings:
 
     def check_plan(self, plan: Plan) -> None:
         """Raise unless agents can run this plan and follow the policy on dropout under it."""
-        plan.require_gossip("a run of agents")
+        if plan.network.mixing == "sum":
+            self._check_sum()
         # Both ends of a link must read each other's headers to agree on new weights.
         if plan.network.graph.is_directed() and self.on_dropout != "stop":
             raise InvalidArgumentError(
                 "on_dropout must be 'stop' where links are one-way, as only two-way neighbours "
                 f"can agree on new weights, found {self.on_dropout!r}"
             )
-        if self.on_dropout == "replan":
+        if self.on_dropout == "replan" and plan.network.mixing == "gossip":
             require_pair_seeds(plan, "on_dropout='replan'")
         if self.start_with is not None:
             require_pair_seeds(plan, "start_with")
@@ -168,6 +174,12 @@ class RunSettings:
             raise InvalidArgumentError(
                 "deadline needs plain gossip rounds and two-way links: plan with --gossip 1"
             )
+
+    def _check_sum(self) -> None:
+        """Raise for settings under which a step would not have the releases of all agents."""
+        for name in ("deadline", "start_with"):
+            value = getattr(self, name)
+            require(value is None, name, "None with exact sums, which need all agents", value)
 
 
 def advise_return(plan: Plan) -> str:

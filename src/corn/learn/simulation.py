@@ -105,6 +105,9 @@ class Simulation:
         grids = [trial.method.grid for trial in self._trials]
         # Shape (trials, 1), which broadcasts over the parameters.
         self._grid = torch.tensor(grids, dtype=real, device=settings.device).unsqueeze(-1)
+        # Exact sums by keys are those of agents: of whole numbers, in units of the grid.
+        has_grid = bool((self._grid > 0).all())
+        self._sums_integers = self._is_sum and isinstance(self._noise, KeyedNoise) and has_grid
         self._alive = torch.ones(len(settings.seeds), len(trials), dtype=torch.bool)
         self.step, self._broken = 0, torch.zeros_like(self._alive)
         self.num_broken = torch.zeros(len(settings.seeds), len(trials), dtype=torch.long)
@@ -205,8 +208,7 @@ class Simulation:
             noises = torch.split(noise.flatten(0, 1), count)
         offset = self._noise.draw_offset(self.step) if isinstance(self._noise, KeyedNoise) else None
         models, released = self.parameters.flatten(0, 1), self._released.flatten(0, 1)
-        # Sums are of integers where noise has masks: see ``release_integers``.
-        total = released if offset is None else torch.empty_like(released, dtype=torch.int64)
+        total = torch.zeros_like(released, dtype=torch.int64) if self._sums_integers else released
         if self._is_sum:
             total.zero_()
         statistics = []
@@ -219,16 +221,16 @@ class Simulation:
                 seed_of = torch.arange(own.start, own.stop) // self._num_agents
                 found = self._compute(models[seed_of], batches)
                 values = (
-                    self._release(found, v)
-                    if offset is None or v is None
-                    else self._release_integers(found, v, offset[seed_of])
+                    self._release_integers(found, v, None if offset is None else offset[seed_of])
+                    if self._sums_integers and v is not None
+                    else self._release(found, v)
                 )
                 total.index_add_(0, seed_of, values.to(total))
             else:
                 found = self._compute(models[own], batches)
                 released[own].copy_(self._release(found, v))
             statistics.append((found.norms, found.fraction_clipped, found.num_broken))
-        if offset is not None:
+        if self._sums_integers:
             released.copy_(average_integers(total, self._num_agents, self._grid, offset))
         elif self._is_sum:
             released.div_(self._num_agents)
@@ -299,7 +301,9 @@ class Simulation:
         )
         return released.view(gradients.shape)
 
-    def _release_integers(self, found: ClippedGradients, noise: Tensor, offset: Tensor) -> Tensor:
+    def _release_integers(
+        self, found: ClippedGradients, noise: Tensor, offset: Tensor | None
+    ) -> Tensor:
         """Return the integers of some cells for an exact sum, shape (cells, trials, d)."""
         factors, own = found.factors.unsqueeze(-1), noise.index_select(1, self._noise_of)
         return release_integers(found.values, factors, own, self._grid, offset)

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from corn.arrays import FloatArray
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.noise import find_compiled
+from corn.noise.masks import MaskWords, mask_release
 
 if TYPE_CHECKING:  # tasks clip samples with the functions of this module
     from corn.learn.tasks import Task
@@ -267,19 +269,19 @@ def release(gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor) -> Te
 
 
 def release_integers(
-    gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor, offset: Tensor
+    gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor, offset: Tensor | None
 ) -> Tensor:
-    """Return rint((f g + v)/γ + o) as integers, for exact sums with the public offset o.
+    """Return rint((f g + v)/γ + o) as integers, for exact sums with the public offset o, if any.
 
-    The noise of one agent protects nobody: ε holds for the sum of these integers over all agents,
-    and for whatever is computed from it. So nothing else may be computed from them, not even a sum
-    of floats, whose rounding would depend on its single terms.
+    Under masks the noise of one agent protects nobody: ε holds for the sum of these integers over
+    all agents, and for whatever is computed from it. So nothing else may be computed from them, not
+    even a sum of floats, whose rounding would depend on its single terms.
     """
-    total = torch.mul(gradient, factor).add_(noise)
-    return torch.div(total, grid).add_(offset).round_().long()
+    units = torch.mul(gradient, factor).add_(noise).div_(grid)
+    return (units if offset is None else units.add_(offset)).round_().long()
 
 
-def average_integers(total: Tensor, num_agents: int, grid: Tensor, offset: Tensor) -> Tensor:
+def average_integers(total: Tensor, num_agents: int, grid: Tensor, offset: Tensor | None) -> Tensor:
     """Return γ·(Σ − n o)/n, the average release from the sum of all agents' integers.
 
     It has the bits of :func:`corn.noise.masks.read_average`.
@@ -288,7 +290,22 @@ def average_integers(total: Tensor, num_agents: int, grid: Tensor, offset: Tenso
     >>> average_integers(torch.tensor([5]), 2, grid, offset).tolist()
     [1.125]
     """
-    return (total.double() - num_agents * offset) * (grid / num_agents)
+    units = total.double()
+    return (units if offset is None else units - num_agents * offset) * (grid / num_agents)
+
+
+def release_masked(
+    gradient: Tensor,
+    factor: Tensor,
+    noise: Tensor,
+    *,
+    grid: float,
+    offset: FloatArray,
+    mask: MaskWords,
+) -> MaskWords:
+    """Return one agent's message for an exact sum, shape (d,): its release under its masks."""
+    noisy = torch.mul(gradient, factor).add_(noise)
+    return mask_release(noisy.numpy(), grid=grid, offset=offset, mask=mask)
 
 
 def smooth(memory: Tensor, released: Tensor, momentum: float) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -27,31 +28,44 @@ from corn.noise.stream import SecureSource
 from corn.privacy import PrivacyBudget
 
 MaskBits: TypeAlias = Literal[16, 32, 64]
+"""B: messages are integers modulo 2^B."""
 MaskWords: TypeAlias = NDArray[np.unsignedinteger[Any]]
 """Integers modulo 2^B, shape (d,)."""
 
-_WORDS: dict[int, Any] = {16: np.uint16, 32: np.uint32, 64: np.uint64}
+WORDS: dict[MaskBits, Any] = {16: np.uint16, 32: np.uint32, 64: np.uint64}
+"""The type of messages, by B."""
 _SIGNED: dict[int, Any] = {16: np.int16, 32: np.int32, 64: np.int64}
 # Standard deviations beyond which noise lies with a probability below 10⁻⁷⁰.
 _DEVIATIONS = 18.0
 _OFFSET_BITS = 53
 _CIPHER_BLOCK_BYTES = 16
+_VALUES_AT_ONCE = 1 << 13
 
 
-def choose_bits(noise: Decomposition, grid: float, budget: PrivacyBudget) -> MaskBits:
-    """Return B, for which the sum of all releases stays within ±2^(B−1), for any gradients.
+def bound_sum(noise: Decomposition, grid: float, budget: PrivacyBudget) -> float:
+    """Return the largest coordinate that a sum of all releases can have, in grid units.
 
-    Norms of gradients bound each coordinate. Private noise adds up in squares.
+    Norms of gradients bound each coordinate. Private noise adds up in squares, and is larger with a
+    probability below 10⁻⁷⁰.
     """
     largest = max(promise.query.largest_norm for promise in budget.promises)
     noise_std = math.sqrt(noise.total_variance)
     # Rounding and the offset move each agent's integer by at most one and a half.
-    most = (noise.num_agents * largest + _DEVIATIONS * noise_std) / grid + 2 * noise.num_agents
+    return (noise.num_agents * largest + _DEVIATIONS * noise_std) / grid + 2 * noise.num_agents
+
+
+def choose_bits(noise: Decomposition, grid: float, budget: PrivacyBudget) -> MaskBits:
+    """Return B, for which sums of all releases stay within ±2^(B−2), for any gradients.
+
+    They fill half of all values at most. Masks that do not cancel leave uniform values, so each
+    coordinate shows that with a probability of at least one half.
+    """
+    most = bound_sum(noise, grid, budget)
     for bits in (16, 32, 64):
-        if most < 2 ** (bits - 1):
+        if most < 2 ** (bits - 2):
             return bits
     raise InvalidArgumentError(
-        f"the sum of {noise.num_agents} releases must be below 2⁶³ grid units, found {most:.3g}: "
+        f"the sum of {noise.num_agents} releases must be below 2⁶² grid units, found {most:.3g}: "
         "raise the noise, or lower the clipping norm"
     )
 
@@ -67,7 +81,7 @@ def draw_mask(
     bits: MaskBits,
 ) -> MaskWords:
     """Return the sum of an agent's masks at a step, shape (size,)."""
-    words = _WORDS[bits]
+    words = WORDS[bits]
     mask = np.zeros(size, words)
     for number, group in enumerate(noise.seed_groups):
         if agent not in group:
@@ -88,8 +102,12 @@ def draw_offset(nonce: bytes, step: int, size: int) -> FloatArray:
     key = hashlib.blake2b(data, digest_size=16).digest()
     # A key of its own for each step, so that the counter can start at zero.
     encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(_CIPHER_BLOCK_BYTES))).encryptor()
-    words = np.frombuffer(encryptor.update(bytes(8 * size)), "<u8")
-    return np.ldexp((words >> np.uint64(64 - _OFFSET_BITS)).astype(np.float64), -_OFFSET_BITS)
+    offset, zeros = np.empty(size), bytes(8 * min(size, _VALUES_AT_ONCE))
+    for part in _split(size):
+        drawn = offset[part]
+        words = np.frombuffer(encryptor.update(zeros[: 8 * len(drawn)]), "<u8")
+        np.multiply(words >> np.uint64(64 - _OFFSET_BITS), 2.0**-_OFFSET_BITS, out=drawn)
+    return offset
 
 
 def mask_release(
@@ -103,10 +121,26 @@ def mask_release(
     >>> words.tolist()  # −1 modulo 2¹⁶
     [65535]
     """
-    # Dividing by a power of two is exact, so ``rint`` is the only rounding after the offset.
-    rounded = np.rint(noisy / grid + offset)
-    # Through a signed type: conversion of a negative float to an unsigned integer is undefined.
-    return np.asarray(rounded.astype(np.int64).astype(mask.dtype) + mask)
+    words = np.empty(np.broadcast_shapes(noisy.shape, mask.shape), mask.dtype)
+    for part in _split(noisy.shape[-1]):
+        # Dividing by a power of two is exact, so ``rint`` is the only rounding after the offset.
+        units = noisy[..., part] / grid
+        units += offset[..., part]
+        np.rint(units, out=units)
+        # Through a signed type: conversion of a negative float to an unsigned integer is undefined.
+        np.add(units.astype(np.int64).astype(mask.dtype), mask[..., part], out=words[..., part])
+    return words
+
+
+def is_possible(total: MaskWords, largest: float) -> bool:
+    """Return whether all coordinates can be sums of releases: else masks did not cancel.
+
+    >>> [is_possible(np.array([value], np.uint16), 6.5) for value in (6, 7, 65530, 65529)]
+    [True, False, True, False]
+    """
+    signed = total.view(_SIGNED[8 * total.dtype.itemsize])
+    # Not by absolute values: the most negative integer has none.
+    return bool(signed.max(initial=0) <= largest and signed.min(initial=0) >= -largest)
 
 
 def read_average(
@@ -117,5 +151,15 @@ def read_average(
     >>> read_average(np.array([65534], np.uint16), num_agents=2, grid=0.5, offset=np.zeros(1))
     array([-0.5])
     """
-    signed = total.view(_SIGNED[8 * total.dtype.itemsize]).astype(np.float64)
-    return np.asarray((signed - num_agents * offset) * (grid / num_agents))
+    signed = total.view(_SIGNED[8 * total.dtype.itemsize])
+    average = np.empty(np.broadcast_shapes(total.shape, offset.shape))
+    for part in _split(total.shape[-1]):
+        read = average[..., part]
+        np.subtract(signed[..., part], num_agents * offset[..., part], out=read)
+        read *= grid / num_agents
+    return average
+
+
+def _split(size: int) -> Iterator[slice]:
+    """Return pieces of arrays that stay in a core's cache, as passes over whole ones are slow."""
+    return (slice(k, k + _VALUES_AT_ONCE) for k in range(0, size, _VALUES_AT_ONCE))

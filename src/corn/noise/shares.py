@@ -91,7 +91,16 @@ def draw_all_shares(
 
 def owners(decomposition: Decomposition, agents: Iterable[int]) -> tuple[Owner, ...]:
     """Return the owners of the streams that these agents draw: the keys that they need, no more."""
-    return tuple(dict.fromkeys(term.owner for term in _terms(decomposition, tuple(agents))))
+    drawing = tuple(agents)
+    found = [term.owner for term in _terms(decomposition, drawing)]
+    if decomposition.is_masked:
+        # Masks are no terms of the noise, and have streams all the same.
+        found += [
+            Owner(group, number)
+            for number, group in enumerate(decomposition.seed_groups)
+            if not set(drawing).isdisjoint(group)
+        ]
+    return tuple(dict.fromkeys(found))
 
 
 def _draw(

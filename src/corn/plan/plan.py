@@ -15,7 +15,7 @@ import networkx as nx
 import numpy as np
 
 from corn.arrays import FloatArray
-from corn.checks import require_choice, require_count, require_length
+from corn.checks import require, require_choice, require_count, require_length
 from corn.covariance import (
     EAVESDROPPER,
     Corn,
@@ -45,6 +45,7 @@ from corn.noise.grid import (
     count_parameters,
     require_provable,
 )
+from corn.noise.masks import MaskBits, bound_sum, choose_bits
 from corn.privacy import PrivacyBudget, account_precision, gaussian
 from corn.privacy.accountants import find_accountant
 from corn.privacy.accounting import group_agents
@@ -135,7 +136,11 @@ class Plan:
         require_choice("dtype", self.dtype, get_args(FloatType))
         # Bounded, because agents run the cool-down of a plan that somebody else may have made.
         require_count("cooldown_steps", self.cooldown_steps, least=0, most=_MOST_COOLDOWN_STEPS)
+        is_mixed = self.network.mixing == "gossip" or not self.cooldown_steps
+        require(is_mixed, "cooldown_steps", "0 with exact sums", self.cooldown_steps)
         check_grid(self.grid)
+        if self.network.mixing == "sum":
+            _ = self.mask_bits  # raises if no integers hold the sums
 
     @property
     def num_agents(self) -> int:
@@ -202,12 +207,22 @@ class Plan:
         """The most parameters for which the promise is proved to hold in floating point."""
         return count_parameters(self.float_loss, self.budget)
 
+    @property
+    def mask_bits(self) -> MaskBits:
+        """B of exact sums, which are sums of integers modulo 2^B."""
+        return choose_bits(self.decomposition, self.grid, self.budget)
+
+    @property
+    def largest_sum(self) -> float:
+        """The largest coordinate of an exact sum of all releases, in grid units."""
+        return bound_sum(self.decomposition, self.grid, self.budget)
+
     def require_gossip(self, what: str) -> None:
-        """Raise where only plans of gossip can be used: exact sums run in simulations so far."""
+        """Raise where only plans of gossip can be used."""
         if self.network.mixing != "gossip":
             raise InvalidArgumentError(
-                f"{what} needs a plan whose agents mix by gossip, found exact sums, which "
-                "corn.train and corn train simulate: plan with --mixing gossip"
+                f"{what} needs a plan whose agents mix by gossip, found exact sums: plan with "
+                "--mixing gossip"
             )
 
     def check_parameters(self, num_parameters: int) -> None:

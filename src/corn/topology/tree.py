@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -42,6 +43,15 @@ class SpanningTree:
             if not level:
                 return depth
             depth += 1
+
+    def rename(self, names: Sequence[int]) -> SpanningTree:
+        """Return the tree with ``names[k]`` in the place of agent k.
+
+        >>> SpanningTree(0, {0: 0, 1: 0}).rename((4, 7))
+        SpanningTree(root=4, parents={4: 4, 7: 4})
+        """
+        parents = {names[agent]: names[parent] for agent, parent in self.parents.items()}
+        return SpanningTree(names[self.root], parents)
 
     @property
     def num_messages(self) -> int:

@@ -98,6 +98,16 @@ class PlanInForce:
         """
         self.switch(self._choose_for_return(step), step)
 
+    def replace_now(self, step: int) -> None:
+        """Put a plan for all that are linked in force from a step on, by what all of them know.
+
+        Raises:
+            CornError: there is none; the same at all of them.
+        """
+        cuts = self._membership.cuts_by(step)
+        members = self._reach(cuts)
+        self.switch(self._activate(self._replan(members, cuts, step), members), step)
+
     def switch(self, active: ActivePlan, step: int) -> None:
         """Put a plan in force from a step on."""
         is_same = active.prefix == self.active.prefix

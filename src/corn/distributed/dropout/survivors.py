@@ -165,7 +165,7 @@ def replan(
         return make_plan(
             _network_of(plan, survivors, cuts),
             budget_left(plan, survivors, steps_left),
-            threat=_threat_for(plan.threat, survivors),
+            threat=_threat_for(plan, survivors),
             objective=_objective_for(plan.objective, len(survivors)),
             mechanism=plan.mechanism,
             cooldown_steps=plan.cooldown_steps,
@@ -233,7 +233,10 @@ def _step_left(plan: Plan, survivors: tuple[int, ...], cuts: Collection[Edge]) -
 def _network_of(plan: Plan, survivors: tuple[int, ...], cuts: Collection[Edge]) -> Network:
     """Return the survivors' network, with Metropolis weights and as many rounds as before."""
     # Metropolis weights of a connected graph are symmetric and mix: Chebyshev rounds need that.
-    network = load_network(_subgraph(plan, survivors, cuts), gossip=plan.network.gossip)
+    before = plan.network
+    network = load_network(
+        _subgraph(plan, survivors, cuts), gossip=before.gossip, mixing=before.mixing
+    )
     who = ",".join(map(str, survivors))
     return replace(network, source=f"survivors {who} of {plan.network.source}")
 
@@ -252,10 +255,14 @@ def _subgraph(plan: Plan, survivors: tuple[int, ...], cuts: Collection[Edge]) ->
     return ordered
 
 
-def _threat_for(threat: ThreatModel, survivors: tuple[int, ...]) -> ThreatModel:
+def _threat_for(plan: Plan, survivors: tuple[int, ...]) -> ThreatModel:
     """Return the threat with as many insiders as before, but fewer than there are survivors."""
+    threat = plan.threat
     # Groups that were listed by their members keep those that survive.
     seeds = threat.seeds
+    if plan.decomposition.is_masked:
+        # Masks must join all survivors. Seeds of pairs do, and follow from the keys at once.
+        seeds = "auto"
     if not isinstance(seeds, str):
         places = {agent: place for place, agent in enumerate(survivors)}
         left = [[places[a] for a in group if a in places] for group in seeds]

@@ -222,7 +222,7 @@ class Journal:
             summarize_traffic=summarize_traffic,
             on_state=reports.on_state,
         )
-        self._last_report, self._has_diverged = 0.0, False
+        self._last_report, self._saves = 0.0, True
         self.rows: list[Row] = []
         self.notes: list[str] = []
         self.private_notes: list[str] = []
@@ -276,9 +276,9 @@ class Journal:
         """Report that a cool-down goes on; without news the agent would look stalled."""
         self._reporter.report_step(step, self._find_row, None, is_checkpoint=False)
 
-    def record_divergence(self) -> None:
-        """Record that a model is not finite: models from here on are not saved."""
-        self._has_diverged = True
+    def stop_saving(self) -> None:
+        """Save no more checkpoints: the model is not finite, or not that of all agents."""
+        self._saves = False
 
     def record_end(self, step: int, parameters: Tensor, status: RunStatus) -> None:
         """Measure the final model, which replaces a measurement from before a cool-down."""
@@ -335,8 +335,7 @@ class Journal:
             write_table(rows, folder / "metrics.csv", columns=SHARED_COLUMNS, is_private=is_private)
 
     def _save(self, step: int, parameters: Tensor) -> None:
-        # No run could continue from a model that diverged.
-        if self._checkpoints is not None and not self._has_diverged:
+        if self._checkpoints is not None and self._saves:
             checkpoint = AgentCheckpoint(parameters, self._count_releases(), self._read_memory())
             self._checkpoints.save(step, checkpoint, num_kept=self._num_kept)
 

@@ -185,6 +185,7 @@ def describe_stop(stop: StopNotice) -> str:
         StopReason.LOSS: f"agent {stop.agent} was lost",
         StopReason.DIVERGED: f"agent {stop.agent}'s model is not finite: try a smaller step size",
         StopReason.BUDGET_SPENT: "the release ledgers allow no more steps",
+        StopReason.MODELS_DIFFER: f"agent {stop.agent}'s model is not that of its neighbours",
     }[stop.reason]
 
 
@@ -202,7 +203,8 @@ def require_done(
     kept = "results so far are written; --resume continues from the newest checkpoint"
     if was_interrupted or any(stop.reason is StopReason.INTERRUPTED for stop in stops):
         raise StoppedByUserError(f"interrupted after {num_steps} steps; {kept}")
-    forced = {stop for stop in stops if stop.reason in (StopReason.LOSS, StopReason.DIVERGED)}
+    reasons = (StopReason.LOSS, StopReason.DIVERGED, StopReason.MODELS_DIFFER)
+    forced = {stop for stop in stops if stop.reason in reasons}
     if forced:
         why = "; ".join(sorted({describe_stop(stop) for stop in forced}))
         raise CornError(f"stopped after {num_steps} steps: {why}; {kept}")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from corn.distributed.dropout.membership import Membership
@@ -37,6 +38,7 @@ from corn.distributed.startup.start_errors import LateError
 from corn.distributed.steps.exchange import Exchange
 from corn.distributed.steps.half_step import HalfStep
 from corn.distributed.steps.messages import message_limit
+from corn.distributed.steps.summing import integer_type
 from corn.errors import InvalidArgumentError
 from corn.plan import Plan
 from corn.transport import (
@@ -97,7 +99,10 @@ class AgreedRun:
     @property
     def max_message_bytes(self) -> int:
         """The most bytes of a message."""
-        return message_limit(self.plan.num_agents, self.work.start.nbytes)
+        # Survivors of exact sums may make a plan with longer integers.
+        is_sum = self.plan.network.mixing == "sum"
+        size = 8 * len(self.work.start) if is_sum else self.work.start.nbytes
+        return message_limit(self.plan.num_agents, size)
 
     @property
     def first_step(self) -> int:
@@ -215,6 +220,7 @@ def return_to_run(
 ) -> tuple[AgreedRun, Entry]:
     """Return to a run under way, with the help of a neighbour."""
     plan, ledger = run.plan, run.keyring.ledger
+    plan.require_gossip("--rejoin")
     require_pair_seeds(plan, "--rejoin")
     # The step of the return is not known yet, so the check assumes all releases that the ledger
     # allows.
@@ -304,6 +310,11 @@ def find_neighbours(plan: Plan, agent: int) -> tuple[frozenset[int], frozenset[i
     return senders, receivers
 
 
+def message_type(plan: Plan, model: Tensor) -> torch.dtype:
+    """Return the type of the numbers in messages: that of models, or integers in exact sums."""
+    return integer_type(plan.mask_bits) if plan.network.mixing == "sum" else model.dtype
+
+
 def make_exchange(run: AgreedRun, links: Mapping[int, Link]) -> Exchange:
     """Return the exchange of messages over links to neighbours."""
     is_directed = run.plan.network.graph.is_directed()
@@ -311,7 +322,7 @@ def make_exchange(run: AgreedRun, links: Mapping[int, Link]) -> Exchange:
     return Exchange(
         links,
         num_agents=run.plan.num_agents,
-        dtype=run.work.start.dtype,
+        dtype=message_type(run.plan, run.work.start),
         timeout=run.settings.timeout,
         senders=senders if is_directed else None,
         receivers=receivers if is_directed else None,

@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from corn.arrays import FloatArray
 from corn.covariance import Decomposition
 from corn.distributed.settings import RunSettings
 from corn.distributed.startup.rendezvous import Rendezvous
@@ -29,7 +31,6 @@ from corn.learn.sampling import Choices, SeededChoices
 from corn.noise import (
     Delivery,
     Identity,
-    NoiseSource,
     Owner,
     ReleaseLedger,
     Roster,
@@ -51,6 +52,7 @@ from corn.noise import (
     simulated_keys,
 )
 from corn.noise.history import explain_missing, ledger_path
+from corn.noise.masks import WORDS, MaskWords, draw_mask, draw_offset
 from corn.plan import Plan, fingerprint
 from corn.privacy.composition import PlanTerms
 from corn.transport import Credentials
@@ -155,40 +157,71 @@ class Keyring:
         return SecureSource(keys)
 
 
+@dataclass(frozen=True, eq=False)
+class DrawnNoise:
+    """One agent's noise of one step.
+
+    Attributes:
+        values: v_i, float64 of shape (d,); the next draw overwrites it.
+        offset: the public offset of the grid, for exact sums: zeros for noise without masks.
+        mask: the sum of the agent's masks, for exact sums: zeros for noise without masks.
+    """
+
+    values: Tensor
+    offset: FloatArray
+    mask: MaskWords = field(repr=False)
+
+
 @final
 class NoiseShare:
     """This agent's share of the noise under one plan; every draw overwrites the one before."""
 
     def __init__(
-        self, plan: Plan, agent: int, source: NoiseSource, *, nonce: bytes, num_parameters: int
+        self, plan: Plan, agent: int, source: SecureSource, *, nonce: bytes, num_parameters: int
     ) -> None:
         self._plan, self._agent, self._source = plan, agent, source
         self._nonce = nonce
         # Noise is drawn in float64 whatever the model's type: the grid's proof assumes it.
         self._share = torch.empty(num_parameters, dtype=torch.float64)
+        is_sum = plan.network.mixing == "sum"
+        size = num_parameters if is_sum else 0
+        self._offset = np.zeros(size)
+        self._mask = np.zeros(size, WORDS[plan.mask_bits if is_sum else 16])
         self._prepared: int | None = None
 
     def prepare(self, step: int) -> None:
         """Draw a step's noise while messages are under way. It is released later, once."""
         self._prepared = None  # a draw that is interrupted must not be taken for noise
+        noise, size = self._plan.decomposition, len(self._share)
         draw_share(
-            self._plan.decomposition,
+            noise,
             self._agent,
             source=self._source,
             nonce=self._nonce,
             step=step,
-            stop=len(self._share),
+            stop=size,
             out=self._share.numpy(),
         )
+        if noise.is_masked:
+            self._offset = draw_offset(self._nonce, step, size)
+            self._mask = draw_mask(
+                noise,
+                self._agent,
+                source=self._source,
+                nonce=self._nonce,
+                step=step,
+                size=size,
+                bits=self._plan.mask_bits,
+            )
         self._prepared = step
 
-    def take(self, step: int) -> Tensor:
-        """Return v_i of a step, float64 of shape (d,)."""
+    def take(self, step: int) -> DrawnNoise:
+        """Return the noise of a step."""
         if self._prepared != step:
             self.prepare(step)
         # A share is handed out once: noise used twice cancels in the difference of two messages.
         self._prepared = None
-        return self._share
+        return DrawnNoise(self._share, self._offset, self._mask)
 
 
 def open_keyring(
@@ -212,7 +245,7 @@ def open_keyring(
     if folder is None:
         raise InvalidArgumentError("keys must be a folder with the agent's key and the roster")
     # New plans for survivors give an agent other noise, of which only the cap is the same.
-    if settings.on_dropout == "replan":
+    if settings.replans(plan):
         precision = max(precision, float(plan.precision_caps[agent]))
     # Opening the ledger begins a run: it locks the file, so that no second process releases under
     # the same count, and writes a nonce that was never used before.

@@ -35,7 +35,7 @@ from corn.parsing import build, quote, read_json
 from corn.plan import FloatType, Plan, load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import one_thread
-from corn.topology import ONE_ROUND, WEIGHTS, Gossip, load_network
+from corn.topology import ONE_ROUND, WEIGHTS, Gossip, Mixing, load_network
 from corn.transport import LinkError, Purpose, open_links
 
 _DIGEST_BYTES, _MAX_REASON = 32, 300
@@ -57,6 +57,7 @@ class PlanningRequest:
     mechanism: MechanismName = "corn"
     weights: str | None = None
     gossip: Gossip = ONE_ROUND
+    mixing: Mixing = "gossip"
     cooldown_steps: int | None = None
     dtype: FloatType = "float32"
 
@@ -126,7 +127,9 @@ def plan_together(
     # BLAS threads change the order of sums, and the plans of all agents must agree to the last bit.
     with one_thread():
         plan = make_plan(
-            load_network(graph, weights=request.weights, gossip=request.gossip),
+            load_network(
+                graph, weights=request.weights, gossip=request.gossip, mixing=request.mixing
+            ),
             request.budget,
             threat=request.threat,
             objective=request.objective,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
@@ -85,13 +85,14 @@ class Exchange:
     Args:
         links: one for each neighbour.
         num_agents: n.
-        dtype: of the parameters.
+        dtype: of the numbers in messages.
         timeout: seconds without a message after which a neighbour is lost.
         senders: the neighbours that send to this agent; by default all.
         receivers: the neighbours to which this agent sends; by default all.
 
     Attributes:
         on_send: called with every message before it is sent, for audits.
+        dtype: of the numbers in messages.
     """
 
     def __init__(
@@ -106,12 +107,13 @@ class Exchange:
     ) -> None:
         self._links, self._num_agents, self._timeout = dict(links), num_agents, timeout
         self._senders, self._receivers = senders, receivers
-        self._dtype = dtype
+        self.dtype = dtype
         self.on_send: Callable[[Header, Tensor], None] | None = None
         self._own: Received | None = None
         # Own messages for which the neighbour's is still to come, the oldest first.
         self._pending: dict[int, deque[Received]] = {peer: deque() for peer in links}
         self._buffers: list[tuple[Link, memoryview]] = []
+        self._put_back: dict[int, Received] = {}
         self._closed: dict[int, Traffic] = {}
         self.num_missed: dict[int, int] = {}
         # The lock keeps heartbeats from being sent over a link that is being closed.
@@ -149,18 +151,9 @@ class Exchange:
 
     def start(self, header: Header, parameters: Tensor) -> None:
         """Begin to send to every neighbour; links receive all the time."""
-        if self.on_send is not None:
-            self.on_send(header, parameters)
         # Only now, as parameters of the last round point into these buffers until it is mixed.
-        for link, buffer in self._buffers:
-            link.recycle(buffer)
-        self._buffers = []
-        start = header.encode()
-        message = bytearray(len(start) + parameters.nbytes)
-        message[: len(start)] = start
-        # A copy: links read it while the agent computes, and late neighbours need it even later.
-        own = torch.frombuffer(message, dtype=self._dtype, offset=len(start))
-        own.copy_(parameters)
+        self.recycle()
+        message, own = self._write(header, parameters)
         self._own = Received(header, own)
         with self._lock:
             for peer in self.neighbours:
@@ -205,9 +198,51 @@ class Exchange:
             if pairs:
                 late[peer] = tuple(pairs)
         # An exchange with a dropout proves nothing: it may be the others that dropped this agent.
-        with self._lock:
-            self._exchanges_since_pause += not dropouts
+        if not dropouts:
+            self.note_exchange()
         return Outcome(received, late, frozenset(missed), dropouts)
+
+    def send(self, peers: Iterable[int], header: Header, values: Tensor) -> None:
+        """Begin to send a message to some neighbours, outside of mixing rounds."""
+        message, _ = self._write(header, values)
+        # Without a new time of the last message: the other neighbours still need heartbeats.
+        with self._lock:
+            for peer in peers:
+                self._links[peer].send(memoryview(message))
+
+    def receive(self, peer: int, *, since: float | None = None) -> Received:
+        """Return the next message of a neighbour, whose numbers are valid until ``recycle``.
+
+        Silence counts from ``since`` on the monotonic clock; by default from now.
+
+        Raises:
+            LinkError: the neighbour is lost.
+        """
+        if peer in self._put_back:
+            return self._put_back.pop(peer)
+        link = self._links[peer]
+        # See ``_catch_up`` for the limit.
+        limit = self._timeout * (self._num_agents + 1)
+        data = link.receive(self._timeout, limit=limit, since=since)
+        self._buffers.append((link, data))
+        return Received(
+            *decode_message(data, num_agents=self._num_agents, sender=peer, dtype=self.dtype)
+        )
+
+    def put_back(self, peer: int, message: Received) -> None:
+        """Let the next ``receive`` return a message once more."""
+        self._put_back[peer] = message
+
+    def recycle(self) -> None:
+        """Give back the memory of all messages that were received."""
+        for link, buffer in self._buffers:
+            link.recycle(buffer)
+        self._buffers = []
+
+    def note_exchange(self) -> None:
+        """Note that all neighbours of a step have answered: they take this agent for alive."""
+        with self._lock:
+            self._exchanges_since_pause += 1
 
     def add(self, peer: int, link: Link) -> None:
         """Exchange messages with one more neighbour from the next round on."""
@@ -223,6 +258,7 @@ class Exchange:
                 link = self._links.pop(peer)
                 self._closed[peer] = _add(self._closed.get(peer), link.traffic)
                 self._pending[peer].clear()
+                self._put_back.pop(peer, None)
                 link.close()
 
     def link(self, peer: int) -> Link:
@@ -263,7 +299,7 @@ class Exchange:
             limit = self._timeout * (self._num_agents + 1)
             data = link.receive(self._timeout, limit=limit, since=began)
             header, parameters = decode_message(
-                data, num_agents=self._num_agents, sender=peer, dtype=self._dtype
+                data, num_agents=self._num_agents, sender=peer, dtype=self.dtype
             )
             own = pending.popleft()
             # Compared with the own message of the same round, which is the oldest without an
@@ -272,6 +308,20 @@ class Exchange:
             found.append(LateMessage(own, Received(header, parameters)))
             self._buffers.append((link, data))
         return found
+
+    def _write(self, header: Header, values: Tensor) -> tuple[bytearray, Tensor]:
+        """Return a message, and the copy of its numbers in it."""
+        if self.on_send is not None:
+            self.on_send(header, values)
+        start = header.encode()
+        message = bytearray(len(start) + values.nbytes)
+        message[: len(start)] = start
+        if not len(values):
+            return message, values
+        # A copy: links read it while the agent computes, and late neighbours need it even later.
+        own = torch.frombuffer(message, dtype=self.dtype, offset=len(start))
+        own.copy_(values)
+        return message, own
 
     def _check_clock(self) -> None:
         """Notice that this process was suspended, as the clock was not checked for so long."""

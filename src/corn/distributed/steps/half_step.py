@@ -8,9 +8,18 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
+from corn.arrays import FloatArray
 from corn.learn.batches import Batch, BatchSampler
-from corn.learn.step import StepStatistics, compute_gradients, smooth, take_half_step
+from corn.learn.step import (
+    ClippedGradients,
+    StepStatistics,
+    compute_gradients,
+    release_masked,
+    smooth,
+    take_half_step,
+)
 from corn.learn.tasks import Task
+from corn.noise.masks import MaskWords
 from corn.privacy import ClippedQuery
 
 ReleaseUpdate: TypeAlias = Callable[[Tensor, int], Tensor]
@@ -38,7 +47,8 @@ class HalfStep:
 
     Attributes:
         num_broken: gradients so far that were not finite and counted as zero; for the owner alone.
-        memory: the average of the agent's releases that it steps along; None without momentum.
+        memory: the average of the releases that it steps along, its own or where they are summed
+            exactly those of all agents; None without momentum.
 
     ``update`` replaces the step along the release, or along the average of all releases.
     """
@@ -78,15 +88,7 @@ class HalfStep:
         ``number`` is that of the release, which decides the batch. The norm of the noise, which
         takes a while to compute, is NaN unless ``observe``.
         """
-        # The same code as in a simulation, for one cell: one place to check clipping and rounding.
-        found = compute_gradients(
-            self._task,
-            parameters.view(1, 1, -1),
-            self._batches.draw(number),
-            self._clip,
-            clips_samples=self._query.unit == "sample",
-        )
-        self.num_broken += int(found.num_broken.sum())
+        found = self._compute(parameters, number)
         clipped = found.values.view(-1), found.factors.view(-1)
         if self._update is None and self.memory is None:
             # Rounding to the grid must follow the sum of gradient and noise (docs/floats.md), so
@@ -96,16 +98,63 @@ class HalfStep:
             # A step of size −1 from zero is the release itself.
             zero = torch.zeros_like(parameters)
             released = take_half_step(zero, *clipped, noise, grid=grid, step_size=-1.0)
-            half = self._move(parameters, released, step_size, number)
-        noise_norm = torch.linalg.vector_norm(noise if observe else noise[:0]).view(1, 1)
-        return half, StepStatistics(found.norms, found.fraction_clipped, noise_norm)
+            half = self.move(parameters, released, step_size=step_size, number=number)
+        return half, _summarize(found, noise, observe=observe)
 
-    def _move(self, parameters: Tensor, released: Tensor, step_size: float, number: int) -> Tensor:
-        """Return the half step from a release, by the caller's rule or by momentum."""
+    @torch.no_grad()
+    def take_masked(
+        self,
+        parameters: Tensor,
+        noise: Tensor,
+        *,
+        number: int,
+        grid: float,
+        offset: FloatArray,
+        mask: MaskWords,
+        observe: bool = True,
+    ) -> tuple[MaskWords, StepStatistics]:
+        """Return the release for an exact sum, under masks, and its statistics: see ``take``."""
+        found = self._compute(parameters, number)
+        clipped = found.values.view(-1), found.factors.view(-1)
+        words = release_masked(*clipped, noise, grid=grid, offset=offset, mask=mask)
+        return words, _summarize(found, noise, observe=observe)
+
+    @torch.no_grad()
+    def move(
+        self, parameters: Tensor, released: Tensor, *, step_size: float, number: int
+    ) -> Tensor:
+        """Return the step along a release, or the average of all agents'; by the caller's rule.
+
+        Operations round one by one, in a fixed order: where releases are summed exactly all agents
+        get the same bits, on whatever machine.
+        """
         if self._update is not None:
             return self._update(released, number)
         if self.memory is not None:
             self.memory = smooth(self.memory.to(parameters), released, self._momentum)
             released = self.memory
-        eta = parameters.new_full((1,), step_size)
-        return torch.addcmul(parameters, released, eta, value=-1)
+        return parameters - released * parameters.new_full((1,), step_size)
+
+    def skip(self, parameters: Tensor, number: int) -> Tensor:
+        """Return the model after a step whose sum is void: as before, or by the caller's rule."""
+        # The rule awaits a gradient in each step.
+        if self._update is not None:
+            return self._update(torch.zeros_like(parameters), number)
+        return parameters
+
+    def _compute(self, parameters: Tensor, number: int) -> ClippedGradients:
+        # The same code as in a simulation, for one cell: one place to check clipping and rounding.
+        found = compute_gradients(
+            self._task,
+            parameters.view(1, 1, -1),
+            self._batches.draw(number),
+            self._clip,
+            clips_samples=self._query.unit == "sample",
+        )
+        self.num_broken += int(found.num_broken.sum())
+        return found
+
+
+def _summarize(found: ClippedGradients, noise: Tensor, *, observe: bool) -> StepStatistics:
+    noise_norm = torch.linalg.vector_norm(noise if observe else noise[:0]).view(1, 1)
+    return StepStatistics(found.norms, found.fraction_clipped, noise_norm)

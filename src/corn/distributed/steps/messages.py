@@ -1,4 +1,4 @@
-"""Messages between neighbours: d parameters, and a header with what the sender knows of others."""
+"""Messages between neighbours: d numbers, and a header with what the sender knows of others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEVER = 2**32 - 1
 PREFIX_BYTES = 8
 
 _MAGIC = b"corn/msg"
-_FIXED = struct.Struct("<8s8s8sIIIIQIIIII")
+_FIXED = struct.Struct("<8s8s8s8sIIIIIQIIIII")
 _CUT, _RETURN = struct.Struct("<III"), struct.Struct("<II")
 # A cache line, so that the parameters behind a header are aligned for vector code.
 _ALIGNMENT = 64
@@ -33,6 +33,7 @@ class StopReason(StrEnum):
     LOSS = "loss"
     DIVERGED = "diverged"
     BUDGET_SPENT = "budget spent"
+    MODELS_DIFFER = "models differ"
 
 
 # The order is part of the protocol: headers carry positions.
@@ -83,6 +84,8 @@ class Header:
         degree: number of neighbours to which the sender is still linked.
         payload_bytes: the size of the parameters.
         news: of losses, returns and a stop.
+        model: a digest of the sender's model before the step; zeros where models differ anyway.
+        attempt: the number of a recovery, whose rounds the mixing rounds are; zero outside of any.
     """
 
     plan: bytes
@@ -93,6 +96,8 @@ class Header:
     degree: int
     payload_bytes: int
     news: News = field(default_factory=News)
+    model: bytes = bytes(PREFIX_BYTES)
+    attempt: int = 0
 
     def encode(self) -> bytes:
         """Return the header as bytes, a multiple of 64 of them to align the parameters."""
@@ -101,9 +106,11 @@ class Header:
             _MAGIC,
             self.plan,
             self.next_plan,
+            self.model,
             self.sender,
             self.step,
             self.mixing_round,
+            self.attempt,
             self.degree,
             self.payload_bytes,
             _REASONS.index(news.stop.reason),  # by position: a name has no fixed size
@@ -140,8 +147,8 @@ def decode_message(
     """Read a message that came from ``sender``; raise ``ProtocolError`` for anything else."""
     if len(data) < _FIXED.size or data[: len(_MAGIC)] != _MAGIC:
         raise ProtocolError(f"agent {sender} sent bytes that are not a message of CorN")
-    _, plan, next_plan, found, step, mixing_round, degree, size, *rest = _FIXED.unpack_from(data)
-    why, who, stop, num_cuts, num_returns = rest
+    _, plan, next_plan, model, found, *rest = _FIXED.unpack_from(data)
+    step, mixing_round, attempt, degree, size, why, who, stop, num_cuts, num_returns = rest
     begin = _header_bytes(num_cuts, num_returns)
     if found != sender:
         raise ProtocolError(f"agent {sender}'s link carries a message of agent {found}")
@@ -169,6 +176,8 @@ def decode_message(
         degree=degree,
         payload_bytes=size,
         news=news,
+        model=model,
+        attempt=attempt,
     )
     # frombuffer would raise for either. check_header refuses the wrong size, and names its sender.
     if size == 0 or size % dtype.itemsize:

@@ -1,7 +1,8 @@
-"""Rounds of training: one step, one mix with the neighbours, and when to stop.
+"""Rounds of training: one step, one mix with the neighbours or one sum of all, and when to stop.
 
 An agent's step is Algorithm 1: half step with its share of the noise, then one message to and from
-each neighbour per mixing round. Losses and stops travel with the headers of these messages.
+each neighbour per mixing round. With exact sums it is a release, the sum of all releases, and the
+same step at all agents. Losses and stops travel with the headers of these messages.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import final
 import torch
 from torch import Tensor
 
+from corn.arrays import FloatArray
 from corn.distributed.dropout.loss_notes import LossNotes
-from corn.distributed.dropout.membership import Membership, NewsDelays, find_cuts
+from corn.distributed.dropout.membership import Membership, NewsDelays, find_cuts, name_agents
+from corn.distributed.dropout.recovery import Recovery
 from corn.distributed.dropout.replanning import PlanInForce
 from corn.distributed.dropout.returns import Returns
 from corn.distributed.dropout.survivors import ActivePlan, LinkState, weigh_neighbours
@@ -24,10 +27,19 @@ from corn.distributed.startup.keyring import Ledger
 from corn.distributed.steps.exchange import MAX_LAG, SUSPENDED_SHARE, Exchange, Outcome, Received
 from corn.distributed.steps.gossiping import LinkFlows
 from corn.distributed.steps.half_step import HalfStep
-from corn.distributed.steps.messages import NO_STOP, PREFIX_BYTES, Header, StopNotice, StopReason
-from corn.errors import PublicError
+from corn.distributed.steps.messages import (
+    NO_STOP,
+    PREFIX_BYTES,
+    Header,
+    ProtocolError,
+    StopNotice,
+    StopReason,
+)
+from corn.distributed.steps.summing import TreeSum, as_integers, digest_model, integer_type
+from corn.errors import CornError, PublicError
 from corn.learn.monitor import Interruption
 from corn.learn.step import StepStatistics
+from corn.noise.masks import MaskWords, is_possible, read_average
 from corn.plan import Plan
 from corn.transport import Dropout, LinkError
 
@@ -82,7 +94,19 @@ class TrainingRounds:
         self._has_diverged = False
         # A message of a late neighbour, and the news in it, may be so many rounds old.
         lag = 0 if settings.deadline is None else MAX_LAG
+        self._sum: TreeSum | None = None
         self._delays = NewsDelays.of(plan.num_agents, lag)
+        if plan.network.mixing == "sum":
+            self._sum = TreeSum(exchange, plan.network.tree, agent, membership)
+            # News reaches the root on the way up, and all others on the way down.
+            self._delays = NewsDelays(spread=1, settling=0)
+        self._recovery = Recovery(
+            exchange, membership, num_agents=plan.num_agents, note_dropout=self._note_dropout
+        )
+        # Whether all survivors of a loss have agreed on the end of the run.
+        self._is_settled = False
+        self._last_total: Tensor | None = None
+        self._num_void = 0
         self._plans = PlanInForce(
             plan,
             settings,
@@ -119,6 +143,9 @@ class TrainingRounds:
     @property
     def stop(self) -> StopNotice:
         """The reason for an end before the last step; ``NO_STOP`` after the last step."""
+        # The last models are compared after the last step.
+        if self._membership.stop.reason is StopReason.MODELS_DIFFER:
+            return self._membership.stop
         # A notice for a later step than the last one came too late to stop anything.
         if self.step == self._num_steps:
             return NO_STOP
@@ -129,12 +156,16 @@ class TrainingRounds:
     def run(self, interruption: Interruption) -> None:
         """Run to the last step, or to a stop on which all agents agree."""
         try:
-            while self.step < self._last_step:
+            while self.step < self._last_step and not self._is_settled:
                 if interruption.requested:
                     self._announce_stop(StopReason.INTERRUPTED)
                 if self._membership.stop.step <= self.step:
-                    return
+                    break
                 self._advance()
+            if self._sum is not None:
+                self._close_sum(self._sum)
+            if self.step < self._last_step:
+                return
             # Nobody may come back in a cool-down, which has no steps to release.
             self._returns.close()
             # Mixing needs no gradient, so a cool-down releases nothing new and spends nothing.
@@ -147,6 +178,19 @@ class TrainingRounds:
                     f"{self._half_step.num_broken} gradients in all were not finite and counted as "
                     "zero"
                 )
+            if self._num_void > 1:
+                self._journal.note(f"the sums of {self._num_void} steps in all were void")
+
+    def _close_sum(self, tree: TreeSum) -> None:
+        """Wait until all agents have the last sum, and compare models once more."""
+        # Without this, an agent that has it could leave before others get it from nobody else.
+        if not self._is_settled:
+            _, highest = self._add_up(tree, torch.empty(0, dtype=self._exchange.dtype))
+            if highest is not None:
+                self._is_settled = True
+                self._skip_to(highest)
+            if self._membership.stop.reason is StopReason.MODELS_DIFFER:
+                self._journal.stop_saving()
 
     def _announce_stop(self, reason: StopReason) -> None:
         # News of it reaches all agents by then, so that all stop after the same step.
@@ -154,7 +198,187 @@ class TrainingRounds:
         self._membership.note_stop(StopNotice(step, self._agent, reason))
 
     def _advance(self) -> None:
-        """Run one step: half step, then mixing rounds."""
+        """Run one step."""
+        if self._sum is None:
+            self._finish_step(*self._gossip_once())
+        else:
+            self._sum_once(self._sum)
+
+    def _finish_step(self, parameters: Tensor, statistics: StepStatistics) -> None:
+        self.parameters, self.step = parameters, self.step + 1
+        self._check_divergence()
+        self._journal.record_step(self.step, parameters, statistics)
+
+    def _reserve(self) -> int:
+        """Return the number of the release of this step."""
+        # No noise is released twice: the step is durably reserved before anything of it is sent, so
+        # a run that crashes from here on can never release it again.
+        return self._ledger.reserve(self.step)
+
+    def _note_broken(self, had_broken: bool) -> None:
+        if self._half_step.num_broken and not had_broken:
+            self._journal.note_privately(
+                f"gradients were not finite at step {self.step} and counted as zero: check the "
+                "data, or try a smaller step size"
+            )
+
+    def _sum_once(self, tree: TreeSum) -> None:
+        """Release, sum up, and take the same step as all agents; after a loss, recover."""
+        plan, noise = self._plans.active.plan, self._plans.active.noise
+        number, had_broken = self._reserve(), self._half_step.num_broken > 0
+        drawn = noise.take(self.step)
+        words, statistics = self._half_step.take_masked(
+            self.parameters,
+            drawn.values,
+            number=number,
+            grid=plan.grid,
+            offset=drawn.offset,
+            mask=drawn.mask,
+            observe=self.step + 1 in self._observed_steps,
+        )
+        self._note_broken(had_broken)
+        total, highest = self._add_up(tree, as_integers(words))
+        # A copy, for agents that may lack it: messages are overwritten.
+        self._last_total = None if total is None else total.clone()
+        if total is None:
+            self.parameters = self._half_step.skip(self.parameters, number)
+        else:
+            sums = total.numpy().view(words.dtype)
+            moved = self._move(sums, drawn.offset, number)
+            self._finish_step(moved, statistics)
+        if highest is not None:
+            self._go_on(highest)
+
+    def _move(self, total: MaskWords, offset: FloatArray, number: int) -> Tensor:
+        """Return the model after the step along the average of all releases."""
+        plan = self._plans.active.plan
+        if not is_possible(total, plan.largest_sum):
+            self._num_void += 1
+            if self._num_void == 1:
+                self._journal.note(
+                    f"the sum of step {self.step} is void, as masks did not cancel: no agent "
+                    "applied it, and it counts as released; some agent's keys or messages are wrong"
+                )
+            return self._half_step.skip(self.parameters, number)
+        average = read_average(total, num_agents=plan.num_agents, grid=plan.grid, offset=offset)
+        return self._half_step.move(
+            self.parameters,
+            torch.from_numpy(average).to(self.parameters),
+            step_size=self._step_size,
+            number=number,
+        )
+
+    def _add_up(self, tree: TreeSum, own: Tensor) -> tuple[Tensor | None, int | None]:
+        """Return the sum of all agents' integers; after a loss, the highest step of any survivor.
+
+        After a loss the sum is there if any survivor has it.
+        """
+        model, began = digest_model(self.parameters), time.perf_counter()
+
+        def make_header(message: int) -> Header:
+            return self._make_header(message, own.nbytes, model)
+
+        def prepare() -> None:
+            began = time.perf_counter()
+            self._prepare_next()
+            self.seconds_waited -= time.perf_counter() - began
+
+        outcome = tree.add_up(own, make_header, prepare)
+        total, highest = outcome.total, None
+        if total is None:
+            for peer, dropout in outcome.dropouts.items():
+                self._note_dropout(peer, dropout)
+            if outcome.others:
+                self._journal.note(
+                    f"{name_agents(outcome.others)} had another model than agent {self._agent} at "
+                    f"step {self.step}"
+                )
+                notice = StopNotice(self.step, outcome.others[0], StopReason.MODELS_DIFFER)
+                self._membership.note_stop(notice)
+            found = self._recovery.run(self.step, self._last_total, lambda: self._make_header(0, 0))
+            total, highest = found.total, found.highest
+            if total is not None and total.nbytes != own.nbytes:
+                raise ProtocolError(
+                    f"a neighbour passed on a sum of {total.nbytes} bytes, not {own.nbytes}"
+                )
+        self.seconds_waited += time.perf_counter() - began
+        return total, highest
+
+    def _go_on(self, highest: int) -> None:
+        """Continue after a recovery, with the same knowledge as all other survivors."""
+        if self._membership.stop.reason is StopReason.MODELS_DIFFER:
+            self._journal.stop_saving()
+        if self._membership.stop.step <= highest or highest == self._last_step:
+            # All that could be applied is. A run that resumes begins with the step that is void.
+            self._is_settled = True
+            self._skip_to(highest)
+            return
+        # Some have released this step, and its noise must not be used again.
+        self._skip_to(highest + 1)
+        if self.step == self._last_step:
+            self._is_settled = True
+            return
+        try:
+            self._plans.replace_now(self.step)
+        except CornError as error:
+            self._journal.note(f"stopped, as there is no plan for those that are left: {error}")
+            lost = min(self.lost, default=self._agent)
+            self._membership.note_stop(StopNotice(self.step, lost, StopReason.LOSS))
+            self._is_settled = True
+            return
+        plan, members = self._plans.active.plan, self._plans.active.members
+        self._exchange.dtype = integer_type(plan.mask_bits)
+        self._sum = TreeSum(
+            self._exchange, plan.network.tree.rename(members), self._agent, self._membership
+        )
+
+    def _skip_to(self, step: int) -> None:
+        """Leave steps out whose sums are void."""
+        if step == self.step:
+            return
+        void = ", ".join(map(str, range(self.step, step)))
+        lost = self._membership.lost_by(step)
+        who = f" without {name_agents(lost)}" if lost else ", as a link broke"
+        self._journal.note(
+            f"the sum of step {void} is void{who}: no agent applied it, and it counts as released"
+        )
+        self.step, self._last_total = step, None
+        self._journal.record_step(step, self.parameters, _no_statistics())
+
+    def _note_dropout(self, peer: int, dropout: Dropout) -> None:
+        self._require_awake({peer: dropout})
+        self._losses.note_dropout(peer, dropout, self.step, timeout=self._settings.timeout)
+        self._membership.note_cut(peer, self.step)
+        if self._settings.on_dropout == "stop":
+            self._membership.note_stop(StopNotice(self.step, peer, StopReason.LOSS))
+
+    @property
+    def _step_size(self) -> float:
+        return self._settings.schedule.at(self.step + 1, self._num_steps)
+
+    def _prepare_next(self) -> None:
+        # The next noise is drawn while messages travel. If a stop keeps it from being sent, no
+        # budget is spent on it: its step is reserved later, before the noise is used.
+        if self.step + 1 < self._last_step:
+            self._plans.active.noise.prepare(self.step + 1)
+
+    def _make_header(
+        self, mixing_round: int, payload_bytes: int, model: bytes = bytes(PREFIX_BYTES)
+    ) -> Header:
+        return Header(
+            plan=self._plans.active.prefix,
+            next_plan=self._plans.next_prefix,
+            sender=self._agent,
+            step=self.step,
+            mixing_round=mixing_round,
+            degree=len(self._exchange.neighbours),
+            payload_bytes=payload_bytes,
+            news=self._membership.news,
+            model=model,
+        )
+
+    def _gossip_once(self) -> tuple[Tensor, StepStatistics]:
+        """Take the half step, then mix in rounds."""
         # A new plan must be in force before the step's noise is drawn, at all survivors alike.
         if self._readmit():
             self._plans.follow_return(self.step)
@@ -163,27 +387,17 @@ class TrainingRounds:
         # A model that is not finite stays as it is: its gradients have no meaning, and a release
         # would spend budget for nothing.
         if not self._has_diverged:
-            # No noise is released twice: the step is durably reserved before anything of it is
-            # sent, so a run that crashes from here on can never release it again.
-            number = self._ledger.reserve(self.step)
-            had_broken = self._half_step.num_broken > 0
+            number, had_broken = self._reserve(), self._half_step.num_broken > 0
             values, statistics = self._half_step.take(
                 self.parameters,
-                self._plans.active.noise.take(self.step),
+                self._plans.active.noise.take(self.step).values,
                 number=number,
-                step_size=self._settings.schedule.at(self.step + 1, self._num_steps),
+                step_size=self._step_size,
                 grid=self._plans.active.plan.grid,
                 observe=self.step + 1 in self._observed_steps,
             )
-            if self._half_step.num_broken and not had_broken:
-                self._journal.note_privately(
-                    f"gradients were not finite at step {self.step} and counted as zero: check the "
-                    "data, or try a smaller step size"
-                )
-        values = self._gossip(values, prepares=not self._has_diverged)
-        self.parameters, self.step = values, self.step + 1
-        self._check_divergence()
-        self._journal.record_step(self.step, values, statistics)
+            self._note_broken(had_broken)
+        return self._gossip(values, prepares=not self._has_diverged), statistics
 
     def _check_divergence(self) -> None:
         """Stop the run if the model is not finite."""
@@ -196,9 +410,14 @@ class TrainingRounds:
             self._journal.note(
                 f"the model is not finite at step {self.step}: try a smaller step size"
             )
-            self._announce_stop(StopReason.DIVERGED)
+            if self._sum is None:
+                self._announce_stop(StopReason.DIVERGED)
+            else:
+                # All agents have this model, and stop at this step.
+                first = self._plans.active.members[0]
+                self._membership.note_stop(StopNotice(self.step, first, StopReason.DIVERGED))
         if self._has_diverged or self._membership.stop.reason is StopReason.DIVERGED:
-            self._journal.record_divergence()
+            self._journal.stop_saving()
 
     def _gossip(self, values: Tensor, cooldown_step: int = 0, *, prepares: bool = False) -> Tensor:
         """Run the mixing rounds of one step, or of one of the steps that only mix."""
@@ -214,21 +433,10 @@ class TrainingRounds:
         self, flows: LinkFlows, values: Tensor, mixing_round: int, *, prepares: bool
     ) -> Tensor:
         """Run one mixing round: send, draw the next noise meanwhile, receive, average."""
-        own = Header(
-            plan=self._plans.active.prefix,
-            next_plan=self._plans.next_prefix,
-            sender=self._agent,
-            step=self.step,
-            mixing_round=mixing_round,
-            degree=len(self._exchange.neighbours),
-            payload_bytes=values.nbytes,
-            news=self._membership.news,
-        )
+        own = self._make_header(mixing_round, values.nbytes)
         self._exchange.start(own, values)
-        # The next noise is drawn while messages travel. If a stop keeps it from being sent, no
-        # budget is spent on it: its step is reserved later, before the noise is used.
-        if prepares and self.step + 1 < self._last_step:
-            self._plans.active.noise.prepare(self.step + 1)
+        if prepares:
+            self._prepare_next()
         began = time.perf_counter()
         # The last messages are waited for, so that none is left behind at the end. All agents know
         # of a stop before its step.
@@ -271,7 +479,7 @@ class TrainingRounds:
         is_directed = self._plan.network.graph.is_directed()
         return LinkState(header.degree, is_aware=bool(unplanned) and not is_directed)
 
-    def _note_losses(self, dropouts: Mapping[int, Dropout]) -> None:
+    def _require_awake(self, dropouts: Mapping[int, Dropout]) -> None:
         # After its own pause this agent cannot tell a lost neighbour from one that has gone on
         # without it. It leaves rather than declare the others lost.
         if dropouts and self._exchange.was_suspended:
@@ -280,6 +488,9 @@ class TrainingRounds:
                 f"was suspended for more than {pause:g} s, and the others went on without it at "
                 f"step {self.step}"
             )
+
+    def _note_losses(self, dropouts: Mapping[int, Dropout]) -> None:
+        self._require_awake(dropouts)
         for peer, dropout in dropouts.items():
             self._losses.note_dropout(peer, dropout, self.step, timeout=self._settings.timeout)
             self._note_cut(peer)

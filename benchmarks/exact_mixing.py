@@ -1,0 +1,224 @@
+"""Time, messages and bytes of a step: exact sums and gossip between agents, beside gloo.
+
+Run ``python benchmarks/exact_mixing.py [--steps N] [--turns N] [--size N ...] [--json]``. Eight
+agents on a random graph, each a process with one thread, release d numbers in every step, with
+noise against one insider on seeds of pairs. Gradients are given, so that a step is clipping, noise,
+masks, messages and the new model. Exact sums and gossip take turns in the same processes over the
+same sealed links, and so does ``all_reduce`` of gloo on d float32 numbers, which is neither private
+nor sealed. Times are medians over the turns; work is the processor time of one agent. Messages of
+exact sums include the closing ones, one over each link of the tree in each turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import socket
+import tempfile
+import time
+from collections import deque
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as gloo
+from torch import Tensor
+
+from corn.distributed import RunSettings
+from corn.distributed.dropout.membership import Membership
+from corn.distributed.dropout.survivors import ActivePlan
+from corn.distributed.startup.joining import host_store
+from corn.distributed.startup.keyring import (
+    NoiseShare,
+    RehearsalLedger,
+    make_rehearsal_credentials,
+    make_rehearsal_source,
+)
+from corn.distributed.steps.exchange import Exchange
+from corn.distributed.steps.half_step import HalfStep
+from corn.distributed.steps.rounds import TrainingRounds
+from corn.distributed.steps.summing import integer_type
+from corn.learn.monitor import Interruption
+from corn.learn.schedule import Constant
+from corn.learn.tasks.protocol import Gradients
+from corn.plan import Plan, load_plan, make_plan, save_plan
+from corn.privacy import PrivacyBudget
+from corn.threads import limit_threads
+from corn.topology import Mixing, load_network
+from distributed_speed import Nobody, NoReturns, connect, meet
+
+NUM_AGENTS, GRAPH = 8, "er:n=8,p=0.5,seed=1"
+GLOO = "gloo all_reduce, float32, not private"
+MIXINGS: tuple[Mixing, ...] = ("sum", "gossip")
+
+
+@dataclass(frozen=True)
+class Job:
+    """The work of each process."""
+
+    folder: Path
+    num_parameters: int
+    steps: int
+    turns: int
+    port: int
+    gloo_port: int
+
+
+class GivenGradient:
+    """A task, and its batches, with one gradient at all models."""
+
+    def __init__(self, num_parameters: int, seed: int) -> None:
+        self.num_parameters = num_parameters
+        self._gradient = torch.randn(num_parameters, generator=torch.Generator().manual_seed(seed))
+
+    def draw(self, number: int) -> int:
+        """Return a batch in name alone."""
+        return number
+
+    def gradient(self, *_: object, **_options: object) -> Gradients:
+        """Return the gradient, of shape (1, 1, d)."""
+        return Gradients(self._gradient.clone().view(1, 1, -1))
+
+
+def run_agent(agent: int, job: Job, results: Any) -> None:
+    """Run all kinds of steps in turns, and report times and traffic."""
+    limit_threads()
+    rendezvous = meet(agent, job.port)
+    plans: dict[str, Plan] = {mixing: load_plan(job.folder / mixing) for mixing in MIXINGS}
+    start = torch.zeros(job.num_parameters)
+    exchange = connect(rendezvous, plans["gossip"], start)
+    gloo.init_process_group(
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{job.gloo_port}",
+        rank=agent,
+        world_size=NUM_AGENTS,
+        timeout=timedelta(seconds=300),
+    )
+    kinds: tuple[str, ...] = (*MIXINGS, GLOO)
+    found: dict[str, list[tuple[float, ...]]] = {kind: [] for kind in kinds}
+    order = deque(kinds)
+    for _ in range(job.turns):
+        order.rotate()
+        for kind in order:
+            rendezvous.barrier(f"turn-{kind}-{len(found[kind])}")
+            before = count_traffic(exchange)
+            began, worked = time.perf_counter(), time.process_time()
+            if kind == GLOO:
+                for _ in range(job.steps):
+                    gloo.all_reduce(start.clone())
+            else:
+                make_rounds(agent, plans[kind], exchange, start, job).run(Interruption())
+            wall, work = time.perf_counter() - began, time.process_time() - worked
+            traffic = count_traffic(exchange) - before
+            found[kind].append((wall / job.steps, work / job.steps, *(traffic / job.steps)))
+    rendezvous.barrier("over")
+    exchange.close()
+    gloo.destroy_process_group()
+    results.put(found)
+
+
+def count_traffic(exchange: Exchange) -> Any:
+    """Return messages and bytes that this agent has sent."""
+    own = exchange.traffic.values()
+    return np.array([sum(t.messages_sent for t in own), sum(t.bytes_sent for t in own)])
+
+
+def make_rounds(
+    agent: int, plan: Plan, exchange: Exchange, start: Tensor, job: Job
+) -> TrainingRounds:
+    """Return one agent's steps under a plan."""
+    exchange.dtype = integer_type(plan.mask_bits) if plan.network.mixing == "sum" else torch.float32
+    task: Any = GivenGradient(job.num_parameters, agent)
+    source = make_rehearsal_source(plan.decomposition, agent, seed=0)
+
+    def activate(plan: Plan, members: tuple[int, ...]) -> ActivePlan:
+        noise = NoiseShare(plan, agent, source, nonce=bytes(32), num_parameters=len(start))
+        return ActivePlan(plan, members, noise)
+
+    nobody: Any = Nobody()
+    returns: Any = NoReturns()
+    return TrainingRounds(
+        plan,
+        RunSettings(Constant(0.01), num_steps=job.steps, timeout=120, evaluate_at=()),
+        agent=agent,
+        activate=activate,
+        half_step=HalfStep(task, task, plan.budget.query),
+        exchange=exchange,
+        returns=returns,
+        membership=Membership(plan.network.graph, agent),
+        ledger=RehearsalLedger(job.steps, bytes(32)),
+        journal=nobody,
+        first_step=0,
+        last_step=job.steps,
+        parameters=start.clone(),
+    )
+
+
+def measure(num_parameters: int, steps: int, turns: int) -> dict[str, dict[str, float]]:
+    """Return milliseconds, messages and megabytes of a step for each kind."""
+    budget = PrivacyBudget(10, 1e-5, num_steps=5000, clip=0.1)
+    context = multiprocessing.get_context("forkserver")
+    with tempfile.TemporaryDirectory() as name:
+        for mixing in MIXINGS:
+            network = load_network(GRAPH, mixing=mixing)
+            save_plan(make_plan(network, budget, cooldown_steps=0), Path(name) / mixing)
+        store = host_store(("127.0.0.1", 0), make_rehearsal_credentials(0, 0, NUM_AGENTS))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        job = Job(Path(name), num_parameters, steps, turns, store.port, port)
+        results = context.Queue()
+        crew = [
+            context.Process(target=run_agent, args=(a, job, results)) for a in range(NUM_AGENTS)
+        ]
+        for process in crew:
+            process.start()
+        reports = [results.get(timeout=1200) for _ in crew]
+        for process in crew:
+            process.join()
+    table = {}
+    for kind in reports[0]:
+        # Shape (agents, turns, columns). All agents end a step together, and each works by itself.
+        wall, work, messages, sent = np.median([own[kind] for own in reports], axis=1).T
+        table[kind] = {
+            "ms": 1000 * float(wall.mean()),
+            "work ms": 1000 * float(work.mean()),
+            "messages": float(messages.sum()),
+            "MB": float(sent.sum()) / 1e6,
+        }
+    return table
+
+
+def main() -> None:
+    """Measure and print one table for each number of parameters."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--size", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    limit_threads()
+    results = {d: measure(d, options.steps, options.turns) for d in options.size}
+    if options.json:
+        print(json.dumps(results, indent=1))
+        return
+    for d, table in results.items():
+        exact = table["sum"]
+        print(f"d = {d:,}, {NUM_AGENTS} agents on {GRAPH}; × is over exact sums")
+        print(
+            f"    {'':<40}{'ms':>8}{'×':>7}{'work ms':>9}{'×':>7}{'messages':>10}{'MB':>8}{'×':>7}"
+        )
+        for kind, row in table.items():
+            ratios = {name: row[name] / exact[name] for name in ("ms", "work ms", "MB")}
+            sent = f"{row['messages']:10.1f}{row['MB']:8.2f}{ratios['MB']:7.2f}"
+            print(
+                f"    {kind:<40}{row['ms']:8.1f}{ratios['ms']:7.2f}{row['work ms']:9.1f}"
+                f"{ratios['work ms']:7.2f}{'' if kind == GLOO else sent}"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Recovery of exact sums after a loss: survivors agree on what is lost, done and void.
+
+A sum that lacks a release is masked, so the step at which an agent is lost is *void*: nobody
+applies it. But the sum may have been complete, and have reached some agents only. So survivors
+flood all links with what they know, in rounds, until all know the same: the links that broke and
+the highest step that anybody began. An agent with the sum of a step gives it to neighbours that
+lack it. In the end a step is applied by all survivors or by none.
+
+No agent is more than one step ahead of another: a step's sum needs the releases of all.
+
+Each attempt has a number. An agent that loses another neighbour on the way begins the next attempt,
+and whoever hears of a higher number follows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from corn.distributed.dropout.membership import Membership
+from corn.distributed.steps.exchange import Exchange, Received
+from corn.distributed.steps.messages import Header
+from corn.transport import Dropout, LinkError
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """The common knowledge of all survivors.
+
+    Attributes:
+        highest: the highest step that any of them had begun.
+        total: the sum of this agent's step, which others had; None if it is void, or not needed.
+    """
+
+    highest: int
+    total: Tensor | None = None
+
+
+class _Restart(Exception):  # noqa: N818 - a signal, not an error
+    """Another attempt has begun."""
+
+    def __init__(self, attempt: int) -> None:
+        self.attempt = attempt
+        super().__init__()
+
+
+@final
+class Recovery:
+    """One agent's part in all recoveries of a run.
+
+    Args:
+        exchange: the links to neighbours.
+        membership: this agent's knowledge, to which it adds all that it hears.
+        num_agents: n, at the start of the run.
+        note_dropout: called for each neighbour that is lost, before others hear of it.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        membership: Membership,
+        *,
+        num_agents: int,
+        note_dropout: Callable[[int, Dropout], None],
+    ) -> None:
+        self._exchange, self._membership = exchange, membership
+        self._note_dropout = note_dropout
+        # A chain of all agents, one round before, in which losses may be noticed, and one to tell
+        # neighbours the own step.
+        self._num_rounds = num_agents + 2
+        self.attempt = 0
+
+    def run(self, step: int, before: Tensor | None, make_header: Callable[[], Header]) -> Recovered:
+        """Return what all survivors know in the end.
+
+        Args:
+            step: that this agent is in, or about to begin.
+            before: the sum of the step before it; None if that was void, or there was none.
+            make_header: returns a header with all news so far.
+        """
+        self.attempt += 1
+        own: list[Tensor] = []
+        while True:
+            try:
+                # With the sum of its step, it is where those are that had it before.
+                state = (step + 1, own[0]) if own else (step, before)
+                return Recovered(self._flood(*state, own, make_header), own[0] if own else None)
+            except _Restart as restart:
+                self.attempt = restart.attempt
+
+    def _flood(
+        self,
+        step: int,
+        before: Tensor | None,
+        own: list[Tensor],
+        make_header: Callable[[], Header],
+    ) -> int:
+        """Return the highest step that any survivor has begun; keep the sum of the own step."""
+        held, highest = (step - 1, before), step
+        steps: dict[int, int] = {}
+        for number in range(self._num_rounds):
+            header = replace(make_header(), step=highest, mixing_round=number, attempt=self.attempt)
+            lacking = [peer for peer, theirs in steps.items() if theirs == held[0]]
+            self._send(header, held[1], lacking)
+            if held[1] is not None:
+                # Once is enough.
+                steps = {peer: theirs for peer, theirs in steps.items() if peer not in lacking}
+            for peer, found in self._receive_all(number).items():
+                if number == 0:
+                    steps[peer] = found.header.step
+                highest = max(highest, found.header.step)
+                self._membership.merge(found.header.news)
+                if found.header.payload_bytes and not own:
+                    own.append(found.parameters.clone())
+                    held = step, own[0]
+        return highest
+
+    def _send(self, header: Header, total: Tensor | None, lacking: list[int]) -> None:
+        neighbours = self._exchange.neighbours
+        empty = torch.empty(0)
+        given = [peer for peer in lacking if peer in neighbours] if total is not None else []
+        others = [peer for peer in neighbours if peer not in given]
+        self._exchange.send(others, replace(header, payload_bytes=0), empty)
+        if total is not None:
+            self._exchange.send(given, replace(header, payload_bytes=total.nbytes), total)
+
+    def _receive_all(self, number: int) -> dict[int, Received]:
+        """Return the message of this round of each neighbour that is left."""
+        received, began = {}, time.monotonic()
+        for peer in self._exchange.neighbours:
+            try:
+                received[peer] = self._receive(peer, began)
+            except LinkError as error:
+                self._exchange.drop(peer)
+                self._note_dropout(peer, error.dropout)
+                # News of the first round still reaches all in time; later news needs all rounds.
+                if number > 0:
+                    raise _Restart(self.attempt + 1) from error
+        return received
+
+    def _receive(self, peer: int, began: float) -> Received:
+        while True:
+            found = self._exchange.receive(peer, since=began)
+            if found.header.attempt > self.attempt:
+                self._exchange.put_back(peer, found)
+                raise _Restart(found.header.attempt)
+            # Others were under way: of a sum, or of an attempt that was given up.
+            if found.header.attempt == self.attempt:
+                return found
