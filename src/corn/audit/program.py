@@ -20,7 +20,12 @@ from corn.arrays import FloatArray
 from corn.covariance import Decomposition
 from corn.learn.batches import BatchSampler
 from corn.learn.sampling import Choices
-from corn.learn.step import ClippedGradients, compute_gradients, take_half_step
+from corn.learn.step import (
+    ClippedGradients,
+    compute_gradients,
+    release_masked,
+    take_half_step,
+)
 from corn.noise import (
     Identity,
     Owner,
@@ -39,7 +44,6 @@ from corn.noise.masks import (
     choose_bits,
     draw_mask,
     draw_offset,
-    mask_release,
     read_average,
 )
 from corn.plan import Plan, fingerprint
@@ -140,8 +144,8 @@ def make_masked_messages(
         grid: γ.
         offset: the public offsets of all trials, of this shape.
     """
-    noisy = torch.mul(found.values.flatten(1), found.factors.flatten().unsqueeze(1)).add_(noise)
-    return mask_release(noisy.numpy(), grid=grid, offset=offset, mask=mask)
+    values, factors = found.values.flatten(1), found.factors.flatten().unsqueeze(1)
+    return release_masked(values, factors, noise, grid=grid, offset=offset, mask=mask)
 
 
 @dataclass(frozen=True)

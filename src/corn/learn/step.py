@@ -303,7 +303,7 @@ def release_masked(
     offset: FloatArray,
     mask: MaskWords,
 ) -> MaskWords:
-    """Return one agent's message for an exact sum, shape (d,): its release under its masks."""
+    """Return an agent's message for an exact sum, shape (…, d): its release under its masks."""
     noisy = torch.mul(gradient, factor).add_(noise)
     return mask_release(noisy.numpy(), grid=grid, offset=offset, mask=mask)
 
