@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corn import PrivacyBudget, design, load_network, make_plan
-from corn.audit import audit_plan
+from corn.audit import AuditSettings, audit_plan
 from corn.covariance import Decomposition, ThreatModel, masks
 from corn.covariance.coalition_bounds import worst_precisions
 from corn.covariance.decomposition import hidden_precision, masked_precision
@@ -22,8 +23,8 @@ from corn.covariance.masks import (
     has_connectivity,
     least_variance,
 )
-from corn.distributed.settings import RunSettings
 from corn.errors import InfeasibleError, InvalidArgumentError
+from corn.flower import AgentRelease
 from corn.plan import verify_plan
 
 BUDGET = PrivacyBudget(epsilon=10, delta=1e-5, num_steps=100, clip=0.1)
@@ -193,9 +194,9 @@ def test_masks_have_no_streams_of_normals() -> None:
 def test_what_cannot_run_sums_refuses_them() -> None:
     plan = make_plan(load_network("ring:4", mixing="sum"), BUDGET)
     with pytest.raises(InvalidArgumentError, match="mix by gossip"):
-        audit_plan(plan)
-    with pytest.raises(InvalidArgumentError, match="mix by gossip"):
-        RunSettings().check_plan(plan)
+        AgentRelease(plan, 0, Path("keys"))
+    with pytest.raises(InvalidArgumentError, match="shares or step for a plan with exact sums"):
+        audit_plan(plan, settings=AuditSettings("processes"))
 
 
 @pytest.mark.slow

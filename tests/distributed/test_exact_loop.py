@@ -14,8 +14,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from corn.distributed.own_loop import make_private
-from corn.distributed.startup.rendezvous import Rendezvous
-from corn.errors import CornError, InvalidArgumentError
+from corn.errors import CornError
 from corn.learn import Constant, Method, SweepSettings, TrainingProblem, Trial, run_sweep
 from corn.learn.batches import AgentData
 from corn.learn.own_loop import PrivateTraining
@@ -24,8 +23,6 @@ from corn.learn.tasks import ModuleTask
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
-
-from .threads import run_in_threads
 
 N, M, STEPS, SEED, RATE = 4, 12, 5, 3, 0.05
 FACTORIES: list[Callable[..., Optimizer]] = [
@@ -227,12 +224,3 @@ def test_secret_noise_of_samples_by_poisson_sampling() -> None:
 def test_noise_without_masks_is_summed_too() -> None:
     private = open_loop(sum_plan(mechanism="ldp"), FACTORIES[1], secure=True)
     assert torch.isfinite(run_loop(private)).all()
-
-
-def test_agents_of_a_running_network_are_refused() -> None:
-    def run(rendezvous: Rendezvous) -> bool:
-        with pytest.raises(InvalidArgumentError, match="mix by gossip, found exact sums"):
-            open_loop(sum_plan(), FACTORIES[1], rendezvous=rendezvous)
-        return True
-
-    assert run_in_threads(1, run) == [True]

@@ -147,7 +147,6 @@ def make_private(
                 "rendezvous: corn.distributed.join() makes it"
             )
         return _simulate(plan, model, optimizer, data_loader, table, seed=seed, secure=secure)
-    plan.require_gossip("an agent's own loop in a running network")
     if secure or seed:
         raise InvalidArgumentError("seed and secure are for simulations: agents have keys")
     if not isinstance(data_loader, DataLoader):

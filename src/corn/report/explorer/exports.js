@@ -117,6 +117,7 @@ corn.exports = (() => {
       dtype: "float32",
       gossip: { kind: "plain", rounds: 1 },
       mechanism,
+      mixing: "gossip",
       objective: {
         disagreement_weight: objective.weight,
         length: objective.length,
