@@ -20,7 +20,13 @@ from PIL import Image
 from corn.errors import FileFormatError
 from corn.learn.batches import Batch
 from corn.learn.own_data import FileWorkload
-from corn.learn.partition import deal_by_coins, split_by_coins, toss_coins
+from corn.learn.partition import (
+    Split,
+    deal_by_coins,
+    split_by_coins,
+    split_samples,
+    toss_coins,
+)
 from corn.learn.problem import TrainingProblem
 from corn.privacy import PrivacyBudget
 
@@ -219,3 +225,16 @@ def test_one_file_for_agents_with_different_promises_is_a_simulation(tmp_path: P
     several = PrivacyBudget((1, 2, 2), 1e-5, num_steps=10, clip=1)
     assert problem.judge(one).simulation == ""
     assert "different promises" in problem.judge(several).simulation
+
+
+def test_a_split_by_places_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault of earlier versions, planted: one row less moves many others."""
+
+    def by_places(coins: np.ndarray, *, test_fraction: float) -> Split:
+        return split_samples(len(coins), seed=0, test_fraction=test_fraction)
+
+    monkeypatch.setattr("corn.learn.own_data.split_by_coins", by_places)
+    rows: list[Row] = [(k, k % 2, CLASSES[k % 3]) for k in range(200)]
+    before = list_members(build("table", rows, is_dealt_out=False))
+    after = list_members(build("table", rows[1:], is_dealt_out=False))
+    assert (before - after).total() > 10
