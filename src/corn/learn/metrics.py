@@ -102,8 +102,10 @@ def measure(
     # A different column name, so that a simulated ε can never be mistaken for a promise.
     prefix = "simulated_" if is_simulated else ""
     scores = _score(task, parameters, parts)
-    # Squared distance of every model from the average of its run: (seeds, agents, trials).
-    spread = (parameters - parameters.mean(dim=1, keepdim=True)).square().sum(dim=-1)
+    # Squared distance of every model from the average of its run: (seeds, agents, trials). Relative
+    # to the first model, so that equal models have a distance of exactly zero.
+    shifts = parameters - parameters[:, :1]
+    spread = (shifts - shifts.mean(dim=1, keepdim=True)).square().sum(dim=-1)
     scores["consensus_distance"] = _array(spread.mean(dim=1).sqrt())
     for name in ("gradient_norm", "fraction_clipped", "noise_norm"):
         if statistics is not None:
