@@ -125,7 +125,7 @@ def declared_facts(budget: PrivacyBudget) -> list[tuple[str, str]]:
     if samples is None:
         return []
     shown = describe_range(samples if isinstance(samples, tuple) else (samples,))
-    return [("declared samples", f"{shown} per agent, at least; public, and not covered by ε")]
+    return [("declared samples", f"{shown} per agent; public, and not covered by ε")]
 
 
 def describe_mixing(made: Plan) -> str:
