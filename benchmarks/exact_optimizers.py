@@ -6,8 +6,9 @@ One sample is protected, against one insider; the server's noise holds against r
 only. Every agent's samples are clipped and drawn by Poisson sampling. All methods of a seed have
 the same batches; exact sums and the server have the same standard normals too. Differences are
 paired by seeds, with Student's 95 % interval. MNIST is used if DATA or CORN_DATA has it, else the
-embedded digits. Step sizes were chosen on MNIST by validation accuracy on two other seeds, which
-``--tune`` repeats; exact sums and the server share one.
+embedded digits. Step sizes were chosen on MNIST by validation accuracy on two other seeds, from
+partial grids, after other rules had been tried (docs/results/exact-sums.md); ``--tune`` repeats the
+choice on whole grids. Exact sums and the server share one.
 """
 
 from __future__ import annotations
