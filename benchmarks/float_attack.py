@@ -53,8 +53,8 @@ from corn.audit.low_order_bits import Array, FloatAttacker, Pair, p_value
 from corn.audit.recording import AgentPool
 from corn.distributed import RunSettings
 from corn.distributed.agent import prepare_work
+from corn.learn.batches import SeededChoices
 from corn.learn.problem import TrainingProblem
-from corn.learn.sampling import SeededChoices
 from corn.learn.schedule import Constant
 from corn.learn.workloads import Workload, select_agents
 from corn.noise import NoiseSource, SecureSource, draw_share, simulated_keys
