@@ -28,11 +28,7 @@ from corn.covariance import (
     default_objective,
     read_mechanism,
 )
-from corn.covariance.objective import (
-    DEFAULT_MOMENTUM,
-    DISAGREEMENT_WEIGHT,
-    LEAST_STEPS_FOR_MOMENTUM,
-)
+from corn.covariance.objective import DISAGREEMENT_WEIGHT
 from corn.covariance.threat import (
     MOST_FOR_PAIRS,
     PARTNERS_BESIDE_HUBS,
@@ -225,8 +221,7 @@ class MixingOptions:
         typer.Option(
             help="Momentum β in [0, 1): agents step along a moving average of about their last "
             "1/(1 − β) releases, and the noise is designed for it. It costs no privacy and no "
-            f"messages. (Default: {DEFAULT_MOMENTUM:g} from {LEAST_STEPS_FOR_MOMENTUM} steps on, "
-            "otherwise 0; 0 with --horizon 1.)"
+            "messages. (Default: 1 − 6/STEPS, at least 0 and at most 0.97; 0 with --horizon 1.)"
         ),
     ] = None
 

@@ -17,12 +17,15 @@ from corn.cli.options import (
     choose_mechanism,
 )
 from corn.cli.output import (
+    KAPPA,
     collect_sampling,
     format_count,
+    format_kappa,
     print_facts,
     print_json,
     print_note,
     warn_of_insiders,
+    warn_of_large_disagreement,
 )
 from corn.cli.strictest import describe_average, strictest_facts
 from corn.cli.watching import designing, raise_if_interrupted
@@ -83,6 +86,13 @@ def plan(
         _print(made)
     warn_of_insiders(made.decomposition, made.budget, made.threat, mechanism=made.mechanism)
     mixing.warn_of_disagreement(network, made.cooldown_steps)
+    warn_of_large_disagreement(
+        network,
+        made.objective,
+        made.disagreement_ratio,
+        mechanism=made.mechanism,
+        num_steps=promise.num_steps,
+    )
     print_note(f"wrote {out}; check it with: corn verify {out}")
     raise_if_interrupted(made)
 
@@ -110,6 +120,7 @@ def plan_facts(made: Plan) -> dict[str, object]:
         "lower_bound": made.certificate.lower_bound,
         "central_ratio": made.central_ratio,
         "weighted_central_ratio": made.weighted_central_ratio,
+        "disagreement_ratio": made.disagreement_ratio,
         "num_seed_groups": len(made.decomposition.seed_groups),
         "max_streams": max(streams),
         "max_masks": made.decomposition.most_masks,
@@ -126,6 +137,14 @@ def declared_facts(budget: PrivacyBudget) -> list[tuple[str, str]]:
         return []
     shown = describe_range(samples if isinstance(samples, tuple) else (samples,))
     return [("declared samples", f"{shown} per agent; public, and not covered by ε")]
+
+
+def kappa_facts(made: Plan) -> list[tuple[str, str]]:
+    """Return κ of a plan of gossip, and what it is."""
+    if made.network.mixing == "sum":
+        return []
+    found = format_kappa(made.disagreement_ratio) or "not computed above 2000 agents"
+    return [("κ", f"{found} ({KAPPA})")]
 
 
 def describe_mixing(made: Plan) -> str:
@@ -163,6 +182,7 @@ def _print(made: Plan) -> None:
                 "noise in the average",
                 describe_average(made.central_ratio, made.weighted_central_ratio, made.budget),
             ),
+            *kappa_facts(made),
             ("mixing", describe_mixing(made)),
             (
                 "seeds",

@@ -17,6 +17,7 @@ from corn.cli.comparison import (
     TrainingTerms,
     collect_facts,
     draw_comparison,
+    note_disagreement,
     note_ends,
     print_comparison,
     print_outcome,
@@ -261,6 +262,7 @@ def train(
         _note_own_data(learning, problem)
     methods = _make_methods(mechanism, terms)
     _note_exposed(methods)
+    note_disagreement(methods, terms)
     # The quadratic has no held-out samples; its training loss is its objective.
     column = "validation_loss" if "validation" in problem.parts else "train_loss"
     schedule = learning.choose_schedule()

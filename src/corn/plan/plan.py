@@ -31,6 +31,7 @@ from corn.covariance.certificate import certify
 from corn.covariance.coalition_bounds import worst_precisions
 from corn.covariance.coalitions import Assembly, list_coalitions
 from corn.covariance.design import default_threat
+from corn.covariance.disagreement import disagreement_ratio
 from corn.covariance.dual import solve_dual
 from corn.covariance.masks import design_masks, least_variance
 from corn.covariance.objective import energy_of_average, momentum_of
@@ -181,6 +182,17 @@ class Plan:
     def weighted_central_ratio(self) -> float:
         """The same over a trusted server that weights agents by their promises."""
         return self.central_ratio * weighting_gain(self.precision_caps)
+
+    @cached_property
+    def disagreement_ratio(self) -> float | None:
+        """κ of `corn.covariance.disagreement`: 0 for exact sums, None above 2000 agents."""
+        return disagreement_ratio(
+            self.network,
+            self.decomposition,
+            precision_cap=float(self.precision_caps.min()),
+            momentum=self.momentum,
+            num_steps=self.budget.num_steps,
+        )
 
     @cached_property
     def float_loss(self) -> FloatLoss:
