@@ -44,7 +44,7 @@ def test_design_for_one_step_is_the_papers_value(corn: Runner) -> None:
 
 def test_the_default_horizon_is_a_fifth_of_the_run(corn: Runner) -> None:
     facts = read(corn(*DESIGN, "--json").stdout)
-    assert facts["objective"] == "horizon of 100 steps, disagreement weighted by 0.1, momentum 0.9"
+    assert facts["objective"] == "horizon of 100 steps, disagreement weighted by 0.1, momentum 0.97"
     again = read(corn(*DESIGN, "--horizon", 100, "--json").stdout)
     assert again["value"] == facts["value"]
 
@@ -53,7 +53,8 @@ def test_entry_points_share_their_defaults() -> None:
     assert ThreatOptions().make() == DEFAULT_THREAT == ThreatModel(1, "auto")
     assert Corn.default_threat == Ldp.default_threat == DEFAULT_THREAT
     assert signature(make_plan).parameters["threat"].default is None
-    assert MixingOptions().choose_objective(500) == default_objective(500) == Horizon(100, 0.1, 0.9)
+    default = default_objective(120)
+    assert MixingOptions().choose_objective(120) == default == Horizon(24, 0.1, 0.95)
     assert MixingOptions(horizon=1).choose_objective(500) == ONE_STEP
     assert signature(make_plan).parameters["cooldown_steps"].default is None
     assert MixingOptions().cooldown_steps is None

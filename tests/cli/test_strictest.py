@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from corn.covariance import Horizon
+from corn.covariance import default_objective
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
 from tests.cli.commands import Runner
@@ -25,7 +25,7 @@ def read(text: str) -> Any:
 
 def ldp_cost() -> float:
     """Σ A_ii/b_i, over the same sum with agent 0 at the cap of agents with ε = 2."""
-    A = Horizon(10, 0.1).matrix(load_network(GRAPH).mixing_matrix).diagonal()
+    A = default_objective(50).matrix(load_network(GRAPH).mixing_matrix).diagonal()
     relaxed = np.where(CAPS.min() == CAPS, CAPS[1], CAPS)
     return float((A / CAPS).sum() / (A / relaxed).sum())
 
