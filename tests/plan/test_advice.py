@@ -86,7 +86,7 @@ def test_twice_the_data_halves_the_excess() -> None:
 
 
 def test_a_proposal_keeps_its_promise_and_names_its_gossip() -> None:
-    network = load_network("ring:6")
+    network = load_network("ring:6", mixing="gossip")
     scale = TrainingScale(6, 500, 50, epsilon=1, delta=1e-5)
     proposal = propose(network, scale, threat=ThreatModel(1))
     assert proposal.budget.batch_size == proposal.prospect.batch_size

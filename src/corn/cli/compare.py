@@ -296,7 +296,7 @@ def _print(
                     f"{result.value:.5g}",
                     f"{result.value / row['ldp'].value:.4f}",
                     f"{result.central_ratio:.3f}",
-                    format_kappa(result.disagreement_ratio) if is_gossip else "",
+                    format_kappa(result.disagreement_ratio),
                     _format_gap(name, row),
                     _name_status(name, result),
                     _name_adversary(result, threat),

@@ -126,11 +126,15 @@ def print_comparison(
     # The loss on held-out samples says more, and a narrower table is easier to read.
     if "test_loss" in shown or "optimality_gap" in shown:
         shown.remove("train_loss")
+    is_sum = network.mixing == "sum"
+    if is_sum:
+        # All agents have one model, which is the average.
+        hidden = ("test_loss_of_average", "test_accuracy_of_average", "consensus_distance")
+        shown = [name for name in shown if name not in hidden]
     # The two models' scores side by side show how far agents disagree.
     if "test_loss_of_average" in shown:
         shown.remove("consensus_distance")
     methods = dict.fromkeys(trial.method for trial in result.trials)
-    is_gossip = network.mixing == "gossip"
     print_facts(
         f"{problem.task.describe()}, {network.num_agents} agents on {network.source}",
         [
@@ -139,9 +143,9 @@ def print_comparison(
             *strictest_facts(terms.budget, network.num_agents),
             ("mixing", terms.describe_mixing()),
             ("runs", _describe_runs(len(result.seeds))),
-            ("scores", _SCORES),
+            *([] if is_sum else [("scores", _SCORES)]),
             ("× server", describe_reference(terms.budget)),
-            *([("κ", KAPPA)] if is_gossip else []),
+            *([] if is_sum else [("κ", KAPPA)]),
         ],
     )
     print_table(
@@ -152,10 +156,10 @@ def print_comparison(
             *(_COLUMNS[name] for name in shown),
             f"ε ({terms.budget.unit})",
             "× server",
-            "κ" if is_gossip else "",
+            "" if is_sum else "κ",
             "holds against",
         ],
-        [_make_row(method, facts[method.name], shown, is_gossip) for method in methods],
+        [_make_row(method, facts[method.name], shown) for method in methods],
     )
     print_note(result.privacy)
     _note_least(terms.budget, problem.data.sizes)
@@ -217,9 +221,7 @@ def note_ends(tuning: learn.Tuning) -> None:
         )
 
 
-def _make_row(
-    method: learn.Method, own: dict[str, object], shown: Sequence[str], is_gossip: bool
-) -> list[str]:
+def _make_row(method: learn.Method, own: dict[str, object], shown: Sequence[str]) -> list[str]:
     # The range of agents, where their promises differ; else that of the least protected.
     is_uniform = method.budget is None or method.budget.is_uniform
     spent = own["simulated_epsilon" if is_uniform else "simulated_epsilon_of_each_agent"]
@@ -229,7 +231,7 @@ def _make_row(
         *(_format_score(own, column) for column in shown),
         "none" if spent is None else round_up_range(spent),
         "" if method.central_ratio is None else f"{method.central_ratio:.3g}",
-        format_kappa(method.disagreement_ratio) if is_gossip else "",
+        format_kappa(method.disagreement_ratio),
         _name_adversary(method),
     ]
 

@@ -158,7 +158,7 @@ def launch(
             mechanism=chosen,
             weights=mixing.weights,
             gossip=Gossip.parse(mixing.gossip),
-            mixing=mixing.mixing,
+            mixing=network.mixing,
             cooldown_steps=mixing.cooldown_steps,
         )
     settings = run.make_settings(

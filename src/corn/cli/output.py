@@ -213,22 +213,22 @@ def warn_of_large_disagreement(
     horizon = objective if mechanism == "corn" and isinstance(objective, Horizon) else None
     remedies = list_remedies(network, horizon, num_steps=num_steps, ratio=ratio)
     advice = "; ".join(
-        f"{option} makes it {f'about {lower:.2g}' if lower else '0'}"
+        f"{option} makes it {f'about {lower:.2f}' if lower else '0'}"
         for option, lower in remedies.items()
     )
     print_note(
-        f"κ = {ratio:.3g} is above {LARGE_DISAGREEMENT:g}: models that are not linear lose "
+        f"κ = {ratio:.2f} is above {LARGE_DISAGREEMENT:g}: models that are not linear lose "
         f"accuracy to disagreement between agents; {advice or 'more rounds (--gossip) lower it'}"
     )
 
 
 def format_kappa(ratio: float | None) -> str:
-    """Return κ for a table; nothing where it was not computed.
+    """Return κ for a table; nothing where agents have one model, or it was not computed.
 
-    >>> format_kappa(1.0714), format_kappa(None)
-    ('1.07', '')
+    >>> format_kappa(1.0714), format_kappa(0.0), format_kappa(None)
+    ('1.07', '', '')
     """
-    return "" if ratio is None else f"{ratio:.3g}"
+    return f"{ratio:.2f}" if ratio else ""
 
 
 def print_written(*paths: Path | None) -> None:

@@ -20,7 +20,6 @@ from corn.cli.output import (
     KAPPA,
     collect_sampling,
     format_count,
-    format_kappa,
     print_facts,
     print_json,
     print_note,
@@ -139,12 +138,25 @@ def declared_facts(budget: PrivacyBudget) -> list[tuple[str, str]]:
     return [("declared samples", f"{shown} per agent; public, and not covered by ε")]
 
 
-def kappa_facts(made: Plan) -> list[tuple[str, str]]:
-    """Return κ of a plan of gossip, and what it is."""
+def noise_facts(made: Plan, value: float, lower_bound: float, remark: str) -> list[tuple[str, str]]:
+    """Return the noise of a plan and the least that is possible."""
+    average = describe_average(made.central_ratio, made.weighted_central_ratio, made.budget)
     if made.network.mixing == "sum":
-        return []
-    found = format_kappa(made.disagreement_ratio) or "not computed above 2000 agents"
-    return [("κ", f"{found} ({KAPPA})")]
+        # All noise of a sum is in the average, so its energy has the same ratio to the bound.
+        least = round_bound_down(made.central_ratio * lower_bound / value)
+        return [
+            ("noise in the average", average),
+            ("least possible", f"{least} × with any noise and any seeds"),
+        ]
+    ratio = made.disagreement_ratio
+    kappa = "not computed above 2000 agents" if ratio is None else f"{ratio:.2f}"
+    return [
+        ("minimises", f"Tr(A R), {made.objective.describe()}"),
+        ("noise energy", f"{value:.6g} ({remark})"),
+        ("lower bound", f"{round_bound_down(lower_bound)}, for the seeds allowed"),
+        ("noise in the average", average),
+        ("κ", f"{kappa} ({KAPPA})"),
+    ]
 
 
 def describe_mixing(made: Plan) -> str:
@@ -175,14 +187,7 @@ def _print(made: Plan) -> None:
             *strictest_facts(made.budget, made.num_agents),
             *declared_facts(made.budget),
             ("against", made.threat.describe()),
-            ("minimises", f"Tr(A R), {made.objective.describe()}"),
-            ("noise energy", f"{certificate.value:.6g} ({certificate.status})"),
-            ("lower bound", round_bound_down(certificate.lower_bound)),
-            (
-                "noise in the average",
-                describe_average(made.central_ratio, made.weighted_central_ratio, made.budget),
-            ),
-            *kappa_facts(made),
+            *noise_facts(made, certificate.value, certificate.lower_bound, certificate.status),
             ("mixing", describe_mixing(made)),
             (
                 "seeds",
