@@ -95,7 +95,7 @@ def compare(
     promise = budget.make(batch_size, network)
     against = threat.make(network.num_agents)
     own = _read_own(mechanism or [])
-    objectives = [ONE_STEP, mixing.choose_objective(budget.steps)]
+    objectives = [ONE_STEP, mixing.choose_objective(network, budget.steps)]
     strictest = find_strictest(promise, network.num_agents)
     with designing():
         designs = {

@@ -222,7 +222,8 @@ class MixingOptions:
         typer.Option(
             help="Momentum β in [0, 1): agents step along a moving average of about their last "
             "1/(1 − β) releases, and the noise is designed for it. It costs no privacy and no "
-            "messages. (Default: 1 − 6/STEPS, at least 0 and at most 0.97; 0 with --horizon 1.)"
+            "messages. (Default: 1 − 6/STEPS, at least 0 and at most 0.97; 0 with "
+            "--mixing sum and with --horizon 1.)"
         ),
     ] = None
 
@@ -240,9 +241,9 @@ class MixingOptions:
             graph, weights=self.weights, gossip=Gossip.parse(self.gossip), mixing=mixing
         )
 
-    def choose_objective(self, num_steps: int) -> Horizon:
+    def choose_objective(self, network: Network, num_steps: int) -> Horizon:
         """Return the objective asked for, or the default for this many steps."""
-        usual = default_objective(num_steps, momentum=self.momentum)
+        usual = default_objective(num_steps, mixing=network.mixing, momentum=self.momentum)
         length = usual.length if self.horizon is None else self.horizon
         gamma = self.disagreement_weight
         if gamma is None:

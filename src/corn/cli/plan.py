@@ -70,7 +70,7 @@ def plan(
             promise,
             # None leaves the adversary to the mechanism: DECOR holds against no insider.
             threat=threat.make_if_given(),
-            objective=mixing.choose_objective(budget.steps),
+            objective=mixing.choose_objective(network, budget.steps),
             mechanism=choose_mechanism(
                 mechanism, None if drop_cost is None else Corn(drop_cost=drop_cost)
             ),

@@ -236,7 +236,7 @@ def train(
         terms = TrainingTerms(
             network=network,
             budget=budget.make_for_data(learning.batch_size, sizes, network),
-            objective=mixing.choose_objective(budget.steps),
+            objective=mixing.choose_objective(network, budget.steps),
             threat=threat.make_if_given(),
             cooldown_steps=mixing.choose_cooldown(network, budget.steps),
         )

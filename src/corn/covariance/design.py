@@ -232,7 +232,8 @@ def design(
                 "objective must be given with a precision cap, which has no number of steps, found "
                 "None: give objective=Horizon(length), or a PrivacyBudget instead of the cap"
             )
-        objective = default_objective(budget.num_steps)
+        mixing = network.mixing if isinstance(network, Network) else "gossip"
+        objective = default_objective(budget.num_steps, mixing=mixing)
     if isinstance(network, Network) and network.mixing == "sum" and isinstance(mechanism, Corn):
         require_no_options(mechanism)
         return _design_for_sums(network, budget, objective, threat)

@@ -311,7 +311,7 @@ def make_plan(
         network = load_network(network)
     if threat is None:
         threat = default_threat(mechanism) if network.num_agents > 1 else EAVESDROPPER
-    target = objective or default_objective(budget.num_steps)
+    target = objective or default_objective(budget.num_steps, mixing=network.mixing)
     caps = set_aside(budget).precision_caps(network.num_agents)
     is_masked = network.mixing == "sum" and name == "corn"
     threat = _resolve_seeds(threat, network, "sum" if is_masked else "gossip")
