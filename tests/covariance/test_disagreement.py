@@ -89,7 +89,7 @@ def test_it_does_not_depend_on_the_noise_level() -> None:
 
 def test_exact_sums_and_a_trusted_server_have_none() -> None:
     for mechanism in ("corn", "ldp"):
-        made = design(load_network("ring:6", mixing="sum"), BUDGET, mechanism=mechanism)  # type: ignore[arg-type]
+        made = design(load_network("ring:6", mixing="sum"), BUDGET, mechanism=mechanism)
         assert made.disagreement_ratio == 0
     periodic = load_network(np.array([[0.0, 1.0], [1.0, 0.0]]), mixing="gossip")
     assert design(periodic, BUDGET, mechanism="central").disagreement_ratio == 0
