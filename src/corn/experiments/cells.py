@@ -40,10 +40,10 @@ from corn.version import __version__
 CellResult: TypeAlias = dict[str, Any]
 """A result made of the types of JSON."""
 
-_FORMAT, _DEFAULTS_FORMAT = 2, 4
+_FORMAT, _POISSON_FORMAT = 2, 3
 """Raised when the same configuration gives other results, so that stored ones are not read.
 
-The second is that of training with the defaults of ``corn train``.
+The second is that of training with Poisson sampling.
 """
 
 _LARGEST_STORED_NOISE = 100
@@ -281,10 +281,12 @@ def make_design_cell(method: MethodSpec, graph: str, num_steps: int) -> DesignCe
 
 def configuration_of(cell: Cell) -> dict[str, Any]:
     """Return everything that decides a cell's result, in the types of JSON."""
-    uses_defaults = isinstance(cell, TrainingCell) and any(
-        method.uses_defaults for method in cell.methods
+    is_poisson = (
+        isinstance(cell, TrainingCell)
+        and cell.unit == "sample"
+        and any(method.uses_defaults for method in cell.methods)
     )
-    number = _DEFAULTS_FORMAT if uses_defaults else _FORMAT
+    number = _POISSON_FORMAT if is_poisson else _FORMAT
     facts = {"format": number, "kind": type(cell).__name__, **asdict(cell)}
     # Another word in a legend changes no result.
     for method in facts.get("methods", ()):
