@@ -23,8 +23,7 @@ from corn.covariance.objective import (
 from corn.errors import InvalidArgumentError
 from corn.topology import Gossip, Network
 from corn.topology.gossip import accelerate, apply_to_eigenvalues
-from corn.topology.lattice import find_lattice
-from corn.topology.sparse import MOST_DENSE
+from corn.topology.sparse import MOST_DENSE, find_lattice
 from corn.topology.spectrum import find_mixing_time, is_symmetric
 
 LARGE_DISAGREEMENT = 0.35
