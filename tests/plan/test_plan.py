@@ -69,7 +69,7 @@ def test_a_plan_takes_a_spec_or_a_graph_as_a_design_does() -> None:
 
 def test_the_default_threat_is_one_insider_with_pair_seeds(plan: Plan) -> None:
     assert plan.threat == DEFAULT_THREAT.resolve(plan.network.graph) == ThreatModel(1, "pairs")
-    assert plan.objective == Horizon(10, 0.1)
+    assert plan.objective == Horizon(10, 0.1, 0.88)
     found = verify_plan(plan)
     assert found.passed
     assert all(g.epsilon <= 3 for g in found.guarantees)

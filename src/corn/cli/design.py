@@ -101,7 +101,7 @@ def design(
         raise FileFormatError(f"{out}: a design's file must end in .json or .npy")
     network = mixing.load_network(graph)
     promise = budget.make(batch_size, network)
-    target: Objective = mixing.choose_objective(budget.steps)
+    target: Objective = mixing.choose_objective(network, budget.steps)
     if objective:
         target = GivenObjective(read_matrix(objective, name="an objective"))
     options = Corn(

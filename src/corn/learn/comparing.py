@@ -120,7 +120,7 @@ def compare(
     """
     chosen = network if isinstance(network, Network) else load_network(network)
     # One objective for all mechanisms: one designed for another would look worse than it is.
-    target = objective or default_objective(budget.num_steps)
+    target = objective or default_objective(budget.num_steps, mixing=chosen.mixing)
     problem = make_problem(
         make_task(model, loss), datasets, chosen.num_agents, validation=validation, test=test
     )
