@@ -10,8 +10,8 @@ from rich.progress import Progress
 
 from corn.cli.reproduce import _CellBar
 from corn.experiments import list_cells
-from corn.experiments.cells import TrainingCell
-from tests.experiments.scales import PILOTS
+from reproduction.cells import TrainingCell
+from .scales import PILOTS
 
 from .commands import Runner
 
@@ -94,7 +94,7 @@ def test_settings_of_ones_own(corn: Runner, tmp_path: Path) -> None:
     """Another graph, steps and lines, one of them a covariance of the user's own; also as PDF."""
     np.save(tmp_path / "R.npy", np.eye(5) + 2 * (np.eye(5) - 1 / 5))
     options = ("--graph", "ring:5", "--steps", 40, "--clip", 0.2, "--epsilons", "3,10", "--jobs", 1)
-    lines = ("--methods", "ldp,corn", "--mechanism", f"mine={tmp_path / 'R.npy'}")
+    lines = ("--mechanisms", "ldp,corn", "--mechanism", f"mine={tmp_path / 'R.npy'}")
     outcome = corn("reproduce", "fig1a", *options, *lines, "--out", tmp_path / "out", "--json")
     assert outcome.exit_code == 0, outcome.stderr
     scale = json.loads(outcome.stdout)["scale"]
@@ -118,7 +118,7 @@ def test_mechanisms_of_ones_own_need_different_names(corn: Runner, tmp_path: Pat
         (("fig1b", "--graph", "ring:5"), "--graph must contain {p} for fig1b"),
         (("fig1c", "--graph", "er:n=9,p={p},seed=1"), "--graph must contain {n} for fig1c"),
         (("fig1a", "--graph", "ring:5", "--agents", "6"), "must be 5, as in the graph"),
-        (("fig1a", "--methods", "best"), "must be one of ldp-paper"),
+        (("fig1a", "--mechanisms", "best"), "must be one of ldp-paper"),
         (("fig1a", "--mechanism", "mine"), "must be NAME=R.npy"),
         (("fig1a", "--mechanism", "corn=R.npy"), "no such file"),
     ],

@@ -11,9 +11,9 @@ import pytest
 from corn import learn
 from corn.covariance import Horizon, ThreatModel, default_objective, design
 from corn.experiments import FULL, CellStore, make_studies
-from corn.experiments.cells import DesignCell, TrainingCell, key_of
-from corn.experiments.methods import CORN_DEFAULTS, CORN_TWO_INSIDERS, METHODS, NONE
-from corn.experiments.parallel import compute_cells
+from reproduction.cells import DesignCell, TrainingCell, key_of
+from reproduction.mechanisms import CORN_DEFAULTS, CORN_TWO_INSIDERS, MECHANISMS, NONE
+from reproduction.cells import compute_cells
 from corn.privacy import PrivacyBudget
 from corn.topology import choose_cooldown, load_network
 
@@ -40,36 +40,36 @@ def test_a_design_cell_is_the_design_of_the_library_at_cap_one() -> None:
 def test_noise_that_is_nearly_singular_keeps_its_budget_after_scaling(tmp_path: Path) -> None:
     """On complete graphs all noise cancels but a 20,000th: the check rounds up by over 1e-9."""
     names = ("decor-paper", "corn-paper", "corn")
-    methods = tuple(method for method in METHODS if method.name in names)
+    mechanisms = tuple(mechanism for mechanism in MECHANISMS if mechanism.name in names)
     cell = replace(
-        first_training_cell("fig4b"), graph="er:n=20,p=1,seed=1", methods=methods, num_steps=2
+        first_training_cell("fig4b"), graph="er:n=20,p=1,seed=1", mechanisms=mechanisms, num_steps=2
     )
     store = CellStore(tmp_path)
     compute_cells([cell], store, jobs=1)
     found = store.load(cell)
     assert found is not None
-    assert {run["method"] for run in found["runs"]} == set(names)
+    assert {run["mechanism"] for run in found["runs"]} == set(names)
 
 
 def test_a_training_cell_gives_the_losses_of_the_library(tmp_path: Path) -> None:
-    """One method, from its cell and from the engine directly, at a cap other than 1."""
-    method = CORN_TWO_INSIDERS
-    cell = replace(first_training_cell("fig4b"), methods=(method,))
+    """One mechanism, from its cell and from the engine directly, at a cap other than 1."""
+    mechanism = CORN_TWO_INSIDERS
+    cell = replace(first_training_cell("fig4b"), mechanisms=(mechanism,))
     store = CellStore(tmp_path)
     compute_cells([cell], store, jobs=1)
     network = load_network(cell.graph)
-    budget = method.budget(cell.epsilon, cell.delta, cell.num_steps, cell.clip)
+    budget = mechanism.budget(cell.epsilon, cell.delta, cell.num_steps, cell.clip)
     made = design(
         network.mixing_matrix,
         budget.precision_cap,
-        objective=method.objective(cell.num_steps),
-        threat=method.threat,
+        objective=mechanism.objective(cell.num_steps),
+        threat=mechanism.threat,
     )
     result = learn.run_sweep(
         learn.make_workload(cell.task, 6, seed=cell.data_seed),
         network,
         learn.make_grid(
-            [learn.Method.private(method.name, made, budget)], step_sizes=cell.step_sizes
+            [learn.Method.private(mechanism.name, made, budget)], step_sizes=cell.step_sizes
         ),
         settings=learn.SweepSettings(cell.num_steps, cell.batch_size, (0, 1)),
         evaluate_at=[cell.num_steps],
@@ -87,7 +87,7 @@ def test_a_training_cell_gives_the_losses_of_the_library(tmp_path: Path) -> None
 def test_a_line_with_defaults_is_trained_as_by_corn_train() -> None:
     """Momentum, cool-down and Poisson sampling of a sample, from the cell and from the library."""
     cell = replace(
-        first_training_cell("fig5b-sample"), methods=(CORN_DEFAULTS,), num_steps=200, seeds=(0,)
+        first_training_cell("fig5b-sample"), mechanisms=(CORN_DEFAULTS,), num_steps=200, seeds=(0,)
     )
     (run,) = cell.compute({CORN_DEFAULTS.name: cell.designs[CORN_DEFAULTS.name].compute()}, None)[
         "runs"
@@ -126,7 +126,7 @@ def test_a_line_with_defaults_is_trained_as_by_corn_train() -> None:
 
 
 def test_a_run_that_broke_down_is_listed_and_has_no_value() -> None:
-    cell = replace(first_training_cell("fig4b"), methods=(NONE,), step_sizes=(0.1, 1e38))
+    cell = replace(first_training_cell("fig4b"), mechanisms=(NONE,), step_sizes=(0.1, 1e38))
     result = cell.compute({}, None)
     assert {run["step_size"] for run in result["runs"]} == {"0.1"}
     assert len(result["stopped"]) == len(cell.seeds)
@@ -142,7 +142,7 @@ def test_an_interrupted_training_is_not_stored(
         return replace(run_sweep(*arguments, **options), status="interrupted")
 
     monkeypatch.setattr(learn, "run_sweep", interrupt, raising=False)
-    cell, store = replace(first_training_cell("fig4b"), methods=(NONE,)), CellStore(tmp_path)
+    cell, store = replace(first_training_cell("fig4b"), mechanisms=(NONE,)), CellStore(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         compute_cells([cell], store, jobs=1)
     assert store.load(cell) is None
@@ -172,7 +172,7 @@ def test_the_key_depends_on_every_setting() -> None:
         "unit": "sample",
         "graph": "ring:6",
         "epsilon": 4.0,
-        "methods": METHODS[:2],
+        "mechanisms": MECHANISMS[:2],
         "num_steps": 21,
         "step_sizes": (0.3,),
         "schedule": "cosine",
@@ -190,8 +190,8 @@ def test_the_key_depends_on_every_setting() -> None:
 
 def test_the_key_does_not_depend_on_labels() -> None:
     cell = first_training_cell("fig4a")
-    renamed = tuple(replace(method, label="another label") for method in cell.methods)
-    assert key_of(replace(cell, methods=renamed)) == key_of(cell)
+    renamed = tuple(replace(mechanism, label="another label") for mechanism in cell.mechanisms)
+    assert key_of(replace(cell, mechanisms=renamed)) == key_of(cell)
 
 
 def test_keys_of_stored_results_do_not_change() -> None:

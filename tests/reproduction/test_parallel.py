@@ -12,8 +12,8 @@ import pytest
 
 from corn.errors import InvalidArgumentError, MissingExtraError
 from corn.experiments import CellStore, list_cells, reproduce
-from corn.experiments.cells import Cell, DesignCell
-from corn.experiments.parallel import compute_cells
+from reproduction.cells import Cell, DesignCell
+from reproduction.cells import compute_cells
 from tests.distributed.harness import is_alive
 
 from .scales import TINY
@@ -21,8 +21,8 @@ from .scales import TINY
 SLOW_CELLS = """
     import os, sys, time
     from pathlib import Path
-    from corn.experiments.cells import CellStore, DesignCell
-    from corn.experiments.parallel import compute_cells
+    from reproduction.cells import CellStore, DesignCell
+    from reproduction.cells import compute_cells
 
     class SlowCell(DesignCell):
         def compute(self):
