@@ -342,9 +342,10 @@ def compute_cells(
         if on_done:
             on_done(cell, is_new)
 
+    # Designs first: trainings need their results.
+    stages = split_cells(cells)
     with _open_cluster(cluster):
-        # Designs first: trainings need their results.
-        for stage in split_cells(cells):
+        for stage in stages:
             missing: list[Cell] = []
             for cell in stage:
                 if (stored := store.load(cell)) is None:
@@ -362,7 +363,8 @@ def compute_cells(
                 for cell, result in outcomes:
                     store.save(cell, result)
                     finish(cell, result, is_new=True)
-    return results
+    # In the order of the cells, so that reports do not depend on which worker was faster.
+    return {cell: results[cell] for stage in stages for cell in stage}
 
 
 def split_cells(cells: Iterable[Cell]) -> tuple[list[DesignCell], list[TrainingCell]]:

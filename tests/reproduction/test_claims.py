@@ -55,7 +55,8 @@ def make_points(
 def invert(means: dict[Mechanism, dict[float, float]]) -> dict[Mechanism, dict[float, float]]:
     """Reverse every order: the best becomes the worst, along both axes."""
     return {
-        mechanism: {x: 10.0 - mean for x, mean in places.items()} for mechanism, places in means.items()
+        mechanism: {x: 10.0 - mean for x, mean in places.items()}
+        for mechanism, places in means.items()
     }
 
 

@@ -3,9 +3,8 @@
 Pilot seeds choose step sizes; further seeds run at those only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,11 @@ import numpy as np
 import pytest
 
 from corn.errors import FileFormatError
-from corn.experiments import MECHANISMS, CellStore, Reproduction, list_cells, make_studies, reproduce
-from reproduction.cells import Cell, CellResult, DesignCell, RepeatCell, TrainingCell
-from reproduction.figures import TrainingStudy
+from reproduction.cells import Cell, CellResult, CellStore, DesignCell, TrainingCell
+from reproduction.figures import TrainingStudy, make_studies
+from reproduction.mechanisms import MECHANISMS
+from reproduction.run import Reproduction, reproduce
+from reproduction.scale import Scale
 
 from .scales import PILOTS, TINY
 
@@ -28,8 +29,28 @@ def run_at(run: Mapping[str, Any]) -> tuple[Any, ...]:
     return run["x"], run["mechanism"], run["step_size"], run["seed"]
 
 
-def trainings_of(cells: list[Cell]) -> list[TrainingCell]:
-    return [cell for cell in cells if isinstance(cell, TrainingCell)]
+class Watch:
+    """Notes the cells of each stage, and those that were finished, with whether they were new."""
+
+    def __init__(self) -> None:
+        self.plans: list[list[Cell]] = []
+        self.finished: dict[Cell, bool] = {}
+
+    def plan(self, cells: Sequence[Cell]) -> None:
+        self.plans.append(list(cells))
+
+    def finish(self, cell: Cell, is_new: bool) -> None:
+        self.finished.setdefault(cell, is_new)
+
+    @property
+    def trainings(self) -> list[TrainingCell]:
+        return [cell for cell in self.finished if isinstance(cell, TrainingCell)]
+
+
+def watch(names: list[str], scale: Scale, store: CellStore) -> tuple[Reproduction, Watch]:
+    seen = Watch()
+    made = reproduce(names, scale, store=store, jobs=1, on_plan=seen.plan, on_done=seen.finish)
+    return made, seen
 
 
 @pytest.fixture(scope="module")
@@ -75,16 +96,16 @@ def test_finished_cells_are_not_computed_again(
 
     monkeypatch.setattr(DesignCell, "compute", refuse)
     monkeypatch.setattr(TrainingCell, "compute", refuse)
-    seen: list[Cell] = []
-    again = reproduce(FIGURES, TINY, store=store, jobs=1, on_done=seen.append)
+    again, seen = watch(FIGURES, TINY, store)
     assert again == first
-    assert set(seen) == set(list_cells(FIGURES, TINY))
+    assert set(seen.finished) == set(seen.plans[-1])
+    assert not any(seen.finished.values())
 
 
 def test_an_interrupted_reproduction_resumes(
     tmp_path: Path, whole: tuple[CellStore, Reproduction], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells, broken, (_, expected) = list_cells(FIGURES, TINY), CellStore(tmp_path), whole
+    broken, (_, expected) = CellStore(tmp_path), whole
     count = 0
     compute = TrainingCell.compute
 
@@ -98,9 +119,9 @@ def test_an_interrupted_reproduction_resumes(
     monkeypatch.setattr(TrainingCell, "compute", interrupt_second)
     with pytest.raises(KeyboardInterrupt):
         reproduce(FIGURES, TINY, store=broken, jobs=1)
-    kept = [cell for cell in cells if broken.load(cell) is not None]
-    assert 0 < len(kept) == len(cells) - 1
-    found = reproduce(FIGURES, TINY, store=broken, jobs=1)
+    found, seen = watch(FIGURES, TINY, broken)
+    assert list(seen.finished.values()).count(True) == 1
+    assert len(seen.finished) > 1
     assert found.panels == expected.panels
     assert found.runs == expected.runs
     assert count == 3
@@ -152,26 +173,14 @@ def test_only_pilots_choose_step_sizes(piloted: Reproduction) -> None:
     assert any("fig4b" in note and "1 pilot seed of 3" in note for note in piloted.notes)
 
 
-def test_both_stages_are_forecast_counted_and_found_again(
-    store: CellStore, piloted: Reproduction
-) -> None:
-    before, after = list_cells(PILOTED, PILOTS), list_cells(PILOTED, PILOTS, store=store)
-    assert sum(cell.cost for cell in before) == pytest.approx(sum(cell.cost for cell in after))
-    assert len(trainings_of(before)) == len(trainings_of(after)) == 3
-    assert piloted.compute_seconds == pytest.approx(sum(map(store.seconds, after)))
-    plans: list[list[Cell]] = []
-    seen: list[Cell] = []
-    again = reproduce(
-        PILOTED,
-        PILOTS,
-        store=store,
-        jobs=1,
-        on_plan=lambda cells: plans.append(list(cells)),
-        on_done=seen.append,
-    )
+def test_both_stages_are_planned_and_found_again(store: CellStore, piloted: Reproduction) -> None:
+    again, seen = watch(PILOTED, PILOTS, store)
     assert again == piloted
-    assert plans == [before, after]
-    assert set(seen) == set(after)
+    assert len(seen.trainings) == 3
+    before, after = seen.plans
+    assert set(before) == set(after) - set(seen.trainings[1:])
+    assert set(seen.finished) == set(after)
+    assert not any(seen.finished.values())
 
 
 def test_an_interruption_between_the_stages_keeps_the_pilots(
@@ -189,15 +198,14 @@ def test_an_interruption_between_the_stages_keeps_the_pilots(
 
     monkeypatch.setattr(TrainingCell, "compute", count)
     # After the pilots, then after one cell of the second stage, then not at all.
-    for allowed in (1, 2):
+    for allowed in (1, 2):  # noqa: B007 - read by `count`
         with pytest.raises(KeyboardInterrupt):
             reproduce(PILOTED, PILOTS, store=store, jobs=1)
-        kept = trainings_of(list_cells(PILOTED, PILOTS, store=store))
-        assert sum(store.load(cell) is not None for cell in kept) == allowed
+        assert all(store.load(cell) is not None for cell in computed)
     allowed = 1000
-    found = reproduce(PILOTED, PILOTS, store=store, jobs=1)
+    found, seen = watch(PILOTED, PILOTS, store)
     assert (found.panels, found.runs) == (piloted.panels, piloted.runs)
-    assert len(computed) == len(set(computed)) == len(kept)
+    assert len(computed) == len(set(computed)) == len(seen.trainings)
 
 
 def make_run(mechanism: str, eta: float, seed: int) -> dict[str, Any]:
@@ -214,19 +222,14 @@ def make_run(mechanism: str, eta: float, seed: int) -> dict[str, Any]:
 def make_results(
     study: TrainingStudy, broken: set[tuple[str, float, int]]
 ) -> dict[Cell, CellResult]:
-    """Return invented results of both stages, without the (mechanism, step size, seed) that broke."""
+    """Return invented results of both stages, without the runs that broke down."""
     results: dict[Cell, CellResult] = {}
     for _ in range(2):
         for cell in study.cells(results):
             assert isinstance(cell, TrainingCell)
-            pairs = (
-                zip(cell.mechanisms, cell.step_sizes, strict=True)
-                if isinstance(cell, RepeatCell)
-                else product(cell.mechanisms, cell.step_sizes)
-            )
             runs = [
                 make_run(mechanism.name, eta, seed)
-                for mechanism, eta in pairs
+                for mechanism, eta in cell.trials
                 for seed in cell.seeds
                 if (mechanism.name, eta, seed) not in broken
             ]
