@@ -82,7 +82,9 @@ def test_a_deferred_import_of_a_later_package_is_found() -> None:
 def test_the_package_does_not_need_the_reproduction() -> None:
     """The wheel does not contain it."""
     sources = [path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py")]
-    assert not [text for text in sources if re.search(r"^\s*(from|import) reproduction", text, re.M)]
+    assert not [
+        text for text in sources if re.search(r"^\s*(from|import) reproduction", text, re.M)
+    ]
 
 
 def test_packages_of_mathematics_import_without_torch() -> None:
