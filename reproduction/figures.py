@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, Protocol, TypeAlias, final
+from typing import Any, TypeAlias
 
 import numpy as np
 from scipy import stats
@@ -135,27 +135,6 @@ def confidence_half_width(values: tuple[float, ...], *, confidence: float = 0.95
     return float(stats.t.ppf((1 + confidence) / 2, count - 1)) * standard_error
 
 
-class Study(Protocol):
-    """A panel, the cells that it needs, and the points that they give."""
-
-    @property
-    def panel(self) -> Panel:
-        """The layout."""
-
-    def cells(self, results: Results) -> tuple[Cell, ...]:
-        """Return the cells known to be needed, given the results so far.
-
-        Results of pilots decide which further cells are needed. Once all cells that this returns
-        have results, it returns no others.
-        """
-
-    def points(self, results: Results) -> list[Point]:
-        """Return the points of the panel."""
-
-    def runs(self, results: Results) -> list[Run]:
-        """Return everything that was measured, one row per run."""
-
-
 @dataclass(frozen=True)
 class NoiseEntry:
     """One mechanism at one place: its design, ε, and the precision cap that ε implies."""
@@ -174,7 +153,6 @@ class NoiseEntry:
         return ThreatModel(self.cell.max_colluders, self.cell.seeds).describe()
 
 
-@final
 @dataclass(frozen=True)
 class NoiseStudy:
     """The noise energy of designs: Tr(W R Wᵀ) for ``one_step``, Tr(A R) for ``accumulated``."""
@@ -184,11 +162,11 @@ class NoiseStudy:
     entries: tuple[NoiseEntry, ...]
 
     def cells(self, results: Results) -> tuple[Cell, ...]:  # noqa: ARG002
-        """See ``Study``."""
+        """Return the cells of the designs."""
         return tuple(entry.cell for entry in self.entries)
 
     def points(self, results: Results) -> list[Point]:
-        """See ``Study``."""
+        """Return the points of the panel."""
         return [
             Point(
                 mechanism=entry.mechanism,
@@ -201,7 +179,7 @@ class NoiseStudy:
         ]
 
     def runs(self, results: Results) -> list[Run]:
-        """See ``Study``."""
+        """Return one row per design."""
         return [
             {
                 "panel": self.panel.name,
@@ -329,7 +307,6 @@ def _join_runs(cells: Sequence[TrainingCell], results: Results) -> list[Run]:
     return [run for cell in cells for run in results[cell]["runs"]]
 
 
-@final
 @dataclass(frozen=True)
 class TrainingStudy:
     """Scores of trained models, each mechanism at its best step size on validation samples."""
@@ -339,11 +316,15 @@ class TrainingStudy:
     places: tuple[TrainingPlace, ...]
 
     def cells(self, results: Results) -> tuple[Cell, ...]:
-        """See ``Study``."""
+        """Return the cells known to be needed, given the results so far.
+
+        Results of pilots decide which further cells are needed. Once all cells that this returns
+        have results, it returns no others.
+        """
         return tuple(cell for place in self.places for cell in place.cells(results))
 
     def points(self, results: Results) -> list[Point]:
-        """See ``Study``; a mechanism that broke down has a point without values."""
+        """Return the points of the panel; without values where a mechanism broke down."""
         points = []
         for place in self.places:
             runs, choices = place.runs(results), place.choose(results)
@@ -369,7 +350,7 @@ class TrainingStudy:
         return points
 
     def runs(self, results: Results) -> list[Run]:
-        """See ``Study``."""
+        """Return everything that was measured, one row per run."""
         rows = []
         for place in self.places:
             best, first = place.choose(results), place.pilots[0]
@@ -387,6 +368,9 @@ class TrainingStudy:
                 for run in place.runs(results)
             ]
         return rows
+
+
+Study: TypeAlias = NoiseStudy | TrainingStudy
 
 
 def _settings_of(mechanism: Mechanism, cell: TrainingCell) -> Run:
