@@ -37,17 +37,6 @@ from scipy.stats import norm
 # The attacker belongs to the tests, which are not part of the package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.oracles.deployed_release import (
-    NONCE,
-    Floats,
-    Observer,
-    OwnReleases,
-    Release,
-    Sent,
-    release,
-    stream_weights,
-)
-
 from corn import Decomposition, Plan, PrivacyBudget, ThreatModel, load_network, make_plan
 from corn.audit.low_order_bits import Array, FloatAttacker, Pair, p_value
 from corn.audit.recording import AgentPool
@@ -60,6 +49,16 @@ from corn.learn.workloads import Workload, select_agents
 from corn.noise import NoiseSource, SecureSource, draw_share, simulated_keys
 from corn.plan import FloatType
 from corn.threads import limit_threads
+from tests.oracles.deployed_release import (
+    NONCE,
+    Floats,
+    Observer,
+    OwnReleases,
+    Release,
+    Sent,
+    release,
+    stream_weights,
+)
 
 CLIP = 0.1
 STEP_SIZE = 0.25

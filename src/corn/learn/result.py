@@ -36,7 +36,7 @@ def load_results(path: Path | str) -> Any:
     Args:
         path: ``metrics.csv`` or ``metrics.parquet``, or the folder of a run: of ``corn train
             --out``, of ``corn launch --out`` (the shared measurements; see
-            :func:`load_agent_results`), or of ``corn reproduce`` (every run).
+            :func:`load_agent_results`), or of the reproduction of the paper (every run).
 
     >>> load_results("out/run")["test_loss"].min()  # doctest: +SKIP
     0.3742
