@@ -21,7 +21,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -33,8 +33,9 @@ from numpy.typing import NDArray
 
 from corn.arrays import FloatArray
 from corn.checks import require
+from corn.covariance import ThreatModel
 from corn.distributed.dropout.membership import name_agents
-from corn.distributed.dropout.survivors import replan
+from corn.distributed.dropout.survivors import budget_left
 from corn.distributed.startup.handshake import check_guarantee, is_public, name_kind
 from corn.distributed.startup.keyring import Keyring, load_credentials, open_ledger
 from corn.distributed.startup.requirements import Requirements, compose_total
@@ -58,7 +59,9 @@ from corn.noise.masks import (
     is_possible,
     read_average,
 )
-from corn.plan import Plan, fingerprint, load_plan
+from corn.plan import Plan, fingerprint, load_plan, make_plan
+from corn.threads import one_thread
+from corn.topology import load_network
 
 # Flower calls a mod for the kinds of messages that the client app answers: an introduction is a
 # message of the kind that every client app answers.
@@ -97,9 +100,18 @@ def plan_for(plan: Plan, agents: tuple[int, ...]) -> Plan:
     """
     if len(agents) == plan.num_agents:
         return plan
-    # For as many steps as the plan of all: the cap on each step is the same, and one ledger counts
-    # the releases under all of these plans together.
-    return replan(plan, agents, steps_left=plan.budget.num_steps)
+    # No message takes the links of a plan here, so they may be any that join these agents.
+    network = load_network(f"star:{len(agents)}", mixing="sum")
+    source = f"agents {','.join(map(str, agents))} of {plan.network.source}"
+    with one_thread():  # BLAS threads would change the order of sums, and so the last bits
+        return make_plan(
+            replace(network, source=source),
+            # For as many steps as the plan of all: the cap on each step is the same, and one ledger
+            # counts the releases under all of these plans together.
+            budget_left(plan, agents, plan.budget.num_steps),
+            threat=ThreatModel(min(plan.threat.max_colluders, len(agents) - 1)),
+            dtype=plan.dtype,
+        )
 
 
 @lru_cache(maxsize=64)
