@@ -95,8 +95,8 @@ def plan_for(plan: Plan, agents: tuple[int, ...]) -> Plan:
     """Return the plan of a round in which some agents take part, renumbered in their order.
 
     It follows from the plan of all and from the set alone, so that every client computes it for
-    itself. Each release under it has at most the precision of a release under the plan of all,
-    against as many insiders, or against all other agents of the set.
+    itself. Each release under it keeps the agent's precision cap of the plan of all, against as
+    many insiders, or against all other agents of the set.
     """
     if len(agents) == plan.num_agents:
         return plan
@@ -583,11 +583,7 @@ class CornStrategy:
         if not self._has_enough():
             return
         agents = tuple(sorted(self._nodes.values()))
-        try:
-            self._active = plan_for(self._plan, agents)
-        except CornError as error:
-            self._stop(f"there is no plan for {name_agents(agents)}: {error}")
-            return
+        self._active = plan_for(self._plan, agents)
         present = [answers[node] for node in self._nodes]
         self._nonces = {int(own["agent"]): str(own["nonce"]) for own in present}
         self._rounds_left, agent = min((int(own["remaining"]), own["agent"]) for own in present)
