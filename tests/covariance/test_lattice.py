@@ -10,7 +10,7 @@ from corn.covariance.lattice import LatticeNoise, design_lattice, design_lattice
 from corn.covariance.lattice_pairs import LatticePairs, choose_hops, design_lattice_insider
 from corn.covariance.threat import EAVESDROPPER
 from corn.topology import Gossip, load_network
-from corn.topology.lattice import find_lattice
+from corn.topology.sparse import find_lattice
 from tests.covariance.coalition_check import worst_precision
 
 

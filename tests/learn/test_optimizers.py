@@ -234,5 +234,6 @@ def test_models_depend_on_the_sum_of_releases_alone(
 
 def test_masks_are_refused_where_models_would_show_single_releases() -> None:
     noise = corn.design(SUM, BUDGET)
+    gossip = corn.load_network(f"ring:{N}", mixing="gossip")
     with pytest.raises(InvalidArgumentError, match="masks is for exact sums, found mixing"):
-        corn.train(f"ring:{N}", BUDGET, noise, model=make_model(), loss=LOSS, datasets=make_data())
+        corn.train(gossip, BUDGET, noise, model=make_model(), loss=LOSS, datasets=make_data())

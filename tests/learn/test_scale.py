@@ -16,7 +16,7 @@ from corn.learn.perturbation import StructuredNoise
 from corn.learn.roots import DiagonalRoot, FourierRoot, MatrixRoot, make_root
 from corn.privacy import PrivacyBudget
 from corn.topology import Gossip, load_network
-from corn.topology.lattice import find_lattice
+from corn.topology.sparse import find_lattice
 
 
 @pytest.mark.parametrize("gossip", ["1", "3", "chebyshev:1", "chebyshev:4"])

@@ -255,7 +255,7 @@ def test_noise_is_designed_against_one_insider_if_there_is_one(
         datasets=make_datasets(num_agents),
         secure=secure,
     )
-    assert result.trials[0].method.threat == threat.resolve(nx.complete_graph(num_agents))
+    assert result.trials[0].method.threat == threat.resolve(nx.complete_graph(num_agents), "sum")
 
 
 @pytest.mark.parametrize("secure", [False, True])

@@ -47,9 +47,9 @@ from corn.noise.grid import (
 )
 from corn.noise.masks import MaskBits, bound_sum, choose_bits
 from corn.privacy import PrivacyBudget, account_precision, gaussian
-from corn.privacy.accountants import find_accountant
 from corn.privacy.accounting import group_agents
 from corn.privacy.floats import FloatLoss, set_aside
+from corn.privacy.gaussian import find_accountant
 from corn.privacy.rounding import round_up, write_exactly
 from corn.topology import Graph, Mixing, Network, choose_cooldown, load_network
 from corn.version import __version__

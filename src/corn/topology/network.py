@@ -25,7 +25,7 @@ from corn.topology.files import (
 )
 from corn.topology.generators import GraphSpec
 from corn.topology.gossip import ONE_ROUND, Gossip, GossipRound, accelerate
-from corn.topology.graphs import Graph, check_graph
+from corn.topology.graphs import Graph, SpanningTree, check_graph, find_tree
 from corn.topology.mixing import (
     MAX_AGENTS,
     SparseMatrix,
@@ -42,7 +42,6 @@ from corn.topology.sparse import (
     sparse_spectrum,
 )
 from corn.topology.spectrum import Spectrum, disagreement, find_mixing_time, is_symmetric, spectrum
-from corn.topology.tree import SpanningTree, find_tree
 
 Mixing: TypeAlias = Literal["sum", "gossip"]
 """How the releases of a step are combined: summed exactly over a tree, or mixed with neighbours."""
