@@ -16,12 +16,12 @@ from torch import Tensor
 from corn.arrays import FloatArray
 from corn.audit import DEPLOYED, AuditReport, AuditSettings, View, audit_plan
 from corn.audit.auditing import map_exposure
-from corn.audit.masked_messages import MaskedMessages, uniform_p_value
+from corn.audit.checks import uniform_p_value
+from corn.audit.observation import MaskedMessages
 from corn.audit.program import STEP_SIZE, NoiseRecord, derive_keys, draw_nonce, list_releases
 from corn.audit.views import StreamWeights, find_smallest_break, list_worst_views
 from corn.covariance import Decomposition
 from corn.covariance.decomposition import hidden_precision
-from corn.errors import InvalidArgumentError
 from corn.learn.step import ClippedGradients
 from corn.noise import Owner, Secret, SecureSource, draw_share
 from corn.noise.masks import MaskWords, draw_mask, draw_offset, mask_release
@@ -136,11 +136,6 @@ def test_the_map_of_exposure_has_the_exact_values() -> None:
     # An eavesdropper reads the sum of five agents, an insider that of four.
     assert np.allclose(found[:, 0], 1, rtol=0.1)
     assert np.allclose(found[:, 1:][~np.eye(5, dtype=bool)], 1.25**0.5, rtol=0.1)
-
-
-def test_processes_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="through must be shares or step"):
-        audit(AuditSettings("processes"))
 
 
 @pytest.mark.slow

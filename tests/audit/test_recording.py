@@ -9,6 +9,7 @@ from corn.audit import AuditSettings, View, audit_plan
 from corn.audit.auditing import suggest_releases
 from corn.audit.recording import ProcessObservation, RecordedRun, _read_releases, _serve
 from corn.errors import CornError, InvalidArgumentError
+from corn.topology import Mixing
 from tests.audit.plans import agent_plan
 
 
@@ -66,30 +67,11 @@ def test_a_process_ends_when_the_audit_is_gone(monkeypatch: pytest.MonkeyPatch) 
     assert len(runs) == 1, "the process took no order, so its end shows nothing"
 
 
-def test_seeds_of_larger_groups_stay_in_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = agent_plan(0, "global", graph="complete:3")
-    run = RecordedRun(np.zeros((1, 3, 200)), bytes(32))
-    monkeypatch.setattr("corn.audit.recording.AgentPool", _pool_of(run))
-    with pytest.raises(Exception, match="view must be eavesdropper for processes"):
-        audit_plan(
-            plan,
-            view=View((1,)),
-            settings=AuditSettings("processes", num_trials=200, num_releases=2),
-        )
-
-
-def _pool_of(run: RecordedRun) -> type:
-    class Pool:
-        def __init__(self, num_agents: int) -> None:
-            assert num_agents == 3
-
-        def run(self, *_: object, **__: object) -> RecordedRun:
-            return run
-
-        def __enter__(self) -> "Pool":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-    return Pool
+@pytest.mark.parametrize(
+    ("mixing", "problem"),
+    [("gossip", "view must be eavesdropper"), ("sum", "through must be shares or step")],
+)
+def test_seeds_of_larger_groups_stay_in_the_processes(mixing: Mixing, problem: str) -> None:
+    plan = agent_plan(1, "leave-one-out", graph="complete:4", mixing=mixing)
+    with pytest.raises(InvalidArgumentError, match=problem):
+        audit_plan(plan, view=View((1,)), settings=AuditSettings("processes"))
