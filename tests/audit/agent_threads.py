@@ -2,9 +2,10 @@
 
 import multiprocessing
 import os
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -14,8 +15,14 @@ import pytest
 class _Agent(threading.Thread):
     """A thread in the place of an agent's process."""
 
+    def __init__(self, connection: Connection, **given: Any) -> None:
+        super().__init__(args=(connection,), **given)
+        self._connection = connection
+
     def kill(self) -> None:
-        """Do nothing: a thread ends when its connection does."""
+        """End the connection, and with it the thread."""
+        with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as own:
+            own.shutdown(socket.SHUT_RDWR)
 
 
 class _Context:
@@ -31,7 +38,7 @@ class _Context:
         self._num_agents += 1
         # A copy, as a process has: the pool closes its own.
         own = Connection(os.dup(args[0].fileno()))
-        return _Agent(name=f"agent {self._num_agents - 1}", args=(own,), **given)
+        return _Agent(name=f"agent {self._num_agents - 1}", connection=own, **given)
 
 
 def record_threads(monkeypatch: pytest.MonkeyPatch) -> None:

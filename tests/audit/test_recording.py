@@ -1,16 +1,39 @@
 """Messages of real agents, recorded and audited."""
 
 import multiprocessing
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
+from corn.arrays import FloatArray
 from corn.audit import AuditSettings, View, audit_plan
 from corn.audit.auditing import suggest_releases
+from corn.audit.checks import (
+    check_messages,
+    check_noise,
+    check_sums,
+    list_masked,
+    uniform_p_value,
+)
+from corn.audit.observation import add_share_canary
 from corn.audit.recording import ProcessObservation, RecordedRun, _read_releases, _serve
+from corn.audit.views import StreamWeights
+from corn.distributed.steps.exchange import Received
+from corn.distributed.steps.messages import Header
+from corn.distributed.steps.summing import TreeSum
 from corn.errors import CornError, InvalidArgumentError
+from corn.learn.step import ClippedGradients, compute_gradients, release_masked
+from corn.noise import draw_share
+from corn.noise.masks import MaskWords, draw_mask, draw_offset, is_possible
+from corn.plan import Plan
 from corn.topology import Mixing
-from tests.audit.plans import agent_plan
+from corn.topology.tree import SpanningTree
+from tests.audit.agent_threads import current_agent, record_threads
+from tests.audit.plans import agent_plan, sample_plan
 
 
 def test_processes_release_no_more_than_their_ledgers_allow() -> None:
@@ -22,14 +45,164 @@ def test_processes_release_no_more_than_their_ledgers_allow() -> None:
 
 
 @pytest.mark.slow
-def test_messages_of_real_processes_are_tight() -> None:
+@pytest.mark.parametrize("mixing", ["gossip", "sum"])
+def test_messages_of_real_processes_are_tight(mixing: Mixing) -> None:
     """An insider's keys reproduce its part of the noise in two runs with different nonces."""
-    plan = agent_plan(graph="complete:3")
-    report = audit_plan(plan, settings=AuditSettings("processes", num_trials=2000))
+    plan = agent_plan(graph="complete:3", mixing=mixing)
+    report = audit_plan(plan, settings=AuditSettings("processes", num_trials=4000))
     assert not report.violated, (report.problems, [one.excess for one in report.findings])
     for one in report.findings:
         assert len(one.view.coalition) == 1
-        assert abs(one.mu.estimate / one.exact_mu - 1) < 0.1
+        assert one.ratio >= 0.95
+        assert abs(one.mu.estimate / one.exact_mu - 1) < 0.05
+    assert (report.messages is not None) == (mixing == "sum")
+
+
+@pytest.mark.slow
+def test_a_coalition_that_cuts_an_agent_off_reads_it_from_real_processes() -> None:
+    """On the seeds of a ring, agent 0 is alone between insiders 1 and 4."""
+    plan = agent_plan(0, "edges", mixing="sum")
+    settings = AuditSettings("processes", num_trials=4000)
+    report = audit_plan(plan, view=View((1, 4)), settings=settings)
+    assert {one.verdict for one in report.findings} == {"violated"}
+    assert report.findings[0].ratio == pytest.approx(5**0.5, rel=0.05)
+    assert report.problems == (), "the program does what the plan says"
+
+
+# Faults of exact sums, planted into the code that agents run.
+
+
+def record_agents(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> ProcessObservation:
+    """Record agents in threads, whose code a test can change."""
+    record_threads(monkeypatch)
+    return ProcessObservation(plan, num_trials=2000, num_releases=4)
+
+
+def sum_plan(sampling: str | None = None) -> Plan:
+    if sampling is None:
+        return agent_plan(graph="path:4", mixing="sum", num_steps=4)
+    return sample_plan(sampling, "replace", mixing="sum")
+
+
+@pytest.mark.parametrize("sampling", [None, "passes"])
+def test_recorded_messages_are_those_of_keys_and_data(
+    sampling: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = sum_plan(sampling)
+    seen = record_agents(plan, monkeypatch)
+    assert seen.problems == []
+    assert seen.messages is not None
+    gradients = seen.messages.gradients
+    assert gradients is not None
+    length = np.linalg.norm(gradients, axis=2)
+    # In some steps the sample is not in the batch.
+    contribution = plan.budget.query.contribution
+    assert {round(own, 9) for own in (length / contribution).ravel().tolist()} <= {0.0, 1.0}
+    assert length.max() > 0
+    assert check_messages(plan, seen.messages, View((1,)), seed=0, alpha=1e-3).problems == ()
+
+
+def reuse(*given: Any, step: int, **rest: Any) -> MaskWords:
+    return draw_mask(*given, step=0 * step, **rest)
+
+
+def turn_sign(noise: Any, agent: int, **rest: Any) -> MaskWords:
+    drawn = draw_mask(noise, agent, **rest)
+    return -drawn if agent == 2 else drawn
+
+
+def draw_no_offset(nonce: bytes, step: int, size: int) -> FloatArray:
+    return 0 * draw_offset(nonce, step, size)
+
+
+def draw_too_little(*given: Any, out: FloatArray, **rest: Any) -> None:
+    draw_share(*given, out=out, **rest)
+    out *= 0.75**0.5
+
+
+def round_apart(
+    gradient: Tensor, factor: Tensor, noise: Tensor, *, grid: float, **rest: Any
+) -> Any:
+    rounded = torch.round(torch.mul(gradient, factor).double() / grid) * grid
+    return release_masked(rounded, torch.ones(1), noise, grid=grid, **rest)
+
+
+def clip_nothing(*given: Any, **rest: Any) -> ClippedGradients:
+    found = compute_gradients(*given, **rest)
+    return replace(found, factors=torch.full_like(found.factors, 0.01))
+
+
+KEYRING, HALF_STEP = "corn.distributed.startup.keyring", "corn.distributed.steps.half_step"
+
+
+@pytest.mark.parametrize(
+    ("where", "fault", "others"),
+    [
+        (f"{KEYRING}.draw_mask", reuse, {"uniform"}),
+        (f"{KEYRING}.draw_mask", turn_sign, {"sums", "noise"}),
+        (f"{KEYRING}.draw_offset", draw_no_offset, {"sums"}),
+        (f"{KEYRING}.draw_share", draw_too_little, {"sums", "noise"}),
+        (f"{HALF_STEP}.release_masked", round_apart, set[str]()),
+        (f"{HALF_STEP}.compute_gradients", clip_nothing, {"length"}),
+    ],
+)
+def test_faults_of_agents_are_found(
+    where: str, fault: Any, others: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them by comparison with what keys and data give, and most by another check too."""
+    plan = sum_plan()
+    monkeypatch.setattr(where, fault)
+    seen = record_agents(plan, monkeypatch)
+    assert any("are not those of its gradient, noise, offset" in one for one in seen.problems)
+    messages, streams = seen.messages, StreamWeights.of(plan.decomposition)
+    assert messages is not None
+    R = streams.covariance + np.eye(plan.num_agents) * plan.grid**2 / 12
+    words = [uniform_p_value(words) for _, words in list_masked(plan, messages, View(), 0)]
+    found = {
+        "uniform": min(words) * len(words) < 1e-3,
+        "sums": bool(check_sums(plan, messages, 1e-3)),
+        "noise": bool(check_noise(seen.released, R, alpha=1e-3)),
+        "length": float(np.abs(seen.add_canary(1).alternative).max())
+        > 1.5 * float(np.abs(add_share_canary(plan, 1, (4, 2000)).alternative).max()),
+    }
+    assert {name for name, is_found in found.items() if is_found} == others
+
+
+def test_a_void_step_that_some_agents_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents compare digests of models; if they did not, the audit would still see the digests."""
+
+    def spoil(noise: Any, agent: int, *, step: int, **rest: Any) -> MaskWords:
+        drawn = draw_mask(noise, agent, step=step, **rest)
+        drawn[5] += np.uint16((1 << 15) * (agent == 1 and step == 0))
+        return drawn
+
+    def accept(total: MaskWords, largest: float) -> bool:
+        return is_possible(total, largest) or current_agent() == 2
+
+    def trust(self: TreeSum, peer: int, expected: Header) -> Received:
+        found = receive(self, peer, expected)
+        return replace(found, header=replace(found.header, model=expected.model))
+
+    plan, receive = sum_plan(), TreeSum._receive
+    monkeypatch.setattr(f"{KEYRING}.draw_mask", spoil)
+    # Nobody applies the sum, and all agents go on with one model.
+    record_threads(monkeypatch)
+    assert not any("model" in one for one in record_agents(plan, monkeypatch).problems)
+    monkeypatch.setattr("corn.distributed.steps.rounds.is_possible", accept)
+    with pytest.raises(CornError, match="agent 2's model is not that of its neighbours"):
+        record_agents(plan, monkeypatch)
+    monkeypatch.setattr(TreeSum, "_receive", trust)
+    problems = record_agents(plan, monkeypatch).problems
+    assert any("agents 2 have another model than the root after 1 steps" in one for one in problems)
+
+
+def test_totals_that_differ_are_found() -> None:
+    tree = SpanningTree(0, {0: 0, 1: 0, 2: 1})
+    words = np.arange(6, dtype=np.uint16).reshape(1, 3, 2)
+    run = RecordedRun(words, bytes(32), {(0, 0): words[0, 0], (0, 1): words[0, 0] + np.uint16(1)})
+    assert "agent 1 passed on another total" in run.check_agreement(tree)[0]
+    # Partial sums (0, 1), (2, 3) and (4, 5), of which the first has the second, and that the third.
+    assert run.read_words(tree).tolist() == [[[65534, 65534], [65534, 65534], [4, 5]]]
 
 
 @pytest.mark.parametrize("num_steps", [40, 400])

@@ -152,7 +152,7 @@ def check_messages(
     if view.coalition:
         tests += list_masked(plan, messages, view, seed)
     values = [uniform_p_value(words) for _, words in tests]
-    p = min(1.0, min(values, default=1.0) * len(values))
+    p = min([1.0, *(len(values) * value for value in values)])
     problems = [*check_modulus(plan, messages.bits), *check_sums(plan, messages, alpha)]
     if p < alpha:
         problems.append(f"{tests[int(np.argmin(values))][0]} is not uniform: p = {p:.2g}")
@@ -305,7 +305,7 @@ class WordStatistics:
         self.num_words += words.size
         self._values += np.bincount(words.ravel(), minlength=1 << 16)
         high = words >> np.uint16(8)
-        centred = words - _MIDDLE
+        centred = words.astype(np.float64) - _MIDDLE
         # Axes from the last to the first. No word is in two pairs, or pairs would not be
         # independent.
         for axis, name in zip((2, 1, 0), self._pairs, strict=True):

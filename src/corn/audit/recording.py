@@ -36,6 +36,7 @@ from corn.audit.program import DEPLOYED, NoiseRecord, ReleaseNumber
 from corn.checks import require
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
 from corn.distributed.processes import preloaded_context
+from corn.distributed.records.results import describe_stop
 from corn.distributed.startup.joining import host_store
 from corn.distributed.startup.keyring import find_credentials, load_credentials, make_keys
 from corn.distributed.steps.messages import Header
@@ -194,11 +195,12 @@ def _serve(connection: Connection) -> None:
         while (order := connection.recv()) is not None:
             answer = _Answer({}, {}, b"")
             try:
-                run_workload(order, Reports(on_message=record))
+                _, result = run_workload(order, Reports(on_message=record))
             except CornError as error:
                 connection.send(str(error))
                 continue
-            connection.send(answer)
+            why = describe_stop(result.stop)
+            connection.send(f"stopped after {result.num_steps} steps: {why}" if why else answer)
 
 
 @dataclass
