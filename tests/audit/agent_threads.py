@@ -49,8 +49,3 @@ def record_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         yield _Context()
 
     monkeypatch.setattr("corn.audit.recording.preloaded_context", use_threads)
-
-
-def current_agent() -> int:
-    """Return the agent whose code calls this."""
-    return int(threading.current_thread().name.removeprefix("agent "))

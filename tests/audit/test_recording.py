@@ -22,17 +22,14 @@ from corn.audit.checks import (
 from corn.audit.observation import add_share_canary
 from corn.audit.recording import ProcessObservation, RecordedRun, _read_releases, _serve
 from corn.audit.views import StreamWeights
-from corn.distributed.steps.exchange import Received
-from corn.distributed.steps.messages import Header
-from corn.distributed.steps.summing import TreeSum
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.step import ClippedGradients, compute_gradients, release_masked
 from corn.noise import draw_share
-from corn.noise.masks import MaskWords, draw_mask, draw_offset, is_possible
+from corn.noise.masks import MaskWords, draw_mask, draw_offset
 from corn.plan import Plan
 from corn.topology import Mixing
 from corn.topology.tree import SpanningTree
-from tests.audit.agent_threads import current_agent, record_threads
+from tests.audit.agent_threads import record_threads
 from tests.audit.plans import agent_plan, sample_plan
 
 
@@ -169,32 +166,14 @@ def test_faults_of_agents_are_found(
     assert others <= {name for name, is_found in found.items() if is_found}
 
 
-def test_a_void_step_that_some_agents_apply(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Agents compare digests of models; if they did not, the audit would still see the digests."""
-
-    def spoil(noise: Any, agent: int, *, step: int, **rest: Any) -> MaskWords:
-        drawn = draw_mask(noise, agent, step=step, **rest)
-        drawn[5] += np.uint16((1 << 15) * (agent == 1 and step == 0))
-        return drawn
-
-    def accept(total: MaskWords, largest: float) -> bool:
-        return is_possible(total, largest) or current_agent() == 2
-
-    def trust(self: TreeSum, peer: int, expected: Header) -> Received:
-        found = receive(self, peer, expected)
-        return replace(found, header=replace(found.header, model=expected.model))
-
-    plan, receive = sum_plan(), TreeSum._receive
-    monkeypatch.setattr(f"{KEYRING}.draw_mask", spoil)
-    # Nobody applies the sum, and all agents go on with one model.
-    record_threads(monkeypatch)
-    assert not any("model" in one for one in record_agents(plan, monkeypatch).problems)
-    monkeypatch.setattr("corn.distributed.steps.rounds.is_possible", accept)
-    with pytest.raises(CornError, match="agent 2's model is not that of its neighbours"):
-        record_agents(plan, monkeypatch)
-    monkeypatch.setattr(TreeSum, "_receive", trust)
-    problems = record_agents(plan, monkeypatch).problems
-    assert any("agents 2 have another model than the root after 1 steps" in one for one in problems)
+def test_a_step_that_some_agents_do_not_apply_shows_in_digests() -> None:
+    tree = SpanningTree(0, {0: 0, 1: 0, 2: 1})
+    models = {(step, agent): bytes([step]) for step in range(3) for agent in range(3)}
+    words = np.zeros((2, 3, 2), np.uint16)
+    assert RecordedRun(words, bytes(32), {}, models).check_agreement(tree) == []
+    # Agent 2 applied the first step, which is void to the others.
+    run = RecordedRun(words, bytes(32), {}, {**models, (1, 2): b"other"})
+    assert "agents 2 have another model than the root after 1 steps" in run.check_agreement(tree)[0]
 
 
 def test_totals_that_differ_are_found() -> None:
