@@ -57,7 +57,7 @@ def test_a_training_cell_gives_the_losses_of_the_library(tmp_path: Path) -> None
     cell = replace(first_training_cell("fig4b"), methods=(method,))
     store = CellStore(tmp_path)
     compute_cells([cell], store, jobs=1)
-    network = load_network(cell.graph)
+    network = load_network(cell.graph, mixing="gossip")
     budget = method.budget(cell.epsilon, cell.delta, cell.num_steps, cell.clip)
     made = design(
         network.mixing_matrix,
@@ -104,8 +104,8 @@ def test_a_line_with_defaults_is_trained_as_by_corn_train() -> None:
         batch_size=cell.batch_size,
     )
     assert budget.query.sampling == "poisson"
-    network = load_network(cell.graph)
-    objective = default_objective(cell.num_steps)
+    network = load_network(cell.graph, mixing="gossip")
+    objective = default_objective(cell.num_steps, momentum=0.9)
     cap, threat = budget.precision_cap, CORN_DEFAULTS.threat
     noise = design(network.mixing_matrix, cap, objective=objective, threat=threat)
     result = learn.run_sweep(

@@ -19,9 +19,8 @@ from torch import Tensor
 from corn.arrays import FloatArray
 from corn.audit.views import View
 from corn.covariance import Decomposition
-from corn.learn.batches import BatchSampler
+from corn.learn.batches import BatchSampler, Choices
 from corn.learn.perturbation import simulation_nonce
-from corn.learn.sampling import Choices
 from corn.learn.step import (
     ClippedGradients,
     compute_gradients,

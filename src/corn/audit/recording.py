@@ -52,7 +52,7 @@ from corn.noise import Owner, Secret, agent_keys
 from corn.noise.masks import MaskWords
 from corn.plan import Plan, fingerprint, save_plan
 from corn.threads import limit_threads
-from corn.topology.tree import SpanningTree
+from corn.topology.graphs import SpanningTree
 
 # A power of two, so that dividing a message by it is exact.
 _STEP_SIZE = 2.0**-4

@@ -44,7 +44,7 @@ from corn.covariance import (
 from corn.covariance import design as solve
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.privacy import PrivacyBudget
-from corn.privacy.query import describe_range
+from corn.privacy.budget import describe_range
 from corn.privacy.rounding import round_bound_down
 from corn.topology import Network
 from corn.topology.files import read_matrix
@@ -101,7 +101,7 @@ def design(
         raise FileFormatError(f"{out}: a design's file must end in .json or .npy")
     network = mixing.load_network(graph)
     promise = budget.make(batch_size, network)
-    target: Objective = mixing.choose_objective(budget.steps)
+    target: Objective = mixing.choose_objective(network, budget.steps)
     if objective:
         target = GivenObjective(read_matrix(objective, name="an objective"))
     options = Corn(

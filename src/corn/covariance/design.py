@@ -22,13 +22,19 @@ from corn.checks import (
 )
 from corn.covariance.baselines import Central, Decor, Ldp, NoNoise, ZeroSum
 from corn.covariance.decomposition import split_blocks
+from corn.covariance.disagreement import disagreement_ratio
 from corn.covariance.dual import ClosedForm, Dual
 from corn.covariance.feasibility import expand_caps
 from corn.covariance.first_order import FirstOrder
 from corn.covariance.insiders import design_against_insiders
 from corn.covariance.low_rank import LowRank, fits_pairs
 from corn.covariance.masks import design_masks, least_variance, whole_precision
-from corn.covariance.objective import Objective, default_objective, energy_of_average
+from corn.covariance.objective import (
+    Objective,
+    default_objective,
+    energy_of_average,
+    momentum_of,
+)
 from corn.covariance.problem import Design, DesignProblem, MechanismName, Status
 from corn.covariance.sdp import Sdp
 from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, SeedGroups, ThreatModel
@@ -226,8 +232,10 @@ def design(
                 "objective must be given with a precision cap, which has no number of steps, found "
                 "None: give objective=Horizon(length), or a PrivacyBudget instead of the cap"
             )
-        objective = default_objective(budget.num_steps)
+        mixing = network.mixing if isinstance(network, Network) else "gossip"
+        objective = default_objective(budget.num_steps, mixing=mixing)
     if isinstance(network, Network) and network.mixing == "sum" and isinstance(mechanism, Corn):
+        require_no_options(mechanism)
         return _design_for_sums(network, budget, objective, threat)
     W, graph = _read_network(network)
     if threat is None:
@@ -243,7 +251,18 @@ def design(
         threat=threat.resolve(graph),
         mixing_matrix=W,
     )
-    return mechanism.solve(problem)
+    made = mechanism.solve(problem)
+    if not isinstance(network, Network) or not isinstance(budget, PrivacyBudget):
+        return made
+    ratio = disagreement_ratio(
+        network,
+        made.covariance,
+        precision_cap=made.strictest_cap,
+        momentum=momentum_of(objective),
+        num_steps=budget.num_steps,
+    )
+    # A trusted server has one model, also where agents would never agree.
+    return replace(made, disagreement_ratio=0.0 if made.status == "reference" else ratio)
 
 
 def _design_for_sums(
@@ -275,6 +294,18 @@ def _design_for_sums(
         iterations=0,
         threat=threat,
         shares=noise,
+        disagreement_ratio=0.0,
+    )
+
+
+def require_no_options(mechanism: Corn) -> None:
+    """Raise if CorN has options of solvers, which the formula for exact sums does not use."""
+    require(
+        mechanism == Corn(num_workers=mechanism.num_workers),
+        "mechanism",
+        "Corn() without options for exact sums, whose optimum is a formula",
+        mechanism,
+        advice="options of solvers are for mixing='gossip' (--mixing gossip)",
     )
 
 

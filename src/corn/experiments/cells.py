@@ -82,7 +82,7 @@ class DesignCell:
 
     def compute(self) -> CellResult:
         """Design the covariance; measure its noise after one step and accumulated."""
-        W = load_network(self.graph).mixing_matrix
+        W = load_network(self.graph, mixing="gossip").mixing_matrix
         made = design(
             W,
             1.0,
@@ -150,7 +150,7 @@ class TrainingCell:
             designs: the result of each cell in ``designs``, by method.
             directory: the data cache.
         """
-        network = load_network(self.graph)
+        network = load_network(self.graph, mixing="gossip")
         problem = learn.make_workload(
             self.task,
             network.num_agents,
