@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 import corn
 from corn.arrays import FloatArray, IntArray
 from corn.audit import DEPLOYED, AuditReport, AuditSettings, Program, View, audit_plan
+from corn.audit.checks import check_sampler
 from corn.audit.observation import query_of
 from corn.audit.program import STEP_SIZE, derive_keys, draw_nonce, make_choices
-from corn.audit.sampler_check import check_sampler
 from corn.covariance import Decomposition
 from corn.distributed import RunSettings
 from corn.distributed.agent import prepare_work

@@ -19,7 +19,7 @@ from scipy import stats
 from torch import Tensor
 
 from corn.arrays import FloatArray
-from corn.audit.known_noise import KnownNoise
+from corn.audit.program import KnownNoise
 from corn.audit.views import Parts, StreamWeights, View, invert_hidden, sum_parts
 from corn.checks import require, require_count
 from corn.errors import InvalidArgumentError
