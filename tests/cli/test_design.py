@@ -256,3 +256,24 @@ def test_threat_refuses_a_list_that_it_cannot_read(corn: Runner) -> None:
     outcome = corn("threat", "--graph", "ring:6", "--colluders", "many")
     assert outcome.exit_code == 1
     assert "whole numbers separated by commas, found 'many'" in outcome.stderr
+
+
+@pytest.mark.parametrize("mixing", ["gossip", "sum"])
+def test_disagreement_is_printed_for_gossip_and_noted_if_it_is_large(
+    corn: Runner, tmp_path: Path, mixing: str
+) -> None:
+    network = ("--graph", "ring:12", "--steps", 30, "--mixing", mixing, "--colluders", 0)
+    commands: list[tuple[object, ...]] = [
+        ("compare", *network),
+        ("plan", *network, "--out", tmp_path / "plan.corn"),
+        ("train", *network, "--task", "breast-cancer", "--step-size", 0.1, "--mechanism", "corn"),
+    ]
+    for command in commands:
+        outcome = corn(*command)
+        assert outcome.exit_code == 0, outcome.stderr
+        assert ("κ" in outcome.stdout) == (mixing == "gossip")
+        notes = [line for line in outcome.stderr.splitlines() if "κ" in line]
+        assert len(notes) == (mixing == "gossip")
+        assert all("--gossip chebyshev:" in note and "--mixing sum" in note for note in notes)
+    facts = read(corn(*commands[1], "--json").stdout)
+    assert (facts["disagreement_ratio"] > 0.35) == (mixing == "gossip")
