@@ -25,7 +25,6 @@ from corn.covariance import (
     FiniteRun,
     GivenObjective,
     Objective,
-    Sdp,
 )
 from corn.errors import CornError, FileFormatError, InfeasibleError, InvalidArgumentError
 from corn.noise import SecureSource, draw_all_shares, simulated_keys
@@ -36,6 +35,7 @@ from corn.privacy import subsampling
 from corn.privacy.floats import set_aside
 
 from ..mutations import find_complaint, is_clear
+from ..oracles.sdp import SplitSdp
 
 BUDGET = PrivacyBudget(epsilon=3, delta=1e-5, num_steps=50, clip=1.0)
 NETWORK = load_network(nx.wheel_graph(6), mixing="gossip")
@@ -270,7 +270,7 @@ def test_no_multipliers_prove_more_than_the_optimum(plan: Plan, size: float, noi
     A = plan.objective.matrix(NETWORK.mixing_matrix)
     groups = DEFAULT_THREAT.seed_groups(NETWORK.graph)
     problem = DesignProblem(A, np.ones(len(A)), threat=DEFAULT_THREAT)
-    optimum = Sdp().solve_split(problem, groups).value
+    optimum = SplitSdp().solve_split(problem, groups).value
     parts = plan.decomposition
     if noise == "poor":
         rng = np.random.default_rng(1)

@@ -36,7 +36,6 @@ from corn.covariance.objective import (
     momentum_of,
 )
 from corn.covariance.problem import Design, DesignProblem, MechanismName, Status
-from corn.covariance.sdp import Sdp
 from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, SeedGroups, ThreatModel
 from corn.errors import InvalidArgumentError
 from corn.privacy import PrivacyBudget
@@ -108,7 +107,7 @@ class Auto:
         return solver() if self.tolerance is None else solver(self.tolerance)
 
 
-Solver: TypeAlias = Auto | Dual | ClosedForm | FirstOrder | LowRank | Sdp
+Solver: TypeAlias = Auto | Dual | ClosedForm | FirstOrder | LowRank
 
 
 @final
@@ -118,7 +117,7 @@ class Corn:
 
     Attributes:
         solver: `Dual` or `ClosedForm` where seed groups are disjoint and nobody colludes,
-            `FirstOrder` anywhere, `LowRank` for seeds of pairs, `Sdp` for small networks.
+            `FirstOrder` anywhere, `LowRank` for seeds of pairs.
         max_noise_std: a bound on √R_ii; None is 32/√b_i, which keeps float32 cancellation harmless;
             ``math.inf`` is no limit. The gap includes the cost of the limit.
         ridge: γ ≥ 0 adds γ·(Tr A/n)·I to the matrix that is minimised: less noise, a larger gap.
@@ -154,13 +153,13 @@ class Corn:
             raise InvalidArgumentError(
                 f"solver {type(solver).__name__} ({solver.name}) is for disjoint seed groups "
                 f"against an eavesdropper, found seeds={threat.seeds!r:.60} and "
-                f"max_colluders={threat.max_colluders}: use FirstOrder, Sdp or Auto "
+                f"max_colluders={threat.max_colluders}: use FirstOrder or Auto "
                 "(--solver auto), or a threat without insiders (--colluders 0)"
             )
         return design_against_insiders(problem, groups, solver=solver, drop_cost=self.drop_cost)
 
     def _solve_blocks(
-        self, problem: DesignProblem, groups: SeedGroups, solver: Dual | ClosedForm | Sdp
+        self, problem: DesignProblem, groups: SeedGroups, solver: Dual | ClosedForm
     ) -> Design:
         """Return one block per group, and one for each agent that shares no seed."""
         if self.drop_cost:

@@ -21,7 +21,7 @@ from corn.topology.graphs import Graph
 
 MechanismName: TypeAlias = Literal["corn", "decor", "ldp", "zero-sum", "central", "none", "own"]
 SolverName: TypeAlias = Literal[
-    "dual", "closed-form", "sdp", "first-order", "low-rank", "search", "formula"
+    "dual", "closed-form", "first-order", "low-rank", "search", "formula"
 ]
 Status: TypeAlias = Literal[
     "optimal",

@@ -29,7 +29,7 @@ from corn.learn.schedule import Schedule, ScheduleName, make_schedule
 from corn.learn.settings import SweepSettings
 from corn.learn.sweep import run_sweep
 from corn.learn.tasks import MeanLoss, ModuleTask, Task
-from corn.learn.tasks.flat_module import trained_parameters
+from corn.learn.tasks.module import trained_parameters
 from corn.plan import Plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.floats import set_aside

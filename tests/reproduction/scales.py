@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from corn.experiments import QUICK, Training
+from reproduction.scale import QUICK, Training
 
 TINY = replace(
     QUICK,

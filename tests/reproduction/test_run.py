@@ -3,9 +3,8 @@
 Pilot seeds choose step sizes; further seeds run at those only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,11 @@ import numpy as np
 import pytest
 
 from corn.errors import FileFormatError
-from corn.experiments import METHODS, CellStore, Reproduction, list_cells, make_studies, reproduce
-from corn.experiments.cells import Cell, CellResult, DesignCell, RepeatCell, TrainingCell
-from corn.experiments.studies import TrainingStudy
+from reproduction.cells import Cell, CellResult, CellStore, DesignCell, TrainingCell
+from reproduction.figures import TrainingStudy, make_studies
+from reproduction.mechanisms import MECHANISMS
+from reproduction.run import Reproduction, reproduce
+from reproduction.scale import Scale
 
 from .scales import PILOTS, TINY
 
@@ -25,11 +26,31 @@ EVERY_SIZE = replace(PILOTS, regression=replace(PILOTS.regression, num_pilots=No
 
 
 def run_at(run: Mapping[str, Any]) -> tuple[Any, ...]:
-    return run["x"], run["method"], run["step_size"], run["seed"]
+    return run["x"], run["mechanism"], run["step_size"], run["seed"]
 
 
-def trainings_of(cells: list[Cell]) -> list[TrainingCell]:
-    return [cell for cell in cells if isinstance(cell, TrainingCell)]
+class Watch:
+    """Notes the cells of each stage, and those that were finished, with whether they were new."""
+
+    def __init__(self) -> None:
+        self.plans: list[list[Cell]] = []
+        self.finished: dict[Cell, bool] = {}
+
+    def plan(self, cells: Sequence[Cell]) -> None:
+        self.plans.append(list(cells))
+
+    def finish(self, cell: Cell, is_new: bool) -> None:
+        self.finished.setdefault(cell, is_new)
+
+    @property
+    def trainings(self) -> list[TrainingCell]:
+        return [cell for cell in self.finished if isinstance(cell, TrainingCell)]
+
+
+def watch(names: list[str], scale: Scale, store: CellStore) -> tuple[Reproduction, Watch]:
+    seen = Watch()
+    made = reproduce(names, scale, store=store, jobs=1, on_plan=seen.plan, on_done=seen.finish)
+    return made, seen
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +77,7 @@ def test_every_panel_of_training_has_a_point_for_every_method(tmp_path: Path) ->
     assert len(made.panels) == 17
     trained = [points for panel, points in made.panels if panel.is_random]
     for points in trained:
-        assert {point.method for point in points} == set(METHODS)
+        assert {point.mechanism for point in points} == set(MECHANISMS)
         assert all(np.isfinite(point.mean) for point in points)
         assert all(len(point.values) > 1 for point in points)
     assert {claim.source for claim in made.claims} == {"paper", "expected", "corn"}
@@ -75,16 +96,16 @@ def test_finished_cells_are_not_computed_again(
 
     monkeypatch.setattr(DesignCell, "compute", refuse)
     monkeypatch.setattr(TrainingCell, "compute", refuse)
-    seen: list[Cell] = []
-    again = reproduce(FIGURES, TINY, store=store, jobs=1, on_done=seen.append)
+    again, seen = watch(FIGURES, TINY, store)
     assert again == first
-    assert set(seen) == set(list_cells(FIGURES, TINY))
+    assert set(seen.finished) == set(seen.plans[-1])
+    assert not any(seen.finished.values())
 
 
 def test_an_interrupted_reproduction_resumes(
     tmp_path: Path, whole: tuple[CellStore, Reproduction], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells, broken, (_, expected) = list_cells(FIGURES, TINY), CellStore(tmp_path), whole
+    broken, (_, expected) = CellStore(tmp_path), whole
     count = 0
     compute = TrainingCell.compute
 
@@ -98,9 +119,9 @@ def test_an_interrupted_reproduction_resumes(
     monkeypatch.setattr(TrainingCell, "compute", interrupt_second)
     with pytest.raises(KeyboardInterrupt):
         reproduce(FIGURES, TINY, store=broken, jobs=1)
-    kept = [cell for cell in cells if broken.load(cell) is not None]
-    assert 0 < len(kept) == len(cells) - 1
-    found = reproduce(FIGURES, TINY, store=broken, jobs=1)
+    found, seen = watch(FIGURES, TINY, broken)
+    assert list(seen.finished.values()).count(True) == 1
+    assert len(seen.finished) > 1
     assert found.panels == expected.panels
     assert found.runs == expected.runs
     assert count == 3
@@ -113,7 +134,7 @@ def test_blocks_of_seeds_do_not_change_results(tmp_path: Path) -> None:
     together, apart = (reproduce(["fig4b"], s, store=store, jobs=1) for s in (joint, split))
     for (_, points), (_, others) in zip(together.panels, apart.panels, strict=True):
         for point, other in zip(points, others, strict=True):
-            assert (point.method, point.x, point.note) == (other.method, other.x, other.note)
+            assert (point.mechanism, point.x, point.note) == (other.mechanism, other.x, other.note)
             assert point.values == pytest.approx(other.values, rel=1e-5)
 
 
@@ -127,20 +148,20 @@ def test_further_seeds_run_as_they_would_at_every_step_size(
     store: CellStore, piloted: Reproduction
 ) -> None:
     whole = {run_at(run): run for run in reproduce(PILOTED, EVERY_SIZE, store=store, jobs=1).runs}
-    assert len(piloted.runs) == (2 + 1 + 1) * len(METHODS) < len(whole)
+    assert len(piloted.runs) == (2 + 1 + 1) * len(MECHANISMS) < len(whole)
     for run in piloted.runs:
         expected = whole[run_at(run)]
         for column in ("validation_loss", "test_loss", "test_accuracy", "value"):
             assert run[column] == pytest.approx(expected[column], rel=1e-5)
-    # With a single step size for all methods these tests could not detect a mix-up.
+    # With a single step size for all mechanisms these tests could not detect a mix-up.
     assert len({run["step_size"] for run in piloted.runs if run["seed"] > 0}) > 1
 
 
 def test_only_pilots_choose_step_sizes(piloted: Reproduction) -> None:
     ((_, points),) = piloted.panels
-    assert [point.method for point in points] == list(METHODS)
+    assert [point.mechanism for point in points] == list(MECHANISMS)
     for point in points:
-        own = [run for run in piloted.runs if run["method"] == point.method.name]
+        own = [run for run in piloted.runs if run["mechanism"] == point.mechanism.name]
         pilots = [run for run in own if run["seed"] == 0]
         best = min(pilots, key=lambda run: float(run["validation_loss"]))["step_size"]
         chosen = [run for run in own if run["chosen"]]
@@ -152,26 +173,14 @@ def test_only_pilots_choose_step_sizes(piloted: Reproduction) -> None:
     assert any("fig4b" in note and "1 pilot seed of 3" in note for note in piloted.notes)
 
 
-def test_both_stages_are_forecast_counted_and_found_again(
-    store: CellStore, piloted: Reproduction
-) -> None:
-    before, after = list_cells(PILOTED, PILOTS), list_cells(PILOTED, PILOTS, store=store)
-    assert sum(cell.cost for cell in before) == pytest.approx(sum(cell.cost for cell in after))
-    assert len(trainings_of(before)) == len(trainings_of(after)) == 3
-    assert piloted.compute_seconds == pytest.approx(sum(map(store.seconds, after)))
-    plans: list[list[Cell]] = []
-    seen: list[Cell] = []
-    again = reproduce(
-        PILOTED,
-        PILOTS,
-        store=store,
-        jobs=1,
-        on_plan=lambda cells: plans.append(list(cells)),
-        on_done=seen.append,
-    )
+def test_both_stages_are_planned_and_found_again(store: CellStore, piloted: Reproduction) -> None:
+    again, seen = watch(PILOTED, PILOTS, store)
     assert again == piloted
-    assert plans == [before, after]
-    assert set(seen) == set(after)
+    assert len(seen.trainings) == 3
+    before, after = seen.plans
+    assert set(before) == set(after) - set(seen.trainings[1:])
+    assert set(seen.finished) == set(after)
+    assert not any(seen.finished.values())
 
 
 def test_an_interruption_between_the_stages_keeps_the_pilots(
@@ -189,21 +198,20 @@ def test_an_interruption_between_the_stages_keeps_the_pilots(
 
     monkeypatch.setattr(TrainingCell, "compute", count)
     # After the pilots, then after one cell of the second stage, then not at all.
-    for allowed in (1, 2):
+    for allowed in (1, 2):  # noqa: B007 - read by `count`
         with pytest.raises(KeyboardInterrupt):
             reproduce(PILOTED, PILOTS, store=store, jobs=1)
-        kept = trainings_of(list_cells(PILOTED, PILOTS, store=store))
-        assert sum(store.load(cell) is not None for cell in kept) == allowed
+        assert all(store.load(cell) is not None for cell in computed)
     allowed = 1000
-    found = reproduce(PILOTED, PILOTS, store=store, jobs=1)
+    found, seen = watch(PILOTED, PILOTS, store)
     assert (found.panels, found.runs) == (piloted.panels, piloted.runs)
-    assert len(computed) == len(set(computed)) == len(kept)
+    assert len(computed) == len(set(computed)) == len(seen.trainings)
 
 
-def make_run(method: str, eta: float, seed: int) -> dict[str, Any]:
+def make_run(mechanism: str, eta: float, seed: int) -> dict[str, Any]:
     """Return a run that is better the larger its step size, with a larger value at later seeds."""
     return {
-        "method": method,
+        "mechanism": mechanism,
         "step_size": f"{eta:g}",
         "seed": seed,
         "validation_loss": -eta,
@@ -214,21 +222,16 @@ def make_run(method: str, eta: float, seed: int) -> dict[str, Any]:
 def make_results(
     study: TrainingStudy, broken: set[tuple[str, float, int]]
 ) -> dict[Cell, CellResult]:
-    """Return invented results of both stages, without the (method, step size, seed) that broke."""
+    """Return invented results of both stages, without the runs that broke down."""
     results: dict[Cell, CellResult] = {}
     for _ in range(2):
         for cell in study.cells(results):
             assert isinstance(cell, TrainingCell)
-            pairs = (
-                zip(cell.methods, cell.step_sizes, strict=True)
-                if isinstance(cell, RepeatCell)
-                else product(cell.methods, cell.step_sizes)
-            )
             runs = [
-                make_run(method.name, eta, seed)
-                for method, eta in pairs
+                make_run(mechanism.name, eta, seed)
+                for mechanism, eta in cell.trials
                 for seed in cell.seeds
-                if (method.name, eta, seed) not in broken
+                if (mechanism.name, eta, seed) not in broken
             ]
             results[cell] = {"runs": runs}
     return results
@@ -243,7 +246,7 @@ def piloted_study() -> TrainingStudy:
 def test_a_breakdown_at_a_further_seed_leaves_no_value() -> None:
     study = piloted_study()
     results = make_results(study, {("ldp", 3.0, 2), ("corn", 3.0, 1), ("corn", 3.0, 2)})
-    points = {point.method.name: point for point in study.points(results)}
+    points = {point.mechanism.name: point for point in study.points(results)}
     assert points["ldp"].values == points["corn"].values == ()
     assert points["ldp"].note.endswith("chosen on 1 pilot seed of 3, broke down at seed 2")
     assert points["corn"].note.endswith("broke down at seed 1 and 2")
@@ -255,19 +258,19 @@ def test_a_breakdown_at_a_further_seed_leaves_no_value() -> None:
 def test_a_breakdown_of_a_pilot_changes_the_choice() -> None:
     study = piloted_study()
     results = make_results(study, {("ldp", 3.0, 0), ("corn", 3.0, 0), ("corn", 0.3, 0)})
-    points = {point.method.name: point for point in study.points(results)}
+    points = {point.mechanism.name: point for point in study.points(results)}
     assert points["ldp"].values == (0.3, 1.3, 2.3)
     assert points["corn"].values == ()
     assert points["corn"].note == "every step size broke down on the pilot seeds"
     assert not points["corn"].is_open
     further = [run for run in study.runs(results) if run["seed"] > 0]
-    assert {run["method"] for run in further} == {m.name for m in METHODS} - {"corn"}
+    assert {run["mechanism"] for run in further} == {m.name for m in MECHANISMS} - {"corn"}
     assert all(run["chosen"] for run in further)
 
 
 def test_nothing_more_is_computed_if_every_pilot_broke_down() -> None:
     study = piloted_study()
-    broken = {(method.name, eta, 0) for method in METHODS for eta in (3.0, 0.3)}
+    broken = {(mechanism.name, eta, 0) for mechanism in MECHANISMS for eta in (3.0, 0.3)}
     assert len(make_results(study, broken)) == 1
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from corn.errors import InvalidArgumentError
-from corn.experiments import FULL, CellStore, Scale, Training, make_studies, reproduce
-from corn.experiments.methods import AUTHORS_METHODS, CORN_PAPER, choose_methods
-from corn.experiments.studies import TrainingStudy
+from reproduction.cells import CellStore
+from reproduction.figures import TrainingStudy, make_studies
+from reproduction.mechanisms import AUTHORS_MECHANISMS, CORN_PAPER, choose_mechanisms
+from reproduction.run import reproduce
+from reproduction.scale import FULL, Scale, Training
 
 from .scales import TINY
 
@@ -49,19 +51,19 @@ def test_designs_against_many_coalitions_stop_at_a_number_of_agents(tmp_path: Pa
     scale = replace(TINY, sizes=(6, 8), insider_sizes=(8, 6))
     made = reproduce(["fig1c"], scale, store=CellStore(tmp_path), jobs=1)
     for _, points in made.panels:
-        places = {name: [p.x for p in points if p.method.name == name] for name in NAMES}
+        places = {name: [p.x for p in points if p.mechanism.name == name] for name in NAMES}
         assert places == {"corn": [6, 8], "corn-1-insider": [6, 8], "corn-2-insiders": [6]}
 
 
 def test_rows_name_the_insiders_that_a_design_protects_against(tmp_path: Path) -> None:
     made = reproduce(["fig2-insiders"], TINY, store=CellStore(tmp_path), jobs=1)
-    rows = {(row["method"], row["x"]): row["against"] for row in made.runs}
+    rows = {(row["mechanism"], row["x"]): row["against"] for row in made.runs}
     ((_, points),) = made.panels
-    assert {(point.method.name, point.x): point.against for point in points} == rows
-    for method in ("corn-pairs", "corn-links"):
-        assert "insider" not in rows[method, 0.0]
-        assert "one insider" in rows[method, 1.0]
-        assert "2 insiders" in rows[method, 2.0]
+    assert {(point.mechanism.name, point.x): point.against for point in points} == rows
+    for mechanism in ("corn-pairs", "corn-links"):
+        assert "insider" not in rows[mechanism, 0.0]
+        assert "one insider" in rows[mechanism, 1.0]
+        assert "2 insiders" in rows[mechanism, 2.0]
     # Independent noise needs no design against insiders, and none is computed.
     assert "insider" not in rows["ldp", 2.0]
 
@@ -89,8 +91,8 @@ def test_the_lines_of_the_authors_code_have_its_noise(epsilon: float) -> None:
     delta, steps, clip, batch_size = 1e-5, 1000, 0.1, 128
     log = math.log(1 / delta)
     bound = (math.sqrt(log + epsilon) - math.sqrt(log)) ** 2 / (2 * steps * clip**2)
-    for method in AUTHORS_METHODS:
-        budget = method.budget(epsilon, delta, steps, clip, "sample", batch_size)
+    for mechanism in AUTHORS_MECHANISMS:
+        budget = mechanism.budget(epsilon, delta, steps, clip, "sample", batch_size)
         # The mean has 1/B² of the noise variance of the sum.
         assert budget.precision_cap == pytest.approx(bound * batch_size**2, rel=1e-12)
     # The constant of the paper's eq. (13b) is another noise.
@@ -100,15 +102,15 @@ def test_the_lines_of_the_authors_code_have_its_noise(epsilon: float) -> None:
 
 
 def test_the_lines_of_the_authors_code_are_drawn_by_name_and_for_samples() -> None:
-    assert not set(AUTHORS_METHODS) & set(FULL.methods)
-    scale = TINY.restrict(methods=choose_methods(["corn-authors", "ldp"]))
+    assert not set(AUTHORS_MECHANISMS) & set(FULL.mechanisms)
+    scale = TINY.restrict(mechanisms=choose_mechanisms(["corn-authors", "ldp"]))
     lines = {
-        study.panel.name: {own.name for own in study.places[0].methods}
+        study.panel.name: {one.name for one in study.places[0].mechanisms}
         for study in make_studies(["fig5a"], scale)
         if isinstance(study, TrainingStudy)
     }
     assert lines == {"fig5a-agent": {"ldp"}, "fig5a-sample": {"ldp", "corn-authors"}}
-    alone = TINY.restrict(methods=AUTHORS_METHODS)
+    alone = TINY.restrict(mechanisms=AUTHORS_MECHANISMS)
     assert [study.panel.name for study in make_studies(["fig5a"], alone)] == ["fig5a-sample"]
     with pytest.raises(InvalidArgumentError, match="fig5a-sample"):
         make_studies(["fig1a"], alone)
@@ -116,9 +118,9 @@ def test_the_lines_of_the_authors_code_are_drawn_by_name_and_for_samples() -> No
 
 @pytest.mark.slow
 def test_the_lines_of_the_authors_code_are_trained(tmp_path: Path) -> None:
-    scale = TINY.restrict(methods=AUTHORS_METHODS, epsilons=[10])
+    scale = TINY.restrict(mechanisms=AUTHORS_MECHANISMS, epsilons=[10])
     made = reproduce(["fig5a-sample"], scale, store=CellStore(tmp_path), jobs=1)
     assert {row["accounting"] for row in made.runs} == {"rdp"}
     ((panel, points),) = made.panels
-    assert {point.method for point in points} == set(AUTHORS_METHODS)
+    assert {point.mechanism for point in points} == set(AUTHORS_MECHANISMS)
     assert panel.unit == "sample"

@@ -10,13 +10,17 @@ and if there is a single seed only, it is **undecided**. Designs are exact and h
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
-from corn.experiments.comparison import ROUNDING, TOLERATED, Difference, Lines
-from corn.experiments.methods import (
+import numpy as np
+
+from corn.privacy import ACCOUNTANTS, gaussian
+from corn.privacy.rounding import round_up, write_exactly
+from reproduction.figures import Panel, Point, confidence_half_width
+from reproduction.mechanisms import (
     CENTRAL,
     CORN,
     CORN_DEFAULTS,
@@ -27,16 +31,19 @@ from corn.experiments.methods import (
     DECOR_PAPER,
     LDP,
     LDP_PAPER,
-    PAPER_METHODS,
-    MethodSpec,
+    PAPER_MECHANISMS,
+    Mechanism,
 )
-from corn.experiments.scale import Scale
-from corn.experiments.studies import Panel, Point
-from corn.privacy import ACCOUNTANTS, gaussian
-from corn.privacy.rounding import round_up, write_exactly
+from reproduction.scale import Scale
 
 Source: TypeAlias = Literal["paper", "expected", "corn"]
 Verdict: TypeAlias = Literal["holds", "does not hold", "undecided"]
+
+_ROUNDING = 1e-6
+"""The relative gap to which designs are solved: a smaller difference means nothing."""
+
+_TOLERATED = 0.01
+"""The relative difference up to which two values count as equal."""
 
 _NEAR = 0.05
 """The relative difference up to which the paper's "nearly equal" is taken to hold."""
@@ -156,13 +163,13 @@ def _check_exact_accounting(lines: Lines, scale: Scale) -> Claim | None:
 
 def _check_order(
     lines: Lines,
-    better: MethodSpec,
-    worse: MethodSpec,
+    better: Mechanism,
+    worse: Mechanism,
     source: Source,
     *,
     where: str = "everywhere",
 ) -> Claim | None:
-    """Return whether one method is at least as good as another at every place."""
+    """Return whether one mechanism is at least as good as another at every place."""
     # A reproduction of some lines may lack one of the two: then there is no claim.
     places = lines.places(better, worse)
     if not places:
@@ -181,15 +188,19 @@ def _check_order(
 def _judge(differences: Sequence[Difference]) -> Verdict:
     """Return the verdict on "nowhere worse"."""
     # One certain exception refutes “everywhere”; to confirm it, every place must be certain.
-    if any(difference.is_surely_worse for difference in differences):
-        return "does not hold"
-    if all(difference.is_surely_no_worse for difference in differences):
-        return "holds"
-    return "undecided"
+    return _decide(
+        holds=all(difference.is_surely_no_worse for difference in differences),
+        fails=any(difference.is_surely_worse for difference in differences),
+    )
+
+
+def _decide(*, holds: bool, fails: bool) -> Verdict:
+    """Return the verdict of two certain findings; a counterexample comes first."""
+    return "does not hold" if fails else "holds" if holds else "undecided"
 
 
 def _describe_order(
-    lines: Lines, differences: Sequence[Difference], better: MethodSpec, worse: MethodSpec
+    lines: Lines, differences: Sequence[Difference], better: Mechanism, worse: Mechanism
 ) -> str:
     finite = [d for d in differences if math.isfinite(d.mean)]
     parts = []
@@ -209,7 +220,7 @@ def _describe_order(
         f"at {d.x:g} {lines.mean(better, d.x):.4g} against {lines.mean(worse, d.x):.4g}"
         f"{_describe_interval(d)}"
         for d in finite
-        if d.mean > ROUNDING
+        if d.mean > _ROUNDING
     ]
     if any(math.isinf(d.half_width) for d in differences):
         parts.append("one seed")
@@ -217,40 +228,37 @@ def _describe_order(
 
 
 def _check_trend(lines: Lines) -> list[Claim]:
-    """Return whether each method of the paper improves along the axis ε or p."""
+    """Return whether each mechanism of the paper improves along the axis ε or p."""
     # No trend is claimed along the number of agents.
     if lines.panel.figure == "fig1c":
         return []
     axis = "ε" if lines.panel.figure.endswith("a") else "p"
     return [
-        _check_improvement(lines, method, axis)
-        for method in PAPER_METHODS
-        if len(lines.places(method)) > 1
+        _check_improvement(lines, mechanism, axis)
+        for mechanism in PAPER_MECHANISMS
+        if len(lines.places(mechanism)) > 1
     ]
 
 
-def _check_improvement(lines: Lines, method: MethodSpec, axis: str) -> Claim:
-    """Return whether a method is over 1 % better at the end, and at no step certainly worse."""
-    places = lines.places(method)
+def _check_improvement(lines: Lines, mechanism: Mechanism, axis: str) -> Claim:
+    """Return whether a mechanism is over 1 % better at the end, and at no step certainly worse."""
+    places = lines.places(mechanism)
     steps = [
-        lines.excess((method, right), (method, left), comparisons=len(places))
+        lines.excess((mechanism, right), (mechanism, left), comparisons=len(places))
         for left, right in pairwise(places)
     ]
     # From the first place to the last is a single comparison: no Bonferroni correction.
-    whole = lines.excess((method, places[-1]), (method, places[0]))
-    verdict: Verdict = "undecided"
-    if whole.mean + whole.half_width < -TOLERATED:
-        verdict = "holds"
-    elif whole.mean - whole.half_width > -TOLERATED:
-        verdict = "does not hold"
+    whole = lines.excess((mechanism, places[-1]), (mechanism, places[0]))
+    improves = whole.mean + whole.half_width < -_TOLERATED
+    stays = whole.mean - whole.half_width > -_TOLERATED
     worse = [step.x for step in steps if step.is_surely_worse]
-    path = " → ".join(f"{lines.mean(method, x):.3g}" for x in places)
+    path = " → ".join(f"{lines.mean(mechanism, x):.3g}" for x in places)
     return Claim(
         # The paper's text states it of the correlated mechanisms only.
-        "expected" if method == LDP_PAPER else "paper",
+        "expected" if mechanism == LDP_PAPER else "paper",
         lines.panel.name,
-        f"{method.label} improves with {axis}, by over {TOLERATED:.0%} in all",
-        "does not hold" if worse else verdict,
+        f"{mechanism.label} improves with {axis}, by over {_TOLERATED:.0%} in all",
+        _decide(holds=improves, fails=stays or bool(worse)),
         path
         + (f"; worse at {axis} = {_list(worse)}" if worse else "")
         + ("; one seed" if math.isinf(whole.half_width) else ""),
@@ -275,17 +283,13 @@ def _check_sparse(lines: Lines) -> list[Claim]:
 
 def _check_equality(lines: Lines) -> Claim:
     difference = lines.excess((CORN_PAPER, 1.0), (DECOR_PAPER, 1.0))
-    verdict: Verdict = "undecided"
-    # The whole interval inside ±5 % is equality; the whole interval outside is a difference.
-    if abs(difference.mean) + difference.half_width <= _NEAR:
-        verdict = "holds"
-    elif abs(difference.mean) - difference.half_width > _NEAR:
-        verdict = "does not hold"
+    distance, half_width = abs(difference.mean), difference.half_width
     return Claim(
         "paper",
         lines.panel.name,
         f"CorN and DECOR are nearly equal at p = 1 (within {_NEAR:.0%})",
-        verdict,
+        # The whole interval inside ±5 % is equality; the whole interval outside is a difference.
+        _decide(holds=distance + half_width <= _NEAR, fails=distance - half_width > _NEAR),
         f"CorN {lines.mean(CORN_PAPER, 1.0):.4g}, DECOR {lines.mean(DECOR_PAPER, 1.0):.4g}"
         f"{_describe_interval(difference)}",
     )
@@ -299,11 +303,7 @@ def _check_margin(lines: Lines, places: Sequence[float]) -> Claim:
     best = max((x for x in places if x <= _SPARSE), key=margins.__getitem__)
     rival = max((x for x in places if x > _SPARSE), key=margins.__getitem__)
     lead = lines.margin_lead(best, rival)
-    verdict: Verdict = "undecided"
-    if margins[best] <= 0 or lead.mean + lead.half_width < 0:
-        verdict = "does not hold"
-    elif lead.mean - lead.half_width > 0:
-        verdict = "holds"
+    fails = margins[best] <= 0 or lead.mean + lead.half_width < 0
     listed = ", ".join(
         f"{margins[x]:.3g} ({margins[x] / abs(lines.mean(DECOR_PAPER, x)):.0%}) at p = {x:g}"
         for x in places
@@ -312,7 +312,7 @@ def _check_margin(lines: Lines, places: Sequence[float]) -> Claim:
         "paper",
         lines.panel.name,
         f"CorN's absolute margin over DECOR is largest where p ≤ {_SPARSE:g}",
-        verdict,
+        _decide(holds=lead.mean - lead.half_width > 0, fails=fails),
         f"margins {listed}" + ("; one seed" if math.isinf(lead.half_width) else ""),
     )
 
@@ -335,7 +335,7 @@ def _check_groups(lines: Lines) -> Claim | None:
         lines.panel.name,
         "noise grows with the number of seed groups, and is LDP's at one group per agent",
         # A group of one agent shares nothing: CorN must equal LDP up to the solver's gap.
-        _judge(steps) if abs(last / independent - 1) <= ROUNDING else "does not hold",
+        _judge(steps) if abs(last / independent - 1) <= _ROUNDING else "does not hold",
         f"{first:.4g} at m = {places[0]:g}, {last:.4g} at m = {places[-1]:g} "
         f"(LDP {independent:.4g})" + (f"; falls after m = {_list(fewer)}" if fewer else ""),
     )
@@ -353,3 +353,109 @@ def _list(values: Iterable[float]) -> str:
 
 def _count(items: Sequence[object], noun: str) -> str:
     return f"{len(items)} {noun}" + ("" if len(items) == 1 else "s")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The excess of one value over another, positive if the first is worse.
+
+    Attributes:
+        x: the place of the comparison.
+        mean: the excess relative to the second value; infinite if one of them broke down.
+        half_width: half of its confidence interval; infinite if there is one seed only, or if
+            another step size might have changed the outcome.
+    """
+
+    x: float
+    mean: float
+    half_width: float
+
+    @property
+    def is_surely_worse(self) -> bool:
+        """Whether the whole interval is on the wrong side of zero."""
+        return self.mean - self.half_width > _ROUNDING
+
+    @property
+    def is_surely_no_worse(self) -> bool:
+        """Whether the whole interval is on the right side of zero, up to ``_TOLERATED``."""
+        return self.mean + self.half_width <= _TOLERATED
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The points of a panel by mechanism and place."""
+
+    panel: Panel
+    points: Mapping[tuple[str, float], Point]
+
+    @classmethod
+    def of(cls, panel: Panel, points: Iterable[Point]) -> Lines:
+        """Return the points of a panel, indexed."""
+        return cls(panel, {(point.mechanism.name, point.x): point for point in points})
+
+    def places(self, *mechanisms: Mechanism) -> list[float]:
+        """Return the places that all of these mechanisms have, in order."""
+        found = [{x for name, x in self.points if name == one.name} for one in mechanisms]
+        return sorted(set.intersection(*found))
+
+    def mean(self, mechanism: Mechanism, x: float) -> float:
+        """Return the mean of a mechanism at a place; NaN if every run broke down."""
+        return self.points[mechanism.name, x].mean
+
+    def excess(
+        self,
+        first: tuple[Mechanism, float],
+        second: tuple[Mechanism, float],
+        *,
+        comparisons: int = 1,
+    ) -> Difference:
+        """Return the excess of the first over the second, paired by seed.
+
+        ``comparisons`` widens the interval for the number of comparisons made (Bonferroni). A
+        mechanism that broke down is infinitely worse than one that did not. That is certain unless
+        another step size, which did not run, might have done better.
+        """
+        a, b = (self._values(*place) for place in (first, second))
+        if not a or not b:
+            # Another step size might have survived, unless all of them ran at all seeds.
+            is_open = any(self.points[one.name, x].is_open for one, x in (first, second))
+            half_width = math.inf if is_open else 0.0
+            # If both broke down, the first does not count as better: it is no better than the
+            # second.
+            return Difference(first[1], math.inf if b or not a else -math.inf, half_width)
+        # Runs of one seed share batches and noise, so their difference varies less than either.
+        unit = abs(float(np.mean(b))) or 1.0
+        gaps = _subtract(a, b, unit if self.panel.lower_is_better else -unit)
+        return Difference(first[1], float(np.mean(gaps)), self._half_width(gaps, comparisons))
+
+    def margin_lead(self, better: float, other: float) -> Difference:
+        """Return the excess of CorN's absolute margin over DECOR at one place over another."""
+        sign = 1.0 if self.panel.lower_is_better else -1.0
+        margins = [
+            _subtract(self._values(DECOR_PAPER, x), self._values(CORN_PAPER, x), sign)
+            for x in (better, other)
+        ]
+        # The same seeds run at both places, so that margins are paired as well.
+        lead = _subtract(margins[0], margins[1], 1.0)
+        return Difference(better, float(np.mean(lead)), self._half_width(lead, 1))
+
+    def _values(self, mechanism: Mechanism, x: float) -> tuple[float, ...]:
+        # A loss that is not finite counts as a breakdown.
+        values = self.points[mechanism.name, x].values
+        return values if all(map(math.isfinite, values)) else ()
+
+    def _half_width(self, gaps: tuple[float, ...], comparisons: int) -> float:
+        # One value of a random quantity bounds nothing.
+        if self.panel.is_random and len(gaps) < 2:
+            return math.inf
+        return confidence_half_width(gaps, confidence=1 - 0.05 / comparisons)
+
+
+def _subtract(
+    first: tuple[float, ...], second: tuple[float, ...], unit: float
+) -> tuple[float, ...]:
+    """Return differences seed by seed in multiples of ``unit``, or of means if counts differ."""
+    if len(first) != len(second):
+        # Without pairs there is one difference, which ``_half_width`` treats as a single seed.
+        return (float(np.mean(first) - np.mean(second)) / unit,)
+    return tuple((a - b) / unit for a, b in zip(first, second, strict=True))

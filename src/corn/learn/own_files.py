@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from corn.arrays import FloatArray
 from corn.errors import FileFormatError, MissingExtraError
-from corn.learn.datasets.catalogue import open_content, require_unpacked
+from corn.learn.datasets import open_content, require_unpacked
 
 Column: TypeAlias = NDArray[Any]
 """One value per row: numbers, or text."""

@@ -1,5 +1,9 @@
-"""Panels are readable: labels do not touch, lines differ, and wrong promises are crossed out."""
+"""A reproduction is written as readable panels, tables and one self-contained page."""
 
+import csv
+import html
+import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -7,18 +11,64 @@ import numpy as np
 import pytest
 from matplotlib.text import Annotation
 
-from corn.experiments import FULL, QUICK, Panel, Point, Scale, make_studies
-from corn.experiments.methods import (
-    AUTHORS_METHODS,
+from corn.report import save_figure
+from reproduction.cells import CellStore
+from reproduction.figures import NoiseStudy, Panel, Point, make_studies
+from reproduction.mechanisms import (
+    AUTHORS_MECHANISMS,
     CORN_PAPER,
     LDP_PAPER,
-    METHODS,
+    MECHANISMS,
     NONE,
-    MethodSpec,
+    Mechanism,
 )
-from corn.experiments.studies import NoiseStudy
-from corn.report import save_figure
-from corn.report.panels import plot_panel, style_of
+from reproduction.report import plot_panel, style_of, write_report
+from reproduction.run import Reproduction, reproduce
+from reproduction.scale import FULL, QUICK, Scale
+
+from .scales import PILOTS, TINY
+
+NAMES = ["fig1a", "fig4b"]
+
+
+@pytest.mark.slow
+def test_tables_figures_and_page_are_complete(tmp_path: Path) -> None:
+    made = reproduce(NAMES, TINY, store=CellStore(tmp_path / "cells"), jobs=1)
+    # Of fig1a the panel that is not the paper's.
+    panels = [(panel, points) for panel, points in made.panels if panel.name != "fig1a"]
+    made = replace(made, panels=tuple(panels))
+    write_report(
+        made, tmp_path, command="python -m reproduction fig1a", timing="This run took 1.5 s."
+    )
+    with (tmp_path / "runs.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    # Two places, two step sizes, two seeds and all mechanisms.
+    assert sum(row["panel"] == "fig4b" for row in rows) == 2 * 2 * 2 * len(MECHANISMS)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    # Panels with more than six lines have a drawing of all of them behind a fold.
+    folded = page.count("<details>")
+    assert page.count("<img ") > 1 + 2
+    assert 0 < folded <= 2
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert "python -m reproduction fig1a" in page
+    assert "unit: agent" in page
+    assert "This run took 1.5 s." in page
+    for claim in made.claims:
+        assert claim.evidence.split(";")[0] in html.unescape(page)
+    for name in ("fig1a-accumulated-added", "fig4b", "fig4b-added"):
+        assert (tmp_path / "figures" / f"{name}.png").stat().st_size > 10_000
+        assert (tmp_path / "figures" / f"{name}.svg").exists()
+    table = (tmp_path / "claims.md").read_text(encoding="utf-8")
+    assert len(table.splitlines()) == 2 + len(made.claims)
+
+
+def test_the_page_states_which_seeds_chose_step_sizes(tmp_path: Path) -> None:
+    for scale, is_said in ((PILOTS, True), (TINY, False), (PILOTS.restrict(num_seeds=1), False)):
+        write_report(Reproduction(scale, (), (), (), 0.0), tmp_path, command="", timing="")
+        words = " ".join((tmp_path / "report.html").read_text(encoding="utf-8").split())
+        said = "step sizes are chosen on 1 of them" in words
+        assert said == is_said
+
 
 NOISE = Panel("fig1a", "fig1a", "title", "ε", "noise", log_y=True)
 
@@ -36,7 +86,7 @@ NOISE = Panel("fig1a", "fig1a", "title", "ε", "noise", log_y=True)
     ],
 )
 def test_labels_of_the_horizontal_axis_do_not_touch(places: tuple[float, ...]) -> None:
-    points = [Point(method, x, (1 / x,)) for method in METHODS for x in places]
+    points = [Point(mechanism, x, (1 / x,)) for mechanism in MECHANISMS for x in places]
     figure = plot_panel(NOISE, points)
     figure.draw_without_rendering()
     labels = [label for label in figure.axes[0].get_xticklabels() if label.get_text()]
@@ -78,14 +128,14 @@ def test_titles_are_not_cut() -> None:
 def test_no_two_lines_of_a_panel_look_the_same(scale: Scale) -> None:
     for study in make_studies(["fig1a", "fig2"], scale):
         assert isinstance(study, NoiseStudy)
-        methods = {entry.method for entry in study.entries}
-        assert len({style_of(method) for method in methods}) == len(methods)
-    named = (*METHODS, *AUTHORS_METHODS)
-    assert len({style_of(method) for method in named}) == len(named)
+        mechanisms = {entry.mechanism for entry in study.entries}
+        assert len({style_of(mechanism) for mechanism in mechanisms}) == len(mechanisms)
+    named = (*MECHANISMS, *AUTHORS_MECHANISMS)
+    assert len({style_of(mechanism) for mechanism in named}) == len(named)
 
 
 def test_a_method_without_a_style_gets_the_colour_of_its_mechanism() -> None:
-    added = MethodSpec("corn-new", "CorN, new", "corn")
+    added = Mechanism("corn-new", "CorN, new", "corn")
     assert style_of(added).colour == style_of(CORN_PAPER).colour
 
 
@@ -102,29 +152,29 @@ def test_a_panel_without_a_finished_run_is_drawn(
 
 def test_points_of_the_paper_beyond_its_promise_are_crossed_out() -> None:
     panel = Panel("fig4a", "fig4a", "title", "ε", "y", log_x=True)
-    methods = (CORN_PAPER, LDP_PAPER, NONE)
-    points = [Point(method, x, (1 / x,)) for method in methods for x in (10.0, 40.0)]
+    mechanisms = (CORN_PAPER, LDP_PAPER, NONE)
+    points = [Point(mechanism, x, (1 / x,)) for mechanism in mechanisms for x in (10.0, 40.0)]
     figure = plot_panel(panel, points, broken_promises=[40.0])
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
     assert [np.asarray(line.get_xdata()).tolist() for line in crosses] == [[40.0], [40.0]]
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert texts.count("× exact ε is larger") == 1
-    assert len(texts) == len(methods) + 1
+    assert len(texts) == len(mechanisms) + 1
 
 
 def test_every_line_is_named_once_and_names_do_not_touch() -> None:
-    points = [Point(method, x, (1 / x,)) for method in METHODS for x in (1.0, 2.0)]
+    points = [Point(mechanism, x, (1 / x,)) for mechanism in MECHANISMS for x in (1.0, 2.0)]
     figure = plot_panel(NOISE, points)
     figure.draw_without_rendering()
     names = figure.axes[0].texts
-    assert sorted(name.get_text() for name in names) == sorted(m.label for m in METHODS)
+    assert sorted(name.get_text() for name in names) == sorted(m.label for m in MECHANISMS)
     boxes = sorted((name.get_window_extent() for name in names), key=lambda box: box.y0)
     assert all(lower.y1 <= upper.y0 + 1 for lower, upper in pairwise(boxes))
     assert all(box.x1 <= figure.bbox.x1 for box in boxes)
 
 
 def test_the_main_panel_has_at_most_six_lines() -> None:
-    points = [Point(method, x, (1 / x,)) for method in METHODS for x in (1.0, 2.0)]
+    points = [Point(mechanism, x, (1 / x,)) for mechanism in MECHANISMS for x in (1.0, 2.0)]
     assert len(plot_panel(NOISE, points, lines="main").axes[0].lines) == 6
     assert len(plot_panel(NOISE, points, lines="paper").axes[0].lines) == 3
 

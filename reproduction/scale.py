@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from corn.checks import require, require_count, require_positive
 from corn.errors import InvalidArgumentError
-from corn.experiments.methods import METHODS, MethodSpec
 from corn.learn.names import ModelName
 from corn.learn.schedule import ScheduleName
 from corn.privacy import Unit
 from corn.topology import load_network
+from reproduction.mechanisms import MECHANISMS, Mechanism
 
 PAPER_STEP_SIZES = (1e-1, 5e-2, 1e-2, 5e-3, 1e-3)
 
@@ -24,15 +25,14 @@ class Training:
         task: a workload: ``quadratic`` or a data set.
         unit: the unit of privacy, which also decides what is clipped.
         num_steps: T.
-        step_sizes: the grid. Each method gets the step size with the least mean validation loss
+        step_sizes: the grid. Each mechanism gets the step size with the least mean validation loss
             over the pilot seeds.
-        num_seeds: the number of runs of every method, with seeds 0, 1, …
+        num_seeds: the number of runs of every mechanism, with seeds 0, 1, …
         seeds_per_cell: the number of seeds that are computed and stored together.
         model: the model, or None for the default of the workload.
         schedule: the step-size schedule.
-        num_pilots: the number of pilot seeds. Pilots run at every step size and choose one for
-            each method; all other seeds run at the chosen step size only. None makes every seed a
-            pilot.
+        num_pilots: the number of pilot seeds, or None for all. Pilots run at every step size and
+            choose one for each mechanism; all other seeds run at the chosen step size only.
     """
 
     task: str
@@ -83,7 +83,7 @@ class Scale:
         network: the task of Figure 5 with unit sample.
         softmax: the task of Figure 5 with unit agent.
         graph_spec: the graph, in which {n}, {p} and {seed} stand for numbers.
-        methods: the lines of all figures.
+        mechanisms: The lines of all figures.
     """
 
     name: str
@@ -105,11 +105,13 @@ class Scale:
     graph_seed: int = 1
     data_seed: int = 1
     graph_spec: str = "er:n={n},p={p},seed={seed}"
-    methods: tuple[MethodSpec, ...] = METHODS
+    mechanisms: tuple[Mechanism, ...] = MECHANISMS
 
-    def lines(self, unit: Unit) -> tuple[MethodSpec, ...]:
-        """Return the lines of a panel with this unit of privacy."""
-        return tuple(own for own in self.methods if unit == "sample" or not own.is_for_samples)
+    def lines(self, unit: Unit) -> tuple[Mechanism, ...]:
+        """Return the mechanisms of a panel with this unit of privacy."""
+        return tuple(
+            line for line in self.mechanisms if unit == "sample" or not line.is_for_samples
+        )
 
     def graph(self, connectivity: float, num_agents: int | None = None) -> str:
         """Return the spec of the graph: by default an Erdős–Rényi graph of this connectivity."""
@@ -147,46 +149,43 @@ class Scale:
         num_steps: int | None = None,
         clip: float | None = None,
         graph: str | None = None,
-        methods: Sequence[MethodSpec] = (),
+        mechanisms: Sequence[Mechanism] = (),
     ) -> Scale:
-        """Return this scale with other settings; its name then says so.
-
-        ``graph`` is a spec or a file in which {n}, {p} and {seed} stand for the number of agents,
-        the connectivity and the seed. ``methods`` are the lines of all figures.
-        """
+        """Return this scale with other settings; its name then says so."""
         is_valid = all(0 < p <= 1 for p in connectivities)
         require(is_valid, "connectivities", "in (0, 1]", tuple(connectivities))
-        changed: dict[str, object] = {
-            # As floats: 3 and 3.0 would be two places and two keys. An empty tuple leaves the
-            # default.
-            "epsilons": tuple(sorted(set(map(float, epsilons)))) or None,
-            "connectivities": tuple(sorted(set(map(float, connectivities)))) or None,
-            "num_agents": None if num_agents is None else require_count("agents", num_agents),
-            "clip": None if clip is None else require_positive("clip", clip),
+        if num_agents is not None:
+            require_count("agents", num_agents)
+        if clip is not None:
+            require_positive("clip", clip)
+        changed: dict[str, Any] = {
+            # As floats: 3 and 3.0 would be two places and two keys.
+            "epsilons": tuple(sorted(set(map(float, epsilons)))),
+            "connectivities": tuple(sorted(set(map(float, connectivities)))),
+            "num_agents": num_agents,
+            "clip": clip,
             "graph_spec": graph,
-            "methods": tuple(methods) or None,
+            "mechanisms": tuple(mechanisms),
         }
-        own = {"num_seeds": num_seeds, "num_steps": num_steps}
-        options = {name: value for name, value in own.items() if value is not None}
-        for name in ("quadratic", "regression", "network", "softmax"):
-            changed[name] = replace(getattr(self, name), **options) if options else None
-        given = {name: value for name, value in changed.items() if value is not None}
-        # A report of other settings must not pass for one of the paper's.
-        name = f"{self.name}, in part" if given else self.name
-        scale: Scale = replace(self, name=name, **given)  # type: ignore[arg-type]
-        return scale._count_agents(is_given=num_agents is not None)
-
-    def _count_agents(self, *, is_given: bool) -> Scale:
-        """Return the scale with the number of agents of a graph that does not vary it."""
-        if "{n}" in self.graph_spec:
+        training = {"num_seeds": num_seeds, "num_steps": num_steps}
+        training = {name: value for name, value in training.items() if value is not None}
+        if training:
+            for name in ("quadratic", "regression", "network", "softmax"):
+                changed[name] = replace(getattr(self, name), **training)
+        changed = {name: value for name, value in changed.items() if value not in (None, ())}
+        if not changed:
             return self
-        found = load_network(self.graph(self.connectivity)).num_agents
-        if is_given and found != self.num_agents:
+        # A report of other settings must not pass for one of the paper's.
+        scale = replace(self, name=f"{self.name}, in part", **changed)
+        if "{n}" in scale.graph_spec:
+            return scale
+        found = load_network(scale.graph(scale.connectivity), mixing="gossip").num_agents
+        if num_agents not in (None, found):
             raise InvalidArgumentError(
-                f"agents must be {found}, as in the graph, found {self.num_agents}: leave it out, "
+                f"agents must be {found}, as in the graph, found {num_agents}: leave it out, "
                 "or write {n} in --graph"
             )
-        return replace(self, num_agents=found)
+        return replace(scale, num_agents=found)
 
 
 FULL = Scale(

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from corn.experiments import QUICK, Claim, MethodSpec, Panel, Point, check_claims, check_panel
-from corn.experiments.claims import check_privacy
-from corn.experiments.methods import (
+from reproduction.claims import Claim, check_claims, check_panel, check_privacy
+from reproduction.figures import Panel, Point
+from reproduction.mechanisms import (
     CENTRAL,
     CORN,
     CORN_DEFAULTS,
@@ -18,8 +18,9 @@ from corn.experiments.methods import (
     DECOR_PAPER,
     LDP,
     LDP_PAPER,
+    Mechanism,
 )
-from corn.experiments.scale import FULL
+from reproduction.scale import FULL, QUICK
 
 AGAINST_P = Panel("fig4b", "fig4b", "", "p", "test loss", is_random=True)
 AGAINST_EPSILON = Panel("fig4a", "fig4a", "", "ε", "test loss", is_random=True)
@@ -42,19 +43,20 @@ SPREAD = (-0.01, 0.0, 0.01)
 
 
 def make_points(
-    means: dict[MethodSpec, dict[float, float]], spread: tuple[float, ...] = SPREAD
+    means: dict[Mechanism, dict[float, float]], spread: tuple[float, ...] = SPREAD
 ) -> list[Point]:
     return [
-        Point(method, x, tuple(mean + offset for offset in spread))
-        for method, places in means.items()
+        Point(mechanism, x, tuple(mean + offset for offset in spread))
+        for mechanism, places in means.items()
         for x, mean in places.items()
     ]
 
 
-def invert(means: dict[MethodSpec, dict[float, float]]) -> dict[MethodSpec, dict[float, float]]:
+def invert(means: dict[Mechanism, dict[float, float]]) -> dict[Mechanism, dict[float, float]]:
     """Reverse every order: the best becomes the worst, along both axes."""
     return {
-        method: {x: 10.0 - mean for x, mean in places.items()} for method, places in means.items()
+        mechanism: {x: 10.0 - mean for x, mean in places.items()}
+        for mechanism, places in means.items()
     }
 
 
@@ -118,8 +120,8 @@ def test_claims_about_equal_methods_are_rarely_rejected_at_many_places() -> None
     rejected = 0
     for _ in range(200):
         points = [
-            Point(method, float(x), tuple(generator.normal(5, 1, 10)))
-            for method in (CORN_PAPER, DECOR_PAPER)
+            Point(mechanism, float(x), tuple(generator.normal(5, 1, 10)))
+            for mechanism in (CORN_PAPER, DECOR_PAPER)
             for x in range(1, 10)
         ]
         claim = find(check_panel(AGAINST_EPSILON, points, QUICK), "CorN (paper) ≤ DECOR")
@@ -199,7 +201,7 @@ def test_unequal_values_on_the_complete_graph_do_not_hold() -> None:
 @pytest.mark.parametrize("last", [7.0, 6.0])
 def test_one_seed_group_per_agent_must_equal_ldp(last: float) -> None:
     panel = Panel("fig2", "fig2", "", "m", "noise")
-    values: dict[MethodSpec, dict[float, float]] = {
+    values: dict[Mechanism, dict[float, float]] = {
         CORN_PAPER: {1.0: 3.0, 2.0: 5.0, 3.0: last},
         LDP_PAPER: dict.fromkeys((1.0, 2.0, 3.0), 7.0),
     }
@@ -218,8 +220,8 @@ def test_the_papers_constant_fails_at_epsilon_forty_only() -> None:
 def test_places_where_the_paper_adds_too_little_noise_are_not_compared() -> None:
     """At ε = 40 the paper's constant adds less noise than its ε needs."""
     points = [
-        Point(method, x, (value,))
-        for method, values in ((CORN_PAPER, (4.0, 1.0)), (CORN_ONE_STEP, (2.0, 1.1)))
+        Point(mechanism, x, (value,))
+        for mechanism, values in ((CORN_PAPER, (4.0, 1.0)), (CORN_ONE_STEP, (2.0, 1.1)))
         for x, value in zip((10.0, 40.0), values, strict=True)
     ]
     claims = check_claims([(NOISE, points)], FULL)

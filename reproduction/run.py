@@ -1,4 +1,4 @@
-"""Reproductions: compute missing cells, collect points and runs, check the claims."""
+"""A reproduction: compute missing cells, collect points and runs, check the claims."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ from pathlib import Path
 
 from corn.covariance import ThreatModel
 from corn.errors import CornWarning
-from corn.experiments.cells import Cell, CellResult, CellStore, Results, TrainingCell
-from corn.experiments.claims import Claim, check_claims
-from corn.experiments.figures import make_studies
-from corn.experiments.parallel import compute_cells, split_cells
-from corn.experiments.scale import Scale
-from corn.experiments.studies import Panel, Point, Run, Study, TrainingStudy
 from corn.learn.datasets import load_dataset
 from corn.privacy.rounding import write_exactly
 from corn.topology import load_network
+from reproduction.cells import (
+    Cell,
+    CellResult,
+    CellStore,
+    Results,
+    TrainingCell,
+    compute_cells,
+    split_cells,
+)
+from reproduction.claims import Claim, check_claims
+from reproduction.figures import Panel, Point, Run, Study, TrainingStudy, make_studies
+from reproduction.scale import Scale
 
 _GAP_TO_MENTION = 0.01
 """The relative optimality gap of a design above which the report mentions it."""
@@ -46,16 +52,6 @@ class Reproduction:
     breakdowns: tuple[str, ...] = ()
 
 
-def list_cells(names: Sequence[str], scale: Scale, *, store: CellStore | None = None) -> list[Cell]:
-    """Return all cells that figures need, including the designs that training needs.
-
-    The step sizes of seeds that are not pilots are known once the store has the pilots. Until then,
-    or without a store, cells of the same cost take their place.
-    """
-    studies = make_studies(names, scale)
-    return _forecast(studies, {} if store is None else _load(_cells(studies, {}), store))
-
-
 def reproduce(
     names: Sequence[str],
     scale: Scale,
@@ -65,7 +61,7 @@ def reproduce(
     cluster: str | None = None,
     directory: Path | None = None,
     on_plan: Callable[[Sequence[Cell]], None] | None = None,
-    on_done: Callable[[Cell], None] | None = None,
+    on_done: Callable[[Cell, bool], None] | None = None,
 ) -> Reproduction:
     """Reproduce figures; cells that the store has are not computed again.
 
@@ -74,50 +70,44 @@ def reproduce(
         scale: the settings.
         store: the store of finished cells.
         jobs: the number of processes, of one compute thread each; −1 is one per core.
-        cluster: ``dask`` or ``ray``, with ``:address`` for a running cluster.
+        cluster: ``dask``, with ``:address`` for a running cluster.
         directory: the data cache.
-        on_plan: called before each stage with all cells, as ``list_cells`` returns them. The pilots
-            are the first stage; the seeds that run at the chosen step sizes are the second.
-        on_done: called for each finished cell; for a design, in each stage that needs it.
+        on_plan: called before each stage with all cells known by then. The pilots are the first
+            stage; the seeds that run at the chosen step sizes are the second.
+        on_done: called with each finished cell, and whether it was computed now; for a design, in
+            each stage that needs it.
     """
     studies = make_studies(names, scale)
-    _require_inputs(_cells(studies, {}), directory)
-    asked: set[Cell] = set()
+    _require_inputs(_list_cells(studies, {}), directory)
     results: dict[Cell, CellResult] = {}
     # Each stage may reveal further cells: the pilots choose the step sizes of the other seeds.
-    while cells := [cell for cell in _cells(studies, results) if cell not in asked]:
+    while cells := [cell for cell in _list_cells(studies, results) if cell not in results]:
         if on_plan:
-            on_plan(_forecast(studies, results))
-        compute_cells(
+            designs, trainings = split_cells([*results, *cells])
+            on_plan([*designs, *trainings])
+        results |= compute_cells(
             cells, store, jobs=jobs, cluster=cluster, directory=directory, on_done=on_done
         )
-        # Each cell is asked for once, so that the loop ends.
-        asked.update(cells)
-        results.update(_load(cells, store))
-    return gather(studies, scale, results, store)
-
-
-def gather(
-    studies: Sequence[Study], scale: Scale, results: Results, store: CellStore
-) -> Reproduction:
-    """Collect panels, runs and claims from the results of all cells; the store has their times."""
     panels = tuple((study.panel, tuple(study.points(results))) for study in studies)
-    # The results lack designs that only training needs; their time counts as well.
-    designs, trainings = split_cells(results)
-    needed: list[Cell] = [*designs, *trainings]
     return Reproduction(
         scale=scale,
         panels=panels,
         runs=tuple(run for study in studies for run in study.runs(results)),
         claims=tuple(check_claims(panels, scale)),
-        compute_seconds=sum(map(store.seconds, needed)),
+        compute_seconds=sum(result["seconds"] for result in results.values()),
         notes=tuple(dict.fromkeys([*_list_choices(studies), *_list_notes(results)])),
         breakdowns=tuple(
             f"{cell.task} on {cell.graph} at ε = {write_exactly(cell.epsilon)}: {message}"
-            for cell in trainings
-            for message in results[cell]["stopped"]
+            for cell, result in results.items()
+            if isinstance(cell, TrainingCell)
+            for message in result["stopped"]
         ),
     )
+
+
+def _list_cells(studies: Iterable[Study], results: Results) -> list[Cell]:
+    """Return the cells known to be needed, given these results, each once."""
+    return list(dict.fromkeys(cell for study in studies for cell in study.cells(results)))
 
 
 def _list_choices(studies: Iterable[Study]) -> Iterator[str]:
@@ -135,8 +125,8 @@ def _list_notes(results: Results) -> Iterator[str]:
     for cell, result in results.items():
         if isinstance(cell, TrainingCell):
             yield from (f"{cell.task}: {note}" for note in result["notes"])
-        elif cell.mechanism == "corn" and result["gap"] > _GAP_TO_MENTION:
-            # Of CorN only: a gap of another mechanism is a property of it, not of a solver.
+        elif cell.rule == "corn" and result["gap"] > _GAP_TO_MENTION:
+            # Of CorN only: a gap of another rule is a property of it, not of a solver.
             colluders = ThreatModel(cell.max_colluders).describe_colluders()
             yield (
                 f"CorN on {cell.graph}, designed for {cell.horizon:g} steps, seeds {cell.seeds}, "
@@ -152,21 +142,4 @@ def _require_inputs(cells: Sequence[Cell], directory: Path | None) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CornWarning)
         for graph in {cell.graph for cell in cells}:
-            load_network(graph)
-
-
-def _cells(studies: Iterable[Study], results: Results) -> list[Cell]:
-    """Return the cells known to be needed, given these results, each once."""
-    return list(dict.fromkeys(cell for study in studies for cell in study.cells(results)))
-
-
-def _forecast(studies: Iterable[Study], results: Results) -> list[Cell]:
-    """Return all cells, forecasts included, with the designs that training needs."""
-    designs, trainings = split_cells(cell for study in studies for cell in study.forecast(results))
-    return [*designs, *trainings]
-
-
-def _load(cells: Iterable[Cell], store: CellStore) -> dict[Cell, CellResult]:
-    """Return the results of those cells that the store has."""
-    found = {cell: store.load(cell) for cell in cells}
-    return {cell: result for cell, result in found.items() if result is not None}
+            load_network(graph, mixing="gossip")

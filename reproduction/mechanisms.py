@@ -1,56 +1,54 @@
-"""The lines of a figure: a mechanism, its privacy accounting and the objective of its design."""
+"""The mechanisms of the figures: a rule for the noise, its accounting and its objective."""
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from corn import covariance
 from corn.checks import require, require_choice
 from corn.covariance import (
     EAVESDROPPER,
     ONE_STEP,
     Horizon,
-    Mechanism,
     MechanismName,
     ThreatModel,
     default_objective,
     read_mechanism,
 )
-from corn.covariance.own import digest_source
 from corn.errors import CornWarning
 from corn.privacy import Accounting, PrivacyBudget, Unit
 from corn.privacy.budget import fit_sampling
 
 
 @dataclass(frozen=True)
-class MethodSpec:
-    """One line of a figure.
+class Mechanism:
+    """One mechanism, which is a line of every figure.
 
     Attributes:
-        name: its name in tables.
-        label: its name in legends.
-        mechanism: the rule that correlates noise across agents; ``NAME=SOURCE#HASH`` for one of the
-            user's own.
+        name: Its name in tables.
+        label: Its name in figures.
+        rule: The rule that correlates noise across agents: a mechanism of ``corn.covariance``, or
+            ``NAME=SOURCE#HASH`` for a covariance of the user's.
         accounting: ``paper`` for eq. (13b), ``rdp`` for Theorem 2, as in the authors' code, ``gdp``
             for the exact one.
-        accumulates: whether the design minimises the noise accumulated over a fifth of the run;
+        accumulates: Whether the design minimises the noise accumulated over a fifth of the run;
             otherwise that of one step, as in the paper.
-        max_colluders: the largest coalition of insiders that the design protects against, with a
+        max_colluders: The largest coalition of insiders that the design protects against, with a
             seed for every pair of agents; 0 for an eavesdropper only.
-        uses_defaults: whether it is trained with gossip as ``corn train`` did by default when the
+        uses_defaults: Whether it is trained with gossip as ``corn train`` did by default when the
             results were published: with momentum 0.9 from 200 steps on, a cool-down of one mixing
             time, a design that counts on both, and Poisson sampling for unit sample; otherwise as
             in the paper, without them.
     """
 
-    # Stored cells are found by these fields, `label` excepted: a new or renamed field changes every
-    # key of a training cell, and all of them would be computed again.
     name: str
     label: str
-    mechanism: str
+    rule: str
     accounting: Accounting = "gdp"
     accumulates: bool = False
     max_colluders: int = 0
@@ -63,13 +61,13 @@ class MethodSpec:
 
     @property
     def is_for_samples(self) -> bool:
-        """Whether it is a line of panels with unit sample only, as those of the authors' code."""
+        """Whether only panels with unit sample have it, as those of the authors' code."""
         return self.accounting == "rdp"
 
     @property
     def is_private(self) -> bool:
         """Whether there is any noise."""
-        return self.mechanism != "none"
+        return self.rule != "none"
 
     @property
     def threat(self) -> ThreatModel:
@@ -80,9 +78,9 @@ class MethodSpec:
     @property
     def against(self) -> str:
         """The adversary that its guarantee holds against, in words."""
-        if self.mechanism == "none":
+        if self.rule == "none":
             return "nobody"
-        if self.mechanism == "central":
+        if self.rule == "central":
             return "those who see the server's models, and none of the agents' messages"
         return self.threat.describe()
 
@@ -98,8 +96,8 @@ class MethodSpec:
     ) -> PrivacyBudget:
         """Return the budget that this line states; samples count at every step, as in the paper.
 
-        For lines with the defaults of ``corn train``, samples count with the probability of Poisson
-        sampling, which follows from the ``sizes`` of the agents' data sets.
+        With the defaults of ``corn train``, samples count with the probability of Poisson sampling,
+        which follows from the ``sizes`` of the agents' data sets.
 
         The paper's constant may spend more than the budget outside its proven range. The claims
         check that, so the warning is suppressed here: it would appear for every point of a figure.
@@ -132,26 +130,26 @@ class MethodSpec:
         return Horizon(default_objective(num_steps).length) if self.accumulates else ONE_STEP
 
 
-LDP_PAPER = MethodSpec("ldp-paper", "LDP (paper)", "ldp", "paper")
-DECOR_PAPER = MethodSpec("decor-paper", "DECOR (paper)", "decor", "paper")
-CORN_PAPER = MethodSpec("corn-paper", "CorN (paper)", "corn", "paper")
-LDP_AUTHORS = MethodSpec("ldp-authors", "LDP (authors' code)", "ldp", "rdp")
-DECOR_AUTHORS = MethodSpec("decor-authors", "DECOR (authors' code)", "decor", "rdp")
-CORN_AUTHORS = MethodSpec("corn-authors", "CorN (authors' code)", "corn", "rdp")
-LDP = MethodSpec("ldp", "LDP", "ldp")
-DECOR = MethodSpec("decor", "DECOR, accumulated noise", "decor", accumulates=True)
-CORN_ONE_STEP = MethodSpec("corn-one-step", "CorN, one step", "corn")
-CORN = MethodSpec("corn", "CorN, accumulated noise", "corn", accumulates=True)
-CORN_ONE_INSIDER = MethodSpec(
+LDP_PAPER = Mechanism("ldp-paper", "LDP (paper)", "ldp", "paper")
+DECOR_PAPER = Mechanism("decor-paper", "DECOR (paper)", "decor", "paper")
+CORN_PAPER = Mechanism("corn-paper", "CorN (paper)", "corn", "paper")
+LDP_AUTHORS = Mechanism("ldp-authors", "LDP (authors' code)", "ldp", "rdp")
+DECOR_AUTHORS = Mechanism("decor-authors", "DECOR (authors' code)", "decor", "rdp")
+CORN_AUTHORS = Mechanism("corn-authors", "CorN (authors' code)", "corn", "rdp")
+LDP = Mechanism("ldp", "LDP", "ldp")
+DECOR = Mechanism("decor", "DECOR, accumulated noise", "decor", accumulates=True)
+CORN_ONE_STEP = Mechanism("corn-one-step", "CorN, one step", "corn")
+CORN = Mechanism("corn", "CorN, accumulated noise", "corn", accumulates=True)
+CORN_ONE_INSIDER = Mechanism(
     "corn-1-insider", "CorN, 1 insider", "corn", accumulates=True, max_colluders=1
 )
-CORN_TWO_INSIDERS = MethodSpec(
+CORN_TWO_INSIDERS = Mechanism(
     "corn-2-insiders", "CorN, 2 insiders", "corn", accumulates=True, max_colluders=2
 )
-CORN_DEFAULTS = MethodSpec(
+CORN_DEFAULTS = Mechanism(
     "corn-defaults", "CorN, training defaults", "corn", accumulates=True, uses_defaults=True
 )
-CORN_DEFAULTS_ONE_INSIDER = MethodSpec(
+CORN_DEFAULTS_ONE_INSIDER = Mechanism(
     "corn-defaults-1-insider",
     "CorN, training defaults, 1 insider",
     "corn",
@@ -159,64 +157,64 @@ CORN_DEFAULTS_ONE_INSIDER = MethodSpec(
     max_colluders=1,
     uses_defaults=True,
 )
-CENTRAL = MethodSpec(
+CENTRAL = Mechanism(
     "central", "central DP (trusted server)", "central", accumulates=True, uses_defaults=True
 )
-NONE = MethodSpec("none", "no noise", "none")
+NONE = Mechanism("none", "no noise", "none")
 
-PAIR_SEEDS = MethodSpec("corn-pairs", "CorN, a seed for each pair", "corn", accumulates=True)
-LINK_SEEDS = MethodSpec("corn-links", "CorN, a seed for each link", "corn", accumulates=True)
+PAIR_SEEDS = Mechanism("corn-pairs", "CorN, a seed for each pair", "corn", accumulates=True)
+LINK_SEEDS = Mechanism("corn-links", "CorN, a seed for each link", "corn", accumulates=True)
 
-DEFAULT_METHODS = (CORN_DEFAULTS, CORN_DEFAULTS_ONE_INSIDER)
-"""CorN as ``corn train`` runs it."""
-
-PAPER_METHODS = (LDP_PAPER, DECOR_PAPER, CORN_PAPER)
+PAPER_MECHANISMS = (LDP_PAPER, DECOR_PAPER, CORN_PAPER)
 """The paper's constant, eq. (13b), and its one-step objective."""
 
-AUTHORS_METHODS = (LDP_AUTHORS, DECOR_AUTHORS, CORN_AUTHORS)
+AUTHORS_MECHANISMS = (LDP_AUTHORS, DECOR_AUTHORS, CORN_AUTHORS)
 """The noise of the authors' public code: one-step designs for Theorem 2, unit sample, each sample
-counted at every step. They are drawn if asked for by name, because training cells are found by all
-their methods: one more would compute every published cell again."""
+counted at every step. They are drawn if asked for by name."""
 
-ADDED_METHODS = (
+MECHANISMS = (
+    *PAPER_MECHANISMS,
     LDP,
     CORN_ONE_STEP,
     DECOR,
     CORN,
     CORN_ONE_INSIDER,
     CORN_TWO_INSIDERS,
-    *DEFAULT_METHODS,
+    CORN_DEFAULTS,
+    CORN_DEFAULTS_ONE_INSIDER,
     CENTRAL,
     NONE,
 )
-"""Exact accounting, designs for accumulated noise and against insiders, the defaults of ``corn
-train``, and two limits."""
-
-METHODS = (*PAPER_METHODS, *ADDED_METHODS)
-"""The lines of the figures, if none are named, except those of seed groups in Figure 2."""
+"""The lines of the figures, if none are named, except those of seed groups in Figure 2: the
+paper's, exact accounting, designs for accumulated noise and against insiders, the defaults of
+``corn train``, and two limits."""
 
 
-def make_own_method(spec: str) -> MethodSpec:
-    """Return the line of a mechanism of the user's own, such as ``mine=R.npy``."""
-    mechanism = read_mechanism(spec)
-    require(mechanism is not None, "mechanism", "NAME=R.npy or NAME=FILE.py:FUNCTION", repr(spec))
-    label, _, source = spec.partition("=")
-    known = [method.name for method in (*METHODS, *AUTHORS_METHODS)]
-    # Lines of a figure and rows of a table are told apart by this name alone.
-    require(label not in known, "mechanism", "a new name", repr(label))
-    # Cells are found by this text, from any folder, and a changed file has other results.
-    return MethodSpec(label, label, f"{label}={Path(source).resolve()}#{digest_source(spec)}")
+def choose_mechanisms(texts: Sequence[str]) -> tuple[Mechanism, ...]:
+    """Return the mechanisms with these names, in the order of the figures, then the user's.
+
+    A covariance of the user's is ``mine=R.npy`` or ``mine=FILE.py:FUNCTION``.
+    """
+    known = {mechanism.name: mechanism for mechanism in (*MECHANISMS, *AUTHORS_MECHANISMS)}
+    added = [text for text in texts if "=" in text]
+    for name in set(texts) - set(added):
+        require_choice("mechanisms", name, known)
+    chosen = [mechanism for name, mechanism in known.items() if name in texts]
+    for text in added:
+        read_mechanism(text)  # raises if its source cannot be read
+        label, _, source = text.partition("=")
+        # Lines of a figure and rows of a table are told apart by this name alone.
+        is_new = label not in (*known, *(mechanism.name for mechanism in chosen))
+        require(is_new, "mechanisms", "given with different names", repr(label))
+        # Cells are found by this text, from any folder, and a changed file has other results.
+        file = Path(source.rpartition(":")[0] if ".py:" in source else source)
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+        rule = f"{label}={Path(source).resolve()}#{digest}"
+        chosen.append(Mechanism(label, label, rule))
+    return tuple(chosen)
 
 
-def find_mechanism(text: str) -> Mechanism | MechanismName:
-    """Return the mechanism of a line: a name, or one of the user's own."""
+def find_rule(rule: str) -> covariance.Mechanism | MechanismName:
+    """Return the rule of a mechanism, as ``corn.covariance.design`` takes it."""
     # Without the hash of the source, which is there for the key of the cell only.
-    return read_mechanism(text.rpartition("#")[0] or text) or cast("MechanismName", text)
-
-
-def choose_methods(names: Sequence[str]) -> tuple[MethodSpec, ...]:
-    """Return the lines with these names, in the order of the figures."""
-    known = {method.name: method for method in (*METHODS, *AUTHORS_METHODS)}
-    for name in names:
-        require_choice("methods", name, known)
-    return tuple(method for name, method in known.items() if name in names)
+    return read_mechanism(rule.rpartition("#")[0] or rule) or cast("MechanismName", rule)
