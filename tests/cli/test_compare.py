@@ -182,3 +182,24 @@ def test_bad_options(corn: Runner, options: list[str], exit_code: int, message: 
     outcome = corn(*COMPARE, *options)
     assert outcome.exit_code == exit_code
     assert message in " ".join(outcome.stderr.split())
+
+
+@pytest.mark.parametrize("mixing", ["gossip", "sum"])
+def test_disagreement_is_printed_for_gossip_and_noted_if_it_is_large(
+    corn: Runner, tmp_path: Path, mixing: str
+) -> None:
+    network = ("--graph", "ring:12", "--steps", 30, "--mixing", mixing, "--colluders", 0)
+    commands: list[tuple[object, ...]] = [
+        ("compare", *network),
+        ("plan", *network, "--out", tmp_path / "plan.corn"),
+        ("train", *network, "--task", "breast-cancer", "--step-size", 0.1, "--mechanism", "corn"),
+    ]
+    for command in commands:
+        outcome = corn(*command)
+        assert outcome.exit_code == 0, outcome.stderr
+        assert ("κ" in outcome.stdout) == (mixing == "gossip")
+        notes = [line for line in outcome.stderr.splitlines() if "κ" in line]
+        assert len(notes) == (mixing == "gossip")
+        assert all("--gossip chebyshev:" in note and "--mixing sum" in note for note in notes)
+    facts = json.loads(corn(*commands[1], "--json").stdout)
+    assert (facts["disagreement_ratio"] > 0.35) == (mixing == "gossip")
