@@ -21,8 +21,8 @@ from corn.distributed.startup.rendezvous import Rendezvous
 from corn.distributed.steps.exchange import Exchange, LateMessage, Outcome, Received
 from corn.distributed.steps.messages import Header, message_limit
 from corn.distributed.steps.rounds import TrainingRounds
-from corn.learn.monitor import Interruption
 from corn.learn.schedule import Constant
+from corn.learn.sweep import Interruption
 from corn.plan import Plan
 from corn.transport import Purpose, open_links
 

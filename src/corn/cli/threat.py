@@ -51,14 +51,15 @@ def threat(
     """
     network = mixing.load_network(graph)
     promise = budget.make(batch_size, network)
-    objective = mixing.choose_objective(budget.steps)
+    objective = mixing.choose_objective(network, budget.steps)
     threats = [
         ThreatModel(q, kind, private_noise)
         for kind in _read_list(seeds)
         for q in map(_read_number, _read_list(colluders))
     ]
     # Many designs, to compare and not to run: a loose tolerance saves most of the time.
-    mechanism = Corn(solver=Auto(tolerance))
+    is_sum = network.mixing == "sum"  # whose optimum is a formula
+    mechanism = Corn() if is_sum else Corn(solver=Auto(tolerance))
     ldp = design(network, promise, mechanism="ldp", objective=objective)
     central = design(network, promise, mechanism="central", objective=objective)
     strictest = find_strictest(promise, network.num_agents)

@@ -34,7 +34,6 @@ from corn.distributed.startup.requirements import Requirements
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.loop_simulation import SimulatedTurns
-from corn.learn.monitor import Interruption
 from corn.learn.optimizers import require_one_gradient
 from corn.learn.own_loop import (
     HyperParameters,
@@ -50,6 +49,7 @@ from corn.learn.own_loop import (
 )
 from corn.learn.partition import partition_iid
 from corn.learn.problem import TrainingProblem, require_plain_loader
+from corn.learn.sweep import Interruption
 from corn.learn.tasks.protocol import Gradients
 from corn.learn.user_model import UserModel
 from corn.plan import Plan, make_plan
