@@ -146,7 +146,6 @@ def run(folder: Path, options: argparse.Namespace) -> tuple[Disturber, float, in
         timeout=TIMEOUT,
         evaluate_at=(0,),
         on_dropout=policy,
-        deadline=options.deadline,
     )
     store = host_store(("127.0.0.1", 0), find_credentials(settings, folder / "keys", 0, n))
     workload = RecordingWorkload(
@@ -228,7 +227,6 @@ def main() -> None:
     parser.add_argument("--agents", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--on-dropout", default="continue", choices=["continue", "replan"])
-    parser.add_argument("--deadline", type=float, default=None)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep in every step")
     parser.add_argument("--out", type=Path, default=None, help="keep the files here")
     options = parser.parse_args()

@@ -293,42 +293,6 @@ def test_a_message_longer_than_agreed_breaks_the_link_and_nothing_else() -> None
     assert result.dropouts == {1: Dropout.TAMPERED}  # type: ignore[union-attr]
 
 
-def test_a_late_message_is_handed_over_with_the_own_one_of_its_round() -> None:
-    """Agent 1 is two rounds behind, and then catches up."""
-    go_on = threading.Event()
-
-    def run(rendezvous: Rendezvous) -> object:
-        exchange = connect(rendezvous, [1 - rendezvous.agent])
-        outcomes = []
-        for step in range(4):
-            if rendezvous.agent == 1 and step == 1:
-                go_on.wait(20)
-            value = torch.full((D,), float(10 * rendezvous.agent + step))
-            exchange.start(header(rendezvous.agent, step), value)
-            if rendezvous.agent == 0 and step == 3:
-                go_on.set()
-            is_hurried = rendezvous.agent == 0 and step in (1, 2)
-            outcome = exchange.finish(0.05 if is_hurried else None)
-            late = [
-                (float(own.parameters[0]), float(theirs.parameters[0]))
-                for pairs in outcome.late.values()
-                for own, theirs in pairs
-            ]
-            now = {peer: float(one.parameters[0]) for peer, one in outcome.received.items()}
-            outcomes.append((now, late, set(outcome.missed)))
-        exchange.close()
-        return outcomes
-
-    first, second = run_in_threads(2, run)
-    assert first == [
-        ({1: 10.0}, [], set()),
-        ({}, [], {1}),
-        ({}, [], {1}),
-        ({1: 13.0}, [(1.0, 11.0), (2.0, 12.0)], set()),
-    ]
-    assert second == [({0: float(step)}, [], set()) for step in range(4)]
-
-
 @pytest.mark.slow
 def test_a_neighbour_that_does_not_connect_is_named() -> None:
     def run(rendezvous: Rendezvous) -> object:

@@ -71,12 +71,6 @@ def test_an_agent_that_returns_can_be_lost_again() -> None:
     assert own.lost_by(31) == {1: 20}
 
 
-def test_agents_that_are_absent_at_the_start_are_lost_from_there() -> None:
-    own = Membership(nx.cycle_graph(4), 0, absent=[2], step=7)
-    assert own.lost_by(6) == {}
-    assert own.lost_by(7) == {2: 7}
-
-
 def test_replaced_news_are_forgotten_and_change_nothing() -> None:
     own = Membership(nx.cycle_graph(4), 0)
     own.merge(News(cuts=frozenset({((0, 1), 5), ((1, 2), 6), ((2, 3), 8)})))

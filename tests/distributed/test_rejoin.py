@@ -83,39 +83,6 @@ def read_last_model(out: Path, agent: int) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_a_late_agent_joins_a_run_that_began_without_it(tmp_path: Path) -> None:
-    # The agents wait so long for the late one, and then begin.
-    settings = replace(SETTINGS, start_with=3, timeout=8)
-    late = {"is_there": False}
-
-    def come(processes: AgentProcesses) -> None:
-        steps = [own.step for own in processes.progress.values()]
-        if not late["is_there"] and len(steps) == 3 and min(steps) > 3:
-            late["is_there"] = True
-            processes.results[3] = None  # type: ignore[assignment]
-            processes._configs[3] = replace(processes._configs[0], agent=3)
-            processes._notes[3] = []
-            processes.restart(3)
-        own = processes.progress.get(3)
-        if own is not None and own.step > 15:
-            leave_and_return(processes)
-
-    # A neighbour that returns later connects to the late agent too.
-    leave_and_return = Comeback(2, [15], tmp_path / "brake")
-    brake = leave_and_return.brake
-    results = run_processes(
-        PLAN, tmp_path, settings, agents=[0, 1, 2], brake=brake, on_poll=come, seconds=150
-    )
-    assert failures(results) == {}
-    assert set(results) == {0, 1, 2, 3}
-    assert all(own.num_steps == NUM_STEPS for own in results.values())
-    assert all(own.lost == {} for own in results.values())
-    assert results[3].first_step > 3
-    assert leave_and_return.num_restarts == 1
-    assert all(own.cut_links == {} for own in results.values())
-
-
-@pytest.mark.slow
 def test_an_agent_with_other_terms_is_not_let_in(tmp_path: Path) -> None:
     brake = tmp_path / "brake"
     brake.touch()

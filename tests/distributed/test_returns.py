@@ -12,7 +12,7 @@ import networkx as nx
 import pytest
 import torch
 
-from corn.distributed.dropout.membership import Membership
+from corn.distributed.dropout.membership import Membership, make_edge
 from corn.distributed.dropout.rejoin import (
     RejoinError,
     Request,
@@ -34,7 +34,7 @@ from corn.distributed.startup.entry import (
 )
 from corn.distributed.startup.handshake import Agreement, Hello
 from corn.distributed.startup.rendezvous import Meeting, Rendezvous
-from corn.distributed.steps.messages import Header
+from corn.distributed.steps.messages import Header, News
 from corn.distributed.steps.rounds import TrainingRounds
 from corn.errors import FileFormatError
 from corn.learn.monitor import Interruption
@@ -50,12 +50,19 @@ from corn.transport import (
 )
 
 from .harness import small_plan
-from .test_deadline import Silence, SlowStep
+from .test_rounds import Silence
 from .threads import make_credentials, make_rendezvous, run_in_threads
 
 N, LAST_STEP, NOTICE = 4, 100, 6
 HELLO = Hello("ab" * 32, "model", "start", "roster", {}, "cd" * 32, remaining=LAST_STEP)
 WELCOME = Welcome("ef" * 32, "cd" * 32, return_step=0, last_step=LAST_STEP, addresses={})
+
+
+def lose(agent: int, peer: int, step: int) -> News:
+    """Return an agent's news that its link to another broke."""
+    own = Membership(nx.cycle_graph(N), agent)
+    own.note_cut(peer, step)
+    return own.news
 
 
 class Desk:
@@ -66,7 +73,7 @@ class Desk:
         self.sponsor = Sponsor(self.rendezvous)
         self.membership = Membership(nx.cycle_graph(N), 0)
         self.membership.note_cut(1, 5)
-        self.membership.merge(Membership(nx.cycle_graph(N), 2, absent=[1], step=5).news)
+        self.membership.merge(lose(2, 1, 5))
         self.returns = Returns(
             HELLO,
             self.sponsor,
@@ -168,7 +175,7 @@ def test_a_second_request_waits_until_the_step_of_the_first_is_over(desk: Desk) 
         assert desk.announced == {17}
     desk.returns.hand_over(17, Header(bytes(8), bytes(8), 0, 17, 0, 1, 4), torch.zeros(1))
     for peer in (0, 2):  # it did not come
-        desk.membership.merge(Membership(nx.cycle_graph(N), peer, absent=[1], step=17).news)
+        desk.membership.merge(lose(peer, 1, 17))
     desk.serve(18)
     assert read(second)["return_step"] == 25
     second.close()
@@ -264,6 +271,16 @@ def ask_to_return(*answers: bytes) -> None:
 PLAN, TIMEOUT = small_plan("ring:4", LAST_STEP), 30.0
 
 
+class StandStill:
+    """A half step that leaves the model as it is, after a moment."""
+
+    num_broken = 0
+
+    def take(self, parameters: torch.Tensor, *_: object, **__: object) -> tuple[torch.Tensor, None]:
+        time.sleep(0.002)
+        return parameters, None
+
+
 def make_run(agent: int, *, first_free_step: int) -> AgreedRun:
     """Return an agent that keeps its model as it is, and releases nothing."""
     ledger = SimpleNamespace(
@@ -278,7 +295,7 @@ def make_run(agent: int, *, first_free_step: int) -> AgreedRun:
         agent,
         HELLO,
         SimpleNamespace(ledger=ledger),  # type: ignore[arg-type]
-        Work(SlowStep(agent, 0), Silence(), torch.zeros(3)),  # type: ignore[arg-type]
+        Work(StandStill(), Silence(), torch.zeros(3)),  # type: ignore[arg-type]
         folders=None,
         agreement=Agreement(bytes(32), 0, LAST_STEP, scarce=0),
     )
@@ -292,9 +309,12 @@ def begin_as_sponsor(run: AgreedRun, rendezvous: Rendezvous, others: list[int]) 
     rendezvous.adopt(Meeting(b"session", found | {run.agent: rendezvous.address}))
     desk = rendezvous.open_desk(Purpose.LINK, max_bytes=run.max_message_bytes)
     links = open_links(desk, others, timeout=TIMEOUT, check=lambda: None)
+    membership = Membership(PLAN.network.graph, run.agent)
+    for edge in PLAN.network.graph.edges([1, 2]):
+        membership.merge(News(cuts=frozenset({(make_edge(*edge), 0)})))
     entry = Entry(
         make_exchange(run, links),
-        Membership(PLAN.network.graph, run.agent, absent=[1, 2]),
+        membership,
         make_returns(run, rendezvous, desk),
     )
     while not entry.returns._sponsor._waiting.qsize():

@@ -32,7 +32,6 @@ def make_rendezvous(
     timeout: float = 20.0,
     is_host: bool = False,
     seals: bool = True,
-    start_with: int | None = None,
 ) -> Rendezvous:
     """Return an agent at a store, with a listener on this machine."""
     credentials = make_credentials(agent, num_agents, seals=seals)
@@ -44,7 +43,6 @@ def make_rendezvous(
         address=("127.0.0.1", listener.port),
         timeout=timeout,
         is_host=is_host,
-        start_with=start_with,
     )
 
 

@@ -159,7 +159,6 @@ def join_run(config: AgentConfig, reports: Reports) -> Rendezvous:
         keys=config.keys,
         listen=config.listen or earlier,
         advertise=config.advertise,
-        start_with=settings.start_with,
         opens_store=config.opens_store,
         needs_store=not config.rejoins,
         interruption=reports.interruption,

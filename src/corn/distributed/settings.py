@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from corn.checks import require, require_choice, require_count
+from corn.checks import require_choice, require_count
 from corn.distributed.status.logs import LogSettings
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.schedule import Constant, Schedule
@@ -41,10 +41,6 @@ class RunSettings:
         on_dropout: what the others do when an agent is lost: ``continue`` on the surviving graph,
             ``replan`` their noise for it, or ``stop``. With exact sums the first two are the same.
         timeout: seconds without a message after which an agent is lost.
-        deadline: seconds per mixing round after which a neighbour's message is not waited for, and
-            is mixed in the round in which it arrives; by default agents wait for all.
-        start_with: the number of agents with which a run may begin if the others do not come
-            within the time-out, and may join later; more than half, and by default all.
         plain_links: send messages unsealed: anyone on the network can read and change them.
         checkpoint_every: steps between checkpoints.
         evaluate_at: steps to measure at; by default 0, the last, and 19 between.
@@ -59,8 +55,6 @@ class RunSettings:
     seed: int = 0
     on_dropout: DropoutPolicy = "continue"
     timeout: float = 60.0
-    deadline: float | None = None
-    start_with: int | None = None
     plain_links: bool = False
     checkpoint_every: int = 100
     evaluate_at: tuple[int, ...] | None = None
@@ -73,17 +67,6 @@ class RunSettings:
         if not 0 < self.timeout <= _MAX_TIMEOUT:
             raise InvalidArgumentError(
                 f"timeout must be positive seconds, at most {_MAX_TIMEOUT:g}, found {self.timeout}"
-            )
-        # A deadline beyond the time-out would never count: the neighbour is lost before.
-        if self.deadline is not None and not 0 < self.deadline < self.timeout:
-            raise InvalidArgumentError(
-                f"deadline must be positive seconds, less than the time-out of {self.timeout:g}, "
-                f"found {self.deadline}"
-            )
-        if self.start_with is not None and self.on_dropout == "stop":
-            raise InvalidArgumentError(
-                "start_with needs on_dropout='continue' or 'replan': agents that are absent count "
-                "as lost until they come"
             )
 
     @property
@@ -139,7 +122,6 @@ class RunSettings:
             "type of models": plan.dtype,
             "policy on dropout": self.on_dropout,
             "time-out": f"{self.timeout:g} s",
-            "deadline": "none" if self.deadline is None else f"{self.deadline:g} s",
             "links": "plain" if self.plain_links else "sealed",
             "checkpoints every": str(self.checkpoint_every),
             "measurements": ",".join(map(str, sorted(self.evaluation_steps(plan)))),
@@ -155,8 +137,6 @@ class RunSettings:
 
     def check_plan(self, plan: Plan) -> None:
         """Raise unless agents can run this plan and follow the policy on dropout under it."""
-        if plan.network.mixing == "sum":
-            self._check_sum()
         # Both ends of a link must read each other's headers to agree on new weights.
         if plan.network.graph.is_directed() and self.on_dropout != "stop":
             raise InvalidArgumentError(
@@ -165,21 +145,6 @@ class RunSettings:
             )
         if self.on_dropout == "replan" and plan.network.mixing == "gossip":
             require_pair_seeds(plan, "on_dropout='replan'")
-        if self.start_with is not None:
-            require_pair_seeds(plan, "start_with")
-        # Chebyshev rounds repeat a part of the round before, which a late message has changed.
-        if self.deadline is not None and (
-            plan.network.gossip.kind != "plain" or plan.network.graph.is_directed()
-        ):
-            raise InvalidArgumentError(
-                "deadline needs plain gossip rounds and two-way links: plan with --gossip 1"
-            )
-
-    def _check_sum(self) -> None:
-        """Raise for settings under which a step would not have the releases of all agents."""
-        for name in ("deadline", "start_with"):
-            value = getattr(self, name)
-            require(value is None, name, "None with exact sums, which need all agents", value)
 
 
 def advise_return(plan: Plan) -> str:
@@ -191,17 +156,6 @@ def advise_return(plan: Plan) -> str:
 
 def _largest_group(plan: Plan) -> int:
     return max(map(len, plan.decomposition.seed_groups), default=0)
-
-
-def check_start_with(start_with: int | None, num_agents: int) -> None:
-    """Raise unless two runs that begin with so many agents must have one in common."""
-    # Any two sets of this size have a member in common, as 2 (n // 2 + 1) > n.
-    smallest = num_agents // 2 + 1
-    if start_with is not None and not smallest <= start_with <= num_agents:
-        raise InvalidArgumentError(
-            f"start_with must be from {smallest} to {num_agents}, found {start_with}: with half of "
-            f"the {num_agents} agents or fewer, two runs could begin apart from each other"
-        )
 
 
 def require_pair_seeds(plan: Plan, option: str) -> None:
@@ -277,7 +231,7 @@ class AgentConfig:
         requirements: the owner's, of the plan and of all releases of the agent's data.
         listen: address and port for connections of neighbours; None takes any free port.
         advertise: the address under which they reach it, where that is another.
-        rejoins: join a run under way, which lost this agent or began without it.
+        rejoins: join a run under way, which lost this agent.
         monitoring: its log and status server.
     """
 

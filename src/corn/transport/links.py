@@ -143,12 +143,6 @@ class Link:
             self._changed.notify_all()
             return self._arrived.popleft()
 
-    def poll(self, seconds: float) -> bool:
-        """Return whether a message or a fault is there after at most so many seconds."""
-        with self._changed:
-            self._changed.wait_for(self._is_ready, max(seconds, 0))
-            return self._is_ready()
-
     def recycle(self, message: memoryview) -> None:
         """Give back the memory of a message that is no longer needed."""
         # New memory costs the system more than a message of some megabytes costs the cipher.

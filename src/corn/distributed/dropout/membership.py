@@ -36,9 +36,9 @@ class NewsDelays:
     settling: int
 
     @classmethod
-    def of(cls, num_agents: int, lag: int) -> NewsDelays:
-        """Return the delays where a message may be ``lag`` rounds old when it is read."""
-        return cls(num_agents * (1 + lag), _SETTLING + lag)
+    def of_gossip(cls, num_agents: int) -> NewsDelays:
+        """Return the delays where news travels one link per step."""
+        return cls(num_agents, _SETTLING)
 
 
 def name_agents(agents: Iterable[int]) -> str:
@@ -83,17 +83,12 @@ class Membership:
     Args:
         graph: of the plan.
         agent: whose knowledge it is.
-        absent: agents that did not come to the start.
-        step: at which the run begins.
     """
 
-    def __init__(
-        self, graph: Graph, agent: int, *, absent: Iterable[int] = (), step: int = 0
-    ) -> None:
+    def __init__(self, graph: Graph, agent: int) -> None:
         # Undirected: a broken connection ends both directions of a link.
         self._graph, self._agent = nx.Graph(graph), agent
-        cuts = {(make_edge(*edge), step) for edge in self._graph.edges(list(absent))}
-        self.news = News(cuts=frozenset(cuts))
+        self.news = News()
 
     @property
     def planned_neighbours(self) -> tuple[int, ...]:

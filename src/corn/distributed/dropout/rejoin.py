@@ -1,4 +1,4 @@
-"""Return of an agent to a run under way, which lost it or began without it.
+"""Return of an agent to a run under way, which lost it.
 
 The agent asks one neighbour, its sponsor, for the terms of the run, and compares its own. The
 sponsor announces the step of the return, so late that all agents know of it by then. Until then the
@@ -321,8 +321,8 @@ def _open_links(
     max_bytes: int,
 ) -> dict[int, Link]:
     """Connect to all neighbours at the same time; those that are not there are left out."""
-    # The agent that returns connects to all: the others do not know its new address. Agents that
-    # came late are not among those of the start, but may be at the store.
+    # The agent that returns connects to all: the others do not know its new address. Those
+    # that moved published their address at the store.
     known = dict(addresses) | {
         int(agent): address for agent, address in (welcome.addresses or {}).items()
     }

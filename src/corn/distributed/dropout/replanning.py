@@ -33,6 +33,10 @@ class PlanInForce:
         last_step: where the run ends.
         num_parameters: of the model.
         note: writes a line to the journal.
+
+    Attributes:
+        active: the plan in force.
+        weights: (w_ij, w_ji) of every other member j, by this plan.
     """
 
     def __init__(
@@ -54,8 +58,7 @@ class PlanInForce:
         # ``_plan`` stays the plan of all agents; ``active`` is replaced after losses. Members keep
         # their first numbers in headers and links, whatever numbers a new plan gives them.
         self.active = self._activate_for_all()
-        # By prefix: a late message is mixed by the plan of its round, which may be an earlier one.
-        self._by_prefix = {self.active.prefix: (self.active, self.active.weights_of(agent))}
+        self.weights = self.active.weights_of(agent)
         self._next: tuple[int, ActivePlan] | None = None
         self._without_plan: frozenset[Edge] = frozenset()
 
@@ -68,10 +71,6 @@ class PlanInForce:
     def next_prefix(self) -> bytes:
         """The prefix of the next plan, for headers; zeros if there is none."""
         return bytes(PREFIX_BYTES) if self._next is None else self._next[1].prefix
-
-    def find(self, prefix: bytes) -> tuple[ActivePlan, dict[int, tuple[float, float]]]:
-        """Return the present or earlier plan with this prefix, and its weights at this agent."""
-        return self._by_prefix[prefix]
 
     def follow_losses(self, step: int) -> None:
         """Under ``replan``: some steps after a loss all survivors switch to the same new plan."""
@@ -112,8 +111,7 @@ class PlanInForce:
         """Put a plan in force from a step on."""
         is_same = active.prefix == self.active.prefix
         self.active, self._next = active, None
-        # Earlier plans stay in the table: late messages of their rounds may still arrive.
-        self._by_prefix[active.prefix] = active, active.weights_of(self._agent)
+        self.weights = active.weights_of(self._agent)
         if is_same:
             return
         value = active.plan.certificate.value / active.plan.num_agents

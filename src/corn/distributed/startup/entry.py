@@ -34,7 +34,6 @@ from corn.distributed.startup.handshake import (
 from corn.distributed.startup.keyring import Keyring, NoiseShare, share_group_seeds
 from corn.distributed.startup.rendezvous import Meeting, Rendezvous
 from corn.distributed.startup.requirements import ReleaseTotal
-from corn.distributed.startup.start_errors import LateError
 from corn.distributed.steps.exchange import Exchange
 from corn.distributed.steps.half_step import HalfStep
 from corn.distributed.steps.messages import message_limit
@@ -42,7 +41,6 @@ from corn.distributed.steps.summing import integer_type
 from corn.errors import InvalidArgumentError
 from corn.plan import Plan
 from corn.transport import (
-    NO_SESSION,
     Address,
     Link,
     LinkDesk,
@@ -161,15 +159,7 @@ def begin_run(
     plan, settings = run.plan, run.settings
     # Nothing has been released yet, and nothing is until train_agent: all checks that can refuse
     # come before, so a refusal costs no budget.
-    try:
-        agreement = shake_hands(rendezvous, run.hello)
-    except LateError:
-        # It may join later, also if the store is gone by then.
-        if run.folders is not None:
-            with suppress(StoreLostError):
-                others = Meeting(NO_SESSION, rendezvous.read_addresses())
-                save_addresses(run.folders.private, others, rendezvous.bound)
-        raise
+    agreement = shake_hands(rendezvous, run.hello)
     require_budget(agreement)
     # The owner's limit is checked for the steps of this run only, which are known after the
     # agreement.
@@ -182,7 +172,6 @@ def begin_run(
         keyring=replace(run.keyring, group_seeds=group_seeds),
         total=total,
     )
-    members = frozenset(rendezvous.meeting.members)
     senders, receivers = find_neighbours(plan, run.agent)
     with ExitStack() as stack:
         # Open before any neighbour connects.
@@ -195,7 +184,7 @@ def begin_run(
         stack.enter_context(naming_absent_agents(rendezvous, "ready"))
         links = open_links(
             desk,
-            (senders | receivers) & members,
+            senders | receivers,
             timeout=rendezvous.timeout,
             check=rendezvous.check,
         )
@@ -207,9 +196,7 @@ def begin_run(
             save_addresses(run.folders.private, rendezvous.meeting, rendezvous.bound)
         confirm(rendezvous, agreement, "ready")
         stack.pop_all()  # all agents are there: links stay open
-    absent = set(range(plan.num_agents)) - members
-    # Agents that did not come count as lost from the first step, and may return like any other.
-    membership = Membership(plan.network.graph, run.agent, absent=absent, step=agreement.first_step)
+    membership = Membership(plan.network.graph, run.agent)
     return run, Entry(exchange, membership, make_returns(run, rendezvous, desk))
 
 
@@ -295,7 +282,7 @@ def _find_addresses(rendezvous: Rendezvous, agents: frozenset[int]) -> dict[int,
     """Return the addresses of agents that returned shortly before this one."""
     known = dict(rendezvous.meeting.addresses)
     if agents - known.keys():
-        # One that came late published its address, perhaps after this agent first looked.
+        # One that moved published its address, perhaps after this agent first looked.
         with suppress(StoreLostError):
             known |= rendezvous.read_addresses()
     return {agent: known[agent] for agent in agents & known.keys()}

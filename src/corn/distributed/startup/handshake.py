@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from corn.distributed.dropout.membership import name_agents
 from corn.distributed.settings import RunSettings
 from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.startup.start_errors import AbsentError, LateError, RefusalError, naming_agent
+from corn.distributed.startup.start_errors import AbsentError, RefusalError, naming_agent
 from corn.errors import (
     CornError,
     InfeasibleError,
@@ -135,11 +135,6 @@ def announcing_failure(rendezvous: Rendezvous) -> Iterator[None]:
     """If this agent cannot start, publish a refusal, so that the others do not wait for it."""
     try:
         yield
-    except LateError:
-        # The others begin without this agent, and must not be stopped by it: no refusal, and a host
-        # leaves them the store for a while.
-        rendezvous.leave()
-        raise
     except CornError as error:
         # An agent that is missed may have refused: then that is the reason.
         if isinstance(error, AbsentError | LinkError) or isinstance(error.__cause__, LinkError):

@@ -1,4 +1,4 @@
-"""Failures of a run before its first step: agents that are absent, late, refuse or are stopped."""
+"""Failures of a run before its first step: agents that are absent, refuse or are stopped."""
 
 from __future__ import annotations
 
@@ -18,13 +18,6 @@ class AbsentError(PublicError):
     def __init__(self, topic: str, agents: Sequence[int], seconds: float) -> None:
         self.topic, self.agents = topic, tuple(agents)
         super().__init__(f"no message ({topic}) from {name_agents(agents)} within {seconds:g} s")
-
-
-class LateError(PublicError):
-    """The run began without this agent, which may join it later."""
-
-    def __init__(self) -> None:
-        super().__init__("the run began without this agent; add --rejoin to join it under way")
 
 
 class RefusalError(PublicError):

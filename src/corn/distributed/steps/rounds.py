@@ -24,7 +24,7 @@ from corn.distributed.dropout.survivors import ActivePlan, LinkState, weigh_neig
 from corn.distributed.records.journal import Journal
 from corn.distributed.settings import RunSettings
 from corn.distributed.startup.keyring import Ledger
-from corn.distributed.steps.exchange import MAX_LAG, SUSPENDED_SHARE, Exchange, Outcome, Received
+from corn.distributed.steps.exchange import SUSPENDED_SHARE, Exchange, Outcome, Received
 from corn.distributed.steps.gossiping import LinkFlows
 from corn.distributed.steps.half_step import HalfStep
 from corn.distributed.steps.messages import (
@@ -92,10 +92,8 @@ class TrainingRounds:
         self._num_steps, self._last_step = settings.steps_of(plan), last_step
         self._observed_steps = settings.evaluation_steps(plan)
         self._has_diverged = False
-        # A message of a late neighbour, and the news in it, may be so many rounds old.
-        lag = 0 if settings.deadline is None else MAX_LAG
         self._sum: TreeSum | None = None
-        self._delays = NewsDelays.of(plan.num_agents, lag)
+        self._delays = NewsDelays.of_gossip(plan.num_agents)
         if plan.network.mixing == "sum":
             self._sum = TreeSum(exchange, plan.network.tree, agent, membership)
             # News reaches the root on the way up, and all others on the way down.
@@ -438,35 +436,20 @@ class TrainingRounds:
         if prepares:
             self._prepare_next()
         began = time.perf_counter()
-        # The last messages are waited for, so that none is left behind at the end. All agents know
-        # of a stop before its step.
-        is_last = self.step + 1 >= min(self._last_step, self._membership.stop.step)
-        outcome = self._exchange.finish(None if is_last else self._settings.deadline)
+        outcome = self._exchange.finish()
         self.seconds_waited += time.perf_counter() - began
         self._note_losses(outcome.dropouts)
         self._read_news(outcome)
         weights = self._weigh(own, outcome.received)
         received = {peer: one.parameters for peer, one in outcome.received.items()}
-        mixed = flows.mix(values, received, weights)
-        return self._mix_late(mixed, outcome)
-
-    def _mix_late(self, values: Tensor, outcome: Outcome) -> Tensor:
-        """Add what late messages would have changed in the rounds that they belong to."""
-        # w_ij (x_j − x_i) of that round. The neighbour has added the same with the other sign when
-        # it received the own message, so the average of all models stays.
-        for peer, messages in outcome.late.items():
-            for own, theirs in messages:
-                (weight,) = self._weigh(own.header, {peer: theirs}).values()
-                change = theirs.parameters - own.parameters
-                values = torch.add(values, change, alpha=weight)
-        return values
+        return flows.mix(values, received, weights)
 
     def _weigh(self, own: Header, received: Mapping[int, Received]) -> dict[int, float]:
         """Return the mixing weights of the neighbours that were received."""
         # Chebyshev rounds keep the plan's weights after a loss. With fewer links and no larger
         # weights, no eigenvalue of W decreases (its Laplacian does), so all stay where the plan's
         # polynomial does not amplify. Metropolis weights of survivors may be larger.
-        active, weights = self._plans.find(own.plan)
+        active, weights = self._plans.active, self._plans.weights
         if active.plan.network.gossip.kind == "chebyshev":
             return {peer: weights[peer][0] for peer in received}
         states = {peer: self._link_state(one.header, active) for peer, one in received.items()}
@@ -503,8 +486,8 @@ class TrainingRounds:
         self._losses.watch_cut(peer, self.step)
 
     def _read_news(self, outcome: Outcome) -> None:
-        for header in outcome.headers:
-            self._membership.merge(header.news)
+        for message in outcome.received.values():
+            self._membership.merge(message.header.news)
         # News that old has reached all agents, so nobody brings back what is forgotten here.
         self._membership.forget_before(self.step - self._delays.spread)
         cuts = self._membership.own_cuts(self.step)

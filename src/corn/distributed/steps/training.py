@@ -17,7 +17,6 @@ from corn.distributed.records.storage import (
 )
 from corn.distributed.settings import RunSettings
 from corn.distributed.startup.entry import AgreedRun, Entry
-from corn.distributed.steps.exchange import Exchange
 from corn.distributed.steps.rounds import TrainingRounds
 from corn.learn.metrics import Row
 from corn.learn.monitor import catch_interruption
@@ -75,7 +74,7 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
     journal.record_end(rounds.step, rounds.parameters, status)
     if rounds.alone_since is not None:
         journal.note(f"ended alone: took no part in any mixing after step {rounds.alone_since}")
-    _note_network(run, exchange, journal)
+    _note_plain_links(run, journal)
     return AgentResult(
         agent=run.agent,
         status=status,
@@ -136,17 +135,12 @@ def _note_ledger(run: AgreedRun, journal: Journal) -> None:
         )
 
 
-def _note_network(run: AgreedRun, exchange: Exchange, journal: Journal) -> None:
-    """Note what the network did to the run."""
+def _note_plain_links(run: AgreedRun, journal: Journal) -> None:
+    """Note that others could change what was trained."""
     if run.settings.plain_links:
         journal.note(
             "links were plain: everyone on the network could read and change messages, and models "
             "can be trusted only as far as the network"
-        )
-    for peer, count in sorted(exchange.num_missed.items()):
-        # Privately: how often a neighbour was late depends on how much data it has.
-        journal.note_privately(
-            f"agent {peer} was late in {count} mixing rounds; its messages were mixed on arrival"
         )
 
 
