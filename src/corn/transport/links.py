@@ -36,6 +36,7 @@ class Dropout(StrEnum):
     SILENT = "silent"
     STALLED = "stalled"
     TAMPERED = "tampered"
+    MISBEHAVED = "misbehaved"
 
 
 class LinkError(PublicError):

@@ -7,18 +7,40 @@ without a coordinator.
 
 Agents note broken links, not lost agents. An agent that crashed has lost all its links. One whose
 cable was cut is still reached by others, and goes on over the links that it has left.
+
+News is signed by the agent that it speaks of. One of its two ends must have signed that a link
+broke, an agent itself that it returns, and whoever announces a stop signs it with its own name. So
+an agent that breaks the protocol can cut its own links, and no others. News is bounded too: an agent
+keeps a few breaks of each link and a few returns of each agent, whatever it hears.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import networkx as nx
 
-from corn.distributed.steps.messages import NEVER, Edge, News, StopNotice
+from corn.distributed.steps.messages import (
+    MAX_ENTRIES,
+    NEVER,
+    Edge,
+    Header,
+    News,
+    NewsKeys,
+    Proof,
+    ProtocolError,
+    Statement,
+    StopNotice,
+    StopReason,
+    state_cut,
+    state_return,
+    state_stop,
+)
 from corn.topology.graphs import Graph
 
+_Key = TypeVar("_Key", Edge, int)
 # Neighbours are at most one step apart, so they notice a loss within two steps.
 _SETTLING = 2
 
@@ -77,17 +99,48 @@ def find_cuts(news: News, step: int) -> dict[Edge, int]:
     return cuts
 
 
+def _keep_few(entries: frozenset[tuple[_Key, int]]) -> frozenset[tuple[_Key, int]]:
+    """Return the first and the last few steps of each link or agent: the others change nothing.
+
+    The first break of a link counts, and the last return of an agent.
+    """
+    # The usual case, in every message.
+    if len(entries) <= MAX_ENTRIES:
+        return entries
+    steps: dict[_Key, list[int]] = {}
+    for key, when in entries:
+        steps.setdefault(key, []).append(when)
+    half: int = MAX_ENTRIES // 2
+    return frozenset(
+        (key, when)
+        for key in steps
+        for when in (*sorted(steps[key])[:half], *sorted(steps[key])[-half:])
+    )
+
+
 class Membership:
     """One agent's knowledge of losses, returns and a stop.
 
     Args:
         graph: of the plan.
         agent: whose knowledge it is.
+        keys: to sign own news and to check that of others; None in tests of one agent.
+        stops_on_loss: whether the loss of an agent stops all.
+        last_step: of the run, after which nobody returns.
     """
 
-    def __init__(self, graph: Graph, agent: int) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        agent: int,
+        *,
+        keys: NewsKeys | None = None,
+        stops_on_loss: bool = False,
+        last_step: int = NEVER,
+    ) -> None:
         # Undirected: a broken connection ends both directions of a link.
         self._graph, self._agent = nx.Graph(graph), agent
+        self._keys, self._stops_on_loss, self._last_step = keys, stops_on_loss, last_step
         self.news = News()
 
     @property
@@ -102,24 +155,90 @@ class Membership:
 
     def note_cut(self, peer: int, step: int) -> None:
         """Note that the own link to an agent broke at a step."""
-        self.merge(News(cuts=frozenset({(make_edge(self._agent, peer), step)})))
+        edge = make_edge(self._agent, peer)
+        self.merge(News(frozenset({(edge, step)}), proofs=self._sign(state_cut(edge, step))))
 
-    def note_return(self, agent: int, step: int) -> None:
-        """Note that an agent takes part again from a step on."""
-        self.merge(News(returns=frozenset({(agent, step)})))
+    def note_return(self, agent: int, step: int, proof: Proof | None = None) -> None:
+        """Note that an agent takes part again from a step on, which it signed."""
+        proofs = {} if proof is None else {state_return(agent, step): proof}
+        self.merge(News(returns=frozenset({(agent, step)}), proofs=proofs))
 
     def note_stop(self, notice: StopNotice) -> None:
-        """Note a stop; of several the earliest counts."""
-        self.merge(News(stop=notice))
+        """Note a stop in this agent's name; of several the earliest counts."""
+        notice = replace(notice, by=self._agent)
+        self.merge(News(stop=notice, proofs=self._sign(state_stop(notice))))
 
     def merge(self, news: News) -> None:
-        """Add another agent's knowledge."""
-        # Unions and a minimum: the result is the same in whatever order news arrives.
-        self.news = News(
-            self.news.cuts | news.cuts,
-            self.news.returns | news.returns,
-            min(self.news.stop, news.stop),
-        )
+        """Add another agent's knowledge, which was checked."""
+        # Unions, the least and the greatest few, and a minimum: the result is the same in whatever
+        # order news arrives.
+        cuts = _keep_few(self.news.cuts | news.cuts)
+        returns = _keep_few(self.news.returns | news.returns)
+        self._replace(cuts, returns, min(self.news.stop, news.stop), news.proofs)
+
+    def check(self, header: Header) -> None:
+        """Raise ``ProtocolError`` unless the news in a header is that of honest agents.
+
+        Whoever passes on news that another agent did not sign breaks the protocol itself.
+        """
+        news, who = header.news, f"agent {header.sender}"
+        if _keep_few(news.cuts) != news.cuts or _keep_few(news.returns) != news.returns:
+            raise ProtocolError(f"{who} sent more news of one link or agent than there can be")
+        for edge, when in news.cuts - self.news.cuts:
+            is_end = news.find_proof(state_cut(edge, when)).author in edge
+            # A break is noticed in a step that its sender has begun.
+            if not self._graph.has_edge(*edge) or not is_end or when > header.step:
+                raise ProtocolError(f"{who} sent false news of the link {edge[0]}–{edge[1]}")
+            self._verify(state_cut(edge, when), header)
+        for agent, when in news.returns - self.news.returns:
+            if when > self._last_step:
+                raise ProtocolError(f"{who} announced a return after the end of the run")
+            self._verify(state_return(agent, when), header)
+        if news.stop.reason is not StopReason.NONE and news.stop != self.news.stop:
+            if not self._may_stop(news.stop, header.step):
+                raise ProtocolError(f"{who} announced a stop that agent {news.stop.by} may not")
+            self._verify(state_stop(news.stop), header)
+
+    def _may_stop(self, notice: StopNotice, step: int) -> bool:
+        """Return whether an agent may announce a stop in its own name."""
+        # As far ahead as news takes to reach all agents: later ones would only fill headers.
+        if notice.step > step + len(self._graph):
+            return False
+        if notice.reason is StopReason.LOSS and not self._stops_on_loss:
+            return False
+        if notice.reason in (StopReason.LOSS, StopReason.MODELS_DIFFER):
+            return bool(self._graph.has_edge(notice.by, notice.agent))
+        return notice.by == notice.agent
+
+    def _verify(self, statement: Statement, header: Header) -> None:
+        proof = header.news.find_proof(statement)
+        if self._keys is not None and not self._keys.verify(statement, proof):
+            raise ProtocolError(
+                f"agent {header.sender} sent news ({statement[0]}) that agent {proof.author} did "
+                "not sign"
+            )
+
+    def _sign(self, statement: Statement) -> dict[Statement, Proof]:
+        return {} if self._keys is None else {statement: self._keys.sign(statement)}
+
+    def _replace(
+        self,
+        cuts: frozenset[tuple[Edge, int]],
+        returns: frozenset[tuple[int, int]],
+        stop: StopNotice,
+        proofs: Mapping[Statement, Proof],
+    ) -> None:
+        """Keep some news, and the proofs that belong to it."""
+        if (cuts, returns, stop) == (self.news.cuts, self.news.returns, self.news.stop):
+            return
+        both = {**proofs, **self.news.proofs}
+        stated = [
+            *(state_cut(*cut) for cut in cuts),
+            *(state_return(*one) for one in returns),
+            state_stop(stop),
+        ]
+        kept = {statement: both[statement] for statement in stated if statement in both}
+        self.news = News(cuts, returns, stop, kept)
 
     def forget_before(self, step: int) -> None:
         """Remove news that others have replaced by a step at which all agents know of it."""
@@ -137,7 +256,7 @@ class Membership:
         kept_returns = {
             (agent, when) for agent, when in self.news.returns if when >= latest.get(agent, 0)
         }
-        self.news = News(frozenset(kept_cuts), frozenset(kept_returns), self.news.stop)
+        self._replace(frozenset(kept_cuts), frozenset(kept_returns), self.news.stop, {})
 
     def cuts_by(self, step: int, *, noticed: int | None = None) -> dict[Edge, int]:
         """Return the links that are broken at a step, and were noticed by ``noticed``."""

@@ -36,7 +36,7 @@ from corn.distributed.startup.rendezvous import Meeting, Rendezvous
 from corn.distributed.startup.requirements import ReleaseTotal
 from corn.distributed.steps.exchange import Exchange
 from corn.distributed.steps.half_step import HalfStep
-from corn.distributed.steps.messages import message_limit
+from corn.distributed.steps.messages import NewsKeys, message_limit
 from corn.distributed.steps.summing import integer_type
 from corn.errors import InvalidArgumentError
 from corn.plan import Plan
@@ -100,7 +100,8 @@ class AgreedRun:
         # Survivors of exact sums may make a plan with longer integers.
         is_sum = self.plan.network.mixing == "sum"
         size = 8 * len(self.work.start) if is_sum else self.work.start.nbytes
-        return message_limit(self.plan.num_agents, size)
+        num_links = self.plan.network.graph.number_of_edges()
+        return message_limit(self.plan.num_agents, num_links, size)
 
     @property
     def first_step(self) -> int:
@@ -196,7 +197,7 @@ def begin_run(
             save_addresses(run.folders.private, rendezvous.meeting, rendezvous.bound)
         confirm(rendezvous, agreement, "ready")
         stack.pop_all()  # all agents are there: links stay open
-    membership = Membership(plan.network.graph, run.agent)
+    membership = make_membership(run, rendezvous)
     return run, Entry(exchange, membership, make_returns(run, rendezvous, desk))
 
 
@@ -241,9 +242,10 @@ def return_to_run(
     run = replace(run, agreement=agreement, total=total, received=admission.parameters)
     if run.folders is not None:
         save_addresses(run.folders.private, rendezvous.meeting, rendezvous.bound)
-    membership = Membership(plan.network.graph, run.agent)
+    membership = make_membership(run, rendezvous)
     # Without the news of the run this agent would take the graph for whole, and weigh links that
     # are cut.
+    membership.check(admission.header)
     membership.merge(admission.header.news)
     desk = rendezvous.open_desk(Purpose.LINK, max_bytes=run.max_message_bytes)
     # They were not there when this agent connected to its neighbours, and return as it does.
@@ -295,6 +297,17 @@ def find_neighbours(plan: Plan, agent: int) -> tuple[frozenset[int], frozenset[i
     receivers = frozenset(graph.neighbors(agent))
     senders = frozenset(graph.predecessors(agent)) if graph.is_directed() else receivers
     return senders, receivers
+
+
+def make_membership(run: AgreedRun, rendezvous: Rendezvous) -> Membership:
+    """Return an agent's knowledge of losses at its start: none."""
+    return Membership(
+        run.plan.network.graph,
+        run.agent,
+        keys=NewsKeys(rendezvous.credentials, rendezvous.meeting.session),
+        stops_on_loss=run.settings.on_dropout == "stop",
+        last_step=run.last_step,
+    )
 
 
 def message_type(plan: Plan, model: Tensor) -> torch.dtype:

@@ -1,6 +1,8 @@
 """Exchange of messages: one to and from every neighbour per mixing round, all at the same time.
 
-A message is a header and d parameters. The link seals it, so what arrives is what was sent.
+A message is a header and d parameters. The link seals it, so what arrives is what was sent. But a
+neighbour may send anything: every message is checked here, and one that breaks a rule costs its
+sender the link to this agent, as if it were lost.
 
 An agent that waits for a slow neighbour is not slow itself. So an agent that has sent nothing for a
 third of the time-out sends a *heartbeat*, and its neighbours keep waiting. Only an agent
@@ -19,8 +21,14 @@ from typing import final
 import torch
 from torch import Tensor
 
-from corn.distributed.steps.messages import Header, check_header, decode_message
-from corn.transport import Dropout, Link, LinkError, Traffic
+from corn.distributed.steps.messages import (
+    Header,
+    ProtocolError,
+    check_header,
+    decode_message,
+    is_sane,
+)
+from corn.transport import Link, LinkError, Traffic
 
 SUSPENDED_SHARE = 0.5
 """The share of the time-out after which an agent that was suspended may have been declared lost:
@@ -52,7 +60,7 @@ class Outcome:
     """
 
     received: Mapping[int, Received]
-    dropouts: Mapping[int, Dropout] = field(default_factory=dict)
+    dropouts: Mapping[int, LinkError] = field(default_factory=dict)
 
 
 @final
@@ -69,6 +77,7 @@ class Exchange:
 
     Attributes:
         on_send: called with every message before it is sent, for audits.
+        check_news: called with every header that arrives; raises ``ProtocolError`` for false news.
         dtype: of the numbers in messages.
     """
 
@@ -86,6 +95,7 @@ class Exchange:
         self._senders, self._receivers = senders, receivers
         self.dtype = dtype
         self.on_send: Callable[[Header, Tensor], None] | None = None
+        self.check_news: Callable[[Header], None] = lambda _: None
         self._own: Header | None = None
         self._buffers: list[tuple[Link, memoryview]] = []
         self._put_back: dict[int, Received] = {}
@@ -112,6 +122,13 @@ class Exchange:
         return self._exchanges_since_pause < _PROOF_OF_LIFE
 
     @property
+    def patience(self) -> float:
+        """Seconds after which a neighbour is lost that sends nothing but heartbeats."""
+        # A chain of agents that wait for each other ends after n time-outs at the latest, so a
+        # neighbour that sends heartbeats for longer has a step that never ends.
+        return self._timeout * (self._num_agents + 1)
+
+    @property
     def traffic(self) -> dict[int, Traffic]:
         """Traffic over each link so far, broken ones included."""
         now = {peer: link.traffic for peer, link in self._links.items()}
@@ -135,11 +152,7 @@ class Exchange:
             self._last_sent = time.monotonic()
 
     def finish(self) -> Outcome:
-        """Wait for every neighbour; those that dropped out are no longer neighbours.
-
-        Raises:
-            ProtocolError: a neighbour's message is not the expected one; the line names it.
-        """
+        """Wait for every neighbour; those that dropped out are no longer neighbours."""
         began = time.monotonic()
         received, dropouts = {}, {}
         for peer in self.neighbours:
@@ -147,12 +160,12 @@ class Exchange:
                 if self._senders is None or peer in self._senders:
                     # The silence of all neighbours counts from the same moment, so that several
                     # lost ones cost one time-out together.
-                    received[peer] = self._receive_round(peer, began)
+                    received[peer] = self.receive(peer, self._check_round, since=began)
                 # A neighbour reads all the time, so this takes no time. But the receiver of a
                 # one-way link that is ahead holds the sender back.
-                self._links[peer].wait_sent(self._timeout * (self._num_agents + 1))
+                self._links[peer].wait_sent(self.patience)
             except LinkError as error:
-                dropouts[peer] = error.dropout
+                dropouts[peer] = error
                 received.pop(peer, None)
                 self.drop(peer)
         # An exchange with a dropout proves nothing: it may be the others that dropped this agent.
@@ -168,25 +181,42 @@ class Exchange:
             for peer in peers:
                 self._links[peer].send(memoryview(message))
 
-    def receive(self, peer: int, *, since: float | None = None) -> Received:
+    def receive(
+        self,
+        peer: int,
+        check: Callable[[Header], None],
+        *,
+        since: float | None = None,
+        deadline: float | None = None,
+    ) -> Received:
         """Return the next message of a neighbour, whose numbers are valid until ``recycle``.
 
-        Silence counts from ``since`` on the monotonic clock; by default from now.
+        Args:
+            peer: the neighbour.
+            check: raises ``ProtocolError`` unless a header is one that it may send now.
+            since: from which its silence counts, on the monotonic clock; by default from now.
+            deadline: until which heartbeats extend the wait; by default n + 1 time-outs from now.
 
         Raises:
-            LinkError: the neighbour is lost.
+            LinkError: the neighbour is lost, or sent something that it may not.
         """
         if peer in self._put_back:
-            return self._put_back.pop(peer)
+            found = self._put_back.pop(peer)
+            check(found.header)
+            return found
         link = self._links[peer]
-        # A chain of agents that wait for each other ends after n time-outs at the latest, so a
-        # neighbour that sends heartbeats for longer has a step that never ends.
-        limit = self._timeout * (self._num_agents + 1)
+        limit = self.patience if deadline is None else deadline - time.monotonic()
         data = link.receive(self._timeout, limit=limit, since=since)
         self._buffers.append((link, data))
-        return Received(
-            *decode_message(data, num_agents=self._num_agents, sender=peer, dtype=self.dtype)
+        header, values = decode_message(
+            data, num_agents=self._num_agents, sender=peer, dtype=self.dtype
         )
+        check(header)
+        self.check_news(header)
+        # Integers of exact sums have no meaning on their own: only the total can be checked.
+        if values.dtype.is_floating_point and not is_sane(values):
+            raise ProtocolError(f"agent {peer} sent a model that is not finite, or absurdly large")
+        return Received(header, values)
 
     def put_back(self, peer: int, message: Received) -> None:
         """Let the next ``receive`` return a message once more."""
@@ -240,12 +270,10 @@ class Exchange:
         for peer in self.neighbours:
             self.drop(peer)
 
-    def _receive_round(self, peer: int, began: float) -> Received:
-        """Return the message of a neighbour in this round, whose silence counts from ``began``."""
-        found = self.receive(peer, since=began)
+    def _check_round(self, header: Header) -> None:
+        """Raise unless a header is that of this round."""
         if self._own is not None:
-            check_header(found.header, self._own)
-        return found
+            check_header(header, self._own)
 
     def _write(self, header: Header, values: Tensor) -> bytearray:
         """Return a message, with a copy of its numbers."""

@@ -30,10 +30,11 @@ from corn.distributed.steps.half_step import HalfStep
 from corn.distributed.steps.messages import (
     NO_STOP,
     PREFIX_BYTES,
+    Edge,
     Header,
-    ProtocolError,
     StopNotice,
     StopReason,
+    is_sane,
 )
 from corn.distributed.steps.summing import TreeSum, as_integers, digest_model, integer_type
 from corn.errors import CornError, PublicError
@@ -41,7 +42,11 @@ from corn.learn.monitor import Interruption
 from corn.learn.step import StepStatistics
 from corn.noise.masks import MaskWords, is_possible, read_average
 from corn.plan import Plan
-from corn.transport import Dropout, LinkError
+from corn.transport import LinkError
+
+
+# Void steps without a loss: one may be an accident, and each costs budget.
+_MAX_VOID = 3
 
 
 class LostError(PublicError):
@@ -98,13 +103,20 @@ class TrainingRounds:
             self._sum = TreeSum(exchange, plan.network.tree, agent, membership)
             # News reaches the root on the way up, and all others on the way down.
             self._delays = NewsDelays(spread=1, settling=0)
+        exchange.check_news = membership.check
         self._recovery = Recovery(
-            exchange, membership, num_agents=plan.num_agents, note_dropout=self._note_dropout
+            exchange,
+            membership,
+            num_agents=plan.num_agents,
+            num_links=plan.network.graph.number_of_edges(),
+            note_dropout=self._note_dropout,
         )
         # Whether all survivors of a loss have agreed on the end of the run.
         self._is_settled = False
         self._last_total: Tensor | None = None
-        self._num_void = 0
+        self._caller: int | None = None
+        self._num_void, self._void_since_loss = 0, 0
+        self._recovered_cuts: frozenset[Edge] = frozenset()
         self._plans = PlanInForce(
             plan,
             settings,
@@ -252,6 +264,7 @@ class TrainingRounds:
         plan = self._plans.active.plan
         if not is_possible(total, plan.largest_sum):
             self._num_void += 1
+            self._count_void(self.step)
             if self._num_void == 1:
                 self._journal.note(
                     f"the sum of step {self.step} is void, as masks did not cancel: no agent "
@@ -284,8 +297,8 @@ class TrainingRounds:
         outcome = tree.add_up(own, make_header, prepare)
         total, highest = outcome.total, None
         if total is None:
-            for peer, dropout in outcome.dropouts.items():
-                self._note_dropout(peer, dropout)
+            for peer, error in outcome.dropouts.items():
+                self._note_dropout(peer, error)
             if outcome.others:
                 self._journal.note(
                     f"{name_agents(outcome.others)} had another model than agent {self._agent} at "
@@ -293,17 +306,37 @@ class TrainingRounds:
                 )
                 notice = StopNotice(self.step, outcome.others[0], StopReason.MODELS_DIFFER)
                 self._membership.note_stop(notice)
-            found = self._recovery.run(self.step, self._last_total, lambda: self._make_header(0, 0))
+            found = self._recovery.run(
+                self.step,
+                self._last_total,
+                lambda: self._make_header(0, 0),
+                payload_bytes=own.nbytes,
+            )
             total, highest = found.total, found.highest
-            if total is not None and total.nbytes != own.nbytes:
-                raise ProtocolError(
-                    f"a neighbour passed on a sum of {total.nbytes} bytes, not {own.nbytes}"
-                )
+            self._caller = outcome.caller
         self.seconds_waited += time.perf_counter() - began
         return total, highest
 
+    def _count_void(self, step: int) -> None:
+        """Stop after several void steps without a loss: all agents count alike."""
+        self._void_since_loss += 1
+        if self._void_since_loss != _MAX_VOID:
+            return
+        heard = "" if self._caller is None else f"; agent {self._caller} called for the last one"
+        self._journal.note(
+            f"stopped at step {step}, as the sums of {_MAX_VOID} steps were void without a loss: "
+            f"one of {name_agents(self._plans.active.members)} sends wrong messages{heard}"
+        )
+        self._membership.note_stop(StopNotice(step, self._agent, StopReason.VOID_SUMS))
+
     def _go_on(self, highest: int) -> None:
         """Continue after a recovery, with the same knowledge as all other survivors."""
+        cuts = frozenset(self._membership.cuts_by(highest))
+        if cuts == self._recovered_cuts and self._membership.stop.reason is StopReason.NONE:
+            self._count_void(highest)
+        else:
+            self._void_since_loss = 0
+        self._recovered_cuts = cuts
         if self._membership.stop.reason is StopReason.MODELS_DIFFER:
             self._journal.stop_saving()
         if self._membership.stop.step <= highest or highest == self._last_step:
@@ -343,9 +376,9 @@ class TrainingRounds:
         self.step, self._last_total = step, None
         self._journal.record_step(step, self.parameters, _no_statistics())
 
-    def _note_dropout(self, peer: int, dropout: Dropout) -> None:
-        self._require_awake({peer: dropout})
-        self._losses.note_dropout(peer, dropout, self.step, timeout=self._settings.timeout)
+    def _note_dropout(self, peer: int, error: LinkError) -> None:
+        self._require_awake({peer: error})
+        self._losses.note_dropout(peer, error, self.step, timeout=self._settings.timeout)
         self._membership.note_cut(peer, self.step)
         if self._settings.on_dropout == "stop":
             self._membership.note_stop(StopNotice(self.step, peer, StopReason.LOSS))
@@ -395,27 +428,32 @@ class TrainingRounds:
                 observe=self.step + 1 in self._observed_steps,
             )
             self._note_broken(had_broken)
+            # Neighbours would refuse it. The model before it stays.
+            if not is_sane(values):
+                self._note_divergence()
+                values = self.parameters
         return self._gossip(values, prepares=not self._has_diverged), statistics
 
     def _check_divergence(self) -> None:
-        """Stop the run if the model is not finite."""
+        """Stop the run if the model is not finite, or absurdly large."""
         # Models are public, so all agents may know this. Whether a gradient is finite depends on
         # data without noise, so no other agent may: it counts as zero in the half step.
-        # The sum is finite in all but runs that diverge, and cheap; a large model may overflow it.
-        is_finite = bool(torch.isfinite(self.parameters.sum()))
-        if not (self._has_diverged or is_finite or bool(torch.isfinite(self.parameters).all())):
-            self._has_diverged = True
-            self._journal.note(
-                f"the model is not finite at step {self.step}: try a smaller step size"
-            )
-            if self._sum is None:
-                self._announce_stop(StopReason.DIVERGED)
-            else:
-                # All agents have this model, and stop at this step.
-                first = self._plans.active.members[0]
-                self._membership.note_stop(StopNotice(self.step, first, StopReason.DIVERGED))
+        if not self._has_diverged and not is_sane(self.parameters):
+            self._note_divergence()
         if self._has_diverged or self._membership.stop.reason is StopReason.DIVERGED:
             self._journal.stop_saving()
+
+    def _note_divergence(self) -> None:
+        self._has_diverged = True
+        self._journal.note(
+            f"the model is not finite, or absurdly large, at step {self.step}: try a smaller step "
+            "size"
+        )
+        if self._sum is None:
+            self._announce_stop(StopReason.DIVERGED)
+        else:
+            # All agents have this model, and stop at this step.
+            self._membership.note_stop(StopNotice(self.step, self._agent, StopReason.DIVERGED))
 
     def _gossip(self, values: Tensor, cooldown_step: int = 0, *, prepares: bool = False) -> Tensor:
         """Run the mixing rounds of one step, or of one of the steps that only mix."""
@@ -462,7 +500,7 @@ class TrainingRounds:
         is_directed = self._plan.network.graph.is_directed()
         return LinkState(header.degree, is_aware=bool(unplanned) and not is_directed)
 
-    def _require_awake(self, dropouts: Mapping[int, Dropout]) -> None:
+    def _require_awake(self, dropouts: Mapping[int, LinkError]) -> None:
         # After its own pause this agent cannot tell a lost neighbour from one that has gone on
         # without it. It leaves rather than declare the others lost.
         if dropouts and self._exchange.was_suspended:
@@ -472,10 +510,10 @@ class TrainingRounds:
                 f"step {self.step}"
             )
 
-    def _note_losses(self, dropouts: Mapping[int, Dropout]) -> None:
+    def _note_losses(self, dropouts: Mapping[int, LinkError]) -> None:
         self._require_awake(dropouts)
-        for peer, dropout in dropouts.items():
-            self._losses.note_dropout(peer, dropout, self.step, timeout=self._settings.timeout)
+        for peer, error in dropouts.items():
+            self._losses.note_dropout(peer, error, self.step, timeout=self._settings.timeout)
             self._note_cut(peer)
             if self._settings.on_dropout == "stop":
                 notice = StopNotice(self.step + self._delays.spread, peer, StopReason.LOSS)
