@@ -12,7 +12,7 @@ cable was cut is still reached by others, and goes on over the links that it has
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import networkx as nx
 
@@ -108,6 +108,19 @@ class Membership:
         """Note that an agent takes part again from a step on."""
         self.merge(News(returns=frozenset({(agent, step)})))
 
+    def note_call(self, agent: int, step: int) -> None:
+        """Note that all wait for an agent before a step."""
+        self.merge(News(calls=frozenset({(agent, step)})))
+
+    def called_at(self, step: int) -> frozenset[int]:
+        """Return the agents for which all wait before a step."""
+        return frozenset(agent for agent, when in self.news.calls if when == step)
+
+    def forget_calls(self, step: int) -> None:
+        """Remove the calls up to a step: those agents came, or must ask again."""
+        left = frozenset(one for one in self.news.calls if one[1] > step)
+        self.news = replace(self.news, calls=left)
+
     def note_stop(self, notice: StopNotice) -> None:
         """Note a stop; of several the earliest counts."""
         self.merge(News(stop=notice))
@@ -119,6 +132,7 @@ class Membership:
             self.news.cuts | news.cuts,
             self.news.returns | news.returns,
             min(self.news.stop, news.stop),
+            self.news.calls | news.calls,
         )
 
     def forget_before(self, step: int) -> None:
@@ -137,7 +151,7 @@ class Membership:
         kept_returns = {
             (agent, when) for agent, when in self.news.returns if when >= latest.get(agent, 0)
         }
-        self.news = News(frozenset(kept_cuts), frozenset(kept_returns), self.news.stop)
+        self.news = replace(self.news, cuts=frozenset(kept_cuts), returns=frozenset(kept_returns))
 
     def cuts_by(self, step: int, *, noticed: int | None = None) -> dict[Edge, int]:
         """Return the links that are broken at a step, and were noticed by ``noticed``."""
@@ -161,6 +175,12 @@ class Membership:
         """Return the agents that this one reaches at a step, itself included."""
         return component_of(self._graph, self._agent, self.cuts_by(step))
 
+    def reached_without(self, step: int, sponsor: int) -> frozenset[int]:
+        """Return the agents that another reaches at a step without the help of this one."""
+        # The own return mends the own links on paper.
+        own = {make_edge(self._agent, peer) for peer in self.planned_neighbours}
+        return frozenset(component_of(self._graph, sponsor, own | self.cuts_by(step).keys()))
+
     def returned_neighbours(self, step: int, sponsor: int) -> dict[int, int]:
         """Return the neighbours that are back by a step at which this agent itself returns.
 
@@ -170,15 +190,13 @@ class Membership:
         for agent, when in self.news.returns:
             if when <= step:
                 latest[agent] = max(when, latest.get(agent, 0))
-        # The own return mends the own links on paper, so others must reach the neighbour too.
-        own = {make_edge(self._agent, peer) for peer in self._graph.neighbors(self._agent)}
-        present = component_of(self._graph, sponsor, own | self.cuts_by(step).keys())
-        neighbours = set(self._graph.neighbors(self._agent)) & set(present)
+        neighbours = set(self.planned_neighbours) & self.reached_without(step, sponsor)
         return {agent: latest[agent] for agent in sorted(neighbours & latest.keys())}
 
-    def is_awaited(self, agent: int, step: int) -> bool:
-        """Return whether the return of an agent is announced for this step or a later one."""
-        return any(who == agent and when >= step for who, when in self.news.returns)
+    def is_awaited(self, agent: int | None, step: int) -> bool:
+        """Return whether an agent, or any, is to return at this step or a later one."""
+        announced = self.news.returns if agent is not None else self.news.calls
+        return any(agent in (None, who) and when >= step for who, when in announced)
 
     def lost_by(self, step: int) -> dict[int, int]:
         """Return the agents that no agent reaches any more, each with the step of its first loss.

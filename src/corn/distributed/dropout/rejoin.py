@@ -26,6 +26,12 @@ from torch import Tensor
 from corn.distributed.startup.handshake import HandshakeError, Hello, compare_hellos
 from corn.distributed.startup.rendezvous import Meeting, Rendezvous
 from corn.distributed.steps.messages import Header, ProtocolError, decode_message
+from corn.distributed.steps.public_state import (
+    PublicState,
+    decode_state,
+    encode_state,
+    state_limit,
+)
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
 from corn.files import writing_whole
 from corn.noise.address import check_nonce
@@ -131,9 +137,10 @@ class Applicant:
         """Show that the run goes on."""
         self._send(json.dumps(step).encode())
 
-    def hand_over(self, header: Header, parameters: Tensor) -> None:
-        """Send the model and all news; the agent takes part from now on."""
+    def hand_over(self, header: Header, parameters: Tensor, state: PublicState) -> None:
+        """Send the model, all news and the state; the agent takes part from now on."""
         self._send(header.encode() + parameters.numpy().tobytes())
+        self._send(encode_state(state))
         # The system still delivers what was sent, as nothing is left to be read at this end.
         self.close()
 
@@ -211,12 +218,14 @@ class Admission:
         links: to the neighbours that it reached.
         header: the sponsor's, with all news.
         parameters: the model to start from.
+        state: what the sponsor has besides, with exact sums.
     """
 
     welcome: Welcome
     links: Mapping[int, Link]
     header: Header
     parameters: Tensor
+    state: PublicState
 
 
 def request_return(
@@ -301,6 +310,7 @@ def _return_by(
         links = _open_links(rendezvous, welcome, neighbours, addresses, max_bytes=max_bytes)
         try:
             header, parameters = _await_model(channel, rendezvous, sponsor, start, max_bytes)
+            state = decode_state(channel.receive(max_bytes=state_limit(start)))
         except BaseException:
             for link in links.values():
                 link.close()
@@ -309,7 +319,7 @@ def _return_by(
         raise RejoinError(f"sent an answer that cannot be read: {error}") from error
     finally:
         channel.close()
-    return Admission(welcome, links, header, parameters)
+    return Admission(welcome, links, header, parameters, state)
 
 
 def _open_links(

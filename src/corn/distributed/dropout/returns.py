@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import final
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from corn.distributed.dropout.membership import Membership
 from corn.distributed.dropout.rejoin import Applicant, Sponsor, Welcome, refuse_terms
 from corn.distributed.startup.handshake import Hello
 from corn.distributed.steps.messages import Header
+from corn.distributed.steps.public_state import PublicState
 from corn.transport import Address, Link, LinkDesk
 
 
@@ -27,6 +28,8 @@ class Returns:
         timeout: seconds to wait for the link of an agent whose step has come.
         to_dial: the addresses of agents to which this one connects at its own return; all others
             connect to it.
+        waits_for_all: whether all agents wait for one that returns, as with exact sums: one returns
+            at a time, and is called, where gossip counts on it from an announced step on.
     """
 
     def __init__(
@@ -39,10 +42,11 @@ class Returns:
         last_step: int,
         timeout: float,
         to_dial: Mapping[int, Address] | None = None,
+        waits_for_all: bool = False,
     ) -> None:
         self._hello, self._sponsor, self._desk = hello, sponsor, desk
         self._welcome, self._last_step, self._timeout = welcome, last_step, timeout
-        self._to_dial = dict(to_dial or {})
+        self._to_dial, self._waits_for_all = dict(to_dial or {}), waits_for_all
         self._admitted: dict[int, tuple[int, Applicant]] = {}
 
     @property
@@ -57,7 +61,8 @@ class Returns:
             # It may ask before its loss has been noticed: its old link ends first. Or it may ask
             # again before the step of a return that came to nothing, at which its neighbours still
             # expect it: they would take its new link for the old return, and wait in vain.
-            if agent not in membership.lost_by(step) or membership.is_awaited(agent, step):
+            is_awaited = membership.is_awaited(None if self._waits_for_all else agent, step)
+            if agent not in membership.lost_by(step) or is_awaited:
                 self._sponsor.put_back(applicant)
                 continue
             # All agents must know of a return before its step, as they switch plans and open links
@@ -71,7 +76,10 @@ class Returns:
             if refusal:
                 applicant.answer(Welcome(refusal=refusal))
                 continue
-            membership.note_return(agent, return_step)
+            if self._waits_for_all:
+                membership.note_call(agent, return_step)
+            else:
+                membership.note_return(agent, return_step)
             applicant.answer(self._welcome(return_step, present))
             self._admitted[agent] = return_step, applicant
         for _, applicant in self._admitted.values():
@@ -95,11 +103,25 @@ class Returns:
             return self._desk.connect(agent, address, timeout=self._timeout)
         return self._desk.wait(agent, timeout=self._timeout)
 
-    def hand_over(self, step: int, header: Header, parameters: Tensor) -> None:
-        """Send the model to the agents whose step has come."""
+    def hand_over(
+        self, step: int, header: Header, parameters: Tensor, state: PublicState | None = None
+    ) -> None:
+        """Send the model to the agents whose step has come, and with exact sums the state."""
         for agent, (when, applicant) in list(self._admitted.items()):
             if when == step:
-                applicant.hand_over(header, parameters)
+                applicant.hand_over(header, parameters, state or {})
+                del self._admitted[agent]
+
+    def reject(self, agents: Iterable[int]) -> None:
+        """Close the connections of agents that cannot return now."""
+        for agent in agents:
+            self._desk.reject(agent)
+
+    def cancel(self, step: int) -> None:
+        """Let agents ask again that were to return by a step, and have not."""
+        for agent, (when, applicant) in list(self._admitted.items()):
+            if when <= step:
+                applicant.close()
                 del self._admitted[agent]
 
     def stop(self) -> None:

@@ -16,7 +16,7 @@ NEVER = 2**32 - 1
 PREFIX_BYTES = 8
 
 _MAGIC = b"corn/msg"
-_FIXED = struct.Struct("<8s8s8s8sIIIIIQIIIII")
+_FIXED = struct.Struct("<8s8s8s8sIIIIIQIIIIIII")
 _CUT, _RETURN = struct.Struct("<III"), struct.Struct("<II")
 # A cache line, so that the parameters behind a header are aligned for vector code.
 _ALIGNMENT = 64
@@ -64,11 +64,14 @@ class News:
         cuts: the links that broke, each with a step at which this was noticed.
         returns: the agents that came back, each with the step from which it takes part again.
         stop: the earliest stop.
+        calls: with exact sums, the agents that ask to come back, each with the step before which
+            all wait for it. Whether it came, its own return tells.
     """
 
     cuts: frozenset[tuple[Edge, int]] = frozenset()
     returns: frozenset[tuple[int, int]] = frozenset()
     stop: StopNotice = NO_STOP
+    calls: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class Header:
         news: of losses, returns and a stop.
         model: a digest of the sender's model before the step; zeros where models differ anyway.
         attempt: the number of a recovery, whose rounds the mixing rounds are; zero outside of any.
+        has_released: in a recovery, whether any agent has released ``step``.
     """
 
     plan: bytes
@@ -98,6 +102,7 @@ class Header:
     news: News = field(default_factory=News)
     model: bytes = bytes(PREFIX_BYTES)
     attempt: int = 0
+    has_released: bool = False
 
     def encode(self) -> bytes:
         """Return the header as bytes, a multiple of 64 of them to align the parameters."""
@@ -118,9 +123,13 @@ class Header:
             news.stop.step,
             len(news.cuts),
             len(news.returns),
+            len(news.calls),
+            self.has_released,
         )
         cuts = [_CUT.pack(*edge, step) for edge, step in sorted(news.cuts)]
-        returns = [_RETURN.pack(*one) for one in sorted(news.returns)]
+        returns = [
+            _RETURN.pack(*one) for kind in (news.returns, news.calls) for one in sorted(kind)
+        ]
         body = b"".join([fixed, *cuts, *returns])
         return body.ljust(_header_bytes(len(cuts), len(returns)), b"\0")
 
@@ -148,8 +157,9 @@ def decode_message(
     if len(data) < _FIXED.size or data[: len(_MAGIC)] != _MAGIC:
         raise ProtocolError(f"agent {sender} sent bytes that are not a message of CorN")
     _, plan, next_plan, model, found, *rest = _FIXED.unpack_from(data)
-    step, mixing_round, attempt, degree, size, why, who, stop, num_cuts, num_returns = rest
-    begin = _header_bytes(num_cuts, num_returns)
+    step, mixing_round, attempt, degree, size, why, who, stop, *rest = rest
+    num_cuts, num_returns, num_calls, has_released = rest
+    begin = _header_bytes(num_cuts, num_returns + num_calls)
     if found != sender:
         raise ProtocolError(f"agent {sender}'s link carries a message of agent {found}")
     # Every field comes from another machine: positions must be in range before they are used.
@@ -157,15 +167,17 @@ def decode_message(
         raise ProtocolError(f"agent {sender} sent a message that was cut short or is damaged")
     end_of_cuts = _FIXED.size + _CUT.size * num_cuts
     end_of_returns = end_of_cuts + _RETURN.size * num_returns
+    end_of_calls = end_of_returns + _RETURN.size * num_calls
     cuts = _CUT.iter_unpack(data[_FIXED.size : end_of_cuts])
     news = News(
         frozenset(((i, j), when) for i, j, when in cuts),
         frozenset(_RETURN.iter_unpack(data[end_of_cuts:end_of_returns])),
         StopNotice(stop, who, _REASONS[why]),
+        frozenset(_RETURN.iter_unpack(data[end_of_returns:end_of_calls])),
     )
     # Order too: an edge named the other way round would be another one in every set.
     is_known = all(i < j < num_agents for (i, j), _ in news.cuts)
-    if not is_known or not all(agent < num_agents for agent, _ in news.returns):
+    if not is_known or not all(agent < num_agents for agent, _ in news.returns | news.calls):
         raise ProtocolError(f"agent {sender} sent a message that names unknown agents")
     header = Header(
         plan=plan,
@@ -178,6 +190,7 @@ def decode_message(
         news=news,
         model=model,
         attempt=attempt,
+        has_released=bool(has_released),
     )
     # frombuffer would raise for either. check_header refuses the wrong size, and names its sender.
     if size == 0 or size % dtype.itemsize:
