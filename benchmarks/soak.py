@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--agents", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--on-dropout", default="continue", choices=["continue", "replan"])
+    parser.add_argument("--on-dropout", default="replan", choices=["continue", "replan"])
     parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep in every step")
     parser.add_argument("--out", type=Path, default=None, help="keep the files here")
     options = parser.parse_args()

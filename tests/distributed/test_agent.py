@@ -422,7 +422,8 @@ def test_models_that_diverge_stop_all_agents_and_are_not_saved(tmp_path: Path) -
         # Not of the model that diverged: a run goes on from before it.
         kept = list_checkpoints(Folders.of_run(tmp_path).of_agent(result.agent).private)
         assert max(kept) < result.num_steps
-        assert not torch.isfinite(result.parameters).all()
+        # The last model that could be sent to others is kept.
+        assert torch.isfinite(result.parameters).all()
 
 
 def test_survivors_continue_where_no_new_plan_can_be_made(

@@ -13,7 +13,7 @@ from torch import Tensor
 from corn.distributed.records.results import AgentResult
 from corn.distributed.startup.keyring import make_keys
 from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.steps.messages import Header, News, StopNotice, StopReason, decode_message
+from corn.distributed.steps.messages import Header, StopNotice, StopReason, decode_message
 from corn.plan import Plan
 from corn.topology import Mixing
 from corn.transport import Link
@@ -115,7 +115,7 @@ def require_unharmed(
     assert len(models) == 1 or not is_sum
 
 
-def send_garbage(sent: Sent) -> Iterator[bytes]:
+def send_garbage(_: Sent) -> Iterator[bytes]:
     yield b"garbage" * 40
 
 

@@ -40,7 +40,7 @@ def test_the_earliest_of_several_stops_counts_for_all() -> None:
     members[0].note_stop(StopNotice(30, 0, StopReason.INTERRUPTED))
     members[4].note_stop(StopNotice(25, 4, StopReason.DIVERGED))
     spread(graph, members, 4)
-    assert {own.stop for own in members} == {StopNotice(25, 4, StopReason.DIVERGED)}
+    assert {own.stop for own in members} == {StopNotice(25, 4, StopReason.DIVERGED, 4)}
 
 
 def test_a_cut_link_is_told_from_a_lost_agent() -> None:

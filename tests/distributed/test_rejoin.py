@@ -55,6 +55,27 @@ class Comeback:
             processes.send_signal(agent, signal.SIGKILL)
 
 
+SUM_PLAN = small_plan("grid:2x3", 2 * NUM_STEPS, mixing="sum")
+
+
+@pytest.mark.parametrize("agent", [SUM_PLAN.network.tree.root, 5])
+def test_an_agent_returns_to_exact_sums_with_the_bits_of_the_others(
+    agent: int, tmp_path: Path
+) -> None:
+    comeback = Comeback(agent, [3, 15], tmp_path / "brake")
+    results = run_processes(SUM_PLAN, tmp_path, SETTINGS, brake=comeback.brake, on_poll=comeback)
+    assert failures(results) == {}
+    assert comeback.num_restarts == 2
+    for own in results.values():
+        assert (own.num_steps, own.lost, own.cut_links) == (NUM_STEPS, {}, {})
+        assert own.status is RunStatus.COMPLETE
+    notes = "\n".join(results[3].notes)
+    assert notes.count(f"agent {agent} took part again from step") == 2
+    assert results[agent].first_step > 15
+    assert len({read_last_model(tmp_path, own).tobytes() for own in range(6)}) == 1
+    ledger_script.check(2 * NUM_STEPS, [tmp_path / "keys"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["continue", "replan"])
 def test_an_agent_that_is_killed_twice_returns_twice(policy: str, tmp_path: Path) -> None:

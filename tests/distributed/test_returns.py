@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import networkx as nx
 import pytest
 import torch
 
-from corn.distributed.dropout.membership import Membership, make_edge
+from corn.distributed.dropout.membership import Membership
 from corn.distributed.dropout.rejoin import (
     RejoinError,
     Request,
@@ -29,12 +30,13 @@ from corn.distributed.startup.entry import (
     Entry,
     Work,
     make_exchange,
+    make_membership,
     make_returns,
     return_to_run,
 )
 from corn.distributed.startup.handshake import Agreement, Hello
 from corn.distributed.startup.rendezvous import Meeting, Rendezvous
-from corn.distributed.steps.messages import Header, News
+from corn.distributed.steps.messages import Header, News, NewsKeys
 from corn.distributed.steps.rounds import TrainingRounds
 from corn.errors import FileFormatError
 from corn.learn.monitor import Interruption
@@ -83,7 +85,7 @@ class Desk:
             timeout=30.0,
         )
 
-    def ask(self, request: Request) -> Channel:
+    def ask(self, request: Request, *, confirms: bool = True) -> Channel:
         """Return the connection of agent 1, once its request has arrived."""
         channel = dial(
             ("127.0.0.1", self.rendezvous.listener.port),
@@ -95,6 +97,8 @@ class Desk:
         )
         before = self.sponsor._waiting.qsize()
         channel.send(json.dumps(asdict(request)).encode())
+        if confirms:
+            channel.send(b"")  # in the place of a signature
         deadline = time.monotonic() + 60
         while self.sponsor._waiting.qsize() == before and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -122,7 +126,7 @@ def desk() -> Iterator[Desk]:
 
 
 def test_an_agent_that_is_gone_again_is_not_announced(desk: Desk) -> None:
-    desk.ask(Request(HELLO, 0)).close()
+    desk.ask(Request(HELLO, 0), confirms=False).close()
     time.sleep(0.1)
     desk.serve(10)
     assert desk.announced == set()
@@ -251,6 +255,8 @@ def ask_to_return(*answers: bytes) -> None:
         channel.receive(max_bytes=10_000)
         for each in answers:
             channel.send(each)
+        with suppress(ChannelClosedError):
+            channel.receive(max_bytes=64)  # the signature of the return
         channel.close()
 
     sponsor.listener.handle(Purpose.REJOIN, NO_SESSION, answer)
@@ -309,9 +315,14 @@ def begin_as_sponsor(run: AgreedRun, rendezvous: Rendezvous, others: list[int]) 
     rendezvous.adopt(Meeting(b"session", found | {run.agent: rendezvous.address}))
     desk = rendezvous.open_desk(Purpose.LINK, max_bytes=run.max_message_bytes)
     links = open_links(desk, others, timeout=TIMEOUT, check=lambda: None)
-    membership = Membership(PLAN.network.graph, run.agent)
-    for edge in PLAN.network.graph.edges([1, 2]):
-        membership.merge(News(cuts=frozenset({(make_edge(*edge), 0)})))
+    membership = make_membership(run, rendezvous)
+    # As the agents at its ends would tell.
+    for first, second in PLAN.network.graph.edges([1, 2]):
+        for end, other in ((first, second), (second, first)):
+            keys = NewsKeys(make_credentials(end, N), b"session")
+            own = Membership(PLAN.network.graph, end, keys=keys)
+            own.note_cut(other, 0)
+            membership.merge(own.news)
     entry = Entry(
         make_exchange(run, links),
         membership,

@@ -166,11 +166,11 @@ def test_a_flipped_bit_in_one_model_stops_all_and_names_the_agents(
     for own in results:
         assert own.num_steps == step
         assert (own.stop.agent, own.stop.reason) == (4, StopReason.MODELS_DIFFER)
-        assert describe_stop(own.stop) == "agent 4's model is not that of its neighbours"
+        assert describe_stop(own.stop).startswith("agents 3 and 4 have different models")
         # Nobody continues from a model of which it is not known whose is right.
         private = Folders.of_run(tmp_path).of_agent(own.agent).private
         assert sorted(list_checkpoints(private)) == ([0] if step == 5 else [0, 7])
-        with pytest.raises(CornError, match="agent 4's model is not that of its neighbours"):
+        with pytest.raises(CornError, match="agents 3 and 4 have different models"):
             require_done(results, step)
     assert results[3].notes == (f"agent 4 had another model than agent 3 at step {step}",)
 

@@ -291,18 +291,18 @@ def recording_failures(found: Failures) -> Iterator[None]:
 @contextmanager
 def repeating_failures(planned: Failures) -> Iterator[None]:
     """Let links fail in the rounds in which they failed before, and in no other."""
-    receive = Exchange._receive_round
+    receive = Exchange.receive
 
-    def repeat(self: Exchange, peer: int, began: float) -> Received:
+    def repeat(self: Exchange, peer: int, *given: Any, **options: Any) -> Received:
         header = self._own
         assert header is not None
         if planned.get((header.sender, peer)) == header.place:
             raise LinkError("as before")
-        return receive(self, peer, began)
+        return receive(self, peer, *given, **options)
 
     # The other end loses the link in its own round, not because this end closed it.
     with (
-        mock.patch.object(Exchange, "_receive_round", repeat),
+        mock.patch.object(Exchange, "receive", repeat),
         mock.patch.object(Exchange, "drop", _forget),
     ):
         yield

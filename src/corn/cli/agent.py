@@ -39,13 +39,14 @@ class RunOptions:
         0.1
     )
     on_dropout: Annotated[
-        DropoutPolicy,
+        DropoutPolicy | None,
         typer.Option(
-            help="When an agent is lost, the rest continue on the surviving graph, replan their "
-            "noise for it, or stop. With exact sums, to continue is to replan.",
+            help="When an agent is lost, the rest replan their noise for the surviving graph, "
+            "stop, or continue with noise that no longer cancels. (Default: replan where the seeds "
+            "allow it, else stop.) With exact sums, to continue is to replan.",
             rich_help_panel=AGENTS,
         ),
-    ] = "continue"
+    ] = None
     timeout: Annotated[
         float,
         typer.Option(

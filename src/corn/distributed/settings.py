@@ -38,8 +38,10 @@ class RunSettings:
         num_steps: T; at most the plan's, and by default the plan's.
         batch_size: samples per mini-batch; by default the budget's, or an agent's whole data.
         seed: of the initial models; public.
-        on_dropout: what the others do when an agent is lost: ``continue`` on the surviving graph,
-            ``replan`` their noise for it, or ``stop``. With exact sums the first two are the same.
+        on_dropout: what the others do when an agent is lost: ``replan`` their noise for the
+            surviving graph, ``stop``, or ``continue`` with noise that no longer cancels; by default
+            ``replan`` where the seeds allow it, and ``stop`` otherwise. With exact sums
+            ``continue`` is ``replan``.
         timeout: seconds without a message after which an agent is lost.
         plain_links: send messages unsealed: anyone on the network can read and change them.
         checkpoint_every: steps between checkpoints.
@@ -53,7 +55,7 @@ class RunSettings:
     num_steps: int | None = None
     batch_size: int | None = None
     seed: int = 0
-    on_dropout: DropoutPolicy = "continue"
+    on_dropout: DropoutPolicy | None = None
     timeout: float = 60.0
     plain_links: bool = False
     checkpoint_every: int = 100
@@ -62,7 +64,8 @@ class RunSettings:
     rehearsal_seed: int | None = None
 
     def __post_init__(self) -> None:
-        require_choice("on_dropout", self.on_dropout, get_args(DropoutPolicy))
+        if self.on_dropout is not None:
+            require_choice("on_dropout", self.on_dropout, get_args(DropoutPolicy))
         require_count("checkpoint_every", self.checkpoint_every)
         if not 0 < self.timeout <= _MAX_TIMEOUT:
             raise InvalidArgumentError(
@@ -90,10 +93,13 @@ class RunSettings:
             )
         return steps
 
-    def replans(self, plan: Plan) -> bool:
-        """Return whether survivors of a loss make a new plan: with exact sums, unless they stop."""
+    def policy_for(self, plan: Plan) -> DropoutPolicy:
+        """Return what survivors of a loss do: as given, or what the plan allows."""
         is_sum = plan.network.mixing == "sum"
-        return self.on_dropout == "replan" or (is_sum and self.on_dropout == "continue")
+        if self.on_dropout is None:
+            can_replan = not plan.network.graph.is_directed() and has_pair_seeds(plan)
+            return "replan" if is_sum or can_replan else "stop"
+        return "replan" if is_sum and self.on_dropout == "continue" else self.on_dropout
 
     def batch_of(self, plan: Plan) -> int | None:
         """Return the batch size; the budget's, where privacy was counted for one."""
@@ -120,7 +126,7 @@ class RunSettings:
             "batch size": str(self.batch_of(plan)),
             "seed of initial models": str(self.seed),
             "type of models": plan.dtype,
-            "policy on dropout": self.on_dropout,
+            "policy on dropout": self.policy_for(plan),
             "time-out": f"{self.timeout:g} s",
             "links": "plain" if self.plain_links else "sealed",
             "checkpoints every": str(self.checkpoint_every),
@@ -138,7 +144,7 @@ class RunSettings:
     def check_plan(self, plan: Plan) -> None:
         """Raise unless agents can run this plan and follow the policy on dropout under it."""
         # Both ends of a link must read each other's headers to agree on new weights.
-        if plan.network.graph.is_directed() and self.on_dropout != "stop":
+        if plan.network.graph.is_directed() and self.policy_for(plan) != "stop":
             raise InvalidArgumentError(
                 "on_dropout must be 'stop' where links are one-way, as only two-way neighbours "
                 f"can agree on new weights, found {self.on_dropout!r}"
@@ -149,9 +155,14 @@ class RunSettings:
 
 def advise_return(plan: Plan) -> str:
     """Return how an agent that lost all others comes back to them, if it can."""
-    if _largest_group(plan) > _LARGEST_GROUP_TO_REPLAN:
+    if not has_pair_seeds(plan):
         return "it cannot return to them, as the plan has seeds of groups of three and more"
     return "stop this agent and start it with --rejoin to return to them"
+
+
+def has_pair_seeds(plan: Plan) -> bool:
+    """Return whether agents derive all seeds from their keys, without messages to others."""
+    return _largest_group(plan) <= _LARGEST_GROUP_TO_REPLAN
 
 
 def _largest_group(plan: Plan) -> int:
@@ -160,11 +171,10 @@ def _largest_group(plan: Plan) -> int:
 
 def require_pair_seeds(plan: Plan, option: str) -> None:
     """Raise unless agents derive all seeds from their keys, without messages to absent ones."""
-    largest = _largest_group(plan)
-    if largest > _LARGEST_GROUP_TO_REPLAN:
+    if not has_pair_seeds(plan):
         raise InvalidArgumentError(
             f"{option} needs seeds of pairs or links, as larger groups would have to share new "
-            f"seeds, found a group of {largest}: plan with --seeds pairs"
+            f"seeds, found a group of {_largest_group(plan)}: plan with --seeds pairs"
         )
 
 

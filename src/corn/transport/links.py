@@ -307,6 +307,12 @@ class LinkDesk:
             raise LinkError(f"agent {peer} did not connect within {timeout:g} s") from error
         return Link(channel, max_bytes=self._max_bytes)
 
+    def reject(self, peer: int) -> None:
+        """Close the connection of an agent that waits here, if any."""
+        with self._changed:
+            if peer in self._waiting:
+                self._waiting.pop(peer).close()
+
     def close(self) -> None:
         """Close the connections that nobody took."""
         with self._changed:

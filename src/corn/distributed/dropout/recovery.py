@@ -35,11 +35,13 @@ class Recovered:
     """The common knowledge of all survivors.
 
     Attributes:
-        highest: the highest step that any of them had begun.
+        highest: the highest step that any of them was in, or about to begin.
+        has_released: whether any of them had released it.
         total: the sum of this agent's step, which others had; None if it is void, or not needed.
     """
 
     highest: int
+    has_released: bool
     total: Tensor | None = None
 
 
@@ -88,6 +90,7 @@ class Recovery:
         before: Tensor | None,
         make_header: Callable[[], Header],
         *,
+        has_released: bool,
         payload_bytes: int,
     ) -> Recovered:
         """Return what all survivors know in the end.
@@ -95,6 +98,7 @@ class Recovery:
         Args:
             step: that this agent is in, or about to begin.
             before: the sum of the step before it; None if that was void, or there was none.
+            has_released: whether this agent has released the step.
             make_header: returns a header with all news so far.
             payload_bytes: the size of the sum of this step.
 
@@ -106,9 +110,10 @@ class Recovery:
         for _ in range(self._max_restarts):
             try:
                 # With the sum of its step, it is where those are that had it before.
-                state = (step + 1, own[0]) if own else (step, before)
-                highest = self._flood(*state, own, make_header, payload_bytes)
-                return Recovered(highest, own[0] if own else None)
+                place = (step + 1, False) if own else (step, has_released)
+                before = own[0] if own else before
+                found = self._flood(place, before, own, make_header, payload_bytes)
+                return Recovered(*found, own[0] if own else None)
             except _Restart as restart:
                 self.attempt, caller = restart.attempt, restart.caller
         raise ProtocolError(
@@ -118,34 +123,44 @@ class Recovery:
 
     def _flood(
         self,
-        step: int,
+        place: tuple[int, bool],
         before: Tensor | None,
         own: list[Tensor],
         make_header: Callable[[], Header],
         payload_bytes: int,
-    ) -> int:
-        """Return the highest step that any survivor has begun; keep the sum of the own step."""
-        held, highest = (step - 1, before), step
+    ) -> tuple[int, bool]:
+        """Return the highest step of any survivor, and whether one released it.
+
+        Keep the sum of the own step.
+        """
+        step, highest = place[0], place
+        held = step - 1, before
         steps: dict[int, int] = {}
         for number in range(self._num_rounds):
-            header = replace(make_header(), step=highest, mixing_round=number, attempt=self.attempt)
+            header = replace(
+                make_header(),
+                step=highest[0],
+                has_released=highest[1],
+                mixing_round=number,
+                attempt=self.attempt,
+            )
             lacking = [peer for peer, theirs in steps.items() if theirs == held[0]]
             self._send(header, held[1], lacking)
             if held[1] is not None:
                 # Once is enough.
                 steps = {peer: theirs for peer, theirs in steps.items() if peer not in lacking}
             for peer, found in self._receive_all(number, step, payload_bytes).items():
-                known = self._membership.cuts_by(highest).keys(), highest
+                known = self._membership.cuts_by(highest[0]).keys(), highest
                 if number == 0:
                     steps[peer] = found.header.step
-                highest = max(highest, found.header.step)
+                highest = max(highest, (found.header.step, found.header.has_released))
                 self._membership.merge(found.header.news)
                 if found.header.payload_bytes and not own:
                     own.append(found.parameters.clone())
                     held = step, own[0]
                 # What an honest agent knew in the second round has reached all by round n − 1.
                 is_late = number >= self._num_agents
-                if is_late and known != (self._membership.cuts_by(highest).keys(), highest):
+                if is_late and known != (self._membership.cuts_by(highest[0]).keys(), highest):
                     raise _Restart(self.attempt + 1, peer)
         return highest
 

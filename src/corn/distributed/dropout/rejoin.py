@@ -25,7 +25,21 @@ from torch import Tensor
 
 from corn.distributed.startup.handshake import HandshakeError, Hello, compare_hellos
 from corn.distributed.startup.rendezvous import Meeting, Rendezvous
-from corn.distributed.steps.messages import Header, ProtocolError, decode_message
+from corn.distributed.steps.messages import (
+    Header,
+    NewsKeys,
+    Proof,
+    ProtocolError,
+    decode_message,
+    is_sane,
+    state_return,
+)
+from corn.distributed.steps.public_state import (
+    PublicState,
+    decode_state,
+    encode_state,
+    state_limit,
+)
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
 from corn.files import writing_whole
 from corn.noise.address import check_nonce
@@ -44,6 +58,7 @@ from corn.transport import (
 
 _MAX_REQUEST_BYTES = 1 << 20
 _SECONDS_TO_ANSWER = 1.0
+_MAX_SIGNATURE_BYTES = 64
 _ADDRESSES = "addresses.json"
 
 
@@ -127,13 +142,23 @@ class Applicant:
         if welcome.refusal:
             self.close()
 
+    def confirm(self) -> Proof:
+        """Return the agent's signature of its return; an empty one if it sends none in time."""
+        try:
+            # It answers at once. A sponsor waits for nobody else, and for each agent once.
+            self._channel.set_timeout(_SECONDS_TO_ANSWER)
+            return Proof(self.agent, bytes(self._channel.receive(max_bytes=_MAX_SIGNATURE_BYTES)))
+        except (ChannelClosedError, TamperedError):
+            return Proof(self.agent, b"")
+
     def report_step(self, step: int) -> None:
         """Show that the run goes on."""
         self._send(json.dumps(step).encode())
 
-    def hand_over(self, header: Header, parameters: Tensor) -> None:
-        """Send the model and all news; the agent takes part from now on."""
+    def hand_over(self, header: Header, parameters: Tensor, state: PublicState) -> None:
+        """Send the model, all news and the state; the agent takes part from now on."""
         self._send(header.encode() + parameters.numpy().tobytes())
+        self._send(encode_state(state))
         # The system still delivers what was sent, as nothing is left to be read at this end.
         self.close()
 
@@ -211,12 +236,14 @@ class Admission:
         links: to the neighbours that it reached.
         header: the sponsor's, with all news.
         parameters: the model to start from.
+        state: what the sponsor has besides, with exact sums.
     """
 
     welcome: Welcome
     links: Mapping[int, Link]
     header: Header
     parameters: Tensor
+    state: PublicState
 
 
 def request_return(
@@ -298,9 +325,12 @@ def _return_by(
                 f"named step {welcome.return_step} for the return, but steps before "
                 f"{request.first_free_step} may have been released under the same noise"
             )
+        keys = NewsKeys(rendezvous.credentials, bytes.fromhex(welcome.session))
+        channel.send(keys.sign(state_return(rendezvous.agent, welcome.return_step)).signature)
         links = _open_links(rendezvous, welcome, neighbours, addresses, max_bytes=max_bytes)
         try:
             header, parameters = _await_model(channel, rendezvous, sponsor, start, max_bytes)
+            state = decode_state(channel.receive(max_bytes=state_limit(start)))
         except BaseException:
             for link in links.values():
                 link.close()
@@ -309,7 +339,7 @@ def _return_by(
         raise RejoinError(f"sent an answer that cannot be read: {error}") from error
     finally:
         channel.close()
-    return Admission(welcome, links, header, parameters)
+    return Admission(welcome, links, header, parameters, state)
 
 
 def _open_links(
@@ -371,6 +401,8 @@ def _await_model(
     # Before the ledger reserves a step that could not be computed.
     if len(parameters) != len(start):
         raise RejoinError(f"sent {header.payload_bytes} bytes of parameters, not {start.nbytes}")
+    if not is_sane(parameters):
+        raise RejoinError("sent a model that is not finite, or absurdly large")
     return header, parameters
 
 

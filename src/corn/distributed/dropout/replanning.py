@@ -12,8 +12,8 @@ from typing import final
 from corn.distributed.dropout.membership import Membership, NewsDelays, component_of
 from corn.distributed.dropout.survivors import ActivePlan, replan
 from corn.distributed.settings import RunSettings
-from corn.distributed.steps.messages import PREFIX_BYTES, Edge
-from corn.errors import CornError
+from corn.distributed.steps.messages import PREFIX_BYTES, Edge, StopNotice, StopReason
+from corn.errors import CornError, InfeasibleError
 from corn.noise.grid import require_provable
 from corn.plan import Plan, fingerprint
 from corn.topology.gossip import GossipRound
@@ -52,7 +52,8 @@ class PlanInForce:
         num_parameters: int,
         note: Callable[[str], None],
     ) -> None:
-        self._plan, self._replans, self._agent = plan, settings.on_dropout == "replan", agent
+        self._plan, self._agent = plan, agent
+        self._replans = settings.policy_for(plan) == "replan"
         self._activate, self._membership, self._delays = activate, membership, delays
         self._last_step, self._num_parameters, self._note = last_step, num_parameters, note
         # ``_plan`` stays the plan of all agents; ``active`` is replaced after losses. Members keep
@@ -60,7 +61,6 @@ class PlanInForce:
         self.active = self._activate_for_all()
         self.weights = self.active.weights_of(agent)
         self._next: tuple[int, ActivePlan] | None = None
-        self._without_plan: frozenset[Edge] = frozenset()
 
     @property
     def schedule(self) -> tuple[GossipRound, ...]:
@@ -114,11 +114,19 @@ class PlanInForce:
         self.weights = active.weights_of(self._agent)
         if is_same:
             return
-        value = active.plan.certificate.value / active.plan.num_agents
+        cost = (
+            f"noise energy per agent {active.plan.certificate.value / active.plan.num_agents:.4g}"
+        )
+        if active.plan.network.mixing == "sum":
+            n, q = active.plan.num_agents, active.plan.threat.max_colluders
+            cost = (
+                f"noise variance of the average {active.plan.central_ratio:.4g} × a trusted "
+                f"server's, by n/(n − q) with n = {n} and q = {q}"
+            )
         is_other = type(active.plan.objective) is not type(self._plan.objective)
         self._note(
             f"new plan {fingerprint(active.plan).hex()[:16]} for {len(active.members)} agents from "
-            f"step {step} on: noise energy per agent {value:.4g}"
+            f"step {step} on: {cost}"
             + (" by another objective, as the one given is of all agents" if is_other else "")
         )
 
@@ -144,18 +152,19 @@ class PlanInForce:
         # Losses noticed later are not known to all survivors yet; they lead to a plan of their own.
         cuts = self._membership.cuts_by(switch - 1, noticed=switch - self._delays.spread)
         members = self._reach(cuts)
-        # A single survivor has no neighbour to cancel noise with; a plan that failed fails again.
-        if len(members) == 1 or frozenset(cuts) == self._without_plan:
-            return
         # A return at the same step has a plan of its own.
         if any(when == switch for _, when in self._membership.news.returns):
             return
         try:
+            if len(members) == 1:
+                raise InfeasibleError("no neighbour is left to cancel noise with")
             plan = self._replan(members, cuts, switch)
         except CornError as error:
-            # The same for all survivors, whose present noise keeps the budget without a new plan.
-            self._without_plan = frozenset(cuts)
-            self._note(f"no new plan, the old one stays in force: {error}")
+            # The same for all survivors. Their present noise keeps the budget, but would not cancel
+            # any more.
+            self._note(f"stopped, as there is no plan for those that are left: {error}")
+            lost = min(self._membership.lost_by(switch), default=self._agent)
+            self._membership.note_stop(StopNotice(switch, lost, StopReason.LOSS))
             return
         self._next = switch, self._activate(plan, members)
 

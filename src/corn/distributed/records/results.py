@@ -185,9 +185,9 @@ def describe_stop(stop: StopNotice) -> str:
         StopReason.LOSS: f"agent {stop.agent} was lost",
         StopReason.DIVERGED: f"agent {stop.agent}'s model is not finite: try a smaller step size",
         StopReason.BUDGET_SPENT: "the release ledgers allow no more steps",
-        StopReason.MODELS_DIFFER: f"agents {stop.by} and {stop.agent} have different models, or one "
-        "of them says so",
-        StopReason.VOID_SUMS: "the sums of several steps were void: some agent sends wrong messages",
+        StopReason.MODELS_DIFFER: f"agents {stop.by} and {stop.agent} have different models, or "
+        "one of them says so",
+        StopReason.VOID_SUMS: "the sums of several steps were void: an agent sends wrong messages",
     }[stop.reason]
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from corn.distributed.dropout.membership import Membership
 from corn.distributed.dropout.rejoin import (
+    Admission,
     Request,
     Sponsor,
     Welcome,
@@ -73,7 +74,7 @@ class AgreedRun:
         folders: for its files.
         agreement: of all agents.
         total: the releases of its data under all plans.
-        received: the model of a sponsor, for an agent that returns.
+        admission: the model and the state of a sponsor, for an agent that returns.
     """
 
     plan: Plan
@@ -85,7 +86,7 @@ class AgreedRun:
     folders: Folders | None
     agreement: Agreement | None = None
     total: ReleaseTotal | None = None
-    received: Tensor | None = None
+    admission: Admission | None = None
 
     @property
     def agreed(self) -> Agreement:
@@ -208,7 +209,6 @@ def return_to_run(
 ) -> tuple[AgreedRun, Entry]:
     """Return to a run under way, with the help of a neighbour."""
     plan, ledger = run.plan, run.keyring.ledger
-    plan.require_gossip("--rejoin")
     require_pair_seeds(plan, "--rejoin")
     # The step of the return is not known yet, so the check assumes all releases that the ledger
     # allows.
@@ -239,7 +239,7 @@ def return_to_run(
         max_steps=min(welcome.last_step - step, ledger.remaining),
         scarce=run.agent if ledger.remaining < welcome.last_step - step else None,
     )
-    run = replace(run, agreement=agreement, total=total, received=admission.parameters)
+    run = replace(run, agreement=agreement, total=total, admission=admission)
     if run.folders is not None:
         save_addresses(run.folders.private, rendezvous.meeting, rendezvous.bound)
     membership = make_membership(run, rendezvous)
@@ -247,18 +247,25 @@ def return_to_run(
     # are cut.
     membership.check(admission.header)
     membership.merge(admission.header.news)
+    if plan.network.mixing == "sum":
+        # Others count on it once it says so, which it does with its first message.
+        membership.note_return(run.agent, step)
     desk = rendezvous.open_desk(Purpose.LINK, max_bytes=run.max_message_bytes)
+    links = dict(admission.links)
+    for peer in links.keys() - membership.reached_without(step, admission.header.sender):
+        # The others are cut apart, and this agent returns to those of its sponsor alone.
+        links.pop(peer).close()
     # They were not there when this agent connected to its neighbours, and return as it does.
     late = membership.returned_neighbours(step, admission.header.sender)
-    late = {peer: when for peer, when in late.items() if peer not in admission.links}
+    late = {peer: when for peer, when in late.items() if peer not in links}
     wanted = choose_to_dial(late, run.agent, step)
     to_dial = _find_addresses(rendezvous, wanted)
     expected = (late.keys() - wanted) | to_dial.keys()
     # The announced return mends all own links on paper, so those that are still broken are
     # announced anew.
-    for peer in (senders | receivers) - admission.links.keys() - expected:
+    for peer in (senders | receivers) - links.keys() - expected:
         membership.note_cut(peer, step)
-    exchange = make_exchange(run, admission.links)
+    exchange = make_exchange(run, links)
     returns = make_returns(run, rendezvous, desk, to_dial)
     return run, Entry(exchange, membership, returns)
 
@@ -305,7 +312,7 @@ def make_membership(run: AgreedRun, rendezvous: Rendezvous) -> Membership:
         run.plan.network.graph,
         run.agent,
         keys=NewsKeys(rendezvous.credentials, rendezvous.meeting.session),
-        stops_on_loss=run.settings.on_dropout == "stop",
+        stops_on_loss=run.settings.policy_for(run.plan) == "stop",
         last_step=run.last_step,
     )
 
@@ -356,4 +363,5 @@ def make_returns(
         last_step=run.last_step,
         timeout=run.settings.timeout,
         to_dial=to_dial,
+        waits_for_all=run.plan.network.mixing == "sum",
     )

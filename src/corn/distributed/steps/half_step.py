@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from corn.arrays import FloatArray
+from corn.distributed.steps.messages import ProtocolError
+from corn.distributed.steps.public_state import PublicState
 from corn.learn.batches import Batch, BatchSampler
 from corn.learn.step import (
     ClippedGradients,
@@ -134,6 +136,17 @@ class HalfStep:
             self.memory = smooth(self.memory.to(parameters), released, self._momentum)
             released = self.memory
         return parameters - released * parameters.new_full((1,), step_size)
+
+    def save(self) -> PublicState:
+        """Return what this agent keeps between steps where releases are summed exactly."""
+        return {} if self.memory is None else {"memory": self.memory}
+
+    def restore(self, state: PublicState) -> None:
+        """Go on with what another agent keeps; raise ``ProtocolError`` where it does not fit."""
+        if self.memory is not None and "memory" in state:
+            if state["memory"].shape != self.memory.shape:
+                raise ProtocolError("sent an average of releases of another length")
+            self.memory = state["memory"]
 
     def skip(self, parameters: Tensor, number: int) -> Tensor:
         """Return the model after a step whose sum is void: as before, or by the caller's rule."""

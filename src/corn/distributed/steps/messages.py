@@ -1,6 +1,6 @@
 """Messages between neighbours: d numbers, and a header with what the sender knows of others.
 
-News in a header is signed by the agent that it speaks of, so a neighbour can pass it on, or withhold
+News in a header is signed by the agent that it speaks of, so a neighbour can pass it on or withhold
 it, and cannot invent it. A message that breaks a rule costs its sender the link, and nothing else.
 """
 
@@ -27,7 +27,7 @@ MAX_ENTRIES = 4
 """The most breaks of one link, and the most returns of one agent, that news contains."""
 
 _MAGIC = b"corn/msg"
-_FIXED = struct.Struct("<8s8s8s8sIIIIIQIIIII")
+_FIXED = struct.Struct("<8s8s8s8sIIIIIQIIIIIII")
 _SIGNATURE_BYTES = 64
 # Fields, and the number of the agent that signed with its signature; an agent signs its own return.
 _CUT, _RETURN = struct.Struct("<IIII64s"), struct.Struct("<II64s")
@@ -141,12 +141,15 @@ class News:
         cuts: the links that broke, each with a step at which this was noticed.
         returns: the agents that came back, each with the step from which it takes part again.
         stop: the earliest stop.
+        calls: with exact sums, the agents that ask to come back, each with the step before which
+            all wait for it. Whether it came, its own return tells.
         proofs: by whom each statement is signed.
     """
 
     cuts: frozenset[tuple[Edge, int]] = frozenset()
     returns: frozenset[tuple[int, int]] = frozenset()
     stop: StopNotice = NO_STOP
+    calls: frozenset[tuple[int, int]] = frozenset()
     proofs: Mapping[Statement, Proof] = field(default_factory=dict, compare=False, repr=False)
 
     def find_proof(self, statement: Statement) -> Proof:
@@ -169,6 +172,7 @@ class Header:
         news: of losses, returns and a stop.
         model: a digest of the sender's model before the step; zeros where models differ anyway.
         attempt: the number of a recovery, whose rounds the mixing rounds are; zero outside of any.
+        has_released: in a recovery, whether any agent has released ``step``.
     """
 
     plan: bytes
@@ -181,6 +185,7 @@ class Header:
     news: News = field(default_factory=News)
     model: bytes = bytes(PREFIX_BYTES)
     attempt: int = 0
+    has_released: bool = False
 
     def encode(self) -> bytes:
         """Return the header as bytes, a multiple of 64 of them to align the parameters."""
@@ -201,6 +206,8 @@ class Header:
             news.stop.step,
             len(news.cuts),
             len(news.returns),
+            len(news.calls),
+            self.has_released,
         )
         cuts = [
             _CUT.pack(*edge, step, *news.find_proof(state_cut(edge, step)))
@@ -208,7 +215,8 @@ class Header:
         ]
         returns = [
             _RETURN.pack(*one, news.find_proof(state_return(*one)).signature)
-            for one in sorted(news.returns)
+            for kind in (news.returns, news.calls)
+            for one in sorted(kind)
         ]
         stop = []
         if news.stop.reason is not StopReason.NONE:
@@ -229,7 +237,8 @@ def _header_bytes(num_cuts: int, num_returns: int, num_stops: int) -> int:
 
 def message_limit(num_agents: int, num_links: int, payload_bytes: int) -> int:
     """Return the most bytes that a message may have, whatever its sender knows of losses."""
-    return _header_bytes(MAX_ENTRIES * num_links, MAX_ENTRIES * num_agents, 1) + payload_bytes
+    # A return, and the call for it.
+    return _header_bytes(MAX_ENTRIES * num_links, 2 * MAX_ENTRIES * num_agents, 1) + payload_bytes
 
 
 def decode_message(
@@ -242,9 +251,10 @@ def decode_message(
     if len(data) < _FIXED.size or data[: len(_MAGIC)] != _MAGIC:
         raise ProtocolError(f"agent {sender} sent bytes that are not a message of CorN")
     _, plan, next_plan, model, found, *rest = _FIXED.unpack_from(data)
-    step, mixing_round, attempt, degree, size, why, who, stop, num_cuts, num_returns = rest
+    step, mixing_round, attempt, degree, size, why, who, stop, *rest = rest
+    num_cuts, num_returns, num_calls, has_released = rest
     num_stops = int(why > 0)
-    begin = _header_bytes(num_cuts, num_returns, num_stops)
+    begin = _header_bytes(num_cuts, num_returns + num_calls, num_stops)
     if found != sender:
         raise ProtocolError(f"agent {sender}'s link carries a message of agent {found}")
     # Every field comes from another machine: positions must be in range before they are used.
@@ -252,23 +262,23 @@ def decode_message(
         raise ProtocolError(f"agent {sender} sent a message that was cut short or is damaged")
     end_of_cuts = _FIXED.size + _CUT.size * num_cuts
     end_of_returns = end_of_cuts + _RETURN.size * num_returns
+    end_of_calls = end_of_returns + _RETURN.size * num_calls
     proofs: dict[Statement, Proof] = {}
-    cuts, returns, notice = set(), set(), NO_STOP
+    cuts, notice = set(), NO_STOP
     for i, j, when, author, signature in _CUT.iter_unpack(data[_FIXED.size : end_of_cuts]):
         cuts.add(((i, j), when))
         proofs[state_cut((i, j), when)] = Proof(author, signature)
-    for agent, when, signature in _RETURN.iter_unpack(data[end_of_cuts:end_of_returns]):
-        returns.add((agent, when))
-        proofs[state_return(agent, when)] = Proof(agent, signature)
+    returns = _decode_returns(data[end_of_cuts:end_of_returns], proofs)
+    calls = _decode_returns(data[end_of_returns:end_of_calls], proofs)
     if num_stops:
-        by, signature = _STOP.unpack_from(data, end_of_returns)
+        by, signature = _STOP.unpack_from(data, end_of_calls)
         notice = StopNotice(stop, who, _REASONS[why], by)
         proofs[state_stop(notice)] = Proof(by, signature)
     # Order too: an edge named the other way round would be another one in every set.
     is_known = all(i < j < num_agents for (i, j), _ in cuts) and notice.by < num_agents
-    if not is_known or not all(agent < num_agents for agent, _ in returns):
+    if not is_known or not all(agent < num_agents for agent, _ in returns | calls):
         raise ProtocolError(f"agent {sender} sent a message that names unknown agents")
-    news = News(frozenset(cuts), frozenset(returns), notice, proofs)
+    news = News(frozenset(cuts), returns, notice, calls, proofs)
     header = Header(
         plan=plan,
         next_plan=next_plan,
@@ -280,6 +290,7 @@ def decode_message(
         news=news,
         model=model,
         attempt=attempt,
+        has_released=bool(has_released),
     )
     # frombuffer would raise for either. check_header refuses the wrong size, and names its sender.
     if size == 0 or size % dtype.itemsize:
@@ -287,17 +298,26 @@ def decode_message(
     return header, torch.frombuffer(data[begin:], dtype=dtype)
 
 
+def _decode_returns(data: memoryview, proofs: dict[Statement, Proof]) -> frozenset[tuple[int, int]]:
+    """Return the agents and steps of returns, and add the signatures to ``proofs``."""
+    found = set()
+    for agent, when, signature in _RETURN.iter_unpack(data):
+        found.add((agent, when))
+        proofs[state_return(agent, when)] = Proof(agent, signature)
+    return frozenset(found)
+
+
 def is_sane(model: Tensor) -> bool:
     """Return whether all numbers of a model are finite, and none is absurdly large.
 
-    >>> is_sane(torch.tensor([1e8, -1.0])), is_sane(torch.tensor([torch.nan])), is_sane(torch.ones(0))
-    (True, False, True)
+    >>> is_sane(torch.tensor([1e8, -1.0])), is_sane(torch.tensor([0.0, torch.nan]))
+    (True, False)
     """
     if not len(model):
         return True
     low, high = torch.aminmax(model)
     # NaN compares as false.
-    return -LARGEST_NUMBER <= float(low) and float(high) <= LARGEST_NUMBER
+    return float(low) >= -LARGEST_NUMBER and float(high) <= LARGEST_NUMBER
 
 
 def check_header(found: Header, own: Header) -> None:

@@ -8,7 +8,7 @@ same step at all agents. Losses and stops travel with the headers of these messa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import final
 
 import torch
@@ -17,7 +17,8 @@ from torch import Tensor
 from corn.arrays import FloatArray
 from corn.distributed.dropout.loss_notes import LossNotes
 from corn.distributed.dropout.membership import Membership, NewsDelays, find_cuts, name_agents
-from corn.distributed.dropout.recovery import Recovery
+from corn.distributed.dropout.recovery import Recovered, Recovery
+from corn.distributed.dropout.rejoin import Admission
 from corn.distributed.dropout.replanning import PlanInForce
 from corn.distributed.dropout.returns import Returns
 from corn.distributed.dropout.survivors import ActivePlan, LinkState, weigh_neighbours
@@ -42,11 +43,13 @@ from corn.learn.monitor import Interruption
 from corn.learn.step import StepStatistics
 from corn.noise.masks import MaskWords, is_possible, read_average
 from corn.plan import Plan
-from corn.transport import LinkError
-
+from corn.transport import Dropout, LinkError
 
 # Void steps without a loss: one may be an accident, and each costs budget.
 _MAX_VOID = 3
+
+# In the state that is handed to an agent that returns: others may lack this sum.
+_LAST_TOTAL = "sum of the step before"
 
 
 class LostError(PublicError):
@@ -71,6 +74,7 @@ class TrainingRounds:
         first_step: steps done before.
         last_step: where the run ends: T, or earlier where a ledger allows fewer.
         parameters: the model, shape (d,).
+        admission: by which this agent returns to a run under way.
     """
 
     def __init__(
@@ -89,8 +93,10 @@ class TrainingRounds:
         first_step: int,
         last_step: int,
         parameters: Tensor,
+        admission: Admission | None = None,
     ) -> None:
         self._plan, self._settings, self._agent = plan, settings, agent
+        self._policy = settings.policy_for(plan)
         self._half_step, self._exchange = half_step, exchange
         self._ledger, self._journal = ledger, journal
         self._returns, self._membership = returns, membership
@@ -114,6 +120,14 @@ class TrainingRounds:
         # Whether all survivors of a loss have agreed on the end of the run.
         self._is_settled = False
         self._last_total: Tensor | None = None
+        self._is_returning = False
+        if admission is not None and self._sum is not None:
+            # With exact sums it has all that its sponsor has, and goes on as the others do.
+            self._is_returning = True
+            self._recovery.attempt = admission.header.attempt
+            self._last_total = admission.state.get(_LAST_TOTAL)
+            if self._last_total is not None:
+                exchange.dtype = self._last_total.dtype
         self._caller: int | None = None
         self._num_void, self._void_since_loss = 0, 0
         self._recovered_cuts: frozenset[Edge] = frozenset()
@@ -195,10 +209,10 @@ class TrainingRounds:
         """Wait until all agents have the last sum, and compare models once more."""
         # Without this, an agent that has it could leave before others get it from nobody else.
         if not self._is_settled:
-            _, highest = self._add_up(tree, torch.empty(0, dtype=self._exchange.dtype))
-            if highest is not None:
+            _, found = self._add_up(tree, torch.empty(0, dtype=self._exchange.dtype))
+            if found is not None:
                 self._is_settled = True
-                self._skip_to(highest)
+                self._skip_to(found.highest)
             if self._membership.stop.reason is StopReason.MODELS_DIFFER:
                 self._journal.stop_saving()
 
@@ -234,6 +248,8 @@ class TrainingRounds:
 
     def _sum_once(self, tree: TreeSum) -> None:
         """Release, sum up, and take the same step as all agents; after a loss, recover."""
+        if self._readmit_to_sum():
+            return
         plan, noise = self._plans.active.plan, self._plans.active.noise
         number, had_broken = self._reserve(), self._half_step.num_broken > 0
         drawn = noise.take(self.step)
@@ -247,7 +263,7 @@ class TrainingRounds:
             observe=self.step + 1 in self._observed_steps,
         )
         self._note_broken(had_broken)
-        total, highest = self._add_up(tree, as_integers(words))
+        total, found = self._add_up(tree, as_integers(words))
         # A copy, for agents that may lack it: messages are overwritten.
         self._last_total = None if total is None else total.clone()
         if total is None:
@@ -256,8 +272,39 @@ class TrainingRounds:
             sums = total.numpy().view(words.dtype)
             moved = self._move(sums, drawn.offset, number)
             self._finish_step(moved, statistics)
-        if highest is not None:
-            self._go_on(highest)
+        if found is not None:
+            self._go_on(found)
+
+    def _readmit_to_sum(self) -> bool:
+        """Let agents in that were called for this step, by a recovery; return if there were any.
+
+        All agents know of a call, and wait here. One that comes has all that its sponsor has, so it
+        takes part in the recovery like any other, and in the plan that follows.
+        """
+        called = self._membership.called_at(self.step) - {self._agent}
+        if not called and not self._is_returning:
+            # News of a call reaches all agents in this step. The next one gives the agent time to
+            # connect.
+            self._returns.serve(self.step, self._membership, self._delays.spread)
+            return False
+        self._is_returning = False
+        self._link_returning(called & set(self._membership.planned_neighbours))
+        state = dict(self._half_step.save())
+        if self._last_total is not None:
+            state[_LAST_TOTAL] = self._last_total
+        self._returns.hand_over(self.step, self._header_of_return(), self.parameters, state)
+        self._go_on(self._recover(has_released=False))
+        return True
+
+    def _recover(self, *, has_released: bool, payload_bytes: int = 0) -> Recovered:
+        """Return what all survivors know once they have agreed."""
+        return self._recovery.run(
+            self.step,
+            self._last_total,
+            lambda: self._make_header(0, 0),
+            has_released=has_released,
+            payload_bytes=payload_bytes,
+        )
 
     def _move(self, total: MaskWords, offset: FloatArray, number: int) -> Tensor:
         """Return the model after the step along the average of all releases."""
@@ -279,8 +326,8 @@ class TrainingRounds:
             number=number,
         )
 
-    def _add_up(self, tree: TreeSum, own: Tensor) -> tuple[Tensor | None, int | None]:
-        """Return the sum of all agents' integers; after a loss, the highest step of any survivor.
+    def _add_up(self, tree: TreeSum, own: Tensor) -> tuple[Tensor | None, Recovered | None]:
+        """Return the sum of all agents' integers; after a loss, what survivors agreed on.
 
         After a loss the sum is there if any survivor has it.
         """
@@ -295,8 +342,11 @@ class TrainingRounds:
             self.seconds_waited -= time.perf_counter() - began
 
         outcome = tree.add_up(own, make_header, prepare)
-        total, highest = outcome.total, None
+        total, found = outcome.total, None
         if total is None:
+            # Whoever is at the next step already may wait for an agent there that was called. This
+            # agent does not take part in its return.
+            self._returns.reject(self._membership.called_at(self.step + 1))
             for peer, error in outcome.dropouts.items():
                 self._note_dropout(peer, error)
             if outcome.others:
@@ -306,16 +356,11 @@ class TrainingRounds:
                 )
                 notice = StopNotice(self.step, outcome.others[0], StopReason.MODELS_DIFFER)
                 self._membership.note_stop(notice)
-            found = self._recovery.run(
-                self.step,
-                self._last_total,
-                lambda: self._make_header(0, 0),
-                payload_bytes=own.nbytes,
-            )
-            total, highest = found.total, found.highest
+            found = self._recover(has_released=len(own) > 0, payload_bytes=own.nbytes)
+            total = found.total
             self._caller = outcome.caller
         self.seconds_waited += time.perf_counter() - began
-        return total, highest
+        return total, found
 
     def _count_void(self, step: int) -> None:
         """Stop after several void steps without a loss: all agents count alike."""
@@ -329,13 +374,14 @@ class TrainingRounds:
         )
         self._membership.note_stop(StopNotice(step, self._agent, StopReason.VOID_SUMS))
 
-    def _go_on(self, highest: int) -> None:
+    def _go_on(self, found: Recovered) -> None:
         """Continue after a recovery, with the same knowledge as all other survivors."""
+        highest = found.highest
         cuts = frozenset(self._membership.cuts_by(highest))
-        if cuts == self._recovered_cuts and self._membership.stop.reason is StopReason.NONE:
-            self._count_void(highest)
-        else:
+        if cuts != self._recovered_cuts:
             self._void_since_loss = 0
+        elif found.has_released and self._membership.stop.reason is StopReason.NONE:
+            self._count_void(highest)
         self._recovered_cuts = cuts
         if self._membership.stop.reason is StopReason.MODELS_DIFFER:
             self._journal.stop_saving()
@@ -344,11 +390,16 @@ class TrainingRounds:
             self._is_settled = True
             self._skip_to(highest)
             return
-        # Some have released this step, and its noise must not be used again.
-        self._skip_to(highest + 1)
+        # A step that some have released is void, and its noise must not be used again.
+        self._skip_to(highest + found.has_released)
+        # Whoever was called has come by now, or must ask again. All know the same here.
+        self._membership.forget_calls(self.step)
+        self._membership.forget_before(self.step)
+        self._returns.cancel(self.step)
         if self.step == self._last_step:
             self._is_settled = True
             return
+        before = self._plans.active.members
         try:
             self._plans.replace_now(self.step)
         except CornError as error:
@@ -358,6 +409,8 @@ class TrainingRounds:
             self._is_settled = True
             return
         plan, members = self._plans.active.plan, self._plans.active.members
+        if came := set(members) - set(before):
+            self._journal.note(f"{name_agents(came)} took part again from step {self.step} on")
         self._exchange.dtype = integer_type(plan.mask_bits)
         self._sum = TreeSum(
             self._exchange, plan.network.tree.rename(members), self._agent, self._membership
@@ -378,9 +431,9 @@ class TrainingRounds:
 
     def _note_dropout(self, peer: int, error: LinkError) -> None:
         self._require_awake({peer: error})
-        self._losses.note_dropout(peer, error, self.step, timeout=self._settings.timeout)
+        self._note_loss(peer, error)
         self._membership.note_cut(peer, self.step)
-        if self._settings.on_dropout == "stop":
+        if self._policy == "stop":
             self._membership.note_stop(StopNotice(self.step, peer, StopReason.LOSS))
 
     @property
@@ -513,11 +566,16 @@ class TrainingRounds:
     def _note_losses(self, dropouts: Mapping[int, LinkError]) -> None:
         self._require_awake(dropouts)
         for peer, error in dropouts.items():
-            self._losses.note_dropout(peer, error, self.step, timeout=self._settings.timeout)
+            self._note_loss(peer, error)
             self._note_cut(peer)
-            if self._settings.on_dropout == "stop":
+            if self._policy == "stop":
                 notice = StopNotice(self.step + self._delays.spread, peer, StopReason.LOSS)
                 self._membership.note_stop(notice)
+
+    def _note_loss(self, peer: int, error: LinkError) -> None:
+        self._losses.note_dropout(peer, error, self.step, timeout=self._settings.timeout)
+        if error.dropout is Dropout.MISBEHAVED:
+            self._returns.ban(peer)
 
     def _note_cut(self, peer: int) -> None:
         self._membership.note_cut(peer, self.step)
@@ -534,7 +592,7 @@ class TrainingRounds:
             if peer in cuts:
                 self._losses.watch_cut(peer, self.step)
                 self._exchange.drop(peer)
-        if self._settings.on_dropout != "stop":
+        if self._policy != "stop":
             self._losses.report(self.step)
 
     def _readmit(self) -> bool:
@@ -546,16 +604,21 @@ class TrainingRounds:
         returning = {a for a, when in self._membership.news.returns if when == self.step}
         for agent in sorted(returning - {self._agent}):
             self._journal.note(f"agent {agent} takes part again from step {self.step} on")
-        expected = (returning & set(self._membership.planned_neighbours)) | self._returns.to_dial
-        for agent in sorted(expected):
+        self._link_returning(
+            (returning & set(self._membership.planned_neighbours)) | self._returns.to_dial
+        )
+        # The new agent begins with the model that its sponsor has at this step.
+        self._returns.hand_over(self.step, self._header_of_return(), self.parameters)
+        return bool(returning)
+
+    def _link_returning(self, agents: Iterable[int]) -> None:
+        """Link agents whose step has come."""
+        for agent in sorted(agents):
             try:
                 self._exchange.add(agent, self._returns.connect(agent))
             except LinkError as error:
                 self._journal.note(f"{error} at step {self.step}")
                 self._note_cut(agent)
-        # The new agent begins with the model that its sponsor has at this step.
-        self._returns.hand_over(self.step, self._header_of_return(), self.parameters)
-        return bool(returning)
 
     def _header_of_return(self) -> Header:
         return Header(
@@ -568,6 +631,7 @@ class TrainingRounds:
             degree=len(self._exchange.neighbours),
             payload_bytes=self.parameters.nbytes,
             news=self._membership.news,
+            attempt=self._recovery.attempt,
         )
 
 

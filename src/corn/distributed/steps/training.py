@@ -61,6 +61,7 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
         first_step=run.first_step,
         last_step=run.last_step,
         parameters=parameters,
+        admission=run.admission,
     )
     journal.observe(rounds)
     # A checkpoint of the start lets agents that crash early resume from a step they have in common.
@@ -98,11 +99,12 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
 def _restore(run: AgreedRun, journal: Journal) -> tuple[Tensor, list[Row]]:
     """Return the model to start from and the measurements before it; remove later files."""
     step, folders = run.first_step, run.folders
-    if run.received is not None:
+    if run.admission is not None:
         # An agent that returns begins with its sponsor's model, and keeps its own measurements.
         journal.note(f"took part again from step {step} on, with the model of a neighbour")
         rows = {} if folders is None else read_rows(folders.private / "metrics.csv")
-        return run.received.clone(), list(rows.values())
+        run.work.half_step.restore(run.admission.state)
+        return run.admission.parameters.clone(), list(rows.values())
     if folders is not None and (removed := forget_after(folders, step)):
         journal.note(f"removed what an earlier run wrote after step {step} ({removed} files)")
     if folders is None or step == 0:
