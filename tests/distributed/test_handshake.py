@@ -202,7 +202,7 @@ def test_a_late_agent_learns_that_the_others_gave_up() -> None:
 
     def run(rendezvous: Rendezvous) -> None:
         if rendezvous.agent == 2:
-            while rendezvous.store.get(["refusal/any"]) == [None]:
+            while rendezvous.store.get(["refusal/0", "refusal/1"]) == [None, None]:
                 time.sleep(0.01)
         with announcing_failure(rendezvous):
             confirm(rendezvous, agreement, "ready")

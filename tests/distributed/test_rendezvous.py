@@ -245,7 +245,7 @@ def refuse_earlier(agent: int, *, has_met: bool) -> bytes:
     own = meet_both(store)[agent] if has_met else make_rendezvous(agent, 2, store)
     own.refuse("no key")
     own.listener.close()
-    (word,) = store.get(["refusal/any"])
+    (word,) = store.get([f"refusal/{agent}"])
     assert word is not None
     return word
 
@@ -254,7 +254,7 @@ def refuse_earlier(agent: int, *, has_met: bool) -> bytes:
 def test_a_refusal_of_an_earlier_run_is_recognised(*, had_met: bool) -> None:
     replayed, now = refuse_earlier(1, has_met=had_met), MemoryStore()
     first, _ = meet_both(now)
-    first.store = LyingStore(now, {"refusal/any": replayed})
+    first.store = LyingStore(now, {"refusal/1": replayed})
     with pytest.raises(ForgedWordError) as caught:
         first.check()
     assert (caught.value.topic, caught.value.agent) == ("refusal", 1)
@@ -265,8 +265,8 @@ def test_an_earlier_refusal_with_the_number_of_then_does_not_enter_a_session() -
     earlier, now = MemoryStore(), MemoryStore()
     before = meet_both(earlier)[1]
     before.refuse("no key")
-    joined, refused = earlier.get(["join/1", "refusal/any"])
-    lies = {"join/1": joined or b"", "refusal/any": refused or b""}
+    joined, refused = earlier.get(["join/1", "refusal/1"])
+    lies = {"join/1": joined or b"", "refusal/1": refused or b""}
     first = make_rendezvous(0, 2, LyingStore(now, lies), timeout=1)
     assert first.meeting.members == (0, 1)
     with pytest.raises(ForgedWordError, match="refusal"):

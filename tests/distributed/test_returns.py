@@ -95,12 +95,12 @@ class Desk:
             session=NO_SESSION,
             timeout=60,
         )
-        before = self.sponsor._waiting.qsize()
+        before = len(self.sponsor._waiting)
         channel.send(json.dumps(asdict(request)).encode())
         if confirms:
             channel.send(b"")  # in the place of a signature
         deadline = time.monotonic() + 60
-        while self.sponsor._waiting.qsize() == before and time.monotonic() < deadline:
+        while len(self.sponsor._waiting) == before and time.monotonic() < deadline:
             time.sleep(0.01)
         channel.set_timeout(60.0)
         return channel
@@ -157,7 +157,7 @@ def test_all_others_may_ask_at_the_same_time() -> None:
         )
         channels[-1].send(json.dumps(asdict(Request(HELLO, 0))).encode())
     deadline = time.monotonic() + 60
-    while sponsor._waiting.qsize() < len(channels) and time.monotonic() < deadline:
+    while len(sponsor._waiting) < len(channels) and time.monotonic() < deadline:
         time.sleep(0.01)
     found = sponsor.take_applicants()
     assert {applicant.agent for applicant in found} == set(range(1, num_agents))
@@ -328,7 +328,7 @@ def begin_as_sponsor(run: AgreedRun, rendezvous: Rendezvous, others: list[int]) 
         membership,
         make_returns(run, rendezvous, desk),
     )
-    while not entry.returns._sponsor._waiting.qsize():
+    while not entry.returns._sponsor._waiting:
         time.sleep(0.01)
     return entry
 

@@ -13,7 +13,6 @@ and spends no more than if it had never left. The sponsor's model is public, as 
 from __future__ import annotations
 
 import json
-import queue
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -183,14 +182,15 @@ class Sponsor:
     """The desk at which agents ask to return, in an agent that takes part."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
-        self._waiting: queue.SimpleQueue[Applicant] = queue.SimpleQueue()
-        # All other agents may return at the same time, after a failure of the network.
-        self._max_waiting = rendezvous.num_agents
+        # One place for each agent, so that none takes those of others.
+        self._waiting: dict[int, Applicant] = {}
+        self._lock = threading.Lock()
         rendezvous.listener.handle(Purpose.REJOIN, NO_SESSION, self._accept)
 
     def take_applicants(self) -> list[Applicant]:
         """Return the agents that asked since the last call, and still wait for an answer."""
-        found = [self._waiting.get() for _ in range(self._waiting.qsize())]
+        with self._lock:
+            found, self._waiting = list(self._waiting.values()), {}
         # Nobody is announced who will not come: all its neighbours would wait for it.
         for applicant in found:
             if applicant.is_gone:
@@ -199,7 +199,10 @@ class Sponsor:
 
     def put_back(self, applicant: Applicant) -> None:
         """Let an agent wait until its loss is known everywhere."""
-        self._waiting.put(applicant)
+        with self._lock:
+            # It may have asked again meanwhile.
+            if self._waiting.setdefault(applicant.agent, applicant) is not applicant:
+                applicant.close()
 
     def _accept(self, channel: Channel) -> None:
         try:
@@ -210,10 +213,11 @@ class Sponsor:
         except (ChannelClosedError, TamperedError, InvalidArgumentError):
             channel.close()
             return
-        if self._waiting.qsize() < self._max_waiting:
-            self._waiting.put(Applicant(channel, request))
-        else:
-            channel.close()
+        with self._lock:
+            before = self._waiting.pop(channel.peer, None)
+            self._waiting[channel.peer] = Applicant(channel, request)
+        if before is not None:
+            before.close()
 
 
 def refuse_terms(own: Hello, request: Request, agent: int) -> str:

@@ -36,7 +36,6 @@ from corn.learn.monitor import Interruption
 from corn.noise.address import encode_fields
 from corn.parsing import build, parse_json
 from corn.transport import (
-    ANYONE,
     NO_SESSION,
     Address,
     Credentials,
@@ -54,7 +53,7 @@ _SECONDS_TO_ANSWER = 1.0
 _LONGEST_WAIT = 0.2
 _CHALLENGE_BYTES = 32
 _JOIN, _RETURN = "join", "return"
-_REFUSAL = f"refusal/{ANYONE}"
+_REFUSAL = "refusal"
 
 
 @dataclass(frozen=True)
@@ -184,18 +183,15 @@ class Rendezvous:
             time.sleep(_LONGEST_WAIT / 10)
 
     def refuse(self, reason: str) -> None:
-        """Publish that this agent does not start; every wait of another agent then ends.
-
-        Where several refuse, the first refusal counts for all.
-        """
+        """Publish that this agent does not start; every wait of another agent then ends."""
         # An agent that fails before the meeting knows no session. Its own random number binds the
         # refusal.
         session = "" if self._meeting is None else self._meeting.session.hex()
-        message = json.dumps([self.agent, reason, session]).encode()
+        message = json.dumps([reason, session]).encode()
         # Others check the refusal by the fresh random number in this word.
         self._words.put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION, is_first=False)
-        # The store keeps the first word of a key, so that all agents report the same reason.
-        self._words.put(_REFUSAL, message, _bind_refusal(self._introduction), is_first=False)
+        key = f"{_REFUSAL}/{self.agent}"
+        self._words.put(key, message, _bind_refusal(self._introduction), is_first=False)
 
     def raise_refusal(self) -> None:
         """Raise ``RefusalError`` if another agent does not start.
@@ -203,26 +199,25 @@ class Rendezvous:
         Raises:
             ForgedWordError: the refusal is of another run.
         """
-        (word,) = self.store.get([_REFUSAL])
-        if word is None:
-            return
+        keys = [f"{_REFUSAL}/{agent}" for agent in range(self.num_agents)]
+        for agent, word in enumerate(self.store.get(keys)):
+            # The own refusal is no news: this agent has an error of its own to report.
+            if word is not None and agent != self.agent:
+                self._check_refusal(agent, keys[agent], word)
+
+    def _check_refusal(self, agent: int, key: str, word: bytes) -> None:
         try:
             message = split_word(word).message
-            kinds = tuple[int, str, str]
-            refused_by, reason, session = build(kinds, parse_json(message), "the refusal")
+            reason, session = build(tuple[str, str], parse_json(message), "the refusal")
         except InvalidArgumentError as error:
-            raise RefusalError(None, f"a message that cannot be read: {error}") from error
+            raise RefusalError(agent, f"a message that cannot be read: {error}") from error
         # The session cannot be compared yet. The refusal is read again after the meeting.
         if session and self._meeting is None:
             return
-        self._words.read(
-            word, _REFUSAL, refused_by, _bind_refusal(self._introduction_of(refused_by))
-        )
+        self._words.read(word, key, agent, _bind_refusal(self._introduction_of(agent)))
         if session and self.meeting.session.hex() != session:
-            raise ForgedWordError("refusal", refused_by)
-        # The own refusal is no news: this agent has an error of its own to report.
-        if refused_by != self.agent:
-            raise RefusalError(refused_by, reason)
+            raise ForgedWordError("refusal", agent)
+        raise RefusalError(agent, reason)
 
     def leave(self) -> None:
         """Leave without having started; a host stays until all have left, for some seconds."""

@@ -21,12 +21,11 @@ class AbsentError(PublicError):
 
 
 class RefusalError(PublicError):
-    """Another agent cannot start, so none does: ``refused_by``, None if that cannot be read."""
+    """Another agent cannot start, so none does: ``refused_by``."""
 
-    def __init__(self, refused_by: int | None, reason: str) -> None:
+    def __init__(self, refused_by: int, reason: str) -> None:
         self.refused_by, self.reason = refused_by, make_printable(reason, limit=_MAX_REASON)
-        who = "an agent" if refused_by is None else f"agent {refused_by}"
-        super().__init__(f"does not start, because {who} refused: {self.reason}")
+        super().__init__(f"does not start, because agent {refused_by} refused: {self.reason}")
 
 
 class StoppedBeforeStartError(PublicError, StoppedByUserError):
