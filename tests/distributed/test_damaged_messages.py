@@ -116,9 +116,7 @@ def test_escape_codes_of_other_agents_are_printed_as_text() -> None:
     assert is_clear(refused.value)
 
 
-@pytest.mark.parametrize(
-    "word", [b"[" * 100_000, b"5", b'[1, "no"]', b"[1]", b"\xff", b'["no"]']
-)
+@pytest.mark.parametrize("word", [b"[" * 100_000, b"5", b'[1, "no"]', b"[1]", b"\xff", b'["no"]'])
 def test_an_unreadable_refusal_counts_as_a_refusal(word: bytes) -> None:
     with pytest.raises(RefusalError) as caught:
         meet({REFUSAL: word}).raise_refusal()

@@ -274,3 +274,71 @@ def test_the_network_without_an_attack_is_unharmed(
         assert isinstance(own, AgentResult)
         assert not own.lost
         assert own.notes == ()
+
+
+def send_wrong_sums(sent: Sent) -> Iterator[bytes]:
+    """Random words, in every partial sum."""
+    values = torch.randint_like(sent.values, -(2**15), 2**15)
+    yield sent.with_values(values) if len(values) and not sent.header.attempt else sent.encode()
+
+
+def test_wrong_sums_stop_the_run_after_three_void_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can tell whose sum is wrong, as all are under masks."""
+    results = attack_network(monkeypatch, tmp_path, PLANS["sum"], 5, send_wrong_sums)
+    models = set()
+    for own in results.values():
+        assert isinstance(own, AgentResult), own
+        assert (own.num_steps, own.stop.reason) == (FIRST + 3, StopReason.VOID_SUMS)
+        assert own.stop.step == FIRST + 2
+        assert any("sums of 3 steps were void" in note for note in own.notes)
+        assert any("agents 0, 1, 2, 3, 4, 5 sends wrong" in note for note in own.notes)
+        models.add(own.parameters.numpy().tobytes())
+    assert len(models) == 1
+
+
+def test_different_totals_stop_the_run_and_name_the_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The root changes the total that it sends to agent 4, by one unit of the grid."""
+
+    def change_one_total(sent: Sent) -> Iterator[bytes]:
+        values = sent.values.clone()
+        if sent.peer == 4 and len(values) and not sent.header.attempt:
+            values[0] += 1
+        yield sent.with_values(values)
+
+    results = attack_network(monkeypatch, tmp_path, PLANS["sum"], 1, change_one_total)
+    assert PLANS["sum"].network.tree.root == 1
+    for agent, own in results.items():
+        assert isinstance(own, AgentResult), (agent, own)
+        assert own.stop.reason is StopReason.MODELS_DIFFER, (agent, own.notes)
+        assert {own.stop.by, own.stop.agent} == {1, 4}
+        assert own.num_steps <= FIRST + 1
+
+
+def call_for_recoveries_without_a_loss(sent: Sent) -> Iterator[bytes]:
+    attempt = sent.memory.setdefault("attempt", 0)
+    if not sent.header.attempt:
+        yield sent.encode(attempt=attempt + 1, mixing_round=0, payload_bytes=0)[:128]
+    else:
+        sent.memory["attempt"] = sent.header.attempt
+        yield sent.encode()
+
+
+def test_recoveries_without_a_loss_stop_the_run_after_three_void_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = attack_network(
+        monkeypatch, tmp_path, PLANS["sum"], 2, call_for_recoveries_without_a_loss
+    )
+    models = set()
+    for agent, own in results.items():
+        assert isinstance(own, AgentResult), (agent, own)
+        # Or it is cut off, as it is not where the others are.
+        if own.num_steps < STEPS:
+            assert own.stop.reason is StopReason.VOID_SUMS, (agent, own.stop, own.notes)
+        assert set(own.lost) <= {2}
+        models.add(own.parameters.numpy().tobytes())
+    assert len(models) == 1

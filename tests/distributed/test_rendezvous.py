@@ -20,7 +20,7 @@ from corn.distributed.startup.start_errors import (
 from corn.distributed.startup.words import ForgedWordError, Word
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.monitor import Interruption
-from corn.transport import NO_SESSION, MemoryStore, StoreLostError
+from corn.transport import NO_SESSION, MemoryStore, Purpose, StoreLostError, dial
 
 from .harness import Forked
 from .threads import make_credentials, make_rendezvous, run_in_threads
@@ -69,6 +69,23 @@ def test_a_port_in_use_and_a_missing_store_are_reported_in_one_line() -> None:
     with pytest.raises(CornError, match=r"no store found at 127\.0\.0\.1:1 within 0.5 s"):
         join_store(("127.0.0.1", 1), own, timeout=0.5)
     store.close()
+
+
+def test_one_agent_holds_a_few_connections_to_the_store_and_keeps_the_newest() -> None:
+    host = host_store(("127.0.0.1", 0), make_credentials(0, 2))
+    where, own = ("127.0.0.1", host.port), make_credentials(1, 2)
+    before = threading.active_count()
+    opened = [dial(where, own, 0, Purpose.STORE, session=NO_SESSION, timeout=20) for _ in range(40)]
+    newest = join_store(where, own, timeout=20)
+    assert newest.set("word/1", b"word") == b"word"
+    deadline = time.monotonic() + 20
+    while threading.active_count() > before + 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before + 4
+    for channel in opened:
+        channel.close()
+    newest.close()
+    host.close()
 
 
 def test_a_port_of_another_program_is_not_waited_for_beyond_the_time_out() -> None:
