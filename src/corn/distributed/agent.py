@@ -57,6 +57,7 @@ def run_agent(
     settings: RunSettings | None = None,
     reports: Reports | None = None,
     requirements: Requirements | None = None,
+    rejoins: bool = False,
 ) -> AgentResult:
     """Run one agent of a plan in this process, with its own data and keys, to the end.
 
@@ -78,14 +79,16 @@ def run_agent(
         settings: of the run.
         reports: callbacks for news of the run.
         requirements: the owner's, of this plan and of all releases of this data.
+        rejoins: join a run under way, which lost this agent.
 
     Raises:
         CornError: in one line that begins with the agent's number.
     """
     chosen = settings or RunSettings()
     # Other agents may wait at the store already: an error in the own data must reach them as a
-    # refusal.
-    with announcing_failure(rendezvous), naming_agent(rendezvous.agent):
+    # refusal. But an agent that cannot return to a run must not stop the others at their start.
+    announcing = nullcontext() if rejoins else announcing_failure(rendezvous)
+    with announcing, naming_agent(rendezvous.agent):
         # Of a loader only the batch size is taken: accounting assumes another order of samples.
         if isinstance(dataset, DataLoader) and chosen.batch_of(plan) is None:
             chosen = replace(chosen, batch_size=dataset.batch_size)
@@ -103,6 +106,7 @@ def run_agent(
         settings=chosen,
         reports=reports,
         requirements=requirements,
+        rejoins=rejoins,
     )
 
 
