@@ -16,6 +16,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -30,8 +31,9 @@ from torch.utils.data import TensorDataset
 
 from corn.covariance import Horizon
 from corn.distributed import RunSettings, run_agent
-from corn.distributed.dropout.rejoin import RejoinError
+from corn.distributed.dropout.rejoin import RejoinError, load_addresses
 from corn.distributed.records.results import AgentResult
+from corn.distributed.records.storage import Folders
 from corn.distributed.startup.keyring import DrawnNoise, NoiseShare, make_keys
 from corn.distributed.steps.exchange import Exchange
 from corn.distributed.steps.messages import Header, StopReason
@@ -195,6 +197,7 @@ def run_history(seed: int, folder: Path) -> Record:
                     record.refusals.append(str(error))
             except BaseException as error:  # noqa: BLE001 - it is a violation
                 results[agent] = error
+                record.problems.append("".join(traceback.format_exception(error)[-6:]))
                 return
             finally:
                 down.discard(agent)
@@ -226,7 +229,11 @@ def _train(
 ) -> AgentResult:
     generator = torch.Generator().manual_seed(agent)
     inputs = torch.randn(20, 3, generator=generator)
-    rendezvous = make_rendezvous(agent, plan.num_agents, store, timeout=3.0 if rejoins else 30.0)
+    folders = Folders.of_run(folder).of_agent(agent)
+    earlier, _ = load_addresses(folders.private) if rejoins else (None, {})
+    rendezvous = make_rendezvous(
+        agent, plan.num_agents, store, timeout=3.0 if rejoins else 30.0, address=earlier
+    )
     rendezvous.keys = folder / "keys"
     model = nn.Linear(3, 2)
     nn.init.zeros_(model.weight)

@@ -26,7 +26,7 @@ from corn.distributed.startup.planning import find_plan
 from corn.distributed.startup.rendezvous import Rendezvous
 from corn.distributed.startup.requirements import ReleaseTotal, Requirements, compose_total
 from corn.distributed.startup.start_errors import naming_agent
-from corn.distributed.steps.half_step import CellBatches, HalfStep, ReleaseUpdate
+from corn.distributed.steps.half_step import CellBatches, HalfStep, UpdateRule
 from corn.distributed.steps.training import checkpoints_of, train_agent
 from corn.learn.batches import AgentData, BatchSampler
 from corn.learn.own_loop import LoopTask
@@ -181,7 +181,7 @@ def run_problem(
     requirements: Requirements | None = None,
     data: str = "",
     rejoins: bool = False,
-    update: ReleaseUpdate | None = None,
+    update: UpdateRule | None = None,
 ) -> AgentResult:
     """Run one agent of a plan on a problem with its own data.
 
@@ -296,7 +296,7 @@ def prepare_work(
     choices: Choices,
     *,
     cohort: AgentData | None = None,
-    update: ReleaseUpdate | None = None,
+    update: UpdateRule | None = None,
 ) -> Work:
     """Prepare an agent's data and initial model.
 
