@@ -1,9 +1,9 @@
 """Random histories of losses and returns under exact sums, and what must hold in each of them.
 
-Agents run in threads of one process. A history draws a graph and some faults: agents that die at
-one of their messages, which some neighbours still get; the root among them; two at the same step;
-agents that stand still for less or for more than the time-out; links that are cut. Agents that were
-lost return, and may be lost again. In every history
+Agents run in threads of one process, or in processes. A history draws a graph and some faults:
+agents that die at one of their messages, which some neighbours still get; the root among them; two
+at the same step; agents that stand still for less or for more than the time-out; links that are
+cut. Agents that were lost return, and may be lost again. In every history
 
 - nobody hangs;
 - agents under one plan have the same model after every step that they apply, to the bit;
@@ -13,12 +13,15 @@ lost return, and may be lost again. In every history
 
 from __future__ import annotations
 
+import hashlib
+import os
 import random
+import signal
 import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,19 +35,25 @@ from torch.utils.data import TensorDataset
 from corn.covariance import Horizon
 from corn.distributed import RunSettings, run_agent
 from corn.distributed.dropout.rejoin import RejoinError, load_addresses
-from corn.distributed.records.results import AgentResult
+from corn.distributed.processes import AgentProcesses
+from corn.distributed.records.results import AgentResult, FailureKind
 from corn.distributed.records.storage import Folders
-from corn.distributed.startup.keyring import DrawnNoise, NoiseShare, make_keys
+from corn.distributed.settings import AgentConfig
+from corn.distributed.startup.joining import host_store
+from corn.distributed.startup.keyring import DrawnNoise, NoiseShare, find_credentials, make_keys
 from corn.distributed.steps.exchange import Exchange
 from corn.distributed.steps.messages import Header, StopReason
 from corn.distributed.steps.rounds import LostError, TrainingRounds
 from corn.distributed.steps.summing import digest_model
 from corn.learn import Constant
-from corn.plan import Plan, make_plan
+from corn.learn.problem import TrainingProblem
+from corn.learn.workloads import Workload
+from corn.plan import Plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
 from corn.transport import LinkError, MemoryStore
 from tests.distributed import ledger_script
+from tests.distributed.harness import is_suspended
 from tests.distributed.threads import make_identities, make_rendezvous
 
 NUM_STEPS, TIMEOUT, SECONDS_UNTIL_HANG = 40, 2.5, 120.0
@@ -81,7 +90,8 @@ def draw_faults(plan: Plan, dice: random.Random) -> list[Fault]:
     n, root = plan.num_agents, plan.network.tree.root
     faults = []
     for _ in range(dice.choice([1, 2, 2, 3])):
-        kind, step = dice.choice(KINDS), dice.randrange(1, NUM_STEPS)
+        # Some at the end, and most so early that agents can return.
+        kind, step = dice.choice(KINDS), dice.randrange(1, dice.choice([15, 25, NUM_STEPS]))
         agents = [root] if kind == "kill root" else dice.sample(range(n), 1 + (kind == "kill two"))
         for agent in agents:
             some = tuple(dice.sample(range(n), dice.randrange(n)))
@@ -176,7 +186,7 @@ def run_history(seed: int, folder: Path) -> Record:
     plan = make_plan(network, budget, objective=momentum)
     n, store = plan.num_agents, MemoryStore()
     faults = draw_faults(plan, dice)
-    comebacks = {agent: dice.choice([0, 1, 2]) for agent in range(n)}
+    comebacks = {agent: dice.choice([0, 1, 2, 3]) for agent in range(n)}
     delays = {agent: dice.uniform(0, 0.3) for agent in range(n)}
     make_keys(folder / "keys", n)
     make_identities(n)
@@ -276,4 +286,165 @@ def check(record: Record, results: Sequence[Any], folder: Path) -> list[str]:
             problems.append(
                 f"agent {agent} released {count} times, its ledger says {counted[agent]}"
             )
+    return problems
+
+
+@dataclass(frozen=True)
+class DisturbedTask(Workload):
+    """A workload whose agent injects its faults into its own process, and records what it does.
+
+    Attributes:
+        faults: of all agents.
+        record: the folder for records, in which a file ``brake`` slows all agents down.
+    """
+
+    faults: tuple[Fault, ...] = ()
+    record: str = ""
+
+    def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
+        """Return the problem; disturb and record this process from now on."""
+        take, finish, send = NoiseShare.take, TrainingRounds._finish_step, Exchange.send
+        folder, faults, passed = Path(self.record), list(self.faults), Counter[Fault]()
+
+        def draw(share: NoiseShare, step: int) -> DrawnNoise:
+            time.sleep(0.2 if (folder / "brake").exists() else 0.01)
+            drawn = take(share, step)
+            content = drawn.values.numpy().tobytes() + drawn.mask.tobytes()
+            _append(folder / "noise", hashlib.sha256(content).hexdigest())
+            return drawn
+
+        def note(rounds: TrainingRounds, parameters: Tensor, statistics: Any) -> None:
+            prefix, digest = rounds._plans.active.prefix.hex(), digest_model(parameters).hex()
+            _append(folder / "models", f"{prefix} {rounds.step} {digest}")
+            _append(folder / "draws", f"{rounds._agent} {rounds.step}")
+            finish(rounds, parameters, statistics)
+
+        def disturb(
+            exchange: Exchange, peers: Iterable[int], header: Header, values: Tensor
+        ) -> None:
+            for fault in list(faults):
+                if fault.agent != header.sender or header.step < fault.step:
+                    continue
+                passed[fault] += 1
+                if passed[fault] <= fault.message:
+                    continue
+                faults.remove(fault)
+                # Once in a history, not once in each process of the agent.
+                done = folder / f"done-{self.faults.index(fault)}"
+                if done.exists():
+                    continue
+                done.touch()
+                if fault.kind == "cut link":
+                    for peer in set(fault.receivers[:1]) & set(exchange.neighbours):
+                        exchange.link(peer).close()
+                elif "pause" in fault.kind:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                else:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            send(exchange, peers, header, values)
+
+        for owner, name, function in (
+            (NoiseShare, "take", draw),
+            (TrainingRounds, "_finish_step", note),
+            (Exchange, "send", disturb),
+        ):
+            setattr(owner, name, function)
+        return super().build(num_agents, agents)
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("a", encoding="ascii") as stream:
+        stream.write(line + "\n")  # short enough to be written at once
+
+
+def run_processes_history(seed: int, folder: Path) -> Record:
+    """Run one history with agents in processes, which are killed and suspended in earnest."""
+    dice, record = random.Random(seed), Record()
+    budget = PrivacyBudget(10, 1e-5, num_steps=NUM_STEPS, clip=0.1)
+    network = load_network(dice.choice(GRAPHS), mixing="sum")
+    plan = make_plan(network, budget, objective=Horizon(3, momentum=0.7))
+    n, faults = plan.num_agents, draw_faults(plan, dice)
+    save_plan(plan, folder / "plan.corn")
+    make_keys(folder / "keys", n)
+    settings = RunSettings(Constant(0.2), evaluate_at=(0,), timeout=2 * TIMEOUT, batch_size=16)
+    store = host_store(("127.0.0.1", 0), find_credentials(settings, folder / "keys", 0, n))
+    workload = DisturbedTask(
+        "breast-cancer", partition="iid", faults=tuple(faults), record=str(folder)
+    )
+    processes = AgentProcesses(
+        {
+            agent: AgentConfig(
+                workload=workload,
+                settings=settings,
+                out=folder / "out",
+                plan=folder / "plan.corn",
+                keys=folder / "keys",
+                agent=agent,
+                num_agents=n,
+                store=("127.0.0.1", store.port),
+                opens_store=False,
+            )
+            for agent in range(n)
+        }
+    )
+    comebacks = {agent: dice.choice([0, 1, 2, 3]) for agent in range(n)}
+    pauses = {fault.agent: fault.kind for fault in faults if "pause" in fault.kind}
+    wake_at: dict[int, float] = {}
+    end = time.monotonic() + SECONDS_UNTIL_HANG
+    try:
+        processes.start()
+        while processes.is_running and time.monotonic() < end:
+            processes.poll(0.02)
+            now = time.monotonic()
+            for agent, kind in pauses.items():
+                pid = processes._processes[agent].pid
+                if pid is not None and is_suspended(pid):
+                    share = 1.6 if kind == "long pause" else 0.2
+                    if now > wake_at.setdefault(agent, now + share * settings.timeout):
+                        processes.send_signal(agent, signal.SIGCONT)
+                else:
+                    wake_at.pop(agent, None)
+            for agent, own in list(processes.results.items()):
+                if own.failure is not None and comebacks[agent] and processes.is_running:
+                    comebacks[agent] -= 1
+                    (folder / "brake").touch()
+                    record.events["restart"] += 1
+                    processes.restart(agent)
+                    processes.progress.pop(agent, None)
+            # Slow until those that were started again take part.
+            if all(agent in processes.progress or agent in processes.results for agent in range(n)):
+                (folder / "brake").unlink(missing_ok=True)
+        if processes.is_running:
+            record.problems.append(f"hangs: {processes.progress}")
+    finally:
+        processes.close()
+    record.events.update(faults[int(path.name[5:])].kind for path in folder.glob("done-*"))
+    record.problems += _check_files(record, processes.results, folder)
+    return record
+
+
+def _check_files(record: Record, results: Mapping[int, AgentResult], folder: Path) -> list[str]:
+    problems = []
+    for agent, own in results.items():
+        if own.failure is None:
+            record.events["end"] += 1
+            record.events["return"] += own.first_step > 0
+            if own.stop.reason not in (StopReason.NONE, StopReason.LOSS):
+                problems.append(f"agent {agent} stopped: {own.stop}")
+        elif own.failure.kind is FailureKind.ERROR:
+            record.refusals.append(own.failure.message)
+            if "cannot return to the run" not in own.failure.message:
+                problems.append(f"agent {agent} failed: {own.failure.message}")
+    models: dict[str, set[str]] = {}
+    for line in (folder / "models").read_text(encoding="ascii").splitlines():
+        place, _, digest = line.rpartition(" ")
+        models.setdefault(place, set()).add(digest)
+    problems += [f"{place}: several models" for place, found in models.items() if len(found) > 1]
+    for name in ("noise", "draws"):
+        lines = Counter((folder / name).read_text(encoding="ascii").splitlines())
+        problems += [f"{name} twice: {line}" for line, count in lines.items() if count > 1]
+    try:
+        ledger_script.check(NUM_STEPS, [folder / "keys"])
+    except SystemExit as error:
+        problems.append(str(error))
     return problems
