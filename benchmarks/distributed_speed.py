@@ -246,7 +246,7 @@ def make_loop(
 
 def measure_steps(num_parameters: int, batch: int, steps: int, turns: int) -> dict[str, Any]:
     """Milliseconds a step for each kind of noise, and bytes a step of agent 0."""
-    network = load_network(f"ring:{NUM_AGENTS}")
+    network = load_network(f"ring:{NUM_AGENTS}", mixing="gossip")
     budget = PrivacyBudget(10, 1e-5, num_steps=5000, clip=0.1)
     streams = {}
     context = multiprocessing.get_context("forkserver")
@@ -290,7 +290,7 @@ def compare(own: Any, plain: Any) -> dict[str, Any]:
 
 def measure_start() -> dict[str, float]:
     """Seconds from the start of 20 agents to everyone's first step."""
-    network = load_network("er:n=20,p=0.2,seed=1")
+    network = load_network("er:n=20,p=0.2,seed=1", mixing="gossip")
     budget = PrivacyBudget(10, 1e-5, num_steps=20, clip=0.1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -28,7 +28,7 @@ LARGE: list[tuple[str, int, Sdp | FirstOrder]] = [("er:n=100,p=0.06,seed=1", 1, 
 
 
 def timed_design(graph: str, colluders: int, solver: Sdp | FirstOrder) -> tuple[Design, float]:
-    network = load_network(graph)
+    network = load_network(graph, mixing="gossip")
     start = time.perf_counter()
     result = design(
         network,

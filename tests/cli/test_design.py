@@ -23,7 +23,7 @@ from corn.privacy import PrivacyBudget
 
 from .commands import Runner
 
-DESIGN = ["design", "--graph", "ring:8", "--epsilon", 10, "--steps", 500]
+DESIGN = ["design", "--mixing", "gossip", "--graph", "ring:8", "--epsilon", 10, "--steps", 500]
 ALL_ENERGY = ("--disagreement-weight", 1, "--momentum", 0)
 
 
@@ -225,7 +225,17 @@ def test_compare_orders_the_mechanisms(corn: Runner, tmp_path: Path) -> None:
 
 
 def test_threat_marks_seeds_that_are_no_better_than_ldp(corn: Runner) -> None:
-    arguments = ["threat", "--graph", "ring:6", "--steps", 500, "--seeds", "groups:2,pairs"]
+    arguments = [
+        "threat",
+        "--mixing",
+        "gossip",
+        "--graph",
+        "ring:6",
+        "--steps",
+        500,
+        "--seeds",
+        "groups:2,pairs",
+    ]
     facts = read(corn(*arguments, "--colluders", "0,1", "--json").stdout)
     rows = {(row["seeds"], row["max_colluders"]): row for row in facts["rows"]}
     assert rows["groups:2", 1]["remark"] == "2 disjoint groups with one insider: no better than LDP"

@@ -73,7 +73,8 @@ def test_training_keeps_the_promises_of_a_plan(corn: Runner, plan: Path, tmp_pat
 
 @pytest.mark.parametrize("command", ["design", "compare", "threat"])
 def test_designs_take_a_promise_for_each_agent(corn: Runner, command: str) -> None:
-    outcome = corn(command, "--graph", "ring:3", "--steps", 50, "--epsilon", "1,8,4", "--json")
+    options = ("--mixing", "gossip", "--graph", "ring:3", "--steps", 50, "--epsilon", "1,8,4")
+    outcome = corn(command, *options, "--json")
     assert outcome.exit_code == 0, outcome.stderr
     assert "ε = 1 to 8" in json.dumps(json.loads(outcome.stdout), ensure_ascii=False)
 

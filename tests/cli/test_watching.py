@@ -10,7 +10,7 @@ from corn.covariance.watch import DesignProgress
 
 from .commands import Runner
 
-GRAPH = ["--graph", "ring:26", "--steps", 100]
+GRAPH = ["--mixing", "gossip", "--graph", "ring:26", "--steps", 100]
 
 
 def test_lines_are_written_where_there_is_no_terminal(

@@ -78,7 +78,7 @@ def test_groups_of_several_agents_are_known_to_whoever_is_in_them() -> None:
 @pytest.mark.parametrize("graph", ["er:n=12,p=0.3,seed=1", "ring:9", "star:8"])
 @pytest.mark.parametrize("q", [0, 1, 2])
 def test_no_other_noise_has_a_smaller_sum(graph: str, q: int) -> None:
-    network = load_network(graph)
+    network = load_network(graph, mixing="gossip")
     noise = design(network, BUDGET, threat=ThreatModel(q, "pairs")).decomposition
     cap = float(worst_precisions(noise, q).max())
     assert noise.total_variance >= least_variance(network.num_agents, cap, q) * (1 - 1e-9)

@@ -47,7 +47,9 @@ def sample_plan(sampling: Any, num_steps: int = STEPS, **changes: Any) -> Plan:
     budget = PrivacyBudget(
         10, 1e-5, num_steps=num_steps, clip=0.5, sampling=sampling, **{**common, **changes}
     )
-    return make_plan(load_network("ring:3"), budget, mechanism="ldp", threat=ThreatModel())
+    return make_plan(
+        load_network("ring:3", mixing="gossip"), budget, mechanism="ldp", threat=ThreatModel()
+    )
 
 
 def samples_of(agent: int, size: int = SAMPLES) -> TensorDataset:

@@ -56,7 +56,7 @@ def test_policies_that_a_plan_does_not_allow_are_refused() -> None:
     RunSettings(on_dropout="continue").check_plan(shared)
     assert RunSettings().policy_for(shared) == "stop"
     assert RunSettings().policy_for(small_plan("ring:4", 10)) == "replan"
-    network = load_network(nx.cycle_graph(4, create_using=nx.DiGraph))
+    network = load_network(nx.cycle_graph(4, create_using=nx.DiGraph), mixing="gossip")
     one_way = make_plan(network, PrivacyBudget(10, 1e-5, num_steps=10, clip=0.1))
     with pytest.raises(InvalidArgumentError, match="must be 'stop' where links are one-way"):
         RunSettings(on_dropout="continue").check_plan(one_way)

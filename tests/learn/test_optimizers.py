@@ -108,7 +108,7 @@ def test_it_replaces_the_momentum_of_a_plan() -> None:
 @pytest.mark.parametrize("budget", [None, BUDGET])
 def test_gossip_is_refused_with_the_reason(budget: PrivacyBudget | None) -> None:
     with pytest.raises(InvalidArgumentError, match=r"exact sums.*own noisy releases.*mixing='sum'"):
-        train(load_network(f"ring:{N}"), budget, optimizer=Adam)
+        train(load_network(f"ring:{N}", mixing="gossip"), budget, optimizer=Adam)
 
 
 WRONG: list[tuple[Callable[..., Any], str]] = [
@@ -179,7 +179,7 @@ def test_a_checkpoint_of_exact_sums_fits_no_gossip(tmp_path: Path) -> None:
     options: dict[str, Any] = {"checkpoint": tmp_path / "c.pt", "momentum": 0.0}
     train(SUM, **options)
     with pytest.raises(FileFormatError, match="other data, network, methods or settings"):
-        train(load_network(f"ring:{N}"), **options, cooldown_steps=0, resume=True)
+        train(load_network(f"ring:{N}", mixing="gossip"), **options, cooldown_steps=0, resume=True)
 
 
 def test_descriptions_name_class_and_settings() -> None:
@@ -234,5 +234,6 @@ def test_models_depend_on_the_sum_of_releases_alone(
 
 def test_masks_are_refused_where_models_would_show_single_releases() -> None:
     noise = corn.design(SUM, BUDGET)
+    gossip = corn.load_network(f"ring:{N}", mixing="gossip")
     with pytest.raises(InvalidArgumentError, match="masks is for exact sums, found mixing"):
-        corn.train(f"ring:{N}", BUDGET, noise, model=make_model(), loss=LOSS, datasets=make_data())
+        corn.train(gossip, BUDGET, noise, model=make_model(), loss=LOSS, datasets=make_data())

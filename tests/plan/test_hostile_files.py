@@ -24,7 +24,9 @@ Content = dict[str, Any]
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     budget = PrivacyBudget(3, 1e-5, num_steps=100, clip=0.1)
-    return make_plan(load_network("ring:4"), budget, threat=ThreatModel(1, "pairs"))
+    return make_plan(
+        load_network("ring:4", mixing="gossip"), budget, threat=ThreatModel(1, "pairs")
+    )
 
 
 def repeat_group(content: Content) -> None:
@@ -108,7 +110,7 @@ def test_a_plan_with_almost_no_noise_is_judged_at_once() -> None:
     budget = PrivacyBudget(
         1, 1e-5, num_steps=100, clip=1, unit="sample", batch_size=5, samples_per_agent=100
     )
-    plan = make_plan(load_network("path:2"), budget, mechanism="ldp")
+    plan = make_plan(load_network("path:2", mixing="gossip"), budget, mechanism="ldp")
     silent = Decomposition(np.full(2, 1e-30))
     found = verify_plan(replace(plan, decomposition=silent))
     assert not found.passed

@@ -19,7 +19,7 @@ CHEBYSHEV = Gossip(3, "chebyshev")
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    network = load_network("path:5", gossip=CHEBYSHEV)
+    network = load_network("path:5", gossip=CHEBYSHEV, mixing="gossip")
     return make_plan(network, BUDGET, threat=EAVESDROPPER)
 
 

@@ -117,6 +117,11 @@ def print_comparison(
     # The loss on held-out samples says more, and a narrower table is easier to read.
     if "test_loss" in shown or "optimality_gap" in shown:
         shown.remove("train_loss")
+    is_sum = network.mixing == "sum"
+    if is_sum:
+        # All agents have one model, which is the average.
+        hidden = ("test_loss_of_average", "test_accuracy_of_average", "consensus_distance")
+        shown = [name for name in shown if name not in hidden]
     # The two models' scores side by side show how far agents disagree.
     if "test_loss_of_average" in shown:
         shown.remove("consensus_distance")
@@ -129,7 +134,7 @@ def print_comparison(
             *strictest_facts(terms.budget, network.num_agents),
             ("mixing", terms.describe_mixing()),
             ("runs", _describe_runs(len(result.seeds))),
-            ("scores", _SCORES),
+            *([] if is_sum else [("scores", _SCORES)]),
             ("× server", describe_reference(terms.budget)),
         ],
     )

@@ -44,7 +44,7 @@ from corn.covariance import (
 from corn.covariance import design as solve
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.privacy import PrivacyBudget
-from corn.privacy.query import describe_range
+from corn.privacy.budget import describe_range
 from corn.privacy.rounding import round_bound_down
 from corn.topology import Network
 from corn.topology.files import read_matrix

@@ -209,14 +209,15 @@ class MixingOptions:
         ),
     ] = None
     mixing: Annotated[
-        Mixing,
+        Mixing | None,
         typer.Option(
             help="Combination of a step's releases: sum adds all of them up over a tree of links, "
             "so that all agents hold one model; gossip, the paper's, mixes models with "
-            "neighbours.",
+            "neighbours. (Default: sum; gossip for directed links, a mixing matrix, and with "
+            "--weights, --gossip, --cooldown, --horizon or --disagreement-weight.)",
             rich_help_panel=_NETWORK,
         ),
-    ] = "gossip"
+    ] = None
     weights: WeightsOption = None
     gossip: GossipOption = DEFAULT_GOSSIP
     cooldown: _CooldownOption = _AUTO
@@ -232,8 +233,16 @@ class MixingOptions:
 
     def load_network(self, graph: str) -> Network:
         """Return the network of a graph spec or file."""
+        mixing = self.mixing
+        # Settings that exact sums do not have ask for gossip, as those of `load_network` do.
+        if mixing is None and (self.horizon, self.disagreement_weight, self.cooldown_steps) != (
+            None,
+            None,
+            None,
+        ):
+            mixing = "gossip"
         return load_network(
-            graph, weights=self.weights, gossip=Gossip.parse(self.gossip), mixing=self.mixing
+            graph, weights=self.weights, gossip=Gossip.parse(self.gossip), mixing=mixing
         )
 
     def choose_objective(self, num_steps: int) -> Horizon:

@@ -29,7 +29,7 @@ from corn.cli.watching import designing, raise_if_interrupted
 from corn.covariance import Corn
 from corn.plan import FloatType, Plan, fingerprint, make_plan, save_plan
 from corn.privacy import PrivacyBudget
-from corn.privacy.query import describe_range
+from corn.privacy.budget import describe_range
 from corn.privacy.rounding import round_bound_down
 
 EXAMPLE = "corn plan --graph er:n=20,p=0.2,seed=1 --epsilon 10 --out plan.corn"
@@ -128,6 +128,24 @@ def declared_facts(budget: PrivacyBudget) -> list[tuple[str, str]]:
     return [("declared samples", f"{shown} per agent; public, and not covered by ε")]
 
 
+def noise_facts(made: Plan, value: float, lower_bound: float, remark: str) -> list[tuple[str, str]]:
+    """Return the noise of a plan and the least that is possible."""
+    average = describe_average(made.central_ratio, made.weighted_central_ratio, made.budget)
+    if made.network.mixing == "sum":
+        # All noise of a sum is in the average, so its energy has the same ratio to the bound.
+        least = round_bound_down(made.central_ratio * lower_bound / value)
+        return [
+            ("noise in the average", average),
+            ("least possible", f"{least} × with any noise and any seeds"),
+        ]
+    return [
+        ("minimises", f"Tr(A R), {made.objective.describe()}"),
+        ("noise energy", f"{value:.6g} ({remark})"),
+        ("lower bound", f"{round_bound_down(lower_bound)}, for the seeds allowed"),
+        ("noise in the average", average),
+    ]
+
+
 def describe_mixing(made: Plan) -> str:
     """Return rounds, cool-down and messages of a plan's run in one line."""
     return made.network.describe_mixing(made.budget.num_steps, made.cooldown_steps)
@@ -156,13 +174,7 @@ def _print(made: Plan) -> None:
             *strictest_facts(made.budget, made.num_agents),
             *declared_facts(made.budget),
             ("against", made.threat.describe()),
-            ("minimises", f"Tr(A R), {made.objective.describe()}"),
-            ("noise energy", f"{certificate.value:.6g} ({certificate.status})"),
-            ("lower bound", round_bound_down(certificate.lower_bound)),
-            (
-                "noise in the average",
-                describe_average(made.central_ratio, made.weighted_central_ratio, made.budget),
-            ),
+            *noise_facts(made, certificate.value, certificate.lower_bound, certificate.status),
             ("mixing", describe_mixing(made)),
             (
                 "seeds",

@@ -58,7 +58,8 @@ def threat(
         for q in map(_read_number, _read_list(colluders))
     ]
     # Many designs, to compare and not to run: a loose tolerance saves most of the time.
-    mechanism = Corn(solver=Auto(tolerance))
+    is_sum = network.mixing == "sum"  # whose optimum is a formula
+    mechanism = Corn() if is_sum else Corn(solver=Auto(tolerance))
     ldp = design(network, promise, mechanism="ldp", objective=objective)
     central = design(network, promise, mechanism="central", objective=objective)
     strictest = find_strictest(promise, network.num_agents)

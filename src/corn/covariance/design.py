@@ -228,6 +228,7 @@ def design(
             )
         objective = default_objective(budget.num_steps)
     if isinstance(network, Network) and network.mixing == "sum" and isinstance(mechanism, Corn):
+        require_no_options(mechanism)
         return _design_for_sums(network, budget, objective, threat)
     W, graph = _read_network(network)
     if threat is None:
@@ -275,6 +276,17 @@ def _design_for_sums(
         iterations=0,
         threat=threat,
         shares=noise,
+    )
+
+
+def require_no_options(mechanism: Corn) -> None:
+    """Raise if CorN has options of solvers, which the formula for exact sums does not use."""
+    require(
+        mechanism == Corn(num_workers=mechanism.num_workers),
+        "mechanism",
+        "Corn() without options for exact sums, whose optimum is a formula",
+        mechanism,
+        advice="options of solvers are for mixing='gossip' (--mixing gossip)",
     )
 
 

@@ -175,7 +175,9 @@ class Design:
         value_before_dropping: the value with them.
 
     >>> from corn.covariance import Horizon, design
-    >>> noise = design("path:10", 1.0, objective=Horizon(1000), threat=EAVESDROPPER)
+    >>> from corn.topology import load_network
+    >>> path = load_network("path:10", mixing="gossip")
+    >>> noise = design(path, 1.0, objective=Horizon(1000), threat=EAVESDROPPER)
     >>> noise.status, round(noise.value, 2), round(noise.central_ratio, 2)
     ('optimal', 163.18, 1.28)
     >>> bool((noise.precision.diagonal() <= noise.precision_caps).all())

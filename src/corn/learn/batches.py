@@ -14,7 +14,7 @@ from corn.arrays import FloatArray, IntArray
 from corn.checks import require_length
 from corn.errors import InvalidArgumentError
 from corn.learn.sampling import Choices, public_width, round_rate_down
-from corn.privacy.query import MOST_SAMPLES, ClippedQuery
+from corn.privacy.budget import MOST_SAMPLES, ClippedQuery
 
 # With more clipped samples, the rounding of their sum exceeds 1 % of one sample's sensitivity.
 _MOST_SUMMED = 4 * 10**6

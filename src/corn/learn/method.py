@@ -27,8 +27,8 @@ from corn.noise.grid import bound_loss, choose_grid, require_provable
 from corn.plan.plan import Plan, meet_caps, require_sound
 from corn.privacy import ClippedQuery, PrivacyBudget, account_promises
 from corn.privacy.accounting import group_agents
+from corn.privacy.budget import describe_queries
 from corn.privacy.floats import account_floats, set_aside
-from corn.privacy.query import describe_queries
 from corn.privacy.rounding import round_bound_down, round_up
 
 # Simulations allow for rounding of [R⁻¹]_ii. Where noise protects somebody, nothing is allowed.

@@ -28,7 +28,7 @@ from corn.learn.method import Method
 from corn.learn.names import METHOD_NAMES
 from corn.privacy import PrivacyBudget
 from corn.topology import Network
-from corn.topology.lattice import find_lattice
+from corn.topology.sparse import find_lattice
 
 _MOST_DENSE_DESIGN = 2000
 """Agents beyond which rings and tori are designed by Fourier transform, where that is possible."""

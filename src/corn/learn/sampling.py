@@ -13,7 +13,7 @@ from corn.arrays import FloatArray, IntArray
 from corn.errors import InvalidArgumentError
 from corn.noise.choices import COIN_BITS
 from corn.privacy import ClippedQuery, PrivacyBudget
-from corn.privacy.query import MOST_SAMPLES
+from corn.privacy.budget import MOST_SAMPLES
 from corn.privacy.rounding import write_exactly
 
 # The first word of a seed, so that the kinds of choices never share random numbers.

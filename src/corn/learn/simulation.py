@@ -50,7 +50,7 @@ from corn.noise import Secret
 from corn.noise.choices import SecretChoices
 from corn.plan.plan import require_mixing
 from corn.privacy import ClippedQuery
-from corn.privacy.query import describe_queries
+from corn.privacy.budget import describe_queries
 from corn.topology import Network
 
 # Values of models (cells × trials × parameters) in a piece: 2¹⁸ to 2²¹ were about equally fast on a

@@ -30,7 +30,7 @@ from corn.covariance import design as design_noise
 from corn.covariance.certificate import certify
 from corn.covariance.coalition_bounds import worst_precisions
 from corn.covariance.coalitions import Assembly, list_coalitions
-from corn.covariance.design import default_threat
+from corn.covariance.design import default_threat, require_no_options
 from corn.covariance.dual import solve_dual
 from corn.covariance.masks import design_masks, least_variance
 from corn.covariance.objective import energy_of_average, momentum_of
@@ -47,11 +47,11 @@ from corn.noise.grid import (
 )
 from corn.noise.masks import MaskBits, bound_sum, choose_bits
 from corn.privacy import PrivacyBudget, account_precision, gaussian
-from corn.privacy.accountants import find_accountant
 from corn.privacy.accounting import group_agents
 from corn.privacy.floats import FloatLoss, set_aside
+from corn.privacy.gaussian import find_accountant
 from corn.privacy.rounding import round_up, write_exactly
-from corn.topology import Graph, Network, choose_cooldown, load_network
+from corn.topology import Graph, Mixing, Network, choose_cooldown, load_network
 from corn.version import __version__
 
 FloatType: TypeAlias = Literal["float32", "float64"]
@@ -101,8 +101,8 @@ class Plan:
     >>> from corn.topology import load_network
     >>> budget = PrivacyBudget(epsilon=5, delta=1e-5, num_steps=100, clip=0.1)
     >>> plan = make_plan(load_network("ring:4"), budget)
-    >>> plan.num_agents, plan.threat.max_colluders, plan.cooldown_steps
-    (4, 1, 5)
+    >>> plan.num_agents, plan.threat.max_colluders, plan.mask_bits
+    (4, 1, 16)
     """
 
     network: Network
@@ -301,8 +301,11 @@ def make_plan(
         threat = default_threat(mechanism) if network.num_agents > 1 else EAVESDROPPER
     target = objective or default_objective(budget.num_steps)
     caps = set_aside(budget).precision_caps(network.num_agents)
-    threat = _resolve_seeds(threat, network)
-    if network.mixing == "sum" and name == "corn":
+    is_masked = network.mixing == "sum" and name == "corn"
+    threat = _resolve_seeds(threat, network, "sum" if is_masked else "gossip")
+    if is_masked:
+        if isinstance(mechanism, Corn):
+            require_no_options(mechanism)
         # In closed form, and without matrices of n × n numbers.
         groups = threat.seed_groups(network.graph)
         shares = design_masks(caps, groups, threat.max_colluders)
@@ -434,9 +437,9 @@ def prove_lower_bound(
     return max(bounds)
 
 
-def _resolve_seeds(threat: ThreatModel, network: Network) -> ThreatModel:
+def _resolve_seeds(threat: ThreatModel, network: Network, mixing: Mixing) -> ThreatModel:
     """Replace communities and partners by the groups found: another version might find others."""
-    threat = threat.resolve(network.graph, network.mixing)
+    threat = threat.resolve(network.graph, mixing)
     chosen = ("communities", "sparse", "partners")
     if isinstance(threat.seeds, str) and threat.seeds.startswith(chosen):
         return replace(threat, seeds=threat.seed_groups(network.graph))

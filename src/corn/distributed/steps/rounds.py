@@ -393,7 +393,8 @@ class TrainingRounds:
         lost = self._membership.lost_by(step)
         who = f" without {name_agents(lost)}" if lost else ", as a link broke"
         self._journal.note(
-            f"the sum of step {void} is void{who}: no agent applied it, and it counts as released"
+            f"the sum of step {void} is void{who}: no agent applied it, and it counts as released "
+            f"({step - self.step} of {self._num_steps} steps)"
         )
         self.step, self._last_total = step, None
         self._journal.record_step(step, self.parameters, _no_statistics())

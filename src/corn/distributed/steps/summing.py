@@ -22,7 +22,7 @@ from corn.distributed.dropout.membership import Membership
 from corn.distributed.steps.exchange import Exchange, Received
 from corn.distributed.steps.messages import PREFIX_BYTES, Header, check_header
 from corn.noise.masks import MaskBits, MaskWords
-from corn.topology.tree import SpanningTree
+from corn.topology.graphs import SpanningTree
 from corn.transport import Dropout, LinkError
 
 UP, DOWN = 0, 1
