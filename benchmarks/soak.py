@@ -136,7 +136,7 @@ def run(folder: Path, options: argparse.Namespace) -> tuple[Disturber, float, in
     """Run and disturb; return the disturber, the longest time without a step, and the last step."""
     n = options.agents
     budget = PrivacyBudget(10, 1e-5, num_steps=NUM_STEPS, clip=0.1)
-    plan = make_plan(load_network(f"er:n={n},p=0.5,seed=1"), budget)
+    plan = make_plan(load_network(f"er:n={n},p=0.5,seed=1", mixing="gossip"), budget)
     save_plan(plan, folder / "plan.corn")
     make_keys(folder / "keys", n)
     policy: DropoutPolicy = options.on_dropout

@@ -282,6 +282,9 @@ class StandStill:
 
     num_broken = 0
 
+    def begin(self, _: int) -> None:
+        pass
+
     def take(self, parameters: torch.Tensor, *_: object, **__: object) -> tuple[torch.Tensor, None]:
         time.sleep(0.002)
         return parameters, None
@@ -297,7 +300,7 @@ def make_run(agent: int, *, first_free_step: int) -> AgreedRun:
     )
     return AgreedRun(
         PLAN,
-        RunSettings(Constant(0.1), timeout=TIMEOUT),
+        RunSettings(Constant(0.1), timeout=TIMEOUT, on_dropout="continue"),
         agent,
         HELLO,
         SimpleNamespace(ledger=ledger),  # type: ignore[arg-type]

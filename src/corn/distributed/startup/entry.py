@@ -255,9 +255,12 @@ def return_to_run(
     for peer in links.keys() - membership.reached_without(step, admission.header.sender):
         # The others are cut apart, and this agent returns to those of its sponsor alone.
         links.pop(peer).close()
-    # They were not there when this agent connected to its neighbours, and return as it does.
-    late = membership.returned_neighbours(step, admission.header.sender)
-    late = {peer: when for peer, when in late.items() if peer not in links}
+    # They were not there when this agent connected to its neighbours, and return as it does. With
+    # exact sums one agent returns at a time.
+    late: dict[int, int] = {}
+    if plan.network.mixing == "gossip":
+        late = membership.returned_neighbours(step, admission.header.sender)
+        late = {peer: when for peer, when in late.items() if peer not in links}
     wanted = choose_to_dial(late, run.agent, step)
     to_dial = _find_addresses(rendezvous, wanted)
     expected = (late.keys() - wanted) | to_dial.keys()

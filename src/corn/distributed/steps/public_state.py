@@ -33,6 +33,9 @@ _DTYPES = {
         torch.bool,
     )
 }
+LAST_TOTAL = "sum of the step before"
+"""The name of the last sum, which other agents may lack."""
+
 # No optimizer of torch keeps as many tensors of the size of the model, of eight bytes each.
 _MAX_COPIES = 8
 _MAX_INDEX_BYTES = 1 << 20

@@ -37,6 +37,7 @@ from corn.distributed.steps.messages import (
     StopReason,
     is_sane,
 )
+from corn.distributed.steps.public_state import LAST_TOTAL
 from corn.distributed.steps.summing import TreeSum, as_integers, digest_model, integer_type
 from corn.errors import CornError, PublicError
 from corn.learn.monitor import Interruption
@@ -47,9 +48,6 @@ from corn.transport import Dropout, LinkError
 
 # Void steps without a loss: one may be an accident, and each costs budget.
 _MAX_VOID = 3
-
-# In the state that is handed to an agent that returns: others may lack this sum.
-_LAST_TOTAL = "sum of the step before"
 
 
 class LostError(PublicError):
@@ -125,7 +123,7 @@ class TrainingRounds:
             # With exact sums it has all that its sponsor has, and goes on as the others do.
             self._is_returning = True
             self._recovery.attempt = admission.header.attempt
-            self._last_total = admission.state.get(_LAST_TOTAL)
+            self._last_total = admission.state.get(LAST_TOTAL)
             if self._last_total is not None:
                 exchange.dtype = self._last_total.dtype
         self._caller: int | None = None
@@ -237,6 +235,7 @@ class TrainingRounds:
         """Return the number of the release of this step."""
         # No noise is released twice: the step is durably reserved before anything of it is sent, so
         # a run that crashes from here on can never release it again.
+        self._half_step.begin(self.step)
         return self._ledger.reserve(self.step)
 
     def _note_broken(self, had_broken: bool) -> None:
@@ -266,11 +265,9 @@ class TrainingRounds:
         total, found = self._add_up(tree, as_integers(words))
         # A copy, for agents that may lack it: messages are overwritten.
         self._last_total = None if total is None else total.clone()
-        if total is None:
-            self.parameters = self._half_step.skip(self.parameters, number)
-        else:
+        if total is not None:
             sums = total.numpy().view(words.dtype)
-            moved = self._move(sums, drawn.offset, number)
+            moved = self._move(sums, drawn.offset)
             self._finish_step(moved, statistics)
         if found is not None:
             self._go_on(found)
@@ -287,11 +284,12 @@ class TrainingRounds:
             # connect.
             self._returns.serve(self.step, self._membership, self._delays.spread)
             return False
+        if not self._is_returning:
+            self._link_returning(called & set(self._membership.planned_neighbours))
         self._is_returning = False
-        self._link_returning(called & set(self._membership.planned_neighbours))
         state = dict(self._half_step.save())
         if self._last_total is not None:
-            state[_LAST_TOTAL] = self._last_total
+            state[LAST_TOTAL] = self._last_total
         self._returns.hand_over(self.step, self._header_of_return(), self.parameters, state)
         self._go_on(self._recover(has_released=False))
         return True
@@ -306,7 +304,7 @@ class TrainingRounds:
             payload_bytes=payload_bytes,
         )
 
-    def _move(self, total: MaskWords, offset: FloatArray, number: int) -> Tensor:
+    def _move(self, total: MaskWords, offset: FloatArray) -> Tensor:
         """Return the model after the step along the average of all releases."""
         plan = self._plans.active.plan
         if not is_possible(total, plan.largest_sum):
@@ -317,13 +315,12 @@ class TrainingRounds:
                     f"the sum of step {self.step} is void, as masks did not cancel: no agent "
                     "applied it, and it counts as released; some agent's keys or messages are wrong"
                 )
-            return self._half_step.skip(self.parameters, number)
+            return self.parameters
         average = read_average(total, num_agents=plan.num_agents, grid=plan.grid, offset=offset)
         return self._half_step.move(
             self.parameters,
             torch.from_numpy(average).to(self.parameters),
             step_size=self._step_size,
-            number=number,
         )
 
     def _add_up(self, tree: TreeSum, own: Tensor) -> tuple[Tensor | None, Recovered | None]:
@@ -424,7 +421,8 @@ class TrainingRounds:
         lost = self._membership.lost_by(step)
         who = f" without {name_agents(lost)}" if lost else ", as a link broke"
         self._journal.note(
-            f"the sum of step {void} is void{who}: no agent applied it, and it counts as released"
+            f"the sum of step {void} is void{who}: no agent applied it, and it counts as released "
+            f"({step - self.step} of {self._num_steps} steps)"
         )
         self.step, self._last_total = step, None
         self._journal.record_step(step, self.parameters, _no_statistics())
