@@ -242,8 +242,18 @@ ATTACKS: list[Attack] = [
 ]
 
 
+# One of each family; together they would take more than a minute.
+QUICK = (send_a_shorter_model, cut_an_honest_agent_off, stop_in_the_name_of_another)
+
+
 @pytest.mark.parametrize("mixing", ["gossip", "sum"])
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+@pytest.mark.parametrize(
+    "attack",
+    [
+        pytest.param(one, id=one.__name__, marks=[] if one in QUICK else [pytest.mark.slow])
+        for one in ATTACKS
+    ],
+)
 def test_what_one_neighbour_sends_costs_its_own_links_at_most(
     attack: Attack, mixing: Mixing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
