@@ -201,7 +201,9 @@ def meet(agent: int, port: int, *, seals: bool = True) -> Rendezvous:
 
 
 def connect(rendezvous: Rendezvous, plan: Plan, start: Tensor) -> Exchange:
-    desk = rendezvous.open_desk(Purpose.LINK, max_bytes=message_limit(NUM_AGENTS, start.nbytes))
+    desk = rendezvous.open_desk(
+        Purpose.LINK, max_bytes=message_limit(NUM_AGENTS, NUM_AGENTS**2, start.nbytes)
+    )
     neighbours = plan.network.graph.neighbors(rendezvous.agent)
     links = open_links(desk, neighbours, timeout=120, check=rendezvous.check_interruption)
     return Exchange(links, num_agents=NUM_AGENTS, dtype=start.dtype, timeout=120)

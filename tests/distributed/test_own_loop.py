@@ -305,6 +305,7 @@ def test_a_loop_that_goes_on_after_a_failure_does_not_wait_for_ever() -> None:
             loaders()[0],
             rendezvous,
             RunSettings(rehearsal_seed=SEED),
+            torch.optim.SGD(model.parameters(), lr=0.1),
         )
         with pytest.raises(InvalidArgumentError, match="the plan is for 3 agents"):
             turns.start(out=None, requirements=None)

@@ -245,7 +245,7 @@ def open_keyring(
     if folder is None:
         raise InvalidArgumentError("keys must be a folder with the agent's key and the roster")
     # New plans for survivors give an agent other noise, of which only the cap is the same.
-    if settings.replans(plan):
+    if settings.policy_for(plan) == "replan":
         precision = max(precision, float(plan.precision_caps[agent]))
     # Opening the ledger begins a run: it locks the file, so that no second process releases under
     # the same count, and writes a nonce that was never used before.
