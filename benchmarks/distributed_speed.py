@@ -41,11 +41,10 @@ from corn.distributed.steps.exchange import Exchange
 from corn.distributed.steps.half_step import CellBatches, HalfStep
 from corn.distributed.steps.messages import message_limit
 from corn.distributed.steps.rounds import TrainingRounds
-from corn.learn.batches import AgentData, BatchSampler
-from corn.learn.monitor import Interruption
-from corn.learn.sampling import SeededChoices
+from corn.learn.batches import AgentData, BatchSampler, SeededChoices
 from corn.learn.schedule import Constant
 from corn.learn.step import StepStatistics, clip_factors, gradient_norms
+from corn.learn.sweep import Interruption
 from corn.learn.tasks import ModuleTask
 from corn.learn.workloads import Workload
 from corn.plan import Plan, load_plan, make_plan, save_plan

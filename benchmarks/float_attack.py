@@ -37,6 +37,18 @@ from scipy.stats import norm
 # The attacker belongs to the tests, which are not part of the package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from corn import Decomposition, Plan, PrivacyBudget, ThreatModel, load_network, make_plan
+from corn.audit.low_order_bits import Array, FloatAttacker, Pair, p_value
+from corn.audit.recording import AgentPool
+from corn.distributed import RunSettings
+from corn.distributed.agent import prepare_work
+from corn.learn.batches import SeededChoices
+from corn.learn.problem import TrainingProblem
+from corn.learn.schedule import Constant
+from corn.learn.workloads import Workload, select_agents
+from corn.noise import NoiseSource, SecureSource, draw_share, simulated_keys
+from corn.plan import FloatType
+from corn.threads import limit_threads
 from tests.oracles.deployed_release import (
     NONCE,
     Floats,
@@ -47,19 +59,6 @@ from tests.oracles.deployed_release import (
     release,
     stream_weights,
 )
-
-from corn import Decomposition, Plan, PrivacyBudget, ThreatModel, load_network, make_plan
-from corn.audit.low_order_bits import Array, FloatAttacker, Pair, p_value
-from corn.audit.recording import AgentPool
-from corn.distributed import RunSettings
-from corn.distributed.agent import prepare_work
-from corn.learn.problem import TrainingProblem
-from corn.learn.sampling import SeededChoices
-from corn.learn.schedule import Constant
-from corn.learn.workloads import Workload, select_agents
-from corn.noise import NoiseSource, SecureSource, draw_share, simulated_keys
-from corn.plan import FloatType
-from corn.threads import limit_threads
 
 CLIP = 0.1
 STEP_SIZE = 0.25

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from corn.covariance import Horizon
+from corn.covariance import default_objective
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
 from tests.cli.commands import Runner
@@ -34,7 +34,8 @@ def read(text: str) -> Any:
 
 def ldp_cost() -> float:
     """Σ A_ii/b_i, over the same sum with agent 0 at the cap of agents with ε = 2."""
-    A = Horizon(10, 0.1).matrix(load_network(GRAPH, mixing="gossip").mixing_matrix).diagonal()
+    W = load_network(GRAPH, mixing="gossip").mixing_matrix
+    A = default_objective(50).matrix(W).diagonal()
     relaxed = np.where(CAPS.min() == CAPS, CAPS[1], CAPS)
     return float((A / CAPS).sum() / (A / relaxed).sum())
 
@@ -66,7 +67,7 @@ def test_compare_states_the_cost_of_the_strictest_promise(corn: Runner) -> None:
     # A server's noise follows the strictest agent alone.
     assert costs["central"]["ratio"] == pytest.approx(CAPS[1] / CAPS[0], rel=1e-6)
     assert all(cost["ratio"] > 1 for cost in costs.values())
-    rows = facts["objectives"]["horizon of 10 steps, disagreement weighted by 0.1"]
+    rows = facts["objectives"][default_objective(50).describe()]
     assert costs["corn"]["relaxed_value"] < rows["corn"]["value"]
     assert rows["central"]["central_ratio"] == pytest.approx(1)
     assert rows["ldp"]["central_ratio"] == pytest.approx(CAPS.min() * (1 / CAPS).sum())

@@ -26,7 +26,6 @@ from corn.covariance import (
     Ldp,
     Mechanism,
     MechanismName,
-    Sdp,
     ThreatModel,
     ZeroSum,
     default_objective,
@@ -340,7 +339,7 @@ def test_every_mechanism_has_a_name() -> None:
 
 @pytest.mark.parametrize("solver", [Dual(), ClosedForm()])
 def test_solvers_for_an_eavesdropper_are_refused_with_insiders(solver: Dual | ClosedForm) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"use FirstOrder, Sdp or Auto"):
+    with pytest.raises(InvalidArgumentError, match=r"use FirstOrder or Auto"):
         design(load_network("ring:5", mixing="gossip"), BUDGET, mechanism=Corn(solver))
     assert (
         design(
@@ -374,8 +373,6 @@ def test_the_first_order_solver_takes_disjoint_groups_too() -> None:
         (lambda: Dual(max_iterations=0), "max_iterations"),
         (lambda: FirstOrder(tolerance=-1.0), "tolerance"),
         (lambda: FirstOrder(max_evaluations=0), "max_evaluations"),
-        (lambda: Sdp("double"), "formulation"),  # type: ignore[arg-type]
-        (lambda: Sdp(tolerance=0.0), "tolerance"),
         (lambda: paper_design(np.eye(3), 1.0, Corn(ridge=-1.0)), "ridge"),
         (lambda: paper_design(np.eye(3), 1.0, "magic"), "mechanism"),  # type: ignore[arg-type]
         (lambda: paper_design(np.ones((2, 3))), "network"),
@@ -388,20 +385,9 @@ def test_the_first_order_solver_takes_disjoint_groups_too() -> None:
         ),
         (lambda: paper_design(np.eye(3), 1.0, None), "mechanism"),  # type: ignore[arg-type]
         (lambda: paper_design(np.eye(3), 1.0, Corn), "mechanism"),  # type: ignore[arg-type]
-        (
-            lambda: design(load_network("ring:6", mixing="gossip"), 1.0, objective="one step"),
-            "objective",
-        ),  # type: ignore[arg-type]
-        (
-            lambda: design(load_network("ring:6", mixing="gossip"), 1.0, objective=Horizon),
-            "objective",
-        ),  # type: ignore[arg-type]
-        (
-            lambda: design(
-                load_network("ring:6", mixing="gossip"), 1.0, objective=Horizon(), threat=1
-            ),
-            "threat",
-        ),  # type: ignore[arg-type]
+        (lambda: design(np.eye(3), 1.0, objective="one step"), "objective"),  # type: ignore[arg-type]
+        (lambda: design(np.eye(3), 1.0, objective=Horizon), "objective"),  # type: ignore[arg-type]
+        (lambda: design(np.eye(3), 1.0, objective=Horizon(), threat=1), "threat"),  # type: ignore[arg-type]
     ],
 )
 def test_misuse_is_named(make: Any, named: str) -> None:

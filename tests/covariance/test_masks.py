@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -24,7 +23,6 @@ from corn.covariance.masks import (
     least_variance,
 )
 from corn.errors import InfeasibleError, InvalidArgumentError
-from corn.flower import AgentRelease
 from corn.plan import verify_plan
 
 BUDGET = PrivacyBudget(epsilon=10, delta=1e-5, num_steps=100, clip=0.1)
@@ -193,8 +191,6 @@ def test_masks_have_no_streams_of_normals() -> None:
 
 def test_what_cannot_run_sums_refuses_them() -> None:
     plan = make_plan(load_network("ring:4", mixing="sum"), BUDGET)
-    with pytest.raises(InvalidArgumentError, match="mix by gossip"):
-        AgentRelease(plan, 0, Path("keys"))
     with pytest.raises(InvalidArgumentError, match="shares or step for a plan with exact sums"):
         audit_plan(plan, settings=AuditSettings("processes"))
 

@@ -34,8 +34,8 @@ from corn.distributed.steps.exchange import Exchange
 from corn.distributed.steps.messages import Header
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.learn import Constant
-from corn.learn.monitor import Interruption
 from corn.learn.step import take_half_step
+from corn.learn.sweep import Interruption
 from corn.learn.tasks import LinearClassifier
 from corn.plan import Plan, make_plan, verify_plan
 from corn.transport import Link, LinkDesk, open_links

@@ -20,10 +20,9 @@ from corn.distributed.agent import digest_data, run_problem
 from corn.distributed.startup.keyring import Keyring, RehearsalLedger, make_keys, open_ledger
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn import Constant
-from corn.learn.batches import Batch, BatchSampler
+from corn.learn.batches import Batch, BatchSampler, public_width
 from corn.learn.own_loop import LoopTask, number_rows
 from corn.learn.problem import DataSource, TrainingProblem, make_problem
-from corn.learn.sampling import public_width
 from corn.learn.training import make_task
 from corn.learn.user_model import UserModel
 from corn.noise import Secret, rotate_key

@@ -27,7 +27,7 @@ from corn.distributed.startup.start_errors import (
     StoppedBeforeStartError,
 )
 from corn.errors import CornError, FileFormatError, InfeasibleError, PublicError
-from corn.learn.monitor import Interruption
+from corn.learn.sweep import Interruption
 from corn.noise import BudgetSpentError
 from corn.plan import Plan
 from corn.transport import LinkError, StoreLostError

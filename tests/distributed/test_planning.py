@@ -24,7 +24,7 @@ from corn.distributed.startup.planning import (
 from corn.distributed.startup.rendezvous import Rendezvous
 from corn.distributed.startup.start_errors import RefusalError, StoppedBeforeStartError
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
-from corn.learn.monitor import Interruption
+from corn.learn.sweep import Interruption
 from corn.plan import fingerprint, make_plan, verify_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network

@@ -19,7 +19,7 @@ from corn.distributed.startup.start_errors import (
 )
 from corn.distributed.startup.words import ForgedWordError, Word
 from corn.errors import CornError, InvalidArgumentError
-from corn.learn.monitor import Interruption
+from corn.learn.sweep import Interruption
 from corn.transport import NO_SESSION, MemoryStore, StoreLostError
 
 from .harness import Forked

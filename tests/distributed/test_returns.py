@@ -37,8 +37,8 @@ from corn.distributed.startup.rendezvous import Meeting, Rendezvous
 from corn.distributed.steps.messages import Header, News
 from corn.distributed.steps.rounds import TrainingRounds
 from corn.errors import FileFormatError
-from corn.learn.monitor import Interruption
 from corn.learn.schedule import Constant
+from corn.learn.sweep import Interruption
 from corn.transport import (
     NO_SESSION,
     Channel,

@@ -15,8 +15,8 @@ from corn.distributed.settings import RunSettings, advise_return
 from corn.distributed.steps.exchange import Outcome
 from corn.distributed.steps.half_step import HalfStep
 from corn.distributed.steps.rounds import TrainingRounds
-from corn.learn.monitor import Interruption
 from corn.learn.schedule import Constant
+from corn.learn.sweep import Interruption
 from corn.privacy import ClippedQuery
 from tests.oracles.deployed_release import GivenGradient
 

@@ -14,8 +14,7 @@ from corn.distributed.records.storage import Folders
 from corn.distributed.settings import RunSettings
 from corn.distributed.steps.half_step import CellBatches
 from corn.learn import Constant, Method, SweepSettings, Trial, run_sweep
-from corn.learn.batches import BatchSampler
-from corn.learn.sampling import SeededChoices
+from corn.learn.batches import BatchSampler, SeededChoices
 from corn.learn.workloads import Workload
 from corn.plan import FloatType, Plan, make_plan
 from corn.privacy import ClippedQuery, PrivacyBudget, Sampling

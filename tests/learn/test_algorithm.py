@@ -11,11 +11,9 @@ import torch
 
 from corn.arrays import FloatArray
 from corn.covariance import Decomposition, Horizon, MechanismName, design
-from corn.learn.batches import AgentData, BatchSampler
+from corn.learn.batches import AgentData, BatchSampler, SeededChoices
 from corn.learn.method import Method, Trial
-from corn.learn.perturbation import JointNoise, simulation_nonce
-from corn.learn.roots import symmetric_root
-from corn.learn.sampling import SeededChoices
+from corn.learn.perturbation import JointNoise, simulation_nonce, symmetric_root
 from corn.learn.schedule import Constant, Cosine, InverseSqrt, Schedule
 from corn.learn.settings import SweepSettings
 from corn.learn.simulation import Simulation

@@ -15,6 +15,7 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 
 import corn
 from corn import PrivacyBudget, load_network, make_plan
+from corn.covariance import Horizon
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn import Constant, Cosine, Method, Row, SweepSettings, Trial, run_sweep
 from corn.learn.optimizers import OptimizerFactory, describe_optimizer, read_learning_rate
@@ -95,8 +96,8 @@ def test_step_sizes_and_schedules_are_the_learning_rate() -> None:
 
 
 def test_it_replaces_the_momentum_of_a_plan() -> None:
-    plan = make_plan(SUM, PrivacyBudget(5, 1e-5, num_steps=200, clip=0.1))
-    assert plan.momentum > 0
+    objective = Horizon(40, momentum=0.9)
+    plan = make_plan(SUM, PrivacyBudget(5, 1e-5, num_steps=200, clip=0.1), objective=objective)
     result = corn.train(
         plan, model=make_model(), loss=LOSS, datasets=make_data(), optimizer=Adam, num_steps=2
     )

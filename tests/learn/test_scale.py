@@ -12,8 +12,13 @@ from corn.learn.method import MethodNoise
 from corn.learn.metrics import choose_measured
 from corn.learn.mixer import Mixer
 from corn.learn.named_methods import make_methods
-from corn.learn.perturbation import StructuredNoise
-from corn.learn.roots import DiagonalRoot, FourierRoot, MatrixRoot, make_root
+from corn.learn.perturbation import (
+    DiagonalRoot,
+    FourierRoot,
+    MatrixRoot,
+    StructuredNoise,
+    make_root,
+)
 from corn.privacy import PrivacyBudget
 from corn.topology import Gossip, load_network
 from corn.topology.sparse import find_lattice

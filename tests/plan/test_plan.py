@@ -25,7 +25,6 @@ from corn.covariance import (
     FiniteRun,
     GivenObjective,
     Objective,
-    Sdp,
 )
 from corn.errors import CornError, FileFormatError, InfeasibleError, InvalidArgumentError
 from corn.noise import SecureSource, draw_all_shares, simulated_keys
@@ -36,6 +35,7 @@ from corn.privacy import subsampling
 from corn.privacy.floats import set_aside
 
 from ..mutations import find_complaint, is_clear
+from ..oracles.sdp import SplitSdp
 
 BUDGET = PrivacyBudget(epsilon=3, delta=1e-5, num_steps=50, clip=1.0)
 NETWORK = load_network(nx.wheel_graph(6), mixing="gossip")
@@ -69,7 +69,7 @@ def test_a_plan_takes_a_spec_or_a_graph_as_a_design_does() -> None:
 
 def test_the_default_threat_is_one_insider_with_pair_seeds(plan: Plan) -> None:
     assert plan.threat == DEFAULT_THREAT.resolve(plan.network.graph) == ThreatModel(1, "pairs")
-    assert plan.objective == Horizon(10, 0.1)
+    assert plan.objective == Horizon(10, 0.1, 0.88)
     found = verify_plan(plan)
     assert found.passed
     assert all(g.epsilon <= 3 for g in found.guarantees)
@@ -270,7 +270,7 @@ def test_no_multipliers_prove_more_than_the_optimum(plan: Plan, size: float, noi
     A = plan.objective.matrix(NETWORK.mixing_matrix)
     groups = DEFAULT_THREAT.seed_groups(NETWORK.graph)
     problem = DesignProblem(A, np.ones(len(A)), threat=DEFAULT_THREAT)
-    optimum = Sdp().solve_split(problem, groups).value
+    optimum = SplitSdp().solve_split(problem, groups).value
     parts = plan.decomposition
     if noise == "poor":
         rng = np.random.default_rng(1)

@@ -31,8 +31,7 @@ from corn.audit.program import (
     list_releases,
 )
 from corn.audit.views import Parts, View, sum_parts
-from corn.learn.batches import AgentData, BatchSampler
-from corn.learn.sampling import SeededChoices, round_rate_down
+from corn.learn.batches import AgentData, BatchSampler, SeededChoices, round_rate_down
 from corn.learn.step import ClippedGradients, join_gradients
 from corn.learn.tasks import ModuleTask
 from corn.noise import Owner

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from corn.arrays import FloatArray
 from corn.covariance import Decomposition
-from corn.learn.batches import BatchSampler
-from corn.learn.sampling import Choices
+from corn.learn.batches import BatchSampler, Choices
 from corn.learn.step import (
     ClippedGradients,
     compute_gradients,

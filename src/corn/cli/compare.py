@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -12,11 +13,14 @@ from corn.arrays import FloatArray
 from corn.cli.budget_options import BatchSizeOption, BudgetOptions
 from corn.cli.options import GraphOption, JsonOption, MixingOptions, PlotOption, ThreatOptions
 from corn.cli.output import (
+    KAPPA,
+    format_kappa,
     print_facts,
     print_json,
     print_table,
     print_written,
     warn_of_insiders,
+    warn_of_large_disagreement,
 )
 from corn.cli.strictest import (
     StrictestPromise,
@@ -37,7 +41,7 @@ from corn.covariance import (
     design,
     read_mechanism,
 )
-from corn.covariance.problem import weighting_gain
+from corn.covariance.disagreement import disagreement_ratio
 from corn.errors import InvalidArgumentError
 from corn.privacy import PrivacyBudget
 from corn.topology import Network
@@ -91,7 +95,7 @@ def compare(
     promise = budget.make(batch_size, network)
     against = threat.make(network.num_agents)
     own = _read_own(mechanism or [])
-    objectives = [ONE_STEP, mixing.choose_objective(budget.steps)]
+    objectives = [ONE_STEP, mixing.choose_objective(network, budget.steps)]
     strictest = find_strictest(promise, network.num_agents)
     with designing():
         designs = {
@@ -103,25 +107,35 @@ def compare(
             caps = strictest.relaxed_caps
             # Caps in place of promises: only those of the strictest agents change.
             relaxed = _design_all(network, caps, objectives[-1], against, own)
-    values = _values(network, objectives, designs, against)
-    best = designs[objectives[-1].describe()]["corn"]
+    one_step, accumulated = (designs[objective.describe()] for objective in objectives)
+    best = accumulated["corn"]
+    if objectives[0] != objectives[1]:
+        accumulated[ONE_STEP_DESIGN] = _judge(
+            one_step["corn"], best, objectives[1], network, promise.num_steps
+        )
+    designs = {objective: _sort_rows(row, against) for objective, row in designs.items()}
     warn_of_insiders(best.decomposition, promise, best.threat, mechanism=best.mechanism)
+    warn_of_large_disagreement(
+        network,
+        objectives[-1],
+        best.disagreement_ratio,
+        mechanism=best.mechanism,
+        num_steps=promise.num_steps,
+    )
     if plot:
-        _draw(network, promise, against, designs, values, plot)
+        _draw(network, promise, against, designs, plot)
     costs = {
         name: CostOfStrictest(relaxed[name].value, own.value / relaxed[name].value)
-        for name, own in designs[objectives[-1].describe()].items()
+        for name, own in accumulated.items()
         # No noise costs nothing under any promise, and its ratio would be 0/0.
         if name in relaxed and name != "none"
     }
     if json:
-        print_json(
-            _facts(network, promise, against, designs, values) | _cost_facts(strictest, costs)
-        )
+        print_json(_facts(network, promise, against, designs) | _cost_facts(strictest, costs))
         return
-    _print(network, promise, against, designs, values)
+    _print(network, promise, against, designs)
     if strictest is not None:
-        _print_costs(strictest, designs[objectives[-1].describe()], costs, against)
+        _print_costs(strictest, accumulated, costs, against)
     print_written(plot)
 
 
@@ -169,30 +183,29 @@ def _design_all(
     return designs
 
 
-def _values(
-    network: Network,
-    objectives: list[Horizon],
-    designs: Mapping[str, dict[str, Design]],
-    threat: ThreatModel,
-) -> dict[str, dict[str, float]]:
-    """Return Tr(A R) of each row, for each objective, rows of one adversary next to each other."""
-    values = {
-        objective: {name: result.value for name, result in results.items()}
-        for objective, results in designs.items()
-    }
-    one_step, accumulated = objectives
-    if one_step != accumulated:
-        paper = designs[one_step.describe()]["corn"].covariance
-        A = accumulated.matrix(network.step_matrix)
-        # It stands before CorN's own row, which minimises what both are judged by.
-        row = values[accumulated.describe()]
-        own = {name: row.pop(name) for name in ("corn", EAVESDROPPER_DESIGN) if name in row}
-        row |= {ONE_STEP_DESIGN: float((A * paper).sum()), **own}
-    return {
-        # Sorting is stable, so that the order within a group stays.
-        objective: dict(sorted(row.items(), key=lambda item: _group_of(item[0], threat)))
-        for objective, row in values.items()
-    }
+def _judge(made: Design, best: Design, objective: Horizon, network: Network, steps: int) -> Design:
+    """Return a design for another objective with its value for this one, and the best's bound."""
+    R = made.covariance
+    return replace(
+        made,
+        value=float((objective.matrix(network.step_matrix) * R).sum()),
+        lower_bound=best.lower_bound,
+        disagreement_ratio=disagreement_ratio(
+            network,
+            R,
+            precision_cap=made.strictest_cap,
+            momentum=objective.momentum,
+            num_steps=steps,
+        ),
+    )
+
+
+def _sort_rows(designs: Mapping[str, Design], threat: ThreatModel) -> dict[str, Design]:
+    """Return designs with those of one adversary next to each other, and CorN's last of them."""
+    last = (ONE_STEP_DESIGN, "corn", EAVESDROPPER_DESIGN)
+    order = [name for name in designs if name not in last] + [n for n in last if n in designs]
+    # Sorting is stable, so that the order within a group stays.
+    return {name: designs[name] for name in sorted(order, key=lambda n: _group_of(n, threat))}
 
 
 def _group_of(name: str, threat: ThreatModel) -> int:
@@ -210,10 +223,8 @@ def _facts(
     network: Network,
     budget: PrivacyBudget,
     threat: ThreatModel,
-    designs: Mapping[str, dict[str, Design]],
-    values: Mapping[str, Mapping[str, float]],
+    designs: Mapping[str, Mapping[str, Design]],
 ) -> dict[str, object]:
-    caps = budget.precision_caps(network.num_agents)
     return {
         "graph": network.source,
         "num_agents": network.num_agents,
@@ -221,60 +232,39 @@ def _facts(
         "gossip": str(network.gossip),
         "promise": budget.describe(),
         "adversary": threat.describe(),
-        "precision_caps": caps,
+        "precision_caps": budget.precision_caps(network.num_agents),
         "objectives": {
             objective: {
                 name: {
-                    "value": value,
-                    "normalized_value": value * caps.min(),
-                    "ratio_to_ldp": value / row["ldp"],
-                    "ratio_to_central": value / row["central"],
-                    "central_ratio": _central_ratio(designs, objective, name),
-                    "weighted_central_ratio": _central_ratio(designs, objective, name)
-                    * weighting_gain(caps),
-                    "adversary": _find_design(designs[objective], name).adversary,
-                    **_design_facts(designs[objective].get(name)),
+                    "value": result.value,
+                    "normalized_value": result.normalized_value,
+                    "ratio_to_ldp": result.value / row["ldp"].value,
+                    "ratio_to_central": result.value / row["central"].value,
+                    "central_ratio": result.central_ratio,
+                    "weighted_central_ratio": result.weighted_central_ratio,
+                    "disagreement_ratio": result.disagreement_ratio,
+                    "adversary": result.adversary,
+                    "normalized_lower_bound": result.normalized_lower_bound,
+                    "gap": result.gap,
+                    "status": _name_status(name, result),
+                    "max_noise_std": float(result.noise_std.max()),
                 }
-                for name, value in row.items()
+                for name, result in row.items()
             }
-            for objective, row in values.items()
+            for objective, row in designs.items()
         },
     }
-
-
-def _find_design(designs: Mapping[str, Design], name: str) -> Design:
-    """Return a row's design; the design for one step has the adversary of the one for the row."""
-    return designs["corn" if name == ONE_STEP_DESIGN else name]
-
-
-def _design_facts(result: Design | None) -> dict[str, object]:
-    if result is None:
-        return {}
-    return {
-        "normalized_lower_bound": result.normalized_lower_bound,
-        "gap": result.gap,
-        "status": result.status,
-        "max_noise_std": float(result.noise_std.max()),
-    }
-
-
-def _central_ratio(designs: Mapping[str, dict[str, Design]], objective: str, name: str) -> float:
-    """Return the noise variance of the average of a row, over that of a trusted server."""
-    if name == ONE_STEP_DESIGN:
-        # Its covariance is CorN's of the first objective.
-        return next(iter(designs.values()))["corn"].central_ratio
-    return designs[objective][name].central_ratio
 
 
 def _print(
     network: Network,
     budget: PrivacyBudget,
     threat: ThreatModel,
-    designs: Mapping[str, dict[str, Design]],
-    values: Mapping[str, Mapping[str, float]],
+    designs: Mapping[str, Mapping[str, Design]],
 ) -> None:
     from corn.report.style import MECHANISM_NAMES
 
+    is_gossip = network.mixing == "gossip"
     print_facts(
         f"{network.source}, {network.num_agents} agents, {network.weights} weights",
         [
@@ -282,10 +272,11 @@ def _print(
             *strictest_facts(budget, network.num_agents),
             ("against", "an eavesdropper who sees every message, and insiders as listed"),
             ("average × server", describe_reference(budget)),
+            *([("κ", KAPPA)] if is_gossip else []),
             ("gossip", f"{network.gossip} in each step"),
         ],
     )
-    for objective, row in values.items():
+    for objective, row in designs.items():
         groups = [_group_of(name, threat) for name in row]
         print_table(
             f"Noise energy Tr(A R): {objective}",
@@ -294,6 +285,7 @@ def _print(
                 "value",
                 "× LDP",
                 "average × server",
+                "κ" if is_gossip else "",
                 "above the best",
                 "status",
                 "holds against",
@@ -301,13 +293,15 @@ def _print(
             [
                 [
                     MECHANISM_NAMES.get(name, name),
-                    f"{value:.5g}",
-                    f"{value / row['ldp']:.4f}",
-                    f"{_central_ratio(designs, objective, name):.3f}",
-                    *_table_cells(name, designs[objective]),
-                    _name_adversary(_find_design(designs[objective], name), threat),
+                    f"{result.value:.5g}",
+                    f"{result.value / row['ldp'].value:.4f}",
+                    f"{result.central_ratio:.3f}",
+                    format_kappa(result.disagreement_ratio),
+                    _format_gap(name, row),
+                    _name_status(name, result),
+                    _name_adversary(result, threat),
                 ]
-                for name, value in row.items()
+                for name, result in row.items()
             ],
             section_ends=[k for k in range(len(groups) - 1) if groups[k] != groups[k + 1]],
         )
@@ -353,17 +347,21 @@ def _print_costs(
     )
 
 
-def _table_cells(name: str, designs: Mapping[str, Design]) -> tuple[str, str]:
-    """Return the distance of a row from the best against its adversary, and its status."""
-    result = designs.get(name)
-    if result is None or result.status == "reference":
-        return "", "reference" if result else "other objective"
+def _name_status(name: str, result: Design) -> str:
+    return "other objective" if name == ONE_STEP_DESIGN else result.status
+
+
+def _format_gap(name: str, designs: Mapping[str, Design]) -> str:
+    """Return the distance of a row from the best against its adversary."""
+    result = designs[name]
+    if result.status == "reference":
+        return ""
     gap = result.gap
     if name == "ldp":
         # LDP's own bound is that of an eavesdropper. CorN's, against the same insiders, is higher,
         # and holds for LDP too: noise without seeds is a split over any seeds.
         gap = min(gap, max(result.value / designs["corn"].lower_bound - 1, 0.0))
-    return f"{gap:.1e}" if gap < 1e-3 else f"{gap:.1%}", result.status
+    return f"{gap:.1e}" if gap < 1e-3 else f"{gap:.1%}"
 
 
 def _name_adversary(result: Design, threat: ThreatModel) -> str:
@@ -381,20 +379,19 @@ def _draw(
     network: Network,
     budget: PrivacyBudget,
     threat: ThreatModel,
-    designs: Mapping[str, dict[str, Design]],
-    values: Mapping[str, Mapping[str, float]],
+    designs: Mapping[str, Mapping[str, Design]],
     path: Path,
 ) -> None:
     from corn.report import plot_comparison, save_figure
 
     drawn = {
-        objective: {name: value for name, value in row.items() if name != "none"}
-        for objective, row in values.items()
+        objective: {name: result.value for name, result in row.items() if name != "none"}
+        for objective, row in designs.items()
     }
     adversaries = {
-        name: f"holds against {_name_adversary(_find_design(designs[objective], name), threat)}"
-        for objective, row in drawn.items()
-        for name in row
+        name: f"holds against {_name_adversary(result, threat)}"
+        for row in designs.values()
+        for name, result in row.items()
     }
     title = f"{network.source}: {budget.describe()}"
     figure = plot_comparison(drawn, objectives=list(drawn), title=title, remarks=adversaries)

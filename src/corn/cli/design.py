@@ -38,7 +38,6 @@ from corn.covariance import (
     GivenObjective,
     LowRank,
     Objective,
-    Sdp,
     Solver,
 )
 from corn.covariance import design as solve
@@ -49,7 +48,7 @@ from corn.privacy.rounding import round_bound_down
 from corn.topology import Network
 from corn.topology.files import read_matrix
 
-SolverChoice: TypeAlias = Literal["auto", "dual", "closed-form", "first-order", "low-rank", "sdp"]
+SolverChoice: TypeAlias = Literal["auto", "dual", "closed-form", "first-order", "low-rank"]
 
 EXAMPLE = "corn design --graph er:n=20,p=0.2,seed=1 --epsilon 10 --steps 5000 --clip 0.1"
 
@@ -101,7 +100,7 @@ def design(
         raise FileFormatError(f"{out}: a design's file must end in .json or .npy")
     network = mixing.load_network(graph)
     promise = budget.make(batch_size, network)
-    target: Objective = mixing.choose_objective(budget.steps)
+    target: Objective = mixing.choose_objective(network, budget.steps)
     if objective:
         target = GivenObjective(read_matrix(objective, name="an objective"))
     options = Corn(
@@ -156,8 +155,6 @@ def _choose_solver(name: SolverChoice, tolerance: float | None) -> Solver:
         return ClosedForm()
     if name == "auto":
         return Auto(tolerance)
-    if name == "sdp":
-        return Sdp(tolerance=tolerance)
     named: dict[str, type[Dual] | type[FirstOrder] | type[LowRank]] = {
         "dual": Dual,
         "first-order": FirstOrder,

@@ -153,7 +153,7 @@ def launch(
         sizes = tuple(map(round_count_down, sizes))
         source = distributed.PlanningRequest(
             budget=budget.make_for_data(batch_size, sizes, network),
-            objective=mixing.choose_objective(budget.steps),
+            objective=mixing.choose_objective(network, budget.steps),
             # Written into the request, so that agents do not depend on defaults of their own
             # versions.
             threat=threat.make_if_given() or default_threat(chosen),

@@ -28,11 +28,7 @@ from corn.covariance import (
     default_objective,
     read_mechanism,
 )
-from corn.covariance.objective import (
-    DEFAULT_MOMENTUM,
-    DISAGREEMENT_WEIGHT,
-    LEAST_STEPS_FOR_MOMENTUM,
-)
+from corn.covariance.objective import DISAGREEMENT_WEIGHT
 from corn.covariance.threat import (
     MOST_FOR_PAIRS,
     PARTNERS_BESIDE_HUBS,
@@ -226,8 +222,8 @@ class MixingOptions:
         typer.Option(
             help="Momentum β in [0, 1): agents step along a moving average of about their last "
             "1/(1 − β) releases, and the noise is designed for it. It costs no privacy and no "
-            f"messages. (Default: {DEFAULT_MOMENTUM:g} from {LEAST_STEPS_FOR_MOMENTUM} steps on, "
-            "otherwise 0; 0 with --horizon 1.)"
+            "messages. (Default: 1 − 6/STEPS, at least 0 and at most 0.97; 0 with "
+            "--mixing sum and with --horizon 1.)"
         ),
     ] = None
 
@@ -245,9 +241,9 @@ class MixingOptions:
             graph, weights=self.weights, gossip=Gossip.parse(self.gossip), mixing=mixing
         )
 
-    def choose_objective(self, num_steps: int) -> Horizon:
+    def choose_objective(self, network: Network, num_steps: int) -> Horizon:
         """Return the objective asked for, or the default for this many steps."""
-        usual = default_objective(num_steps, momentum=self.momentum)
+        usual = default_objective(num_steps, mixing=network.mixing, momentum=self.momentum)
         length = usual.length if self.horizon is None else self.horizon
         gamma = self.disagreement_weight
         if gamma is None:

@@ -51,7 +51,7 @@ def threat(
     """
     network = mixing.load_network(graph)
     promise = budget.make(batch_size, network)
-    objective = mixing.choose_objective(budget.steps)
+    objective = mixing.choose_objective(network, budget.steps)
     threats = [
         ThreatModel(q, kind, private_noise)
         for kind in _read_list(seeds)

@@ -21,7 +21,7 @@ from corn.topology.graphs import Graph
 
 MechanismName: TypeAlias = Literal["corn", "decor", "ldp", "zero-sum", "central", "none", "own"]
 SolverName: TypeAlias = Literal[
-    "dual", "closed-form", "sdp", "first-order", "low-rank", "search", "formula"
+    "dual", "closed-form", "first-order", "low-rank", "search", "formula"
 ]
 Status: TypeAlias = Literal[
     "optimal",
@@ -173,6 +173,9 @@ class Design:
             `corn.covariance.certificate.certify`. None where the dual proves it from scratch.
         num_dropped_groups: seed groups left out because their noise was weak.
         value_before_dropping: the value with them.
+        disagreement_ratio: κ, of `corn.covariance.disagreement`, for the run of the budget: 0 for
+            exact sums and references. None if a cap was given in place of a budget, or a matrix in
+            place of a network, and for more than 2000 agents.
 
     >>> from corn.covariance import Horizon, design
     >>> from corn.topology import load_network
@@ -200,6 +203,7 @@ class Design:
     multipliers: FloatArray | None = None
     num_dropped_groups: int = 0
     value_before_dropping: float | None = None
+    disagreement_ratio: float | None = None
 
     @property
     def adversary(self) -> str:

@@ -28,15 +28,16 @@ from corn.distributed.startup.requirements import ReleaseTotal, Requirements, co
 from corn.distributed.startup.start_errors import naming_agent
 from corn.distributed.steps.half_step import CellBatches, HalfStep, UpdateRule
 from corn.distributed.steps.training import checkpoints_of, train_agent
-from corn.learn.batches import AgentData, BatchSampler
-from corn.learn.own_loop import LoopTask
-from corn.learn.problem import DataSource, TrainingProblem, read_samples
-from corn.learn.sampling import (
+from corn.learn.batches import (
+    AgentData,
+    BatchSampler,
     Choices,
     note_batch_size,
     note_large_delta,
     require_fitting_samples,
 )
+from corn.learn.own_loop import LoopTask
+from corn.learn.problem import DataSource, TrainingProblem, read_samples
 from corn.learn.settings import SweepSettings
 from corn.learn.tasks import HasFingerprint, MeanLoss, Task
 from corn.learn.training import make_task

@@ -36,7 +36,6 @@ from corn.distributed.steps.public_state import LAST_TOTAL, PublicState
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.loop_simulation import SimulatedTurns
-from corn.learn.monitor import Interruption
 from corn.learn.optimizers import require_one_gradient, restore_state, save_state
 from corn.learn.own_loop import (
     HyperParameters,
@@ -52,6 +51,7 @@ from corn.learn.own_loop import (
 )
 from corn.learn.partition import partition_iid
 from corn.learn.problem import TrainingProblem, require_plain_loader
+from corn.learn.sweep import Interruption
 from corn.learn.tasks.protocol import Gradients
 from corn.learn.user_model import UserModel
 from corn.plan import Plan, make_plan

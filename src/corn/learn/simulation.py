@@ -21,7 +21,13 @@ from torch import Tensor
 from corn.checks import require_length
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
-from corn.learn.batches import AgentData, Batch, BatchSampler
+from corn.learn.batches import (
+    AgentData,
+    Batch,
+    BatchSampler,
+    SeededChoices,
+    require_fitting_samples,
+)
 from corn.learn.method import Method, Trial
 from corn.learn.mixer import Mixer
 from corn.learn.optimizers import RunOptimizers, require_exact_sums
@@ -31,9 +37,8 @@ from corn.learn.perturbation import (
     KeyedNoise,
     StepNoise,
     StructuredNoise,
+    prefers_shares,
 )
-from corn.learn.roots import prefers_shares
-from corn.learn.sampling import SeededChoices, require_fitting_samples
 from corn.learn.settings import SweepSettings
 from corn.learn.step import (
     ClippedGradients,

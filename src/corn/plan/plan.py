@@ -31,6 +31,7 @@ from corn.covariance.certificate import certify
 from corn.covariance.coalition_bounds import worst_precisions
 from corn.covariance.coalitions import Assembly, list_coalitions
 from corn.covariance.design import default_threat, require_no_options
+from corn.covariance.disagreement import disagreement_ratio
 from corn.covariance.dual import solve_dual
 from corn.covariance.masks import design_masks, least_variance
 from corn.covariance.objective import energy_of_average, momentum_of
@@ -183,6 +184,17 @@ class Plan:
         return self.central_ratio * weighting_gain(self.precision_caps)
 
     @cached_property
+    def disagreement_ratio(self) -> float | None:
+        """κ of `corn.covariance.disagreement`: 0 for exact sums, None above 2000 agents."""
+        return disagreement_ratio(
+            self.network,
+            self.decomposition,
+            precision_cap=float(self.precision_caps.min()),
+            momentum=self.momentum,
+            num_steps=self.budget.num_steps,
+        )
+
+    @cached_property
     def float_loss(self) -> FloatLoss:
         """The privacy loss that floating point adds to a coordinate of a step."""
         return bound_loss(
@@ -299,7 +311,7 @@ def make_plan(
         network = load_network(network)
     if threat is None:
         threat = default_threat(mechanism) if network.num_agents > 1 else EAVESDROPPER
-    target = objective or default_objective(budget.num_steps)
+    target = objective or default_objective(budget.num_steps, mixing=network.mixing)
     caps = set_aside(budget).precision_caps(network.num_agents)
     is_masked = network.mixing == "sum" and name == "corn"
     threat = _resolve_seeds(threat, network, "sum" if is_masked else "gossip")

@@ -3,7 +3,6 @@
 - ``plot_network``, ``plot_design``, ``plot_comparison``, ``plot_privacy``, ``plot_training``: the
   ``--plot`` of one command each.
 - ``save_figure``: write a figure as PNG, SVG or PDF.
-- ``corn.report.page``: the report of ``corn reproduce``, which needs torch and is imported by name.
 """
 
 from corn.report.plots import (

@@ -12,7 +12,7 @@ import scipy.sparse.linalg
 
 from corn.arrays import FloatArray
 from corn.errors import InvalidArgumentError
-from corn.topology.gossip import GossipRound
+from corn.topology.gossip import GossipRound, apply_to_eigenvalues
 from corn.topology.mixing import SparseMatrix
 from corn.topology.spectrum import Spectrum
 
@@ -116,7 +116,7 @@ def sparse_spectrum(
     """
     extremes = find_extremes(matrix)
     # The polynomial of the rounds is largest at an end: powers, and Chebyshev's within its range.
-    rate = float(np.abs(_apply(schedule, extremes)).max())
+    rate = float(np.abs(apply_to_eigenvalues(schedule, extremes)).max())
     rate = 1.0 if rate > 1 - 8 * matrix.shape[0] * np.finfo(float).eps else rate
     time = math.inf if rate == 1 else max(1, math.ceil(math.log(accuracy) / math.log(rate)))
     return Spectrum(
@@ -163,11 +163,3 @@ def _search_near(matrix: SparseMatrix, shift: float, count: int) -> float:
 def _start(num_agents: int) -> FloatArray:
     """Return a fixed start of a search, so that a network's cool-down is the same each time."""
     return np.asarray(np.cos(np.arange(num_agents) ** 2.0))
-
-
-def _apply(schedule: Sequence[GossipRound], eigenvalues: FloatArray) -> FloatArray:
-    change, current = np.zeros_like(eigenvalues), np.ones_like(eigenvalues)
-    for momentum, gain in schedule:
-        change = momentum * change + gain * (eigenvalues - 1) * current
-        current = current + change
-    return current

@@ -22,7 +22,7 @@ from corn.distributed.startup.keyring import load_credentials
 from corn.distributed.startup.rendezvous import Rendezvous
 from corn.distributed.startup.start_errors import naming_agent, raise_if_stopped
 from corn.errors import CornError, PublicError
-from corn.learn.monitor import Interruption
+from corn.learn.sweep import Interruption
 from corn.noise import find_compiled
 from corn.transport import (
     HOST,

@@ -26,8 +26,8 @@ from corn.distributed.settings import RunSettings
 from corn.distributed.startup.rendezvous import Rendezvous
 from corn.distributed.status.protection import require_private_keys
 from corn.errors import FileFormatError, InvalidArgumentError
+from corn.learn.batches import Choices, SeededChoices
 from corn.learn.perturbation import simulation_nonce
-from corn.learn.sampling import Choices, SeededChoices
 from corn.noise import (
     Delivery,
     Identity,

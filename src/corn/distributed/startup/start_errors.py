@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from corn.distributed.dropout.membership import name_agents
 from corn.errors import CornError, PublicError, StoppedByUserError, make_printable
-from corn.learn.monitor import Interruption
+from corn.learn.sweep import Interruption
 
 _MAX_REASON = 300
 

@@ -39,8 +39,8 @@ from corn.distributed.steps.messages import (
 from corn.distributed.steps.public_state import LAST_TOTAL
 from corn.distributed.steps.summing import TreeSum, as_integers, digest_model, integer_type
 from corn.errors import CornError, PublicError
-from corn.learn.monitor import Interruption
 from corn.learn.step import StepStatistics
+from corn.learn.sweep import Interruption
 from corn.noise.masks import MaskWords, is_possible, read_average
 from corn.plan import Plan
 from corn.transport import Dropout, LinkError

@@ -19,7 +19,7 @@ from corn.distributed.settings import RunSettings
 from corn.distributed.startup.entry import AgreedRun, Entry
 from corn.distributed.steps.rounds import TrainingRounds
 from corn.learn.metrics import Row
-from corn.learn.monitor import catch_interruption
+from corn.learn.sweep import catch_interruption
 from corn.plan import Plan
 
 
