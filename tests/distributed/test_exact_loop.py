@@ -230,6 +230,7 @@ def test_secret_noise_of_samples_by_poisson_sampling() -> None:
     assert not torch.equal(*models)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factory", FACTORIES)
 @pytest.mark.parametrize("schedule", [None, lambda own: StepLR(own, 5, gamma=0.8)])
 def test_an_agent_returns_with_the_state_of_a_neighbours_optimizer(

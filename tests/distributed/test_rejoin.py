@@ -1,4 +1,4 @@
-"""Agents that were lost, or that come late, take part again, and no noise is released twice."""
+"""Agents that were lost take part again, and no noise is released twice."""
 
 import signal
 from dataclasses import replace
@@ -58,6 +58,7 @@ class Comeback:
 SUM_PLAN = small_plan("grid:2x3", 2 * NUM_STEPS, mixing="sum")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", [SUM_PLAN.network.tree.root, 5])
 def test_an_agent_returns_to_exact_sums_with_the_bits_of_the_others(
     agent: int, tmp_path: Path
