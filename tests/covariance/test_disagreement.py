@@ -73,7 +73,7 @@ def test_it_is_the_disagreement_of_a_simulation(
 def test_it_has_the_values_that_were_measured_with_accuracies(
     gossip: str, momentum: float, ratio: float
 ) -> None:
-    """Those of docs/mixing.md: Erdős–Rényi n = 20, p = 0.2, seed 1, 120 steps, an eavesdropper."""
+    """Those of docs/results/gossip.md: er:n=20,p=0.2,seed=1, 120 steps, an eavesdropper."""
     network = load_network(PAPER_GRAPH, gossip=Gossip.parse(gossip), mixing="gossip")
     objective = default_objective(120, momentum=momentum)
     made = design(network, BUDGET, objective=objective, threat=EAVESDROPPER)

@@ -27,7 +27,7 @@ from corn.topology.sparse import MOST_DENSE, find_lattice
 from corn.topology.spectrum import find_mixing_time, is_symmetric
 
 LARGE_DISAGREEMENT = 0.35
-"""κ above which models that are not linear lose accuracy: docs/mixing.md has the measurements."""
+"""κ above which models that are not linear lose accuracy (measured in docs/results/gossip.md)."""
 
 _MOST_ROUNDS = 100
 

@@ -24,7 +24,7 @@ DropoutPolicy: TypeAlias = Literal["continue", "replan", "stop"]
 
 _MAX_TIMEOUT = 1e6
 _PORT_DIGITS = 5
-# Seeds of pairs follow from two keys (docs/distributed.md). Larger groups need a message to each
+# Seeds of pairs follow from two keys (docs/run-agents.md). Larger groups need a message to each
 # member.
 _LARGEST_GROUP_TO_REPLAN = 2
 

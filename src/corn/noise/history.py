@@ -2,7 +2,7 @@
 
 A key's file lists the plans that it was used with. So a ledger that was deleted, or left behind
 when the key was copied, is noticed: its releases still count, and the total is then unknown. What
-cannot be noticed is stated in ``docs/ledger.md``.
+cannot be noticed is stated in ``docs/privacy.md``.
 """
 
 from __future__ import annotations
