@@ -65,6 +65,13 @@ _MOST_MEASURED = {"cnn": 2000}
 # The mechanism whose validation accuracy chooses the step size.
 _TUNED_FOR = {"sum": "server", "server": "server", "gossip": "gossip", "opacus": "server"}
 _NAMES = {"sum": "corn", "server": "central", "gossip": "corn"}
+_LABELS = {
+    "linear": "softmax",
+    "hog": "softmax on HOG",
+    "a9a": "a9a",
+    "network": "network",
+    "cnn": "CNN",
+}
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,13 @@ class Case:
             return ("sum", "server", "opacus")
         # Adam is refused under gossip: each agent would divide by its own second moment.
         return ("sum", "server", "gossip") if self.optimizer == "sgd" else ("sum", "server")
+
+    @property
+    def label(self) -> str:
+        """The name in tables."""
+        partition = "" if self.model == "a9a" or self.partition == "iid" else f", {self.partition}"
+        optimizer = {"sgd": "SGD", "adam": "Adam"}[self.optimizer]
+        return f"{_LABELS[self.model]}{partition}, ε = {self.epsilon:g}, {optimizer}"
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -231,7 +245,7 @@ class Runs:
                 numbers = [f"{value:.6g}" for value in score]
                 case = [f"{x:g}" if isinstance(x, float) else x for x in astuple(run.case)]
                 writer.writerow(
-                    [*case, run.mechanism, run.part, f"{run.step_size:g}", run.seed, *numbers]
+                    [*case, run.mechanism, run.part, f"{run.step_size:.12g}", run.seed, *numbers]
                 )
                 # As in the file: a run that is read again must not change a choice.
                 self.scores[run] = Score(*map(float, numbers))
@@ -396,27 +410,24 @@ def tabulate(cases: Sequence[Case], runs: Runs) -> str:
     """Return a Markdown table with one line for each case."""
     is_pooled = cases[0].adjacency == "add-remove"
     other = "Opacus" if is_pooled else "gossip"
-    columns = ["model", "data", "ε", "optimizer", "step sizes", "exact sums", "trusted server"]
-    columns += ["sums − server", other, f"sums − {other}"]
+    columns = ["case", "step sizes", "exact sums", "trusted server", "sums − server"]
+    columns += [other, f"sums − {other}"]
     lines = [columns, ["---"] * len(columns)]
     for case in cases:
-        scores = runs.test(case)
         accuracy = {
-            name: np.array([score.accuracy for score in own]) for name, own in scores.items()
+            name: np.array([score.accuracy for score in scores])
+            for name, scores in runs.test(case).items()
         }
-        sums, server = accuracy["sum"], accuracy["server"]
-        sizes = [runs.tune(case, name) for name in dict.fromkeys(_TUNED_FOR[m] for m in scores)]
-        line = [
-            *(case.model, case.partition, f"{case.epsilon:g}", case.optimizer),
-            ", ".join(f"{size:g}" for size in sizes),
-            *(describe(sums), describe(server), describe(sums - server, "+")),
-        ]
-        last = accuracy.get("opacus" if is_pooled else "gossip")
+        sums, server, last = accuracy["sum"], accuracy["server"], accuracy.get(other.lower())
+        tuned = dict.fromkeys(_TUNED_FOR[name] for name in case.mechanisms)
+        line = [case.label, ", ".join(f"{runs.tune(case, name):g}" for name in tuned)]
+        line += [describe(sums), describe(server), describe(sums - server, "+")]
         if last is None:
             line += ["refused", ""]
+        elif is_pooled:
+            line += [describe(last), compare(sums, last)]
         else:
-            difference = compare(sums, last) if is_pooled else describe(sums - last, "+")
-            line += [describe(last), difference]
+            line += [describe(last), describe(sums - last, "+")]
         lines.append(line)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
