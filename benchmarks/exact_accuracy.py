@@ -107,22 +107,27 @@ class Case:
 
 _BOTH = (1.0, 0.1)
 GROUPS: dict[str, tuple[Case, ...]] = {
-    "convex": (
-        *(Case("linear", epsilon) for epsilon in _BOTH),
-        *(Case("hog", epsilon) for epsilon in _BOTH),
+    "similar": (
+        *(Case(model, epsilon) for model in ("linear", "hog") for epsilon in _BOTH),
         Case("a9a", 10.0, partition="dirichlet:10"),
+        *(
+            Case(model, epsilon, optimizer)
+            for model in ("network", "cnn")
+            for epsilon in _BOTH
+            for optimizer in _GRID
+        ),
     ),
-    "network": tuple(Case("network", e, name) for e in _BOTH for name in _GRID),
     "skewed": tuple(
-        Case("network", e, name, partition)
+        Case("network", epsilon, optimizer, partition)
         for partition in ("shards:2", "dirichlet:0.1")
-        for e in _BOTH
-        for name in _GRID
+        for epsilon in _BOTH
+        for optimizer in _GRID
     ),
     "opacus": tuple(
-        Case("network", e, name, adjacency="add-remove") for e in _BOTH for name in _GRID
+        Case("network", epsilon, optimizer, adjacency="add-remove")
+        for epsilon in _BOTH
+        for optimizer in _GRID
     ),
-    "cnn": tuple(Case("cnn", e, name) for e in _BOTH for name in _GRID),
 }
 
 

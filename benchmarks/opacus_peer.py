@@ -59,7 +59,7 @@ def train_corn(
     )
     result = run_sweep(
         problem,
-        load_network(f"complete:{_AGENTS}"),
+        load_network(f"complete:{_AGENTS}", mixing="sum"),
         [Trial(method, Constant(arguments.step_size))],
         settings=settings,
         evaluate_at=[arguments.steps],
