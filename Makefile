@@ -11,7 +11,7 @@ help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
 demo: $(VENV)/installed  ## install, then reproduce every figure of the paper at reduced scale, with embedded data, into out/reproduction
-	$(BIN)/corn reproduce all --quick --out out/reproduction
+	$(BIN)/python -m reproduction all --quick --out out/reproduction
 
 test: lint  ## install the development extras, lint, type-check and run every test
 	@$(MAKE) --no-print-directory --jobs 2 types pytest

@@ -19,7 +19,7 @@ from corn.covariance import EAVESDROPPER, default_objective
 from corn.plan.advice import TrainingScale, expect
 from corn.topology import choose_cooldown, load_network
 
-NETWORK = load_network("er:n=20,p=0.2,seed=1")
+NETWORK = load_network("er:n=20,p=0.2,seed=1", mixing="gossip")
 SETTINGS = "10x32,30x128,100x128,300x128,100x32,300x32,300x8,100x512"
 
 

@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
     limit_threads()
-    network = load_network(_GRAPH)
+    network = load_network(_GRAPH, mixing="gossip")
     study = make_study(arguments, network.num_agents)
     found: dict[str, dict[float, list[tuple[float, float]]]] = {}
     for seed in range(arguments.seeds):

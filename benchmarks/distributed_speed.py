@@ -41,11 +41,10 @@ from corn.distributed.steps.exchange import Exchange
 from corn.distributed.steps.half_step import CellBatches, HalfStep
 from corn.distributed.steps.messages import message_limit
 from corn.distributed.steps.rounds import TrainingRounds
-from corn.learn.batches import AgentData, BatchSampler
-from corn.learn.monitor import Interruption
-from corn.learn.sampling import SeededChoices
+from corn.learn.batches import AgentData, BatchSampler, SeededChoices
 from corn.learn.schedule import Constant
 from corn.learn.step import StepStatistics, clip_factors, gradient_norms
+from corn.learn.sweep import Interruption
 from corn.learn.tasks import ModuleTask
 from corn.learn.workloads import Workload
 from corn.plan import Plan, load_plan, make_plan, save_plan
@@ -202,7 +201,9 @@ def meet(agent: int, port: int, *, seals: bool = True) -> Rendezvous:
 
 
 def connect(rendezvous: Rendezvous, plan: Plan, start: Tensor) -> Exchange:
-    desk = rendezvous.open_desk(Purpose.LINK, max_bytes=message_limit(NUM_AGENTS, start.nbytes))
+    desk = rendezvous.open_desk(
+        Purpose.LINK, max_bytes=message_limit(NUM_AGENTS, NUM_AGENTS**2, start.nbytes)
+    )
     neighbours = plan.network.graph.neighbors(rendezvous.agent)
     links = open_links(desk, neighbours, timeout=120, check=rendezvous.check_interruption)
     return Exchange(links, num_agents=NUM_AGENTS, dtype=start.dtype, timeout=120)
@@ -246,7 +247,7 @@ def make_loop(
 
 def measure_steps(num_parameters: int, batch: int, steps: int, turns: int) -> dict[str, Any]:
     """Milliseconds a step for each kind of noise, and bytes a step of agent 0."""
-    network = load_network(f"ring:{NUM_AGENTS}")
+    network = load_network(f"ring:{NUM_AGENTS}", mixing="gossip")
     budget = PrivacyBudget(10, 1e-5, num_steps=5000, clip=0.1)
     streams = {}
     context = multiprocessing.get_context("forkserver")
@@ -290,7 +291,7 @@ def compare(own: Any, plain: Any) -> dict[str, Any]:
 
 def measure_start() -> dict[str, float]:
     """Seconds from the start of 20 agents to everyone's first step."""
-    network = load_network("er:n=20,p=0.2,seed=1")
+    network = load_network("er:n=20,p=0.2,seed=1", mixing="gossip")
     budget = PrivacyBudget(10, 1e-5, num_steps=20, clip=0.1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -40,7 +40,7 @@ from corn.topology import Mixing, Network, load_network
 
 NUM_AGENTS, BATCH, SAMPLES_PER_AGENT = 20, 128, 1700
 GRAPH = f"er:n={NUM_AGENTS},p=0.2,seed=1"
-NETWORK = load_network(GRAPH)
+NETWORK = load_network(GRAPH, mixing="gossip")
 BUDGET = PrivacyBudget(10, 1e-5, num_steps=5000, clip=0.1)
 STEP_SIZES = (1e-1, 5e-2, 1e-2, 5e-3, 1e-3)
 

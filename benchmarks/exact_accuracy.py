@@ -46,10 +46,9 @@ from corn.learn import (
     make_workload,
     run_sweep,
 )
-from corn.learn.models import make_named_task
 from corn.learn.tasks.module import small_cnn
-from corn.privacy import PrivacyBudget
-from corn.privacy.query import Adjacency
+from corn.learn.workloads import make_named_task
+from corn.privacy import Adjacency, PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology import choose_cooldown, load_network
 from opacus_peer import train_opacus

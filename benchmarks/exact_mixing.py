@@ -42,8 +42,8 @@ from corn.distributed.steps.exchange import Exchange
 from corn.distributed.steps.half_step import HalfStep
 from corn.distributed.steps.rounds import TrainingRounds
 from corn.distributed.steps.summing import integer_type
-from corn.learn.monitor import Interruption
 from corn.learn.schedule import Constant
+from corn.learn.sweep import Interruption
 from corn.learn.tasks.protocol import Gradients
 from corn.plan import Plan, load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget

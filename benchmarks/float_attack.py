@@ -37,6 +37,18 @@ from scipy.stats import norm
 # The attacker belongs to the tests, which are not part of the package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from corn import Decomposition, Plan, PrivacyBudget, ThreatModel, load_network, make_plan
+from corn.audit.low_order_bits import Array, FloatAttacker, Pair, p_value
+from corn.audit.recording import AgentPool
+from corn.distributed import RunSettings
+from corn.distributed.agent import prepare_work
+from corn.learn.batches import SeededChoices
+from corn.learn.problem import TrainingProblem
+from corn.learn.schedule import Constant
+from corn.learn.workloads import Workload, select_agents
+from corn.noise import NoiseSource, SecureSource, draw_share, simulated_keys
+from corn.plan import FloatType
+from corn.threads import limit_threads
 from tests.oracles.deployed_release import (
     NONCE,
     Floats,
@@ -47,19 +59,6 @@ from tests.oracles.deployed_release import (
     release,
     stream_weights,
 )
-
-from corn import Decomposition, Plan, PrivacyBudget, ThreatModel, load_network, make_plan
-from corn.audit.low_order_bits import Array, FloatAttacker, Pair, p_value
-from corn.audit.recording import AgentPool
-from corn.distributed import RunSettings
-from corn.distributed.agent import prepare_work
-from corn.learn.problem import TrainingProblem
-from corn.learn.sampling import SeededChoices
-from corn.learn.schedule import Constant
-from corn.learn.workloads import Workload, select_agents
-from corn.noise import NoiseSource, SecureSource, draw_share, simulated_keys
-from corn.plan import FloatType
-from corn.threads import limit_threads
 
 CLIP = 0.1
 STEP_SIZE = 0.25
@@ -103,9 +102,9 @@ class Setting:
         """Make the plan under which the message is sent."""
         budget = PrivacyBudget(10, 1e-5, num_steps=self.planned_steps, clip=CLIP)
         if self.noise == "ldp":
-            ring, nobody = load_network("ring:4"), ThreatModel()
+            ring, nobody = load_network("ring:4", mixing="gossip"), ThreatModel()
             return make_plan(ring, budget, mechanism="ldp", threat=nobody, dtype=self.message_type)
-        network = load_network("er:20,p=0.2,seed=1")
+        network = load_network("er:20,p=0.2,seed=1", mixing="gossip")
         return make_plan(network, budget, dtype=self.message_type)
 
 
@@ -313,7 +312,9 @@ def attack_processes(num_trials: int, message_type: FloatType = "float32") -> Re
     """Run six agents many times, and decide from the victim's message which data it had."""
     began, generator = time.perf_counter(), np.random.default_rng(2)
     budget = PrivacyBudget(10, 1e-5, num_steps=500, clip=CLIP)
-    plan = make_plan(load_network(f"ring:{NUM_AGENTS}"), budget, dtype=message_type)
+    plan = make_plan(
+        load_network(f"ring:{NUM_AGENTS}", mixing="gossip"), budget, dtype=message_type
+    )
     settings = RunSettings(Constant(STEP_SIZE), num_steps=1, timeout=60, evaluate_at=(0,))
     workload = FlippedWorkload("breast-cancer", partition="iid")
     pair, model = find_candidates(plan, settings, workload)

@@ -10,30 +10,38 @@ from __future__ import annotations
 
 import argparse
 import resource
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
-from corn.covariance import Corn, Design, FirstOrder, Horizon, Sdp, ThreatModel, design
+from corn.covariance import Corn, Design, FirstOrder, Horizon, ThreatModel, design
 from corn.threads import limit_threads
 from corn.topology import load_network
 
-SMALL: list[tuple[str, int, Sdp | FirstOrder]] = [
-    ("er:n=7,p=0.5,seed=1", 1, Sdp(tolerance=1e-3)),
-    ("er:n=7,p=0.5,seed=1", 1, FirstOrder(1e-3)),
-    ("er:n=20,p=0.2,seed=1", 1, FirstOrder(1e-3)),
-    ("er:n=20,p=0.2,seed=1", 2, FirstOrder(1e-3)),
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.oracles.sdp import Sdp
+
+SMALL: list[tuple[str, int, str, Sdp | Corn]] = [
+    ("er:n=7,p=0.5,seed=1", 1, "sdp", Sdp(tolerance=1e-3)),
+    ("er:n=7,p=0.5,seed=1", 1, "first-order", Corn(FirstOrder(1e-3))),
+    ("er:n=20,p=0.2,seed=1", 1, "first-order", Corn(FirstOrder(1e-3))),
+    ("er:n=20,p=0.2,seed=1", 2, "first-order", Corn(FirstOrder(1e-3))),
 ]
-LARGE: list[tuple[str, int, Sdp | FirstOrder]] = [("er:n=100,p=0.06,seed=1", 1, FirstOrder(1e-2))]
+LARGE: list[tuple[str, int, str, Sdp | Corn]] = [
+    ("er:n=100,p=0.06,seed=1", 1, "first-order", Corn(FirstOrder(1e-2)))
+]
 
 
-def timed_design(graph: str, colluders: int, solver: Sdp | FirstOrder) -> tuple[Design, float]:
-    network = load_network(graph)
+def timed_design(graph: str, colluders: int, mechanism: Sdp | Corn) -> tuple[Design, float]:
+    network = load_network(graph, mixing="gossip")
     start = time.perf_counter()
     result = design(
         network,
         1.0,
-        mechanism=Corn(solver),
+        mechanism=mechanism,
         objective=Horizon(1000),
         threat=ThreatModel(colluders, "pairs"),
     )
@@ -60,13 +68,13 @@ def main() -> None:
         "| graph | insiders | solver | coalitions | seconds | gap | evaluations | per evaluation |"
     )
     print("|---|---|---|---|---|---|---|---|")
-    for graph, colluders, solver in SMALL + (LARGE if large else []):
-        result, seconds = timed_design(graph, colluders, solver)
+    for graph, colluders, name, mechanism in SMALL + (LARGE if large else []):
+        result, seconds = timed_design(graph, colluders, mechanism)
         count = result.num_coalitions or 1
         unit = inversion_seconds(count, result.num_agents)
         ratio = seconds / result.iterations / unit
         print(
-            f"| {graph} | {colluders} | {result.solver} | {count} | {seconds:.2f} | "
+            f"| {graph} | {colluders} | {name} | {count} | {seconds:.2f} | "
             f"{result.gap:.1e} | {result.iterations} | {ratio:.1f} × inverses |"
         )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6

@@ -89,7 +89,7 @@ class Trials:
         self._path = arguments.out / f"{arguments.model}.csv"
         self._num_steps, self._batch_size, _ = _SETTINGS[arguments.model]
         self._objective = default_objective(self._num_steps)
-        self._network = load_network(_GRAPH)
+        self._network = load_network(_GRAPH, mixing="gossip")
         self._problem = make_workload(
             "mnist",
             self._network.num_agents,

@@ -1,9 +1,9 @@
-"""Six clinics in a Flower federation whose server need not be trusted with their updates.
+"""Six clinics in a Flower federation whose server adds up their updates and cannot read them.
 
 Run with ``python examples/flower_app.py``; it needs the extra ``flower`` and its simulation engine
-(``pip install '.[flower]' 'flwr[simulation]'``). A mod clips each clinic's update and adds its
-share of the noise, which cancels in the server's average. The script prints the promise, the test
-accuracy of the server's model, and the ε that each clinic's ledger has counted.
+(``pip install '.[flower]' 'flwr[simulation]'``). A mod clips each clinic's update, adds its share
+of the noise and hides the result under masks, which cancel in the server's sum. The script prints
+the promise, the test accuracy of the server's model, and the ε that each clinic's ledger counts.
 """
 
 import logging
@@ -15,7 +15,7 @@ from sklearn.datasets import make_classification
 
 import corn
 from corn.distributed import make_keys
-from corn.flower import AgentRelease, CornMod, introduce_agents
+from corn.flower import AgentRelease, CornMod, CornStrategy
 from corn.privacy.rounding import round_up
 
 NUM_CLINICS, NUM_ROUNDS, CLIP = 6, 15, 1.0
@@ -48,9 +48,8 @@ def serve(grid, _) -> None:
     from flwr.serverapp.strategy import FedAvg
 
     arrays = ArrayRecord({"weights": Array(np.zeros(DATA.shape[1] + 1))})
-    config = introduce_agents(grid, NUM_CLINICS)
-    strategy = FedAvg(fraction_evaluate=0.0)
-    found = strategy.start(grid, arrays, num_rounds=NUM_ROUNDS, train_config=config)
+    strategy = CornStrategy(FedAvg(fraction_evaluate=0.0), FOLDER / "plan.corn")
+    found = strategy.start(grid, arrays, num_rounds=NUM_ROUNDS)
     np.save(FOLDER / "model.npy", found.arrays.to_numpy_ndarrays()[0])
 
 
@@ -61,7 +60,7 @@ def main() -> None:
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     budget = corn.PrivacyBudget(epsilon=20, delta=1e-5, num_steps=NUM_ROUNDS, clip=CLIP)
-    plan = corn.make_plan(corn.load_network(f"complete:{NUM_CLINICS}"), budget)
+    plan = corn.make_plan(corn.load_network(f"complete:{NUM_CLINICS}", mixing="sum"), budget)
     corn.save_plan(plan, FOLDER / "plan.corn")
     keys = FOLDER / "keys"  # every clinic has its own in a deployment
     make_keys(keys, NUM_CLINICS)
@@ -71,6 +70,7 @@ def main() -> None:
     run_simulation(server, client, NUM_CLINICS)
     weights = np.load(FOLDER / "model.npy")
     print(f"{plan.describe()}; the server sees every message")
+    print(f"noise of the average: {plan.central_ratio:.3f} × a trusted server's")
     print(f"test accuracy {accuracy(weights, slice(600, None)):.3f}")
     spent = [AgentRelease(plan, agent, keys).get_epsilon() for agent in range(NUM_CLINICS)]
     print(f"ε spent by each clinic: {', '.join(map(round_up, spent))}")

@@ -1,22 +1,34 @@
-"""Agents behind a Flower server: releases, refusals, and what a reply contains.
+"""Agents behind a Flower server: exact sums, refusals, void rounds, and what a reply contains.
 
-Messages and records are stand-ins with the interface of ``flwr.app``. The engine of Flower itself
-runs ``examples/flower_app.py`` where it is installed.
+Client app, mod, strategy, messages and their encoding are Flower's own. Only its network is not:
+a stand-in for its grid calls the client apps in this process.
 """
 
+import logging
+import runpy
+from collections.abc import Callable, Iterator
+from fractions import Fraction
 from functools import partial
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from corn.covariance import ThreatModel
 from corn.distributed import Requirements
 from corn.distributed.startup.handshake import name_kind
-from corn.distributed.startup.keyring import find_terms, make_keys, open_ledger
+from corn.distributed.startup.keyring import (
+    Keyring,
+    RehearsalLedger,
+    find_terms,
+    load_credentials,
+    make_keys,
+    open_ledger,
+)
 from corn.distributed.startup.requirements import RequirementError
 from corn.errors import (
     CornError,
@@ -26,16 +38,24 @@ from corn.errors import (
     MissingExtraError,
     PublicError,
 )
-from corn.flower import AgentRelease, CornMod, introduce_agents
-from corn.noise import BudgetSpentError
-from corn.plan import Plan, make_plan, save_plan
+from corn.flower import (
+    AgentRelease,
+    CornMod,
+    CornStrategy,
+    MaskedUpdate,
+    average_updates,
+    plan_for,
+)
+from corn.noise import BudgetSpentError, agree_on_nonce, draw_share
+from corn.noise.masks import draw_offset
+from corn.plan import fingerprint, make_plan, save_plan, verify_plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.composition import Expense, compose_expenses
 from corn.topology import load_network
 
-N, D = 4, 2000
+N, D = 4, 20_000
 BUDGET = PrivacyBudget(20, 1e-5, num_steps=5, clip=0.5)
-PLAN = make_plan(load_network(f"complete:{N}"), BUDGET)
+PLAN = make_plan(load_network(f"complete:{N}", mixing="sum"), BUDGET)
 
 
 @pytest.fixture
@@ -44,35 +64,117 @@ def agents(tmp_path: Path) -> list[AgentRelease]:
     return [AgentRelease(PLAN, agent, tmp_path) for agent in range(N)]
 
 
-def introduce(agents: list[AgentRelease]) -> dict[int, bytes]:
-    return {k: agent.introduce() for k, agent in enumerate(agents)}
+def introduce(agents: list[AgentRelease], *numbers: int) -> dict[int, bytes]:
+    return {k: agents[k].introduce()[0] for k in numbers or range(len(agents))}
 
 
-def test_noise_cancels_in_the_average_and_releases_are_on_the_grid(
+def release_all(
     agents: list[AgentRelease],
+    updates: dict[int, Any],
+    nonces: dict[int, bytes],
+    round_number: int = 1,
+) -> list[MaskedUpdate]:
+    return [
+        agents[k].release(update, round_number=round_number, nonces=nonces)
+        for k, update in sorted(updates.items())
+    ]
+
+
+def is_uniform(words: Any) -> bool:
+    """Return whether words modulo 2¹⁶ could be uniform, by their high and their low bytes."""
+    assert words.dtype == np.uint16
+    counts = (np.bincount(part, minlength=256) for part in (words >> 8, words & 255))
+    return all(stats.chisquare(count).pvalue > 1e-9 for count in counts)
+
+
+@pytest.mark.parametrize("present", [range(N), (0, 1, 3)])
+def test_the_average_has_the_noise_of_a_trusted_server_times_n_over_n_minus_q(
+    agents: list[AgentRelease], present: tuple[int, ...]
 ) -> None:
+    update, m = np.full(D, BUDGET.clip / np.sqrt(D) / 2), len(present)
+    nonces = introduce(agents, *present)
+    found = average_updates(
+        plan_for(PLAN, tuple(present)),
+        release_all(agents, dict.fromkeys(present, update), nonces),
+    )
+    assert found is not None
+    # A trusted server's noise on the average of m clients has the standard deviation σ_LDP/m.
+    server = BUDGET.independent_noise_std**2 / m**2
+    ratio = (found - update).var() / server
+    # ε and δ lose a part to floating point, and the grid adds its rounding: below 1 % together.
+    assert ratio == pytest.approx(m / (m - 1), rel=0.01 + 5 * np.sqrt(2 / D))
+    assert abs((found - update).mean()) < 5 * np.sqrt(server * m / (m - 1) / D)
+
+
+def test_the_sum_is_exact_and_fewer_messages_are_uniform(
+    agents: list[AgentRelease], tmp_path: Path
+) -> None:
+    """The oracle has the noise of each agent by itself, and adds in fractions."""
+    rng = np.random.default_rng(1)
+    updates = {k: rng.standard_normal(D) * 1e-3 for k in range(N)}
     nonces = introduce(agents)
-    update = np.zeros(D)
-    found = np.stack([own.release(update, round_number=1, nonces=nonces) for own in agents])
-    assert np.array_equal(found / PLAN.grid, np.rint(found / PLAN.grid))
-    R = PLAN.decomposition.covariance
-    assert found.var(axis=1) == pytest.approx(R.diagonal(), rel=0.2)
-    assert found.mean(axis=0).var() == pytest.approx(R.sum() / N**2, rel=0.2)
-    assert R.sum() / N**2 < R.diagonal().mean() / N / 2, "far below that of independent noise"
+    sent = release_all(agents, updates, nonces)
+    run = agree_on_nonce(nonces, plan_fingerprint=fingerprint(PLAN))
+    total, offsets = [0] * D, [Fraction(0)] * D
+    for k, update in updates.items():
+        own = load_credentials(tmp_path, k, N)
+        keyring = Keyring(RehearsalLedger(1, run), own.identity, own.roster)
+        source = keyring.make_source(PLAN, k, tuple(range(N)))
+        noise = draw_share(PLAN.decomposition, k, source=source, nonce=run, step=1, stop=D)
+        offset = draw_offset(sent[k].offset_seed, 0, D)
+        units = np.rint((update + noise) / PLAN.grid + offset)
+        total = [a + int(b) for a, b in zip(total, units, strict=True)]
+        offsets = [a + Fraction(b) for a, b in zip(offsets, offset.tolist(), strict=True)]
+    words = np.sum([each.integers.astype(object) for each in sent], axis=0) % 2**16
+    assert words.tolist() == [value % 2**16 for value in total]
+    average = average_updates(PLAN, sent)
+    assert average is not None
+    exact = [float(Fraction(PLAN.grid) * (a - b) / N) for a, b in zip(total, offsets, strict=True)]
+    np.testing.assert_allclose(average, exact, rtol=1e-12, atol=1e-14)
+    assert len({each.offset_seed for each in sent}) == N
+    for size in range(1, N):
+        for subset in combinations(sent, size):
+            assert is_uniform(sum(each.integers for each in subset))
+    assert not is_uniform(sum(each.integers for each in sent))
 
 
 def test_an_update_is_clipped_whatever_it_is(agents: list[AgentRelease]) -> None:
     nonces = introduce(agents)
     direction = np.full(D, 1 / np.sqrt(D))
-    shifted = []
-    for number, update in enumerate((1e9 * direction, np.full(D, np.nan)), start=1):
+    std = float(PLAN.decomposition.total_variance) ** 0.5
+    wanted = [(1e9 * direction, BUDGET.clip), (np.full(D, np.nan), 0)]
+    for number, (update, expected) in enumerate(wanted, start=1):
         given = update.copy()
-        found = agents[0].release(update, round_number=number, nonces=nonces)
+        others = dict.fromkeys(range(1, N), np.zeros(D))
+        sent = release_all(agents, {0: update, **others}, nonces, number)
         np.testing.assert_array_equal(update, given)
-        shifted.append(float(found @ direction))
-    std = float(PLAN.decomposition.covariance[0, 0]) ** 0.5
-    assert abs(shifted[0] - BUDGET.clip) < 6 * std
-    assert abs(shifted[1]) < 6 * std
+        average = average_updates(PLAN, sent)
+        assert average is not None
+        assert abs(N * float(average @ direction) - expected) < 6 * std
+
+
+@pytest.mark.parametrize(("graph", "q"), [("star", 0), ("ring", 1), ("complete", 2)])
+def test_every_set_of_agents_has_a_plan_that_keeps_the_cap_on_a_release(graph: str, q: int) -> None:
+    """Whomever the server names: no more precision per release than under the plan of all."""
+    n = 5
+    plan = make_plan(load_network(f"{graph}:{n}", mixing="sum"), BUDGET, threat=ThreatModel(q))
+    cap = float(plan.precision_caps.min())
+    found = set()
+    for m in range(2, n + 1):
+        for agents in combinations(range(n), m):
+            own = plan_for(plan, agents)
+            verification = verify_plan(own)
+            assert verification.passed
+            assert max(each.precision for each in verification.guarantees) <= cap
+            # The oracle: noise of the honest agents in the set, of which this agent is one.
+            honest = max(m - q, 1)
+            assert own.decomposition.is_masked
+            assert honest * own.decomposition.private_variance.min() >= 1 / cap
+            # The same for everybody who derives it.
+            again = make_plan(plan.network, BUDGET, threat=ThreatModel(q))
+            assert fingerprint(plan_for(again, agents)) == fingerprint(own)
+            found.add(fingerprint(own))
+    assert len(found) == 2**n - n - 1, "one for each set of two or more"
 
 
 @pytest.mark.parametrize("limit", ["epsilon", "total_epsilon"])
@@ -87,11 +189,11 @@ def test_a_client_refuses_a_plan_that_its_owner_does_not_allow(limit: str, tmp_p
     # The refusal leaves the ledger to others, and a limit that is kept refuses nothing.
     AgentRelease(plan, 0, tmp_path).introduce()
     kept = Requirements(**{"unit": "agent", limit: 20.1})  # type: ignore[arg-type]
+    others = [AgentRelease(PLAN, k, tmp_path) for k in range(N)]
     own = AgentRelease(PLAN, 1, tmp_path, requirements=kept)
-    nonces = {k: AgentRelease(PLAN, k, tmp_path).introduce() for k in (0, 2, 3)}
-    nonces[1] = own.introduce()
+    nonces = introduce(others) | {1: own.introduce()[0]}
     for number in (1, 2):
-        own.release(np.zeros(D), round_number=number, nonces=nonces)
+        own.release(np.zeros(9), round_number=number, nonces=nonces)
 
 
 def test_no_noise_is_released_twice(agents: list[AgentRelease]) -> None:
@@ -101,21 +203,68 @@ def test_no_noise_is_released_twice(agents: list[AgentRelease]) -> None:
     nonces = introduce(agents)
     agents[0].release(update, round_number=2, nonces=nonces)
     for number in (1, 2):
-        with pytest.raises(CornError, match=f"refuses to release round {number} again"):
+        with pytest.raises(PublicError, match=f"refuses to release round {number} again"):
             agents[0].release(update, round_number=number, nonces=nonces)
-    changed = {**nonces, 1: bytes(32)}
-    with pytest.raises(CornError, match="other agents' nonces changed"):
-        agents[0].release(update, round_number=3, nonces=changed)
     agents[0].introduce()
-    with pytest.raises(CornError, match="not the one it contributed"):
+    with pytest.raises(PublicError, match="not the one it contributed"):
         agents[0].release(update, round_number=3, nonces=nonces)
 
 
+def test_a_server_cannot_name_other_agents_or_nonces_during_a_run(
+    agents: list[AgentRelease],
+) -> None:
+    nonces = introduce(agents)
+    agents[0].release(np.zeros(3), round_number=1, nonces=nonces)
+    fewer = {k: nonces[k] for k in (0, 1, 2)}
+    for other in (fewer, {**nonces, 1: bytes(32)}):
+        with pytest.raises(PublicError, match="agents or their nonces changed"):
+            agents[0].release(np.zeros(3), round_number=2, nonces=other)
+    agents[0].release(np.zeros(3), round_number=2, nonces=nonces)
+
+
+def test_a_server_that_names_different_agents_to_different_clients_gets_uniform_words(
+    agents: list[AgentRelease],
+) -> None:
+    """Agents 0 and 1 are told that 3 is lost, 2 and 3 that nobody is, with the true nonces."""
+    nonces, zero = introduce(agents), np.zeros(D)
+    fewer = {k: nonces[k] for k in (0, 1, 2)}
+    sent = release_all(agents, dict.fromkeys((0, 1), zero), fewer)
+    sent += release_all(agents, dict.fromkeys((2, 3), zero), nonces)
+    for size in range(1, N + 1):
+        for subset in combinations(sent, size):
+            assert is_uniform(sum(each.integers for each in subset))
+    assert average_updates(PLAN, sent) is None
+    assert average_updates(plan_for(PLAN, (0, 1, 2)), sent[:3]) is None
+    # Nor can agent 2 complete the other sum later: not in this run, not in another one.
+    for number in (1, 2):
+        with pytest.raises(PublicError, match="refuses to release"):
+            agents[2].release(zero, round_number=number, nonces=fewer)
+    agents[2].introduce()
+    with pytest.raises(PublicError, match="not the one it contributed"):
+        agents[2].release(zero, round_number=1, nonces=fewer)
+
+
+def test_a_sum_over_different_rounds_or_runs_is_uniform(agents: list[AgentRelease]) -> None:
+    nonces, zero = introduce(agents), np.zeros(D)
+    sent = release_all(agents, dict.fromkeys((0, 1, 2), zero), nonces, 1)
+    late = agents[3].release(zero, round_number=2, nonces=nonces)
+    assert is_uniform(sum(each.integers for each in [*sent, late]))
+    renewed = nonces | introduce(agents, 3)
+    other = agents[3].release(zero, round_number=1, nonces=renewed)
+    assert is_uniform(sum(each.integers for each in [*sent, other]))
+    # The same round under the same masks, for other data: what a ledger prevents.
+    assert average_updates(PLAN, [*sent, late]) is None
+    assert average_updates(PLAN, [*sent, other]) is None
+
+
 def test_the_ledger_ends_the_run_and_counts_the_loss(agents: list[AgentRelease]) -> None:
+    """A new run for each release, of other agents each time: one ledger counts all of them."""
     assert agents[1].get_epsilon() == 0
-    for _ in range(BUDGET.num_steps):  # a new run for each release: all of them count
-        agents[1].release(np.zeros(2), round_number=1, nonces=introduce(agents))
-    assert agents[1].get_epsilon() == pytest.approx(20, rel=2e-3)
+    sets = [(0, 1, 2, 3), (0, 1, 2), (1, 3), (0, 1), (1, 2, 3)]
+    for left, numbers in enumerate(reversed(sets)):
+        assert agents[1].introduce()[1] == BUDGET.num_steps - left
+        agents[1].release(np.zeros(2), round_number=1, nonces=introduce(agents, *numbers))
+    assert 19.9 < agents[1].get_epsilon() <= 20
     nonces = introduce(agents)
     with pytest.raises(BudgetSpentError):
         agents[1].release(np.zeros(2), round_number=1, nonces=nonces)
@@ -146,10 +295,12 @@ def test_no_restored_file_but_the_ledger_lets_noise_be_released_twice(
             path.write_bytes(snapshot[path])
         with pytest.raises(PublicError, match="refuses to release round 1 again"):
             release()
-    # With the ledger nothing can be noticed: the update would be free of noise in the difference.
+    # With the ledger nothing can be noticed: the update would be free of noise in the difference,
+    # but for the rounding with another offset.
     for path, content in snapshot.items():
         path.write_bytes(content)
-    np.testing.assert_array_equal(release(), first)
+    difference = (release().integers - first.integers).astype(np.int16)
+    assert np.abs(difference).max() <= 1
 
 
 def test_a_crash_after_the_reservation_counts_the_round(
@@ -196,13 +347,12 @@ def test_a_late_round_leaves_a_readable_state(agents: list[AgentRelease]) -> Non
     agents[0].release(np.zeros(2), round_number=1, nonces=introduce(agents))
 
 
-def test_nonces_must_be_one_for_each_agent(agents: list[AgentRelease]) -> None:
+def test_agents_must_be_of_the_plan_with_this_one_among_them(agents: list[AgentRelease]) -> None:
     nonces = introduce(agents)
-    fewer = {agent: nonces[agent] for agent in range(N - 1)}
+    alone, without = {0: nonces[0]}, {k: nonces[k] for k in (1, 2, 3)}
     more = nonces | {agent: bytes(32) for agent in range(N, 100_000)}
-    others = fewer | {N: nonces[N - 1]}
-    for wrong in (fewer, more, others, {}):
-        with pytest.raises(PublicError, match=f"must be {N} nonces, one for each agent"):
+    for wrong in (alone, without, more, {**nonces, -1: bytes(32)}, {}):
+        with pytest.raises(PublicError, match="refuses to release: agents must be"):
             agents[0].release(np.zeros(2), round_number=1, nonces=wrong)
     with pytest.raises(InvalidArgumentError, match="nonce must be 32 bytes"):
         agents[0].release(np.zeros(2), round_number=1, nonces={**nonces, 1: b"short"})
@@ -212,7 +362,6 @@ def test_nonces_must_be_one_for_each_agent(agents: list[AgentRelease]) -> None:
 def test_the_loss_is_that_of_the_least_noise_of_any_run(
     agents: list[AgentRelease], tmp_path: Path
 ) -> None:
-    """Under ``--on-dropout replan`` an agent may release with less noise than its plan's."""
     agents[0].release(np.zeros(2), round_number=1, nonces=introduce(agents))
     alone = agents[0].get_epsilon()
     largest = 4 * float(PLAN.precision_caps[0])
@@ -235,197 +384,22 @@ def test_keys_that_cannot_be_used_cost_no_release(
 
 
 def test_plans_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    network = load_network("complete:3")
+    network = load_network("complete:3", mixing="sum")
     sample = PrivacyBudget(
         1, 1e-5, num_steps=5, clip=1, unit="sample", batch_size=2, samples_per_agent=20
     )
     with pytest.raises(InvalidArgumentError, match="updates are clipped once"):
         AgentRelease(make_plan(network, sample), 0, tmp_path)
-    shared = make_plan(network, BUDGET, threat=ThreatModel(0, "global"))
+    gossip = make_plan(load_network("complete:3", mixing="gossip"), BUDGET)
+    alone = make_plan(network, BUDGET, mechanism="ldp")
+    for plan in (gossip, alone):
+        with pytest.raises(InvalidArgumentError, match="exact sums under masks"):
+            AgentRelease(plan, 0, tmp_path)
+        with pytest.raises(InvalidArgumentError, match="exact sums under masks"):
+            CornStrategy(None, plan)
+    shared = make_plan(network, BUDGET, threat=ThreatModel(0, ((0, 1, 2),)))
     with pytest.raises(InvalidArgumentError, match="plan with --seeds pairs"):
         AgentRelease(shared, 0, tmp_path)
-
-
-class Arrays(dict[str, Any]):
-    def to_numpy_ndarrays(self) -> list[Any]:
-        return list(self.values())
-
-
-class Records(dict[str, Any]):
-    @property
-    def array_records(self) -> dict[str, Any]:
-        return {k: v for k, v in self.items() if isinstance(v, Arrays)}
-
-    @property
-    def config_records(self) -> dict[str, Any]:
-        return {k: v for k, v in self.items() if not isinstance(v, Arrays)}
-
-
-class Letter:
-    """A message."""
-
-    def __init__(self, content: Any, message_type: str = "", **_: Any) -> None:
-        self.content, self.metadata = content, SimpleNamespace(message_type=message_type)
-
-    def has_error(self) -> bool:
-        return False
-
-
-FLOWER = SimpleNamespace(
-    Array=lambda values: values,
-    ArrayRecord=Arrays,
-    ConfigRecord=dict,
-    MetricRecord=dict,
-    RecordDict=Records,
-    Message=Letter,
-)
-
-
-class Grid:
-    """A server's view of clients that all run one mod."""
-
-    def __init__(self, mod: CornMod, app: Any) -> None:
-        self._mod, self._app = mod, app
-
-    def get_node_ids(self) -> list[int]:
-        return list(range(N))
-
-    def ask(self, agent: int, message: Letter) -> Any:
-        context = SimpleNamespace(node_config={"partition-id": agent})
-        return self._mod(message, context, self._app)
-
-    def send_and_receive(self, messages: list[Letter], timeout: float) -> list[Any]:
-        assert timeout > 0
-        return [self.ask(agent, message) for agent, message in enumerate(messages)]
-
-
-@pytest.fixture
-def mod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CornMod:
-    monkeypatch.setattr("corn.flower._import_flower", lambda: FLOWER)
-    make_keys(tmp_path / "keys", N)
-    save_plan(PLAN, tmp_path / "plan.corn")
-    return CornMod(tmp_path / "plan.corn", tmp_path / "keys")
-
-
-def grow(message: Letter, _: object) -> Letter:
-    """Add one to every weight, and tell the server about the data."""
-    (arrays,) = message.content.array_records.values()
-    grown = Arrays({name: values + values.dtype.type(1) for name, values in arrays.items()})
-    metrics = {"num-examples": 123, "train-loss": 0.7}
-    return Letter(Records({"arrays": grown, "metrics": metrics}))
-
-
-def test_a_reply_has_the_release_and_nothing_else(mod: CornMod) -> None:
-    grid = Grid(mod, grow)
-    config = introduce_agents(grid, N)
-    arrays = Arrays(weights=np.zeros((40, 5), np.float32), steps=np.array([3]))
-    message = Letter(Records(arrays=arrays, config={**config, "server-round": 1}), "train")
-    replies = [grid.ask(agent, message).content for agent in range(N)]
-    for reply in replies:
-        assert set(reply) == {"arrays", "metrics"}
-        assert reply["metrics"] == {"num-examples": 1}
-        weights, steps = reply["arrays"].values()
-        assert (weights.dtype, weights.shape) == (np.float32, (40, 5))
-        assert steps.tolist() == [3], "whole numbers are not trained"
-    # The average of all updates has norm C = 0.5, in every weight alike.
-    mean = np.mean([reply["arrays"]["weights"] for reply in replies], axis=0)
-    std = (PLAN.decomposition.covariance.sum() / N**2) ** 0.5
-    expected = BUDGET.clip / np.sqrt(200)
-    assert abs(mean.mean() - expected) < 5 * std / np.sqrt(200)
-
-
-@pytest.mark.parametrize("kind", [ValueError, PublicError, InfeasibleError])
-def test_private_evaluations_and_errors_stay_with_their_owner(
-    mod: CornMod, caplog: pytest.LogCaptureFixture, kind: type[Exception]
-) -> None:
-    def fail(*_: object) -> None:
-        raise kind("patient 17 has no age")
-
-    grid = Grid(mod, fail)
-    config = {**introduce_agents(grid, N), "server-round": 1}
-    message = Letter(Records(arrays=Arrays(w=np.zeros(3)), config=config), "train")
-    with pytest.raises(CornError) as caught:
-        grid.ask(0, message)
-    assert "patient" not in str(caught.value)
-    assert caught.value.__suppress_context__
-    assert "patient 17" in caplog.text
-    answer = grid.ask(0, Letter(Records(), "evaluate"))
-    assert dict(answer.content) == {"metrics": {"num-examples": 1}}
-
-
-def test_files_of_the_owner_and_answers_of_the_app_are_not_quoted_to_the_server(
-    mod: CornMod, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    grid = Grid(mod, lambda *_: Letter(Records(arrays=Arrays(w=np.array(["patient 17"])))))
-    config = {**introduce_agents(grid, N), "server-round": 1}
-    message = Letter(Records(arrays=Arrays(w=np.zeros(1)), config=config), "train")
-    with pytest.raises(
-        PublicError, match="the client failed: ValueError; only its owner"
-    ) as caught:
-        grid.ask(0, message)
-    assert caught.value.__suppress_context__
-    assert "patient 17" in caplog.text
-    next(tmp_path.glob("keys/agent-0-*.ledger")).unlink()
-    with pytest.raises(PublicError) as caught:
-        Grid(mod, grow).ask(0, message)
-    assert (
-        str(caught.value) == "the client failed: FileFormatError; only its owner sees the details"
-    )
-
-
-def test_messages_without_nonces_and_other_shapes_are_refused(mod: CornMod) -> None:
-    grid = Grid(mod, grow)
-    arrays = Arrays(w=np.zeros(3))
-    with pytest.raises(CornError, match="the message has no nonces"):
-        grid.ask(0, Letter(Records(arrays=arrays, config={"server-round": 1}), "train"))
-    config = {**introduce_agents(grid, N), "server-round": 1}
-    with pytest.raises(CornError, match="one record of arrays, found 0"):
-        grid.ask(0, Letter(Records(config=config), "train"))
-    cut = Grid(mod, lambda *_: Letter(Records(arrays=Arrays(w=np.zeros(2)))))
-    with pytest.raises(CornError, match="arrays of the shapes"):
-        cut.ask(0, Letter(Records(arrays=arrays, config=config), "train"))
-    unnamed = SimpleNamespace(node_config={})
-    with pytest.raises(CornError, match="'partition-id'"):
-        mod(Letter(Records(arrays=arrays, config=config), "train"), unnamed, grow)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"server-round": True},
-        {"server-round": 2**70},
-        {"server-round": -1},
-        {"corn.nonces": []},
-        {"corn.nonces": ["00" * 32] * 100_000},
-        {"corn.nonces": ["xy" * 32] * N},
-        {"corn.nonces": ["00"] * N},
-        {"corn.nonces": [7] * N},
-        {"corn.nonces": "0" * N},
-    ],
-)
-def test_a_server_that_names_nonsense_gets_a_refusal_before_the_client_trains(
-    mod: CornMod, change: dict[str, Any]
-) -> None:
-    def train(*_: object) -> None:
-        pytest.fail("the client app was called")
-
-    grid = Grid(mod, train)
-    config = {**introduce_agents(grid, N), "server-round": 1, **change}
-    with pytest.raises(PublicError, match="refuses to release"):
-        grid.ask(0, Letter(Records(arrays=Arrays(w=np.zeros(3)), config=config), "train"))
-
-
-def test_all_agents_must_introduce_themselves(mod: CornMod) -> None:
-    class Twice(Grid):
-        def ask(self, agent: int, message: Letter) -> Any:
-            return super().ask(agent % 2, message)
-
-    with pytest.raises(CornError, match="each once, found 0, 0, 1, 1"):
-        introduce_agents(Twice(mod, grow), N)
-    with pytest.raises(CornError, match="each once, found 0, 0, 1, 1"):
-        introduce_agents(Twice(mod, grow), 2)
-    with pytest.raises(CornError, match="nodes must be connected, found 4"):
-        introduce_agents(Grid(mod, grow), N + 1, timeout=0.01)
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,10 +407,427 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError(name)
 
     monkeypatch.setattr("importlib.import_module", fail)
+    grid = SimpleNamespace(get_node_ids=lambda: range(N))
     with pytest.raises(MissingExtraError, match=r"corn-dsgd\[flower\]"):
-        introduce_agents(None, 2)
+        CornStrategy(None, PLAN).configure_train(1, None, {}, grid)
 
 
-def test_the_plan_is_close_to_a_trusted_server() -> None:
-    plan: Plan = make_plan(load_network("complete:10"), BUDGET)
-    assert plan.central_ratio < 1.25
+# Flower's own objects from here on.
+
+
+class Grid:
+    """A server's view of client apps that run in this process; messages are encoded as Flower's.
+
+    ``change`` may replace the message to a node, and ``None`` loses it.
+    """
+
+    def __init__(self, mod: CornMod, train: Callable[..., Any]) -> None:
+        from flwr.clientapp import ClientApp
+
+        self.app = ClientApp(mods=[mod])
+        self.app.train()(train)
+        self.app.evaluate()(train)
+        self.num_nodes = N
+        self.change: Callable[[int, Any], Any] = lambda _, message: message
+        self.asked: list[tuple[int, Any]] = []
+        self.replies: list[Any] = []
+
+    def get_node_ids(self) -> list[int]:
+        return [70 + agent for agent in range(self.num_nodes)]
+
+    def ask(self, agent: int, message: Any) -> Any:
+        """Return the reply of a client, as a server sees it."""
+        from flwr.app import Context, Error, Message, RecordDict
+
+        context = Context(1, 70 + agent, {"partition-id": agent}, RecordDict(), {})
+        try:
+            reply = self.app(_encode(message), context)
+        except Exception as error:  # noqa: BLE001 - as Flower does
+            return Message(Error(code=2, reason=str(error)), reply_to=message)
+        return _encode(reply)
+
+    def send_and_receive(self, messages: Any, *, timeout: float) -> Iterator[Any]:
+        assert timeout > 0
+        first = len(self.replies)
+        for message in messages:
+            agent = message.metadata.dst_node_id - 70
+            changed = self.change(agent, message)
+            if changed is not None:
+                self.asked.append((agent, changed))
+                self.replies.append(self.ask(agent, changed))
+        return map(_encode, self.replies[first:])
+
+
+def _encode(message: Any) -> Any:
+    from flwr.common.serde import message_from_proto, message_to_proto
+
+    return message_from_proto(message_to_proto(message))
+
+
+def grow(message: Any, _: object) -> Any:
+    """Add one to every weight, and tell the server about the data."""
+    from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+
+    grown = {
+        name: Array(np.asarray(array.numpy() + array.numpy().dtype.type(1)))
+        for name, array in message.content["arrays"].items()
+    }
+    metrics = MetricRecord({"num-examples": 123, "train-loss": 0.7})
+    content = RecordDict({"arrays": ArrayRecord(grown), "metrics": metrics})
+    return Message(content, reply_to=message)
+
+
+@pytest.fixture
+def mod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CornMod:
+    pytest.importorskip("flwr.app")
+    # Messages carry these numbers, which Flower's runtime sets.
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(f"flwr.supercore.task_identity.TaskIdentity.{name}", 1)
+    # Flower logs every round on the terminal.
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    make_keys(tmp_path / "keys", N)
+    save_plan(PLAN, tmp_path / "plan.corn")
+    return CornMod(tmp_path / "plan.corn", tmp_path / "keys")
+
+
+@pytest.fixture
+def grid(mod: CornMod) -> Grid:
+    return Grid(mod, grow)
+
+
+def make_model() -> Any:
+    from flwr.app import Array, ArrayRecord
+
+    arrays = {"w": np.zeros((40, 5), np.float32), "steps": np.array([3]), "b": np.ones(7)}
+    return ArrayRecord({name: Array(values) for name, values in arrays.items()})
+
+
+def start(grid: Grid, num_rounds: int, strategy: Any = None, **options: Any) -> Any:
+    from flwr.serverapp.strategy import FedAvg
+
+    own = CornStrategy(strategy or FedAvg(fraction_evaluate=0.0), PLAN, **options)
+    return own.start(grid, make_model(), num_rounds=num_rounds)
+
+
+def spent(tmp_path: Path) -> list[int]:
+    """Return the number of releases that each agent's ledger has counted."""
+    own = (AgentRelease(PLAN, agent, tmp_path / "keys") for agent in range(N))
+    return [BUDGET.num_steps - each.introduce()[1] for each in own]
+
+
+def test_the_model_of_the_server_is_that_of_exact_integer_arithmetic(grid: Grid) -> None:
+    """To the bit, after two rounds; integers add up without a limit, and are reduced at the end."""
+    result = start(grid, 2)
+    w, b = np.zeros(200, np.float32), np.ones(7)
+    for replies in (grid.replies[N : 2 * N], grid.replies[2 * N :]):
+        sent = [reply.content["arrays"]["integers"].numpy() for reply in replies]
+        seeds = [reply.content["corn"]["offset-seed"] for reply in replies]
+        total = sum(words.astype(object) for words in sent) % 2**16
+        signed = np.array([int(v) - 2**16 * (v >= 2**15) for v in total], float)
+        offset = sum(draw_offset(seed, 0, len(signed)) for seed in seeds) / N
+        average = (signed - N * offset) * (PLAN.grid / N)
+        w = (w.astype(float) + average[:200]).astype(np.float32)
+        b = b + average[200:]
+        # An update of ones in 207 weights, clipped to C.
+        std = (PLAN.decomposition.total_variance / N**2 / 207) ** 0.5
+        assert abs(average.mean() - BUDGET.clip / np.sqrt(207)) < 6 * std
+    found = {name: array.numpy() for name, array in result.arrays.items()}
+    assert found["w"].dtype == np.float32
+    np.testing.assert_array_equal(found["w"].ravel(), w)
+    np.testing.assert_array_equal(found["b"], b)
+    assert found["steps"].dtype == np.int64
+    assert found["steps"].tolist() == [3], "whole numbers are not trained"
+
+
+def test_a_reply_has_masked_integers_and_nothing_else(grid: Grid) -> None:
+    start(grid, 1)
+    assert len(grid.replies) == 2 * N
+    for reply in grid.replies[N:]:
+        assert set(reply.content) == {"arrays", "corn"}
+        assert set(reply.content["arrays"]) == {"integers"}
+        assert set(reply.content["corn"]) == {"offset-seed"}
+        assert not reply.content.metric_records
+
+
+def test_any_strategy_of_flower_gets_the_average(grid: Grid, tmp_path: Path) -> None:
+    from flwr.serverapp.strategy import FedAdam, FedProx
+
+    for strategy in (FedAdam(), FedProx(fraction_train=0.5)):
+        result = start(grid, 2, strategy)
+        assert np.isfinite(result.arrays["w"].numpy()).all()
+        assert (result.arrays["w"].numpy() != 0).all()
+    assert spent(tmp_path) == [4] * N
+    last = [message for _, message in grid.asked if message.metadata.message_type == "train"][-N:]
+    assert all("proximal-mu" in message.content["config"] for message in last)
+
+
+def lose(agent: int, at_round: int) -> Callable[[int, Any], Any]:
+    """Lose the messages to an agent from a round of training on."""
+
+    def change(to: int, message: Any) -> Any:
+        config = message.content.config_records.get("config", {})
+        lose.is_gone |= config.get("server-round", 0) >= at_round  # type: ignore[attr-defined]
+        return None if to == agent and lose.is_gone else message  # type: ignore[attr-defined]
+
+    lose.is_gone = False  # type: ignore[attr-defined]
+    return change
+
+
+def test_a_round_without_a_client_is_void_and_the_others_go_on(
+    grid: Grid, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid.change = lose(2, at_round=2)
+    models = []
+
+    def keep(_: int, arrays: Any) -> None:
+        models.append(arrays["b"].numpy())
+
+    from flwr.serverapp.strategy import FedAvg
+
+    strategy = CornStrategy(FedAvg(fraction_evaluate=0.0), PLAN)
+    strategy.start(grid, make_model(), num_rounds=4, evaluate_fn=keep)
+    moves = [not np.array_equal(a, b) for a, b in pairwise(models)]
+    assert moves == [True, False, True, True]
+    assert "round 2 is void without agent 2" in caplog.text
+    # The void round counts for those who released in it.
+    assert spent(tmp_path) == [4, 4, 1, 4]
+    last = [message for _, message in grid.asked if "config" in message.content][-1]
+    assert last.content["config"]["corn.agents"] == [0, 1, 3]
+    assert last.content["config"]["corn.plan"] == fingerprint(plan_for(PLAN, (0, 1, 3))).hex()
+
+
+def test_training_stops_with_the_last_model_where_too_few_are_left(
+    grid: Grid, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid.change = lose(0, at_round=2)
+    result = start(grid, 4, min_agents=N)
+    assert result.arrays["steps"].numpy().tolist() == [3]
+    assert "4 agents must be left, found 3" in caplog.text
+    assert spent(tmp_path) == [1, 2, 2, 2]
+
+
+def test_a_client_that_fails_is_left_out(grid: Grid, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(to: int, message: Any) -> Any:
+        from flwr.app import Message, RecordDict
+
+        if to != 1 or "arrays" not in message.content:
+            return message
+        content = RecordDict({"config": message.content["config"]})
+        return Message(content, dst_node_id=71, message_type="train")
+
+    grid.change = fail
+    assert start(grid, 2).arrays is not None
+    assert "node 71 failed: a message must have one record of arrays" in caplog.text
+    assert [agent for agent, _ in grid.asked[-3:]] == [0, 2, 3]
+
+
+@pytest.mark.parametrize("change", ["integers", "type", "seed"])
+def test_integers_that_do_not_add_up_are_not_applied(
+    grid: Grid, caplog: pytest.LogCaptureFixture, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One agent has another plan's masks, or sends what is not the message of an agent."""
+    ask = grid.ask
+
+    def spoil(agent: int, message: Any) -> Any:
+        from flwr.app import Array
+
+        reply = ask(agent, message)
+        if agent == 3 and not reply.has_error() and "arrays" in reply.content:
+            words = reply.content["arrays"]["integers"].numpy()
+            other = {"integers": words + np.uint16(20_000), "type": words.astype(float)}
+            if change == "seed":
+                reply.content["corn"]["offset-seed"] = b"short"
+            else:
+                reply.content["arrays"]["integers"] = Array(other[change])
+        return reply
+
+    monkeypatch.setattr(grid, "ask", spoil)
+    result = start(grid, 1)
+    assert result.arrays is None or not len(result.arrays)
+    expected = "do not add up to a possible sum" if change == "integers" else "void without agent 3"
+    assert expected in caplog.text
+
+
+def test_training_ends_with_the_budget(
+    grid: Grid, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    start(grid, 3)
+    start(grid, 9)
+    assert "all releases that the ledgers allow were made" in caplog.text
+    assert spent(tmp_path) == [5] * N
+    start(grid, 1)
+    assert "the ledger of agent 0 allows no more releases" in caplog.text
+    assert spent(tmp_path) == [5] * N
+
+
+def test_all_agents_must_begin(grid: Grid, mod: CornMod, tmp_path: Path) -> None:
+    grid.change = lose(1, at_round=0)
+    with pytest.raises(CornError, match="each once, found 0, 2, 3"):
+        start(grid, 1)
+    twice = Grid(mod, grow)
+    twice.ask = lambda agent, message: Grid.ask(twice, agent % 2, message)  # type: ignore[method-assign]
+    with pytest.raises(CornError, match="each once, found 0, 0, 1, 1"):
+        start(twice, 1)
+    twice.get_node_ids = lambda: [70]  # type: ignore[method-assign]
+    with pytest.raises(CornError, match="4 nodes must be connected, found 1"):
+        start(twice, 1, timeout=0.01)
+    other = make_plan(PLAN.network, PrivacyBudget(2, 1e-5, num_steps=5, clip=0.5))
+    save_plan(other, tmp_path / "other.corn")
+    with pytest.raises(CornError, match="agent 0 has another plan than the server"):
+        start(Grid(CornMod(tmp_path / "other.corn", tmp_path / "keys"), grow), 1)
+    assert spent(tmp_path) == [0] * N
+
+
+def last_messages(grid: Grid) -> list[Any]:
+    """Return the messages of the last round to all agents."""
+    return [message for _, message in grid.asked[-N:]]
+
+
+def rewrite(message: Any, **changes: Any) -> Any:
+    """Return a message with other entries in its configuration."""
+    from flwr.app import ConfigRecord, Message, RecordDict
+
+    names = {name.replace("_", "."): value for name, value in changes.items()}
+    config = {**message.content["config"], **names}
+    if "round" in config:
+        config["server-round"] = config.pop("round")
+    content = RecordDict({"arrays": message.content["arrays"], "config": ConfigRecord(config)})
+    return Message(content, dst_node_id=message.metadata.dst_node_id, message_type="train")
+
+
+NONSENSE: list[dict[str, Any]] = [
+    {"round": True},
+    {"round": 0},
+    {"round": -1},
+    {"corn_nonces": []},
+    {"corn_nonces": ["00" * 32] * 1000},
+    {"corn_nonces": ["xy" * 32] * N},
+    {"corn_nonces": ["00"] * N},
+    {"corn_nonces": [7] * N},
+    {"corn_nonces": "0" * N},
+    {"corn_agents": [1, 2, 3]},
+    {"corn_agents": [0]},
+    {"corn_agents": [3, 2, 1, 0]},
+    {"corn_agents": [0, 0, 1, 2]},
+    {"corn_agents": [0, 1, 2, 4]},
+    {"corn_agents": [False, True]},
+    {"corn_agents": ["0", "1", "2", "3"]},
+    # A set of agents with the plan of another, or with one of the server's own.
+    {"corn_agents": [0, 1, 2], "corn_nonces": ["00" * 32] * 3},
+    {"corn_plan": "00" * 32},
+    {"corn_plan": 5},
+]
+
+
+def test_a_hostile_server_gets_refusals_before_a_client_trains(
+    grid: Grid, mod: CornMod, tmp_path: Path
+) -> None:
+    def train(*_: object) -> None:
+        pytest.fail("the client app was called")
+
+    start(grid, 1)
+    message = last_messages(grid)[0]
+    strict = Grid(mod, train)
+    for changes in NONSENSE:
+        reply = strict.ask(0, rewrite(message, **changes))
+        assert reply.has_error(), changes
+        assert "refuses to release" in reply.error.reason, changes
+    assert spent(tmp_path)[0] == 1
+
+
+def test_a_hostile_server_that_repeats_rounds_gets_refusals(grid: Grid, tmp_path: Path) -> None:
+    start(grid, 2)
+    first, second = grid.asked[N][1], last_messages(grid)[0]
+    for message in (first, second):
+        assert "refuses to release round" in grid.ask(0, message).error.reason
+    again = rewrite(second, round=3)
+    own = grid.ask(0, again)
+    assert not own.has_error()
+    assert "round 3 again" in grid.ask(0, again).error.reason
+    # Another set of agents, with the plan that follows and the nonces of the run.
+    nonces = again.content["config"]["corn.nonces"]
+    plan = fingerprint(plan_for(PLAN, (0, 1, 2))).hex()
+    fewer = rewrite(again, round=4, corn_agents=[0, 1, 2], corn_nonces=nonces[:3], corn_plan=plan)
+    assert "agents or their nonces changed" in grid.ask(0, fewer).error.reason
+    assert spent(tmp_path) == [3, 2, 2, 2]
+
+
+@pytest.mark.parametrize("kind", [ValueError, PublicError, InfeasibleError])
+def test_private_evaluations_and_errors_stay_with_their_owner(
+    mod: CornMod, grid: Grid, caplog: pytest.LogCaptureFixture, kind: type[Exception]
+) -> None:
+    from flwr.app import Message, RecordDict
+
+    def fail(*_: object) -> None:
+        raise kind("patient 17 has no age")
+
+    start(grid, 1)
+    reply = Grid(mod, fail).ask(0, rewrite(last_messages(grid)[0], round=2))
+    assert "the client failed: CornError; only its owner" in reply.error.reason
+    assert "patient" not in reply.error.reason
+    assert "patient 17" in caplog.text
+    answer = grid.ask(0, Message(RecordDict(), dst_node_id=70, message_type="evaluate"))
+    assert {name: dict(record) for name, record in answer.content.items()} == {
+        "metrics": {"num-examples": 1}
+    }
+
+
+def test_files_of_the_owner_and_answers_of_the_app_are_not_quoted_to_the_server(
+    mod: CornMod, grid: Grid, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from flwr.app import Array, ArrayRecord, Message, RecordDict
+
+    def leak(message: Any, _: object) -> Any:
+        arrays = {name: array.numpy() for name, array in message.content["arrays"].items()}
+        arrays["b"] = np.array(["patient 17"] * 7)
+        record = ArrayRecord({name: Array(values) for name, values in arrays.items()})
+        return Message(RecordDict({"arrays": record}), reply_to=message)
+
+    start(grid, 1)
+    message = rewrite(last_messages(grid)[0], round=2)
+    reply = Grid(mod, leak).ask(0, message)
+    assert reply.error.reason == "the client failed: ValueError; only its owner sees the details"
+    assert "patient 17" in caplog.text
+    next(tmp_path.glob("keys/agent-0-*.ledger")).unlink()
+    reply = grid.ask(0, message)
+    expected = "the client failed: FileFormatError; only its owner sees the details"
+    assert reply.error.reason == expected
+
+
+def test_messages_of_other_servers_and_other_shapes_are_refused(mod: CornMod, grid: Grid) -> None:
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+    start(grid, 1)
+    message = rewrite(last_messages(grid)[0], round=2)
+    config = ConfigRecord({"server-round": 2})
+    plain = RecordDict({"arrays": message.content["arrays"], "config": config})
+    asked = Message(plain, dst_node_id=70, message_type="train")
+    assert "the server needs corn.flower.CornStrategy" in grid.ask(0, asked).error.reason
+
+    def cut(message: Any, _: object) -> Any:
+        arrays = ArrayRecord({"w": Array(np.zeros(2))})
+        return Message(RecordDict({"arrays": arrays}), reply_to=message)
+
+    assert "arrays of the shapes" in Grid(mod, cut).ask(0, message).error.reason
+    unnamed = SimpleNamespace(node_config={})
+    with pytest.raises(PublicError, match="'partition-id'"):
+        mod(message, unnamed, grow)
+
+
+@pytest.mark.slow
+def test_the_example_runs_without_a_simulation_engine(
+    grid: Grid, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_here(server: Any, client: Any, num_nodes: int) -> None:
+        grid.app, grid.num_nodes = client, num_nodes
+        server(grid, SimpleNamespace())
+
+    monkeypatch.setattr("flwr.simulation.run_simulation", run_here)
+    example = Path(__file__).parent.parent / "examples" / "flower_app.py"
+    runpy.run_path(str(example), run_name="__main__")
+    promise, noise, accuracy, total = capsys.readouterr().out.splitlines()
+    assert promise.startswith("ε = 20")
+    assert noise == "noise of the average: 1.200 × a trusted server's"
+    # Chance is 0.5, without noise it is 0.94; the standard deviation over runs is 0.02.
+    assert float(accuracy.split()[-1]) > 0.75
+    assert total.count("19.999") == 6

@@ -1,6 +1,7 @@
 """Imports point one way, down the list of packages; imports inside functions count too."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +29,6 @@ PACKAGES = [
     "distributed",
     "flower",
     "audit",
-    "experiments",
     "report",
     "cli",
 ]
@@ -77,6 +77,14 @@ def test_a_deferred_import_of_a_later_package_is_found() -> None:
     assert violations(source, "topology") == ["corn.cli", "corn.privacy.budget"]
     assert violations(source, "plan") == ["corn.cli"]
     assert violations("from corn import topology", "privacy") == []
+
+
+def test_the_package_does_not_need_the_reproduction() -> None:
+    """The wheel does not contain it."""
+    sources = [path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py")]
+    assert not [
+        text for text in sources if re.search(r"^\s*(from|import) reproduction", text, re.M)
+    ]
 
 
 def test_packages_of_mathematics_import_without_torch() -> None:

@@ -12,7 +12,7 @@ from scipy import stats
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 
-METHODS = {
+MECHANISMS = {
     "LDP, the paper's constant": "ldp-paper",
     "DECOR, the paper's constant, one-step design": "decor-paper",
     "CorN, the paper's constant, one-step design": "corn-paper",
@@ -27,7 +27,7 @@ METHODS = {
     "central DP, a trusted server": "central",
     "no noise": "none",
 }
-STUDY_METHODS = {
+STUDY_MECHANISMS = {
     "LDP": "ldp",
     "DECOR": "decor",
     "CorN, one insider": "corn-1-insider",
@@ -89,12 +89,12 @@ def test_tables_of_figures_show_the_plotted_points(
 ) -> None:
     shown = read_table(RESULTS / "README.md", heading, "noise")
     points = {
-        (row["panel"], row["method"], float(row["x"])): row
+        (row["panel"], row["mechanism"], float(row["x"])): row
         for row in read_file(RESULTS / folder / "points.csv")
     }
     expected = {}
-    for name, method in METHODS.items():
-        rows = [points[panel, method, 0.2] for panel in panels]
+    for name, mechanism in MECHANISMS.items():
+        rows = [points[panel, mechanism, 0.2] for panel in panels]
         expected[name] = [show(float(row["mean"]), float(row["half_width_95"])) for row in rows]
     assert shown == expected
 
@@ -130,7 +130,7 @@ def test_tables_of_the_one_sample_study_follow_from_its_runs(heading: str, model
     # Only the chosen step size was run with all seeds.
     chosen = {key[:2]: key[2] for key, count in seeds.items() if count == 5}
     expected = {}
-    for name, method in STUDY_METHODS.items():
+    for name, method in STUDY_MECHANISMS.items():
         own = sorted((key for key in chosen if key[1] == method), key=lambda key: float(key[0]))
         expected[name] = [
             summarise(

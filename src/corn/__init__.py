@@ -4,7 +4,7 @@
 >>> budget = PrivacyBudget(epsilon=10, delta=1e-5, num_steps=5000, clip=0.1)
 >>> noise = design(network, budget)
 >>> noise.status, round(noise.central_ratio, 2)
-('optimal', 1.2)
+('optimal', 1.05)
 
 Names are imported when they are first used. SciPy takes a second to import and torch several, and
 the command line must be able to handle Ctrl-C meanwhile (see ``corn.__main__``).

@@ -9,7 +9,7 @@ from scipy.stats import binom
 
 from corn.audit import DEPLOYED, AuditSettings, View, audit_plan
 from corn.audit.auditing import map_exposure
-from corn.audit.noise_check import check_noise
+from corn.audit.checks import check_noise
 from corn.audit.program import NoiseRecord, list_releases
 from corn.audit.views import StreamWeights
 from corn.errors import InvalidArgumentError
@@ -86,7 +86,7 @@ def test_every_sampling(sampling: str, adjacency: str) -> None:
 
 def test_agents_with_different_promises_are_compared_with_their_own() -> None:
     budget = PrivacyBudget((2, 8, 8, 8), 1e-5, num_steps=20, clip=0.1)
-    plan = make_plan(load_network("ring:4"), budget)
+    plan = make_plan(load_network("ring:4", mixing="gossip"), budget)
     report = audit_plan(plan, settings=AuditSettings(num_trials=2000))
     assert not report.violated
     assert {one.victim: one.promise.epsilon for one in report.findings} == {0: 2, 1: 8, 2: 8, 3: 8}

@@ -75,7 +75,7 @@ def test_on_a_grid_the_attacker_equals_the_best_test_for_ideal_noise(grid: float
 
 def make_small_plan(mechanism: MechanismName, threat: ThreatModel, dtype: FloatType) -> Plan:
     budget = PrivacyBudget(10, 1e-5, num_steps=500, clip=CLIP)
-    network = load_network("ring:5")
+    network = load_network("ring:5", mixing="gossip")
     return make_plan(network, budget, mechanism=mechanism, threat=threat, dtype=dtype)
 
 

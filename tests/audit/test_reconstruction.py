@@ -41,7 +41,7 @@ def observe(
 
 @pytest.mark.parametrize("graph", ["er:n=10,p=0.3,seed=2", "ring:7", "grid:2x4"])
 def test_without_noise_gradients_of_others_than_neighbours_are_exact(graph: str) -> None:
-    W = load_network(graph).mixing_matrix
+    W = load_network(graph, mixing="gossip").mixing_matrix
     gradients = np.random.default_rng(0).standard_normal((len(W), 3))
     observed = list_observed(W, [0])
     knowledge = make_knowledge(W, observed, STEPS)
@@ -54,12 +54,12 @@ def test_without_noise_gradients_of_others_than_neighbours_are_exact(graph: str)
 
 def test_agents_that_look_alike_cannot_be_told_apart() -> None:
     """The leaves of a star send the same to the rest of the network: only their sum is known."""
-    W = load_network("star:6").mixing_matrix
+    W = load_network("star:6", mixing="gossip").mixing_matrix
     assert find_recoverable(make_knowledge(W, list_observed(W, [1]), 30)) == [0, 1]
 
 
 def test_with_noise_least_squares_has_the_errors_that_it_states() -> None:
-    W = load_network("ring:5").mixing_matrix
+    W = load_network("ring:5", mixing="gossip").mixing_matrix
     n, trials, generator = len(W), 4000, np.random.default_rng(0)
     R = 0.5 * np.eye(n) + 0.2
     observed = list_observed(W, [0])
@@ -77,7 +77,7 @@ def test_with_noise_least_squares_has_the_errors_that_it_states() -> None:
 
 
 def test_agents_that_are_not_determined_have_no_estimate() -> None:
-    W = load_network("star:6").mixing_matrix
+    W = load_network("star:6", mixing="gossip").mixing_matrix
     observed = list_observed(W, [1])
     knowledge = make_knowledge(W, observed, 8)
     covariance = sum_message_noise(W, np.eye(len(W)), observed, 8)
@@ -88,11 +88,11 @@ def test_agents_that_are_not_determined_have_no_estimate() -> None:
 
 def test_observers_outside_the_network_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="agents 0 … 4"):
-        list_observed(load_network("ring:5").mixing_matrix, [9])
+        list_observed(load_network("ring:5", mixing="gossip").mixing_matrix, [9])
 
 
 def reconstruct(method: Method, view: View, graph: str = "ring:5") -> FloatArray:
-    network = load_network(graph)
+    network = load_network(graph, mixing="gossip")
     data, prior = choose_images(load_dataset("digits"), network.num_agents, seed=0)
     victims = [agent for agent in range(network.num_agents) if agent not in view.coalition]
     found = reconstruct_images(

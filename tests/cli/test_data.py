@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from corn.learn.datasets import catalogue
-from corn.learn.datasets.catalogue import DownloadableDataset, RemoteFile
+from corn.learn import datasets
+from corn.learn.datasets import DownloadableDataset, RemoteFile
 
 from .commands import Runner
 
@@ -42,7 +42,7 @@ def test_a_failed_download_prints_one_line(
     toy = DownloadableDataset(
         "toy", "idx", (RemoteFile("f", "0"),), ("http://127.0.0.1:1/",), "digits", "a toy"
     )
-    monkeypatch.setitem(catalogue.DOWNLOADABLE, "toy", toy)
+    monkeypatch.setitem(datasets.DOWNLOADABLE, "toy", toy)
     outcome = corn("data", "get", "toy", "--cache", tmp_path)
     assert outcome.exit_code == 1
     assert outcome.stderr.startswith("corn: http://127.0.0.1:1/f: ")

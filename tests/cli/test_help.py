@@ -15,7 +15,6 @@ import typer
 
 from corn.cli import app
 from corn.covariance.threat import _SEEDS
-from corn.experiments import FIGURES, METHODS
 from corn.learn.names import MODELS
 from corn.report.style import FIGURE_SUFFIXES
 from corn.topology.gossip import GossipKind
@@ -24,7 +23,6 @@ from corn.topology.gossip import GossipKind
 @pytest.mark.parametrize(
     ("command", "parameter", "names"),
     [
-        ("reproduce", "methods", [method.name for method in METHODS]),
         ("plan", "seeds", ["auto", *_SEEDS]),
         ("plan", "gossip", get_args(GossipKind)),
         ("train", "model", MODELS),
@@ -35,11 +33,6 @@ def test_every_choice_is_named(command: str, parameter: str, names: Iterable[str
     # Between these characters a word ends; "corn" must not be found in "corn-paper".
     words = re.split(r"[ ,;:()]+|\.(?= |$)", find_help(command, parameter))
     assert set(names) <= set(words)
-
-
-def test_the_range_of_figures_is_named() -> None:
-    shown = re.findall(r"fig\d[a-c]?\b(?!-)", find_help("reproduce", "figures"))
-    assert shown == [*list(FIGURES)[:5], list(FIGURES)[-1]]
 
 
 def find_help(command: str, parameter: str) -> str:

@@ -27,14 +27,25 @@ def test_the_default_plan_is_verified_against_one_insider(corn: Runner, plan: Pa
     facts = json.loads(outcome.stdout)
     assert facts["passed"]
     assert facts["max_colluders"] == 1
-    assert all(len(pair) == 2 for pair in facts["seeds"])
+    assert facts["mixing"] == "sum"
+    assert facts["seeds"] == "pairs"
     assert all(agent["epsilon"] <= 10 for agent in facts["agents"])
     assert all(len(agent["worst_coalition"]) == 1 for agent in facts["agents"])
     assert facts["gap"] < 2e-3
 
 
 def test_a_cool_down_that_is_too_short_is_named(corn: Runner, tmp_path: Path) -> None:
-    short = ["plan", "--graph", "ring:12", "--colluders", 0, "--out", tmp_path / "plan.corn"]
+    short = [
+        "plan",
+        "--mixing",
+        "gossip",
+        "--graph",
+        "ring:12",
+        "--colluders",
+        0,
+        "--out",
+        tmp_path / "plan.corn",
+    ]
     outcome = corn(*short, "--steps", 10)
     assert "cool-down of 10 steps" in outcome.stderr
     assert "leaves up to 39%" in " ".join(outcome.stderr.split())
@@ -57,12 +68,23 @@ def test_a_coalition_larger_than_the_threat_is_noted(corn: Runner, plan: Path) -
 
 
 def test_noise_without_protection_against_agents_is_noted(corn: Runner, tmp_path: Path) -> None:
-    options = ["--seeds", "global", "--colluders", 0, "--out", tmp_path / "g.corn"]
+    options = ["--mixing", "gossip", "--seeds", "global", "--colluders", 0]
+    options += ["--out", tmp_path / "g.corn"]
     warning = "each can subtract everyone's shared noise"
     assert warning in corn(*PLAN, *options).stderr
     assert warning in corn("verify", tmp_path / "g.corn").stderr
-    assert warning in corn("design", "--graph", "ring:6", "--colluders", 0).stderr
-    decor = ["--mechanism", "decor", "--colluders", 0, "--out", tmp_path / "d.corn"]
+    gossip = ("--mixing", "gossip", "--graph", "ring:6", "--colluders", 0)
+    assert warning in corn("compare", *gossip).stderr
+    decor = [
+        "--mechanism",
+        "decor",
+        "--mixing",
+        "gossip",
+        "--colluders",
+        0,
+        "--out",
+        tmp_path / "d.corn",
+    ]
     note = corn(*PLAN, *decor).stderr
     assert warning not in note
     assert "against one curious agent, ε for one agent's whole data set can be " in note
@@ -73,7 +95,7 @@ def test_noise_without_protection_against_agents_is_noted(corn: Runner, tmp_path
 
 def test_a_changed_plan_is_refused(corn: Runner, plan: Path, tmp_path: Path) -> None:
     changed = tmp_path / "plan.corn"
-    changed.write_text(plan.read_text().replace('"epsilon": 10.0', '"epsilon": 9.0'))
+    changed.write_text(plan.read_text().replace('"epsilon":10.0', '"epsilon":9.0'))
     outcome = corn("verify", changed)
     assert outcome.exit_code == 1
     assert "another fingerprint" in outcome.stderr

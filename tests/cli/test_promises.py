@@ -71,9 +71,9 @@ def test_training_keeps_the_promises_of_a_plan(corn: Runner, plan: Path, tmp_pat
         assert "the plan has 1,8,4" in outcome.stderr
 
 
-@pytest.mark.parametrize("command", ["design", "compare", "threat"])
-def test_designs_take_a_promise_for_each_agent(corn: Runner, command: str) -> None:
-    outcome = corn(command, "--graph", "ring:3", "--steps", 50, "--epsilon", "1,8,4", "--json")
+def test_comparisons_take_a_promise_for_each_agent(corn: Runner) -> None:
+    options = ("--mixing", "gossip", "--graph", "ring:3", "--steps", 50, "--epsilon", "1,8,4")
+    outcome = corn("compare", *options, "--json")
     assert outcome.exit_code == 0, outcome.stderr
     assert "ε = 1 to 8" in json.dumps(json.loads(outcome.stdout), ensure_ascii=False)
 

@@ -23,7 +23,6 @@ from corn.covariance import (
     Horizon,
     LowRank,
     MechanismName,
-    Sdp,
     ThreatModel,
     ZeroSum,
     design,
@@ -34,6 +33,7 @@ from corn.covariance.certificate import certify
 from corn.covariance.coalitions import Assembly, list_coalitions
 from corn.errors import InfeasibleError, InvalidArgumentError
 from tests.covariance.networks import NETWORKS, PROPERTY, metropolis, paper_design, random_network
+from tests.oracles.sdp import Sdp
 
 ALTERNATING = (1.0, 4.0)
 ORACLES = {
@@ -78,15 +78,15 @@ def assert_keeps_caps(result: Design, caps: FloatArray) -> None:
         assert (np.linalg.inv(hidden).diagonal() <= caps[honest] * (1 + 1e-9)).all()
 
 
-@pytest.mark.parametrize("solver", [Dual(1e-8), Sdp(tolerance=1e-7)], ids=["dual", "sdp"])
+@pytest.mark.parametrize("mechanism", [Corn(Dual(1e-8)), Sdp(tolerance=1e-7)], ids=["dual", "sdp"])
 @pytest.mark.parametrize("case", ORACLES, ids=str)
-def test_values_match_the_oracles(case: tuple[str, int], solver: Dual | Sdp) -> None:
+def test_values_match_the_oracles(case: tuple[str, int], mechanism: Corn | Sdp) -> None:
     name, horizon = case
     W = metropolis(GRAPHS[name])
     for caps, oracle in zip(
         (alternating(len(W)), strict_first(len(W))), ORACLES[case], strict=True
     ):
-        result = paper_design(W, caps, Corn(solver), objective=Horizon(horizon))
+        result = paper_design(W, caps, mechanism, objective=Horizon(horizon))
         # One optimum is not attained (W of the star is singular, and the hub's noise would grow
         # without bound): its oracle is of finite noise, 7e-5 above what the bound proves.
         accuracy = 3e-4 if result.status == "noise limited" else 1e-6
@@ -155,7 +155,7 @@ def test_insiders_leave_every_agent_under_its_own_cap(seeds: str, private_noise:
     W, caps = metropolis(nx.wheel_graph(6)), np.array([0.25, 1, 4, 1, 2, 8])
     threat = ThreatModel(1, seeds, private_noise)
     first = paper_design(W, caps, Corn(FirstOrder()), objective=Horizon(30), threat=threat)
-    exact = paper_design(W, caps, Corn(Sdp()), objective=Horizon(30), threat=threat)
+    exact = paper_design(W, caps, Sdp(), objective=Horizon(30), threat=threat)
     found = [first, exact]
     if seeds in ("pairs", "edges") and private_noise == "per-agent":
         solver = LowRank(1e-3)
@@ -269,7 +269,7 @@ def test_disjoint_groups_are_designed_each_under_its_own_caps() -> None:
         block = DesignProblem(A[np.ix_(group, group)], caps[list(group)])
         value += Dual().solve(block).value
     assert whole.value == pytest.approx(value, rel=1e-9)
-    sdp = paper_design(W, caps, Corn(Sdp()), objective=objective, threat=whole.threat)
+    sdp = paper_design(W, caps, Sdp(), objective=objective, threat=whole.threat)
     assert sdp.value == pytest.approx(whole.value, rel=1e-5)
 
 

@@ -26,7 +26,6 @@ from corn.covariance import (
     Ldp,
     Mechanism,
     MechanismName,
-    Sdp,
     ThreatModel,
     ZeroSum,
     default_objective,
@@ -127,7 +126,7 @@ def test_renumbering_the_agents_renumbers_the_noise(W: FloatArray, random: objec
 
 
 def test_the_defaults_are_one_insider_with_pair_seeds_and_a_fifth_of_the_run() -> None:
-    network = load_network("ring:6")
+    network = load_network("ring:6", mixing="gossip")
     result = design(network, BUDGET)
     assert (result.threat, result.mechanism, result.solver) == (
         DEFAULT_THREAT.resolve(network.graph),
@@ -142,8 +141,24 @@ def test_the_defaults_are_one_insider_with_pair_seeds_and_a_fifth_of_the_run() -
         objective=default_objective(BUDGET.num_steps),
         threat=ThreatModel(1, "pairs"),
     )
-    assert spelled_out.value == result.value == design("ring:6", BUDGET).value
-    assert design(nx.cycle_graph(6), BUDGET).value == result.value
+    assert spelled_out.value == result.value
+
+
+def test_a_spec_and_a_graph_stand_for_exact_sums() -> None:
+    expected = design(load_network("ring:6", mixing="sum"), BUDGET)
+    assert expected.central_ratio == pytest.approx(6 / 5)
+    for source in ("ring:6", nx.cycle_graph(6)):
+        result = design(source, BUDGET)
+        assert (result.value, result.solver) == (expected.value, "formula")
+    # A matrix of mixing weights, and links with a direction, are for gossip.
+    weights = load_network("ring:6").mixing_matrix
+    for other in (weights, nx.cycle_graph(6, create_using=nx.DiGraph)):
+        assert design(other, BUDGET).solver != "formula"
+
+
+def test_options_of_solvers_are_refused_for_exact_sums() -> None:
+    with pytest.raises(InvalidArgumentError, match="Corn\\(\\) without options"):
+        design("ring:6", BUDGET, mechanism=Corn(FirstOrder()))
 
 
 def test_a_single_agent_has_no_insiders_by_default() -> None:
@@ -165,22 +180,44 @@ def test_seeds_follow_the_links_of_the_network_even_where_weights_are_zero() -> 
 def test_mechanisms_for_an_eavesdropper_name_their_threat_and_refuse_insiders(
     mechanism: MechanismName,
 ) -> None:
-    assert design("ring:6", BUDGET, mechanism=mechanism).threat == EAVESDROPPER
+    assert (
+        design(load_network("ring:6", mixing="gossip"), BUDGET, mechanism=mechanism).threat
+        == EAVESDROPPER
+    )
     for threat in (DEFAULT_THREAT, ThreatModel(2, "global")):
         with pytest.raises(InvalidArgumentError, match="against an eavesdropper only"):
-            design("ring:6", BUDGET, mechanism=mechanism, threat=threat)
+            design(
+                load_network("ring:6", mixing="gossip"), BUDGET, mechanism=mechanism, threat=threat
+            )
     with pytest.raises(InvalidArgumentError, match="seeds apply to mechanism 'corn'"):
-        design("ring:6", BUDGET, mechanism=mechanism, threat=ThreatModel(0, "edges"))
+        design(
+            load_network("ring:6", mixing="gossip"),
+            BUDGET,
+            mechanism=mechanism,
+            threat=ThreatModel(0, "edges"),
+        )
 
 
 def test_ldp_holds_against_any_number_of_insiders() -> None:
-    assert design("ring:6", BUDGET, mechanism="ldp").threat.max_colluders == 1
+    assert (
+        design(
+            load_network("ring:6", mixing="gossip"), BUDGET, mechanism="ldp"
+        ).threat.max_colluders
+        == 1
+    )
     for colluders in range(6):
-        result = design("ring:6", BUDGET, mechanism=Ldp(), threat=ThreatModel(colluders, "pairs"))
+        result = design(
+            load_network("ring:6", mixing="gossip"),
+            BUDGET,
+            mechanism=Ldp(),
+            threat=ThreatModel(colluders, "pairs"),
+        )
         assert result.threat.max_colluders == colluders
         np.testing.assert_allclose(result.noise_std, BUDGET.independent_noise_std)
     with pytest.raises(InvalidArgumentError, match="max_colluders"):
-        design("ring:6", BUDGET, mechanism=Ldp(), threat=ThreatModel(6))
+        design(
+            load_network("ring:6", mixing="gossip"), BUDGET, mechanism=Ldp(), threat=ThreatModel(6)
+        )
 
 
 def test_references_hold_against_nobody() -> None:
@@ -302,14 +339,27 @@ def test_every_mechanism_has_a_name() -> None:
 
 @pytest.mark.parametrize("solver", [Dual(), ClosedForm()])
 def test_solvers_for_an_eavesdropper_are_refused_with_insiders(solver: Dual | ClosedForm) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"use FirstOrder, Sdp or Auto"):
-        design("ring:5", BUDGET, mechanism=Corn(solver))
-    assert design("ring:5", BUDGET, mechanism=Corn(solver), threat=EAVESDROPPER).gap < 1e-6
+    with pytest.raises(InvalidArgumentError, match=r"use FirstOrder or Auto"):
+        design(load_network("ring:5", mixing="gossip"), BUDGET, mechanism=Corn(solver))
+    assert (
+        design(
+            load_network("ring:5", mixing="gossip"),
+            BUDGET,
+            mechanism=Corn(solver),
+            threat=EAVESDROPPER,
+        ).gap
+        < 1e-6
+    )
 
 
 def test_the_first_order_solver_takes_disjoint_groups_too() -> None:
-    exact = design("ring:6", BUDGET, threat=EAVESDROPPER)
-    found = design("ring:6", BUDGET, mechanism=Corn(FirstOrder()), threat=EAVESDROPPER)
+    exact = design(load_network("ring:6", mixing="gossip"), BUDGET, threat=EAVESDROPPER)
+    found = design(
+        load_network("ring:6", mixing="gossip"),
+        BUDGET,
+        mechanism=Corn(FirstOrder()),
+        threat=EAVESDROPPER,
+    )
     assert found.value == pytest.approx(exact.value, rel=1.01e-3)
 
 
@@ -323,20 +373,21 @@ def test_the_first_order_solver_takes_disjoint_groups_too() -> None:
         (lambda: Dual(max_iterations=0), "max_iterations"),
         (lambda: FirstOrder(tolerance=-1.0), "tolerance"),
         (lambda: FirstOrder(max_evaluations=0), "max_evaluations"),
-        (lambda: Sdp("double"), "formulation"),  # type: ignore[arg-type]
-        (lambda: Sdp(tolerance=0.0), "tolerance"),
         (lambda: paper_design(np.eye(3), 1.0, Corn(ridge=-1.0)), "ridge"),
         (lambda: paper_design(np.eye(3), 1.0, "magic"), "mechanism"),  # type: ignore[arg-type]
         (lambda: paper_design(np.ones((2, 3))), "network"),
         (lambda: paper_design(np.zeros((3, 3))), "objective"),
         (lambda: paper_design(np.eye(3), 0.0), "precision_cap"),
         (lambda: paper_design(np.eye(3), math.nan), "precision_cap"),
-        (lambda: design("ring:6", 1.0), "objective must be given with a precision cap"),
+        (
+            lambda: design(load_network("ring:6", mixing="gossip"), 1.0),
+            "objective must be given with a precision cap",
+        ),
         (lambda: paper_design(np.eye(3), 1.0, None), "mechanism"),  # type: ignore[arg-type]
         (lambda: paper_design(np.eye(3), 1.0, Corn), "mechanism"),  # type: ignore[arg-type]
-        (lambda: design("ring:6", 1.0, objective="one step"), "objective"),  # type: ignore[arg-type]
-        (lambda: design("ring:6", 1.0, objective=Horizon), "objective"),  # type: ignore[arg-type]
-        (lambda: design("ring:6", 1.0, objective=Horizon(), threat=1), "threat"),  # type: ignore[arg-type]
+        (lambda: design(np.eye(3), 1.0, objective="one step"), "objective"),  # type: ignore[arg-type]
+        (lambda: design(np.eye(3), 1.0, objective=Horizon), "objective"),  # type: ignore[arg-type]
+        (lambda: design(np.eye(3), 1.0, objective=Horizon(), threat=1), "threat"),  # type: ignore[arg-type]
     ],
 )
 def test_misuse_is_named(make: Any, named: str) -> None:

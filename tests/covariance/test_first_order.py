@@ -14,15 +14,15 @@ from corn.covariance import (
     DesignProblem,
     FirstOrder,
     Horizon,
-    Sdp,
     SeedGroups,
     ThreatModel,
     design,
 )
 from corn.covariance.certificate import SplitSolution
 from corn.errors import CornWarning
-from corn.topology import Graph, mixing_matrix
+from corn.topology import Graph, load_network, mixing_matrix
 from tests.covariance.coalition_check import exact_worst_precision, worst_precision
+from tests.oracles.sdp import SplitSdp
 
 GRAPHS = {"cycle 6": nx.cycle_graph(6), "wheel 7": nx.wheel_graph(7)}
 # Tr(A R) for b = 1, h = 100, Metropolis weights, one θ for all: cvxpy with Clarabel.
@@ -42,7 +42,7 @@ def horizon(graph: Graph, length: float) -> FloatArray:
 def solve(
     graph: Graph,
     threat: ThreatModel,
-    solver: FirstOrder | Sdp = FirstOrder(),  # noqa: B008 - frozen
+    solver: FirstOrder | SplitSdp = FirstOrder(),  # noqa: B008 - frozen
     length: float = 100,
 ) -> SplitSolution:
     problem = DesignProblem(horizon(graph, length), np.ones(len(graph)), threat=threat)
@@ -54,7 +54,7 @@ def test_both_solvers_match_the_oracles(
     name: str, seeds: str, colluders: int, oracle: float
 ) -> None:
     threat = ThreatModel(colluders, seeds, "common")
-    exact = solve(GRAPHS[name], threat, Sdp())
+    exact = solve(GRAPHS[name], threat, SplitSdp())
     assert exact.value == pytest.approx(oracle, rel=1e-5)
     first = solve(GRAPHS[name], threat, FirstOrder(tolerance=1e-4))
     assert first.converged
@@ -87,7 +87,7 @@ def test_bound_optimum_and_value_are_in_order_and_every_split_is_feasible(
     A, groups, colluders, cap = problem
     threat = ThreatModel(colluders, groups, "common" if common else "per-agent")
     posed = DesignProblem(A, np.full(len(A), cap), threat=threat)
-    exact = Sdp().solve_split(posed, groups)
+    exact = SplitSdp().solve_split(posed, groups)
     found = FirstOrder(max_evaluations=2000).solve_split(posed, groups)
     for solution in (exact, found):
         assert worst_precision(solution.decomposition, colluders) <= cap * (1 + 1e-9)
@@ -105,7 +105,9 @@ def test_bound_optimum_and_value_are_in_order_and_every_split_is_feasible(
 @pytest.mark.parametrize("seeds", ["pairs", "leave-one-out"])
 def test_the_cap_holds_in_exact_arithmetic(seeds: str) -> None:
     cap, threat = 0.02, ThreatModel(1, seeds)
-    found = design("ring:6", cap, objective=Horizon(1000), threat=threat)
+    found = design(
+        load_network("ring:6", mixing="gossip"), cap, objective=Horizon(1000), threat=threat
+    )
     assert 0.999 * cap < exact_worst_precision(found.decomposition, 1) <= cap
 
 
@@ -163,7 +165,9 @@ COMMON = {
 def test_common_private_noise_converges_to_the_exact_optimum(graph: Graph) -> None:
     """Groups of two symmetric agents start rank-deficient, and must gain the missing stream."""
     threat = ThreatModel(1, "edges", "common")
-    found, exact = (solve(graph, threat, solver, length=50) for solver in (FirstOrder(), Sdp()))
+    found, exact = (
+        solve(graph, threat, solver, length=50) for solver in (FirstOrder(), SplitSdp())
+    )
     assert found.converged
     assert found.evaluations < 2000
     assert found.value == pytest.approx(exact.value, rel=1.1e-3)

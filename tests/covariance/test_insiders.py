@@ -4,10 +4,11 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from corn.covariance import DEFAULT_THREAT, Corn, FirstOrder, Horizon, Sdp, ThreatModel
+from corn.covariance import DEFAULT_THREAT, Corn, FirstOrder, Horizon, ThreatModel
 from corn.topology import mixing_matrix
 from tests.covariance.coalition_check import worst_precision
 from tests.covariance.networks import metropolis, paper_design
+from tests.oracles.sdp import Sdp
 
 W = mixing_matrix(nx.petersen_graph())
 
@@ -20,7 +21,7 @@ def test_a_design_against_an_insider_is_certified_and_keeps_its_split() -> None:
     assert result.gap <= 1e-3
     np.testing.assert_allclose(result.covariance, result.decomposition.covariance)
     assert worst_precision(result.decomposition, 1) <= 0.5 * (1 + 1e-9)
-    exact = paper_design(W, 0.5, Corn(Sdp()), objective=Horizon(50), threat=threat)
+    exact = paper_design(W, 0.5, Sdp(), objective=Horizon(50), threat=threat)
     assert exact.value == pytest.approx(result.value, rel=2e-3)
 
 
@@ -91,7 +92,7 @@ def test_common_private_noise_holds_for_disjoint_groups_too() -> None:
     matrix = mixing_matrix(nx.path_graph(4))
     threat = ThreatModel(0, ((0, 1),), "common")
     result = paper_design(matrix, objective=Horizon(50), threat=threat)
-    exact = paper_design(matrix, 1.0, Corn(Sdp()), objective=Horizon(50), threat=threat)
+    exact = paper_design(matrix, 1.0, Sdp(), objective=Horizon(50), threat=threat)
     assert result.value == pytest.approx(exact.value, rel=1e-3)
     assert np.ptp(result.decomposition.private_variance) == 0
 

@@ -10,7 +10,7 @@ from corn.covariance.lattice import LatticeNoise, design_lattice, design_lattice
 from corn.covariance.lattice_pairs import LatticePairs, choose_hops, design_lattice_insider
 from corn.covariance.threat import EAVESDROPPER
 from corn.topology import Gossip, load_network
-from corn.topology.lattice import find_lattice
+from corn.topology.sparse import find_lattice
 from tests.covariance.coalition_check import worst_precision
 
 
@@ -22,7 +22,7 @@ from tests.covariance.coalition_check import worst_precision
 def test_noise_of_a_lattice_equals_that_of_the_dense_design(
     graph: str, gossip: str, mechanism: MechanismName, solve: Callable[..., LatticeNoise]
 ) -> None:
-    network = load_network(graph, gossip=Gossip.parse(gossip))
+    network = load_network(graph, gossip=Gossip.parse(gossip), mixing="gossip")
     objective = Horizon(20, 0.1)
     dense = design(network, 2.0, mechanism=mechanism, objective=objective, threat=EAVESDROPPER)
     row = find_lattice(network.sparse_matrix)
@@ -38,22 +38,22 @@ def test_noise_of_a_lattice_equals_that_of_the_dense_design(
 
 def test_only_rings_and_tori_are_lattices() -> None:
     for graph, shape in (("torus:4x5", (4, 5)), ("torus:5x4", (5, 4)), ("ring:7", (7,))):
-        row = find_lattice(load_network(graph).sparse_matrix)
+        row = find_lattice(load_network(graph, mixing="gossip").sparse_matrix)
         assert row is not None
         assert row.shape == shape
     for graph in ("path:7", "grid:4x5", "er:n=12,p=0.4,seed=1", "star:6"):
-        assert find_lattice(load_network(graph).sparse_matrix) is None
+        assert find_lattice(load_network(graph, mixing="gossip").sparse_matrix) is None
     # A ring of other weights is one only if they are the same from every agent.
-    W = load_network("ring:6").mixing_matrix.copy()
+    W = load_network("ring:6", mixing="gossip").mixing_matrix.copy()
     W[0, 1] = W[1, 0] = 0.2
     W[0, 0] = W[1, 1] = 1 - 0.2 - 1 / 3
-    assert find_lattice(load_network(W).sparse_matrix) is None
+    assert find_lattice(load_network(W, mixing="gossip").sparse_matrix) is None
 
 
 @pytest.mark.parametrize("graph", ["torus:4x5", "torus:6x6", "ring:9", "ring:30"])
 def test_noise_of_pairs_holds_against_every_insider(graph: str) -> None:
     """The one insider that stands for all, by Fourier transform, against all of them one by one."""
-    network = load_network(graph)
+    network = load_network(graph, mixing="gossip")
     row = find_lattice(network.sparse_matrix)
     assert row is not None
     hops = choose_hops(row, 8)
@@ -76,7 +76,7 @@ def test_noise_of_pairs_holds_against_every_insider(graph: str) -> None:
 
 @pytest.mark.parametrize("graph", ["torus:6x6", "ring:50", "torus:4x9", "complete:5"])
 def test_noise_of_pairs_is_about_as_good_as_a_dense_design_against_one_insider(graph: str) -> None:
-    network, objective = load_network(graph), Horizon(100, 0.1)
+    network, objective = load_network(graph, mixing="gossip"), Horizon(100, 0.1)
     row = find_lattice(network.sparse_matrix)
     assert row is not None
     fast = design_lattice_insider(row, 2.0, objective=objective, gossip=network.gossip)

@@ -25,7 +25,7 @@ from corn.covariance.low_rank import affordable_evaluations
 from corn.covariance.pair_updates import PairUpdates
 from corn.covariance.watch import DesignProgress, watch_designs
 from corn.errors import InvalidArgumentError
-from corn.topology import mixing_matrix
+from corn.topology import load_network, mixing_matrix
 from tests.covariance.coalition_check import worst_precision
 
 GRAPH = nx.gnp_random_graph(30, 0.15, seed=3)
@@ -109,7 +109,7 @@ def test_both_solvers_agree_with_caps_of_each_agents_own() -> None:
     caps = np.where(np.arange(10) % 2, 4.0, 1.0)
     values = [
         design(
-            nx.path_graph(10),
+            load_network(nx.path_graph(10), mixing="gossip"),
             caps,
             objective=Horizon(50),
             threat=ThreatModel(1, "pairs"),
@@ -123,7 +123,7 @@ def test_both_solvers_agree_with_caps_of_each_agents_own() -> None:
 
 
 def test_two_insiders() -> None:
-    graph = nx.wheel_graph(7)
+    graph = load_network(nx.wheel_graph(7), mixing="gossip")
     made = [
         design(
             graph,
@@ -139,7 +139,7 @@ def test_two_insiders() -> None:
 
 
 def test_large_networks_are_designed_by_updates_on_sparse_seeds() -> None:
-    result = design("ring:60", 1.0, objective=Horizon(50))
+    result = design(load_network("ring:60", mixing="gossip"), 1.0, objective=Horizon(50))
     assert (result.solver, result.threat.seeds) == ("low-rank", "sparse:8")
     assert max(result.decomposition.count_streams()) <= 2 + 8 + 1
     assert worst_precision(result.decomposition, 1) <= 1
@@ -148,7 +148,12 @@ def test_large_networks_are_designed_by_updates_on_sparse_seeds() -> None:
 def test_a_short_search_starts_near_the_optimum() -> None:
     def solve(max_evaluations: int) -> Design:
         solver = LowRank(max_evaluations=max_evaluations)
-        return design("torus:5x5", 1.0, objective=Horizon(200), mechanism=Corn(solver))
+        return design(
+            load_network("torus:5x5", mixing="gossip"),
+            1.0,
+            objective=Horizon(200),
+            mechanism=Corn(solver),
+        )
 
     short, full = solve(40), solve(500)
     assert worst_precision(short.decomposition, 1) <= 1
@@ -170,7 +175,12 @@ def test_coalitions_that_cannot_all_be_checked_are_refused_before_the_search() -
         raise AssertionError(progress)
 
     with watch_designs(fail), pytest.raises(InvalidArgumentError, match="223,446 coalitions of 2"):
-        design("ring:669", 1.0, objective=Horizon(5), threat=ThreatModel(2))
+        design(
+            load_network("ring:669", mixing="gossip"),
+            1.0,
+            objective=Horizon(5),
+            threat=ThreatModel(2),
+        )
 
 
 @pytest.mark.parametrize("drop_cost", [0.0, 0.02])
@@ -184,10 +194,20 @@ def test_an_interrupted_design_is_private_and_says_so(drop_cost: float) -> None:
             raise KeyboardInterrupt
 
     with watch_designs(interrupt, keep_best=True):
-        result = design("ring:30", 1.0, mechanism=Corn(drop_cost=drop_cost), objective=Horizon(50))
+        result = design(
+            load_network("ring:30", mixing="gossip"),
+            1.0,
+            mechanism=Corn(drop_cost=drop_cost),
+            objective=Horizon(50),
+        )
     assert result.status == "interrupted"
     assert worst_precision(result.decomposition, 1) <= 1
-    assert result.value < design("ring:30", 1.0, mechanism="ldp", objective=Horizon(50)).value
+    assert (
+        result.value
+        < design(
+            load_network("ring:30", mixing="gossip"), 1.0, mechanism="ldp", objective=Horizon(50)
+        ).value
+    )
     assert [progress.evaluations for progress in seen] == list(range(1, 21))
 
 
@@ -197,10 +217,16 @@ def test_an_interrupt_is_raised_unless_the_best_design_is_wanted() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), watch_designs(interrupt):
-        design("ring:30", 1.0, objective=Horizon(50))
+        design(load_network("ring:30", mixing="gossip"), 1.0, objective=Horizon(50))
 
 
 @pytest.mark.parametrize("threat", [ThreatModel(1, "pairs", "common"), ThreatModel(1, "balls:1")])
 def test_other_seeds_are_refused(threat: ThreatModel) -> None:
     with pytest.raises(InvalidArgumentError, match="is for seeds of pairs"):
-        design("ring:6", 1.0, objective=Horizon(5), threat=threat, mechanism=Corn(LowRank()))
+        design(
+            load_network("ring:6", mixing="gossip"),
+            1.0,
+            objective=Horizon(5),
+            threat=threat,
+            mechanism=Corn(LowRank()),
+        )

@@ -11,8 +11,8 @@ from corn.errors import InvalidArgumentError
 from corn.topology import Network, load_network
 
 NETWORKS = {
-    "two-way": load_network("er:n=8,p=0.4,seed=1"),
-    "one-way": load_network(nx.gnp_random_graph(7, 0.6, seed=3, directed=True)),
+    "two-way": load_network("er:n=8,p=0.4,seed=1", mixing="gossip"),
+    "one-way": load_network(nx.gnp_random_graph(7, 0.6, seed=3, directed=True), mixing="gossip"),
 }
 
 
@@ -58,7 +58,7 @@ def test_momentum_passes_slow_noise_and_damps_fast_noise() -> None:
 
 
 def test_a_design_for_momentum_leaves_less_noise_in_the_average() -> None:
-    network = load_network("er:n=20,p=0.2,seed=1")
+    network = load_network("er:n=20,p=0.2,seed=1", mixing="gossip")
     ratios = [
         design(
             network, 1.0, objective=Horizon(60, 0.1, momentum), threat=EAVESDROPPER

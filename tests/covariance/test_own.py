@@ -21,7 +21,7 @@ from corn.plan import load_plan, make_plan, save_plan, verify_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
 
-NETWORK = load_network("ring:5")
+NETWORK = load_network("ring:5", mixing="gossip")
 CAPS = np.array([1.0, 4.0, 1.0, 2.0, 1.0])
 SHAPE = 100 * (np.eye(5) + 3 * (np.eye(5) - 1 / 5))
 

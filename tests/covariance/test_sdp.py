@@ -1,7 +1,6 @@
 """The semidefinite programs as oracles of the other solvers, in both formulations."""
 
 import math
-import sys
 
 import networkx as nx
 import numpy as np
@@ -10,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corn.arrays import FloatArray
-from corn.covariance import DEFAULT_THREAT, Corn, Horizon, Sdp, is_private
-from corn.covariance.sdp import Formulation
-from corn.errors import InvalidArgumentError, MissingExtraError
+from corn.covariance import Corn, Horizon, is_private
 from tests.covariance.networks import (
     NETWORKS,
     PROPERTY,
@@ -21,6 +18,7 @@ from tests.covariance.networks import (
     paper_design,
     random_network,
 )
+from tests.oracles.sdp import Formulation, Sdp
 
 # Posing a program takes cvxpy far longer than a design takes the dual.
 FEW = settings(PROPERTY, max_examples=12)
@@ -30,7 +28,7 @@ FEW = settings(PROPERTY, max_examples=12)
 @given(NETWORKS, st.sampled_from([1, 20]))
 def test_bound_sdp_and_value_are_in_order(W: FloatArray, horizon: float) -> None:
     dual = paper_design(W, objective=Horizon(horizon))
-    sdp = paper_design(W, 1.0, Corn(Sdp()), objective=Horizon(horizon))
+    sdp = paper_design(W, 1.0, Sdp(), objective=Horizon(horizon))
     assert is_private(sdp.covariance, 1.0)
     assert dual.lower_bound <= sdp.value * (1 + 1e-9)
     assert sdp.lower_bound <= dual.value * (1 + 1e-9)
@@ -43,7 +41,7 @@ def test_bound_sdp_and_value_are_in_order(W: FloatArray, horizon: float) -> None
 @pytest.mark.parametrize("W", [metropolis(nx.path_graph(7)), directed(7, seed=9)])
 def test_both_formulations_find_the_dual_optimum(W: FloatArray, formulation: Formulation) -> None:
     objective = Horizon(10)
-    sdp = paper_design(W, 3.0, Corn(Sdp(formulation, tolerance=1e-5)), objective=objective)
+    sdp = paper_design(W, 3.0, Sdp(formulation, tolerance=1e-5), objective=objective)
     dual = paper_design(W, 3.0, objective=objective)
     assert sdp.value == pytest.approx(dual.value, rel=2e-5)
     assert sdp.lower_bound == pytest.approx(dual.lower_bound, rel=2e-5)
@@ -58,27 +56,16 @@ def test_a_tight_noise_limit_costs_the_dual_little_more_than_the_exact_program(
 ) -> None:
     W = random_network(9, 0.5, 4)
     dual = paper_design(W, 1.0, Corn(max_noise_std=limit), objective=Horizon(100))
-    sdp = paper_design(W, 1.0, Corn(Sdp(), max_noise_std=limit), objective=Horizon(100))
+    sdp = paper_design(W, 1.0, Sdp(max_noise_std=limit), objective=Horizon(100))
     assert sdp.noise_std.max() <= limit * (1 + 1e-9)
     assert sdp.status == dual.status == "noise limited"
     assert sdp.value <= dual.value * (1 + 1e-5)
     assert dual.value <= 1.05 * sdp.value
 
 
-def test_without_cvxpy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cvxpy", None)
-    with pytest.raises(MissingExtraError, match=r"corn-dsgd\[sdp\]"):
-        paper_design(np.eye(2), 1.0, Corn(Sdp()))
-
-
 def test_an_unbounded_optimum_is_approached() -> None:
     complete = np.full((5, 5), 0.2)
-    sdp = paper_design(complete, 1.0, Corn(Sdp(), max_noise_std=100.0))
+    sdp = paper_design(complete, 1.0, Sdp(max_noise_std=100.0))
     dual = paper_design(complete, 1.0, Corn(max_noise_std=100.0))
     assert sdp.value == pytest.approx(dual.value, rel=1e-4)
     assert math.isclose(sdp.lower_bound, 0.2, rel_tol=1e-6)
-
-
-def test_the_papers_formulation_is_for_an_eavesdropper() -> None:
-    with pytest.raises(InvalidArgumentError, match="formulation must be 'single'"):
-        paper_design(metropolis(nx.path_graph(4)), 1.0, Corn(Sdp("paper")), threat=DEFAULT_THREAT)

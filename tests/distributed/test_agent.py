@@ -34,8 +34,8 @@ from corn.distributed.steps.exchange import Exchange
 from corn.distributed.steps.messages import Header
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.learn import Constant
-from corn.learn.monitor import Interruption
 from corn.learn.step import take_half_step
+from corn.learn.sweep import Interruption
 from corn.learn.tasks import LinearClassifier
 from corn.plan import Plan, make_plan, verify_plan
 from corn.transport import Link, LinkDesk, open_links
@@ -422,10 +422,11 @@ def test_models_that_diverge_stop_all_agents_and_are_not_saved(tmp_path: Path) -
         # Not of the model that diverged: a run goes on from before it.
         kept = list_checkpoints(Folders.of_run(tmp_path).of_agent(result.agent).private)
         assert max(kept) < result.num_steps
-        assert not torch.isfinite(result.parameters).all()
+        # The last model that could be sent to others is kept.
+        assert torch.isfinite(result.parameters).all()
 
 
-def test_survivors_continue_where_no_new_plan_can_be_made(
+def test_survivors_stop_where_no_new_plan_can_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> Plan:
@@ -434,8 +435,9 @@ def test_survivors_continue_where_no_new_plan_can_be_made(
     monkeypatch.setattr(replanning, "replan", fail)
     for result in lose_one("replan", tmp_path):
         assert isinstance(result, AgentResult), result
-        assert (result.num_steps, result.status) == (12, RunStatus.PARTIAL)
-        said = [text for text in result.notes if text.startswith("no new plan")]
+        assert (result.num_steps, result.status) == (7, RunStatus.INTERRUPTED)
+        assert (result.stop.agent, result.stop.reason) == (2, StopReason.LOSS)
+        said = [text for text in result.notes if "there is no plan for those" in text]
         assert len(said) == 1
 
 

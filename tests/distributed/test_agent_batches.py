@@ -20,10 +20,9 @@ from corn.distributed.agent import digest_data, run_problem
 from corn.distributed.startup.keyring import Keyring, RehearsalLedger, make_keys, open_ledger
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn import Constant
-from corn.learn.batches import Batch, BatchSampler
+from corn.learn.batches import Batch, BatchSampler, public_width
 from corn.learn.own_loop import LoopTask, number_rows
 from corn.learn.problem import DataSource, TrainingProblem, make_problem
-from corn.learn.sampling import public_width
 from corn.learn.training import make_task
 from corn.learn.user_model import UserModel
 from corn.noise import Secret, rotate_key
@@ -47,7 +46,9 @@ def sample_plan(sampling: Any, num_steps: int = STEPS, **changes: Any) -> Plan:
     budget = PrivacyBudget(
         10, 1e-5, num_steps=num_steps, clip=0.5, sampling=sampling, **{**common, **changes}
     )
-    return make_plan(load_network("ring:3"), budget, mechanism="ldp", threat=ThreatModel())
+    return make_plan(
+        load_network("ring:3", mixing="gossip"), budget, mechanism="ldp", threat=ThreatModel()
+    )
 
 
 def samples_of(agent: int, size: int = SAMPLES) -> TensorDataset:

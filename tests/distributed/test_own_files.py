@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from corn.distributed.agent import run_workload
-from corn.distributed.dropout.rejoin import load_addresses
 from corn.distributed.records.journal import Reports
 from corn.distributed.records.results import AgentResult
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.distributed.startup.handshake import HandshakeError
 from corn.distributed.startup.keyring import make_keys
 from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.startup.start_errors import AbsentError, LateError, RefusalError
+from corn.distributed.startup.start_errors import AbsentError, RefusalError
 from corn.errors import FileFormatError
 from corn.learn.own_data import FileWorkload
 from corn.learn.schedule import Constant
@@ -147,20 +146,3 @@ def test_after_a_start_that_failed_no_agent_is_asked_to_return(
         assert isinstance(result, LinkError | RefusalError), result
     assert (tmp_path / "out/private/agent-1").is_dir()
     assert not list(tmp_path.rglob("addresses.json"))
-
-
-def test_an_agent_that_came_too_late_keeps_the_addresses_of_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The store may be gone when it returns, and service managers then add --rejoin."""
-
-    def come_late(rendezvous: Rendezvous, _: object) -> None:
-        rendezvous.meeting  # noqa: B018
-        raise LateError
-
-    monkeypatch.setattr("corn.distributed.startup.entry.shake_hands", come_late)
-    assert [type(result) for result in run_files(tmp_path, monkeypatch)] == [LateError] * N
-    for agent in range(N):
-        own, others = load_addresses(tmp_path / f"out/private/agent-{agent}")
-        assert own is not None
-        assert others.keys() == set(range(N)) - {agent}

@@ -64,7 +64,7 @@ def small_plan(unit: str = "agent", num_steps: int = STEPS) -> Plan:
     sample: dict[str, Any] = {"unit": "sample", "batch_size": M, "sampling": "every-step"}
     options = sample if unit == "sample" else {}
     budget = PrivacyBudget(50, 1e-5, num_steps=num_steps, clip=0.5, **options)
-    return make_plan(load_network(f"complete:{N}"), budget)
+    return make_plan(load_network(f"complete:{N}", mixing="gossip"), budget)
 
 
 def loaders() -> list[DataLoader[Any]]:
@@ -231,7 +231,9 @@ def test_epsilon_after_a_new_plan_for_survivors(
 ) -> None:
     """The new noise may be less than the first plan's, and counts from the step of the switch."""
     budget = PrivacyBudget(10, 1e-5, num_steps=30, clip=0.1)
-    plan = make_plan(load_network("path:4"), budget, mechanism="decor", threat=ThreatModel())
+    plan = make_plan(
+        load_network("path:4", mixing="gossip"), budget, mechanism="decor", threat=ThreatModel()
+    )
     make_keys(tmp_path, 4)
     own_models = [make_model() for _ in range(4)]
     made: dict[tuple[int, ...], tuple[int, Plan]] = {}
@@ -303,6 +305,7 @@ def test_a_loop_that_goes_on_after_a_failure_does_not_wait_for_ever() -> None:
             loaders()[0],
             rendezvous,
             RunSettings(rehearsal_seed=SEED),
+            torch.optim.SGD(model.parameters(), lr=0.1),
         )
         with pytest.raises(InvalidArgumentError, match="the plan is for 3 agents"):
             turns.start(out=None, requirements=None)
@@ -845,7 +848,9 @@ def test_losses_of_samples_are_refused_for_agents() -> None:
 
 
 def test_adam_steps_along_independent_noise() -> None:
-    plan = make_plan(load_network(f"complete:{N}"), small_plan().budget, mechanism="ldp")
+    plan = make_plan(
+        load_network(f"complete:{N}", mixing="gossip"), small_plan().budget, mechanism="ldp"
+    )
     model = make_model()
     private = make_private(
         plan,

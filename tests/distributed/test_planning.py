@@ -24,7 +24,7 @@ from corn.distributed.startup.planning import (
 from corn.distributed.startup.rendezvous import Rendezvous
 from corn.distributed.startup.start_errors import RefusalError, StoppedBeforeStartError
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
-from corn.learn.monitor import Interruption
+from corn.learn.sweep import Interruption
 from corn.plan import fingerprint, make_plan, verify_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
@@ -33,7 +33,7 @@ from corn.transport import MemoryStore
 from .threads import make_rendezvous, run_in_threads
 
 REQUEST = PlanningRequest(PrivacyBudget(10, 1e-5, num_steps=50, clip=0.1), Horizon(10))
-GRAPH = load_network("er:n=5,p=0.5,seed=2").graph
+GRAPH = load_network("er:n=5,p=0.5,seed=2", mixing="gossip").graph
 
 
 def test_all_agents_make_the_plan_of_a_central_planner() -> None:
@@ -44,7 +44,7 @@ def test_all_agents_make_the_plan_of_a_central_planner() -> None:
     plans = [result[0] for result in results]  # type: ignore[index]
     assert len({result[1] for result in results}) == 1  # type: ignore[index]
     central = make_plan(
-        load_network(GRAPH),
+        load_network(GRAPH, mixing="gossip"),
         REQUEST.budget,
         threat=REQUEST.threat,
         objective=REQUEST.objective,

@@ -22,7 +22,7 @@ from .threads import run_in_threads
 EPSILONS, DELTAS = (1.0, 8.0, 4.0, 8.0), (1e-6, 1e-5, 1e-5, 1e-5)
 STEPS = 12
 BUDGET = PrivacyBudget(EPSILONS, DELTAS, num_steps=STEPS, clip=0.1)
-NETWORK = load_network("ring:4")
+NETWORK = load_network("ring:4", mixing="gossip")
 
 
 @pytest.mark.slow

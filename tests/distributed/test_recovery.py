@@ -197,11 +197,11 @@ def test_a_cut_link_costs_one_step_and_no_agent(
     child = SMALL.network.tree.children[ROOT][0]
     receive = Exchange.receive
 
-    def cut(self: Exchange, peer: int, **options: Any) -> Any:
+    def cut(self: Exchange, peer: int, check: Any, **options: Any) -> Any:
         AGENT.num_calls = getattr(AGENT, "num_calls", 0) + 1
         if AGENT.number == child and peer == ROOT and AGENT.num_calls == 8:
             self.link(ROOT).close()
-        return receive(self, peer, **options)
+        return receive(self, peer, check, **options)
 
     monkeypatch.setattr(Exchange, "receive", cut)
     results = run_with(monkeypatch, tmp_path, SMALL, {})

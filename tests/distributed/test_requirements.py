@@ -255,7 +255,7 @@ def test_a_plan_for_samples_ends_what_is_promised_for_the_agent(folder: Path) ->
     sampled = PrivacyBudget(
         1, 1e-5, num_steps=5, clip=1, unit="sample", batch_size=5, sampling="every-step"
     )
-    plan = make_plan(load_network("complete:2"), sampled, mechanism="ldp")
+    plan = make_plan(load_network("complete:2", mixing="gossip"), sampled, mechanism="ldp")
     total = foresee_total(
         plan, range(2), RunSettings(), keys=folder / "keys", requirements=Requirements()
     )
@@ -267,7 +267,9 @@ def test_a_plan_for_samples_ends_what_is_promised_for_the_agent(folder: Path) ->
 
 def make_small(delta: float = 1e-5, **fields: Any) -> Plan:
     budget = PrivacyBudget(fields.pop("epsilon", 1), delta, num_steps=6, clip=0.1, **fields)
-    return make_plan(load_network("complete:2"), budget, mechanism="ldp", threat=ThreatModel(1))
+    return make_plan(
+        load_network("complete:2", mixing="gossip"), budget, mechanism="ldp", threat=ThreatModel(1)
+    )
 
 
 def test_the_owner_not_the_plan_chooses_delta(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from corn.distributed.records.storage import Folders
 from corn.distributed.settings import RunSettings
 from corn.distributed.steps.half_step import CellBatches
 from corn.learn import Constant, Method, SweepSettings, Trial, run_sweep
-from corn.learn.batches import BatchSampler
-from corn.learn.sampling import SeededChoices
+from corn.learn.batches import BatchSampler, SeededChoices
 from corn.learn.workloads import Workload
 from corn.plan import FloatType, Plan, make_plan
 from corn.privacy import ClippedQuery, PrivacyBudget, Sampling
@@ -94,7 +93,7 @@ def test_per_sample_clipping_matches(tmp_path: Path) -> None:
     budget = PrivacyBudget(
         10, 1e-5, num_steps=8, clip=0.1, unit="sample", batch_size=8, sampling="every-step"
     )
-    plan = make_plan(load_network("path:4"), budget)
+    plan = make_plan(load_network("path:4", mixing="gossip"), budget)
     settings = RunSettings(Constant(0.2), rehearsal_seed=SEED, timeout=30, evaluate_at=(0,))
     compare(plan, tmp_path, settings=settings)
 
@@ -109,7 +108,9 @@ def test_agents_of_different_sizes_match_under_every_sampling(
     budget = PrivacyBudget.for_sizes(
         sizes, epsilon=10, delta=1e-5, num_steps=8, clip=0.1, batch_size=3, sampling=sampling
     )
-    plan = make_plan(load_network("path:2"), budget, mechanism="ldp", threat=ThreatModel())
+    plan = make_plan(
+        load_network("path:2", mixing="gossip"), budget, mechanism="ldp", threat=ThreatModel()
+    )
     settings = RunSettings(Constant(0.2), rehearsal_seed=SEED, timeout=30, evaluate_at=(0,))
     compare(plan, tmp_path, settings=settings)
 
@@ -128,14 +129,16 @@ def test_poisson_batches_are_those_of_the_simulation() -> None:
 
 
 def test_gossip_rounds_cool_down_and_one_way_links_match(tmp_path: Path) -> None:
-    network = load_network(nx.cycle_graph(4, create_using=nx.DiGraph), gossip=Gossip(2))
+    network = load_network(
+        nx.cycle_graph(4, create_using=nx.DiGraph), gossip=Gossip(2), mixing="gossip"
+    )
     budget = PrivacyBudget(10, 1e-5, num_steps=10, clip=0.1)
     plan = make_plan(network, budget, objective=Horizon(3), cooldown_steps=3)
     compare(plan, tmp_path, settings=replace(SETTINGS, on_dropout="stop"))
 
 
 def test_chebyshev_rounds_match(tmp_path: Path) -> None:
-    network = load_network("path:4", gossip=Gossip(3, "chebyshev"))
+    network = load_network("path:4", gossip=Gossip(3, "chebyshev"), mixing="gossip")
     budget = PrivacyBudget(10, 1e-5, num_steps=10, clip=0.1)
     compare(make_plan(network, budget, cooldown_steps=2), tmp_path)
 
@@ -144,7 +147,9 @@ def test_chebyshev_rounds_match(tmp_path: Path) -> None:
 def test_momentum_and_double_precision_match(tmp_path: Path, dtype: FloatType) -> None:
     budget = PrivacyBudget(10, 1e-5, num_steps=10, clip=0.1)
     objective = Horizon(3, momentum=0.7)
-    plan = make_plan(load_network("path:4"), budget, objective=objective, dtype=dtype)
+    plan = make_plan(
+        load_network("path:4", mixing="gossip"), budget, objective=objective, dtype=dtype
+    )
     assert plan.momentum == 0.7
     compare(plan, tmp_path)
 

@@ -131,7 +131,10 @@ def test_a_new_plan_restores_cancellation() -> None:
 
 def test_both_sides_of_a_loss_are_measured_by_one_objective() -> None:
     """Scaling the given matrix changes neither the noise nor the cost of a loss."""
-    network, options = load_network("complete:4"), {"mechanism": "ldp", "threat": ThreatModel()}
+    network, options = (
+        load_network("complete:4", mixing="gossip"),
+        {"mechanism": "ldp", "threat": ThreatModel()},
+    )
     plans = [
         make_plan(network, PLAN.budget, objective=GivenObjective(c * np.eye(4)), **options)  # type: ignore[arg-type]
         for c in (1, 1000)
@@ -145,7 +148,9 @@ def test_both_sides_of_a_loss_are_measured_by_one_objective() -> None:
 @pytest.mark.parametrize("accounting", ["gdp", "rdp"])
 def test_the_budget_left_keeps_the_cap(accounting: str) -> None:
     budget = PrivacyBudget(5, 1e-5, num_steps=100, clip=0.1, accounting=accounting)  # type: ignore[arg-type]
-    plan = make_plan(load_network("ring:4"), budget, mechanism="ldp", threat=ThreatModel())
+    plan = make_plan(
+        load_network("ring:4", mixing="gossip"), budget, mechanism="ldp", threat=ThreatModel()
+    )
     for steps in (1, 50, 99):
         cap = set_aside(budget_left(plan, (0,), steps)).precision_cap
         assert plan.precision_caps[0] * (1 - 1e-6) < cap <= plan.precision_caps[0]

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from corn.distributed.startup.rendezvous import Rendezvous
 from corn.noise import Identity, Roster, generate_identity
-from corn.transport import Credentials, Listener, MemoryStore, Store
+from corn.transport import Address, Credentials, Listener, MemoryStore, Store
 
 Result = TypeVar("Result")
 
@@ -32,11 +32,11 @@ def make_rendezvous(
     timeout: float = 20.0,
     is_host: bool = False,
     seals: bool = True,
-    start_with: int | None = None,
+    address: Address | None = None,
 ) -> Rendezvous:
     """Return an agent at a store, with a listener on this machine."""
     credentials = make_credentials(agent, num_agents, seals=seals)
-    listener = Listener(("127.0.0.1", 0), credentials)
+    listener = Listener(address or ("127.0.0.1", 0), credentials)
     return Rendezvous(
         store,
         credentials,
@@ -44,7 +44,6 @@ def make_rendezvous(
         address=("127.0.0.1", listener.port),
         timeout=timeout,
         is_host=is_host,
-        start_with=start_with,
     )
 
 

@@ -10,7 +10,7 @@ from corn.learn.tasks import LinearClassifier, Quadratic, ShallowNetwork, Task
 from corn.privacy import PrivacyBudget
 from corn.topology import Network, load_network
 
-NETWORK = load_network("er:n=6,p=0.6,seed=3")
+NETWORK = load_network("er:n=6,p=0.6,seed=3", mixing="gossip")
 BUDGET = PrivacyBudget(10, 1e-5, num_steps=400, clip=0.5)
 SAMPLE_BUDGET = PrivacyBudget(
     10, 1e-5, num_steps=400, clip=0.5, unit="sample", batch_size=8, sampling="every-step"

@@ -11,11 +11,9 @@ import torch
 
 from corn.arrays import FloatArray
 from corn.covariance import Decomposition, Horizon, MechanismName, design
-from corn.learn.batches import AgentData, BatchSampler
+from corn.learn.batches import AgentData, BatchSampler, SeededChoices
 from corn.learn.method import Method, Trial
-from corn.learn.perturbation import JointNoise, simulation_nonce
-from corn.learn.roots import symmetric_root
-from corn.learn.sampling import SeededChoices
+from corn.learn.perturbation import JointNoise, simulation_nonce, symmetric_root
 from corn.learn.schedule import Constant, Cosine, InverseSqrt, Schedule
 from corn.learn.settings import SweepSettings
 from corn.learn.simulation import Simulation
@@ -264,7 +262,7 @@ def test_without_noise_and_clipping_dsgd_reaches_the_centralised_optimum() -> No
     task = Quadratic.from_paper(6, start=np.zeros(2))
     trials = [Trial(Method.non_private(), Constant(0.02))]
     settings = SweepSettings(800, None, dtype="float64")
-    network = load_network("complete:6")
+    network = load_network("complete:6", mixing="gossip")
     simulation = Simulation(
         task, task.agent_data(torch.float64), network, trials, settings=settings
     )
@@ -281,7 +279,7 @@ def test_the_quadratic_gap_follows_from_the_noise(mechanism: MechanismName) -> N
     The gap of one run varies more than its mean, hence the many seeds.
     """
     n, num_steps, num_seeds = 6, 40, 600
-    network = load_network("er:n=6,p=0.5,seed=1")
+    network = load_network("er:n=6,p=0.5,seed=1", mixing="gossip")
     W = network.mixing_matrix
     budget = PrivacyBudget(10, 1e-5, num_steps, 0.1)
     noise = design(W, budget.precision_cap, mechanism=mechanism, objective=Horizon(10))

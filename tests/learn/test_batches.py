@@ -13,8 +13,14 @@ from scipy import stats
 
 from corn.arrays import FloatArray, IntArray
 from corn.errors import InvalidArgumentError
-from corn.learn.batches import AgentData, BatchSampler
-from corn.learn.sampling import Choices, SeededChoices, public_width, round_rate_down
+from corn.learn.batches import (
+    AgentData,
+    BatchSampler,
+    Choices,
+    SeededChoices,
+    public_width,
+    round_rate_down,
+)
 from corn.noise import Secret
 from corn.noise.choices import SecretChoices
 from corn.privacy import ClippedQuery

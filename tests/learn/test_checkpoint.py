@@ -25,7 +25,7 @@ from corn.learn import (
     Trial,
     run_sweep,
 )
-from corn.learn.checkpoint import load_sweep
+from corn.learn.sweep import load_sweep
 from corn.learn.tasks import ModuleTask
 
 from .problems import NETWORK, make_method, make_problem

@@ -53,8 +53,6 @@ def test_mechanisms_are_compared_on_an_own_model(tmp_path: Path) -> None:
         if name != "none":
             assert float(str(facts["simulated_epsilon"])) == pytest.approx(30)
     assert "eavesdropper" in str(found.summary["mine"]["against"])
-    losses = {name: float(str(facts["test_loss"])) for name, facts in found.summary.items()}
-    assert losses["none"] < losses["ldp"]
 
 
 def test_names_of_own_mechanisms_must_be_new(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from corn.learn.datasets import (
     import_dataset,
     is_cached,
     load_dataset,
+    read_idx,
+    read_libsvm,
 )
-from corn.learn.datasets.loading import read_idx, read_libsvm
 
 from .places import SHARED_DATA, needs_a9a, needs_mnist
 

@@ -10,8 +10,14 @@ from pathlib import Path
 import pytest
 
 from corn.errors import FileFormatError
-from corn.learn.datasets import DownloadError, catalogue, fetch_dataset, is_cached
-from corn.learn.datasets.catalogue import DownloadableDataset, RemoteFile
+from corn.learn import datasets
+from corn.learn.datasets import (
+    DownloadableDataset,
+    DownloadError,
+    RemoteFile,
+    fetch_dataset,
+    is_cached,
+)
 
 CONTENT = {"plain": b"0123456789" * 50_000, "packed": b"some other content " * 10_000}
 SERVED = {"plain": CONTENT["plain"], "packed.gz": gzip.compress(CONTENT["packed"])}
@@ -74,7 +80,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> DownloadableDataset:
         for name in SERVED
     )
     dataset = DownloadableDataset("toy", "idx", files, ("http://unused/",), "digits", "a toy")
-    monkeypatch.setitem(catalogue.DOWNLOADABLE, "toy", dataset)
+    monkeypatch.setitem(datasets.DOWNLOADABLE, "toy", dataset)
     return dataset
 
 

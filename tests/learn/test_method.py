@@ -47,14 +47,14 @@ def test_clipping_must_match_the_budget() -> None:
 
 
 def test_noise_for_an_eavesdropper_is_refused_against_insiders() -> None:
-    network = load_network("ring:4")
+    network = load_network("ring:4", mixing="gossip")
     made = design(network, BUDGET, objective=Horizon(5), threat=EAVESDROPPER)
     with pytest.raises(InvalidArgumentError, match="does not keep its budget against"):
         Method.private("corn", made, BUDGET, threat=ThreatModel(1))
 
 
 def test_methods_by_name() -> None:
-    network = load_network("ring:4")
+    network = load_network("ring:4", mixing="gossip")
     names = ["corn", "central", "none", "unclipped"]
     found = make_methods(names, network, BUDGET, objective=Horizon())
     assert [method.name for method in found] == names
@@ -71,7 +71,9 @@ def test_mechanisms_with_seeds_of_their_own_hold_against_an_eavesdropper_only() 
 
 
 def test_one_agent_has_no_insiders() -> None:
-    made = make_methods(["corn", "ldp"], load_network("complete:1"), BUDGET, objective=Horizon(5))
+    made = make_methods(
+        ["corn", "ldp"], load_network("complete:1", mixing="gossip"), BUDGET, objective=Horizon(5)
+    )
     assert [method.threat for method in made] == [EAVESDROPPER, EAVESDROPPER]
 
 
@@ -86,7 +88,9 @@ def test_noise_without_shared_seeds_is_checked_once_and_not_per_coalition(
         return worst_precisions(shares, max_colluders)
 
     monkeypatch.setattr("corn.learn.method.worst_precisions", count)
-    (ldp,) = make_methods(["ldp"], load_network("torus:32x32"), BUDGET, objective=Horizon(5))
+    (ldp,) = make_methods(
+        ["ldp"], load_network("torus:32x32", mixing="gossip"), BUDGET, objective=Horizon(5)
+    )
     assert ldp.threat.max_colluders == DEFAULT_THREAT.max_colluders
     assert set(sizes) == {0}
 
@@ -95,7 +99,7 @@ def test_noise_without_shared_seeds_is_checked_once_and_not_per_coalition(
 def test_designs_of_large_networks_are_trained() -> None:
     """On a large network the independent check of [R⁻¹]_ii rounds up by more than the solver."""
     budget = PrivacyBudget(10, 1e-5, num_steps=100, clip=0.1)
-    network = load_network("torus:20x20")
+    network = load_network("torus:20x20", mixing="gossip")
     methods = make_methods(
         ["corn", "decor"], network, budget, objective=Horizon(20), threat=EAVESDROPPER
     )

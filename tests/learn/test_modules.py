@@ -12,8 +12,7 @@ from corn.errors import CornWarning, InvalidArgumentError
 from corn.learn import load_parameters, train
 from corn.learn.batches import Batch
 from corn.learn.tasks import MeanLoss, ModuleTask
-from corn.learn.tasks.differentiation import Vectorised
-from corn.learn.tasks.flat_module import FlatModule
+from corn.learn.tasks.module import FlatModule, Vectorised
 from corn.learn.user_model import UserModel
 from corn.privacy import PrivacyBudget
 

@@ -15,6 +15,7 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 
 import corn
 from corn import PrivacyBudget, load_network, make_plan
+from corn.covariance import Horizon
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn import Constant, Cosine, Method, Row, SweepSettings, Trial, run_sweep
 from corn.learn.optimizers import OptimizerFactory, describe_optimizer, read_learning_rate
@@ -95,8 +96,8 @@ def test_step_sizes_and_schedules_are_the_learning_rate() -> None:
 
 
 def test_it_replaces_the_momentum_of_a_plan() -> None:
-    plan = make_plan(SUM, PrivacyBudget(5, 1e-5, num_steps=200, clip=0.1))
-    assert plan.momentum > 0
+    objective = Horizon(40, momentum=0.9)
+    plan = make_plan(SUM, PrivacyBudget(5, 1e-5, num_steps=200, clip=0.1), objective=objective)
     result = corn.train(
         plan, model=make_model(), loss=LOSS, datasets=make_data(), optimizer=Adam, num_steps=2
     )
@@ -108,7 +109,7 @@ def test_it_replaces_the_momentum_of_a_plan() -> None:
 @pytest.mark.parametrize("budget", [None, BUDGET])
 def test_gossip_is_refused_with_the_reason(budget: PrivacyBudget | None) -> None:
     with pytest.raises(InvalidArgumentError, match=r"exact sums.*own noisy releases.*mixing='sum'"):
-        train(load_network(f"ring:{N}"), budget, optimizer=Adam)
+        train(load_network(f"ring:{N}", mixing="gossip"), budget, optimizer=Adam)
 
 
 WRONG: list[tuple[Callable[..., Any], str]] = [
@@ -179,7 +180,7 @@ def test_a_checkpoint_of_exact_sums_fits_no_gossip(tmp_path: Path) -> None:
     options: dict[str, Any] = {"checkpoint": tmp_path / "c.pt", "momentum": 0.0}
     train(SUM, **options)
     with pytest.raises(FileFormatError, match="other data, network, methods or settings"):
-        train(load_network(f"ring:{N}"), **options, cooldown_steps=0, resume=True)
+        train(load_network(f"ring:{N}", mixing="gossip"), **options, cooldown_steps=0, resume=True)
 
 
 def test_descriptions_name_class_and_settings() -> None:
@@ -234,5 +235,6 @@ def test_models_depend_on_the_sum_of_releases_alone(
 
 def test_masks_are_refused_where_models_would_show_single_releases() -> None:
     noise = corn.design(SUM, BUDGET)
+    gossip = corn.load_network(f"ring:{N}", mixing="gossip")
     with pytest.raises(InvalidArgumentError, match="masks is for exact sums, found mixing"):
-        corn.train(f"ring:{N}", BUDGET, noise, model=make_model(), loss=LOSS, datasets=make_data())
+        corn.train(gossip, BUDGET, noise, model=make_model(), loss=LOSS, datasets=make_data())

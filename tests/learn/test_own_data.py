@@ -11,8 +11,7 @@ import torch
 from PIL import Image
 
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
-from corn.learn.bounds import Bounds
-from corn.learn.own_data import FileWorkload
+from corn.learn.own_data import Bounds, FileWorkload
 from corn.learn.tasks import LinearClassifier, ModuleTask
 
 ROWS = [(20 + 3 * k, 1.5 * k, "yes" if k % 3 else "no") for k in range(20)]

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from corn.errors import FileFormatError
-from corn.learn.datasets import catalogue
-from corn.learn.datasets.own_files import read_own_samples
+from corn.learn import datasets
+from corn.learn.own_files import read_own_samples
 
 LIMIT = 1 << 20
 ROWS = 3 * LIMIT // 8  # of one number each: three times the limit
@@ -72,7 +72,7 @@ def test_a_file_that_decompresses_to_far_more_is_refused(
 ) -> None:
     path = tmp_path / name
     write(path)
-    monkeypatch.setattr(catalogue, "_MOST_UNPACKED_BYTES", LIMIT)
+    monkeypatch.setattr(datasets, "_MOST_UNPACKED_BYTES", LIMIT)
     with pytest.raises(FileFormatError, match=r"must be at most 1,048,576 bytes.*without compress"):
         read_own_samples(path, None if path.is_dir() else "y")
 
@@ -94,7 +94,7 @@ def test_short_rows_take_little_more_memory_than_their_numbers(tmp_path: Path) -
 
 def test_ordinary_compressed_data_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Digits that are random compress by less than a hundred, whatever the size of the file."""
-    monkeypatch.setattr(catalogue, "_MOST_UNPACKED_BYTES", 0)
+    monkeypatch.setattr(datasets, "_MOST_UNPACKED_BYTES", 0)
     numbers = np.random.default_rng(0).integers(0, 9, 5000)
     text = "x,y\n" + "".join(f"{number},1\n" for number in numbers)
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text.encode()))

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from corn.covariance import Decomposition
-from corn.learn.perturbation import JointNoise, KeyedNoise, StepNoise
-from corn.learn.roots import symmetric_root
+from corn.learn.perturbation import JointNoise, KeyedNoise, StepNoise, symmetric_root
 
 from .problems import make_method
 

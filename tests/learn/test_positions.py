@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from corn.learn.batches import AgentData, Batch, BatchSampler
-from corn.learn.sample_gradients import SampleGradients
-from corn.learn.sampling import public_width
+from corn.learn.batches import AgentData, Batch, BatchSampler, public_width
 from corn.learn.step import compute_gradients, sum_clipped_samples
 from corn.learn.tasks import (
     Gradients,
@@ -22,6 +20,7 @@ from corn.learn.tasks import (
     Task,
     small_cnn_task,
 )
+from corn.learn.user_model import SampleGradients
 from corn.noise import Secret
 from corn.noise.choices import SecretChoices
 from corn.privacy import ClippedQuery

@@ -19,7 +19,7 @@ from corn.learn import (
     write_tensorboard,
 )
 from corn.learn.metrics import Row, _split_runs
-from corn.learn.monitor import summarize_rows
+from corn.learn.sweep import summarize_rows
 
 from .sweeps import sweep
 

@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import Batch
-from corn.learn.sample_gradients import SampleGradients, find_owners
-from corn.learn.user_model import UserModel
+from corn.learn.user_model import SampleGradients, UserModel, find_owners
 
 
 class Adapter(nn.Module):

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from corn.errors import InvalidArgumentError
-from corn.learn.sampling import note_batch_size, public_width, require_fitting_samples
+from corn.learn.batches import note_batch_size, public_width, require_fitting_samples
 from corn.privacy import PrivacyBudget
 
 

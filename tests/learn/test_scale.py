@@ -12,16 +12,21 @@ from corn.learn.method import MethodNoise
 from corn.learn.metrics import choose_measured
 from corn.learn.mixer import Mixer
 from corn.learn.named_methods import make_methods
-from corn.learn.perturbation import StructuredNoise
-from corn.learn.roots import DiagonalRoot, FourierRoot, MatrixRoot, make_root
+from corn.learn.perturbation import (
+    DiagonalRoot,
+    FourierRoot,
+    MatrixRoot,
+    StructuredNoise,
+    make_root,
+)
 from corn.privacy import PrivacyBudget
 from corn.topology import Gossip, load_network
-from corn.topology.lattice import find_lattice
+from corn.topology.sparse import find_lattice
 
 
 @pytest.mark.parametrize("gossip", ["1", "3", "chebyshev:1", "chebyshev:4"])
 def test_sparse_rounds_equal_the_dense_power(gossip: str) -> None:
-    network = load_network("torus:4x5", gossip=Gossip.parse(gossip))
+    network = load_network("torus:4x5", gossip=Gossip.parse(gossip), mixing="gossip")
     models = torch.randn(2, 20, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     before = models.clone()
     sparse = Mixer(network, dtype=torch.float64, is_sparse=True).mix(models)
@@ -33,12 +38,18 @@ def test_sparse_rounds_equal_the_dense_power(gossip: str) -> None:
 
 
 def pairs_on_a_ring(n: int) -> Decomposition:
-    made = design(f"ring:{n}", 1.0, mechanism="decor", objective=Horizon(20), threat=EAVESDROPPER)
+    made = design(
+        load_network(f"ring:{n}", mixing="gossip"),
+        1.0,
+        mechanism="decor",
+        objective=Horizon(20),
+        threat=EAVESDROPPER,
+    )
     return made.decomposition
 
 
 def lattice(graph: str) -> LatticeNoise:
-    network = load_network(graph)
+    network = load_network(graph, mixing="gossip")
     row = find_lattice(network.sparse_matrix)
     assert row is not None
     return design_lattice(row, 1.0, objective=Horizon(20, 0.1), gossip=network.gossip)
@@ -76,7 +87,7 @@ def test_structured_noise_has_its_covariances_and_is_new_at_every_step() -> None
 
 
 def test_large_lattices_keep_their_promise_without_a_dense_design() -> None:
-    network = load_network("torus:48x50")
+    network = load_network("torus:48x50", mixing="gossip")
     budget = PrivacyBudget(epsilon=5, delta=1e-5, num_steps=50, clip=0.1)
     methods = make_methods(
         ["corn", "decor", "ldp"], network, budget, objective=Horizon(10, 0.1), threat=EAVESDROPPER
@@ -99,11 +110,13 @@ def test_measured_agents_are_spread_over_all() -> None:
 def test_designs_against_insiders_that_would_take_days_are_refused() -> None:
     budget = PrivacyBudget(epsilon=5, delta=1e-5, num_steps=50, clip=0.1)
     with pytest.raises(InvalidArgumentError, match="--colluders 0"):
-        make_methods(["corn"], load_network("grid:71x71"), budget, objective=Horizon(10))
+        make_methods(
+            ["corn"], load_network("grid:71x71", mixing="gossip"), budget, objective=Horizon(10)
+        )
 
 
 def test_large_lattices_keep_their_promise_against_an_insider() -> None:
-    network = load_network("torus:71x71")
+    network = load_network("torus:71x71", mixing="gossip")
     budget = PrivacyBudget(epsilon=5, delta=1e-5, num_steps=50, clip=0.1)
     (corn,) = make_methods(["corn"], network, budget, objective=Horizon(10, 0.1))
     spent = corn.epsilon_spent(50)

@@ -19,7 +19,7 @@ from corn.learn.step import (
     take_half_step,
 )
 from corn.learn.tasks import LinearClassifier, ModuleTask, Quadratic, ShallowNetwork, Task
-from corn.learn.tasks.differentiation import Looped
+from corn.learn.tasks.module import Looped
 from corn.learn.tasks.protocol import Gradients
 
 CLIP = torch.tensor([0.1], dtype=torch.float64)

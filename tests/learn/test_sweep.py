@@ -81,7 +81,9 @@ def test_central_training_equals_training_on_the_average() -> None:
         Trial(Method.non_private(weak.query), Constant(0.3)),
     ]
     settings = SweepSettings(300, None, dtype="float64")
-    result = run_sweep(make_logistic(), load_network("complete:6"), trials, settings=settings)
+    result = run_sweep(
+        make_logistic(), load_network("complete:6", mixing="gossip"), trials, settings=settings
+    )
     torch.testing.assert_close(result.parameters[0], result.parameters[1], rtol=0, atol=0.05)
     assert float(result.last_rows[0]["train_accuracy"]) > 0.7
 
@@ -212,7 +214,9 @@ def test_no_samples_to_measure_on_are_refused() -> None:
 def test_data_and_noise_must_have_one_part_per_agent() -> None:
     trials = [Trial(make_method("ldp"), Constant(0.1))]
     with pytest.raises(InvalidArgumentError, match="data must be 4, one for each agent"):
-        run_sweep(make_logistic(), load_network("ring:4"), trials, settings=SETTINGS)
+        run_sweep(
+            make_logistic(), load_network("ring:4", mixing="gossip"), trials, settings=SETTINGS
+        )
     other = Method.private("other", np.eye(4) * 1e6, BUDGET)
     with pytest.raises(InvalidArgumentError, match="must be for 6 agents, found 4"):
         run_sweep(make_logistic(), NETWORK, [Trial(other, Constant(1))], settings=SETTINGS)

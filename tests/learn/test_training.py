@@ -61,7 +61,7 @@ def test_regression_with_torch_data_sets() -> None:
     y = X @ torch.tensor([[1.0], [-2.0], [0.5]])
     data = [TensorDataset(X[k : k + 20], y[k : k + 20]) for k in range(0, 80, 20)]
     result = train(
-        load_network("ring:4"),
+        load_network("ring:4", mixing="gossip"),
         None,
         model=nn.Linear(3, 1),
         loss=functional.mse_loss,
@@ -76,7 +76,7 @@ def test_regression_with_torch_data_sets() -> None:
 
 
 def test_every_agent_learns_under_a_private_budget() -> None:
-    network = load_network("ring:4")
+    network = load_network("ring:4", mixing="gossip")
     made = design(network, BUDGET, objective=Horizon(5), threat=EAVESDROPPER)
     for noise in (made, made.decomposition, None):
         result = train(
@@ -94,7 +94,7 @@ def test_every_agent_learns_under_a_private_budget() -> None:
 
 def test_a_plan_has_network_budget_and_noise() -> None:
     """ε is counted against the insiders of the plan, not against a weaker eavesdropper."""
-    network = load_network("ring:4", gossip=Gossip(2, "chebyshev"))
+    network = load_network("ring:4", gossip=Gossip(2, "chebyshev"), mixing="gossip")
     plan = make_plan(network, BUDGET, cooldown_steps=1)
     options: dict[str, Any] = {"model": LinearClassifier(3, 2), "datasets": make_datasets()}
     result = train(plan, **options)
@@ -255,7 +255,7 @@ def test_noise_is_designed_against_one_insider_if_there_is_one(
         datasets=make_datasets(num_agents),
         secure=secure,
     )
-    assert result.trials[0].method.threat == threat.resolve(nx.complete_graph(num_agents))
+    assert result.trials[0].method.threat == threat.resolve(nx.complete_graph(num_agents), "sum")
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -272,7 +272,7 @@ def test_a_large_network_is_trained_against_an_eavesdropper(secure: bool) -> Non
 
 
 def test_given_noise_must_hold_against_the_threat() -> None:
-    outside = design("ring:4", BUDGET, threat=EAVESDROPPER)
+    outside = design(load_network("ring:4", mixing="gossip"), BUDGET, threat=EAVESDROPPER)
     given: dict[str, Any] = {"model": LinearClassifier(3, 2), "datasets": make_datasets()}
     with pytest.raises(InvalidArgumentError, match="does not keep its budget against"):
         train("ring:4", BUDGET, outside, threat=DEFAULT_THREAT, **given)
@@ -281,7 +281,7 @@ def test_given_noise_must_hold_against_the_threat() -> None:
 
 
 def test_a_plan_is_run_with_secret_keys() -> None:
-    plan = make_plan(load_network("ring:4"), BUDGET)
+    plan = make_plan(load_network("ring:4", mixing="gossip"), BUDGET)
     result = train(plan, model=LinearClassifier(3, 2), datasets=make_datasets(), secure=True)
     assert 9.9 < float(result.last_rows[0]["epsilon"]) <= 10
     assert result.last_rows[0]["central_ratio"] == pytest.approx(plan.central_ratio)
@@ -289,7 +289,7 @@ def test_a_plan_is_run_with_secret_keys() -> None:
 
 def test_each_agent_spends_its_own_promise() -> None:
     budget = dataclasses.replace(BUDGET, epsilon=(1.0, 10.0, 10.0, 10.0))
-    plan = make_plan(load_network("ring:4"), budget)
+    plan = make_plan(load_network("ring:4", mixing="gossip"), budget)
     result = train(plan, model=LinearClassifier(3, 2), datasets=make_datasets(), secure=True)
     row = result.last_rows[0]
     assert 0.99 < float(row["epsilon_least"]) <= 1 < float(row["epsilon"]) <= 10
@@ -333,7 +333,7 @@ def test_a_release_does_not_stop_because_of_the_training_loss() -> None:
 
 @pytest.mark.parametrize("name", ["central", "ldp"])
 def test_secret_keys_need_a_promise_that_holds_in_floating_point(name: str) -> None:
-    network = load_network("ring:4")
+    network = load_network("ring:4", mixing="gossip")
     method = make_methods([name], network, BUDGET, objective=Horizon(5))[0]
     problem = learn.TrainingProblem(
         LinearClassifier(3, 2), learn.AgentData.from_parts(make_datasets())
@@ -381,7 +381,7 @@ def test_batches_are_new_in_every_release_and_repeat_in_simulations(
         sampling=sampling,
         samples_per_agent=sizes,
     )
-    plan, results = make_plan(load_network("ring:4"), budget, mechanism="ldp"), []
+    plan, results = make_plan(load_network("ring:4", mixing="gossip"), budget, mechanism="ldp"), []
     for secure in (True, True, False, False):
         seen.append([])
         results.append(train(plan, model=LinearClassifier(3, 2), datasets=datasets, secure=secure))
@@ -395,7 +395,7 @@ def test_batches_are_new_in_every_release_and_repeat_in_simulations(
 
 
 def test_one_agents_number_of_samples_changes_no_bit_of_the_others_gradients() -> None:
-    plan = make_plan(load_network("ring:4"), BUDGET)
+    plan = make_plan(load_network("ring:4", mixing="gossip"), BUDGET)
     trials = [learn.Trial(Method.from_plan(plan), learn.Constant(0.1))]
     settings = learn.SweepSettings(1, None, noise_keys="secret", dtype="float32")
     found = []

@@ -15,8 +15,8 @@ from corn.plan.advice import (
     expect,
     expect_step_size,
     list_prospects,
+    propose,
 )
-from corn.plan.proposal import propose
 from corn.topology import load_network
 
 SCALE = TrainingScale(20, 2800, 7850, epsilon=1, delta=1e-5)
@@ -47,7 +47,7 @@ def test_the_step_size_minimises_the_bound(noise_variance: float) -> None:
 
 def test_the_central_limit_is_near_the_exact_cap() -> None:
     """Prospects of little noise per step are left out: there the limit would be wrong."""
-    for prospect in list_prospects(SCALE, central_ratio=lambda _: 1.0)[::9]:
+    for prospect in list_prospects(SCALE, central_ratio=1.0)[::9]:
         budget = SCALE.make_budget(prospect.batch_size, prospect.num_steps)
         exact = expect(
             SCALE,
@@ -60,7 +60,7 @@ def test_the_central_limit_is_near_the_exact_cap() -> None:
 
 
 def test_more_steps_and_larger_rates_stop_paying() -> None:
-    prospects = list_prospects(SCALE, central_ratio=lambda _: 1.2)
+    prospects = list_prospects(SCALE, central_ratio=1.2)
     excess = {(own.num_steps, own.batch_size): own.excess for own in prospects}
     for (steps, size), value in excess.items():
         for more in ((steps, 2 * size), (10 * steps, size)):
@@ -78,25 +78,24 @@ def test_more_steps_and_larger_rates_stop_paying() -> None:
 
 def test_twice_the_data_halves_the_excess() -> None:
     """In the plateau, samples, agents and ε count alike; four times the parameters doubles it."""
-    base = min(own.excess for own in list_prospects(SCALE, central_ratio=lambda _: 1.0))
+    base = min(own.excess for own in list_prospects(SCALE, central_ratio=1.0))
     changes = [({"samples": 5600}, 0.5), ({"num_agents": 40}, 0.5), ({"num_parameters": 31400}, 2)]
     for change, factor in changes:
-        other = list_prospects(replace(SCALE, **change), central_ratio=lambda _: 1.0)  # type: ignore[arg-type]
+        other = list_prospects(replace(SCALE, **change), central_ratio=1.0)  # type: ignore[arg-type]
         assert min(own.excess for own in other) == pytest.approx(factor * base, rel=0.02)
 
 
-def test_a_proposal_keeps_its_promise_and_names_its_gossip() -> None:
+def test_a_proposal_keeps_its_promise() -> None:
     network = load_network("ring:6")
     scale = TrainingScale(6, 500, 50, epsilon=1, delta=1e-5)
     proposal = propose(network, scale, threat=ThreatModel(1))
     assert proposal.budget.batch_size == proposal.prospect.batch_size
     assert proposal.budget.sampling == "poisson"
-    assert proposal.mixing in proposal.mixings
-    ratios = [own.central_ratio for own in proposal.mixings]
-    assert ratios == sorted(ratios, reverse=True)
-    assert min(ratios) >= 1
+    assert proposal.central_ratio == pytest.approx(6 / 5)
     by_agent = propose(network, replace(scale, unit="agent", clip=0.1), threat=ThreatModel(0))
     assert by_agent.budget.batch_size is None
+    gossip = propose(load_network("ring:6", mixing="gossip"), scale, threat=ThreatModel(1))
+    assert gossip.central_ratio > proposal.central_ratio
 
 
 def test_bad_scales_are_refused() -> None:
@@ -105,4 +104,4 @@ def test_bad_scales_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="samples"):
         replace(SCALE, samples=0)
     with pytest.raises(InfeasibleError, match="too large for advice"):
-        list_prospects(replace(SCALE, epsilon=1e6), central_ratio=lambda _: 1.0)
+        list_prospects(replace(SCALE, epsilon=1e6), central_ratio=1.0)

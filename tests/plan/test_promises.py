@@ -15,7 +15,7 @@ from corn.privacy import PrivacyBudget, subsampling
 from corn.privacy.floats import set_aside
 from corn.topology import load_network
 
-NETWORK = load_network("er:n=6,p=0.5,seed=2")
+NETWORK = load_network("er:n=6,p=0.5,seed=2", mixing="gossip")
 EPSILONS = (0.5, 2.0, 2.0, 8.0, 8.0, 2.0)
 DELTAS = (1e-6, 1e-5, 1e-5, 1e-5, 1e-4, 1e-5)
 BUDGET = PrivacyBudget(EPSILONS, DELTAS, num_steps=100, clip=0.1)
@@ -99,7 +99,7 @@ def test_sampled_promises_are_judged_by_their_epsilon(
     budget = PrivacyBudget(
         (0.5, 2, 2, 2), 1e-5, 100, 0.1, unit="sample", batch_size=8, sampling_rate=0.1
     )
-    made = make_plan(load_network("ring:4"), budget)
+    made = make_plan(load_network("ring:4", mixing="gossip"), budget)
     found = subsampling.calibrate_precision
 
     def calibrate(*args: Any, **options: Any) -> float:

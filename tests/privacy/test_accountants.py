@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from corn.errors import CornWarning
 from corn.privacy import ACCOUNTANTS, Accounting, gaussian
-from corn.privacy.accountants import is_proved, warn_if_unproved
+from corn.privacy.gaussian import is_proved, warn_if_unproved
 
 RENYI, PAPER = ACCOUNTANTS["rdp"], ACCOUNTANTS["paper"]
 epsilons = st.floats(-3, 3).map(lambda exponent: 10.0**exponent)

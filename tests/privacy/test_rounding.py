@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from corn.errors import CornWarning
 from corn.privacy import PrivacyBudget
-from corn.privacy.accountants import warn_if_unproved
+from corn.privacy.gaussian import warn_if_unproved
 from corn.privacy.rounding import (
     round_bound_down,
     round_up,

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from scipy.special import ndtr
-from tests.oracles import loss_distribution
 
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.privacy import (
@@ -24,6 +23,7 @@ from corn.privacy import (
     gaussian,
     subsampling,
 )
+from tests.oracles import loss_distribution
 
 
 def sample_query(rate: float, adjacency: Adjacency = "replace") -> ClippedQuery:

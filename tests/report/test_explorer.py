@@ -41,7 +41,7 @@ def run_in_node(code: str) -> Any:
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     page = tmp_path_factory.mktemp("explorer") / "page.html"
-    page.write_text(write_page(load_network("ring:8")), encoding="utf-8")
+    page.write_text(write_page(load_network("ring:8", mixing="gossip")), encoding="utf-8")
     with browsing() as opened:
         opened.open(page)
         yield opened
@@ -174,7 +174,7 @@ def expect(found: Any, exact: Design, *, rel: float) -> None:
 def test_designs_against_an_eavesdropper_are_those_of_the_package(
     engine: Engine, spec: str
 ) -> None:
-    network = load_network(spec)
+    network = load_network(spec, mixing="gossip")
     found = engine(
         prepare(network) + "const L = corn.networks.laplacian(n, links);"
         "return {A: Array.from(A), corn: judge(corn.designs.corn(A, n)),"
@@ -201,7 +201,7 @@ def test_designs_against_an_eavesdropper_are_those_of_the_package(
 def test_designs_against_insiders_are_those_of_the_package(
     engine: Engine, spec: str, colluders: int
 ) -> None:
-    network = load_network(spec)
+    network = load_network(spec, mixing="gossip")
     found, gap, worst = engine(
         prepare(network) + "const objective = {length: 200, weight: 0.1, momentum: 0.9};"
         f"const settings = {{agents: n, links, objective, colluders: {colluders}}};"
@@ -277,7 +277,9 @@ def test_drawn_links_keep_the_numbers_of_agents(engine: Engine, tmp_path: Path) 
     links = [[2, 11], [0, 2], [1, 11], [0, 3], *([k, k + 1] for k in range(3, 11))]
     path = tmp_path / "drawn.edges"
     path.write_text(export(engine, "edgeList", links=links))
-    assert nx.utils.edges_equal(list(load_network(path).graph.edges), map(tuple, links))
+    assert nx.utils.edges_equal(
+        list(load_network(path, mixing="gossip").graph.edges), map(tuple, links)
+    )
 
 
 def test_exported_requests_are_read(engine: Engine, tmp_path: Path) -> None:
@@ -314,7 +316,7 @@ def test_an_insider_is_marked_by_keyboard(browser: Browser) -> None:
     assert "insider 1," in text
     assert browser.run("return document.activeElement.dataset.agent") == "1"
     assert browser.run("return document.activeElement.getAttribute('aria-pressed')") == "true"
-    network = load_network("ring:8")
+    network = load_network("ring:8", mixing="gossip")
     budget = PrivacyBudget(epsilon=1, delta=1e-5, num_steps=1000, clip=0.1)
     noise = design(network, budget, threat=EAVESDROPPER)
     exposed = corn.expose(noise.decomposition, [1], budget.query, num_steps=1000).epsilon(1e-5)
@@ -336,7 +338,7 @@ def test_a_graph_is_drawn_and_sampling_chosen(browser: Browser) -> None:
     browser.wait(f"corn.page.state.view.settings.promise.unit === 'sample' && {READY}")
     browser.click("input[value=pythonLines]")
     text = browser.run("return document.getElementById('export').textContent")
-    assert 'load_network("drawn.edges")' in text
+    assert 'load_network("drawn.edges", mixing="gossip")' in text
     assert browser.errors() == []
 
 
@@ -366,6 +368,6 @@ def test_names_of_files_cannot_end_a_script() -> None:
 
 def test_networks_that_a_browser_cannot_design_for_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="for 2 to 40 agents, found 41"):
-        write_page(load_network("ring:41"))
+        write_page(load_network("ring:41", mixing="gossip"))
     with pytest.raises(InvalidArgumentError, match="Metropolis weights, found lazy"):
         write_page(load_network("ring:8", weights="lazy"))

@@ -129,21 +129,21 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="needs a W that mixes"):
         Gossip(2, "chebyshev").matrix(np.eye(2))
     with pytest.raises(InvalidArgumentError, match="needs a symmetric mixing matrix"):
-        load_network("directed-ring:4", gossip=Gossip(2, "chebyshev"))
+        load_network("directed-ring:4", gossip=Gossip(2, "chebyshev"), mixing="gossip")
 
 
 def test_a_network_has_the_matrix_of_a_step() -> None:
-    network = load_network("path:6", gossip=Gossip(3, "chebyshev"))
-    W = load_network("path:6").mixing_matrix
+    network = load_network("path:6", gossip=Gossip(3, "chebyshev"), mixing="gossip")
+    W = load_network("path:6", mixing="gossip").mixing_matrix
     np.testing.assert_array_equal(network.mixing_matrix, W)
     np.testing.assert_array_equal(network.step_matrix, Gossip(3, "chebyshev").matrix(W))
     assert not network.step_matrix.flags.writeable
-    np.testing.assert_array_equal(load_network("path:6").step_matrix, W)
+    np.testing.assert_array_equal(load_network("path:6", mixing="gossip").step_matrix, W)
 
 
 @pytest.mark.parametrize("gossip", ["1", "plain:3", "chebyshev:3"])
 def test_the_default_cool_down_leaves_a_hundredth_of_disagreement(gossip: str) -> None:
-    network = load_network("er:n=20,p=0.2,seed=1", gossip=Gossip.parse(gossip))
+    network = load_network("er:n=20,p=0.2,seed=1", gossip=Gossip.parse(gossip), mixing="gossip")
     steps, deflated = choose_cooldown(network, 1000), network.step_matrix - 1 / 20
     left = [np.linalg.norm(np.linalg.matrix_power(deflated, k), 2) for k in (steps - 1, steps)]
     assert left[1] <= 0.01 < left[0]
@@ -152,7 +152,7 @@ def test_the_default_cool_down_leaves_a_hundredth_of_disagreement(gossip: str) -
 
 @pytest.mark.parametrize("spec", ["ring:9", "karate", "directed-ring:7"])
 def test_mixing_leaves_no_more_than_the_remaining_disagreement(spec: str) -> None:
-    network = load_network(spec)
+    network = load_network(spec, mixing="gossip")
     models = np.random.default_rng(1).normal(size=network.num_agents)
     left = np.linalg.matrix_power(network.mixing_matrix, 5) @ models - models.mean()
     bound = find_remaining_disagreement(network, 5)
@@ -163,8 +163,8 @@ def test_mixing_leaves_no_more_than_the_remaining_disagreement(spec: str) -> Non
 
 def test_agents_that_never_agree_do_not_cool_down() -> None:
     swap = np.array([[0.0, 1.0], [1.0, 0.0]])
-    assert choose_cooldown(load_network(swap), 100) == 0
-    assert choose_cooldown(load_network("complete:1"), 100) == 0
+    assert choose_cooldown(load_network(swap, mixing="gossip"), 100) == 0
+    assert choose_cooldown(load_network("complete:1", mixing="gossip"), 100) == 0
 
 
 def test_messages_count_rounds_and_the_cool_down() -> None:

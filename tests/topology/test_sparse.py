@@ -31,7 +31,7 @@ def test_extremes_are_those_of_all_eigenvalues(graph: str, weights: str) -> None
 
 @pytest.mark.parametrize("gossip", ["1", "3", "chebyshev:3"])
 def test_the_sparse_spectrum_agrees_with_the_dense_one(gossip: str) -> None:
-    network = load_network("er:n=40,p=0.2,seed=1", gossip=Gossip.parse(gossip))
+    network = load_network("er:n=40,p=0.2,seed=1", gossip=Gossip.parse(gossip), mixing="gossip")
     dense = spectrum(network.step_matrix)
     found = sparse_spectrum(network.sparse_matrix, network.schedule)
     assert found.second_eigenvalue == pytest.approx(dense.second_eigenvalue, rel=1e-6)
@@ -41,7 +41,7 @@ def test_the_sparse_spectrum_agrees_with_the_dense_one(gossip: str) -> None:
 
 def test_extremes_of_directed_links_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="symmetric"):
-        find_extremes(load_network("directed-ring:5").sparse_matrix)
+        find_extremes(load_network("directed-ring:5", mixing="gossip").sparse_matrix)
 
 
 def test_a_large_edge_list_loads_without_dense_matrices(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_large_edge_list_loads_without_dense_matrices(tmp_path: Path) -> None:
     file = tmp_path / "links.edges"
     file.write_text("".join(f"{i} {j}\n" for i, j in links))
     start = time.process_time()
-    network = load_network(file)
+    network = load_network(file, mixing="gossip")
     measured = measure_network(network)
     assert 0 < measured.spectral_gap < 1
     assert time.process_time() - start < 20

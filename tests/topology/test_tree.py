@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corn import load_network
-from corn.topology.tree import find_tree
+from corn.topology.graphs import find_tree
 
 
 @settings(max_examples=50, deadline=None)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from corn.arrays import FloatArray
-from corn.audit.known_noise import KnownNoise
+from corn.audit.program import KnownNoise
 from corn.audit.views import StreamWeights, View, predict_noise
 from corn.covariance import Decomposition
 from corn.learn.batches import AgentData, Batch

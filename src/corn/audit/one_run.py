@@ -19,7 +19,7 @@ from scipy import stats
 from torch import Tensor
 
 from corn.arrays import FloatArray
-from corn.audit.known_noise import KnownNoise
+from corn.audit.program import KnownNoise
 from corn.audit.views import Parts, StreamWeights, View, invert_hidden, sum_parts
 from corn.checks import require, require_count
 from corn.errors import InvalidArgumentError
@@ -31,7 +31,7 @@ from corn.learn.settings import SweepSettings
 from corn.learn.simulation import Simulation
 from corn.plan import Plan
 from corn.privacy import gaussian
-from corn.privacy.query import ClippedQuery
+from corn.privacy.budget import ClippedQuery
 
 # Few sure guesses or many unsure ones: which bound is best depends on the run.
 _SHARES_OF_GUESSES = (0.05, 0.125, 0.25, 0.5, 1.0)

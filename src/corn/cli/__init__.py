@@ -25,16 +25,13 @@ from corn.cli import (
     audit,
     compare,
     data,
-    design,
     explore,
     graph,
     keygen,
     launch,
     ledger,
     plan,
-    reproduce,
     status,
-    threat,
     train,
     verify,
 )
@@ -46,12 +43,9 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "graph": (graph.graph, graph.EXAMPLE),
     "account": (account.account, account.EXAMPLE),
     "advise": (advise.advise, advise.EXAMPLE),
-    "design": (design.design, design.EXAMPLE),
     "compare": (compare.compare, compare.EXAMPLE),
-    "threat": (threat.threat, threat.EXAMPLE),
     "explore": (explore.explore, explore.EXAMPLE),
     "train": (train.train, train.EXAMPLE),
-    "reproduce": (reproduce.reproduce, reproduce.EXAMPLE),
     "launch": (launch.launch, launch.EXAMPLE),
     "agent": (agent.agent, agent.EXAMPLE),
     "status": (status.status, status.EXAMPLE),
@@ -125,15 +119,15 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def run_command() -> None:
-    """Run a command; expected failures become one line on stderr and exit code 1.
+def run_command(command: Callable[..., object] | None = None, *, name: str = "corn") -> None:
+    """Run a Typer app, by default ``corn``; expected failures become one line and exit code 1.
 
     SIGTERM, which containers and schedulers send, is handled like Ctrl-C.
     """
     try:
         show_warnings_as_notes()
         with _sigterm_as_ctrl_c():
-            app(prog_name="corn")
+            (command or app)(prog_name=name)
     # Before CorN's other errors, as it is one of them, and has an exit code of its own.
     except StoppedByUserError as error:
         print_error(str(error))

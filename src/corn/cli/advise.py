@@ -1,4 +1,4 @@
-"""``corn advise``: propose clip, batches, steps, step sizes and gossip without looking at data."""
+"""``corn advise``: propose clip, batches, steps and step sizes without looking at data."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from corn.cli.output import (
     working,
 )
 from corn.learn.names import ModelName, WorkloadName
-from corn.plan.advice import USUAL_CLIPS, Prospect, TrainingScale
-from corn.plan.proposal import Proposal, propose
+from corn.plan.advice import USUAL_CLIPS, Proposal, Prospect, TrainingScale, propose
 from corn.privacy import Unit, compare_samplings
 from corn.privacy.rounding import write_exactly
 from corn.topology import Network, load_network
@@ -78,7 +77,7 @@ def advise(
     threat: ThreatOptions,
     json: JsonOption = False,
 ) -> None:
-    """Propose clip, batches, steps, step sizes and gossip, and print commands that use them."""
+    """Propose clip, batches, steps and step sizes, and print commands that use them."""
     network = _choose_network(graph, agents)
     n = network.num_agents
     if task is not None and parameters is not None:
@@ -134,7 +133,7 @@ def _write_commands(
     proposal: Proposal, graph: str, learner: Sequence[str], *, is_runnable: bool
 ) -> list[str]:
     """Return commands that run as they are; those that train need a built-in task."""
-    scale, prospect, mixing = proposal.scale, proposal.prospect, proposal.mixing
+    scale, prospect = proposal.scale, proposal.prospect
     # For the agent unit the batch size does not affect privacy, and corn plan refuses it.
     size = prospect.batch_size if scale.unit == "sample" else None
     promise = _list_options(
@@ -144,7 +143,7 @@ def _write_commands(
         steps=prospect.num_steps,
         clip=scale.clip,
     )
-    network = _list_options(graph=graph, gossip=str(mixing.gossip))
+    network = _list_options(graph=graph)
     samples = _list_options(
         batch_size=size, samples_per_agent=None if size is None else scale.samples
     )
@@ -181,7 +180,7 @@ def round_step_size(step_size: float) -> float:
 
 
 def _print(proposal: Proposal, network: Network, commands: Sequence[str]) -> None:
-    scale, prospect, mixing = proposal.scale, proposal.prospect, proposal.mixing
+    scale, prospect = proposal.scale, proposal.prospect
     eta = round_step_size(prospect.step_size)
     noise = (scale.num_parameters * prospect.noise_variance) ** 0.5
     print_facts(
@@ -195,32 +194,14 @@ def _print(proposal: Proposal, network: Network, commands: Sequence[str]) -> Non
             *_compare(proposal),
             ("step sizes", f"about {eta:g}; corn train searches for it on public data"),
             ("noise", f"of norm {noise:.3g} in the agents' average gradient at each step"),
-            (
-                "gossip",
-                f"{mixing.gossip}, and a cool-down of "
-                f"{format_count(mixing.cooldown_steps, 'step')}",
-            ),
+            ("mixing", network.describe_mixing(prospect.num_steps)),
             (
                 "of a trusted server",
-                f"{mixing.central_ratio:.3g} × its noise variance in the average model",
+                f"{proposal.central_ratio:.3g} × its noise variance in the average model",
             ),
         ],
     )
     _print_prospects(proposal)
-    print_table(
-        "Gossip: messages cost no privacy",
-        ["gossip", "× noise of a server", "cool-down", "messages per link", "excess"],
-        [
-            [
-                str(own.gossip) + (" (proposed)" if own == mixing else ""),
-                f"{own.central_ratio:.3g}",
-                str(own.cooldown_steps),
-                str(own.num_messages),
-                f"{own.excess:.3g}",
-            ]
-            for own in proposal.mixings
-        ],
-    )
     # Not in a table, which would break the lines.
     typer.echo("\n".join(["Commands:", *commands]))
     print_note(
@@ -251,7 +232,7 @@ def _print_prospects(proposal: Proposal) -> None:
     steps = sorted({own.num_steps for own in proposal.prospects})
     chosen = proposal.prospect.num_steps, proposal.prospect.batch_size
     print_table(
-        "Excess by steps T and batch size B, with one gossip round; * is proposed",
+        "Excess by steps T and batch size B; * is proposed",
         ["T", *(f"B = {size}" for size in sizes)],
         [[str(T), *(_mark(found.get((T, B)), chosen == (T, B)) for B in sizes)] for T in steps],
     )
@@ -262,7 +243,7 @@ def _mark(prospect: Prospect | None, is_chosen: bool) -> str:
 
 
 def _collect(proposal: Proposal, network: Network, commands: Sequence[str]) -> dict[str, object]:
-    scale, prospect, mixing = proposal.scale, proposal.prospect, proposal.mixing
+    scale, prospect = proposal.scale, proposal.prospect
     return {
         "graph": network.source,
         "num_agents": scale.num_agents,
@@ -279,10 +260,8 @@ def _collect(proposal: Proposal, network: Network, commands: Sequence[str]) -> d
         "precision_cap": proposal.budget.precision_cap,
         "noise_variance_of_average": prospect.noise_variance,
         "excess": prospect.excess,
-        "gossip": str(mixing.gossip),
-        "cooldown_steps": mixing.cooldown_steps,
-        "central_ratio": mixing.central_ratio,
+        "mixing": network.mixing,
+        "central_ratio": proposal.central_ratio,
         "prospects": [vars(own) for own in proposal.prospects],
-        "mixings": [{**vars(own), "gossip": str(own.gossip)} for own in proposal.mixings],
         "commands": list(commands),
     }

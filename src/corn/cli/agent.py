@@ -39,13 +39,14 @@ class RunOptions:
         0.1
     )
     on_dropout: Annotated[
-        DropoutPolicy,
+        DropoutPolicy | None,
         typer.Option(
-            help="When an agent is lost, the rest continue on the surviving graph, replan their "
-            "noise for it, or stop. With exact sums, to continue is to replan.",
+            help="When an agent is lost, the rest replan their noise for the surviving graph, "
+            "stop, or continue with noise that no longer cancels. (Default: replan where the seeds "
+            "allow it, else stop.) With exact sums, to continue is to replan.",
             rich_help_panel=AGENTS,
         ),
-    ] = "continue"
+    ] = None
     timeout: Annotated[
         float,
         typer.Option(
@@ -54,25 +55,6 @@ class RunOptions:
             rich_help_panel=AGENTS,
         ),
     ] = 60.0
-    deadline: Annotated[
-        float | None,
-        typer.Option(
-            min=0.001,
-            help="Seconds per mixing round after which the message of a late neighbour is mixed "
-            "when it arrives. (Default: wait for all.)",
-            rich_help_panel=AGENTS,
-        ),
-    ] = None
-    start_with: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Start with this many agents if the others do not arrive within the time-out; "
-            "they may join later. Must be more than half, so that one run cannot become two. "
-            "(Default: all.)",
-            rich_help_panel=AGENTS,
-        ),
-    ] = None
     plain_links: Annotated[
         bool,
         typer.Option(
@@ -148,8 +130,6 @@ class RunOptions:
             seed=seed,
             on_dropout=self.on_dropout,
             timeout=self.timeout,
-            deadline=self.deadline,
-            start_with=self.start_with,
             plain_links=self.plain_links,
             checkpoint_every=self.checkpoint_every,
             resume=self.resume,
@@ -224,7 +204,7 @@ def agent(
         bool,
         typer.Option(
             "--rejoin",
-            help="Join a run under way that lost this agent or began without it.",
+            help="Join a run under way that lost this agent.",
             rich_help_panel=_PLACE,
         ),
     ] = False,

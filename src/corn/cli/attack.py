@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -62,7 +62,8 @@ def attack(
     from corn.audit.inversion import choose_images, reconstruct_images
     from corn.learn.datasets import load_dataset
 
-    network = mixing.load_network(graph)
+    # The attacker reads single releases, which masks hide under exact sums.
+    network = replace(mixing, mixing="gossip").load_network(graph)
     if budget.unit != "agent":
         raise InvalidArgumentError("--unit must be agent: the attack is on an agent's only sample")
     promise = budget.make(None, network)

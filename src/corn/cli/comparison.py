@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, cast
 from corn import learn
 from corn.cli.learning import draw_run
 from corn.cli.outcome import describe_outcome
-from corn.cli.output import collect_sampling, print_facts, print_line, print_note, print_table
+from corn.cli.output import (
+    KAPPA,
+    collect_sampling,
+    format_kappa,
+    print_facts,
+    print_line,
+    print_note,
+    print_table,
+    warn_of_large_disagreement,
+)
 from corn.cli.strictest import describe_reference, strictest_facts
 from corn.covariance import Objective, ThreatModel
 from corn.plan import Plan, fingerprint
@@ -117,6 +126,11 @@ def print_comparison(
     # The loss on held-out samples says more, and a narrower table is easier to read.
     if "test_loss" in shown or "optimality_gap" in shown:
         shown.remove("train_loss")
+    is_sum = network.mixing == "sum"
+    if is_sum:
+        # All agents have one model, which is the average.
+        hidden = ("test_loss_of_average", "test_accuracy_of_average", "consensus_distance")
+        shown = [name for name in shown if name not in hidden]
     # The two models' scores side by side show how far agents disagree.
     if "test_loss_of_average" in shown:
         shown.remove("consensus_distance")
@@ -129,8 +143,9 @@ def print_comparison(
             *strictest_facts(terms.budget, network.num_agents),
             ("mixing", terms.describe_mixing()),
             ("runs", _describe_runs(len(result.seeds))),
-            ("scores", _SCORES),
+            *([] if is_sum else [("scores", _SCORES)]),
             ("× server", describe_reference(terms.budget)),
+            *([] if is_sum else [("κ", KAPPA)]),
         ],
     )
     print_table(
@@ -141,6 +156,7 @@ def print_comparison(
             *(_COLUMNS[name] for name in shown),
             f"ε ({terms.budget.unit})",
             "× server",
+            "" if is_sum else "κ",
             "holds against",
         ],
         [_make_row(method, facts[method.name], shown) for method in methods],
@@ -181,6 +197,20 @@ def print_outcome(problem: learn.TrainingProblem, tuning: learn.Tuning) -> None:
     print_line(None if text is None else f"{chosen.name}: {text}")
 
 
+def note_disagreement(methods: Sequence[learn.Method], terms: TrainingTerms) -> None:
+    """Print a note if agents with CorN's noise, or a plan's, disagree much."""
+    for method in methods:
+        if method.name in ("plan", "corn"):
+            warn_of_large_disagreement(
+                terms.network,
+                terms.objective,
+                method.disagreement_ratio,
+                mechanism="corn" if terms.plan is None else terms.plan.mechanism,
+                num_steps=terms.budget.num_steps,
+            )
+            return
+
+
 def note_ends(tuning: learn.Tuning) -> None:
     """Print a note for each method whose best step size is an end of those that were tried."""
     for name, end in learn.find_ends(tuning).items():
@@ -201,6 +231,7 @@ def _make_row(method: learn.Method, own: dict[str, object], shown: Sequence[str]
         *(_format_score(own, column) for column in shown),
         "none" if spent is None else round_up_range(spent),
         "" if method.central_ratio is None else f"{method.central_ratio:.3g}",
+        format_kappa(method.disagreement_ratio),
         _name_adversary(method),
     ]
 

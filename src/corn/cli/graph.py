@@ -37,7 +37,7 @@ def graph(
     """Print and draw a network, its mixing weights and their mixing speed."""
     if out and out.suffix != ".npy":
         raise FileFormatError(f"{out}: a mixing matrix's file must end in .npy")
-    network = load_network(source, weights=weights, gossip=Gossip.parse(gossip))
+    network = load_network(source, weights=weights, gossip=Gossip.parse(gossip), mixing="gossip")
     measured = measure_network(network)
     if plot:
         # The matrix of a step, with all its rounds: what the mixing time refers to.

@@ -33,6 +33,8 @@ EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/
 _TOGETHER = "Decentralised planning"
 # Left out of run.json, which is shared: they reveal other runs, folders and hosts of the owner.
 _OWNERS_OPTIONS = ("require", "other_keys", "config_file", "status", "store")
+# Under exact sums all agents have one model, which is the average.
+_SAME_UNDER_SUMS = ("test_loss_of_average", "test_accuracy_of_average", "consensus_distance")
 _WARNING = (
     "private numbers are computed from private data without noise: no ε covers them, and they must "
     "not be published"
@@ -151,14 +153,14 @@ def launch(
         sizes = tuple(map(round_count_down, sizes))
         source = distributed.PlanningRequest(
             budget=budget.make_for_data(batch_size, sizes, network),
-            objective=mixing.choose_objective(budget.steps),
+            objective=mixing.choose_objective(network, budget.steps),
             # Written into the request, so that agents do not depend on defaults of their own
             # versions.
             threat=threat.make_if_given() or default_threat(chosen),
             mechanism=chosen,
             weights=mixing.weights,
             gossip=Gossip.parse(mixing.gossip),
-            mixing=mixing.mixing,
+            mixing=network.mixing,
             cooldown_steps=mixing.cooldown_steps,
         )
     settings = run.make_settings(
@@ -328,11 +330,13 @@ def _describe_spent(launched: distributed.LaunchResult) -> str:
 
 def _print(launched: distributed.LaunchResult) -> None:
     result, plan, last = launched.measured, launched.plan, launched.measured.rows[-1]
+    is_sum = plan.network.mixing == "sum"
     measured = {
-        "test loss, agents' own models": "test_loss",
+        "test loss" if is_sum else "test loss, agents' own models": "test_loss",
         "test loss, average model": "test_loss_of_average",
-        "test accuracy, agents' own": "test_accuracy",
+        "test accuracy" if is_sum else "test accuracy, agents' own": "test_accuracy",
         "test accuracy, average model": "test_accuracy_of_average",
+        "disagreement": "consensus_distance",
     }
     print_facts(
         f"{launched.problem.task.describe()}, {plan.num_agents} agents on {plan.network.source}",
@@ -348,10 +352,9 @@ def _print(launched: distributed.LaunchResult) -> None:
             *(
                 (what, f"{last[name]:.4g}")
                 for what, name in measured.items()
-                if last[name] == last[name]
+                if last[name] == last[name] and not (is_sum and name in _SAME_UNDER_SUMS)
             ),
             ("mixing", describe_mixing(plan)),
-            ("disagreement", f"{last['consensus_distance']:.4g}"),
             (
                 "simulated ε spent" if launched.is_simulated else "ε spent",
                 _describe_spent(launched),

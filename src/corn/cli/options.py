@@ -28,11 +28,7 @@ from corn.covariance import (
     default_objective,
     read_mechanism,
 )
-from corn.covariance.objective import (
-    DEFAULT_MOMENTUM,
-    DISAGREEMENT_WEIGHT,
-    LEAST_STEPS_FOR_MOMENTUM,
-)
+from corn.covariance.objective import DISAGREEMENT_WEIGHT
 from corn.covariance.threat import (
     MOST_FOR_PAIRS,
     PARTNERS_BESIDE_HUBS,
@@ -209,14 +205,15 @@ class MixingOptions:
         ),
     ] = None
     mixing: Annotated[
-        Mixing,
+        Mixing | None,
         typer.Option(
             help="Combination of a step's releases: sum adds all of them up over a tree of links, "
             "so that all agents hold one model; gossip, the paper's, mixes models with "
-            "neighbours.",
+            "neighbours. (Default: sum; gossip for directed links, a mixing matrix, and with "
+            "--weights, --gossip, --cooldown, --horizon or --disagreement-weight.)",
             rich_help_panel=_NETWORK,
         ),
-    ] = "gossip"
+    ] = None
     weights: WeightsOption = None
     gossip: GossipOption = DEFAULT_GOSSIP
     cooldown: _CooldownOption = _AUTO
@@ -225,20 +222,28 @@ class MixingOptions:
         typer.Option(
             help="Momentum β in [0, 1): agents step along a moving average of about their last "
             "1/(1 − β) releases, and the noise is designed for it. It costs no privacy and no "
-            f"messages. (Default: {DEFAULT_MOMENTUM:g} from {LEAST_STEPS_FOR_MOMENTUM} steps on, "
-            "otherwise 0; 0 with --horizon 1.)"
+            "messages. (Default: 1 − 6/STEPS, at least 0 and at most 0.97; 0 with "
+            "--mixing sum and with --horizon 1.)"
         ),
     ] = None
 
     def load_network(self, graph: str) -> Network:
         """Return the network of a graph spec or file."""
+        mixing = self.mixing
+        # Settings that exact sums do not have ask for gossip, as those of `load_network` do.
+        if mixing is None and (self.horizon, self.disagreement_weight, self.cooldown_steps) != (
+            None,
+            None,
+            None,
+        ):
+            mixing = "gossip"
         return load_network(
-            graph, weights=self.weights, gossip=Gossip.parse(self.gossip), mixing=self.mixing
+            graph, weights=self.weights, gossip=Gossip.parse(self.gossip), mixing=mixing
         )
 
-    def choose_objective(self, num_steps: int) -> Horizon:
+    def choose_objective(self, network: Network, num_steps: int) -> Horizon:
         """Return the objective asked for, or the default for this many steps."""
-        usual = default_objective(num_steps, momentum=self.momentum)
+        usual = default_objective(num_steps, mixing=network.mixing, momentum=self.momentum)
         length = usual.length if self.horizon is None else self.horizon
         gamma = self.disagreement_weight
         if gamma is None:

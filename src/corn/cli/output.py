@@ -25,16 +25,24 @@ from rich.table import Table
 from rich.text import Text
 
 import corn
-from corn.covariance import Decomposition, MechanismName, ThreatModel
+from corn.covariance import Decomposition, Horizon, MechanismName, Objective, ThreatModel
 from corn.covariance.decomposition import hidden_precision
+from corn.covariance.disagreement import LARGE_DISAGREEMENT, list_remedies
 from corn.errors import CornWarning, make_printable
 from corn.files import writing_whole
 from corn.privacy import PrivacyBudget, account_precision
 from corn.privacy.accounting import group_agents
 from corn.privacy.rounding import round_up
+from corn.topology import Network
 
 JsonValue = Any
 Item = TypeVar("Item")
+
+KAPPA = (
+    "standard deviation of disagreement between agents' models, over that of a trusted server's "
+    "noise in all steps"
+)
+"""What κ is, for tables; exact sums have none."""
 
 _MOST_AGENTS_TO_EXPOSE = 60
 
@@ -188,6 +196,39 @@ def _worst_exposed(decomposition: Decomposition, budget: PrivacyBudget) -> float
         ).worst_epsilon(promise.delta)
         for promise, agents in group_agents(budget, n).items()
     )
+
+
+def warn_of_large_disagreement(
+    network: Network,
+    objective: Objective,
+    ratio: float | None,
+    *,
+    mechanism: MechanismName,
+    num_steps: int,
+) -> None:
+    """Print a note on what lowers the disagreement between agents, κ, if it is large."""
+    if ratio is None or ratio <= LARGE_DISAGREEMENT:
+        return
+    # How the noise of other mechanisms changes with rounds and momentum is not estimated.
+    horizon = objective if mechanism == "corn" and isinstance(objective, Horizon) else None
+    remedies = list_remedies(network, horizon, num_steps=num_steps, ratio=ratio)
+    advice = "; ".join(
+        f"{option} makes it {f'about {lower:.2f}' if lower else '0'}"
+        for option, lower in remedies.items()
+    )
+    print_note(
+        f"κ = {ratio:.2f} is above {LARGE_DISAGREEMENT:g}: models that are not linear lose "
+        f"accuracy to disagreement between agents; {advice or 'more rounds (--gossip) lower it'}"
+    )
+
+
+def format_kappa(ratio: float | None) -> str:
+    """Return κ for a table; nothing where agents have one model, or it was not computed.
+
+    >>> format_kappa(1.0714), format_kappa(0.0), format_kappa(None)
+    ('1.07', '', '')
+    """
+    return f"{ratio:.2f}" if ratio else ""
 
 
 def print_written(*paths: Path | None) -> None:

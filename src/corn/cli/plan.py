@@ -17,19 +17,21 @@ from corn.cli.options import (
     choose_mechanism,
 )
 from corn.cli.output import (
+    KAPPA,
     collect_sampling,
     format_count,
     print_facts,
     print_json,
     print_note,
     warn_of_insiders,
+    warn_of_large_disagreement,
 )
 from corn.cli.strictest import describe_average, strictest_facts
 from corn.cli.watching import designing, raise_if_interrupted
 from corn.covariance import Corn
 from corn.plan import FloatType, Plan, fingerprint, make_plan, save_plan
 from corn.privacy import PrivacyBudget
-from corn.privacy.query import describe_range
+from corn.privacy.budget import describe_range
 from corn.privacy.rounding import round_bound_down
 
 EXAMPLE = "corn plan --graph er:n=20,p=0.2,seed=1 --epsilon 10 --out plan.corn"
@@ -68,7 +70,7 @@ def plan(
             promise,
             # None leaves the adversary to the mechanism: DECOR holds against no insider.
             threat=threat.make_if_given(),
-            objective=mixing.choose_objective(budget.steps),
+            objective=mixing.choose_objective(network, budget.steps),
             mechanism=choose_mechanism(
                 mechanism, None if drop_cost is None else Corn(drop_cost=drop_cost)
             ),
@@ -83,6 +85,13 @@ def plan(
         _print(made)
     warn_of_insiders(made.decomposition, made.budget, made.threat, mechanism=made.mechanism)
     mixing.warn_of_disagreement(network, made.cooldown_steps)
+    warn_of_large_disagreement(
+        network,
+        made.objective,
+        made.disagreement_ratio,
+        mechanism=made.mechanism,
+        num_steps=promise.num_steps,
+    )
     print_note(f"wrote {out}; check it with: corn verify {out}")
     raise_if_interrupted(made)
 
@@ -110,6 +119,7 @@ def plan_facts(made: Plan) -> dict[str, object]:
         "lower_bound": made.certificate.lower_bound,
         "central_ratio": made.central_ratio,
         "weighted_central_ratio": made.weighted_central_ratio,
+        "disagreement_ratio": made.disagreement_ratio,
         "num_seed_groups": len(made.decomposition.seed_groups),
         "max_streams": max(streams),
         "max_masks": made.decomposition.most_masks,
@@ -126,6 +136,27 @@ def declared_facts(budget: PrivacyBudget) -> list[tuple[str, str]]:
         return []
     shown = describe_range(samples if isinstance(samples, tuple) else (samples,))
     return [("declared samples", f"{shown} per agent; public, and not covered by ε")]
+
+
+def noise_facts(made: Plan, value: float, lower_bound: float, remark: str) -> list[tuple[str, str]]:
+    """Return the noise of a plan and the least that is possible."""
+    average = describe_average(made.central_ratio, made.weighted_central_ratio, made.budget)
+    if made.network.mixing == "sum":
+        # All noise of a sum is in the average, so its energy has the same ratio to the bound.
+        least = round_bound_down(made.central_ratio * lower_bound / value)
+        return [
+            ("noise in the average", average),
+            ("least possible", f"{least} × with any noise and any seeds"),
+        ]
+    ratio = made.disagreement_ratio
+    kappa = "not computed above 2000 agents" if ratio is None else f"{ratio:.2f}"
+    return [
+        ("minimises", f"Tr(A R), {made.objective.describe()}"),
+        ("noise energy", f"{value:.6g} ({remark})"),
+        ("lower bound", f"{round_bound_down(lower_bound)}, for the seeds allowed"),
+        ("noise in the average", average),
+        ("κ", f"{kappa} ({KAPPA})"),
+    ]
 
 
 def describe_mixing(made: Plan) -> str:
@@ -156,13 +187,7 @@ def _print(made: Plan) -> None:
             *strictest_facts(made.budget, made.num_agents),
             *declared_facts(made.budget),
             ("against", made.threat.describe()),
-            ("minimises", f"Tr(A R), {made.objective.describe()}"),
-            ("noise energy", f"{certificate.value:.6g} ({certificate.status})"),
-            ("lower bound", round_bound_down(certificate.lower_bound)),
-            (
-                "noise in the average",
-                describe_average(made.central_ratio, made.weighted_central_ratio, made.budget),
-            ),
+            *noise_facts(made, certificate.value, certificate.lower_bound, certificate.status),
             ("mixing", describe_mixing(made)),
             (
                 "seeds",

@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeVar
 import typer
 
 from corn.errors import InvalidArgumentError
-from corn.privacy.promises import read_promises
+from corn.privacy.budget import read_promises
 from corn.privacy.rounding import write_exactly
 from corn.topology import Network, name_of
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from corn.cli.output import print_note, print_table
 from corn.privacy import AgentPromise, ClippedQuery, PrivacyBudget, SamplingCost
-from corn.privacy.query import describe_range
+from corn.privacy.budget import describe_range
 from corn.privacy.rounding import round_bound_down, round_up, round_up_range, write_exactly
 
 

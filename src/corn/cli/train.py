@@ -17,6 +17,7 @@ from corn.cli.comparison import (
     TrainingTerms,
     collect_facts,
     draw_comparison,
+    note_disagreement,
     note_ends,
     print_comparison,
     print_outcome,
@@ -235,7 +236,7 @@ def train(
         terms = TrainingTerms(
             network=network,
             budget=budget.make_for_data(learning.batch_size, sizes, network),
-            objective=mixing.choose_objective(budget.steps),
+            objective=mixing.choose_objective(network, budget.steps),
             threat=threat.make_if_given(),
             cooldown_steps=mixing.choose_cooldown(network, budget.steps),
         )
@@ -261,6 +262,7 @@ def train(
         _note_own_data(learning, problem)
     methods = _make_methods(mechanism, terms)
     _note_exposed(methods)
+    note_disagreement(methods, terms)
     # The quadratic has no held-out samples; its training loss is its objective.
     column = "validation_loss" if "validation" in problem.parts else "train_loss"
     schedule = learning.choose_schedule()

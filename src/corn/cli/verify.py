@@ -18,13 +18,19 @@ from corn.cli.output import (
     warn_of_insiders,
     working,
 )
-from corn.cli.plan import declared_facts, describe_grid, describe_mixing, plan_facts
-from corn.cli.strictest import describe_average, list_agents, strictest_facts
+from corn.cli.plan import (
+    declared_facts,
+    describe_grid,
+    describe_mixing,
+    noise_facts,
+    plan_facts,
+)
+from corn.cli.strictest import list_agents, strictest_facts
 from corn.distributed.startup.connections import list_connections
 from corn.errors import InvalidArgumentError
 from corn.plan import AgentGuarantee, Plan, Verification, load_plan, verify_plan
 from corn.plan.verify import describe_coalition, guarantees_against
-from corn.privacy.rounding import round_bound_down, round_up, round_up_range, write_exactly
+from corn.privacy.rounding import round_up, round_up_range, write_exactly
 
 EXAMPLE = "corn verify plan.corn --agent 3"
 _MOST_ROWS = 40
@@ -134,16 +140,7 @@ def _print(plan: Plan, found: Verification, shown: list[AgentGuarantee]) -> None
             *strictest_facts(plan.budget, plan.num_agents),
             *declared_facts(plan.budget),
             ("against", plan.threat.describe()),
-            ("noise energy", f"{found.value:.6g}, {plan.objective.describe()}"),
-            (
-                "lower bound",
-                f"{round_bound_down(found.lower_bound)} (gap {found.gap:.2g}), for the "
-                "seeds allowed",
-            ),
-            (
-                "noise in the average",
-                describe_average(found.central_ratio, plan.weighted_central_ratio, plan.budget),
-            ),
+            *noise_facts(plan, found.value, found.lower_bound, f"gap {found.gap:.2g}"),
             ("mixing", describe_mixing(plan)),
             ("releases", describe_grid(plan)),
             ("fingerprint", str(facts["fingerprint"])),

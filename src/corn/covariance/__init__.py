@@ -18,7 +18,6 @@ from corn.covariance.objective import (
 )
 from corn.covariance.own import OwnMechanism, read_mechanism
 from corn.covariance.problem import Design, DesignProblem, MechanismName, Status
-from corn.covariance.sdp import Sdp
 from corn.covariance.threat import (
     DEFAULT_THREAT,
     EAVESDROPPER,
@@ -55,7 +54,6 @@ __all__ = [
     "NoNoise",
     "Objective",
     "OwnMechanism",
-    "Sdp",
     "SeedGroups",
     "Solver",
     "Status",

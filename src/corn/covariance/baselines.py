@@ -40,7 +40,7 @@ class Ldp:
         """Return diag(1/b_i)."""
         # Seeds that nobody uses would only cost tables of coalitions to whoever checks the design.
         threat = replace(problem.threat, seeds="global")
-        threat.seed_groups(problem.graph)  # raises if there are more insiders than agents
+        threat.check(len(problem.graph))
         R = np.diag(1 / problem.precision_caps)
         return conclude_in_family(
             replace(problem, threat=threat), R, self.name, "formula", evaluations=1

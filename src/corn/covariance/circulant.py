@@ -14,9 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from corn.arrays import FloatArray
 from corn.checks import require, require_positive
-from corn.covariance.objective import ONE_STEP, Horizon, momentum_gain
+from corn.covariance.objective import ONE_STEP, Horizon
 from corn.covariance.problem import DesignProblem
-from corn.topology.gossip import ONE_ROUND, Gossip, accelerate
+from corn.topology.gossip import ONE_ROUND, Gossip, accelerate, apply_to_eigenvalues
 from corn.topology.mixing import STOCHASTIC_TOLERANCE
 
 # Of log t in [log 10⁻¹², 0]: far more than float64 can tell apart, at no cost.
@@ -106,39 +106,30 @@ def design_circulant(
 
 def horizon_spectrum(row: FloatArray, objective: Horizon, gossip: Gossip) -> FloatArray:
     """Return the eigenvalues of A; W is normal, so it has the moduli of those of W alone."""
-    w = _gossip_spectrum(row, gossip)
-    # An eigenvalue of A is Σ_k ρ^{2(k−1)} |w|^{2k}, a geometric series (docs/theory.md, "The
-    # objective").
-    q, contraction = np.abs(w) ** 2, 1 - 1 / objective.length
+    w = gossip_spectrum(row, gossip)
+    largest = float(np.abs(w).max())
     require(
-        bool(contraction * q.max() < 1),
+        objective.contraction * largest < 1,
         "first_row",
         "without an eigenvalue that this horizon does not discount",
-        f"one of modulus {np.sqrt(q.max()):.6g}",
+        f"one of modulus {largest:.6g}",
         advice="use weights that sum to 1",
     )
-    gain = momentum_gain(objective.contraction * w, objective.momentum)
-    a, gamma = q / (1 - contraction * q) * gain, objective.disagreement_weight
-    if gamma != 1:
-        mean = _mean_modes(row, gossip.rounds)
-        a = np.where(mean, objective.average_energy, gamma * a)
-    return np.asarray(a)
+    a = objective.weigh_disagreement(w)
+    if objective.disagreement_weight != 1:
+        a = np.where(_mean_modes(row, gossip.rounds), objective.average_energy, a)
+    return a
 
 
-def _gossip_spectrum(row: FloatArray, gossip: Gossip) -> NDArray[np.complex128]:
+def gossip_spectrum(row: FloatArray, gossip: Gossip) -> NDArray[np.complex128]:
     """Return the eigenvalues of the polynomial of W that a step applies."""
     w = scipy.fft.fftn(row)
     if gossip.kind == "plain":
         return np.asarray(w**gossip.rounds)
     is_symmetric = bool((np.abs(w.imag) <= 1e-12).all())
     require(is_symmetric, "first_row", "symmetric for Chebyshev rounds", row.ravel()[:5])
-    # The agents' recursion on eigenvalues, from docs/theory.md, "Chebyshev rounds".
-    change, current = np.zeros_like(w), np.ones_like(w)
     # The first Fourier mode is the average, which the polynomial must leave alone.
-    for momentum, gain in accelerate(w.real.ravel()[1:], gossip.rounds):
-        change = momentum * change + gain * (w - 1) * current
-        current = current + change
-    return np.asarray(current)
+    return apply_to_eigenvalues(accelerate(w.real.ravel()[1:], gossip.rounds), w)
 
 
 def _mean_modes(row: FloatArray, rounds: int) -> NDArray[np.bool_]:

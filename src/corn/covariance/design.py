@@ -22,15 +22,20 @@ from corn.checks import (
 )
 from corn.covariance.baselines import Central, Decor, Ldp, NoNoise, ZeroSum
 from corn.covariance.decomposition import split_blocks
+from corn.covariance.disagreement import disagreement_ratio
 from corn.covariance.dual import ClosedForm, Dual
 from corn.covariance.feasibility import expand_caps
 from corn.covariance.first_order import FirstOrder
 from corn.covariance.insiders import design_against_insiders
 from corn.covariance.low_rank import LowRank, fits_pairs
 from corn.covariance.masks import design_masks, least_variance, whole_precision
-from corn.covariance.objective import Objective, default_objective, energy_of_average
+from corn.covariance.objective import (
+    Objective,
+    default_objective,
+    energy_of_average,
+    momentum_of,
+)
 from corn.covariance.problem import Design, DesignProblem, MechanismName, Status
-from corn.covariance.sdp import Sdp
 from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, SeedGroups, ThreatModel
 from corn.errors import InvalidArgumentError
 from corn.privacy import PrivacyBudget
@@ -102,7 +107,7 @@ class Auto:
         return solver() if self.tolerance is None else solver(self.tolerance)
 
 
-Solver: TypeAlias = Auto | Dual | ClosedForm | FirstOrder | LowRank | Sdp
+Solver: TypeAlias = Auto | Dual | ClosedForm | FirstOrder | LowRank
 
 
 @final
@@ -112,7 +117,7 @@ class Corn:
 
     Attributes:
         solver: `Dual` or `ClosedForm` where seed groups are disjoint and nobody colludes,
-            `FirstOrder` anywhere, `LowRank` for seeds of pairs, `Sdp` for small networks.
+            `FirstOrder` anywhere, `LowRank` for seeds of pairs.
         max_noise_std: a bound on √R_ii; None is 32/√b_i, which keeps float32 cancellation harmless;
             ``math.inf`` is no limit. The gap includes the cost of the limit.
         ridge: γ ≥ 0 adds γ·(Tr A/n)·I to the matrix that is minimised: less noise, a larger gap.
@@ -148,13 +153,13 @@ class Corn:
             raise InvalidArgumentError(
                 f"solver {type(solver).__name__} ({solver.name}) is for disjoint seed groups "
                 f"against an eavesdropper, found seeds={threat.seeds!r:.60} and "
-                f"max_colluders={threat.max_colluders}: use FirstOrder, Sdp or Auto "
+                f"max_colluders={threat.max_colluders}: use FirstOrder or Auto "
                 "(--solver auto), or a threat without insiders (--colluders 0)"
             )
         return design_against_insiders(problem, groups, solver=solver, drop_cost=self.drop_cost)
 
     def _solve_blocks(
-        self, problem: DesignProblem, groups: SeedGroups, solver: Dual | ClosedForm | Sdp
+        self, problem: DesignProblem, groups: SeedGroups, solver: Dual | ClosedForm
     ) -> Design:
         """Return one block per group, and one for each agent that shares no seed."""
         if self.drop_cost:
@@ -226,8 +231,10 @@ def design(
                 "objective must be given with a precision cap, which has no number of steps, found "
                 "None: give objective=Horizon(length), or a PrivacyBudget instead of the cap"
             )
-        objective = default_objective(budget.num_steps)
+        mixing = network.mixing if isinstance(network, Network) else "gossip"
+        objective = default_objective(budget.num_steps, mixing=mixing)
     if isinstance(network, Network) and network.mixing == "sum" and isinstance(mechanism, Corn):
+        require_no_options(mechanism)
         return _design_for_sums(network, budget, objective, threat)
     W, graph = _read_network(network)
     if threat is None:
@@ -243,7 +250,18 @@ def design(
         threat=threat.resolve(graph),
         mixing_matrix=W,
     )
-    return mechanism.solve(problem)
+    made = mechanism.solve(problem)
+    if not isinstance(network, Network) or not isinstance(budget, PrivacyBudget):
+        return made
+    ratio = disagreement_ratio(
+        network,
+        made.covariance,
+        precision_cap=made.strictest_cap,
+        momentum=momentum_of(objective),
+        num_steps=budget.num_steps,
+    )
+    # A trusted server has one model, also where agents would never agree.
+    return replace(made, disagreement_ratio=0.0 if made.status == "reference" else ratio)
 
 
 def _design_for_sums(
@@ -275,6 +293,18 @@ def _design_for_sums(
         iterations=0,
         threat=threat,
         shares=noise,
+        disagreement_ratio=0.0,
+    )
+
+
+def require_no_options(mechanism: Corn) -> None:
+    """Raise if CorN has options of solvers, which the formula for exact sums does not use."""
+    require(
+        mechanism == Corn(num_workers=mechanism.num_workers),
+        "mechanism",
+        "Corn() without options for exact sums, whose optimum is a formula",
+        mechanism,
+        advice="options of solvers are for mixing='gossip' (--mixing gossip)",
     )
 
 

@@ -21,7 +21,7 @@ from corn.covariance.objective import Horizon
 from corn.covariance.problem import DEFAULT_NOISE_RATIO
 from corn.covariance.threat import SeedGroups
 from corn.topology import Gossip
-from corn.topology.lattice import lattice_eigenvalues
+from corn.topology.sparse import lattice_eigenvalues
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ class LatticeNoise:
 def design_lattice(
     first_row: FloatArray, precision_cap: float, *, objective: Horizon, gossip: Gossip
 ) -> LatticeNoise:
-    """Return CorN's optimum for a first row of `corn.topology.lattice.find_lattice`."""
+    """Return CorN's optimum for a first row of `corn.topology.sparse.find_lattice`."""
     made = design_circulant(first_row, precision_cap, objective=objective, gossip=gossip)
     return LatticeNoise(made.eigenvalues)
 

@@ -18,18 +18,17 @@ from numpy.typing import ArrayLike
 from corn.arrays import FloatArray, as_square_matrix, as_symmetric_matrix
 from corn.checks import require, require_in_range
 from corn.topology.mixing import STOCHASTIC_TOLERANCE
+from corn.topology.network import Mixing
 
 DISAGREEMENT_WEIGHT = 0.1
 """The default weight of disagreement, for runs that end with a cool-down."""
-
-DEFAULT_MOMENTUM, LEAST_STEPS_FOR_MOMENTUM = 0.9, 200
-"""The default momentum, and the shortest run that has it."""
 
 _SYMMETRY_TOLERANCE = 1e-12
 # Not zero, or A would be singular in all directions but the average, and noise unbounded.
 _LEAST_WEIGHT = 1e-6
 _LONGEST = 1e9
 _MOST_MOMENTUM = 0.999
+_MOST_DEFAULT_MOMENTUM = 0.97
 _LARGEST = 1e50  # products of such numbers stay far from overflow
 _SEMIDEFINITE_TOLERANCE = 1e-10
 _MAX_DOUBLINGS = 64  # 2⁶⁴ terms: more than any horizon has
@@ -85,7 +84,7 @@ class Horizon:
     def matrix(self, mixing_matrix: ArrayLike) -> FloatArray:
         """Return A; a weight other than 1 needs a W whose rows and columns sum to one."""
         W = as_square_matrix(mixing_matrix, name="mixing_matrix")
-        A, gamma = self._accumulate(W), self.disagreement_weight
+        A, gamma = _accumulate(W, self._discount, self.momentum), self.disagreement_weight
         if gamma == 1:
             return A
         # Of all of A, only the energy of averages keeps its full weight.
@@ -99,23 +98,16 @@ class Horizon:
     @property
     def contraction(self) -> float:
         """ρ, by which perturbations contract in a step."""
-        return math.sqrt(1 - 1 / self.length)
+        return math.sqrt(self._discount)
 
-    def _accumulate(self, W: FloatArray) -> FloatArray:
-        """Sum from the eigenvalues of a symmetric W, and by doubling for any other."""
-        # One term, without a series that must converge: W may be any matrix.
-        if self.length == 1:
-            return np.asarray(W.T @ W) * float(momentum_gain(0.0, self.momentum))
-        rho = self.contraction
-        if not _is_symmetric(W):
-            A = _accumulate_any(W, rho, self.momentum)
-            return (A + A.T) / 2
-        # Powers of a symmetric W share its eigenvectors, so that each mode is a geometric series.
-        w, U = np.linalg.eigh(W)
-        discount = 1 - 1 / self.length  # ρ², without the rounding of a root
-        _check_converges(bool(discount * (w**2).max() < 1))
-        a = w**2 / (1 - discount * w**2)
-        return _rebuild(U, a * momentum_gain(rho * w, self.momentum))
+    @property
+    def _discount(self) -> float:
+        return 1 - 1 / self.length  # ρ², without the rounding of a root
+
+    def weigh_disagreement(self, eigenvalues: ArrayLike) -> FloatArray:
+        """Return the eigenvalues of A in modes of disagreement, from those of a normal W."""
+        modes = mode_energies(eigenvalues, self._discount, self.momentum)
+        return self.disagreement_weight * modes
 
     def describe(self) -> str:
         """Return the objective in one line of words."""
@@ -212,6 +204,20 @@ def energy_of_average(objective: Objective, num_agents: int) -> float:
     return float(objective.matrix(np.ones((1, 1)))[0, 0])
 
 
+def disagreement_matrix(mixing_matrix: ArrayLike, momentum: float) -> FloatArray:
+    """Return D: η² Tr(D R)/n is the stationary variance of disagreement, for any step size η.
+
+    It is per coordinate, and the mean over agents. Disagreement follows
+    x ← (W − 11ᵀ/n)(x − η m), m ← β m + (1 − β) v, without the discount of a horizon: nothing but
+    mixing lowers it. The rows and columns of W must sum to one, and its agents must come to agree.
+
+    >>> disagreement_matrix([[0.75, 0.25], [0.25, 0.75]], 0.0).round(4).tolist()
+    [[0.1667, -0.1667], [-0.1667, 0.1667]]
+    """
+    W = as_square_matrix(mixing_matrix, name="mixing_matrix")
+    return _accumulate(W - 1 / len(W), 1.0, momentum)
+
+
 def _project_on_averages(W: FloatArray) -> FloatArray:
     """Return P: every agent's value becomes the average of its connected part of the network."""
     sums = np.concatenate([W.sum(axis=0), W.sum(axis=1)]) - 1
@@ -264,6 +270,31 @@ def momentum_gain(contraction: ArrayLike, momentum: float) -> FloatArray:
     return np.asarray(share * (1 - np.abs(ab) ** 2) / np.abs(1 - ab) ** 2)
 
 
+def mode_energies(eigenvalues: ArrayLike, discount: float, momentum: float) -> FloatArray:
+    """Return the energy of unit noise in each mode w of a normal W, real or complex.
+
+    Without momentum, it is the geometric series Σ_{k≥1} ρ^{2(k−1)} |w|^{2k}, ρ² the discount.
+    """
+    w = np.asarray(eigenvalues)
+    q = np.abs(w) ** 2
+    _check_converges(bool((discount * q < 1).all()))
+    gain = momentum_gain(math.sqrt(discount) * w, momentum)
+    return np.asarray(q / (1 - discount * q) * gain)
+
+
+def _accumulate(W: FloatArray, discount: float, momentum: float) -> FloatArray:
+    """Sum from the eigenvalues of a symmetric W, and by doubling for any other."""
+    # One term, without a series that must converge: W may be any matrix.
+    if discount == 0:
+        return np.asarray(W.T @ W) * float(momentum_gain(0.0, momentum))
+    if not _is_symmetric(W):
+        A = _accumulate_any(W, math.sqrt(discount), momentum)
+        return (A + A.T) / 2
+    # Powers of a symmetric W share its eigenvectors.
+    w, U = np.linalg.eigh(W)
+    return _rebuild(U, mode_energies(w, discount, momentum))
+
+
 def _accumulate_any(W: FloatArray, rho: float, momentum: float) -> FloatArray:
     """Sum the energy of unit noise over all steps, for any W."""
     if not momentum:
@@ -302,20 +333,36 @@ def _check_converges(converges: bool) -> None:
     )
 
 
-def default_objective(num_steps: int, *, momentum: float | None = None) -> Horizon:
+def default_objective(
+    num_steps: int, *, mixing: Mixing = "gossip", momentum: float | None = None
+) -> Horizon:
     """Return the objective for a run of ``num_steps`` steps unless another one is given.
 
     Noise accumulates over a fifth of the run. The loss after training is flat in the length of the
     horizon between a fifteenth and a half of the run, and in the weight of disagreement between
     0.03 and 0.3 if the run ends with a cool-down, so that a rule without tuning suffices. Momentum
-    needs about 1/(1 − β) steps to reach full speed, so that short runs have none.
+    lowers disagreement, which exact sums do not have: there it would only delay the models.
 
     >>> default_objective(5000)
-    Horizon(length=1000.0, disagreement_weight=0.1, momentum=0.9)
+    Horizon(length=1000.0, disagreement_weight=0.1, momentum=0.97)
+    >>> default_objective(5000, mixing="sum").momentum
+    0.0
     """
     if momentum is None:
-        momentum = DEFAULT_MOMENTUM if num_steps >= LEAST_STEPS_FOR_MOMENTUM else 0.0
+        momentum = default_momentum(num_steps) if mixing == "gossip" else 0.0
     return Horizon(max(1.0, num_steps / 5), DISAGREEMENT_WEIGHT, momentum)
+
+
+def default_momentum(num_steps: int) -> float:
+    """Return 1 − 6/T, but at least 0 and at most 0.97.
+
+    Momentum β averages about 1/(1 − β) releases: here a sixth of the run, and 33 steps at most.
+    Models follow gradients by so much later.
+
+    >>> [default_momentum(num_steps) for num_steps in (6, 12, 120, 1000)]
+    [0.0, 0.5, 0.95, 0.97]
+    """
+    return min(max(1 - 6 / num_steps, 0.0), _MOST_DEFAULT_MOMENTUM)
 
 
 ONE_STEP = Horizon()

@@ -6,7 +6,6 @@ other design.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,13 +92,3 @@ def read_mechanism(spec: str) -> OwnMechanism | None:
     if ".py:" in source:
         return OwnMechanism(load_function(source), label)
     return OwnMechanism(read_matrix(Path(source), name="a covariance"), label)
-
-
-def digest_source(spec: str) -> str:
-    """Return a hash of a mechanism's file, so that results of a changed file are not reused."""
-    source = spec.partition("=")[2]
-    path = Path(source.rpartition(":")[0] if ".py:" in source else source)
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    except OSError as error:
-        raise FileFormatError(f"{path}: {error.strerror}") from error

@@ -21,7 +21,7 @@ from corn.topology.graphs import Graph
 
 MechanismName: TypeAlias = Literal["corn", "decor", "ldp", "zero-sum", "central", "none", "own"]
 SolverName: TypeAlias = Literal[
-    "dual", "closed-form", "sdp", "first-order", "low-rank", "search", "formula"
+    "dual", "closed-form", "first-order", "low-rank", "search", "formula"
 ]
 Status: TypeAlias = Literal[
     "optimal",
@@ -173,9 +173,14 @@ class Design:
             `corn.covariance.certificate.certify`. None where the dual proves it from scratch.
         num_dropped_groups: seed groups left out because their noise was weak.
         value_before_dropping: the value with them.
+        disagreement_ratio: κ, of `corn.covariance.disagreement`, for the run of the budget: 0 for
+            exact sums and references. None if a cap was given in place of a budget, or a matrix in
+            place of a network, and for more than 2000 agents.
 
     >>> from corn.covariance import Horizon, design
-    >>> noise = design("path:10", 1.0, objective=Horizon(1000), threat=EAVESDROPPER)
+    >>> from corn.topology import load_network
+    >>> path = load_network("path:10", mixing="gossip")
+    >>> noise = design(path, 1.0, objective=Horizon(1000), threat=EAVESDROPPER)
     >>> noise.status, round(noise.value, 2), round(noise.central_ratio, 2)
     ('optimal', 163.18, 1.28)
     >>> bool((noise.precision.diagonal() <= noise.precision_caps).all())
@@ -198,6 +203,7 @@ class Design:
     multipliers: FloatArray | None = None
     num_dropped_groups: int = 0
     value_before_dropping: float | None = None
+    disagreement_ratio: float | None = None
 
     @property
     def adversary(self) -> str:

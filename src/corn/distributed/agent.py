@@ -26,17 +26,18 @@ from corn.distributed.startup.planning import find_plan
 from corn.distributed.startup.rendezvous import Rendezvous
 from corn.distributed.startup.requirements import ReleaseTotal, Requirements, compose_total
 from corn.distributed.startup.start_errors import naming_agent
-from corn.distributed.steps.half_step import CellBatches, HalfStep, ReleaseUpdate
+from corn.distributed.steps.half_step import CellBatches, HalfStep, UpdateRule
 from corn.distributed.steps.training import checkpoints_of, train_agent
-from corn.learn.batches import AgentData, BatchSampler
-from corn.learn.own_loop import LoopTask
-from corn.learn.problem import DataSource, TrainingProblem, read_samples
-from corn.learn.sampling import (
+from corn.learn.batches import (
+    AgentData,
+    BatchSampler,
     Choices,
     note_batch_size,
     note_large_delta,
     require_fitting_samples,
 )
+from corn.learn.own_loop import LoopTask
+from corn.learn.problem import DataSource, TrainingProblem, read_samples
 from corn.learn.settings import SweepSettings
 from corn.learn.tasks import HasFingerprint, MeanLoss, Task
 from corn.learn.training import make_task
@@ -57,6 +58,7 @@ def run_agent(
     settings: RunSettings | None = None,
     reports: Reports | None = None,
     requirements: Requirements | None = None,
+    rejoins: bool = False,
 ) -> AgentResult:
     """Run one agent of a plan in this process, with its own data and keys, to the end.
 
@@ -78,14 +80,16 @@ def run_agent(
         settings: of the run.
         reports: callbacks for news of the run.
         requirements: the owner's, of this plan and of all releases of this data.
+        rejoins: join a run under way, which lost this agent.
 
     Raises:
         CornError: in one line that begins with the agent's number.
     """
     chosen = settings or RunSettings()
     # Other agents may wait at the store already: an error in the own data must reach them as a
-    # refusal.
-    with announcing_failure(rendezvous), naming_agent(rendezvous.agent):
+    # refusal. But an agent that cannot return to a run must not stop the others at their start.
+    announcing = nullcontext() if rejoins else announcing_failure(rendezvous)
+    with announcing, naming_agent(rendezvous.agent):
         # Of a loader only the batch size is taken: accounting assumes another order of samples.
         if isinstance(dataset, DataLoader) and chosen.batch_of(plan) is None:
             chosen = replace(chosen, batch_size=dataset.batch_size)
@@ -103,6 +107,7 @@ def run_agent(
         settings=chosen,
         reports=reports,
         requirements=requirements,
+        rejoins=rejoins,
     )
 
 
@@ -159,7 +164,6 @@ def join_run(config: AgentConfig, reports: Reports) -> Rendezvous:
         keys=config.keys,
         listen=config.listen or earlier,
         advertise=config.advertise,
-        start_with=settings.start_with,
         opens_store=config.opens_store,
         needs_store=not config.rejoins,
         interruption=reports.interruption,
@@ -178,7 +182,7 @@ def run_problem(
     requirements: Requirements | None = None,
     data: str = "",
     rejoins: bool = False,
-    update: ReleaseUpdate | None = None,
+    update: UpdateRule | None = None,
 ) -> AgentResult:
     """Run one agent of a plan on a problem with its own data.
 
@@ -293,7 +297,7 @@ def prepare_work(
     choices: Choices,
     *,
     cohort: AgentData | None = None,
-    update: ReleaseUpdate | None = None,
+    update: UpdateRule | None = None,
 ) -> Work:
     """Prepare an agent's data and initial model.
 

@@ -31,7 +31,7 @@ from corn.distributed.startup.start_errors import RefusalError, StoppedBeforeSta
 from corn.distributed.status.monitor import monitor_agent
 from corn.distributed.steps.rounds import LostError
 from corn.errors import CornError
-from corn.learn.monitor import Interruption
+from corn.learn.sweep import Interruption
 from corn.threads import limit_threads
 from corn.transport import StoreLostError
 

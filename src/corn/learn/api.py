@@ -1,7 +1,6 @@
 """The public names of :mod:`corn.learn`, which loads this module when a name is first used."""
 
 from corn.learn.batches import AgentData as AgentData
-from corn.learn.bounds import Bounds as Bounds
 from corn.learn.comparing import Comparison as Comparison
 from corn.learn.comparing import compare as compare
 from corn.learn.method import Method as Method
@@ -19,6 +18,7 @@ from corn.learn.names import METHOD_NAMES as METHOD_NAMES
 from corn.learn.names import MODELS as MODELS
 from corn.learn.names import PAPER_PARTITION as PAPER_PARTITION
 from corn.learn.names import WORKLOADS as WORKLOADS
+from corn.learn.own_data import Bounds as Bounds
 from corn.learn.own_data import FileWorkload as FileWorkload
 from corn.learn.partition import PartitionSpec as PartitionSpec
 from corn.learn.partition import partition_dirichlet as partition_dirichlet
@@ -31,6 +31,8 @@ from corn.learn.private_tuning import price_tuning as price_tuning
 from corn.learn.problem import TrainingProblem as TrainingProblem
 from corn.learn.result import Breakdown as Breakdown
 from corn.learn.result import Result as Result
+from corn.learn.result import load_agent_results as load_agent_results
+from corn.learn.result import load_results as load_results
 from corn.learn.schedule import Constant as Constant
 from corn.learn.schedule import Cosine as Cosine
 from corn.learn.schedule import InverseSqrt as InverseSqrt
@@ -40,8 +42,6 @@ from corn.learn.search import search_step_sizes as search_step_sizes
 from corn.learn.settings import SweepSettings as SweepSettings
 from corn.learn.simulation import Simulation as Simulation
 from corn.learn.sweep import run_sweep as run_sweep
-from corn.learn.tables import load_agent_results as load_agent_results
-from corn.learn.tables import load_results as load_results
 from corn.learn.training import load_parameters as load_parameters
 from corn.learn.training import train as train
 from corn.learn.tuning import STEP_SIZES as STEP_SIZES

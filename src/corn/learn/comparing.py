@@ -14,12 +14,11 @@ from corn.covariance import Objective, ThreatModel, default_objective
 from corn.covariance.objective import momentum_of
 from corn.learn.named_methods import make_methods
 from corn.learn.problem import DataSource, TrainingProblem, make_problem
-from corn.learn.result import Result
+from corn.learn.result import Result, make_frame
 from corn.learn.schedule import ScheduleName
 from corn.learn.search import search_step_sizes
 from corn.learn.settings import SweepSettings
 from corn.learn.sweep import run_sweep
-from corn.learn.tables import make_frame
 from corn.learn.tasks import MeanLoss, Task
 from corn.learn.training import make_task
 from corn.learn.tuning import Tuning, make_grid, read_tuning, summarize_methods
@@ -121,7 +120,7 @@ def compare(
     """
     chosen = network if isinstance(network, Network) else load_network(network)
     # One objective for all mechanisms: one designed for another would look worse than it is.
-    target = objective or default_objective(budget.num_steps)
+    target = objective or default_objective(budget.num_steps, mixing=chosen.mixing)
     problem = make_problem(
         make_task(model, loss), datasets, chosen.num_agents, validation=validation, test=test
     )

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from corn.errors import CornError
-from corn.learn.batches import BatchSampler
+from corn.learn.batches import BatchSampler, SeededChoices, require_fitting_samples
 from corn.learn.method import Method
 from corn.learn.mixer import Mixer
 from corn.learn.own_loop import LoopTask, Turn, number_rows
 from corn.learn.perturbation import KeyedNoise
-from corn.learn.sampling import SeededChoices, require_fitting_samples
 from corn.learn.step import average_integers, compute_gradients, release, release_integers
 from corn.learn.tasks.protocol import Gradients
 from corn.learn.user_model import UserModel

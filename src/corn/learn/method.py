@@ -27,8 +27,8 @@ from corn.noise.grid import bound_loss, choose_grid, require_provable
 from corn.plan.plan import Plan, meet_caps, require_sound
 from corn.privacy import ClippedQuery, PrivacyBudget, account_promises
 from corn.privacy.accounting import group_agents
+from corn.privacy.budget import describe_queries
 from corn.privacy.floats import account_floats, set_aside
-from corn.privacy.query import describe_queries
 from corn.privacy.rounding import round_bound_down, round_up
 
 # Simulations allow for rounding of [R⁻¹]_ii. Where noise protects somebody, nothing is allowed.
@@ -61,6 +61,7 @@ class Method:
         grid: γ: released values are multiples of it; 0 where agents release nothing.
         counts_floats: whether the promise holds in floating point, so that a run with secret keys
             keeps it; otherwise it holds for real numbers, which suffices for simulations.
+        disagreement_ratio: κ of the design or plan that the noise is from; None for other noise.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Method:
     is_central: bool = False
     grid: float = 0.0
     counts_floats: bool = False
+    disagreement_ratio: float | None = None
 
     def __post_init__(self) -> None:
         # Noise without a promise, or a promise without noise, could not be reported truthfully.
@@ -140,7 +142,14 @@ class Method:
         # Simulations round to the grid too, so that they show its effect on learning.
         grid = choose_grid(shares, budget.precision_caps(shares.num_agents))
         return cls(
-            name, shares, budget.queries, budget, threat, grid=grid, counts_floats=counts_floats
+            name,
+            shares,
+            budget.queries,
+            budget,
+            threat,
+            grid=grid,
+            counts_floats=counts_floats,
+            disagreement_ratio=noise.disagreement_ratio if isinstance(noise, Design) else None,
         )
 
     @classmethod
@@ -154,6 +163,7 @@ class Method:
             plan.threat,
             grid=plan.grid,
             counts_floats=True,
+            disagreement_ratio=plan.disagreement_ratio,
         )
 
     @classmethod

@@ -21,6 +21,7 @@ from corn.covariance import (
     read_mechanism,
 )
 from corn.covariance.design import require_feasible_size
+from corn.covariance.disagreement import disagreement_ratio
 from corn.covariance.lattice import LatticeNoise, design_lattice, design_lattice_pairs
 from corn.covariance.lattice_pairs import design_lattice_insider
 from corn.covariance.threat import EAVESDROPPER, SPARSE_PARTNERS
@@ -28,7 +29,7 @@ from corn.learn.method import Method
 from corn.learn.names import METHOD_NAMES
 from corn.privacy import PrivacyBudget
 from corn.topology import Network
-from corn.topology.lattice import find_lattice
+from corn.topology.sparse import find_lattice
 
 _MOST_DENSE_DESIGN = 2000
 """Agents beyond which rings and tori are designed by Fourier transform, where that is possible."""
@@ -129,7 +130,15 @@ def _design_at_scale(
         if lattice is not None:
             solve, holds = lattice
             noise = solve(row, float(caps[0]), objective=objective, gossip=network.gossip)
-            return Method.private(name, noise, budget, threat=holds)
+            ratio = disagreement_ratio(
+                network,
+                noise,
+                precision_cap=float(caps[0]),
+                momentum=objective.momentum,
+                num_steps=budget.num_steps,
+            )
+            made = Method.private(name, noise, budget, threat=holds)
+            return replace(made, disagreement_ratio=ratio)
     if name == "corn":
         require_feasible_size(n, threat or DEFAULT_THREAT)
     return None

@@ -7,7 +7,7 @@ earlier averages is post-processing, and the same everywhere.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, final
 
 import torch
@@ -29,6 +29,10 @@ NAMED_OPTIMIZERS: dict[OptimizerName, OptimizerFactory | None] = {
     "adamw": torch.optim.AdamW,
 }
 """Optimizers by name; None is the step of Algorithm 1, with its own momentum."""
+
+
+# int() raises for thousands of digits.
+_MAX_DIGITS = 10
 
 
 @final
@@ -79,6 +83,67 @@ class RunOptimizers:
         """Continue from saved states."""
         for (*_, optimizer), state in zip(self._runs, states, strict=True):
             optimizer.load_state_dict(state)
+
+
+def save_state(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return what an optimizer keeps between steps: its state and the numbers of its groups.
+
+    >>> parameter = nn.Parameter(torch.ones(2))
+    >>> first, second = (torch.optim.SGD([parameter], lr=lr, momentum=0.9) for lr in (0.1, 0.2))
+    >>> parameter.grad = torch.ones(2)
+    >>> first.step()
+    >>> second.state = restore_state(second, save_state(first))
+    >>> second.state[parameter]["momentum_buffer"].tolist(), second.param_groups[0]["lr"]
+    ([1.0, 1.0], 0.1)
+    """
+    saved: dict[str, Tensor] = {}
+    for place, parameter in enumerate(_list_parameters(optimizer)):
+        for name, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                saved[f"tensor {place} {name}"] = value.detach().clone()
+            elif value is not None:
+                saved[f"number {place} {name}"] = torch.tensor(value, dtype=_type_of(value))
+    for place, group in enumerate(optimizer.param_groups):
+        for name, value in group.items():
+            if isinstance(value, int | float):
+                saved[f"group {place} {name}"] = torch.tensor(value, dtype=_type_of(value))
+    return saved
+
+
+def restore_state(optimizer: Optimizer, saved: Mapping[str, Tensor]) -> Any:
+    """Return the state to give to an optimizer, and set the numbers of its groups.
+
+    Raises:
+        InvalidArgumentError: the state is of other parameters.
+    """
+    state = type(optimizer.state)(dict)
+    parameters = _list_parameters(optimizer)
+    for key, value in saved.items():
+        kind, number, name = (*key.split(" ", 2), "", "")[:3]
+        place = int(number) if number.isdecimal() and len(number) < _MAX_DIGITS else -1
+        known = optimizer.param_groups if kind == "group" else parameters
+        fits = 0 <= place < len(known) and kind in ("tensor", "number", "group")
+        if kind == "tensor" and fits:
+            fits = value.dim() == 0 or value.shape == parameters[place].shape
+        else:
+            fits = fits and value.dim() == 0
+        if not fits or name == "params":
+            raise InvalidArgumentError("the optimizer's state is that of other parameters")
+        if kind == "group":
+            optimizer.param_groups[place][name] = value.item()
+        else:
+            state[parameters[place]][name] = value if kind == "tensor" else value.item()
+    return state
+
+
+def _list_parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [own for group in optimizer.param_groups for own in group["params"]]
+
+
+def _type_of(value: bool | int | float) -> torch.dtype:
+    if isinstance(value, bool):
+        return torch.bool
+    return torch.int64 if isinstance(value, int) else torch.float64
 
 
 def require_exact_sums(network: Network) -> None:

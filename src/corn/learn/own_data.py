@@ -7,29 +7,29 @@ differ in one sample for training too, so each row's own coins decide what it is
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from corn.arrays import FloatArray, IntArray
 from corn.checks import require, require_fraction
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn.batches import AgentData
-from corn.learn.bounds import Bounds, narrow_values, scale_values
-from corn.learn.columns import Column, describe_columns, describe_gaps, list_some
-from corn.learn.datasets.own_files import (
+from corn.learn.metrics import Samples
+from corn.learn.own_files import (
     RawSamples,
     parse_float,
     read_numbers,
     read_own_samples,
 )
-from corn.learn.metrics import Samples
-from corn.learn.models import flattens_inputs, make_named_task
 from corn.learn.partition import (
     PartitionSpec,
     Split,
@@ -39,6 +39,234 @@ from corn.learn.partition import (
 )
 from corn.learn.problem import TrainingProblem
 from corn.learn.tasks import place_task
+from corn.learn.workloads import flattens_inputs, make_named_task
+
+_LARGE_VALUE = 10.0  # beside which columns of order 1 lose their part of a clipped gradient
+_MOST_LISTED = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """One column of numbers, with its public bounds, if it has any."""
+
+    name: str
+    values: FloatArray
+    bounds: tuple[float, float] | None
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all rows have the same value."""
+        return bool((self.values == self.values[0]).all())
+
+    @property
+    def is_large(self) -> bool:
+        """Whether there are large values and no bounds to scale them by."""
+        # With bounds every value is scaled to [−1, 1], so that no column is large.
+        return self.bounds is None and float(np.abs(self.values).max()) > _LARGE_VALUE
+
+    @property
+    def num_outside(self) -> int:
+        """The number of values outside the bounds."""
+        if self.bounds is None:
+            return 0
+        return int(((self.values < self.bounds[0]) | (self.values > self.bounds[1])).sum())
+
+
+def describe_columns(columns: Sequence[Column]) -> Iterator[str]:
+    """Yield at most one note of each kind, which names the columns it is about."""
+    if constant := [own.name for own in columns if own.is_constant]:
+        yield (
+            f"{_begin(constant)} the same value in every row: a model cannot learn its effect from "
+            "this file"
+        )
+    if large := [own.name for own in columns if own.is_large]:
+        yield (
+            f"{_begin(large)} values beyond ±{_LARGE_VALUE:g} and no public bounds: they take most "
+            "of a clipped gradient; give --bounds"
+        )
+    # Counted, because scaling changes them in silence: see ``scale_values``.
+    if outside := [own.name for own in columns if own.num_outside]:
+        count = sum(own.num_outside for own in columns)
+        yield (
+            f"{_begin(outside)} values outside public bounds, {count} in all, which count as the "
+            "nearest bound"
+        )
+
+
+def describe_gaps(
+    targets: IntArray, train: IntArray, parts: Mapping[int, IntArray], classes: Sequence[str]
+) -> Iterator[str]:
+    """Yield notes on classes that agents lack because one file was distributed.
+
+    Args:
+        targets: of all samples.
+        train: of those that are not held out.
+        parts: of those of some agents.
+        classes: the names of the classes.
+
+    >>> list(describe_gaps(np.array([0, 1, 2]), np.array([0, 1]), {4: np.array([1])}, "abc"))[1]
+    'agent 4 got no sample of some class when the file was distributed; others have it'
+    """
+    trained = set(train.tolist())
+    if unused := sorted(set(targets.tolist()) - trained):
+        names = list_some([classes[number] for number in unused])
+        yield f"only held-out samples have the class {names}: no agent trains on it"
+    if lacking := [str(agent) for agent, own in parts.items() if trained - set(own.tolist())]:
+        who = "agent" if len(lacking) == 1 else "agents"
+        yield (
+            f"{who} {list_some(lacking)} got no sample of some class when the file was "
+            "distributed; others have it"
+        )
+
+
+def list_some(names: Sequence[str]) -> str:
+    """Return names as text; of many, the first and how many more there are.
+
+    >>> list_some("abcdefg")
+    'a, b, c, d, e and 2 more'
+    """
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return ", ".join(names[:_MOST_LISTED]) + more
+
+
+def _begin(names: Sequence[str]) -> str:
+    """Return subject and verb of a note.
+
+    >>> _begin(["age"]), _begin(["age", "dose"])
+    ("column 'age' has", "columns 'age', 'dose' have")
+    """
+    quoted = list_some([repr(name) for name in names])
+    return f"column {quoted} has" if len(names) == 1 else f"columns {quoted} have"
+
+
+_LEAST_WIDTH = 1e-300  # values are divided by it
+_RULE = "LEAST:MOST for all columns, COLUMN=LEAST:MOST,… or a .csv file with column,least,most"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The least and the largest value of columns, as their owners declare them publicly.
+
+    Attributes:
+        by_column: bounds of columns by name.
+        of_all: bounds of every other column; None leaves those columns as they are.
+
+    >>> Bounds.parse("age=0:120").by_column
+    {'age': (0.0, 120.0)}
+    """
+
+    by_column: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    of_all: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        named = [("all columns", self.of_all)] if self.of_all is not None else []
+        for name, (least, most) in [*self.by_column.items(), *named]:
+            # Not finite for numbers that are not, and for those too far apart to be scaled.
+            if not _LEAST_WIDTH <= most - least < math.inf:
+                raise InvalidArgumentError(
+                    f"bounds of {name} must be two numbers, the first one smaller, whose "
+                    f"difference is finite and at least {_LEAST_WIDTH:g}, found {least:g}:{most:g}"
+                )
+
+    @classmethod
+    def parse(cls, text: str | None) -> Bounds:
+        """Read bounds from an option's text."""
+        if text is None:
+            return cls()
+        if text.endswith(".csv"):
+            return cls(_read_file(Path(text)))
+        by_column: dict[str, tuple[float, float]] = {}
+        of_all = None
+        for part in text.split(","):
+            # The last equals sign separates: a column's own name may contain one.
+            name, equals, interval = part.rpartition("=")
+            pair, column = _parse_pair(interval, text), name.strip()
+            if column in by_column or (not equals and of_all is not None):
+                raise InvalidArgumentError(f"bounds of {column or 'all columns'} are given twice")
+            if not equals:
+                of_all = pair
+            else:
+                by_column[column] = pair
+        return cls(by_column, of_all)
+
+    def find(self, column: str) -> tuple[float, float] | None:
+        """Return the bounds of a column, or None if it has none."""
+        return self.by_column.get(column, self.of_all)
+
+    def require_known(self, columns: Sequence[str], path: Path) -> None:
+        """Raise if a column that has bounds is not in a file."""
+        for name in self.by_column:
+            if name not in columns:
+                raise FileFormatError(f"{path}: column {name!r} has bounds, but is missing")
+
+    def describe(self) -> str:
+        """Return the bounds as text, for agents to compare."""
+        # Sorted, and with every digit: agents that declare the same bounds in another order must
+        # agree, and bounds that differ in the last digit must not.
+        named = [f"{name}={low!r}:{high!r}" for name, (low, high) in sorted(self.by_column.items())]
+        general = [] if self.of_all is None else [f"{self.of_all[0]!r}:{self.of_all[1]!r}"]
+        return ",".join([*named, *general]) or "none"
+
+
+def scale_values(values: FloatArray, bounds: tuple[float, float] | None) -> FloatArray:
+    """Map values from their bounds to [−1, 1]; values outside move to the nearest bound.
+
+    >>> scale_values(np.array([0.0, 60.0, 150.0]), (0, 120)).tolist()
+    [-1.0, 0.0, 1.0]
+    """
+    if bounds is None:
+        return values
+    # Values outside are clipped, not refused: a refusal would tell others about private data.
+    least, most = bounds
+    return np.asarray((np.clip(values, least, most) - least) * (2 / (most - least)) - 1)
+
+
+def narrow_values(
+    values: FloatArray, path: Path, columns: Sequence[str] = ()
+) -> NDArray[np.float32]:
+    """Return scaled values in float32, or raise with the row of one that is too large for it."""
+    with np.errstate(over="ignore"):
+        narrow = np.ascontiguousarray(values, dtype=np.float32)
+    broken = np.argwhere(~np.isfinite(narrow))
+    if len(broken):
+        row, *place = broken[0].tolist()
+        name = f"column {columns[place[0] if place else 0]!r}" if columns else "inputs"
+        raise FileFormatError(
+            f"{path}: {name} must have values up to {np.finfo(np.float32).max:.2g}, found "
+            f"{values[(row, *place)]:g} in row {row + 1}: give --bounds"
+        )
+    return narrow
+
+
+def _parse_pair(text: str, whole: str) -> tuple[float, float]:
+    least, colon, most = text.partition(":")
+    try:
+        if colon:
+            return float(least), float(most)
+    except ValueError:
+        pass
+    raise InvalidArgumentError(f"bounds must be {_RULE}, found {whole!r}")
+
+
+def _read_file(path: Path) -> dict[str, tuple[float, float]]:
+    try:
+        # Spreadsheets begin a CSV file with a byte order mark, which would become a part of the
+        # first column's name.
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            rows = list(csv.DictReader(stream, skipinitialspace=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise FileFormatError(f"{path}: cannot be read: {error}") from error
+    try:
+        found = {row["column"]: (float(row["least"]), float(row["most"])) for row in rows}
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileFormatError(
+            f"{path}: bounds must have the columns column,least,most with numbers in the last "
+            f"two: {error}"
+        ) from error
+    if len(found) < len(rows):
+        raise FileFormatError(f"{path}: bounds of a column are given twice")
+    return found
+
 
 AGENT_FIELD = "{agent}"
 """The part of a path that stands for an agent's number."""
@@ -61,7 +289,7 @@ class FileWorkload:
             a simulation: which classes occur is private.
         is_regression: whether targets are numbers to predict.
         bounds: public bounds of columns.
-        model: see :func:`corn.learn.models.make_named_task`.
+        model: see :func:`corn.learn.workloads.make_named_task`.
         test_data: a public file to measure on; every agent has it.
         held_out: the fraction of each file that is measured on, not trained on, without test data;
             each row is held out with this probability.

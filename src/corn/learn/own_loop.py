@@ -42,7 +42,7 @@ class Turn(NamedTuple):
 
     Attributes:
         agent: whose turn it is.
-        step: of the network in this run, from 0.
+        step: of the network, from 0.
         parameters: the agent's model.
         batch: row numbers in place of samples.
     """
@@ -74,8 +74,8 @@ class Turns(Protocol):
         """Return what the optimizer steps along, shape (d,): the released gradient of this turn.
 
         With exact sums it is the average of a step's releases, at the turn of the last agent, and
-        None before. ``gradients`` computes the gradient; its argument is the norm to clip samples
-        to, if any.
+        None before, and where the sum is void. ``gradients`` computes the gradient; its argument is
+        the norm to clip samples to, if any.
         """
 
     def end(self, parameters: Tensor) -> Tensor | None:
@@ -142,6 +142,7 @@ class PrivateOptimizer(Optimizer):
         turns: of one agent, or of all.
         plan: network, budget and noise.
         schedule: the hyperparameters of each step; None leaves them as they are.
+        state: of the user's optimizer to begin with; by default empty.
     """
 
     # The state is that of the user's optimizer, so the base class is not initialised.
@@ -152,12 +153,15 @@ class PrivateOptimizer(Optimizer):
         turns: Turns,
         plan: Plan,
         schedule: Sequence[HyperParameters] | None = None,
+        state: Any = None,
     ) -> None:
         self._inner, self._model, self._turns, self._plan = inner, model, turns, plan
         self._schedule = schedule
         self._turn: Turn | None = None
         # Of each agent, or of the one model of exact sums, with a copy that shows changes.
         self._states: dict[int, tuple[Any, Any]] = {}
+        if state is not None:
+            self._states[0] = state, _copy_state(inner, state)
         self._groups, self._held = _copy_groups(inner), _list_held(inner)
 
     @property
@@ -281,7 +285,7 @@ class PrivateOptimizer(Optimizer):
         released = self._turns.release(lambda clip: self._model.compute(turn.batch, clip))
         self._model.forget_gradient()
         if released is None:
-            # Other agents of this step have not released yet.
+            # Other agents of this step have not released yet, or their sum is void.
             self._model.require_frozen()
             self._turn = None
             return loss

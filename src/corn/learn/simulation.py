@@ -21,7 +21,13 @@ from torch import Tensor
 from corn.checks import require_length
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
-from corn.learn.batches import AgentData, Batch, BatchSampler
+from corn.learn.batches import (
+    AgentData,
+    Batch,
+    BatchSampler,
+    SeededChoices,
+    require_fitting_samples,
+)
 from corn.learn.method import Method, Trial
 from corn.learn.mixer import Mixer
 from corn.learn.optimizers import RunOptimizers, require_exact_sums
@@ -31,9 +37,8 @@ from corn.learn.perturbation import (
     KeyedNoise,
     StepNoise,
     StructuredNoise,
+    prefers_shares,
 )
-from corn.learn.roots import prefers_shares
-from corn.learn.sampling import SeededChoices, require_fitting_samples
 from corn.learn.settings import SweepSettings
 from corn.learn.step import (
     ClippedGradients,
@@ -50,7 +55,7 @@ from corn.noise import Secret
 from corn.noise.choices import SecretChoices
 from corn.plan.plan import require_mixing
 from corn.privacy import ClippedQuery
-from corn.privacy.query import describe_queries
+from corn.privacy.budget import describe_queries
 from corn.topology import Network
 
 # Values of models (cells × trials × parameters) in a piece: 2¹⁸ to 2²¹ were about equally fast on a

@@ -2,34 +2,259 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Callable, Sequence
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import final
+from types import FrameType
+from typing import Any, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from corn.checks import require_count
-from corn.errors import InvalidArgumentError
-from corn.learn.checkpoint import (
-    SweepCheckpoint,
-    fingerprint_sweep,
-    load_sweep,
-    save_sweep,
+from corn.covariance.lattice import LatticeNoise
+from corn.errors import FileFormatError, InvalidArgumentError
+from corn.files import writing_whole
+from corn.learn.batches import AgentData
+from corn.learn.method import Method, Trial
+from corn.learn.metrics import (
+    Row,
+    Samples,
+    choose_evaluation_steps,
+    choose_measured,
+    has_diverged,
+    measure,
 )
-from corn.learn.method import Trial
-from corn.learn.metrics import Row, choose_evaluation_steps, choose_measured, has_diverged, measure
-from corn.learn.monitor import ProgressBar, catch_interruption
+from corn.learn.optimizers import describe_optimizer
 from corn.learn.problem import TrainingProblem
 from corn.learn.result import PUBLIC_SEEDS, Breakdown, BreakdownCause, Result
 from corn.learn.settings import SweepSettings
 from corn.learn.simulation import Simulation
 from corn.learn.step import StepStatistics
+from corn.learn.tasks import HasFingerprint, Task
+from corn.privacy.rounding import round_up
 from corn.threads import own_threads
 from corn.topology import Network
+
+
+class ProgressBar:
+    """A bar on stderr with steps, best loss, ε and time left, if stderr is a terminal.
+
+    Args:
+        num_steps: the total number of steps.
+        done: the number of steps completed before, for a resumed run.
+        show: False hides the bar on a terminal too.
+    """
+
+    def __init__(self, num_steps: int, *, done: int = 0, show: bool = True) -> None:
+        console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[news]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,  # leaves nothing behind among the results
+            disable=not (show and console.is_terminal),
+        )
+        self._task = self._progress.add_task("", total=num_steps, completed=done, news="")
+
+    def __enter__(self) -> ProgressBar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def advance(self, rows: Sequence[Row] = ()) -> None:
+        """Count one more step, and show its measurements, if any."""
+        # Summaries of rows take time that nobody would see.
+        if self._progress.disable:
+            return
+        if rows:
+            self._progress.update(self._task, news=summarize_rows(rows))
+        self._progress.advance(self._task)
+
+
+def summarize_rows(rows: Sequence[Row]) -> str:
+    """Return the least loss and the largest ε among rows, in a few words."""
+    name = "test_loss" if any(not math.isnan(float(r["test_loss"])) for r in rows) else "train_loss"
+    losses = [float(row[name]) for row in rows if not math.isnan(float(row[name]))]
+    parts = [f"best {name.replace('_', ' ')} {min(losses):.4g}"] if losses else []
+    # A simulated ε keeps its name on the screen too: it is no promise.
+    for kind, label in (("epsilon", "ε"), ("simulated_epsilon", "simulated ε")):
+        known = [row for row in rows if not math.isnan(float(row[kind]))]
+        if known:
+            # All methods of a sweep protect the same unit.
+            largest = max(float(row[kind]) for row in known)
+            parts.append(f"{label} ({known[0]['unit']}) {round_up(largest, 3)}")
+    return ", ".join(parts)
+
+
+class Interruption:
+    """A record of whether Ctrl-C was pressed."""
+
+    requested = False
+
+
+@contextmanager
+def catch_interruption() -> Iterator[Interruption]:
+    """Turn the first Ctrl-C into a request, so that the present step finishes; a second interrupts.
+
+    Outside the main thread, where Python delivers no signals, nothing is caught.
+    """
+    interruption = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield interruption
+        return
+
+    # A signal can arrive in the middle of a step. The loop stops between steps, where models and
+    # measurements agree.
+    def request(number: int, frame: FrameType | None) -> None:
+        # The second Ctrl-C raises ``KeyboardInterrupt``, in case a step hangs.
+        if interruption.requested:
+            signal.default_int_handler(number, frame)
+        interruption.requested = True
+
+    before = signal.signal(signal.SIGINT, request)
+    try:
+        yield interruption
+    finally:
+        # Callers of the library get their own handler back.
+        signal.signal(signal.SIGINT, before)
+
+
+# Increased when the fields change: an older file is then refused, not misread.
+_VERSION = 5
+
+
+@dataclass(frozen=True, eq=False)
+class SweepCheckpoint:
+    """The state of a sweep after ``step`` steps.
+
+    Attributes:
+        fingerprint: a hash of everything the result depends on; it fits no other sweep.
+        parameters: shape (seeds, agents, trials, parameters).
+        memory: the average of releases, of the same shape; None without momentum.
+        optimizers: the state of each run's optimizer; None without.
+        alive: the runs that continue, shape (seeds, trials).
+        rows: the measurements so far.
+        stopped: step and cause of each breakdown, by the indices of seed and trial.
+    """
+
+    fingerprint: str
+    step: int
+    parameters: Tensor
+    memory: Tensor | None
+    optimizers: list[dict[str, Any]] | None
+    alive: Tensor
+    rows: list[Row]
+    stopped: dict[tuple[int, int], tuple[int, BreakdownCause]]
+
+
+def save_sweep(checkpoint: SweepCheckpoint, path: Path | str) -> None:
+    """Write a checkpoint; a crash while writing leaves the previous one intact."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # The measurements include losses on training data, which no noise covers.
+    private = writing_whole(target, durable=True, is_private=True)
+    with private as partial, partial.open("wb") as stream:
+        torch.save({"version": _VERSION, **vars(checkpoint)}, stream)
+
+
+def load_sweep(path: Path | str, *, fingerprint: str) -> SweepCheckpoint:
+    """Read the checkpoint of the sweep with this fingerprint; raise for any other file."""
+    try:
+        # Plain data only: a checkpoint from an untrusted source cannot run code.
+        saved: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+        # A missing or unknown field raises ``KeyError`` or ``TypeError``, and an object without
+        # fields ``AttributeError``: such a file counts as damaged.
+        version = saved.pop("version")
+        checkpoint = SweepCheckpoint(**saved)
+    except FileNotFoundError as error:
+        raise FileFormatError(f"{path}: no such checkpoint") from error
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
+    except (
+        pickle.UnpicklingError,
+        RuntimeError,
+        EOFError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        raise FileFormatError(f"{path}: not a checkpoint of a sweep, or damaged") from error
+    if version != _VERSION or checkpoint.fingerprint != fingerprint:
+        raise FileFormatError(
+            f"{path}: must be a checkpoint of this sweep, found one with other data, network, "
+            "methods or settings: repeat those, or choose another file"
+        )
+    return checkpoint
+
+
+def fingerprint_sweep(
+    task: Task,
+    data: AgentData,
+    network: Network,
+    trials: Sequence[Trial],
+    *,
+    settings: SweepSettings,
+    parts: Mapping[str, Samples],
+) -> str:
+    """Return a hash, in hexadecimal, of everything that the result of a sweep depends on."""
+    digest = hashlib.sha256()
+    plain = {
+        "task": task.describe(),
+        "settings": {**vars(settings), "optimizer": describe_optimizer(settings.optimizer)},
+        "mixing": network.mixing,
+        "offsets": data.offsets,
+        "trials": [(t.describe(), repr(t.schedule), repr(t.method)) for t in trials],
+    }
+    digest.update(json.dumps(plain).encode())
+    # Initial parameters are part of it: a task may draw them in its own way.
+    arrays = [*_links_of(network), data.inputs.cpu().numpy(), data.targets.cpu().numpy()]
+    arrays += [part for t in trials for part in _noise_of(t.method)]
+    arrays += [task.initialize(seed).numpy() for seed in settings.seeds]
+    # Measurements before and after an interruption must be of the same samples.
+    for name in sorted(parts):
+        digest.update(f"{name} {len(parts[name][1])}".encode())
+        arrays += [values.cpu().numpy() for values in parts[name]]
+    # A module's layers and frozen values show neither in ``describe`` nor in the start.
+    if isinstance(task, HasFingerprint):
+        digest.update(task.fingerprint())
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _links_of(network: Network) -> list[NDArray[Any]]:
+    # By links: W of a large network would be n² numbers.
+    W = network.sparse_matrix
+    return [W.indptr, W.indices, W.data, np.array(network.schedule)]
+
+
+def _noise_of(method: Method) -> list[NDArray[Any]]:
+    """Return all numbers that a method's noise depends on."""
+    if method.noise is None:
+        return []
+    if isinstance(method.noise, LatticeNoise):
+        return [method.noise.eigenvalues]
+    # Members too: the same factors on other agents are other noise.
+    members = [np.array(group) for group in method.noise.seed_groups]
+    return [method.noise.private_variance, *members, *method.noise.factors]
 
 
 def run_sweep(

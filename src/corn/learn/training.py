@@ -29,7 +29,7 @@ from corn.learn.schedule import Schedule, ScheduleName, make_schedule
 from corn.learn.settings import SweepSettings
 from corn.learn.sweep import run_sweep
 from corn.learn.tasks import MeanLoss, ModuleTask, Task
-from corn.learn.tasks.flat_module import trained_parameters
+from corn.learn.tasks.module import trained_parameters
 from corn.plan import Plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.floats import set_aside
@@ -125,10 +125,24 @@ def train(
     # The noise of a plan was designed for its momentum.
     elif momentum is None and isinstance(source, Plan):
         momentum = source.momentum
-    objective = default_objective(1 if budget is None else budget.num_steps, momentum=momentum)
-    network, method = _make_method(
-        source, budget, noise, objective=objective, threat=threat, secure=secure
+    if isinstance(source, Plan):
+        network = source.network
+    else:
+        network = source if isinstance(source, Network) else load_network(source)
+    objective = default_objective(
+        1 if budget is None else budget.num_steps, mixing=network.mixing, momentum=momentum
     )
+    if isinstance(source, Plan):
+        # A plan was checked as a whole: another budget or other noise would void its promise.
+        if budget is not None or noise is not None or threat is not None:
+            raise InvalidArgumentError(
+                "budget, noise and threat must be None with a plan, which has all three"
+            )
+        method = Method.from_plan(source)
+    else:
+        method = _make_method(
+            network, budget, noise, objective=objective, threat=threat, secure=secure
+        )
     query, steps = method.query, _choose_steps(num_steps, method.budget)
     if cooldown_steps is None:
         # The plan's number, so that a simulation ends as its agents do.
@@ -205,30 +219,22 @@ def make_task(model: nn.Module | Task, loss: MeanLoss | None) -> Task:
 
 
 def _make_method(
-    source: Plan | Network | str | Path | nx.Graph,
+    network: Network,
     budget: PrivacyBudget | None,
     noise: Design | Decomposition | None,
     *,
     objective: Objective,
     threat: ThreatModel | None,
     secure: bool,
-) -> tuple[Network, Method]:
-    # A plan was checked as a whole: another budget or other noise would void its promise.
-    if isinstance(source, Plan):
-        if budget is not None or noise is not None or threat is not None:
-            raise InvalidArgumentError(
-                "budget, noise and threat must be None with a plan, which has all three"
-            )
-        return source.network, Method.from_plan(source)
-    network = source if isinstance(source, Network) else load_network(source)
+) -> Method:
     if budget is None:
         if noise is not None or threat is not None or secure:
             raise InvalidArgumentError("noise, threat and secure need a budget, found None")
-        return network, Method.non_private()
+        return Method.non_private()
     if noise is None:
         # Noise that protects somebody must also cover the rounding of floating point, for which a
         # part of the budget is set aside.
         caps = (set_aside(budget) if secure else budget).precision_caps(network.num_agents)
         noise = design(network, caps, objective=objective, threat=threat)
     name = noise.mechanism if isinstance(noise, Design) else "given noise"
-    return network, Method.private(name, noise, budget, threat=threat, counts_floats=secure)
+    return Method.private(name, noise, budget, threat=threat, counts_floats=secure)

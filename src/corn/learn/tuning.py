@@ -158,6 +158,7 @@ def _summarize(method: Method, problem: TrainingProblem, tuning: Tuning) -> dict
         "unit": None if method.budget is None else method.budget.unit,
         "central_ratio": method.central_ratio,
         "weighted_central_ratio": method.weighted_central_ratio,
+        "disagreement_ratio": method.disagreement_ratio,
         "against": method.against,
     }
 

@@ -13,8 +13,7 @@ of d coordinates. With n agents, batches of B of m samples, clip C and Poisson r
 where ρ is ``central_ratio`` of the noise design, and μ that of the promise. This cap b is the
 central limit of T subsampled Gaussian steps (replace adjacency); exact calibration replaces it in
 the end. The best η gives an excess of D√((s² + d·v)/T), as long as no step is longer than D, that
-is η ≤ D/C. The ratio ρ falls with the number of steps: the longer a run, the less its design must
-care for disagreement between agents.
+is η ≤ D/C. With exact sums ρ = n/(n − q) against q insiders.
 
 **When larger batches and more steps do not help.** Once p²T is well above μ², arsinh(x) ≈ x, and
 the noise part becomes D·C·√(4dρ)/(μ·n·m), which neither a larger rate nor more steps lower. What is
@@ -28,13 +27,15 @@ between settings, and its excess is no forecast of a loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from corn.checks import require, require_count, require_in_range
+from corn.covariance import ThreatModel, default_objective, design
 from corn.errors import InfeasibleError
 from corn.privacy import PrivacyBudget, Sampling, Unit, gaussian
 from corn.privacy.rounding import write_exactly
+from corn.topology import Network
 
 USUAL_DISTANCE = 3.0
 """D: the distance from the first model to a good one. It cannot be known without data; on the
@@ -44,6 +45,8 @@ USUAL_CLIPS: dict[Unit, float] = {"sample": 1.0, "agent": 0.1}
 """C where nothing is known of gradients. A smaller clip with larger steps does nearly the same, as
 long as most gradients are clipped; a much larger one adds noise without signal."""
 
+# Under gossip, for directed links, the ratio to a trusted server depends a little on the steps.
+_DESIGNED_STEPS = 500
 _STEPS = (50, 100, 200, 500, 1000, 2000, 5000)
 _SMALLEST_BATCH = 16
 # Up to this squared shift of one step the central limit is within a few percent of the exact cap.
@@ -149,22 +152,55 @@ def expect(
     return Prospect(batch_size, num_steps, noise_variance, step_size, excess)
 
 
-def list_prospects(
-    scale: TrainingScale, *, central_ratio: Callable[[int], float]
-) -> list[Prospect]:
-    """Return the prospects of all usual batches and steps, in order of steps and batches.
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """Settings for a run, chosen without data, and those that they were chosen from.
 
-    ``central_ratio`` is ρ as a function of the number of steps.
+    Attributes:
+        scale: what was known.
+        budget: the promise, with batches, steps and sampling.
+        prospect: the expectation with exact calibration.
+        central_ratio: ρ against ``threat``.
+        prospects: all batches and steps that were compared.
+        threat: the adversary.
     """
+
+    scale: TrainingScale
+    budget: PrivacyBudget
+    prospect: Prospect
+    central_ratio: float
+    prospects: tuple[Prospect, ...]
+    threat: ThreatModel
+
+
+def propose(network: Network, scale: TrainingScale, *, threat: ThreatModel) -> Proposal:
+    """Return the cheapest settings that the model expects to be nearly the best."""
+    # The ratio is the same for every cap, so none needs to be calibrated for it.
+    objective = default_objective(_DESIGNED_STEPS)
+    ratio = design(network, 1.0, objective=objective, threat=threat).central_ratio
+    prospects = list_prospects(scale, central_ratio=ratio)
+    chosen = choose_prospect(prospects)
+    budget = scale.make_budget(chosen.batch_size, chosen.num_steps)
+    exact = expect(
+        scale,
+        chosen.batch_size,
+        chosen.num_steps,
+        precision_cap=budget.precision_cap,
+        central_ratio=ratio,
+    )
+    return Proposal(scale, budget, exact, ratio, tuple(prospects), threat)
+
+
+def list_prospects(scale: TrainingScale, *, central_ratio: float) -> list[Prospect]:
+    """Return the prospects of all usual batches and steps, in order of steps and batches."""
     mu = gaussian.mu_from(scale.epsilon, scale.delta)
     found = []
     for num_steps in _STEPS:
-        ratio = central_ratio(num_steps)
         for batch_size in _list_batches(scale):
             cap = _approximate_cap(scale, batch_size, num_steps, mu)
             if cap is not None:
                 settings = (scale, batch_size, num_steps)
-                found.append(expect(*settings, precision_cap=cap, central_ratio=ratio))
+                found.append(expect(*settings, precision_cap=cap, central_ratio=central_ratio))
     if not found:
         raise InfeasibleError(
             f"epsilon={write_exactly(scale.epsilon)} is too large for advice on {scale.samples} "

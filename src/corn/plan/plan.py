@@ -30,7 +30,8 @@ from corn.covariance import design as design_noise
 from corn.covariance.certificate import certify
 from corn.covariance.coalition_bounds import worst_precisions
 from corn.covariance.coalitions import Assembly, list_coalitions
-from corn.covariance.design import default_threat
+from corn.covariance.design import default_threat, require_no_options
+from corn.covariance.disagreement import disagreement_ratio
 from corn.covariance.dual import solve_dual
 from corn.covariance.masks import design_masks, least_variance
 from corn.covariance.objective import energy_of_average, momentum_of
@@ -47,11 +48,11 @@ from corn.noise.grid import (
 )
 from corn.noise.masks import MaskBits, bound_sum, choose_bits
 from corn.privacy import PrivacyBudget, account_precision, gaussian
-from corn.privacy.accountants import find_accountant
 from corn.privacy.accounting import group_agents
 from corn.privacy.floats import FloatLoss, set_aside
+from corn.privacy.gaussian import find_accountant
 from corn.privacy.rounding import round_up, write_exactly
-from corn.topology import Graph, Network, choose_cooldown, load_network
+from corn.topology import Graph, Mixing, Network, choose_cooldown, load_network
 from corn.version import __version__
 
 FloatType: TypeAlias = Literal["float32", "float64"]
@@ -101,8 +102,8 @@ class Plan:
     >>> from corn.topology import load_network
     >>> budget = PrivacyBudget(epsilon=5, delta=1e-5, num_steps=100, clip=0.1)
     >>> plan = make_plan(load_network("ring:4"), budget)
-    >>> plan.num_agents, plan.threat.max_colluders, plan.cooldown_steps
-    (4, 1, 5)
+    >>> plan.num_agents, plan.threat.max_colluders, plan.mask_bits
+    (4, 1, 16)
     """
 
     network: Network
@@ -132,7 +133,7 @@ class Plan:
             raise InvalidArgumentError(
                 "mechanism 'ldp' has independent noise, but some agents share a seed"
             )
-        self.threat.seed_groups(self.network.graph)  # raises if more may collude than there are
+        self.threat.check(self.num_agents)
         require_choice("dtype", self.dtype, get_args(FloatType))
         # Bounded, because agents run the cool-down of a plan that somebody else may have made.
         require_count("cooldown_steps", self.cooldown_steps, least=0, most=_MOST_COOLDOWN_STEPS)
@@ -181,6 +182,17 @@ class Plan:
     def weighted_central_ratio(self) -> float:
         """The same over a trusted server that weights agents by their promises."""
         return self.central_ratio * weighting_gain(self.precision_caps)
+
+    @cached_property
+    def disagreement_ratio(self) -> float | None:
+        """κ of `corn.covariance.disagreement`: 0 for exact sums, None above 2000 agents."""
+        return disagreement_ratio(
+            self.network,
+            self.decomposition,
+            precision_cap=float(self.precision_caps.min()),
+            momentum=self.momentum,
+            num_steps=self.budget.num_steps,
+        )
 
     @cached_property
     def float_loss(self) -> FloatLoss:
@@ -299,10 +311,13 @@ def make_plan(
         network = load_network(network)
     if threat is None:
         threat = default_threat(mechanism) if network.num_agents > 1 else EAVESDROPPER
-    target = objective or default_objective(budget.num_steps)
+    target = objective or default_objective(budget.num_steps, mixing=network.mixing)
     caps = set_aside(budget).precision_caps(network.num_agents)
-    threat = _resolve_seeds(threat, network)
-    if network.mixing == "sum" and name == "corn":
+    is_masked = network.mixing == "sum" and name == "corn"
+    threat = _resolve_seeds(threat, network, "sum" if is_masked else "gossip")
+    if is_masked:
+        if isinstance(mechanism, Corn):
+            require_no_options(mechanism)
         # In closed form, and without matrices of n × n numbers.
         groups = threat.seed_groups(network.graph)
         shares = design_masks(caps, groups, threat.max_colluders)
@@ -434,10 +449,11 @@ def prove_lower_bound(
     return max(bounds)
 
 
-def _resolve_seeds(threat: ThreatModel, network: Network) -> ThreatModel:
-    """Replace communities and partners by the groups found: another version might find others."""
-    threat = threat.resolve(network.graph, network.mixing)
-    chosen = ("communities", "sparse", "partners")
+def _resolve_seeds(threat: ThreatModel, network: Network, mixing: Mixing) -> ThreatModel:
+    """Replace seeds that are chosen by the groups found: another version might find others."""
+    threat = threat.resolve(network.graph, mixing)
+    # Partners follow from SHA-256 alone, and a plan of exact sums lists the groups that it uses.
+    chosen = ("communities", "sparse", *(() if mixing == "sum" else ("partners",)))
     if isinstance(threat.seeds, str) and threat.seeds.startswith(chosen):
         return replace(threat, seeds=threat.seed_groups(network.graph))
     return threat

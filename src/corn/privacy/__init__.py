@@ -13,22 +13,30 @@
 """
 
 from corn.privacy import gaussian, subsampling
-from corn.privacy.accountants import ACCOUNTANTS, Accountant, Accounting, is_proved
 from corn.privacy.accounting import (
     BudgetCheck,
     PrivacyCurve,
     PrivacyLoss,
+    SamplingCost,
     TradeoffCurve,
     account,
     account_precision,
     account_promises,
     check_budget,
+    compare_samplings,
+    precision_diagonal,
 )
-from corn.privacy.budget import AgentPromise, PrivacyBudget
-from corn.privacy.precision import precision_diagonal
-from corn.privacy.promises import order_promises, read_promises
-from corn.privacy.query import Adjacency, ClippedQuery, Sampling, Unit
-from corn.privacy.samplings import SamplingCost, compare_samplings
+from corn.privacy.budget import (
+    Adjacency,
+    AgentPromise,
+    ClippedQuery,
+    PrivacyBudget,
+    Sampling,
+    Unit,
+    order_promises,
+    read_promises,
+)
+from corn.privacy.gaussian import ACCOUNTANTS, Accountant, Accounting, is_proved
 
 __all__ = [
     "ACCOUNTANTS",

@@ -46,9 +46,8 @@ from corn.checks import require, require_count, require_in_range
 from corn.errors import InvalidArgumentError
 from corn.parsing import build, parse_json
 from corn.privacy import gaussian
-from corn.privacy.budget import PrivacyBudget
+from corn.privacy.budget import Adjacency, ClippedQuery, PrivacyBudget, Unit
 from corn.privacy.floats import bound_reserve, set_aside
-from corn.privacy.query import Adjacency, ClippedQuery, Unit
 from corn.privacy.subsampling import allow_for_rounding, choose_interval, compose_phases
 
 _ROUNDING = 2.0**-45

@@ -34,7 +34,7 @@ from corn.arrays import FloatArray
 from corn.checks import require_count
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.privacy import gaussian
-from corn.privacy.query import Adjacency, ClippedQuery
+from corn.privacy.budget import Adjacency, ClippedQuery
 from corn.privacy.rounding import write_exactly
 
 DISCRETISATION = 0.02

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 _LINE_HEIGHT = 1.3  # of the font's size
 _AXES_SHARE = 0.8  # of the figure's height, which the layout gives to the axes
 
-_HIGH = 0.75  # of the axes' height, above which there is no room for a name over a point
-
 
 class LineEnd(NamedTuple):
     """A line's name, the height at which it ends, and its colour."""
@@ -50,28 +48,6 @@ def label_ends(axes: Axes, ends: Sequence[LineEnd], *, font_size: float = 9.0) -
             fontweight="bold" if end.is_strong else "normal",
             parse_math=False,
         )
-
-
-def label_point(axes: Axes, end: LineEnd, x: float, *, font_size: float = 9.0) -> None:
-    """Write the name of a line that ends inside the axes, and connect it with that end.
-
-    The limits of the axes must have been set.
-    """
-    to_fraction = axes.transData + axes.transAxes.inverted()
-    is_high = to_fraction.transform((x, end.y))[1] > _HIGH
-    axes.annotate(
-        end.text,
-        (x, end.y),
-        # At some distance, because other lines may pass near the end of this one.
-        xytext=(0, (-4 if is_high else 3) * font_size),
-        textcoords="offset points",
-        ha="center",
-        va="center",
-        color=darken(end.colour),
-        fontsize=font_size,
-        arrowprops={"arrowstyle": "-", "color": end.colour, "linewidth": 0.8},
-        parse_math=False,
-    )
 
 
 def spread_apart(wanted: Sequence[float], distance: float) -> list[float]:

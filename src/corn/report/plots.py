@@ -16,7 +16,6 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from corn.arrays import FloatArray
-from corn.covariance import Design
 from corn.errors import CornWarning, InvalidArgumentError, make_printable
 from corn.privacy import ACCOUNTANTS, Accounting, PrivacyCurve, PrivacyLoss
 from corn.privacy.rounding import round_up
@@ -75,45 +74,28 @@ def plot_network(network: Network, gossip_matrix: FloatArray, measured: Spectrum
     return figure
 
 
-def plot_design(network: Network, design: Design, *, title: str) -> Figure:
-    """Draw the graph, the covariance in units of agents' LDP deviations, and the correlations."""
-    figure = Figure(figsize=(13, 4.7), layout=ConstrainedLayoutEngine(wspace=0.06))
-    figure.suptitle(title, fontsize=10, parse_math=False)
-    left, middle, right = figure.subplots(1, 3)
-    _draw_graph(left, network)
-    roots = np.sqrt(design.precision_caps)
-    # LDP gives agent i the variance 1/b_i, which becomes 1.
-    scaled = design.covariance * np.outer(roots, roots)
-    limit = float(np.abs(scaled).max()) or 1.0
-    _draw_matrix(middle, scaled, cmap="RdBu_r", vmin=-limit, vmax=limit)
-    middle.set_title("covariance R, LDP variance = 1", fontsize=10)
-    # An agent without noise has no correlations: 0 / 1 instead of 0 / 0.
-    std = np.where(design.noise_std > 0, design.noise_std, 1)
-    _draw_matrix(right, design.covariance / np.outer(std, std), cmap="RdBu_r", vmin=-1, vmax=1)
-    right.set_title("correlation", fontsize=10)
-    return figure
+def plot_comparison(rows: Sequence[tuple[str, str, float]], *, title: str) -> Figure:
+    """Draw a bar for each mechanism: its noise variance in the average over a trusted server's.
 
-
-def plot_comparison(
-    values: Mapping[str, Mapping[str, float]],
-    *,
-    objectives: Sequence[str],
-    title: str,
-    remarks: Mapping[str, str] | None = None,
-) -> Figure:
-    """Draw bars of noise energy relative to LDP, with one panel per objective.
-
-    ``values[objective][mechanism]`` is Tr(A R) of that mechanism; ``ldp`` must be among them.
-    ``remarks[mechanism]`` stands below the name of a mechanism, such as the adversary that its
-    noise holds against: bars of different adversaries do not compare.
+    A row has the mechanism, a remark that stands below its name, such as the adversary that its
+    noise holds against (bars of different adversaries do not compare), and the ratio.
     """
-    figure = Figure(figsize=(5.2 * len(objectives) + 1, 4.4), layout="constrained")
-    figure.suptitle(textwrap.fill(title, 62 * len(objectives)), fontsize=9, parse_math=False)
-    panels = figure.subplots(1, len(objectives), squeeze=False)[0]
-    for axes, objective in zip(panels, objectives, strict=True):
-        _draw_bars(axes, values[objective], remarks or {})
-        # The names of mechanisms take up to half of a panel, and the title stands above the rest.
-        axes.set_title(textwrap.fill(objective, _TITLE_LETTERS // 2), fontsize=9)
+    figure = Figure(figsize=(6.4, 1.2 + 0.55 * len(rows)), layout="constrained")
+    figure.suptitle(textwrap.fill(title, _TITLE_LETTERS), fontsize=9, parse_math=False)
+    axes = figure.subplots()
+    ratios = [ratio for _, _, ratio in rows]
+    colours = [MECHANISM_COLOURS.get(name, OWN_COLOUR) for name, _, _ in rows]
+    bars = axes.barh(range(len(rows)), ratios, color=colours, height=0.7)
+    axes.bar_label(bars, [f"{ratio:.3g}" for ratio in ratios], padding=3, fontsize=9, color=INK)
+    labels = [f"{MECHANISM_NAMES.get(name, name)}\n{remark}".strip() for name, remark, _ in rows]
+    axes.set_yticks(range(len(rows)), labels, fontsize=8)
+    axes.invert_yaxis()
+    axes.set(
+        xlabel="noise variance of the average over a trusted server's",
+        # Room for the numbers beside the bars.
+        xlim=(0, 1.15 * max(1.0, *ratios)),
+    )
+    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -213,24 +195,6 @@ def _draw_spectrum(axes: Axes, measured: Spectrum) -> None:
         f"{1 - measured.accuracy:.0%} agreement after {measured.mixing_time} steps",
         fontsize=10,
     )
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_bars(axes: Axes, values: Mapping[str, float], remarks: Mapping[str, str]) -> None:
-    names = list(values)
-    ratios = [values[name] / values["ldp"] for name in names]
-    # "corn one-step" and "corn eavesdropper" are variations of "corn": its colour, hatched.
-    colours = [MECHANISM_COLOURS.get(name.split()[0], OWN_COLOUR) for name in names]
-    hatches = ["///" if " " in name else "" for name in names]
-    bars = axes.barh(
-        range(len(names)), ratios, color=colours, hatch=hatches, edgecolor="white", height=0.7
-    )
-    axes.bar_label(bars, [f"{ratio:.3g}" for ratio in ratios], padding=3, fontsize=9, color=INK)
-    labels = [f"{MECHANISM_NAMES.get(name, name)}\n{remarks.get(name, '')}" for name in names]
-    axes.set_yticks(range(len(names)), [label.strip() for label in labels])
-    axes.invert_yaxis()
-    # Room for the numbers beside the bars. A covariance of the user's own may be worse than LDP.
-    axes.set(xlabel="noise energy relative to LDP", xlim=(0, 1.18 * max(1.0, *ratios)))
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -24,8 +24,6 @@ MECHANISM_NAMES = {
     "ldp": "LDP (independent)",
     "central": "central DP (trusted server)",
     "none": "no noise",
-    "corn one-step": "CorN, designed for one step",
-    "corn eavesdropper": "CorN, no insider",
 }
 SHORT_NAMES = {
     "corn": "CorN",

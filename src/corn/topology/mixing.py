@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from itertools import chain
 from typing import TypeAlias
 
 import networkx as nx
@@ -232,7 +233,12 @@ def _undirected_links(graph: Graph, rule: str) -> tuple[SparseMatrix, FloatArray
 
 def _adjacency(graph: Graph) -> SparseMatrix:
     """Return an (n, n) matrix of 0 and 1: whether agent j sends to agent i."""
-    sends = nx.to_scipy_sparse_array(graph, nodelist=range(len(graph)), weight=None, dtype=float)
+    n, neighbours = len(graph), dict(graph.adjacency())
+    starts = np.cumsum([0, *(len(neighbours[agent]) for agent in range(n))])
+    ends = np.fromiter(
+        chain.from_iterable(neighbours[agent] for agent in range(n)), np.int64, starts[-1]
+    )
+    sends = SparseMatrix((np.ones(len(ends)), ends, starts), shape=(n, n))
     return SparseMatrix(sends.T)
 
 

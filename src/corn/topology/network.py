@@ -25,7 +25,7 @@ from corn.topology.files import (
 )
 from corn.topology.generators import GraphSpec
 from corn.topology.gossip import ONE_ROUND, Gossip, GossipRound, accelerate
-from corn.topology.graphs import Graph, check_graph
+from corn.topology.graphs import Graph, SpanningTree, check_graph, find_tree
 from corn.topology.mixing import (
     MAX_AGENTS,
     SparseMatrix,
@@ -42,7 +42,6 @@ from corn.topology.sparse import (
     sparse_spectrum,
 )
 from corn.topology.spectrum import Spectrum, disagreement, find_mixing_time, is_symmetric, spectrum
-from corn.topology.tree import SpanningTree, find_tree
 
 Mixing: TypeAlias = Literal["sum", "gossip"]
 """How the releases of a step are combined: summed exactly over a tree, or mixed with neighbours."""
@@ -171,7 +170,8 @@ def choose_cooldown(network: Network, num_steps: int) -> int:
     One mixing time of the step matrix, after which 1 % of any disagreement is left, and at most as
     many steps as the run itself. Zero if the agents never agree, because weights are periodic.
 
-    >>> choose_cooldown(load_network("ring:6"), 500), choose_cooldown(load_network("ring:6"), 5)
+    >>> ring = load_network("ring:6", mixing="gossip")
+    >>> choose_cooldown(ring, 500), choose_cooldown(ring, 5)
     (12, 5)
     """
     if network.mixing == "sum":
@@ -185,7 +185,7 @@ def choose_cooldown(network: Network, num_steps: int) -> int:
 def find_remaining_disagreement(network: Network, num_steps: int) -> float:
     """Return the share of any disagreement between agents that steps of mixing leave at most.
 
-    >>> round(find_remaining_disagreement(load_network("ring:6"), 12), 4)
+    >>> round(find_remaining_disagreement(load_network("ring:6", mixing="gossip"), 12), 4)
     0.0077
     """
     if network.mixing == "sum":
@@ -203,21 +203,25 @@ def load_network(
     *,
     weights: str | None = None,
     gossip: Gossip = ONE_ROUND,
-    mixing: Mixing = "gossip",
+    mixing: Mixing | None = None,
 ) -> Network:
     """Turn a spec, a file, a networkx graph or a mixing matrix into a checked network.
 
     ``weights`` names the rule for the mixing matrix (default: Metropolis, Sinkhorn if directed). If
     the source is a mixing matrix, the default is that matrix; a named rule keeps only its links.
-    ``gossip`` are the mixing rounds of a step (default: one). ``mixing="sum"`` sums the releases of
-    a step exactly instead.
+    ``gossip`` are the mixing rounds of a step (default: one). ``mixing`` is ``sum`` by default, and
+    ``gossip`` where a mixing matrix, ``weights`` or more rounds are given, which exact sums do not
+    use, or links have a direction, which exact sums cannot use.
 
+    >>> load_network("ring:4").mixing, load_network("ring:4", weights="lazy").mixing
+    ('sum', 'gossip')
     >>> load_network("ring:4").mixing_matrix[0].round(3).tolist()
     [0.333, 0.333, 0.0, 0.333]
     """
     network = _load(source, weights)
-    if gossip == network.gossip and mixing == network.mixing:
-        return network
+    if mixing is None:
+        asks_for_gossip = weights is not None or network.weights == "given" or gossip != ONE_ROUND
+        mixing = "gossip" if asks_for_gossip or network.graph.is_directed() else "sum"
     return replace(network, gossip=gossip, mixing=mixing)
 
 

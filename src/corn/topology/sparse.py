@@ -6,15 +6,61 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import scipy.fft
 import scipy.sparse
 import scipy.sparse.linalg
 
 from corn.arrays import FloatArray
 from corn.errors import InvalidArgumentError
-from corn.topology.gossip import GossipRound
-from corn.topology.lattice import find_lattice, lattice_eigenvalues
+from corn.topology.gossip import GossipRound, apply_to_eigenvalues
 from corn.topology.mixing import SparseMatrix
 from corn.topology.spectrum import Spectrum
+
+_TOLERANCE = 1e-12
+
+
+def find_lattice(matrix: SparseMatrix) -> FloatArray | None:
+    """Return the first row of W in the shape of the ring or torus that it mixes on, if it does.
+
+    W_ij = row[(j − i) mod n] on a ring, and on a torus of r × c agents with row and column of each
+    agent in the place of its number. The weights themselves are compared, not the graph's name.
+
+    >>> ring = SparseMatrix(np.array([[0.5, 0.2, 0.3], [0.3, 0.5, 0.2], [0.2, 0.3, 0.5]]))
+    >>> find_lattice(ring)
+    array([0.5, 0.2, 0.3])
+    """
+    n = int(matrix.shape[0])
+    first = matrix[[0]].toarray()[0]
+    hops = np.flatnonzero(first)
+    # A torus links agent 0 with that of the next row, whose number is the length of a row.
+    sides = [(n,), *((n // int(c), int(c)) for c in hops if 1 < c < n and n % c == 0)]
+    for side in sides:
+        if _is_translated(matrix, first, hops, side):
+            return np.asarray(first.reshape(side))
+    return None
+
+
+def _is_translated(
+    matrix: SparseMatrix, first: FloatArray, hops: np.ndarray, sides: tuple[int, ...]
+) -> bool:
+    if matrix.nnz != len(hops) * matrix.shape[0]:
+        return False
+    agents = np.unravel_index(np.arange(matrix.shape[0]), sides)
+    for hop in hops:
+        moves = np.unravel_index(hop, sides)
+        places = [(at + move) % side for at, move, side in zip(agents, moves, sides, strict=True)]
+        targets = np.ravel_multi_index(tuple(places), sides)
+        found = np.asarray(matrix[np.arange(len(targets)), targets])
+        if not (np.abs(found - first[hop]) <= _TOLERANCE).all():
+            return False
+    return True
+
+
+def lattice_eigenvalues(first_row: FloatArray) -> np.ndarray:
+    """Return the eigenvalues of W, complex and in the shape of its first row."""
+    # The transform of a real row is conjugate to that of W's eigenvalues: as a set, the same.
+    return np.asarray(scipy.fft.fftn(first_row))
+
 
 MOST_DENSE = 2000
 """Agents up to which all eigenvalues of a dense matrix take a second or two."""
@@ -70,7 +116,7 @@ def sparse_spectrum(
     """
     extremes = find_extremes(matrix)
     # The polynomial of the rounds is largest at an end: powers, and Chebyshev's within its range.
-    rate = float(np.abs(_apply(schedule, extremes)).max())
+    rate = float(np.abs(apply_to_eigenvalues(schedule, extremes)).max())
     rate = 1.0 if rate > 1 - 8 * matrix.shape[0] * np.finfo(float).eps else rate
     time = math.inf if rate == 1 else max(1, math.ceil(math.log(accuracy) / math.log(rate)))
     return Spectrum(
@@ -117,11 +163,3 @@ def _search_near(matrix: SparseMatrix, shift: float, count: int) -> float:
 def _start(num_agents: int) -> FloatArray:
     """Return a fixed start of a search, so that a network's cool-down is the same each time."""
     return np.asarray(np.cos(np.arange(num_agents) ** 2.0))
-
-
-def _apply(schedule: Sequence[GossipRound], eigenvalues: FloatArray) -> FloatArray:
-    change, current = np.zeros_like(eigenvalues), np.ones_like(eigenvalues)
-    for momentum, gain in schedule:
-        change = momentum * change + gain * (eigenvalues - 1) * current
-        current = current + change
-    return current

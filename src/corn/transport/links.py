@@ -36,6 +36,7 @@ class Dropout(StrEnum):
     SILENT = "silent"
     STALLED = "stalled"
     TAMPERED = "tampered"
+    MISBEHAVED = "misbehaved"
 
 
 class LinkError(PublicError):
@@ -142,12 +143,6 @@ class Link:
             # The receiver may be waiting for room.
             self._changed.notify_all()
             return self._arrived.popleft()
-
-    def poll(self, seconds: float) -> bool:
-        """Return whether a message or a fault is there after at most so many seconds."""
-        with self._changed:
-            self._changed.wait_for(self._is_ready, max(seconds, 0))
-            return self._is_ready()
 
     def recycle(self, message: memoryview) -> None:
         """Give back the memory of a message that is no longer needed."""
@@ -311,6 +306,12 @@ class LinkDesk:
         except UnreachableError as error:
             raise LinkError(f"agent {peer} did not connect within {timeout:g} s") from error
         return Link(channel, max_bytes=self._max_bytes)
+
+    def reject(self, peer: int) -> None:
+        """Close the connection of an agent that waits here, if any."""
+        with self._changed:
+            if peer in self._waiting:
+                self._waiting.pop(peer).close()
 
     def close(self) -> None:
         """Close the connections that nobody took."""

@@ -19,8 +19,6 @@ from corn.transport.channel import NO_SESSION, Channel, ChannelClosedError, Cred
 from corn.transport.key_exchange import TamperedError
 from corn.transport.listener import Address, Listener, UnreachableError
 
-ANYONE = "any"
-"""The last part of a key that any agent may write; the first to do so counts."""
 HOST = 0
 """The agent whose key the host of the store proves."""
 
@@ -155,7 +153,7 @@ class StoreHost:
         # Counted before the check, so that refused words use up the limit too.
         self._used[peer] = self._used.get(peer, 0) + size + len(key)
         topic, _, writer = key.partition("/")
-        is_own = writer.partition("/")[0] in (str(peer), ANYONE)
+        is_own = writer.partition("/")[0] == str(peer)
         is_small = size <= _MAX_WORD_BYTES and self._used[peer] <= _MAX_BYTES_PER_AGENT
         return bool(topic) and is_own and is_small
 

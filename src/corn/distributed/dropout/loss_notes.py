@@ -11,7 +11,7 @@ from corn.distributed.dropout.membership import Membership, NewsDelays, componen
 from corn.distributed.dropout.survivors import measure_loss
 from corn.distributed.settings import advise_return
 from corn.plan import Plan
-from corn.transport import Dropout
+from corn.transport import Dropout, LinkError
 
 
 @final
@@ -40,14 +40,15 @@ class LossNotes:
         self._open_cuts: dict[int, int] = {}
         self._reported: frozenset[int] = frozenset()
 
-    def note_dropout(self, peer: int, dropout: Dropout, step: int, *, timeout: float) -> None:
+    def note_dropout(self, peer: int, error: LinkError, step: int, *, timeout: float) -> None:
         """Note how a neighbour was lost."""
         how = {
             Dropout.CLOSED: "closed its connection",
             Dropout.SILENT: f"sent nothing for {timeout:g} s (time-out)",
             Dropout.STALLED: "is alive, but its step does not end",
             Dropout.TAMPERED: "is no longer linked, as somebody tampered with the connection",
-        }[dropout]
+            Dropout.MISBEHAVED: f"is no longer linked, as it broke the protocol ({error})",
+        }[error.dropout]
         self._note(f"agent {peer} {how} at step {step}")
 
     def watch_cut(self, peer: int, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Return of an agent to a run under way, which lost it or began without it.
+"""Return of an agent to a run under way, which lost it.
 
 The agent asks one neighbour, its sponsor, for the terms of the run, and compares its own. The
 sponsor announces the step of the return, so late that all agents know of it by then. Until then the
@@ -13,7 +13,6 @@ and spends no more than if it had never left. The sponsor's model is public, as 
 from __future__ import annotations
 
 import json
-import queue
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -25,7 +24,21 @@ from torch import Tensor
 
 from corn.distributed.startup.handshake import HandshakeError, Hello, compare_hellos
 from corn.distributed.startup.rendezvous import Meeting, Rendezvous
-from corn.distributed.steps.messages import Header, ProtocolError, decode_message
+from corn.distributed.steps.messages import (
+    Header,
+    NewsKeys,
+    Proof,
+    ProtocolError,
+    decode_message,
+    is_sane,
+    state_return,
+)
+from corn.distributed.steps.public_state import (
+    PublicState,
+    decode_state,
+    encode_state,
+    state_limit,
+)
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
 from corn.files import writing_whole
 from corn.noise.address import check_nonce
@@ -44,6 +57,7 @@ from corn.transport import (
 
 _MAX_REQUEST_BYTES = 1 << 20
 _SECONDS_TO_ANSWER = 1.0
+_MAX_SIGNATURE_BYTES = 64
 _ADDRESSES = "addresses.json"
 
 
@@ -127,13 +141,23 @@ class Applicant:
         if welcome.refusal:
             self.close()
 
+    def confirm(self) -> Proof:
+        """Return the agent's signature of its return; an empty one if it sends none in time."""
+        try:
+            # It answers at once. A sponsor waits for nobody else, and for each agent once.
+            self._channel.set_timeout(_SECONDS_TO_ANSWER)
+            return Proof(self.agent, bytes(self._channel.receive(max_bytes=_MAX_SIGNATURE_BYTES)))
+        except (ChannelClosedError, TamperedError):
+            return Proof(self.agent, b"")
+
     def report_step(self, step: int) -> None:
         """Show that the run goes on."""
         self._send(json.dumps(step).encode())
 
-    def hand_over(self, header: Header, parameters: Tensor) -> None:
-        """Send the model and all news; the agent takes part from now on."""
+    def hand_over(self, header: Header, parameters: Tensor, state: PublicState) -> None:
+        """Send the model, all news and the state; the agent takes part from now on."""
         self._send(header.encode() + parameters.numpy().tobytes())
+        self._send(encode_state(state))
         # The system still delivers what was sent, as nothing is left to be read at this end.
         self.close()
 
@@ -158,14 +182,15 @@ class Sponsor:
     """The desk at which agents ask to return, in an agent that takes part."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
-        self._waiting: queue.SimpleQueue[Applicant] = queue.SimpleQueue()
-        # All other agents may return at the same time, after a failure of the network.
-        self._max_waiting = rendezvous.num_agents
+        # One place for each agent, so that none takes those of others.
+        self._waiting: dict[int, Applicant] = {}
+        self._lock = threading.Lock()
         rendezvous.listener.handle(Purpose.REJOIN, NO_SESSION, self._accept)
 
     def take_applicants(self) -> list[Applicant]:
         """Return the agents that asked since the last call, and still wait for an answer."""
-        found = [self._waiting.get() for _ in range(self._waiting.qsize())]
+        with self._lock:
+            found, self._waiting = list(self._waiting.values()), {}
         # Nobody is announced who will not come: all its neighbours would wait for it.
         for applicant in found:
             if applicant.is_gone:
@@ -174,7 +199,10 @@ class Sponsor:
 
     def put_back(self, applicant: Applicant) -> None:
         """Let an agent wait until its loss is known everywhere."""
-        self._waiting.put(applicant)
+        with self._lock:
+            # It may have asked again meanwhile.
+            if self._waiting.setdefault(applicant.agent, applicant) is not applicant:
+                applicant.close()
 
     def _accept(self, channel: Channel) -> None:
         try:
@@ -185,10 +213,11 @@ class Sponsor:
         except (ChannelClosedError, TamperedError, InvalidArgumentError):
             channel.close()
             return
-        if self._waiting.qsize() < self._max_waiting:
-            self._waiting.put(Applicant(channel, request))
-        else:
-            channel.close()
+        with self._lock:
+            before = self._waiting.pop(channel.peer, None)
+            self._waiting[channel.peer] = Applicant(channel, request)
+        if before is not None:
+            before.close()
 
 
 def refuse_terms(own: Hello, request: Request, agent: int) -> str:
@@ -211,12 +240,14 @@ class Admission:
         links: to the neighbours that it reached.
         header: the sponsor's, with all news.
         parameters: the model to start from.
+        state: what the sponsor has besides, with exact sums.
     """
 
     welcome: Welcome
     links: Mapping[int, Link]
     header: Header
     parameters: Tensor
+    state: PublicState
 
 
 def request_return(
@@ -298,9 +329,12 @@ def _return_by(
                 f"named step {welcome.return_step} for the return, but steps before "
                 f"{request.first_free_step} may have been released under the same noise"
             )
+        keys = NewsKeys(rendezvous.credentials, bytes.fromhex(welcome.session))
+        channel.send(keys.sign(state_return(rendezvous.agent, welcome.return_step)).signature)
         links = _open_links(rendezvous, welcome, neighbours, addresses, max_bytes=max_bytes)
         try:
             header, parameters = _await_model(channel, rendezvous, sponsor, start, max_bytes)
+            state = decode_state(channel.receive(max_bytes=state_limit(start)))
         except BaseException:
             for link in links.values():
                 link.close()
@@ -309,7 +343,7 @@ def _return_by(
         raise RejoinError(f"sent an answer that cannot be read: {error}") from error
     finally:
         channel.close()
-    return Admission(welcome, links, header, parameters)
+    return Admission(welcome, links, header, parameters, state)
 
 
 def _open_links(
@@ -321,8 +355,8 @@ def _open_links(
     max_bytes: int,
 ) -> dict[int, Link]:
     """Connect to all neighbours at the same time; those that are not there are left out."""
-    # The agent that returns connects to all: the others do not know its new address. Agents that
-    # came late are not among those of the start, but may be at the store.
+    # The agent that returns connects to all: the others do not know its new address. Those
+    # that moved published their address at the store.
     known = dict(addresses) | {
         int(agent): address for agent, address in (welcome.addresses or {}).items()
     }
@@ -371,6 +405,8 @@ def _await_model(
     # Before the ledger reserves a step that could not be computed.
     if len(parameters) != len(start):
         raise RejoinError(f"sent {header.payload_bytes} bytes of parameters, not {start.nbytes}")
+    if not is_sane(parameters):
+        raise RejoinError("sent a model that is not finite, or absurdly large")
     return header, parameters
 
 

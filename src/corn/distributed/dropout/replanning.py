@@ -12,8 +12,8 @@ from typing import final
 from corn.distributed.dropout.membership import Membership, NewsDelays, component_of
 from corn.distributed.dropout.survivors import ActivePlan, replan
 from corn.distributed.settings import RunSettings
-from corn.distributed.steps.messages import PREFIX_BYTES, Edge
-from corn.errors import CornError
+from corn.distributed.steps.messages import PREFIX_BYTES, Edge, StopNotice, StopReason
+from corn.errors import CornError, InfeasibleError
 from corn.noise.grid import require_provable
 from corn.plan import Plan, fingerprint
 from corn.topology.gossip import GossipRound
@@ -33,6 +33,10 @@ class PlanInForce:
         last_step: where the run ends.
         num_parameters: of the model.
         note: writes a line to the journal.
+
+    Attributes:
+        active: the plan in force.
+        weights: (w_ij, w_ji) of every other member j, by this plan.
     """
 
     def __init__(
@@ -48,16 +52,15 @@ class PlanInForce:
         num_parameters: int,
         note: Callable[[str], None],
     ) -> None:
-        self._plan, self._replans, self._agent = plan, settings.on_dropout == "replan", agent
+        self._plan, self._agent = plan, agent
+        self._replans = settings.policy_for(plan) == "replan"
         self._activate, self._membership, self._delays = activate, membership, delays
         self._last_step, self._num_parameters, self._note = last_step, num_parameters, note
         # ``_plan`` stays the plan of all agents; ``active`` is replaced after losses. Members keep
         # their first numbers in headers and links, whatever numbers a new plan gives them.
         self.active = self._activate_for_all()
-        # By prefix: a late message is mixed by the plan of its round, which may be an earlier one.
-        self._by_prefix = {self.active.prefix: (self.active, self.active.weights_of(agent))}
+        self.weights = self.active.weights_of(agent)
         self._next: tuple[int, ActivePlan] | None = None
-        self._without_plan: frozenset[Edge] = frozenset()
 
     @property
     def schedule(self) -> tuple[GossipRound, ...]:
@@ -68,10 +71,6 @@ class PlanInForce:
     def next_prefix(self) -> bytes:
         """The prefix of the next plan, for headers; zeros if there is none."""
         return bytes(PREFIX_BYTES) if self._next is None else self._next[1].prefix
-
-    def find(self, prefix: bytes) -> tuple[ActivePlan, dict[int, tuple[float, float]]]:
-        """Return the present or earlier plan with this prefix, and its weights at this agent."""
-        return self._by_prefix[prefix]
 
     def follow_losses(self, step: int) -> None:
         """Under ``replan``: some steps after a loss all survivors switch to the same new plan."""
@@ -112,15 +111,22 @@ class PlanInForce:
         """Put a plan in force from a step on."""
         is_same = active.prefix == self.active.prefix
         self.active, self._next = active, None
-        # Earlier plans stay in the table: late messages of their rounds may still arrive.
-        self._by_prefix[active.prefix] = active, active.weights_of(self._agent)
+        self.weights = active.weights_of(self._agent)
         if is_same:
             return
-        value = active.plan.certificate.value / active.plan.num_agents
+        cost = (
+            f"noise energy per agent {active.plan.certificate.value / active.plan.num_agents:.4g}"
+        )
+        if active.plan.network.mixing == "sum":
+            n, q = active.plan.num_agents, active.plan.threat.max_colluders
+            cost = (
+                f"noise variance of the average {active.plan.central_ratio:.4g} × a trusted "
+                f"server's, by n/(n − q) with n = {n} and q = {q}"
+            )
         is_other = type(active.plan.objective) is not type(self._plan.objective)
         self._note(
             f"new plan {fingerprint(active.plan).hex()[:16]} for {len(active.members)} agents from "
-            f"step {step} on: noise energy per agent {value:.4g}"
+            f"step {step} on: {cost}"
             + (" by another objective, as the one given is of all agents" if is_other else "")
         )
 
@@ -146,18 +152,19 @@ class PlanInForce:
         # Losses noticed later are not known to all survivors yet; they lead to a plan of their own.
         cuts = self._membership.cuts_by(switch - 1, noticed=switch - self._delays.spread)
         members = self._reach(cuts)
-        # A single survivor has no neighbour to cancel noise with; a plan that failed fails again.
-        if len(members) == 1 or frozenset(cuts) == self._without_plan:
-            return
         # A return at the same step has a plan of its own.
         if any(when == switch for _, when in self._membership.news.returns):
             return
         try:
+            if len(members) == 1:
+                raise InfeasibleError("no neighbour is left to cancel noise with")
             plan = self._replan(members, cuts, switch)
         except CornError as error:
-            # The same for all survivors, whose present noise keeps the budget without a new plan.
-            self._without_plan = frozenset(cuts)
-            self._note(f"no new plan, the old one stays in force: {error}")
+            # The same for all survivors. Their present noise keeps the budget, but would not cancel
+            # any more.
+            self._note(f"stopped, as there is no plan for those that are left: {error}")
+            lost = min(self._membership.lost_by(switch), default=self._agent)
+            self._membership.note_stop(StopNotice(switch, lost, StopReason.LOSS))
             return
         self._next = switch, self._activate(plan, members)
 

@@ -45,8 +45,8 @@ from corn.learn.metrics import (
     measure,
     write_table,
 )
-from corn.learn.monitor import Interruption
 from corn.learn.step import StepStatistics
+from corn.learn.sweep import Interruption
 from corn.learn.tasks import Task
 from corn.plan import Plan
 from corn.privacy import PrivacyBudget

@@ -185,7 +185,9 @@ def describe_stop(stop: StopNotice) -> str:
         StopReason.LOSS: f"agent {stop.agent} was lost",
         StopReason.DIVERGED: f"agent {stop.agent}'s model is not finite: try a smaller step size",
         StopReason.BUDGET_SPENT: "the release ledgers allow no more steps",
-        StopReason.MODELS_DIFFER: f"agent {stop.agent}'s model is not that of its neighbours",
+        StopReason.MODELS_DIFFER: f"agents {stop.by} and {stop.agent} have different models, or "
+        "one of them says so",
+        StopReason.VOID_SUMS: "the sums of several steps were void: an agent sends wrong messages",
     }[stop.reason]
 
 
@@ -203,8 +205,8 @@ def require_done(
     kept = "results so far are written; --resume continues from the newest checkpoint"
     if was_interrupted or any(stop.reason is StopReason.INTERRUPTED for stop in stops):
         raise StoppedByUserError(f"interrupted after {num_steps} steps; {kept}")
-    reasons = (StopReason.LOSS, StopReason.DIVERGED, StopReason.MODELS_DIFFER)
-    forced = {stop for stop in stops if stop.reason in reasons}
+    done = (StopReason.NONE, StopReason.BUDGET_SPENT)
+    forced = {stop for stop in stops if stop.reason not in done}
     if forced:
         why = "; ".join(sorted({describe_stop(stop) for stop in forced}))
         raise CornError(f"stopped after {num_steps} steps: {why}; {kept}")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from corn.distributed.dropout.membership import Membership
 from corn.distributed.dropout.rejoin import (
+    Admission,
     Request,
     Sponsor,
     Welcome,
@@ -34,15 +35,13 @@ from corn.distributed.startup.handshake import (
 from corn.distributed.startup.keyring import Keyring, NoiseShare, share_group_seeds
 from corn.distributed.startup.rendezvous import Meeting, Rendezvous
 from corn.distributed.startup.requirements import ReleaseTotal
-from corn.distributed.startup.start_errors import LateError
 from corn.distributed.steps.exchange import Exchange
 from corn.distributed.steps.half_step import HalfStep
-from corn.distributed.steps.messages import message_limit
+from corn.distributed.steps.messages import NewsKeys, message_limit
 from corn.distributed.steps.summing import integer_type
 from corn.errors import InvalidArgumentError
 from corn.plan import Plan
 from corn.transport import (
-    NO_SESSION,
     Address,
     Link,
     LinkDesk,
@@ -75,7 +74,7 @@ class AgreedRun:
         folders: for its files.
         agreement: of all agents.
         total: the releases of its data under all plans.
-        received: the model of a sponsor, for an agent that returns.
+        admission: the model and the state of a sponsor, for an agent that returns.
     """
 
     plan: Plan
@@ -87,7 +86,7 @@ class AgreedRun:
     folders: Folders | None
     agreement: Agreement | None = None
     total: ReleaseTotal | None = None
-    received: Tensor | None = None
+    admission: Admission | None = None
 
     @property
     def agreed(self) -> Agreement:
@@ -102,7 +101,8 @@ class AgreedRun:
         # Survivors of exact sums may make a plan with longer integers.
         is_sum = self.plan.network.mixing == "sum"
         size = 8 * len(self.work.start) if is_sum else self.work.start.nbytes
-        return message_limit(self.plan.num_agents, size)
+        num_links = self.plan.network.graph.number_of_edges()
+        return message_limit(self.plan.num_agents, num_links, size)
 
     @property
     def first_step(self) -> int:
@@ -161,15 +161,7 @@ def begin_run(
     plan, settings = run.plan, run.settings
     # Nothing has been released yet, and nothing is until train_agent: all checks that can refuse
     # come before, so a refusal costs no budget.
-    try:
-        agreement = shake_hands(rendezvous, run.hello)
-    except LateError:
-        # It may join later, also if the store is gone by then.
-        if run.folders is not None:
-            with suppress(StoreLostError):
-                others = Meeting(NO_SESSION, rendezvous.read_addresses())
-                save_addresses(run.folders.private, others, rendezvous.bound)
-        raise
+    agreement = shake_hands(rendezvous, run.hello)
     require_budget(agreement)
     # The owner's limit is checked for the steps of this run only, which are known after the
     # agreement.
@@ -182,7 +174,6 @@ def begin_run(
         keyring=replace(run.keyring, group_seeds=group_seeds),
         total=total,
     )
-    members = frozenset(rendezvous.meeting.members)
     senders, receivers = find_neighbours(plan, run.agent)
     with ExitStack() as stack:
         # Open before any neighbour connects.
@@ -195,7 +186,7 @@ def begin_run(
         stack.enter_context(naming_absent_agents(rendezvous, "ready"))
         links = open_links(
             desk,
-            (senders | receivers) & members,
+            senders | receivers,
             timeout=rendezvous.timeout,
             check=rendezvous.check,
         )
@@ -207,9 +198,7 @@ def begin_run(
             save_addresses(run.folders.private, rendezvous.meeting, rendezvous.bound)
         confirm(rendezvous, agreement, "ready")
         stack.pop_all()  # all agents are there: links stay open
-    absent = set(range(plan.num_agents)) - members
-    # Agents that did not come count as lost from the first step, and may return like any other.
-    membership = Membership(plan.network.graph, run.agent, absent=absent, step=agreement.first_step)
+    membership = make_membership(run, rendezvous)
     return run, Entry(exchange, membership, make_returns(run, rendezvous, desk))
 
 
@@ -220,7 +209,6 @@ def return_to_run(
 ) -> tuple[AgreedRun, Entry]:
     """Return to a run under way, with the help of a neighbour."""
     plan, ledger = run.plan, run.keyring.ledger
-    plan.require_gossip("--rejoin")
     require_pair_seeds(plan, "--rejoin")
     # The step of the return is not known yet, so the check assumes all releases that the ledger
     # allows.
@@ -251,25 +239,36 @@ def return_to_run(
         max_steps=min(welcome.last_step - step, ledger.remaining),
         scarce=run.agent if ledger.remaining < welcome.last_step - step else None,
     )
-    run = replace(run, agreement=agreement, total=total, received=admission.parameters)
+    run = replace(run, agreement=agreement, total=total, admission=admission)
     if run.folders is not None:
         save_addresses(run.folders.private, rendezvous.meeting, rendezvous.bound)
-    membership = Membership(plan.network.graph, run.agent)
+    membership = make_membership(run, rendezvous)
     # Without the news of the run this agent would take the graph for whole, and weigh links that
     # are cut.
+    membership.check(admission.header)
     membership.merge(admission.header.news)
+    if plan.network.mixing == "sum":
+        # Others count on it once it says so, which it does with its first message.
+        membership.note_return(run.agent, step)
     desk = rendezvous.open_desk(Purpose.LINK, max_bytes=run.max_message_bytes)
-    # They were not there when this agent connected to its neighbours, and return as it does.
-    late = membership.returned_neighbours(step, admission.header.sender)
-    late = {peer: when for peer, when in late.items() if peer not in admission.links}
+    links = dict(admission.links)
+    for peer in links.keys() - membership.reached_without(step, admission.header.sender):
+        # The others are cut apart, and this agent returns to those of its sponsor alone.
+        links.pop(peer).close()
+    # They were not there when this agent connected to its neighbours, and return as it does. With
+    # exact sums one agent returns at a time.
+    late: dict[int, int] = {}
+    if plan.network.mixing == "gossip":
+        late = membership.returned_neighbours(step, admission.header.sender)
+        late = {peer: when for peer, when in late.items() if peer not in links}
     wanted = choose_to_dial(late, run.agent, step)
     to_dial = _find_addresses(rendezvous, wanted)
     expected = (late.keys() - wanted) | to_dial.keys()
     # The announced return mends all own links on paper, so those that are still broken are
     # announced anew.
-    for peer in (senders | receivers) - admission.links.keys() - expected:
+    for peer in (senders | receivers) - links.keys() - expected:
         membership.note_cut(peer, step)
-    exchange = make_exchange(run, admission.links)
+    exchange = make_exchange(run, links)
     returns = make_returns(run, rendezvous, desk, to_dial)
     return run, Entry(exchange, membership, returns)
 
@@ -295,7 +294,7 @@ def _find_addresses(rendezvous: Rendezvous, agents: frozenset[int]) -> dict[int,
     """Return the addresses of agents that returned shortly before this one."""
     known = dict(rendezvous.meeting.addresses)
     if agents - known.keys():
-        # One that came late published its address, perhaps after this agent first looked.
+        # One that moved published its address, perhaps after this agent first looked.
         with suppress(StoreLostError):
             known |= rendezvous.read_addresses()
     return {agent: known[agent] for agent in agents & known.keys()}
@@ -308,6 +307,17 @@ def find_neighbours(plan: Plan, agent: int) -> tuple[frozenset[int], frozenset[i
     receivers = frozenset(graph.neighbors(agent))
     senders = frozenset(graph.predecessors(agent)) if graph.is_directed() else receivers
     return senders, receivers
+
+
+def make_membership(run: AgreedRun, rendezvous: Rendezvous) -> Membership:
+    """Return an agent's knowledge of losses at its start: none."""
+    return Membership(
+        run.plan.network.graph,
+        run.agent,
+        keys=NewsKeys(rendezvous.credentials, rendezvous.meeting.session),
+        stops_on_loss=run.settings.policy_for(run.plan) == "stop",
+        last_step=run.last_step,
+    )
 
 
 def message_type(plan: Plan, model: Tensor) -> torch.dtype:
@@ -356,4 +366,5 @@ def make_returns(
         last_step=run.last_step,
         timeout=run.settings.timeout,
         to_dial=to_dial,
+        waits_for_all=run.plan.network.mixing == "sum",
     )

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from corn.distributed.dropout.membership import name_agents
 from corn.distributed.settings import RunSettings
 from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.startup.start_errors import AbsentError, LateError, RefusalError, naming_agent
+from corn.distributed.startup.start_errors import AbsentError, RefusalError, naming_agent
 from corn.errors import (
     CornError,
     InfeasibleError,
@@ -135,16 +135,13 @@ def announcing_failure(rendezvous: Rendezvous) -> Iterator[None]:
     """If this agent cannot start, publish a refusal, so that the others do not wait for it."""
     try:
         yield
-    except LateError:
-        # The others begin without this agent, and must not be stopped by it: no refusal, and a host
-        # leaves them the store for a while.
-        rendezvous.leave()
-        raise
     except CornError as error:
         # An agent that is missed may have refused: then that is the reason.
         if isinstance(error, AbsentError | LinkError) or isinstance(error.__cause__, LinkError):
             _raise_refusal_instead(rendezvous, error)
-        _refuse(rendezvous, str(error) if is_public(error) else name_kind(error))
+        # Whoever follows another's refusal has no reason of its own.
+        reason = None if isinstance(error, RefusalError) else _describe(error)
+        _refuse(rendezvous, reason)
         raise
     # An unexpected error may quote data, so others get its type alone.
     except (Exception, KeyboardInterrupt) as error:
@@ -170,9 +167,14 @@ def name_kind(error: BaseException) -> str:
     return f"{word}; only its owner sees the details"
 
 
-def _refuse(rendezvous: Rendezvous, reason: str) -> None:
+def _describe(error: CornError) -> str:
+    return str(error) if is_public(error) else name_kind(error)
+
+
+def _refuse(rendezvous: Rendezvous, reason: str | None) -> None:
     with suppress(CornError):  # the store may be gone, which is not the reason
-        rendezvous.refuse(reason)
+        if reason is not None:
+            rendezvous.refuse(reason)
         rendezvous.leave()
 
 

@@ -17,12 +17,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from corn.distributed.settings import check_start_with, parse_address
+from corn.distributed.settings import parse_address
 from corn.distributed.startup.keyring import load_credentials
 from corn.distributed.startup.rendezvous import Rendezvous
 from corn.distributed.startup.start_errors import naming_agent, raise_if_stopped
 from corn.errors import CornError, PublicError
-from corn.learn.monitor import Interruption
+from corn.learn.sweep import Interruption
 from corn.noise import find_compiled
 from corn.transport import (
     HOST,
@@ -88,7 +88,6 @@ def join(
     keys: Path | None = None,
     listen: Address | None = None,
     advertise: Address | None = None,
-    start_with: int | None = None,
     opens_store: bool | None = None,
     needs_store: bool = True,
     interruption: Interruption | None = None,
@@ -103,7 +102,6 @@ def join(
         listen: where neighbours connect to this agent; by default a free port of the address that
             leads to the store.
         advertise: the address under which they reach it, where that is another, as behind NAT.
-        start_with: see ``Rendezvous``.
         opens_store: whether this process hosts the store; by default agent 0 does.
         needs_store: False lets an agent that returns do without a store that is gone.
         interruption: ends every wait when a person requests it.
@@ -119,7 +117,6 @@ def join(
     agent = credentials.agent
     is_host = agent == HOST if opens_store is None else opens_store
     with naming_agent(agent):
-        check_start_with(start_with, credentials.roster.num_agents)
         hosted = None
         if place is not None:
             hosted, store = exchange_store_address(
@@ -150,7 +147,6 @@ def join(
         bound=bound,
         timeout=timeout,
         keys=keys,
-        start_with=start_with,
         is_host=hosted is not None,
         interruption=interruption,
     )

@@ -26,8 +26,8 @@ from corn.distributed.settings import RunSettings
 from corn.distributed.startup.rendezvous import Rendezvous
 from corn.distributed.status.protection import require_private_keys
 from corn.errors import FileFormatError, InvalidArgumentError
+from corn.learn.batches import Choices, SeededChoices
 from corn.learn.perturbation import simulation_nonce
-from corn.learn.sampling import Choices, SeededChoices
 from corn.noise import (
     Delivery,
     Identity,
@@ -245,7 +245,7 @@ def open_keyring(
     if folder is None:
         raise InvalidArgumentError("keys must be a folder with the agent's key and the roster")
     # New plans for survivors give an agent other noise, of which only the cap is the same.
-    if settings.replans(plan):
+    if settings.policy_for(plan) == "replan":
         precision = max(precision, float(plan.precision_caps[agent]))
     # Opening the ledger begins a run: it locks the file, so that no second process releases under
     # the same count, and writes a nonce that was never used before.

@@ -57,7 +57,7 @@ class PlanningRequest:
     mechanism: MechanismName = "corn"
     weights: str | None = None
     gossip: Gossip = ONE_ROUND
-    mixing: Mixing = "gossip"
+    mixing: Mixing = "sum"
     cooldown_steps: int | None = None
     dtype: FloatType = "float32"
 

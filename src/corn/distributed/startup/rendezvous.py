@@ -25,21 +25,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from corn.distributed.settings import check_start_with
 from corn.distributed.startup.start_errors import (
     AbsentError,
-    LateError,
     RefusalError,
     raise_if_stopped,
 )
 from corn.distributed.startup.words import ForgedWordError, SignedWords, split_word
 from corn.errors import CornError, InvalidArgumentError, PublicError
-from corn.learn.monitor import Interruption
+from corn.learn.sweep import Interruption
 from corn.noise.address import encode_fields
 from corn.parsing import build, parse_json
 from corn.transport import (
-    ANYONE,
-    HOST,
     NO_SESSION,
     Address,
     Credentials,
@@ -57,7 +53,7 @@ _SECONDS_TO_ANSWER = 1.0
 _LONGEST_WAIT = 0.2
 _CHALLENGE_BYTES = 32
 _JOIN, _RETURN = "join", "return"
-_MEMBERS, _REFUSAL = f"members/{ANYONE}", f"refusal/{ANYONE}"
+_REFUSAL = "refusal"
 
 
 @dataclass(frozen=True)
@@ -90,8 +86,6 @@ class Rendezvous:
         bound: the address that it listens at.
         timeout: seconds to wait for other agents.
         keys: the folder of the agent's key and ledger; None in a rehearsal.
-        start_with: the number of agents with which a run may begin when the others do not come in
-            time, more than half; by default all.
         is_host: whether the store lives in this process, and ends with it.
         interruption: ends every wait when a person requests it.
     """
@@ -106,7 +100,6 @@ class Rendezvous:
         timeout: float,
         bound: Address | None = None,
         keys: Path | None = None,
-        start_with: int | None = None,
         is_host: bool = False,
         interruption: Interruption | None = None,
     ) -> None:
@@ -116,8 +109,7 @@ class Rendezvous:
         self.listener, self.address, self.timeout = listener, address, timeout
         self.bound = bound or address
         self.keys, self.interruption = keys, interruption
-        check_start_with(start_with, self.num_agents)
-        self._start_with, self._is_host = start_with, is_host
+        self._is_host = is_host
         # One fresh number from each agent: a session that contains this agent's own is new,
         # whatever the host of the store shows of the others.
         challenge = secrets.token_hex(_CHALLENGE_BYTES)
@@ -191,21 +183,15 @@ class Rendezvous:
             time.sleep(_LONGEST_WAIT / 10)
 
     def refuse(self, reason: str) -> None:
-        """Publish that this agent does not start; every wait of another agent then ends.
-
-        Where several refuse, the first refusal counts for all. An agent without which the others
-        begin publishes none: it must not stop them.
-        """
-        if self._meeting is None and self._is_left_out():
-            return
+        """Publish that this agent does not start; every wait of another agent then ends."""
         # An agent that fails before the meeting knows no session. Its own random number binds the
         # refusal.
         session = "" if self._meeting is None else self._meeting.session.hex()
-        message = json.dumps([self.agent, reason, session]).encode()
+        message = json.dumps([reason, session]).encode()
         # Others check the refusal by the fresh random number in this word.
         self._words.put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION, is_first=False)
-        # The store keeps the first word of a key, so that all agents report the same reason.
-        self._words.put(_REFUSAL, message, _bind_refusal(self._introduction), is_first=False)
+        key = f"{_REFUSAL}/{self.agent}"
+        self._words.put(key, message, _bind_refusal(self._introduction), is_first=False)
 
     def raise_refusal(self) -> None:
         """Raise ``RefusalError`` if another agent does not start.
@@ -213,29 +199,25 @@ class Rendezvous:
         Raises:
             ForgedWordError: the refusal is of another run.
         """
-        (word,) = self.store.get([_REFUSAL])
-        if word is None:
-            return
+        keys = [f"{_REFUSAL}/{agent}" for agent in range(self.num_agents)]
+        for agent, word in enumerate(self.store.get(keys)):
+            # The own refusal is no news: this agent has an error of its own to report.
+            if word is not None and agent != self.agent:
+                self._check_refusal(agent, keys[agent], word)
+
+    def _check_refusal(self, agent: int, key: str, word: bytes) -> None:
         try:
             message = split_word(word).message
-            kinds = tuple[int, str, str]
-            refused_by, reason, session = build(kinds, parse_json(message), "the refusal")
+            reason, session = build(tuple[str, str], parse_json(message), "the refusal")
         except InvalidArgumentError as error:
-            raise RefusalError(None, f"a message that cannot be read: {error}") from error
+            raise RefusalError(agent, f"a message that cannot be read: {error}") from error
         # The session cannot be compared yet. The refusal is read again after the meeting.
         if session and self._meeting is None:
             return
-        # An agent that came too late takes no part, and stops nobody.
-        if self._meeting is not None and refused_by not in self._meeting.members:
-            return
-        self._words.read(
-            word, _REFUSAL, refused_by, _bind_refusal(self._introduction_of(refused_by))
-        )
+        self._words.read(word, key, agent, _bind_refusal(self._introduction_of(agent)))
         if session and self.meeting.session.hex() != session:
-            raise ForgedWordError("refusal", refused_by)
-        # The own refusal is no news: this agent has an error of its own to report.
-        if refused_by != self.agent:
-            raise RefusalError(refused_by, reason)
+            raise ForgedWordError("refusal", agent)
+        raise RefusalError(agent, reason)
 
     def leave(self) -> None:
         """Leave without having started; a host stays until all have left, for some seconds."""
@@ -275,12 +257,11 @@ class Rendezvous:
         raise_if_stopped(self.interruption)
 
     def announce_address(self) -> None:
-        """Publish the address of an agent that returns or comes late, if the store is still there.
+        """Publish the address of an agent that returns, if the store is still there.
 
         Agents that return after it connect to it there.
         """
-        # Under a topic of its own: a run that has not begun yet must not count on this agent, and
-        # one that came too late is no longer at the address with which it came.
+        # Under a topic of its own: a run that has not begun yet must not count on this agent.
         with suppress(StoreLostError):
             self._words.put(
                 f"{_RETURN}/{self.agent}", self._introduction, NO_SESSION, is_first=False
@@ -304,10 +285,10 @@ class Rendezvous:
     def _meet(self) -> Meeting:
         """Publish a fresh challenge and this agent's address, and read those of the others."""
         self._words.put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION)
-        members = self._choose_members()
-        words = self.store.get([f"{_JOIN}/{agent}" for agent in members])
+        members = range(self.num_agents)
+        words = self._wait([f"{_JOIN}/{agent}" for agent in members], _JOIN, members)
         joined = {
-            agent: self._words.read(word or b"", f"{_JOIN}/{agent}", agent, NO_SESSION)
+            agent: self._words.read(word, f"{_JOIN}/{agent}", agent, NO_SESSION)
             for agent, word in zip(members, words, strict=True)
         }
         # The own random number makes the session new. If it is not in there, the words are of
@@ -328,46 +309,6 @@ class Rendezvous:
         key = f"{_JOIN}/{agent}"
         (word,) = self.store.get([key])
         return self._words.read(word or b"", key, agent, NO_SESSION)
-
-    def _choose_members(self) -> tuple[int, ...]:
-        """Return the agents that begin the run: all, or those that came in time."""
-        everyone = tuple(range(self.num_agents))
-        keys = [f"{_JOIN}/{agent}" for agent in everyone]
-        if self._start_with is None:
-            self._wait(keys, _JOIN, everyone)
-            return everyone
-        try:
-            self._wait(keys, _JOIN, everyone)
-            present = everyone
-        except AbsentError as error:
-            present = tuple(sorted(set(everyone) - set(error.agents)))
-            if len(present) < self._start_with:
-                raise
-        # All agents take the first proposal, as each may have seen others arrive at other times.
-        self._words.put(
-            _MEMBERS, json.dumps([self.agent, present]).encode(), NO_SESSION, is_first=False
-        )
-        (word,) = self._wait([_MEMBERS], "members", [HOST])
-        proposer, chosen = self._read_members(word)
-        # The proposal is signed, but the host may show one of an earlier run with fewer agents.
-        if not chosen <= set(everyone) or len(chosen) < self._start_with:
-            raise ForgedWordError("members", proposer)
-        if self.agent not in chosen:
-            raise LateError
-        return tuple(sorted(chosen))
-
-    def _read_members(self, word: bytes) -> tuple[int, frozenset[int]]:
-        """Return who proposed the members of the run, and the members."""
-        proposer, chosen = build(
-            tuple[int, tuple[int, ...]], parse_json(split_word(word).message), "the members"
-        )
-        self._words.read(word, _MEMBERS, proposer, NO_SESSION)
-        return proposer, frozenset(chosen)
-
-    def _is_left_out(self) -> bool:
-        """Return whether the others have agreed to begin without this agent."""
-        (word,) = self.store.get([_MEMBERS])
-        return word is not None and self.agent not in self._read_members(word)[1]
 
     def _wait(self, keys: list[str], topic: str, agents: Sequence[int]) -> list[bytes]:
         deadline = time.monotonic() + self.timeout

@@ -1,4 +1,4 @@
-"""Failures of a run before its first step: agents that are absent, late, refuse or are stopped."""
+"""Failures of a run before its first step: agents that are absent, refuse or are stopped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from corn.distributed.dropout.membership import name_agents
 from corn.errors import CornError, PublicError, StoppedByUserError, make_printable
-from corn.learn.monitor import Interruption
+from corn.learn.sweep import Interruption
 
 _MAX_REASON = 300
 
@@ -20,20 +20,12 @@ class AbsentError(PublicError):
         super().__init__(f"no message ({topic}) from {name_agents(agents)} within {seconds:g} s")
 
 
-class LateError(PublicError):
-    """The run began without this agent, which may join it later."""
-
-    def __init__(self) -> None:
-        super().__init__("the run began without this agent; add --rejoin to join it under way")
-
-
 class RefusalError(PublicError):
-    """Another agent cannot start, so none does: ``refused_by``, None if that cannot be read."""
+    """Another agent cannot start, so none does: ``refused_by``."""
 
-    def __init__(self, refused_by: int | None, reason: str) -> None:
+    def __init__(self, refused_by: int, reason: str) -> None:
         self.refused_by, self.reason = refused_by, make_printable(reason, limit=_MAX_REASON)
-        who = "an agent" if refused_by is None else f"agent {refused_by}"
-        super().__init__(f"does not start, because {who} refused: {self.reason}")
+        super().__init__(f"does not start, because agent {refused_by} refused: {self.reason}")
 
 
 class StoppedBeforeStartError(PublicError, StoppedByUserError):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias, final
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
 
 from corn.arrays import FloatArray
+from corn.distributed.steps.messages import ProtocolError
+from corn.distributed.steps.public_state import PublicState
 from corn.learn.batches import Batch, BatchSampler
 from corn.learn.step import (
     ClippedGradients,
@@ -22,11 +23,25 @@ from corn.learn.tasks import Task
 from corn.noise.masks import MaskWords
 from corn.privacy import ClippedQuery
 
-ReleaseUpdate: TypeAlias = Callable[[Tensor, int], Tensor]
-"""(released gradient, number of the release) → the half step, by a rule of the caller's own.
 
-It must see nothing but releases and public models: then it is post-processing, whatever it does.
-"""
+class UpdateRule(Protocol):
+    """A caller's own rule for steps along releases.
+
+    It must see nothing but releases and public models: then it is post-processing, whatever it
+    does.
+    """
+
+    def begin_step(self, step: int) -> None:
+        """Learn the number of the step of the network that begins."""
+
+    def take_step(self, released: Tensor) -> Tensor:
+        """Return the half step along a released gradient, or the average of all agents'."""
+
+    def save(self) -> PublicState:
+        """Return what the rule keeps between steps."""
+
+    def restore(self, state: PublicState) -> None:
+        """Go on with what another agent's rule keeps."""
 
 
 @final
@@ -50,7 +65,8 @@ class HalfStep:
         memory: the average of the releases that it steps along, its own or where they are summed
             exactly those of all agents; None without momentum.
 
-    ``update`` replaces the step along the release, or along the average of all releases.
+    ``update`` replaces the step along the release, or along the average of all releases. A step
+    whose sum is void is not taken at all.
     """
 
     def __init__(
@@ -60,7 +76,7 @@ class HalfStep:
         query: ClippedQuery,
         *,
         momentum: float = 0.0,
-        update: ReleaseUpdate | None = None,
+        update: UpdateRule | None = None,
     ) -> None:
         self._task, self._batches, self._query = task, batches, query
         self._momentum, self._update = momentum, update
@@ -69,6 +85,11 @@ class HalfStep:
         self._clip = torch.tensor([query.clip], dtype=torch.float64)
         # Whether a gradient is finite depends on data without noise, so this count is never sent.
         self.num_broken = 0
+
+    def begin(self, step: int) -> None:
+        """Begin a step of the network."""
+        if self._update is not None:
+            self._update.begin_step(step)
 
     @torch.no_grad()
     def take(
@@ -98,7 +119,7 @@ class HalfStep:
             # A step of size −1 from zero is the release itself.
             zero = torch.zeros_like(parameters)
             released = take_half_step(zero, *clipped, noise, grid=grid, step_size=-1.0)
-            half = self.move(parameters, released, step_size=step_size, number=number)
+            half = self.move(parameters, released, step_size=step_size)
         return half, _summarize(found, noise, observe=observe)
 
     @torch.no_grad()
@@ -120,27 +141,33 @@ class HalfStep:
         return words, _summarize(found, noise, observe=observe)
 
     @torch.no_grad()
-    def move(
-        self, parameters: Tensor, released: Tensor, *, step_size: float, number: int
-    ) -> Tensor:
+    def move(self, parameters: Tensor, released: Tensor, *, step_size: float) -> Tensor:
         """Return the step along a release, or the average of all agents'; by the caller's rule.
 
         Operations round one by one, in a fixed order: where releases are summed exactly all agents
         get the same bits, on whatever machine.
         """
         if self._update is not None:
-            return self._update(released, number)
+            return self._update.take_step(released)
         if self.memory is not None:
             self.memory = smooth(self.memory.to(parameters), released, self._momentum)
             released = self.memory
         return parameters - released * parameters.new_full((1,), step_size)
 
-    def skip(self, parameters: Tensor, number: int) -> Tensor:
-        """Return the model after a step whose sum is void: as before, or by the caller's rule."""
-        # The rule awaits a gradient in each step.
+    def save(self) -> PublicState:
+        """Return what this agent keeps between steps where releases are summed exactly."""
         if self._update is not None:
-            return self._update(torch.zeros_like(parameters), number)
-        return parameters
+            return self._update.save()
+        return {} if self.memory is None else {"memory": self.memory}
+
+    def restore(self, state: PublicState) -> None:
+        """Go on with what another agent keeps; raise ``ProtocolError`` where it does not fit."""
+        if self._update is not None:
+            self._update.restore(state)
+        elif self.memory is not None and "memory" in state:
+            if state["memory"].shape != self.memory.shape:
+                raise ProtocolError("sent an average of releases of another length")
+            self.memory = state["memory"]
 
     def _compute(self, parameters: Tensor, number: int) -> ClippedGradients:
         # The same code as in a simulation, for one cell: one place to check clipping and rounding.

@@ -8,7 +8,7 @@ same step at all agents. Losses and stops travel with the headers of these messa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import final
 
 import torch
@@ -17,31 +17,37 @@ from torch import Tensor
 from corn.arrays import FloatArray
 from corn.distributed.dropout.loss_notes import LossNotes
 from corn.distributed.dropout.membership import Membership, NewsDelays, find_cuts, name_agents
-from corn.distributed.dropout.recovery import Recovery
+from corn.distributed.dropout.recovery import Recovered, Recovery
+from corn.distributed.dropout.rejoin import Admission
 from corn.distributed.dropout.replanning import PlanInForce
 from corn.distributed.dropout.returns import Returns
 from corn.distributed.dropout.survivors import ActivePlan, LinkState, weigh_neighbours
 from corn.distributed.records.journal import Journal
 from corn.distributed.settings import RunSettings
 from corn.distributed.startup.keyring import Ledger
-from corn.distributed.steps.exchange import MAX_LAG, SUSPENDED_SHARE, Exchange, Outcome, Received
+from corn.distributed.steps.exchange import SUSPENDED_SHARE, Exchange, Outcome, Received
 from corn.distributed.steps.gossiping import LinkFlows
 from corn.distributed.steps.half_step import HalfStep
 from corn.distributed.steps.messages import (
     NO_STOP,
     PREFIX_BYTES,
+    Edge,
     Header,
-    ProtocolError,
     StopNotice,
     StopReason,
+    is_sane,
 )
+from corn.distributed.steps.public_state import LAST_TOTAL
 from corn.distributed.steps.summing import TreeSum, as_integers, digest_model, integer_type
 from corn.errors import CornError, PublicError
-from corn.learn.monitor import Interruption
 from corn.learn.step import StepStatistics
+from corn.learn.sweep import Interruption
 from corn.noise.masks import MaskWords, is_possible, read_average
 from corn.plan import Plan
 from corn.transport import Dropout, LinkError
+
+# Void steps without a loss: one may be an accident, and each costs budget.
+_MAX_VOID = 3
 
 
 class LostError(PublicError):
@@ -66,6 +72,7 @@ class TrainingRounds:
         first_step: steps done before.
         last_step: where the run ends: T, or earlier where a ledger allows fewer.
         parameters: the model, shape (d,).
+        admission: by which this agent returns to a run under way.
     """
 
     def __init__(
@@ -84,29 +91,44 @@ class TrainingRounds:
         first_step: int,
         last_step: int,
         parameters: Tensor,
+        admission: Admission | None = None,
     ) -> None:
         self._plan, self._settings, self._agent = plan, settings, agent
+        self._policy = settings.policy_for(plan)
         self._half_step, self._exchange = half_step, exchange
         self._ledger, self._journal = ledger, journal
         self._returns, self._membership = returns, membership
         self._num_steps, self._last_step = settings.steps_of(plan), last_step
         self._observed_steps = settings.evaluation_steps(plan)
         self._has_diverged = False
-        # A message of a late neighbour, and the news in it, may be so many rounds old.
-        lag = 0 if settings.deadline is None else MAX_LAG
         self._sum: TreeSum | None = None
-        self._delays = NewsDelays.of(plan.num_agents, lag)
+        self._delays = NewsDelays.of_gossip(plan.num_agents)
         if plan.network.mixing == "sum":
             self._sum = TreeSum(exchange, plan.network.tree, agent, membership)
             # News reaches the root on the way up, and all others on the way down.
             self._delays = NewsDelays(spread=1, settling=0)
+        exchange.check_news = membership.check
         self._recovery = Recovery(
-            exchange, membership, num_agents=plan.num_agents, note_dropout=self._note_dropout
+            exchange,
+            membership,
+            num_agents=plan.num_agents,
+            num_links=plan.network.graph.number_of_edges(),
+            note_dropout=self._note_dropout,
         )
         # Whether all survivors of a loss have agreed on the end of the run.
         self._is_settled = False
         self._last_total: Tensor | None = None
-        self._num_void = 0
+        self._is_returning = False
+        if admission is not None and self._sum is not None:
+            # With exact sums it has all that its sponsor has, and goes on as the others do.
+            self._is_returning = True
+            self._recovery.attempt = admission.header.attempt
+            self._last_total = admission.state.get(LAST_TOTAL)
+            if self._last_total is not None:
+                exchange.dtype = self._last_total.dtype
+        self._caller: int | None = None
+        self._num_void, self._void_since_loss = 0, 0
+        self._recovered_cuts: frozenset[Edge] = frozenset()
         self._plans = PlanInForce(
             plan,
             settings,
@@ -185,10 +207,10 @@ class TrainingRounds:
         """Wait until all agents have the last sum, and compare models once more."""
         # Without this, an agent that has it could leave before others get it from nobody else.
         if not self._is_settled:
-            _, highest = self._add_up(tree, torch.empty(0, dtype=self._exchange.dtype))
-            if highest is not None:
+            _, found = self._add_up(tree, torch.empty(0, dtype=self._exchange.dtype))
+            if found is not None:
                 self._is_settled = True
-                self._skip_to(highest)
+                self._skip_to(found.highest)
             if self._membership.stop.reason is StopReason.MODELS_DIFFER:
                 self._journal.stop_saving()
 
@@ -213,6 +235,7 @@ class TrainingRounds:
         """Return the number of the release of this step."""
         # No noise is released twice: the step is durably reserved before anything of it is sent, so
         # a run that crashes from here on can never release it again.
+        self._half_step.begin(self.step)
         return self._ledger.reserve(self.step)
 
     def _note_broken(self, had_broken: bool) -> None:
@@ -224,6 +247,8 @@ class TrainingRounds:
 
     def _sum_once(self, tree: TreeSum) -> None:
         """Release, sum up, and take the same step as all agents; after a loss, recover."""
+        if self._readmit_to_sum():
+            return
         plan, noise = self._plans.active.plan, self._plans.active.noise
         number, had_broken = self._reserve(), self._half_step.num_broken > 0
         drawn = noise.take(self.step)
@@ -237,39 +262,69 @@ class TrainingRounds:
             observe=self.step + 1 in self._observed_steps,
         )
         self._note_broken(had_broken)
-        total, highest = self._add_up(tree, as_integers(words))
+        total, found = self._add_up(tree, as_integers(words))
         # A copy, for agents that may lack it: messages are overwritten.
         self._last_total = None if total is None else total.clone()
-        if total is None:
-            self.parameters = self._half_step.skip(self.parameters, number)
-        else:
+        if total is not None:
             sums = total.numpy().view(words.dtype)
-            moved = self._move(sums, drawn.offset, number)
+            moved = self._move(sums, drawn.offset)
             self._finish_step(moved, statistics)
-        if highest is not None:
-            self._go_on(highest)
+        if found is not None:
+            self._go_on(found)
 
-    def _move(self, total: MaskWords, offset: FloatArray, number: int) -> Tensor:
+    def _readmit_to_sum(self) -> bool:
+        """Let agents in that were called for this step, by a recovery; return if there were any.
+
+        All agents know of a call, and wait here. One that comes has all that its sponsor has, so it
+        takes part in the recovery like any other, and in the plan that follows.
+        """
+        called = self._membership.called_at(self.step) - {self._agent}
+        if not called and not self._is_returning:
+            # News of a call reaches all agents in this step. The next one gives the agent time to
+            # connect.
+            self._returns.serve(self.step, self._membership, self._delays.spread)
+            return False
+        if not self._is_returning:
+            self._link_returning(called & set(self._membership.planned_neighbours))
+        self._is_returning = False
+        state = dict(self._half_step.save())
+        if self._last_total is not None:
+            state[LAST_TOTAL] = self._last_total
+        self._returns.hand_over(self.step, self._header_of_return(), self.parameters, state)
+        self._go_on(self._recover(has_released=False))
+        return True
+
+    def _recover(self, *, has_released: bool, payload_bytes: int = 0) -> Recovered:
+        """Return what all survivors know once they have agreed."""
+        return self._recovery.run(
+            self.step,
+            self._last_total,
+            lambda: self._make_header(0, 0),
+            has_released=has_released,
+            payload_bytes=payload_bytes,
+        )
+
+    def _move(self, total: MaskWords, offset: FloatArray) -> Tensor:
         """Return the model after the step along the average of all releases."""
         plan = self._plans.active.plan
         if not is_possible(total, plan.largest_sum):
             self._num_void += 1
+            self._count_void(self.step)
             if self._num_void == 1:
                 self._journal.note(
                     f"the sum of step {self.step} is void, as masks did not cancel: no agent "
                     "applied it, and it counts as released; some agent's keys or messages are wrong"
                 )
-            return self._half_step.skip(self.parameters, number)
+            return self.parameters
         average = read_average(total, num_agents=plan.num_agents, grid=plan.grid, offset=offset)
         return self._half_step.move(
             self.parameters,
             torch.from_numpy(average).to(self.parameters),
             step_size=self._step_size,
-            number=number,
         )
 
-    def _add_up(self, tree: TreeSum, own: Tensor) -> tuple[Tensor | None, int | None]:
-        """Return the sum of all agents' integers; after a loss, the highest step of any survivor.
+    def _add_up(self, tree: TreeSum, own: Tensor) -> tuple[Tensor | None, Recovered | None]:
+        """Return the sum of all agents' integers; after a loss, what survivors agreed on.
 
         After a loss the sum is there if any survivor has it.
         """
@@ -284,10 +339,13 @@ class TrainingRounds:
             self.seconds_waited -= time.perf_counter() - began
 
         outcome = tree.add_up(own, make_header, prepare)
-        total, highest = outcome.total, None
+        total, found = outcome.total, None
         if total is None:
-            for peer, dropout in outcome.dropouts.items():
-                self._note_dropout(peer, dropout)
+            # Whoever is at the next step already may wait for an agent there that was called. This
+            # agent does not take part in its return.
+            self._returns.reject(self._membership.called_at(self.step + 1))
+            for peer, error in outcome.dropouts.items():
+                self._note_dropout(peer, error)
             if outcome.others:
                 self._journal.note(
                     f"{name_agents(outcome.others)} had another model than agent {self._agent} at "
@@ -295,17 +353,33 @@ class TrainingRounds:
                 )
                 notice = StopNotice(self.step, outcome.others[0], StopReason.MODELS_DIFFER)
                 self._membership.note_stop(notice)
-            found = self._recovery.run(self.step, self._last_total, lambda: self._make_header(0, 0))
-            total, highest = found.total, found.highest
-            if total is not None and total.nbytes != own.nbytes:
-                raise ProtocolError(
-                    f"a neighbour passed on a sum of {total.nbytes} bytes, not {own.nbytes}"
-                )
+            found = self._recover(has_released=len(own) > 0, payload_bytes=own.nbytes)
+            total = found.total
+            self._caller = outcome.caller
         self.seconds_waited += time.perf_counter() - began
-        return total, highest
+        return total, found
 
-    def _go_on(self, highest: int) -> None:
+    def _count_void(self, step: int) -> None:
+        """Stop after several void steps without a loss: all agents count alike."""
+        self._void_since_loss += 1
+        if self._void_since_loss != _MAX_VOID:
+            return
+        heard = "" if self._caller is None else f"; agent {self._caller} called for the last one"
+        self._journal.note(
+            f"stopped at step {step}, as the sums of {_MAX_VOID} steps were void without a loss: "
+            f"one of {name_agents(self._plans.active.members)} sends wrong messages{heard}"
+        )
+        self._membership.note_stop(StopNotice(step, self._agent, StopReason.VOID_SUMS))
+
+    def _go_on(self, found: Recovered) -> None:
         """Continue after a recovery, with the same knowledge as all other survivors."""
+        highest = found.highest
+        cuts = frozenset(self._membership.cuts_by(highest))
+        if cuts != self._recovered_cuts:
+            self._void_since_loss = 0
+        elif found.has_released and self._membership.stop.reason is StopReason.NONE:
+            self._count_void(highest)
+        self._recovered_cuts = cuts
         if self._membership.stop.reason is StopReason.MODELS_DIFFER:
             self._journal.stop_saving()
         if self._membership.stop.step <= highest or highest == self._last_step:
@@ -313,11 +387,16 @@ class TrainingRounds:
             self._is_settled = True
             self._skip_to(highest)
             return
-        # Some have released this step, and its noise must not be used again.
-        self._skip_to(highest + 1)
+        # A step that some have released is void, and its noise must not be used again.
+        self._skip_to(highest + found.has_released)
+        # Whoever was called has come by now, or must ask again. All know the same here.
+        self._membership.forget_calls(self.step)
+        self._membership.forget_before(self.step)
+        self._returns.cancel(self.step)
         if self.step == self._last_step:
             self._is_settled = True
             return
+        before = self._plans.active.members
         try:
             self._plans.replace_now(self.step)
         except CornError as error:
@@ -327,6 +406,8 @@ class TrainingRounds:
             self._is_settled = True
             return
         plan, members = self._plans.active.plan, self._plans.active.members
+        if came := set(members) - set(before):
+            self._journal.note(f"{name_agents(came)} took part again from step {self.step} on")
         self._exchange.dtype = integer_type(plan.mask_bits)
         self._sum = TreeSum(
             self._exchange, plan.network.tree.rename(members), self._agent, self._membership
@@ -340,16 +421,17 @@ class TrainingRounds:
         lost = self._membership.lost_by(step)
         who = f" without {name_agents(lost)}" if lost else ", as a link broke"
         self._journal.note(
-            f"the sum of step {void} is void{who}: no agent applied it, and it counts as released"
+            f"the sum of step {void} is void{who}: no agent applied it, and it counts as released "
+            f"({step - self.step} of {self._num_steps} steps)"
         )
         self.step, self._last_total = step, None
         self._journal.record_step(step, self.parameters, _no_statistics())
 
-    def _note_dropout(self, peer: int, dropout: Dropout) -> None:
-        self._require_awake({peer: dropout})
-        self._losses.note_dropout(peer, dropout, self.step, timeout=self._settings.timeout)
+    def _note_dropout(self, peer: int, error: LinkError) -> None:
+        self._require_awake({peer: error})
+        self._note_loss(peer, error)
         self._membership.note_cut(peer, self.step)
-        if self._settings.on_dropout == "stop":
+        if self._policy == "stop":
             self._membership.note_stop(StopNotice(self.step, peer, StopReason.LOSS))
 
     @property
@@ -397,27 +479,32 @@ class TrainingRounds:
                 observe=self.step + 1 in self._observed_steps,
             )
             self._note_broken(had_broken)
+            # Neighbours would refuse it. The model before it stays.
+            if not is_sane(values):
+                self._note_divergence()
+                values = self.parameters
         return self._gossip(values, prepares=not self._has_diverged), statistics
 
     def _check_divergence(self) -> None:
-        """Stop the run if the model is not finite."""
+        """Stop the run if the model is not finite, or absurdly large."""
         # Models are public, so all agents may know this. Whether a gradient is finite depends on
         # data without noise, so no other agent may: it counts as zero in the half step.
-        # The sum is finite in all but runs that diverge, and cheap; a large model may overflow it.
-        is_finite = bool(torch.isfinite(self.parameters.sum()))
-        if not (self._has_diverged or is_finite or bool(torch.isfinite(self.parameters).all())):
-            self._has_diverged = True
-            self._journal.note(
-                f"the model is not finite at step {self.step}: try a smaller step size"
-            )
-            if self._sum is None:
-                self._announce_stop(StopReason.DIVERGED)
-            else:
-                # All agents have this model, and stop at this step.
-                first = self._plans.active.members[0]
-                self._membership.note_stop(StopNotice(self.step, first, StopReason.DIVERGED))
+        if not self._has_diverged and not is_sane(self.parameters):
+            self._note_divergence()
         if self._has_diverged or self._membership.stop.reason is StopReason.DIVERGED:
             self._journal.stop_saving()
+
+    def _note_divergence(self) -> None:
+        self._has_diverged = True
+        self._journal.note(
+            f"the model is not finite, or absurdly large, at step {self.step}: try a smaller step "
+            "size"
+        )
+        if self._sum is None:
+            self._announce_stop(StopReason.DIVERGED)
+        else:
+            # All agents have this model, and stop at this step.
+            self._membership.note_stop(StopNotice(self.step, self._agent, StopReason.DIVERGED))
 
     def _gossip(self, values: Tensor, cooldown_step: int = 0, *, prepares: bool = False) -> Tensor:
         """Run the mixing rounds of one step, or of one of the steps that only mix."""
@@ -438,35 +525,20 @@ class TrainingRounds:
         if prepares:
             self._prepare_next()
         began = time.perf_counter()
-        # The last messages are waited for, so that none is left behind at the end. All agents know
-        # of a stop before its step.
-        is_last = self.step + 1 >= min(self._last_step, self._membership.stop.step)
-        outcome = self._exchange.finish(None if is_last else self._settings.deadline)
+        outcome = self._exchange.finish()
         self.seconds_waited += time.perf_counter() - began
         self._note_losses(outcome.dropouts)
         self._read_news(outcome)
         weights = self._weigh(own, outcome.received)
         received = {peer: one.parameters for peer, one in outcome.received.items()}
-        mixed = flows.mix(values, received, weights)
-        return self._mix_late(mixed, outcome)
-
-    def _mix_late(self, values: Tensor, outcome: Outcome) -> Tensor:
-        """Add what late messages would have changed in the rounds that they belong to."""
-        # w_ij (x_j − x_i) of that round. The neighbour has added the same with the other sign when
-        # it received the own message, so the average of all models stays.
-        for peer, messages in outcome.late.items():
-            for own, theirs in messages:
-                (weight,) = self._weigh(own.header, {peer: theirs}).values()
-                change = theirs.parameters - own.parameters
-                values = torch.add(values, change, alpha=weight)
-        return values
+        return flows.mix(values, received, weights)
 
     def _weigh(self, own: Header, received: Mapping[int, Received]) -> dict[int, float]:
         """Return the mixing weights of the neighbours that were received."""
         # Chebyshev rounds keep the plan's weights after a loss. With fewer links and no larger
         # weights, no eigenvalue of W decreases (its Laplacian does), so all stay where the plan's
         # polynomial does not amplify. Metropolis weights of survivors may be larger.
-        active, weights = self._plans.find(own.plan)
+        active, weights = self._plans.active, self._plans.weights
         if active.plan.network.gossip.kind == "chebyshev":
             return {peer: weights[peer][0] for peer in received}
         states = {peer: self._link_state(one.header, active) for peer, one in received.items()}
@@ -479,7 +551,7 @@ class TrainingRounds:
         is_directed = self._plan.network.graph.is_directed()
         return LinkState(header.degree, is_aware=bool(unplanned) and not is_directed)
 
-    def _require_awake(self, dropouts: Mapping[int, Dropout]) -> None:
+    def _require_awake(self, dropouts: Mapping[int, LinkError]) -> None:
         # After its own pause this agent cannot tell a lost neighbour from one that has gone on
         # without it. It leaves rather than declare the others lost.
         if dropouts and self._exchange.was_suspended:
@@ -489,22 +561,27 @@ class TrainingRounds:
                 f"step {self.step}"
             )
 
-    def _note_losses(self, dropouts: Mapping[int, Dropout]) -> None:
+    def _note_losses(self, dropouts: Mapping[int, LinkError]) -> None:
         self._require_awake(dropouts)
-        for peer, dropout in dropouts.items():
-            self._losses.note_dropout(peer, dropout, self.step, timeout=self._settings.timeout)
+        for peer, error in dropouts.items():
+            self._note_loss(peer, error)
             self._note_cut(peer)
-            if self._settings.on_dropout == "stop":
+            if self._policy == "stop":
                 notice = StopNotice(self.step + self._delays.spread, peer, StopReason.LOSS)
                 self._membership.note_stop(notice)
+
+    def _note_loss(self, peer: int, error: LinkError) -> None:
+        self._losses.note_dropout(peer, error, self.step, timeout=self._settings.timeout)
+        if error.dropout is Dropout.MISBEHAVED:
+            self._returns.ban(peer)
 
     def _note_cut(self, peer: int) -> None:
         self._membership.note_cut(peer, self.step)
         self._losses.watch_cut(peer, self.step)
 
     def _read_news(self, outcome: Outcome) -> None:
-        for header in outcome.headers:
-            self._membership.merge(header.news)
+        for message in outcome.received.values():
+            self._membership.merge(message.header.news)
         # News that old has reached all agents, so nobody brings back what is forgotten here.
         self._membership.forget_before(self.step - self._delays.spread)
         cuts = self._membership.own_cuts(self.step)
@@ -513,7 +590,7 @@ class TrainingRounds:
             if peer in cuts:
                 self._losses.watch_cut(peer, self.step)
                 self._exchange.drop(peer)
-        if self._settings.on_dropout != "stop":
+        if self._policy != "stop":
             self._losses.report(self.step)
 
     def _readmit(self) -> bool:
@@ -525,16 +602,21 @@ class TrainingRounds:
         returning = {a for a, when in self._membership.news.returns if when == self.step}
         for agent in sorted(returning - {self._agent}):
             self._journal.note(f"agent {agent} takes part again from step {self.step} on")
-        expected = (returning & set(self._membership.planned_neighbours)) | self._returns.to_dial
-        for agent in sorted(expected):
+        self._link_returning(
+            (returning & set(self._membership.planned_neighbours)) | self._returns.to_dial
+        )
+        # The new agent begins with the model that its sponsor has at this step.
+        self._returns.hand_over(self.step, self._header_of_return(), self.parameters)
+        return bool(returning)
+
+    def _link_returning(self, agents: Iterable[int]) -> None:
+        """Link agents whose step has come."""
+        for agent in sorted(agents):
             try:
                 self._exchange.add(agent, self._returns.connect(agent))
             except LinkError as error:
                 self._journal.note(f"{error} at step {self.step}")
                 self._note_cut(agent)
-        # The new agent begins with the model that its sponsor has at this step.
-        self._returns.hand_over(self.step, self._header_of_return(), self.parameters)
-        return bool(returning)
 
     def _header_of_return(self) -> Header:
         return Header(
@@ -547,6 +629,7 @@ class TrainingRounds:
             degree=len(self._exchange.neighbours),
             payload_bytes=self.parameters.nbytes,
             news=self._membership.news,
+            attempt=self._recovery.attempt,
         )
 
 

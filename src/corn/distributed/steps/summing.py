@@ -22,8 +22,8 @@ from corn.distributed.dropout.membership import Membership
 from corn.distributed.steps.exchange import Exchange, Received
 from corn.distributed.steps.messages import PREFIX_BYTES, Header, check_header
 from corn.noise.masks import MaskBits, MaskWords
-from corn.topology.tree import SpanningTree
-from corn.transport import Dropout, LinkError
+from corn.topology.graphs import SpanningTree
+from corn.transport import LinkError
 
 UP, DOWN = 0, 1
 """The numbers of a step's two messages, in the place of mixing rounds."""
@@ -36,11 +36,13 @@ class SumOutcome:
     Attributes:
         total: the sum of all agents, modulo 2^B; None if it was given up.
         dropouts: the neighbour that is lost, and how.
+        caller: the neighbour that called for a recovery.
         others: the children whose model is not this agent's.
     """
 
     total: Tensor | None = None
-    dropouts: Mapping[int, Dropout] = field(default_factory=dict)
+    dropouts: Mapping[int, LinkError] = field(default_factory=dict)
+    caller: int | None = None
     others: tuple[int, ...] = ()
 
 
@@ -112,16 +114,20 @@ class TreeSum:
         return total
 
     def _receive(self, peer: int, expected: Header) -> Received:
+        def check(header: Header) -> None:
+            # A call for a recovery is checked there.
+            if not header.attempt:
+                check_header(header, expected)
+
         try:
-            found = self._exchange.receive(peer)
+            found = self._exchange.receive(peer, check)
         except LinkError as error:
             self._exchange.drop(peer)
-            raise _Stopped(SumOutcome(dropouts={peer: error.dropout})) from error
+            raise _Stopped(SumOutcome(dropouts={peer: error})) from error
+        self._membership.merge(found.header.news)
         if found.header.attempt:
             self._exchange.put_back(peer, found)
-            raise _Stopped(SumOutcome())
-        self._membership.merge(found.header.news)
-        check_header(found.header, expected)
+            raise _Stopped(SumOutcome(caller=peer))
         return found
 
 

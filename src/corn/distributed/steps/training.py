@@ -17,10 +17,9 @@ from corn.distributed.records.storage import (
 )
 from corn.distributed.settings import RunSettings
 from corn.distributed.startup.entry import AgreedRun, Entry
-from corn.distributed.steps.exchange import Exchange
 from corn.distributed.steps.rounds import TrainingRounds
 from corn.learn.metrics import Row
-from corn.learn.monitor import catch_interruption
+from corn.learn.sweep import catch_interruption
 from corn.plan import Plan
 
 
@@ -62,6 +61,7 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
         first_step=run.first_step,
         last_step=run.last_step,
         parameters=parameters,
+        admission=run.admission,
     )
     journal.observe(rounds)
     # A checkpoint of the start lets agents that crash early resume from a step they have in common.
@@ -75,7 +75,7 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
     journal.record_end(rounds.step, rounds.parameters, status)
     if rounds.alone_since is not None:
         journal.note(f"ended alone: took no part in any mixing after step {rounds.alone_since}")
-    _note_network(run, exchange, journal)
+    _note_plain_links(run, journal)
     return AgentResult(
         agent=run.agent,
         status=status,
@@ -99,11 +99,12 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
 def _restore(run: AgreedRun, journal: Journal) -> tuple[Tensor, list[Row]]:
     """Return the model to start from and the measurements before it; remove later files."""
     step, folders = run.first_step, run.folders
-    if run.received is not None:
+    if run.admission is not None:
         # An agent that returns begins with its sponsor's model, and keeps its own measurements.
         journal.note(f"took part again from step {step} on, with the model of a neighbour")
         rows = {} if folders is None else read_rows(folders.private / "metrics.csv")
-        return run.received.clone(), list(rows.values())
+        run.work.half_step.restore(run.admission.state)
+        return run.admission.parameters.clone(), list(rows.values())
     if folders is not None and (removed := forget_after(folders, step)):
         journal.note(f"removed what an earlier run wrote after step {step} ({removed} files)")
     if folders is None or step == 0:
@@ -136,17 +137,12 @@ def _note_ledger(run: AgreedRun, journal: Journal) -> None:
         )
 
 
-def _note_network(run: AgreedRun, exchange: Exchange, journal: Journal) -> None:
-    """Note what the network did to the run."""
+def _note_plain_links(run: AgreedRun, journal: Journal) -> None:
+    """Note that others could change what was trained."""
     if run.settings.plain_links:
         journal.note(
             "links were plain: everyone on the network could read and change messages, and models "
             "can be trusted only as far as the network"
-        )
-    for peer, count in sorted(exchange.num_missed.items()):
-        # Privately: how often a neighbour was late depends on how much data it has.
-        journal.note_privately(
-            f"agent {peer} was late in {count} mixing rounds; its messages were mixed on arrival"
         )
 
 

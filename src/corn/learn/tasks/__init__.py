@@ -2,8 +2,7 @@
 
 from corn.learn.tasks.classifiers import LinearClassifier, ShallowNetwork
 from corn.learn.tasks.device import place_task
-from corn.learn.tasks.flat_module import MeanLoss
-from corn.learn.tasks.module import ModuleTask, small_cnn, small_cnn_task
+from corn.learn.tasks.module import MeanLoss, ModuleTask, small_cnn, small_cnn_task
 from corn.learn.tasks.protocol import Gradients, HasFingerprint, Scores, Task
 from corn.learn.tasks.quadratic import Quadratic, quadratic_objectives
 

@@ -43,7 +43,8 @@ corn.networks = (() => {
 
   /** Return the default horizon, weight of disagreement and momentum of a run of so many steps. */
   function defaultObjective(steps) {
-    return { length: Math.max(1, steps / 5), weight: 0.1, momentum: steps >= 200 ? 0.9 : 0 };
+    const momentum = Math.min(Math.max(1 - 6 / steps, 0), 0.97);
+    return { length: Math.max(1, steps / 5), weight: 0.1, momentum };
   }
 
   function momentumGain(contraction, momentum) {
