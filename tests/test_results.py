@@ -193,7 +193,7 @@ def test_tables_of_exact_sums_follow_from_their_runs() -> None:
         is_pooled = adjacency == "add-remove"
         trained = {row["mechanism"] for row in runs}
         tuned = [name for name in ("server", "gossip") if name in trained]
-        sizes = {name: choose_step_size(runs, name) for name in tuned}
+        sizes: dict[str, float] = {name: choose_step_size(runs, name) for name in tuned}
         accuracy = {}
         for name in trained:
             own = {
