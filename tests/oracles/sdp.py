@@ -24,9 +24,9 @@ from corn.arrays import FloatArray
 from corn.covariance import DEFAULT_THREAT, ThreatModel
 from corn.covariance.certificate import SplitSolution, certify, conclude_split, scale_split
 from corn.covariance.coalitions import Assembly, list_coalitions
+from corn.covariance.design import design_against_insiders
 from corn.covariance.dual import evaluate
 from corn.covariance.feasibility import invert_covariance, limit_noise
-from corn.covariance.insiders import design_against_insiders
 from corn.covariance.problem import (
     Design,
     DesignProblem,

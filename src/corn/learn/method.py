@@ -16,7 +16,7 @@ from corn.covariance import (
     Design,
     ThreatModel,
 )
-from corn.covariance.coalition_bounds import worst_precisions
+from corn.covariance.coalitions import worst_precisions
 from corn.covariance.lattice import LatticeNoise
 from corn.covariance.problem import weighting_gain
 from corn.covariance.threat import EAVESDROPPER

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from corn.arrays import FloatArray
-from corn.covariance.coalition_bounds import scale_streams
+from corn.covariance.coalitions import scale_streams
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.lattice import LatticeNoise
 from corn.learn.mixer import to_sparse_tensor

@@ -28,8 +28,7 @@ from corn.covariance import (
 )
 from corn.covariance import design as design_noise
 from corn.covariance.certificate import certify
-from corn.covariance.coalition_bounds import worst_precisions
-from corn.covariance.coalitions import Assembly, list_coalitions
+from corn.covariance.coalitions import Assembly, list_coalitions, worst_precisions
 from corn.covariance.design import default_threat, require_no_options
 from corn.covariance.disagreement import disagreement_ratio
 from corn.covariance.dual import solve_dual
