@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import default_objective
 from corn.learn import (
     Result,

@@ -29,7 +29,7 @@ from scipy import stats
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.learn import (
     Constant,
     Method,

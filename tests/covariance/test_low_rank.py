@@ -6,7 +6,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import (
     Corn,
     Decomposition,

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, final
 import cvxpy as cp
 import numpy as np
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import DEFAULT_THREAT, ThreatModel
 from corn.covariance.certificate import SplitSolution, certify, conclude_split, scale_split
 from corn.covariance.coalitions import Assembly, list_coalitions

@@ -16,8 +16,7 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import ArrayLike
 
-from corn.arrays import FloatArray, as_symmetric_matrix
-from corn.checks import require, require_in_range
+from corn.checks import FloatArray, as_symmetric_matrix, require, require_in_range
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.dual import Dual, solve_dual
 from corn.covariance.problem import Design, DesignProblem, MechanismName, SolverName, conclude

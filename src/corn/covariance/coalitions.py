@@ -37,7 +37,7 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from corn.arrays import FloatArray, IntArray
+from corn.checks import FloatArray, IntArray
 from corn.covariance.decomposition import Decomposition, hidden_precision
 from corn.covariance.feasibility import invert_definite
 from corn.covariance.masks import lists_coalitions, worst_masked_precision

@@ -12,8 +12,9 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import ArrayLike
 
-from corn.arrays import FloatArray, as_square_matrix
 from corn.checks import (
+    FloatArray,
+    as_square_matrix,
     require,
     require_choice,
     require_count,

@@ -29,8 +29,7 @@ import scipy.fft
 import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
 
-from corn.arrays import FloatArray, IntArray
-from corn.checks import require, require_positive
+from corn.checks import FloatArray, IntArray, require, require_positive
 from corn.covariance.baselines import RatioFamily, search_ratio
 from corn.covariance.objective import ONE_STEP, Horizon
 from corn.covariance.problem import DEFAULT_NOISE_RATIO, DesignProblem

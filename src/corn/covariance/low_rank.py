@@ -35,8 +35,7 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from corn.arrays import FloatArray, IntArray
-from corn.checks import require_count, require_positive
+from corn.checks import FloatArray, IntArray, require_count, require_positive
 from corn.covariance.certificate import SplitSolution, conclude_split
 from corn.covariance.coalitions import list_coalitions, worst_precisions
 from corn.covariance.decomposition import Decomposition

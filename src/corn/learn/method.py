@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from corn.arrays import FloatArray, as_symmetric_matrix
+from corn.checks import FloatArray, as_symmetric_matrix
 from corn.covariance import (
     Decomposition,
     Design,

@@ -14,8 +14,7 @@ from typing import Literal, TypeAlias, get_args
 import networkx as nx
 import numpy as np
 
-from corn.arrays import FloatArray
-from corn.checks import require, require_choice, require_count, require_length
+from corn.checks import FloatArray, require, require_choice, require_count, require_length
 from corn.covariance import (
     EAVESDROPPER,
     Corn,
