@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.learn import (
     Constant,
     Method,

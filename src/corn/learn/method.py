@@ -10,13 +10,13 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from corn.arrays import FloatArray, as_symmetric_matrix
+from corn.checks import FloatArray, as_symmetric_matrix
 from corn.covariance import (
     Decomposition,
     Design,
     ThreatModel,
 )
-from corn.covariance.coalition_bounds import worst_precisions
+from corn.covariance.coalitions import worst_precisions
 from corn.covariance.lattice import LatticeNoise
 from corn.covariance.problem import weighting_gain
 from corn.covariance.threat import EAVESDROPPER

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.errors import FileFormatError, InvalidArgumentError, MissingExtraError
 from corn.files import writing_whole
 from corn.learn.method import Method, Trial

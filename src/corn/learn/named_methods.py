@@ -22,8 +22,12 @@ from corn.covariance import (
 )
 from corn.covariance.design import require_feasible_size
 from corn.covariance.disagreement import disagreement_ratio
-from corn.covariance.lattice import LatticeNoise, design_lattice, design_lattice_pairs
-from corn.covariance.lattice_pairs import design_lattice_insider
+from corn.covariance.lattice import (
+    LatticeNoise,
+    design_lattice,
+    design_lattice_insider,
+    design_lattice_pairs,
+)
 from corn.covariance.threat import EAVESDROPPER, SPARSE_PARTNERS
 from corn.learn.method import Method
 from corn.learn.names import METHOD_NAMES

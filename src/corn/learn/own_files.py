@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.errors import FileFormatError, MissingExtraError
 from corn.learn.datasets import open_content, require_unpacked
 

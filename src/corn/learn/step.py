@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.noise import find_compiled

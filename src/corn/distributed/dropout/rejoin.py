@@ -41,7 +41,7 @@ from corn.distributed.steps.public_state import (
 )
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
 from corn.files import writing_whole
-from corn.noise.address import check_nonce
+from corn.noise.stream import check_nonce
 from corn.parsing import MAX_DIGITS, build, build_fields, parse_hex, parse_json, read_json
 from corn.transport import (
     NO_SESSION,

@@ -10,7 +10,7 @@ from typing import Any, final
 import networkx as nx
 import numpy as np
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import GivenObjective, Horizon, Objective, ThreatModel
 from corn.distributed.dropout.membership import make_edge
 from corn.distributed.startup.keyring import NoiseShare

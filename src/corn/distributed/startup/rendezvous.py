@@ -33,7 +33,7 @@ from corn.distributed.startup.start_errors import (
 from corn.distributed.startup.words import ForgedWordError, SignedWords, split_word
 from corn.errors import CornError, InvalidArgumentError, PublicError
 from corn.learn.sweep import Interruption
-from corn.noise.address import encode_fields
+from corn.noise.stream import encode_fields
 from corn.parsing import build, parse_json
 from corn.transport import (
     NO_SESSION,

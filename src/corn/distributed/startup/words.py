@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, final
 
 from corn.errors import InvalidArgumentError, PublicError
-from corn.noise.address import decode_fields, encode_fields
+from corn.noise.stream import decode_fields, encode_fields
 from corn.transport import Credentials, Store
 
 

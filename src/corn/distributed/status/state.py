@@ -21,7 +21,7 @@ from typing import NamedTuple, final
 from corn.distributed.records.storage import Folders
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import writing_whole
-from corn.noise.ledger_file import is_open
+from corn.noise.ledger import is_open
 from corn.parsing import build, read_json
 from corn.privacy.rounding import round_up, write_exactly
 

@@ -14,7 +14,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.distributed.dropout.loss_notes import LossNotes
 from corn.distributed.dropout.membership import Membership, NewsDelays, find_cuts, name_agents
 from corn.distributed.dropout.recovery import Recovered, Recovery
