@@ -9,10 +9,7 @@ from corn.learn.metrics import COLUMNS as COLUMNS
 from corn.learn.metrics import PRIVATE_COLUMNS as PRIVATE_COLUMNS
 from corn.learn.metrics import SHARED_COLUMNS as SHARED_COLUMNS
 from corn.learn.metrics import Row as Row
-from corn.learn.metrics import require_writers as require_writers
-from corn.learn.metrics import write_mlflow as write_mlflow
 from corn.learn.metrics import write_table as write_table
-from corn.learn.metrics import write_tensorboard as write_tensorboard
 from corn.learn.named_methods import make_methods as make_methods
 from corn.learn.names import METHOD_NAMES as METHOD_NAMES
 from corn.learn.names import MODELS as MODELS

@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from corn.arrays import FloatArray
-from corn.errors import FileFormatError, InvalidArgumentError, MissingExtraError
+from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import writing_whole
 from corn.learn.method import Method, Trial
 from corn.learn.step import StepStatistics
@@ -24,8 +23,6 @@ from corn.learn.tasks import Task
 
 Row: TypeAlias = dict[str, str | int | float]
 Samples: TypeAlias = tuple[Tensor, Tensor]
-# Columns that identify a run or state its promise: loggers must not draw them as curves.
-_LABELS = ("contender", "step_size", "seed", "step", "unit", "delta", "central_ratio")
 PARTS = ("train", "validation", "test")
 
 _MOST_MEASURED = 1000  # agents, of whom all are scored
@@ -36,7 +33,7 @@ _NUM_EVALUATIONS = 20
 _DIVERGENCE = 1e6
 
 COLUMNS = (
-    "contender",
+    "mechanism",
     "step_size",
     "seed",
     "step",
@@ -60,7 +57,7 @@ COLUMNS = (
 )
 """The columns of a table of results.
 
-``contender`` is the method's name. ``test_loss`` is the loss of each agent's own model, averaged
+``mechanism`` is its name. ``test_loss`` is the loss of each agent's own model, averaged
 over agents (200 of them, if there are more than 1000); ``test_loss_of_average`` is the loss of the
 average of all models.
 ``consensus_distance`` is the root mean square distance of the agents' models from their average.
@@ -150,7 +147,7 @@ def _row(trial: Trial, seed: int, step: int, prefix: str, scores: dict[str, floa
     method = trial.method
     row: Row = dict.fromkeys(COLUMNS, math.nan)
     row |= {
-        "contender": method.name,
+        "mechanism": method.name,
         "step_size": trial.schedule.describe(),
         "seed": seed,
         "step": step,
@@ -219,7 +216,7 @@ def write_table(
 ) -> None:
     """Write these columns of rows to a ``.csv`` or ``.parquet`` file; NaN is an empty CSV field.
 
-    A private file is readable by its owner only. Parquet needs pyarrow.
+    A private file is readable by its owner only.
     """
     target = Path(path)
     writers = {".csv": _write_csv, ".parquet": _write_parquet}
@@ -231,78 +228,6 @@ def write_table(
         writers[target.suffix](rows, partial, columns)
 
 
-def write_tensorboard(rows: Sequence[Row], directory: Path | str) -> None:
-    """Write each run to an event file of its own below ``directory``; needs tensorboard."""
-    board = _import("torch.utils.tensorboard", "writing for TensorBoard", extra="tensorboard")
-    for name, own in _split_runs(rows).items():
-        with board.SummaryWriter(str(Path(directory) / name)) as writer:
-            for row in own:
-                for column, value in _list_scalars(row):
-                    writer.add_scalar(column, value, int(row["step"]))
-
-
-def write_mlflow(
-    rows: Sequence[Row], tracking_uri: str, *, experiment: str = "corn", source: str = ""
-) -> None:
-    """Write each run of a table to a tracking server or folder of MLflow; needs mlflow.
-
-    Parameters are the method, the step size, the seed and the unit of privacy; ``source`` is the
-    command or the task.
-    """
-    mlflow = _import("mlflow", "writing for MLflow", extra="mlflow")
-    # A client of its own: ``mlflow.set_tracking_uri`` would change the caller's global state.
-    client = mlflow.MlflowClient(tracking_uri=tracking_uri)
-    found = client.get_experiment_by_name(experiment)
-    number = client.create_experiment(experiment) if found is None else found.experiment_id
-    for name, own in _split_runs(rows).items():
-        run = client.create_run(number, run_name=name).info.run_id
-        labels = {label: own[-1][label] for label in ("contender", "step_size", "seed", "unit")}
-        for label, text in {**labels, "source": source}.items():
-            client.log_param(run, label, text)
-        for row in own:
-            for column, value in _list_scalars(row):
-                client.log_metric(run, column, value, step=int(row["step"]))
-        client.set_terminated(run)
-
-
-def _split_runs(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return the rows of each run by a name that is also a path of folders."""
-    runs: dict[str, list[Row]] = {}
-    for row in rows:
-        # A slash in a schedule such as 0.01/√t would make one more folder, and the name of a
-        # mechanism of one's own can be any text.
-        step_size = str(row["step_size"]).replace("/√", " over √")
-        method = re.sub(r"[/\\]|^\.+", "_", str(row["contender"]))
-        runs.setdefault(f"{method}/{step_size}/seed {row['seed']}", []).append(row)
-    return runs
-
-
-def require_writers(
-    *, parquet: bool = False, tensorboard: bool = False, mlflow: bool = False
-) -> None:
-    """Raise ``MissingExtraError`` before training, not hours later when the table is written."""
-    if mlflow:
-        _import("mlflow", "writing for MLflow", extra="mlflow")
-    if parquet:
-        _import("pyarrow.parquet", "writing Parquet", extra="parquet")
-    if tensorboard:
-        _import("torch.utils.tensorboard", "writing for TensorBoard", extra="tensorboard")
-
-
-def _import(module: str, feature: str, *, extra: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingExtraError(feature, extra=extra) from error
-
-
-def _list_scalars(row: Row) -> Iterator[tuple[str, float]]:
-    """Yield the measured values of a row by column."""
-    for column in COLUMNS:
-        if column not in _LABELS and not math.isnan(float(row[column])):
-            yield column, float(row[column])
-
-
 def _write_csv(rows: Sequence[Row], path: Path, columns: Sequence[str]) -> None:
     with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.DictWriter(stream, columns)
@@ -312,8 +237,8 @@ def _write_csv(rows: Sequence[Row], path: Path, columns: Sequence[str]) -> None:
 
 
 def _write_parquet(rows: Sequence[Row], path: Path, columns: Sequence[str]) -> None:
-    parquet = _import("pyarrow.parquet", "writing Parquet", extra="parquet")
-    arrow = importlib.import_module("pyarrow")
+    # Loaded here, as agents, which import this module, write no Parquet.
+    arrow, parquet = map(importlib.import_module, ("pyarrow", "pyarrow.parquet"))
     table = arrow.table({name: [row[name] for row in rows] for name in columns})
     parquet.write_table(table, path)
 

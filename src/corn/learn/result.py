@@ -18,7 +18,7 @@ from corn.errors import FileFormatError, InvalidArgumentError, MissingExtraError
 from corn.learn.method import Trial
 from corn.learn.metrics import COLUMNS, Row
 
-_TEXTS = ("contender", "step_size", "unit")
+_TEXTS = ("mechanism", "step_size", "unit")
 
 
 def make_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -34,9 +34,9 @@ def load_results(path: Path | str) -> Any:
     """Return the measurements of a run as a ``pandas.DataFrame``.
 
     Args:
-        path: ``metrics.csv`` or ``metrics.parquet``, or the folder of a run: of ``corn train
-            --out``, of ``corn launch --out`` (the shared measurements; see
-            :func:`load_agent_results`), or of the reproduction of the paper (every run).
+        path: a table (``.csv`` or ``.parquet``), or the folder of a run: of ``corn train --out``,
+            of ``corn launch --out`` (the shared measurements; see :func:`load_agent_results`), or
+            of the reproduction of the paper (every run).
 
     >>> load_results("out/run")["test_loss"].min()  # doctest: +SKIP
     0.3742
@@ -45,7 +45,7 @@ def load_results(path: Path | str) -> Any:
     if place.is_file():
         return _read_table(place)
     # Only ``shared`` of a launched run: private measurements must be asked for by name.
-    for name in ("metrics.csv", "metrics.parquet", "shared/metrics.csv", "runs.csv"):
+    for name in ("metrics.csv", "shared/metrics.csv", "runs.csv"):
         if (place / name).is_file():
             return _read_table(place / name)
     raise FileFormatError(
@@ -183,7 +183,7 @@ class Result:
         # Rows are in order of steps, so that a later one replaces an earlier one.
         latest: dict[tuple[object, ...], Row] = {}
         for row in self.rows:
-            latest[row["contender"], row["step_size"], row["seed"]] = row
+            latest[row["mechanism"], row["step_size"], row["seed"]] = row
         return tuple(latest.values())
 
     def average(self, column: str) -> dict[tuple[str, str], float]:
@@ -207,7 +207,7 @@ class Result:
         require_choice("column", column, COLUMNS)
         # Less is better for a loss alone; for other columns there is no worst value to put in.
         failed = math.inf if "loss" in column else math.nan
-        last = {(r["contender"], r["step_size"], r["seed"]): r for r in self.last_rows}
+        last = {(r["mechanism"], r["step_size"], r["seed"]): r for r in self.last_rows}
         values: dict[tuple[str, str], list[float]] = {}
         for trial in self.trials:
             key = trial.method.name, trial.schedule.describe()
@@ -235,7 +235,7 @@ class Result:
         return [
             row
             for row in self.rows
-            if row["contender"] == method and step_size in (None, row["step_size"])
+            if row["mechanism"] == method and step_size in (None, row["step_size"])
         ]
 
 

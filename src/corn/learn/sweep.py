@@ -493,7 +493,7 @@ class SweepLoop:
 
 
 def _run_of(row: Row) -> tuple[object, ...]:
-    return row["contender"], row["step_size"], row["seed"]
+    return row["mechanism"], row["step_size"], row["seed"]
 
 
 def _check_names(trials: Sequence[Trial]) -> None:
