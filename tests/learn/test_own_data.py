@@ -323,11 +323,11 @@ def test_arrays_that_are_damaged_or_no_archive_are_refused(tmp_path: Path) -> No
 @pytest.mark.parametrize("unit", ["us", "ns"])
 def test_times_are_no_numbers(unit: str, tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
-    times = arrow.array([0, 1], arrow.timestamp(unit))
+    times = pa.array([0, 1], pa.timestamp(unit))
     parquet.write_table(pa.table({"when": times, "ill": ["a", "b"]}), path)
     with pytest.raises(FileFormatError, match="column 'when' must have numbers, found '1970-01-01"):
         FileWorkload(path, "ill").build(1)
-    times = arrow.array([0, None], arrow.timestamp(unit))
+    times = pa.array([0, None], pa.timestamp(unit))
     parquet.write_table(pa.table({"dose": [1.0, 2.0], "when": times}), path)
     with pytest.raises(FileFormatError, match="column 'when' has no value in row 2"):
         FileWorkload(path, "when").build(1)
