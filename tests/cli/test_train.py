@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from corn import learn
 from corn.covariance.threat import MOST_FOR_PAIRS
-from corn.learn import named_methods
+from corn.learn import method
 from corn.plan import fingerprint, load_plan
 from corn.topology import Network
 
@@ -103,7 +103,7 @@ def test_a_second_ctrl_c_leaves_the_last_checkpoint(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("corn.learn.search.run_sweep", interrupt)
+    monkeypatch.setattr("corn.learn.tuning.run_sweep", interrupt)
     path = tmp_path / "state"
     arguments = ("train", *QUICK, "--mechanism", "ldp", "--checkpoint", path)
     outcome = corn(*arguments)
@@ -242,7 +242,7 @@ def test_bad_options_are_refused_before_any_design(
     exit_code: int,
     message: str,
 ) -> None:
-    monkeypatch.setattr(named_methods, "design", None)
+    monkeypatch.setattr(method, "design", None)
     outcome = corn("train", *QUICK, *options)
     assert outcome.exit_code == exit_code
     assert message in " ".join(outcome.stderr.split())

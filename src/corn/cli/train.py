@@ -39,7 +39,7 @@ from corn.cli.watching import designing
 from corn.covariance.objective import momentum_of
 from corn.errors import StoppedByUserError
 from corn.learn.names import METHOD_NAMES
-from corn.learn.optimizers import (
+from corn.learn.step import (
     NAMED_OPTIMIZERS,
     OptimizerFactory,
     OptimizerName,
