@@ -33,7 +33,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import default_objective
 from corn.files import load_function
 from corn.learn import (

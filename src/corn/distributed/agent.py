@@ -37,8 +37,7 @@ from corn.learn.batches import (
     require_fitting_samples,
 )
 from corn.learn.own_loop import LoopTask
-from corn.learn.problem import DataSource, TrainingProblem, read_samples
-from corn.learn.settings import SweepSettings
+from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, read_samples
 from corn.learn.tasks import HasFingerprint, MeanLoss, Task
 from corn.learn.training import make_task
 from corn.noise.stream import STREAM_FORMAT

@@ -25,8 +25,8 @@ from corn.distributed.startup.keyring import default_key_folder, find_credential
 from corn.distributed.startup.planning import PlanningRequest
 from corn.distributed.startup.requirements import ReleaseTotal, Requirements, bound_total
 from corn.errors import InvalidArgumentError, StoppedByUserError
+from corn.learn.metrics import Result
 from corn.learn.problem import TrainingProblem
-from corn.learn.result import Result
 from corn.learn.sweep import catch_interruption
 from corn.learn.workloads import ProblemSource
 from corn.plan import Plan, fingerprint, load_plan
