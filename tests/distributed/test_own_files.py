@@ -60,11 +60,12 @@ def run_files(
             keys=folder / "keys",
             agent=rendezvous.agent,
             num_agents=N,
+            store=("127.0.0.1", 1),
             rejoins=rejoins and rendezvous.agent == 1,
         )
         return run_workload(config, Reports())[1]
 
-    monkeypatch.setattr("corn.distributed.agent.join_run", lambda config, _: met[config.agent or 0])
+    monkeypatch.setattr("corn.distributed.agent.join_run", lambda config, _: met[config.agent])
     return run_in_threads(N, run)
 
 

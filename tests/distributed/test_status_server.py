@@ -273,12 +273,15 @@ def test_the_password_is_in_a_private_file_and_in_no_log(
         Workload("digits"),
         RunSettings(),
         tmp_path,
+        agent=2,
+        num_agents=3,
+        store=("127.0.0.1", 1),
         monitoring=Monitoring(status=("127.0.0.1", 0), shows_private=True),
     )
     folder = tmp_path / "private" / "agent-2"
     passwords = []
     for _ in range(2):
-        with monitor_agent(config, 2, Reports(), to_stderr=False):
+        with monitor_agent(config, Reports(), to_stderr=False):
             path = folder / "status-password"
             assert path.stat().st_mode & 0o777 == 0o600
             passwords.append(path.read_text().strip())

@@ -2,7 +2,7 @@
 
 - ``run_agent``: one agent in this process, with your own model, loss and data.
 - ``launch``: all agents of a plan on this machine.
-- ``corn agent``: one agent of a workload, for torchrun.
+- ``corn agent``: one agent of a workload in a process of its own.
 
 In the order in which things happen: ``settings``, ``launcher`` and ``processes`` lead to ``agent``,
 which reads from top to bottom. ``startup`` is all before the first step: rendezvous, plan, keys,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from corn.distributed.settings import RunSettings as RunSettings
     from corn.distributed.settings import parse_address as parse_address
     from corn.distributed.startup.joining import join as join
+    from corn.distributed.startup.keyring import load_credentials as load_credentials
     from corn.distributed.startup.keyring import make_keys as make_keys
     from corn.distributed.startup.planning import PlanningRequest as PlanningRequest
     from corn.distributed.startup.rendezvous import Rendezvous as Rendezvous
@@ -63,6 +64,7 @@ _MODULES = {
     "join": "startup.joining",
     "launch": "launcher",
     "listen_for_signals": "processes",
+    "load_credentials": "startup.keyring",
     "make_keys": "startup.keyring",
     "monitor_agent": "status.monitor",
     "parse_address": "settings",

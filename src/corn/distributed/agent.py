@@ -64,8 +64,7 @@ def run_agent(
 
     Args:
         plan: the same for all agents.
-        rendezvous: :func:`corn.distributed.join` makes it from torchrun's environment and the
-            agent's folder of keys, in which the ledger is kept too.
+        rendezvous: the other agents, as :func:`corn.distributed.join` returns them.
         model: any module without batch normalisation and dropout, or a ``Task``; all agents must
             start from the same parameters.
         loss: for a module: (outputs, targets) → mean loss.
@@ -148,15 +147,14 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
 
 def join_run(config: AgentConfig, reports: Reports) -> Rendezvous:
     """Join the other agents of a run, or of one under way."""
-    settings, credentials, earlier = config.settings, None, None
-    if config.agent is not None and config.num_agents is not None:
-        with naming_agent(config.agent):
-            # Under torchrun the number is not known yet, and join loads the key.
-            credentials = find_credentials(settings, config.keys, config.agent, config.num_agents)
-        if config.rejoins:
-            # Others keep the address of before, at which they were told to find this agent.
-            folders = Folders.of_run(config.out, is_rehearsal=settings.is_rehearsal)
-            earlier, _ = load_addresses(folders.of_agent(config.agent).private)
+    settings = config.settings
+    with naming_agent(config.agent):
+        credentials = find_credentials(settings, config.keys, config.agent, config.num_agents)
+    earlier = None
+    if config.rejoins:
+        # Others keep the address of before, at which they were told to find this agent.
+        folders = Folders.of_run(config.out, is_rehearsal=settings.is_rehearsal)
+        earlier, _ = load_addresses(folders.of_agent(config.agent).private)
     return join(
         credentials,
         timeout=settings.timeout,

@@ -218,6 +218,7 @@ def launch(
         workload=workload,
         settings=settings,
         out=out.resolve(),
+        agent=agents[0],
         plan=source.resolve() if isinstance(source, Path) else None,
         request=None if isinstance(source, Path) else source,
         keys=None if settings.is_rehearsal else folder.resolve(),

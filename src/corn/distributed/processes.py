@@ -45,7 +45,7 @@ _PRELOADED = [
     "sklearn.datasets",
 ]
 _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# The process group and torchrun both forward a Ctrl-C: signals within a second are one request.
+# A shell and a supervisor may both forward a Ctrl-C: signals within a second are one request.
 _SECONDS_OF_ONE_REQUEST = 1.0
 _SECONDS_TO_WRITE = 0.2
 
@@ -58,7 +58,7 @@ class Note:
     is_private: bool = False
 
 
-def run_child(connection: Connection, agent: int, config: AgentConfig) -> None:
+def run_child(connection: Connection, config: AgentConfig) -> None:
     """Run an agent as a child of the launcher, and report its result or failure."""
     # Two processes with two BLAS threads each on two cores run far slower than with one: see
     # ``corn.threads``.
@@ -76,15 +76,15 @@ def run_child(connection: Connection, agent: int, config: AgentConfig) -> None:
         on_private_note=lambda text: _report(connection, Note(text, is_private=True)),
     )
     try:
-        with monitor_agent(config, agent, reports, to_stderr=False) as monitored:
+        with monitor_agent(config, reports, to_stderr=False) as monitored:
             _, result = run_workload(config, monitored)
     except CornError as error:
         # The owner keeps the reason; others may read it only if it is public.
-        folders = Folders.of_run(config.out).of_agent(agent)
+        folders = Folders.of_run(config.out).of_agent(config.agent)
         with suppress(OSError):  # no folder yet, or no space, which may be the very reason
             append_private_note(folders.private, str(error))
         failure = Failure(_kind_of(error), str(error), is_private=not is_public(error))
-        _report(connection, AgentResult(agent, RunStatus.FAILED, failure=failure))
+        _report(connection, AgentResult(config.agent, RunStatus.FAILED, failure=failure))
         sys.exit(1)
     # Models and measurements are in files; a pipe is slow, and rows are partly private.
     _report(connection, replace(result, parameters=torch.empty(0), rows=()))
@@ -257,7 +257,7 @@ class AgentProcesses:
 
     def _start_one(self, context: ForkServerContext, agent: int, config: AgentConfig) -> None:
         ours, theirs = context.Pipe()
-        process = context.Process(target=run_child, args=(theirs, agent, config), daemon=True)
+        process = context.Process(target=run_child, args=(theirs, config), daemon=True)
         process.start()
         theirs.close()
         # Only the child holds its end now, so that this end reports when the child is gone.

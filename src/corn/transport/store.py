@@ -91,12 +91,10 @@ class StoreHost:
 
     Attributes:
         words: the store itself.
-        companion: an object that must live as long as this one.
     """
 
     def __init__(self, address: Address, credentials: Credentials) -> None:
         self.words = MemoryStore()
-        self.companion: object = None
         self._used: dict[int, int] = {}
         self._channels: set[Channel] = set()
         self._listener = Listener(address, credentials)

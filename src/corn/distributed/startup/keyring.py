@@ -253,9 +253,7 @@ def open_keyring(
     return Keyring(opened, credentials.identity, credentials.roster)
 
 
-def load_credentials(
-    folder: Path | None, agent: int, num_agents: int, *, seals: bool = True
-) -> Credentials:
+def load_credentials(folder: Path | None, agent: int, num_agents: int) -> Credentials:
     """Return an agent's identity and all public keys, checked against each other.
 
     The roster must be the one that the key was used with before, or follow from it.
@@ -282,15 +280,13 @@ def load_credentials(
         )
     # With another agent's key the pair keys would not match those of the neighbours, and shared
     # noise would not cancel.
-    credentials = Credentials(agent, identity, roster, seals=seals)
+    credentials = Credentials(agent, identity, roster)
     # After the check of the key, so that a wrong roster is never remembered as the right one.
     pin_roster(roster, key)
     return credentials
 
 
-def make_rehearsal_credentials(
-    seed: int, agent: int, num_agents: int, *, seals: bool = True
-) -> Credentials:
+def make_rehearsal_credentials(seed: int, agent: int, num_agents: int) -> Credentials:
     """Return keys that follow from a public seed: anyone can make them, for comparison only."""
     secrets_of_all = [
         Secret(hashlib.sha256(f"corn rehearsal {seed} {each}".encode()).digest())
@@ -298,17 +294,16 @@ def make_rehearsal_credentials(
     ]
     identities = [Identity(secret) for secret in secrets_of_all]
     roster = Roster(tuple(own.public_key for own in identities))
-    return Credentials(agent, identities[agent], roster, seals=seals)
+    return Credentials(agent, identities[agent], roster)
 
 
 def find_credentials(
     settings: RunSettings, folder: Path | None, agent: int, num_agents: int
 ) -> Credentials:
     """Return an agent's keys: those of its folder, or in a rehearsal public ones."""
-    seals = not settings.plain_links
     if settings.rehearsal_seed is not None:
-        return make_rehearsal_credentials(settings.rehearsal_seed, agent, num_agents, seals=seals)
-    return load_credentials(folder, agent, num_agents, seals=seals)
+        return make_rehearsal_credentials(settings.rehearsal_seed, agent, num_agents)
+    return load_credentials(folder, agent, num_agents)
 
 
 def find_terms(plan: Plan, agent: int) -> PlanTerms:

@@ -28,9 +28,7 @@ _PASSWORD_BYTES = 24
 
 
 @contextmanager
-def monitor_agent(
-    config: AgentConfig, agent: int, reports: Reports, *, to_stderr: bool
-) -> Iterator[Reports]:
+def monitor_agent(config: AgentConfig, reports: Reports, *, to_stderr: bool) -> Iterator[Reports]:
     """Log, protect and, if asked to, serve an agent while the block lasts.
 
     Yields:
@@ -39,6 +37,7 @@ def monitor_agent(
     Raises:
         CornError: the status server's address cannot be used.
     """
+    agent = config.agent
     protect_process(f"corn agent {agent}")
     is_rehearsal, settings = config.settings.is_rehearsal, config.monitoring
     # Made now, so that the log has the whole start. A folder that cannot be made is reported to all

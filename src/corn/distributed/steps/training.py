@@ -75,7 +75,6 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
     journal.record_end(rounds.step, rounds.parameters, status)
     if rounds.alone_since is not None:
         journal.note(f"ended alone: took no part in any mixing after step {rounds.alone_since}")
-    _note_plain_links(run, journal)
     return AgentResult(
         agent=run.agent,
         status=status,
@@ -134,15 +133,6 @@ def _note_ledger(run: AgreedRun, journal: Journal) -> None:
         journal.note_privately(
             f"{skipped} releases of a pass that an earlier run began count as spent: this run's "
             "data may be other data, so it begins a new pass"
-        )
-
-
-def _note_plain_links(run: AgreedRun, journal: Journal) -> None:
-    """Note that others could change what was trained."""
-    if run.settings.plain_links:
-        journal.note(
-            "links were plain: everyone on the network could read and change messages, and models "
-            "can be trusted only as far as the network"
         )
 
 
