@@ -27,20 +27,20 @@ from torch import Tensor, nn
 
 from corn.covariance import MechanismName, ThreatModel
 from corn.distributed import Rendezvous, RunSettings, launch
-from corn.distributed.dropout.membership import Membership
-from corn.distributed.dropout.survivors import ActivePlan
-from corn.distributed.startup.joining import host_store, join
-from corn.distributed.startup.keyring import (
+from corn.distributed.exchange import Exchange
+from corn.distributed.half_step import CellBatches, HalfStep
+from corn.distributed.joining import host_store, join
+from corn.distributed.keyring import (
     DrawnNoise,
     NoiseShare,
     RehearsalLedger,
     make_rehearsal_credentials,
     make_rehearsal_source,
 )
-from corn.distributed.steps.exchange import Exchange
-from corn.distributed.steps.half_step import CellBatches, HalfStep
-from corn.distributed.steps.messages import message_limit
-from corn.distributed.steps.rounds import TrainingRounds
+from corn.distributed.membership import Membership
+from corn.distributed.messages import message_limit
+from corn.distributed.rounds import TrainingRounds
+from corn.distributed.survivors import ActivePlan
 from corn.learn.batches import AgentData, BatchSampler, SeededChoices
 from corn.learn.schedule import Constant
 from corn.learn.step import StepStatistics, clip_factors, gradient_norms

@@ -31,10 +31,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from corn.distributed.joining import host_store
+from corn.distributed.keyring import DrawnNoise, NoiseShare, find_credentials, make_keys
 from corn.distributed.processes import AgentProcesses
 from corn.distributed.settings import AgentConfig, DropoutPolicy, RunSettings
-from corn.distributed.startup.joining import host_store
-from corn.distributed.startup.keyring import DrawnNoise, NoiseShare, find_credentials, make_keys
 from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
 from corn.learn.workloads import Workload

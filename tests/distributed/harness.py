@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corn.covariance import DEFAULT_THREAT, MechanismName, ThreatModel
+from corn.distributed.joining import host_store
+from corn.distributed.keyring import DrawnNoise, NoiseShare, find_credentials, make_keys
 from corn.distributed.processes import AgentProcesses, preloaded_context
-from corn.distributed.records.results import AgentResult, FailureKind
+from corn.distributed.results import AgentResult, FailureKind
 from corn.distributed.settings import AgentConfig, RunSettings
-from corn.distributed.startup.joining import host_store
-from corn.distributed.startup.keyring import DrawnNoise, NoiseShare, find_credentials, make_keys
 from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
 from corn.learn.workloads import Workload

@@ -21,17 +21,17 @@ from corn.distributed import (
     RunSettings,
     RunStatus,
     StopReason,
+    entry,
+    replanning,
     run_agent,
 )
-from corn.distributed.dropout import replanning
-from corn.distributed.records.journal import Progress
-from corn.distributed.records.storage import Folders, list_checkpoints, read_model, read_rows
-from corn.distributed.startup import entry
-from corn.distributed.startup.handshake import HandshakeError
-from corn.distributed.startup.keyring import make_keys, open_ledger, share_group_seeds
-from corn.distributed.startup.start_errors import AbsentError, RefusalError, StoppedBeforeStartError
-from corn.distributed.steps.exchange import Exchange
-from corn.distributed.steps.messages import Header
+from corn.distributed.exchange import Exchange
+from corn.distributed.handshake import HandshakeError
+from corn.distributed.journal import Progress
+from corn.distributed.keyring import make_keys, open_ledger, share_group_seeds
+from corn.distributed.messages import Header
+from corn.distributed.start_errors import AbsentError, RefusalError, StoppedBeforeStartError
+from corn.distributed.storage import Folders, list_checkpoints, read_model, read_rows
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.learn import Constant
 from corn.learn.step import take_half_step
@@ -316,7 +316,7 @@ def test_a_run_that_diverged_resumes_from_a_checkpoint_before_it(
         diverges.step = getattr(diverges, "step", 0) + 1
         return half * torch.inf if getattr(diverges, "at", 99) <= diverges.step else half
 
-    monkeypatch.setattr("corn.distributed.steps.half_step.take_half_step", diverge)
+    monkeypatch.setattr("corn.distributed.half_step.take_half_step", diverge)
 
     def run(rendezvous: Rendezvous, resume: bool) -> AgentResult:
         rendezvous.keys = tmp_path / "keys"

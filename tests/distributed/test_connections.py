@@ -2,7 +2,7 @@
 
 import pytest
 
-from corn.distributed.startup.connections import list_connections
+from corn.distributed.connections import list_connections
 from corn.topology import load_network
 
 

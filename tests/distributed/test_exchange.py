@@ -11,9 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.steps.exchange import Exchange, Received
-from corn.distributed.steps.messages import (
+from corn.distributed.exchange import Exchange, Received
+from corn.distributed.messages import (
     NEVER,
     NO_STOP,
     Header,
@@ -25,6 +24,7 @@ from corn.distributed.steps.messages import (
     decode_message,
     message_limit,
 )
+from corn.distributed.rendezvous import Rendezvous
 from corn.transport import Dropout, LinkError, Purpose, open_links
 
 from .threads import run_in_threads

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from corn.covariance import Decomposition
-from corn.distributed.startup.handshake import (
+from corn.distributed.handshake import (
     Agreement,
     HandshakeError,
     Hello,
@@ -20,8 +20,8 @@ from corn.distributed.startup.handshake import (
     confirm,
     shake_hands,
 )
-from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.startup.start_errors import (
+from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.start_errors import (
     AbsentError,
     RefusalError,
     StoppedBeforeStartError,

@@ -12,10 +12,12 @@ import pytest
 from rich.console import Console
 
 from corn.distributed.display import LaunchDisplay, draw_table
+from corn.distributed.journal import Progress
 from corn.distributed.launcher import Placement, launch
+from corn.distributed.logs import LogSettings
+from corn.distributed.messages import StopNotice, StopReason
 from corn.distributed.processes import AgentProcesses, Note, is_suspended
-from corn.distributed.records.journal import Progress
-from corn.distributed.records.results import (
+from corn.distributed.results import (
     AgentResult,
     Failure,
     FailureKind,
@@ -27,8 +29,6 @@ from corn.distributed.records.results import (
     require_done,
 )
 from corn.distributed.settings import RunSettings
-from corn.distributed.status.logs import LogSettings
-from corn.distributed.steps.messages import StopNotice, StopReason
 from corn.errors import CornError, InvalidArgumentError, StoppedByUserError
 from corn.plan import save_plan
 

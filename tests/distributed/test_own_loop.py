@@ -21,12 +21,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 import corn
 from corn.covariance import ThreatModel
-from corn.distributed import RunSettings
-from corn.distributed.dropout import replanning
-from corn.distributed.dropout.survivors import replan
+from corn.distributed import RunSettings, replanning
+from corn.distributed.keyring import find_terms, make_keys
 from corn.distributed.own_loop import AgentTurns, make_private
-from corn.distributed.startup.keyring import find_terms, make_keys
-from corn.distributed.startup.rendezvous import Rendezvous
+from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.survivors import replan
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn import Constant, Method, SweepSettings, TrainingProblem, Trial, run_sweep
 from corn.learn.batches import AgentData

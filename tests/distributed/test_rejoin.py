@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from corn.distributed.processes import AgentProcesses
-from corn.distributed.records.results import FailureKind, RunStatus
+from corn.distributed.results import FailureKind, RunStatus
 from corn.distributed.settings import RunSettings
 from corn.learn.schedule import Constant
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from corn.distributed.startup.handshake import announcing_failure
-from corn.distributed.startup.joining import host_store, join, join_store
-from corn.distributed.startup.keyring import load_credentials
-from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.startup.start_errors import (
+from corn.distributed.handshake import announcing_failure
+from corn.distributed.joining import host_store, join, join_store
+from corn.distributed.keyring import load_credentials
+from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.start_errors import (
     RefusalError,
     StoppedBeforeStartError,
 )
-from corn.distributed.startup.words import ForgedWordError, Word
+from corn.distributed.words import ForgedWordError, Word
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.sweep import Interruption
 from corn.transport import NO_SESSION, MemoryStore, Purpose, StoreLostError, dial

@@ -24,13 +24,13 @@ from corn.distributed import (
     RunSettings,
     run_agent,
 )
-from corn.distributed.dropout.survivors import replan
+from corn.distributed.handshake import name_kind
+from corn.distributed.keyring import make_keys, open_ledger
 from corn.distributed.launcher import foresee_total
+from corn.distributed.planning import PlanningRequest, find_plan
 from corn.distributed.settings import AgentConfig
-from corn.distributed.startup.handshake import name_kind
-from corn.distributed.startup.keyring import make_keys, open_ledger
-from corn.distributed.startup.planning import PlanningRequest, find_plan
-from corn.distributed.startup.start_errors import RefusalError
+from corn.distributed.start_errors import RefusalError
+from corn.distributed.survivors import replan
 from corn.errors import InvalidArgumentError
 from corn.learn import Constant, Workload
 from corn.noise import compose_history, read_history

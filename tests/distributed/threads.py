@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from corn.distributed.startup.rendezvous import Rendezvous
+from corn.distributed.rendezvous import Rendezvous
 from corn.noise import Identity, Roster, generate_identity
 from corn.transport import Address, Credentials, Listener, MemoryStore, Store
 

@@ -34,17 +34,17 @@ from torch.utils.data import TensorDataset
 
 from corn.covariance import Horizon
 from corn.distributed import RunSettings, run_agent
-from corn.distributed.dropout.rejoin import RejoinError, load_addresses
+from corn.distributed.exchange import Exchange
+from corn.distributed.joining import host_store
+from corn.distributed.keyring import DrawnNoise, NoiseShare, find_credentials, make_keys
+from corn.distributed.messages import Header, StopReason
 from corn.distributed.processes import AgentProcesses
-from corn.distributed.records.results import AgentResult, FailureKind
-from corn.distributed.records.storage import Folders
+from corn.distributed.rejoin import RejoinError, load_addresses
+from corn.distributed.results import AgentResult, FailureKind
+from corn.distributed.rounds import LostError, TrainingRounds
 from corn.distributed.settings import AgentConfig
-from corn.distributed.startup.joining import host_store
-from corn.distributed.startup.keyring import DrawnNoise, NoiseShare, find_credentials, make_keys
-from corn.distributed.steps.exchange import Exchange
-from corn.distributed.steps.messages import Header, StopReason
-from corn.distributed.steps.rounds import LostError, TrainingRounds
-from corn.distributed.steps.summing import digest_model
+from corn.distributed.storage import Folders
+from corn.distributed.summing import digest_model
 from corn.learn import Constant
 from corn.learn.problem import TrainingProblem
 from corn.learn.workloads import Workload

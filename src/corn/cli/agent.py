@@ -15,8 +15,8 @@ from corn.cli.learning import LEARNING, LearningOptions
 from corn.cli.monitoring import MonitoringOptions
 from corn.cli.options import JsonOption
 from corn.cli.output import print_json
+from corn.distributed.logs import log_event
 from corn.distributed.settings import DropoutPolicy
-from corn.distributed.status.logs import log_event
 from corn.learn.names import USUAL_BATCH_SIZE
 from corn.plan import Plan, fingerprint
 from corn.privacy.rounding import round_up

@@ -26,7 +26,7 @@ from corn.cli.plan import (
     plan_facts,
 )
 from corn.cli.strictest import list_agents, strictest_facts
-from corn.distributed.startup.connections import list_connections
+from corn.distributed.connections import list_connections
 from corn.errors import InvalidArgumentError
 from corn.plan import AgentGuarantee, Plan, Verification, load_plan, verify_plan
 from corn.plan.verify import describe_coalition, guarantees_against

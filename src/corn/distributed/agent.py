@@ -13,21 +13,21 @@ from pathlib import Path
 from torch import nn
 from torch.utils.data import DataLoader
 
-from corn.distributed.dropout.rejoin import load_addresses
-from corn.distributed.records.journal import EvaluationData, Reports
-from corn.distributed.records.results import AgentResult
-from corn.distributed.records.storage import Folders, find_checkpoints, make_folders
+from corn.distributed.entry import AgreedRun, Work, begin_run, return_to_run
+from corn.distributed.half_step import CellBatches, HalfStep, UpdateRule
+from corn.distributed.handshake import Hello, announcing_failure, check_plan
+from corn.distributed.joining import join
+from corn.distributed.journal import EvaluationData, Reports
+from corn.distributed.keyring import Keyring, find_credentials, open_keyring
+from corn.distributed.planning import find_plan
+from corn.distributed.rejoin import load_addresses
+from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.requirements import ReleaseTotal, Requirements, compose_total
+from corn.distributed.results import AgentResult
 from corn.distributed.settings import AgentConfig, RunSettings
-from corn.distributed.startup.entry import AgreedRun, Work, begin_run, return_to_run
-from corn.distributed.startup.handshake import Hello, announcing_failure, check_plan
-from corn.distributed.startup.joining import join
-from corn.distributed.startup.keyring import Keyring, find_credentials, open_keyring
-from corn.distributed.startup.planning import find_plan
-from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.startup.requirements import ReleaseTotal, Requirements, compose_total
-from corn.distributed.startup.start_errors import naming_agent
-from corn.distributed.steps.half_step import CellBatches, HalfStep, UpdateRule
-from corn.distributed.steps.training import checkpoints_of, train_agent
+from corn.distributed.start_errors import naming_agent
+from corn.distributed.storage import Folders, find_checkpoints, make_folders
+from corn.distributed.training import checkpoints_of, train_agent
 from corn.learn.batches import (
     AgentData,
     BatchSampler,

@@ -14,11 +14,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from corn.distributed.journal import Progress
+from corn.distributed.logs import LogSettings, log_event, writing_log
 from corn.distributed.processes import Note
-from corn.distributed.records.journal import Progress
-from corn.distributed.records.results import AgentResult
-from corn.distributed.status.logs import LogSettings, log_event, writing_log
-from corn.distributed.status.state import Pace
+from corn.distributed.results import AgentResult
+from corn.distributed.state import Pace
 from corn.privacy.rounding import round_up
 
 _COLUMNS = ("agent", "step", "test loss", "ε spent", "neighbours", "MB sent")

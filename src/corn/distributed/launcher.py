@@ -7,8 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from corn.distributed.display import LaunchDisplay
+from corn.distributed.joining import host_store
+from corn.distributed.keyring import default_key_folder, find_credentials, make_keys
+from corn.distributed.planning import PlanningRequest
 from corn.distributed.processes import AgentProcesses
-from corn.distributed.records.results import (
+from corn.distributed.requirements import ReleaseTotal, Requirements, bound_total
+from corn.distributed.results import (
     AgentResult,
     RunStatus,
     describe_lost,
@@ -18,12 +22,8 @@ from corn.distributed.records.results import (
     merge_measurements,
     raise_common_failure,
 )
-from corn.distributed.records.storage import Folders
 from corn.distributed.settings import AgentConfig, Monitoring, RunSettings
-from corn.distributed.startup.joining import host_store
-from corn.distributed.startup.keyring import default_key_folder, find_credentials, make_keys
-from corn.distributed.startup.planning import PlanningRequest
-from corn.distributed.startup.requirements import ReleaseTotal, Requirements, bound_total
+from corn.distributed.storage import Folders
 from corn.errors import InvalidArgumentError, StoppedByUserError
 from corn.learn.problem import TrainingProblem
 from corn.learn.result import Result

@@ -22,14 +22,14 @@ from typing import Any, final
 import torch
 
 from corn.distributed.agent import run_workload
-from corn.distributed.records.journal import Progress, Reports
-from corn.distributed.records.results import AgentResult, Failure, FailureKind, RunStatus
-from corn.distributed.records.storage import Folders, append_private_note
+from corn.distributed.handshake import is_public
+from corn.distributed.journal import Progress, Reports
+from corn.distributed.monitor import monitor_agent
+from corn.distributed.results import AgentResult, Failure, FailureKind, RunStatus
+from corn.distributed.rounds import LostError
 from corn.distributed.settings import AgentConfig
-from corn.distributed.startup.handshake import is_public
-from corn.distributed.startup.start_errors import RefusalError, StoppedBeforeStartError
-from corn.distributed.status.monitor import monitor_agent
-from corn.distributed.steps.rounds import LostError
+from corn.distributed.start_errors import RefusalError, StoppedBeforeStartError
+from corn.distributed.storage import Folders, append_private_note
 from corn.errors import CornError
 from corn.learn.sweep import Interruption
 from corn.threads import limit_threads

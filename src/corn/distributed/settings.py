@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from corn.checks import require_choice, require_count
-from corn.distributed.status.logs import LogSettings
+from corn.distributed.logs import LogSettings
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.schedule import Constant, Schedule
 from corn.parsing import quote
@@ -16,8 +16,8 @@ from corn.plan import Plan
 from corn.version import __version__
 
 if TYPE_CHECKING:  # torch takes seconds to import, and every command reads this module
-    from corn.distributed.startup.planning import PlanningRequest
-    from corn.distributed.startup.requirements import Requirements
+    from corn.distributed.planning import PlanningRequest
+    from corn.distributed.requirements import Requirements
     from corn.learn.workloads import ProblemSource
 
 DropoutPolicy: TypeAlias = Literal["continue", "replan", "stop"]

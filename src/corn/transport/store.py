@@ -2,7 +2,7 @@
 
 One agent, or its launcher, hosts it. Only agents of the roster reach it, over secure channels. The
 host may read words, and may withhold them. It cannot change or invent any, as agents sign them
-(:mod:`corn.distributed.startup.rendezvous`).
+(:mod:`corn.distributed.rendezvous`).
 """
 
 from __future__ import annotations
