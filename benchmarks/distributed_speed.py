@@ -29,7 +29,6 @@ from corn.covariance import MechanismName, ThreatModel
 from corn.distributed import Rendezvous, RunSettings, launch
 from corn.distributed.exchange import Exchange
 from corn.distributed.half_step import CellBatches, HalfStep
-from corn.distributed.joining import host_store, join
 from corn.distributed.keyring import (
     DrawnNoise,
     NoiseShare,
@@ -39,8 +38,9 @@ from corn.distributed.keyring import (
 )
 from corn.distributed.membership import Membership
 from corn.distributed.messages import message_limit
+from corn.distributed.recovery import ActivePlan
+from corn.distributed.rendezvous import host_store, join
 from corn.distributed.rounds import TrainingRounds
-from corn.distributed.survivors import ActivePlan
 from corn.learn.batches import AgentData, BatchSampler, SeededChoices
 from corn.learn.schedule import Constant
 from corn.learn.step import StepStatistics, clip_factors, gradient_norms

@@ -31,7 +31,6 @@ from torch import Tensor
 from corn.distributed import RunSettings
 from corn.distributed.exchange import Exchange
 from corn.distributed.half_step import HalfStep
-from corn.distributed.joining import host_store
 from corn.distributed.keyring import (
     NoiseShare,
     RehearsalLedger,
@@ -39,9 +38,10 @@ from corn.distributed.keyring import (
     make_rehearsal_source,
 )
 from corn.distributed.membership import Membership
+from corn.distributed.recovery import ActivePlan
+from corn.distributed.rendezvous import host_store
 from corn.distributed.rounds import TrainingRounds
 from corn.distributed.summing import integer_type
-from corn.distributed.survivors import ActivePlan
 from corn.learn.schedule import Constant
 from corn.learn.sweep import Interruption
 from corn.learn.tasks.protocol import Gradients

@@ -37,8 +37,8 @@ from corn.covariance import ThreatModel
 from corn.distributed.handshake import check_guarantee, is_public, name_kind
 from corn.distributed.keyring import Keyring, load_credentials, open_ledger
 from corn.distributed.membership import name_agents
+from corn.distributed.recovery import budget_left
 from corn.distributed.requirements import Requirements, compose_total
-from corn.distributed.survivors import budget_left
 from corn.errors import (
     CornError,
     FileFormatError,

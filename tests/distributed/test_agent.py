@@ -22,7 +22,7 @@ from corn.distributed import (
     RunStatus,
     StopReason,
     entry,
-    replanning,
+    recovery,
     run_agent,
 )
 from corn.distributed.exchange import Exchange
@@ -30,7 +30,7 @@ from corn.distributed.handshake import HandshakeError
 from corn.distributed.journal import Progress
 from corn.distributed.keyring import make_keys, open_ledger, share_group_seeds
 from corn.distributed.messages import Header
-from corn.distributed.start_errors import AbsentError, RefusalError, StoppedBeforeStartError
+from corn.distributed.rendezvous import AbsentError, RefusalError, StoppedBeforeStartError
 from corn.distributed.storage import Folders, list_checkpoints, read_model, read_rows
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.learn import Constant
@@ -432,7 +432,7 @@ def test_survivors_stop_where_no_new_plan_can_be_made(
     def fail(*_: object, **__: object) -> Plan:
         raise InvalidArgumentError("epsilon must be positive, found 0.0")
 
-    monkeypatch.setattr(replanning, "replan", fail)
+    monkeypatch.setattr(recovery, "replan", fail)
     for result in lose_one("replan", tmp_path):
         assert isinstance(result, AgentResult), result
         assert (result.num_steps, result.status) == (7, RunStatus.INTERRUPTED)

@@ -16,9 +16,14 @@ from corn.distributed.handshake import (
     confirm,
     shake_hands,
 )
-from corn.distributed.rendezvous import Rendezvous, _bind_refusal
-from corn.distributed.start_errors import RefusalError
-from corn.distributed.words import ForgedWordError, Word, signed_text
+from corn.distributed.rendezvous import (
+    ForgedWordError,
+    RefusalError,
+    Rendezvous,
+    Word,
+    _bind_refusal,
+    signed_text,
+)
 from corn.noise import (
     Delivery,
     Owner,

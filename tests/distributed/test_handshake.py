@@ -20,10 +20,10 @@ from corn.distributed.handshake import (
     confirm,
     shake_hands,
 )
-from corn.distributed.rendezvous import Rendezvous
-from corn.distributed.start_errors import (
+from corn.distributed.rendezvous import (
     AbsentError,
     RefusalError,
+    Rendezvous,
     StoppedBeforeStartError,
 )
 from corn.errors import CornError, FileFormatError, InfeasibleError, PublicError

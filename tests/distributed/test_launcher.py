@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from corn.distributed.display import LaunchDisplay, draw_table
 from corn.distributed.journal import Progress
-from corn.distributed.launcher import Placement, launch
+from corn.distributed.launcher import LaunchDisplay, Placement, draw_table, launch
 from corn.distributed.logs import LogSettings
 from corn.distributed.messages import StopNotice, StopReason
 from corn.distributed.processes import AgentProcesses, Note, is_suspended

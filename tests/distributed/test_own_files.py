@@ -11,10 +11,9 @@ from corn.distributed.agent import run_workload
 from corn.distributed.handshake import HandshakeError
 from corn.distributed.journal import Reports
 from corn.distributed.keyring import make_keys
-from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.rendezvous import AbsentError, RefusalError, Rendezvous
 from corn.distributed.results import AgentResult
 from corn.distributed.settings import AgentConfig, RunSettings
-from corn.distributed.start_errors import AbsentError, RefusalError
 from corn.errors import FileFormatError
 from corn.learn.own_data import FileWorkload
 from corn.learn.schedule import Constant

@@ -21,8 +21,7 @@ from corn.distributed.planning import (
     plan_together,
     read_request,
 )
-from corn.distributed.rendezvous import Rendezvous
-from corn.distributed.start_errors import RefusalError, StoppedBeforeStartError
+from corn.distributed.rendezvous import RefusalError, Rendezvous, StoppedBeforeStartError
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
 from corn.learn.sweep import Interruption
 from corn.plan import fingerprint, make_plan, verify_plan

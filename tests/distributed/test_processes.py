@@ -19,11 +19,11 @@ import torch
 
 from corn.covariance import ThreatModel
 from corn.distributed import processes
-from corn.distributed.joining import join_store
 from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.launcher import LaunchResult, merge_results
 from corn.distributed.messages import StopReason
 from corn.distributed.processes import AgentProcesses, preloaded_context
+from corn.distributed.rendezvous import join_store
 from corn.distributed.results import FailureKind, RunStatus, raise_common_failure
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, read_model

@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 
 from corn.distributed.handshake import announcing_failure
-from corn.distributed.joining import host_store, join, join_store
 from corn.distributed.keyring import load_credentials
-from corn.distributed.rendezvous import Rendezvous
-from corn.distributed.start_errors import (
+from corn.distributed.rendezvous import (
+    ForgedWordError,
     RefusalError,
+    Rendezvous,
     StoppedBeforeStartError,
+    Word,
+    host_store,
+    join,
+    join_store,
 )
-from corn.distributed.words import ForgedWordError, Word
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.sweep import Interruption
 from corn.transport import NO_SESSION, MemoryStore, Purpose, StoreLostError, dial

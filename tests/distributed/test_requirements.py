@@ -28,9 +28,9 @@ from corn.distributed.handshake import name_kind
 from corn.distributed.keyring import make_keys, open_ledger
 from corn.distributed.launcher import foresee_total
 from corn.distributed.planning import PlanningRequest, find_plan
+from corn.distributed.recovery import replan
+from corn.distributed.rendezvous import RefusalError
 from corn.distributed.settings import AgentConfig
-from corn.distributed.start_errors import RefusalError
-from corn.distributed.survivors import replan
 from corn.errors import InvalidArgumentError
 from corn.learn import Constant, Workload
 from corn.noise import compose_history, read_history

@@ -25,19 +25,19 @@ from corn.distributed.entry import (
 from corn.distributed.handshake import Agreement, Hello
 from corn.distributed.membership import Membership
 from corn.distributed.messages import Header, News, NewsKeys
+from corn.distributed.recovery import ActivePlan
 from corn.distributed.rejoin import (
     RejoinError,
     Request,
+    Returns,
     Sponsor,
     Welcome,
     load_addresses,
     request_return,
 )
 from corn.distributed.rendezvous import Meeting, Rendezvous
-from corn.distributed.returns import Returns
 from corn.distributed.rounds import TrainingRounds
 from corn.distributed.settings import RunSettings
-from corn.distributed.survivors import ActivePlan
 from corn.errors import FileFormatError
 from corn.learn.schedule import Constant
 from corn.learn.sweep import Interruption

@@ -10,11 +10,10 @@ import torch
 from corn.covariance import ThreatModel
 from corn.distributed.exchange import Outcome
 from corn.distributed.half_step import HalfStep
-from corn.distributed.loss_notes import LossNotes
 from corn.distributed.membership import Membership, NewsDelays
+from corn.distributed.recovery import ActivePlan, LossNotes
 from corn.distributed.rounds import TrainingRounds
 from corn.distributed.settings import RunSettings, advise_return
-from corn.distributed.survivors import ActivePlan
 from corn.learn.schedule import Constant
 from corn.learn.sweep import Interruption
 from corn.privacy import ClippedQuery

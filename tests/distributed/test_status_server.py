@@ -16,11 +16,15 @@ from pathlib import Path
 import pytest
 
 from corn.distributed import Reports
-from corn.distributed.board import StatusBoard
-from corn.distributed.metrics import render_metrics
-from corn.distributed.monitor import monitor_agent
-from corn.distributed.page import draw_chart, render_page
-from corn.distributed.server import StatusPages, serving_status
+from corn.distributed.monitor import (
+    StatusBoard,
+    StatusPages,
+    draw_chart,
+    monitor_agent,
+    render_metrics,
+    render_page,
+    serving_status,
+)
 from corn.distributed.settings import AgentConfig, Monitoring, RunSettings
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn import Workload
@@ -221,7 +225,7 @@ def test_answers_to_head_requests_have_no_body() -> None:
 
 
 def test_slow_clients_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corn.distributed.server._SECONDS_PER_CONNECTION", 60.0)
+    monkeypatch.setattr("corn.distributed.monitor._SECONDS_PER_CONNECTION", 60.0)
     with serve(make_board()) as port:
         idle = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(90)]
         for connection in idle:

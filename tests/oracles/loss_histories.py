@@ -35,11 +35,11 @@ from torch.utils.data import TensorDataset
 from corn.covariance import Horizon
 from corn.distributed import RunSettings, run_agent
 from corn.distributed.exchange import Exchange
-from corn.distributed.joining import host_store
 from corn.distributed.keyring import DrawnNoise, NoiseShare, find_credentials, make_keys
 from corn.distributed.messages import Header, StopReason
 from corn.distributed.processes import AgentProcesses
 from corn.distributed.rejoin import RejoinError, load_addresses
+from corn.distributed.rendezvous import host_store
 from corn.distributed.results import AgentResult, FailureKind
 from corn.distributed.rounds import LostError, TrainingRounds
 from corn.distributed.settings import AgentConfig

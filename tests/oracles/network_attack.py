@@ -24,8 +24,8 @@ from torch.utils.data import TensorDataset
 
 from corn.distributed import AgentResult, Rendezvous, RunSettings, run_agent
 from corn.distributed.exchange import Exchange, Outcome, Received
-from corn.distributed.joining import host_store, join_store
 from corn.distributed.keyring import make_rehearsal_credentials
+from corn.distributed.rendezvous import host_store, join_store
 from corn.errors import CornError
 from corn.learn import Constant
 from corn.plan import Plan

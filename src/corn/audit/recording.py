@@ -35,10 +35,10 @@ from corn.audit.observation import (
 from corn.audit.program import DEPLOYED, NoiseRecord, ReleaseNumber
 from corn.checks import require
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
-from corn.distributed.joining import host_store
 from corn.distributed.keyring import find_credentials, load_credentials, make_keys
 from corn.distributed.messages import Header
 from corn.distributed.processes import preloaded_context
+from corn.distributed.rendezvous import host_store
 from corn.distributed.results import describe_stop
 from corn.distributed.summing import DOWN, UP
 from corn.errors import CornError

@@ -5,10 +5,11 @@
 - ``corn agent``: one agent of a workload in a process of its own.
 
 In the order in which things happen: ``settings``, ``launcher`` and ``processes`` lead to ``agent``,
-which reads from top to bottom. ``startup`` is all before the first step: rendezvous, plan, keys,
-agreement, links. ``steps`` has the rounds of training, ``dropout`` the losses and returns of
-agents, ``records`` the journal, the files and the result of a run. ``status`` has the log, the
-state and the status server of an agent.
+which reads from top to bottom. Before the first step come ``rendezvous``, ``planning``,
+``keyring``, ``requirements``, ``handshake`` and ``entry``. A step is in ``rounds``: ``half_step``,
+then ``exchange`` of ``messages`` or ``summing``. ``membership`` and ``recovery`` react to lost
+agents, and ``rejoin`` brings them back. ``journal``, ``storage`` and ``results`` write what is kept
+of a run; ``state``, ``logs`` and ``monitor`` show it to operators.
 
 Names are imported when first used, as torch takes seconds.
 """
@@ -21,7 +22,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from corn.distributed.agent import run_agent as run_agent
     from corn.distributed.agent import run_workload as run_workload
-    from corn.distributed.joining import join as join
     from corn.distributed.journal import Reports as Reports
     from corn.distributed.keyring import load_credentials as load_credentials
     from corn.distributed.keyring import make_keys as make_keys
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from corn.distributed.planning import PlanningRequest as PlanningRequest
     from corn.distributed.processes import listen_for_signals as listen_for_signals
     from corn.distributed.rendezvous import Rendezvous as Rendezvous
+    from corn.distributed.rendezvous import join as join
     from corn.distributed.requirements import ReleaseTotal as ReleaseTotal
     from corn.distributed.requirements import RequirementError as RequirementError
     from corn.distributed.requirements import Requirements as Requirements

@@ -23,9 +23,11 @@ from corn.distributed.journal import EvaluationData
 from corn.distributed.keyring import Keyring, NoiseShare, share_group_seeds
 from corn.distributed.membership import Membership
 from corn.distributed.messages import NewsKeys, message_limit
+from corn.distributed.recovery import ActivePlan
 from corn.distributed.rejoin import (
     Admission,
     Request,
+    Returns,
     Sponsor,
     Welcome,
     load_addresses,
@@ -34,11 +36,9 @@ from corn.distributed.rejoin import (
 )
 from corn.distributed.rendezvous import Meeting, Rendezvous
 from corn.distributed.requirements import ReleaseTotal
-from corn.distributed.returns import Returns
 from corn.distributed.settings import RunSettings, require_pair_seeds
 from corn.distributed.storage import Folders
 from corn.distributed.summing import integer_type
-from corn.distributed.survivors import ActivePlan
 from corn.errors import InvalidArgumentError
 from corn.plan import Plan
 from corn.transport import (

@@ -14,9 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 from corn.distributed.membership import name_agents
-from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.rendezvous import AbsentError, RefusalError, Rendezvous, naming_agent
 from corn.distributed.settings import RunSettings
-from corn.distributed.start_errors import AbsentError, RefusalError, naming_agent
 from corn.errors import (
     CornError,
     InfeasibleError,

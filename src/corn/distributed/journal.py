@@ -22,11 +22,10 @@ from torch import Tensor
 from corn.distributed.keyring import Ledger
 from corn.distributed.logs import log_event
 from corn.distributed.messages import Header
-from corn.distributed.reporter import ObservedRounds, StateReporter
 from corn.distributed.requirements import ReleaseTotal
 from corn.distributed.results import RunStatus
 from corn.distributed.settings import RunSettings
-from corn.distributed.state import AgentState, LocalState
+from corn.distributed.state import AgentState, LocalState, ObservedRounds, StateReporter
 from corn.distributed.storage import (
     AgentCheckpoint,
     CheckpointFolder,

@@ -25,10 +25,10 @@ from corn.distributed.agent import run_workload
 from corn.distributed.handshake import is_public
 from corn.distributed.journal import Progress, Reports
 from corn.distributed.monitor import monitor_agent
+from corn.distributed.rendezvous import RefusalError, StoppedBeforeStartError
 from corn.distributed.results import AgentResult, Failure, FailureKind, RunStatus
 from corn.distributed.rounds import LostError
 from corn.distributed.settings import AgentConfig
-from corn.distributed.start_errors import RefusalError, StoppedBeforeStartError
 from corn.distributed.storage import Folders, append_private_note
 from corn.errors import CornError
 from corn.learn.sweep import Interruption
