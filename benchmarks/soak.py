@@ -100,7 +100,7 @@ class Disturber:
             if now >= when:
                 del self._wake_at[agent]
                 self._processes.send_signal(agent, signal.SIGCONT)
-        progress = self._processes.progress
+        progress = self._processes.states
         if now < self._next or len(progress) < self._num_agents:
             return  # nothing is disturbed before all have begun
         self._next = now + draw.uniform(3, 15)
@@ -176,7 +176,7 @@ def run(folder: Path, options: argparse.Namespace) -> tuple[Disturber, float, in
         while time.monotonic() < end:
             processes.poll(0.05)
             disturber.act()
-            step = max((own.step for own in processes.progress.values()), default=0)
+            step = max((own.step for own in processes.states.values()), default=0)
             now = time.monotonic()
             if step > last_step:
                 last_step, last_change = step, now

@@ -128,7 +128,7 @@ def run_processes(
     try:
         processes.start()
         while processes.is_running:
-            assert time.monotonic() < deadline, f"hangs: {processes.progress}, {processes.results}"
+            assert time.monotonic() < deadline, f"hangs: {processes.states}, {processes.results}"
             processes.poll(0.02)
             if on_poll:
                 on_poll(processes)

@@ -27,10 +27,10 @@ from corn.distributed import (
 )
 from corn.distributed.exchange import Exchange
 from corn.distributed.handshake import HandshakeError
-from corn.distributed.journal import Progress
 from corn.distributed.keyring import make_keys, open_ledger, share_group_seeds
 from corn.distributed.messages import Header
 from corn.distributed.rendezvous import AbsentError, RefusalError, StoppedBeforeStartError
+from corn.distributed.state import AgentState, LocalState
 from corn.distributed.storage import Folders, list_checkpoints, read_model, read_rows
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.learn import Constant
@@ -479,8 +479,9 @@ def lose_one(policy: str, tmp_path: Path, plan: Plan = RING) -> list[AgentResult
     """Return how the other three end when agent 2 of a ring crashes after its first step."""
     make_keys(tmp_path / "keys", 4)
 
-    def crash(_: Progress) -> None:
-        raise CornError("crash")
+    def crash(state: AgentState, _: LocalState) -> None:
+        if state.step == 1:
+            raise CornError("crash")
 
     def run(rendezvous: Rendezvous) -> AgentResult:
         rendezvous.keys = tmp_path / "keys"
@@ -496,7 +497,7 @@ def lose_one(policy: str, tmp_path: Path, plan: Plan = RING) -> list[AgentResult
                 evaluate_at=(0,),
                 on_dropout=policy,  # type: ignore[arg-type]
             ),
-            reports=Reports(on_progress=crash if rendezvous.agent == 2 else None),
+            reports=Reports(on_state=crash if rendezvous.agent == 2 else None),
         )
 
     results = run_in_threads(4, run)

@@ -266,7 +266,7 @@ def test_all_agents_stop_at_the_same_step_on_request(tmp_path: Path) -> None:
     brake.touch()
 
     def stop(processes: AgentProcesses) -> None:
-        if 0 in processes.progress:
+        if 0 in processes.states:
             processes.request_stop()
             brake.unlink(missing_ok=True)
 

@@ -410,12 +410,12 @@ def run_processes_history(seed: int, folder: Path) -> Record:
                     (folder / "brake").touch()
                     record.events["restart"] += 1
                     processes.restart(agent)
-                    processes.progress.pop(agent, None)
+                    processes.states.pop(agent, None)
             # Slow until those that were started again take part.
-            if all(agent in processes.progress or agent in processes.results for agent in range(n)):
+            if all(agent in processes.states or agent in processes.results for agent in range(n)):
                 (folder / "brake").unlink(missing_ok=True)
         if processes.is_running:
-            record.problems.append(f"hangs: {processes.progress}")
+            record.problems.append(f"hangs: {processes.states}")
     finally:
         processes.close()
     record.events.update(faults[int(path.name[5:])].kind for path in folder.glob("done-*"))

@@ -395,7 +395,7 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
         folders=run.folders,
         count_releases=lambda: plan.budget.num_steps - ledger.remaining,
         read_memory=lambda: run.work.half_step.memory,
-        summarize_traffic=exchange.summarize,
+        count_bytes=exchange.count_bytes,
         reports=reports,
     )
     # After the agreement: the step from which all continue is not known before, and later files are

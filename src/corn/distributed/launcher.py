@@ -19,7 +19,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from corn.distributed.journal import Progress
 from corn.distributed.keyring import default_key_folder, find_credentials, make_keys
 from corn.distributed.logs import LogSettings, log_event, writing_log
 from corn.distributed.planning import PlanningRequest
@@ -37,7 +36,7 @@ from corn.distributed.results import (
     raise_common_failure,
 )
 from corn.distributed.settings import AgentConfig, Monitoring, RunSettings
-from corn.distributed.state import Pace
+from corn.distributed.state import AgentState, LocalState, Pace
 from corn.distributed.storage import Folders
 from corn.errors import InvalidArgumentError, StoppedByUserError
 from corn.learn.problem import TrainingProblem
@@ -102,27 +101,28 @@ class LaunchDisplay:
 
     def update(
         self,
-        progress: Mapping[int, Progress],
+        states: Mapping[int, AgentState],
+        local_states: Mapping[int, LocalState],
         results: Mapping[int, AgentResult],
         news: Sequence[tuple[int, Note]] = (),
     ) -> None:
         """Show the newest figures, and the agents that have ended."""
         if self._has_table:
             table = draw_table(
-                progress,
+                states,
                 results,
                 self._num_steps,
                 promise=self._promise,
                 epsilon=self._epsilon,
-                show_private=self._shows_private,
+                local_states=local_states if self._shows_private else None,
             )
             self._live.update(table)
             return
         self._log_notes(news)
         # Where no agent has begun, the failure that all have in common is the command's last line.
-        if progress:
+        if states:
             self._log_ends(results)
-        self._log_progress({a: own for a, own in progress.items() if a not in results})
+        self._log_progress({a: own for a, own in states.items() if a not in results})
 
     def _log_notes(self, news: Sequence[tuple[int, Note]]) -> None:
         # Agents often note the same event, for example a loss: the first one is enough.
@@ -143,7 +143,7 @@ class LaunchDisplay:
                 log_event(agent, "end", f"{own.status} after {own.num_steps} steps")
         self._num_ended = len(results)
 
-    def _log_progress(self, running: Mapping[int, Progress]) -> None:
+    def _log_progress(self, running: Mapping[int, AgentState]) -> None:
         """Log one line when the slowest agent that runs passes a checkpoint."""
         step = min((own.step for own in running.values()), default=0)
         pace = self._pace.measure(step, time.monotonic())
@@ -152,8 +152,8 @@ class LaunchDisplay:
         if reached <= self._logged_step:
             return
         self._logged_step = reached
-        epsilon = max(own.epsilon for own in running.values())
-        losses = [own.loss for own in running.values() if not math.isnan(own.loss)]
+        epsilon = max(_spent(own) for own in running.values())
+        losses = [own.test_loss for own in running.values() if own.test_loss is not None]
         loss = f", test loss {min(losses):.4g} … {max(losses):.4g}" if losses else ""
         megabytes = sum(own.bytes_sent for own in running.values()) / 1e6
         agents = "1 agent" if len(running) == 1 else f"{len(running)} agents"
@@ -176,15 +176,19 @@ class LaunchDisplay:
 
 
 def draw_table(
-    progress: Mapping[int, Progress],
+    states: Mapping[int, AgentState],
     results: Mapping[int, AgentResult],
     num_steps: int,
     *,
     promise: str = "",
     epsilon: str = "ε",
-    show_private: bool = False,
+    local_states: Mapping[int, LocalState] | None = None,
 ) -> Table:
-    """Return the table as rich draws it, with what ε means below it."""
+    """Return the table as rich draws it, with what ε means below it.
+
+    With ``local_states`` it also shows private numbers.
+    """
+    show_private = local_states is not None
     columns = (*_COLUMNS, *(_PRIVATE_COLUMNS if show_private else ()))
     table = Table(
         title="train loss and clipped: private, no noise" if show_private else None,
@@ -194,26 +198,35 @@ def draw_table(
     for name in columns:
         table.add_column(name.replace("ε", epsilon), justify="right")
     table.add_column("")
-    for agent in sorted(progress.keys() | results.keys()):
-        own, end = progress.get(agent), ""
-        figures = [] if own is None else _figures(own, num_steps, show_private=show_private)
-        blanks = [""] * (len(columns) - 1 - len(figures))
+    for agent in sorted(states.keys() | results.keys()):
+        figures = [""] * (len(columns) - 1)
+        if agent in states:
+            local = None if local_states is None else local_states[agent]
+            figures = _figures(states[agent], local, num_steps)
+        end = ""
         if agent in results:
             end = "done" if results[agent].failure is None else "lost"
-        table.add_row(str(agent), *figures, *blanks, end)
+        table.add_row(str(agent), *figures, end)
     return table
 
 
-def _figures(own: Progress, num_steps: int, *, show_private: bool) -> list[str]:
-    private = [f"{own.train_loss:.4g}", f"{own.fraction_clipped:.0%}"]
-    return [
-        f"{own.step}/{num_steps}",
-        "" if math.isnan(own.loss) else f"{own.loss:.4g}",
-        round_up(own.epsilon, 3),
-        str(own.neighbours),
-        f"{own.bytes_sent / 1e6:.1f}",
-        *(private if show_private else []),
+def _figures(state: AgentState, local: LocalState | None, num_steps: int) -> list[str]:
+    figures = [
+        f"{state.step}/{num_steps}",
+        "" if state.test_loss is None else f"{state.test_loss:.4g}",
+        round_up(_spent(state), 3),
+        str(len(state.neighbours)),
+        f"{state.bytes_sent / 1e6:.1f}",
     ]
+    if local is not None:
+        clipped = local.fraction_clipped
+        figures += [f"{local.train_loss:.4g}", "" if math.isnan(clipped) else f"{clipped:.0%}"]
+    return figures
+
+
+def _spent(state: AgentState) -> float:
+    # A rehearsal protects nothing.
+    return math.inf if state.epsilon is None else state.epsilon
 
 
 _LOCALHOST = "127.0.0.1"
@@ -267,7 +280,7 @@ class LaunchResult:
         keys: the folder of keys and ledgers.
         made_keys: whether keys were made for this run.
         is_rehearsal: whether the noise was public, and protected nothing.
-        seconds_to_start: until every agent had done its first step.
+        seconds_to_start: until every agent had begun to train.
         was_interrupted: whether a person stopped the run here.
     """
 
@@ -511,7 +524,9 @@ def _watch(processes: AgentProcesses, display: LaunchDisplay) -> bool:
             processes.start()
             while processes.is_running:
                 processes.poll(_SECONDS_BETWEEN_POLLS)
-                display.update(processes.progress, processes.results, processes.news)
+                display.update(
+                    processes.states, processes.local_states, processes.results, processes.news
+                )
                 if interruption.requested:
                     processes.request_stop()
     except KeyboardInterrupt as error:

@@ -537,6 +537,12 @@ def monitor_agent(config: AgentConfig, reports: Reports, *, to_stderr: bool) -> 
         make_folders(config.out, agent, is_rehearsal=is_rehearsal)
     folders = Folders.of_run(config.out, is_rehearsal=is_rehearsal).of_agent(agent)
     board = StatusBoard(agent)
+
+    def show(state: AgentState, local: LocalState) -> None:
+        board.update(state, local)
+        if reports.on_state is not None:
+            reports.on_state(state, local)
+
     with ExitStack() as stack:
         stack.enter_context(writing_log(settings.log, folder=folders.private, to_stderr=to_stderr))
         log_event(agent, "process", f"corn {__version__} starts")
@@ -549,7 +555,7 @@ def monitor_agent(config: AgentConfig, reports: Reports, *, to_stderr: bool) -> 
             needed = f", with the password in {folders.private / ACCESS_FILE}" * bool(password)
             log_event(agent, "status", f"serves its status at http://{shown}:{port}/{needed}")
         try:
-            yield replace(reports, on_state=board.update)
+            yield replace(reports, on_state=show)
         except BaseException as error:
             _record_failure(board, folders.private)
             text = str(error) if isinstance(error, CornError) else type(error).__name__

@@ -23,12 +23,13 @@ import torch
 
 from corn.distributed.agent import run_workload
 from corn.distributed.handshake import is_public
-from corn.distributed.journal import Progress, Reports
+from corn.distributed.journal import Reports
 from corn.distributed.monitor import monitor_agent
 from corn.distributed.rendezvous import RefusalError, StoppedBeforeStartError
 from corn.distributed.results import AgentResult, Failure, FailureKind, RunStatus
 from corn.distributed.rounds import LostError
 from corn.distributed.settings import AgentConfig
+from corn.distributed.state import AgentState, LocalState
 from corn.distributed.storage import Folders, append_private_note
 from corn.errors import CornError
 from corn.learn.sweep import Interruption
@@ -70,7 +71,7 @@ def run_child(connection: Connection, config: AgentConfig) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)  # the fork server blocks them
     threading.Thread(target=_listen, args=(connection, interruption), daemon=True).start()
     reports = Reports(
-        on_progress=lambda progress: _report(connection, progress),
+        on_state=lambda *state: _report(connection, state),
         on_note=lambda text: _report(connection, Note(text)),
         interruption=interruption,
         on_private_note=lambda text: _report(connection, Note(text, is_private=True)),
@@ -109,7 +110,9 @@ def _listen(connection: Connection, interruption: Interruption) -> None:
         os._exit(1)
 
 
-def _report(connection: Connection, report: Progress | Note | AgentResult) -> None:
+def _report(
+    connection: Connection, report: tuple[AgentState, LocalState] | Note | AgentResult
+) -> None:
     try:
         connection.send(report)
     except OSError:
@@ -181,9 +184,10 @@ class AgentProcesses:
     """The processes of agents on this machine, and their reports.
 
     Attributes:
-        progress: the newest of each agent.
+        states: the newest state of each agent that has begun to train.
+        local_states: their private numbers.
         results: of the agents that have ended.
-        seconds_to_start: until every agent had reported a step; 0 before.
+        seconds_to_start: until every agent had begun to train; 0 before.
         news: notes of all agents, in the order in which they came.
     """
 
@@ -194,7 +198,8 @@ class AgentProcesses:
         self._notes: dict[int, list[Note]] = {agent: [] for agent in self._configs}
         self._suspended: dict[int, float] = {}
         self._began, self._has_asked = time.monotonic(), False
-        self.progress: dict[int, Progress] = {}
+        self.states: dict[int, AgentState] = {}
+        self.local_states: dict[int, LocalState] = {}
         self.results: dict[int, AgentResult] = {}
         self.seconds_to_start = 0.0
         self.news: list[tuple[int, Note]] = []
@@ -274,9 +279,9 @@ class AgentProcesses:
                 code = self._processes[agent].exitcode
                 self._fail(agent, Failure(FailureKind.ENDED, exit_code=code))
             return
-        if isinstance(report, Progress):
-            self.progress[agent] = report
-            if not self.seconds_to_start and len(self.progress) == len(self._configs):
+        if isinstance(report, tuple):
+            self.states[agent], self.local_states[agent] = report
+            if not self.seconds_to_start and len(self.states) == len(self._configs):
                 self.seconds_to_start = time.monotonic() - self._began
         elif isinstance(report, Note):
             self._notes[agent].append(report)

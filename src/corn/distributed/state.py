@@ -36,6 +36,9 @@ from corn.version import __version__
 STATE_NAME, LOCK_NAME = "state.json", "running"
 TRAINING, FAILED = "training", "failed"
 _SECONDS_OF_PACE = 60.0
+# A live table needs a few states per second; a file of which each costs a write needs fewer.
+_SECONDS_BETWEEN_STATES = 0.1
+_SECONDS_BETWEEN_FILES = 1.0
 
 
 @dataclass(frozen=True)
@@ -228,9 +231,6 @@ def describe_state(state: AgentState) -> str:
     )
 
 
-_SECONDS_BETWEEN_STATES = 1.0
-
-
 class ObservedRounds(Protocol):
     """The part of ``TrainingRounds`` that is reported."""
 
@@ -258,7 +258,7 @@ class StateReporter:
         simulation: why ε is simulated; empty if it is a promise.
         folders: this agent's; None writes no file.
         count_releases: returns how many releases the ledger has counted.
-        summarize_traffic: returns neighbours left and bytes sent so far.
+        count_bytes: returns how many bytes were sent so far.
         on_state: called with every state.
     """
 
@@ -273,12 +273,13 @@ class StateReporter:
         simulation: str = "",
         folders: Folders | None,
         count_releases: Callable[[], int],
-        summarize_traffic: Callable[[], tuple[int, int]],
+        count_bytes: Callable[[], int],
         on_state: Callable[[AgentState, LocalState], None] | None,
     ) -> None:
         self._budget, self._settings, self._bound_epsilon = budget, settings, bound_epsilon
-        self._count_releases, self._summarize_traffic = count_releases, summarize_traffic
-        self._on_state, self._pace, self._last = on_state, Pace(), 0.0
+        self._count_releases, self._count_bytes = count_releases, count_bytes
+        self._on_state, self._pace = on_state, Pace()
+        self._last_state = self._last_file = -math.inf
         graph = plan.network.graph
         senders = graph.predecessors(agent) if graph.is_directed() else ()
         self._linked = frozenset(graph.neighbors(agent)).union(senders)
@@ -332,21 +333,23 @@ class StateReporter:
         *,
         is_checkpoint: bool,
     ) -> None:
-        """Report a step if a second has passed, and log it if it is a checkpoint.
+        """Report a step unless another one was just reported, and log it if it is a checkpoint.
 
         ``find_row`` returns the last measurement, and is called only if it is needed.
         """
         now = time.monotonic()
-        if not is_checkpoint and now < self._last + _SECONDS_BETWEEN_STATES:
+        if not is_checkpoint and now < self._last_state + _SECONDS_BETWEEN_STATES:
             return
-        self._last = now
+        self._last_state = now
         state = self.report(step, TRAINING, find_row(), statistics)
         if is_checkpoint:
             log_event(state.agent, "checkpoint", describe_state(state), fields=asdict(state))
 
-    def report_end(self, step: int, phase: str, row: Row) -> None:
+    def report_end(
+        self, step: int, phase: str, row: Row, statistics: StepStatistics | None
+    ) -> None:
         """Report the last state, and log it."""
-        state = self.report(step, phase, row)
+        state = self.report(step, phase, row, statistics)
         log_event(state.agent, "end", f"{phase}: {describe_state(state)}", fields=asdict(state))
         if self._file is not None:
             self._file.close()
@@ -354,7 +357,7 @@ class StateReporter:
     def report(
         self, step: int, phase: str, row: Row, statistics: StepStatistics | None = None
     ) -> AgentState:
-        """Return the present state, write it to its file, and pass it on.
+        """Return the present state, pass it on, and write it to its file if that is due.
 
         ``row`` is the last measurement, in which private columns are used for ``LocalState`` only.
         """
@@ -362,6 +365,7 @@ class StateReporter:
         is_rehearsal, rounds = self._settings.is_rehearsal, self.rounds
         lost = {} if rounds is None else rounds.lost
         cut_links = {} if rounds is None else rounds.cut_links
+        now = time.monotonic()
         state = replace(
             self._first,
             phase=phase,
@@ -371,12 +375,14 @@ class StateReporter:
             releases_left=self._budget.num_steps - releases,
             neighbours=tuple(sorted(self._linked - lost.keys() - cut_links.keys())),
             lost={str(agent): when for agent, when in lost.items()},
-            bytes_sent=self._summarize_traffic()[1],
-            steps_per_minute=self._pace.measure(step, time.monotonic()),
+            bytes_sent=self._count_bytes(),
+            steps_per_minute=self._pace.measure(step, now),
             test_loss=loss if math.isfinite(loss) else None,
             updated=time.time(),
         )
-        if self._file is not None:
+        is_due = phase != TRAINING or now >= self._last_file + _SECONDS_BETWEEN_FILES
+        if self._file is not None and is_due:
+            self._last_file = now
             # A full disk ends a run at the next checkpoint, with an error of its own.
             with suppress(OSError):
                 self._file.write(state)
