@@ -13,15 +13,15 @@ import networkx as nx
 import pytest
 from torch import Tensor
 
-from corn.distributed.dropout.survivors import replan
-from corn.distributed.records.results import AgentResult, RunStatus
-from corn.distributed.records.storage import Folders, list_checkpoints, read_model
+from corn.distributed.exchange import Exchange
+from corn.distributed.keyring import NoiseShare, make_keys
+from corn.distributed.messages import Header, StopReason
+from corn.distributed.recovery import replan
+from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.results import AgentResult, RunStatus
 from corn.distributed.settings import RunSettings
-from corn.distributed.startup.keyring import NoiseShare, make_keys
-from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.steps.exchange import Exchange
-from corn.distributed.steps.messages import Header, StopReason
-from corn.distributed.steps.summing import DOWN, UP
+from corn.distributed.storage import Folders, list_checkpoints, read_model
+from corn.distributed.summing import DOWN, UP
 from corn.learn.schedule import Constant
 from corn.plan import Plan, verify_plan
 from corn.privacy.floats import set_aside

@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
-from corn.distributed.dropout.membership import name_agents
+from corn.distributed.membership import name_agents
+from corn.distributed.rendezvous import AbsentError, RefusalError, Rendezvous, naming_agent
 from corn.distributed.settings import RunSettings
-from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.startup.start_errors import AbsentError, RefusalError, naming_agent
 from corn.errors import (
     CornError,
     InfeasibleError,

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from corn.checks import require
 from corn.covariance import DEFAULT_THREAT, Horizon, MechanismName, ThreatModel
-from corn.distributed.records.storage import find_paid, make_folders
+from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.settings import AgentConfig, RunSettings
-from corn.distributed.startup.rendezvous import Rendezvous
+from corn.distributed.storage import find_paid, make_folders
 from corn.errors import (
     CornError,
     FileFormatError,

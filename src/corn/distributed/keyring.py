@@ -1,4 +1,4 @@
-"""Keys of an agent for a run: its own files, its release ledger, and seeds that groups share.
+"""Keys of an agent for a run: their files and protection, the release ledger, seeds of groups.
 
 ``DIR/agent-3.key`` and ``DIR/roster.json`` are made by ``corn keygen`` and ``corn roster``. The
 release ledger lies beside the key, not beside results: a second run of the same plan with the same
@@ -7,9 +7,12 @@ key must find what was released before, and keys and nonces are not published wi
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import math
+import resource
 import shlex
+import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,10 +25,10 @@ from torch import Tensor
 
 from corn.checks import FloatArray
 from corn.covariance import Decomposition
+from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.settings import RunSettings
-from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.status.protection import require_private_keys
 from corn.errors import FileFormatError, InvalidArgumentError
+from corn.files import require_private
 from corn.learn.batches import Choices, SeededChoices
 from corn.learn.perturbation import simulation_nonce
 from corn.noise import (
@@ -56,6 +59,35 @@ from corn.noise.masks import WORDS, MaskWords, draw_mask, draw_offset
 from corn.plan import Plan, fingerprint
 from corn.privacy.composition import PlanTerms
 from corn.transport import Credentials
+
+_PR_SET_DUMPABLE, _PR_SET_NAME = 4, 15
+# The kernel keeps 15 bytes and a zero.
+_MOST_NAME_BYTES = 15
+
+
+def protect_process(name: str) -> None:
+    """Name this process for ``ps`` and ``top``, and keep its memory from others.
+
+    Root can still read the memory. On systems other than Linux only core dumps are disabled.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        call = ctypes.CDLL(None, use_errno=True).prctl
+        # ``ps -o comm`` and ``top`` show this name; ``ps -f`` shows the command line, which stays.
+        call(_PR_SET_NAME, name.encode()[:_MOST_NAME_BYTES])
+        # Files in /proc of this process belong to root from now on. Its state in /proc/PID/stat can
+        # still be read by all, which is how the launcher finds suspended agents.
+        call(_PR_SET_DUMPABLE, 0)
+
+
+def require_private_keys(folder: Path, agent: int) -> None:
+    """Raise unless only the owner can use the folder of keys, and the agent's key and ledgers.
+
+    A ledger contains the nonces of runs, and nonces and keys together reproduce the noise.
+    """
+    require_private(folder)
+    for path in (folder / f"agent-{agent}.key", *folder.glob(f"agent-{agent}-*.ledger")):
+        require_private(path)
 
 
 class Ledger(Protocol):
@@ -253,9 +285,7 @@ def open_keyring(
     return Keyring(opened, credentials.identity, credentials.roster)
 
 
-def load_credentials(
-    folder: Path | None, agent: int, num_agents: int, *, seals: bool = True
-) -> Credentials:
+def load_credentials(folder: Path | None, agent: int, num_agents: int) -> Credentials:
     """Return an agent's identity and all public keys, checked against each other.
 
     The roster must be the one that the key was used with before, or follow from it.
@@ -282,15 +312,13 @@ def load_credentials(
         )
     # With another agent's key the pair keys would not match those of the neighbours, and shared
     # noise would not cancel.
-    credentials = Credentials(agent, identity, roster, seals=seals)
+    credentials = Credentials(agent, identity, roster)
     # After the check of the key, so that a wrong roster is never remembered as the right one.
     pin_roster(roster, key)
     return credentials
 
 
-def make_rehearsal_credentials(
-    seed: int, agent: int, num_agents: int, *, seals: bool = True
-) -> Credentials:
+def make_rehearsal_credentials(seed: int, agent: int, num_agents: int) -> Credentials:
     """Return keys that follow from a public seed: anyone can make them, for comparison only."""
     secrets_of_all = [
         Secret(hashlib.sha256(f"corn rehearsal {seed} {each}".encode()).digest())
@@ -298,17 +326,16 @@ def make_rehearsal_credentials(
     ]
     identities = [Identity(secret) for secret in secrets_of_all]
     roster = Roster(tuple(own.public_key for own in identities))
-    return Credentials(agent, identities[agent], roster, seals=seals)
+    return Credentials(agent, identities[agent], roster)
 
 
 def find_credentials(
     settings: RunSettings, folder: Path | None, agent: int, num_agents: int
 ) -> Credentials:
     """Return an agent's keys: those of its folder, or in a rehearsal public ones."""
-    seals = not settings.plain_links
     if settings.rehearsal_seed is not None:
-        return make_rehearsal_credentials(settings.rehearsal_seed, agent, num_agents, seals=seals)
-    return load_credentials(folder, agent, num_agents, seals=seals)
+        return make_rehearsal_credentials(settings.rehearsal_seed, agent, num_agents)
+    return load_credentials(folder, agent, num_agents)
 
 
 def find_terms(plan: Plan, agent: int) -> PlanTerms:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from corn.checks import FloatArray
-from corn.distributed.steps.messages import ProtocolError
-from corn.distributed.steps.public_state import PublicState
+from corn.distributed.messages import ProtocolError
+from corn.distributed.public_state import PublicState
 from corn.learn.batches import Batch, BatchSampler
 from corn.learn.step import (
     ClippedGradients,

@@ -1,4 +1,4 @@
-"""Rendezvous before the first step: agents meet at a store and publish words to each other.
+"""Rendezvous before the first step: agents join a store and publish signed entries to each other.
 
 Every word is signed by its agent for one session, which is a hash of fresh random numbers from all
 agents. So the host of the store can neither change or invent a word, nor replay one of another run,
@@ -8,9 +8,6 @@ time out. Once training has begun no agent needs the store, unless others join l
 An agent may refuse before there is a session. So its refusal is bound to its fresh random number,
 and to the session once it knows one. A refusal of another run is noticed, unless the host hides the
 agent and repeats its old random number too. The effect is the same as if it withheld words.
-
-A run that begins without some agents begins with more than half of them. Any two such sets have an
-agent in common, which signs for one session only: the host cannot split one run into two.
 """
 
 from __future__ import annotations
@@ -18,35 +15,45 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+import socket
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import NamedTuple, final
 
-from corn.distributed.startup.start_errors import (
-    AbsentError,
-    RefusalError,
-    raise_if_stopped,
+from corn.distributed.membership import name_agents
+from corn.errors import (
+    CornError,
+    InvalidArgumentError,
+    PublicError,
+    StoppedByUserError,
+    make_printable,
 )
-from corn.distributed.startup.words import ForgedWordError, SignedWords, split_word
-from corn.errors import CornError, InvalidArgumentError, PublicError
 from corn.learn.sweep import Interruption
-from corn.noise.stream import encode_fields
+from corn.noise import find_compiled
+from corn.noise.stream import decode_fields, encode_fields
 from corn.parsing import build, parse_json
 from corn.transport import (
+    HOST,
     NO_SESSION,
     Address,
+    Channel,
     Credentials,
     LinkDesk,
     Listener,
+    MemoryStore,
     Purpose,
     RemoteStore,
     Store,
+    StoreHost,
     StoreLostError,
+    UnreachableError,
+    dial,
 )
 
+_MAX_REASON = 300
 _SECONDS_TO_LEAVE = 5.0
 _SECONDS_TO_ANSWER = 1.0
 # Between two requests to the store an agent looks for refusals and signals.
@@ -54,6 +61,122 @@ _LONGEST_WAIT = 0.2
 _CHALLENGE_BYTES = 32
 _JOIN, _RETURN = "join", "return"
 _REFUSAL = "refusal"
+# An agent that returns asks its neighbours directly, and the store is only one source of addresses.
+_SECONDS_TO_FIND_STORE = 1.0
+
+
+class AbsentError(PublicError):
+    """Some agents published nothing in time: ``agents``, under ``topic``."""
+
+    def __init__(self, topic: str, agents: Sequence[int], seconds: float) -> None:
+        self.topic, self.agents = topic, tuple(agents)
+        super().__init__(f"no message ({topic}) from {name_agents(agents)} within {seconds:g} s")
+
+
+class RefusalError(PublicError):
+    """Another agent cannot start, so none does: ``refused_by``."""
+
+    def __init__(self, refused_by: int, reason: str) -> None:
+        self.refused_by, self.reason = refused_by, make_printable(reason, limit=_MAX_REASON)
+        super().__init__(f"does not start, because agent {refused_by} refused: {self.reason}")
+
+
+class StoppedBeforeStartError(PublicError, StoppedByUserError):
+    """A person stopped an agent before its first step."""
+
+    def __init__(self) -> None:
+        super().__init__("interrupted before the first step, nothing was released")
+
+
+def raise_if_stopped(interruption: Interruption | None) -> None:
+    """Raise if a person ended the start of the run."""
+    if interruption is not None and interruption.requested:
+        raise StoppedBeforeStartError
+
+
+@contextmanager
+def naming_agent(agent: int) -> Iterator[None]:
+    """Begin the message of every failure inside with the agent's number."""
+    try:
+        yield
+    except CornError as error:
+        # In place, so that the type and its fields stay: callers decide by them.
+        error.args = (f"agent {agent}: {error}",)
+        raise
+    except OSError as error:
+        what = f"{error.filename or 'file'}: {error.strerror or error}"
+        raise CornError(f"agent {agent}: {what}") from error
+
+
+class ForgedWordError(PublicError):
+    """A word at the store that its agent did not sign for this run: ``agent``, under ``topic``."""
+
+    def __init__(self, topic: str, agent: int) -> None:
+        self.topic, self.agent = topic, agent
+        super().__init__(
+            f"the store has a message ({topic}) under the number of agent {agent} which that agent "
+            "did not sign for this run: a second run uses the store, or its host cannot be "
+            "trusted; start all agents anew with a new store"
+        )
+
+
+class Word(NamedTuple):
+    """A word at the store: what an agent published, and its signature."""
+
+    message: bytes
+    signature: bytes
+
+    def encode(self) -> bytes:
+        """Return the word as bytes."""
+        return encode_fields(self.message, self.signature)
+
+
+@final
+class SignedWords:
+    """The words of a run, as one agent writes and reads them."""
+
+    def __init__(self, store: Store, credentials: Credentials) -> None:
+        self._store, self._credentials = store, credentials
+
+    def put(self, key: str, message: bytes, session: bytes, *, is_first: bool = True) -> None:
+        """Publish a message under a key, signed; raise if the key has another word of this agent.
+
+        With ``is_first=False`` a word that is there already stays, and is no error.
+        """
+        signature = self._credentials.identity.sign(signed_text(key, message, session))
+        word = Word(message, signature).encode()
+        # Signatures are deterministic: another word under this agent's key is another process's.
+        if self._store.set(key, word) != word and is_first:
+            raise ForgedWordError(key.partition("/")[0], self._credentials.agent)
+
+    def read(self, word: bytes, key: str, agent: int, session: bytes) -> bytes:
+        """Return the message of a word that its agent signed for this session."""
+        topic = key.partition("/")[0]
+        if not 0 <= agent < self._credentials.roster.num_agents:
+            raise ForgedWordError(topic, agent)
+        try:
+            message, signature = split_word(word)
+        except InvalidArgumentError:
+            raise ForgedWordError(topic, agent) from None
+        text = signed_text(key, message, session)
+        if not self._credentials.roster.verify(agent, signature, text):
+            raise ForgedWordError(topic, agent)
+        return message
+
+
+def signed_text(key: str, message: bytes, session: bytes) -> bytes:
+    """Return what an agent signs: its message, the place at the store, and the session."""
+    # With lengths, so no two triples give the same bytes; the prefix keeps these signatures apart
+    # from those of rotations.
+    return encode_fields("corn word", session, key, message)
+
+
+def split_word(word: bytes) -> Word:
+    """Return message and signature, neither of them checked."""
+    fields = decode_fields(word)
+    if fields is None or len(fields) != 2:
+        raise InvalidArgumentError("not a signed message of CorN")
+    return Word(*fields)
 
 
 @dataclass(frozen=True)
@@ -336,3 +459,133 @@ def _read_address(message: bytes, agent: int) -> Address:
     except InvalidArgumentError as error:
         raise PublicError(f"agent {agent} published an address that cannot be read") from error
     return host, port
+
+
+def join_store(
+    address: Address,
+    credentials: Credentials,
+    *,
+    timeout: float,
+    interruption: Interruption | None = None,
+) -> RemoteStore:
+    """Connect to the store that another process hosts, as soon as it is there."""
+
+    def connect(seconds: float) -> Channel:
+        return dial(
+            address,
+            credentials,
+            HOST,
+            Purpose.STORE,
+            session=NO_SESSION,
+            timeout=seconds,
+            check=lambda: raise_if_stopped(interruption),
+        )
+
+    try:
+        return RemoteStore(connect, timeout=timeout)
+    except UnreachableError as error:
+        where = f"{address[0]}:{address[1]}"
+        if error.is_listening:
+            raise PublicError(
+                f"the program at {where} is not this run's store: it did not prove the key of "
+                f"agent {HOST} within {timeout:g} s"
+            ) from error
+        raise PublicError(f"no store found at {where} within {timeout:g} s") from error
+
+
+def join(
+    credentials: Credentials,
+    *,
+    store: Address,
+    timeout: float = 60.0,
+    keys: Path | None = None,
+    listen: Address | None = None,
+    advertise: Address | None = None,
+    opens_store: bool | None = None,
+    needs_store: bool = True,
+    interruption: Interruption | None = None,
+) -> Rendezvous:
+    """Join the other agents at the store of a run.
+
+    Args:
+        credentials: this agent's keys, as :func:`load_credentials` returns them.
+        store: address and port of the store.
+        timeout: seconds to wait for the store, and later for other agents.
+        keys: the folder of this agent's key, in which its ledger is kept.
+        listen: where neighbours connect to this agent; by default a free port of the address that
+            leads to the store.
+        advertise: the address under which they reach it, where that is another, as behind NAT.
+        opens_store: whether this process hosts the store; by default agent 0 does.
+        needs_store: False lets an agent that returns do without a store that is gone.
+        interruption: ends every wait when a person requests it.
+    """
+    find_compiled()  # may compile for seconds, and no other agent waits for this one yet
+    agent = credentials.agent
+    is_host = agent == HOST if opens_store is None else opens_store
+    with naming_agent(agent):
+        hosted = host_store(store, credentials) if is_host and needs_store else None
+        entries: Store
+        if hosted is not None:
+            entries = hosted.words
+        elif needs_store:
+            entries = join_store(store, credentials, timeout=timeout, interruption=interruption)
+        else:
+            entries = _find_store(store, credentials, interruption)
+        host = listen[0] if listen else _find_route(*store)
+        # Open before the address is published, or a neighbour could dial a port that nobody listens
+        # at yet.
+        listener = Listener(listen or (host, 0), credentials)
+        bound = host, listener.port
+        reached = advertise or (_reachable_host(host, store), listener.port)
+    return Rendezvous(
+        entries,
+        credentials,
+        listener=listener,
+        address=reached,
+        bound=bound,
+        timeout=timeout,
+        keys=keys,
+        is_host=hosted is not None,
+        interruption=interruption,
+    )
+
+
+def _find_store(
+    address: Address, credentials: Credentials, interruption: Interruption | None
+) -> Store:
+    """Return the store of a run under way if it is still there, or an empty one."""
+    try:
+        return join_store(
+            address, credentials, timeout=_SECONDS_TO_FIND_STORE, interruption=interruption
+        )
+    except PublicError:
+        # The run outlived its store. An empty one lets the code that publishes and reads addresses
+        # go on.
+        return MemoryStore()
+
+
+def host_store(address: Address, credentials: Credentials) -> StoreHost:
+    """Open the store for all agents, at this address only; port 0 takes any that is free."""
+    try:
+        return StoreHost(address, credentials)
+    except CornError as error:
+        raise CornError(
+            f"{address[0]}:{address[1]}: no store can be opened there: the port is taken, or the "
+            "address is not this machine's"
+        ) from error
+
+
+def _find_route(host: str, port: int) -> str:
+    """Return this host's address on the route to another, which neighbours can reach."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, port))  # sends nothing
+            return str(probe.getsockname()[0])
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise CornError(f"{host}:{port}: no route to this address: {why}") from error
+
+
+def _reachable_host(bound: str, store: Address) -> str:
+    # A listener on all addresses is reached at the one that leads to the store.
+    return _find_route(*store) if bound in ("", "0.0.0.0", "::") else bound  # noqa: S104

@@ -21,7 +21,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from corn.distributed.steps.messages import (
+from corn.distributed.messages import (
     Header,
     ProtocolError,
     check_header,
@@ -136,9 +136,9 @@ class Exchange:
             peer: _add(self._closed.get(peer), now.get(peer)) for peer in self._closed.keys() | now
         }
 
-    def summarize(self) -> tuple[int, int]:
-        """Return how many neighbours are left, and how many bytes were sent."""
-        return len(self._links), sum(own.bytes_sent for own in self.traffic.values())
+    def count_bytes(self) -> int:
+        """Return how many bytes were sent."""
+        return sum(link.bytes_sent for link in self.traffic.values())
 
     def start(self, header: Header, parameters: Tensor) -> None:
         """Begin to send to every neighbour; links receive all the time."""

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from corn.distributed.dropout.membership import name_agents
-from corn.distributed.records.storage import Folders, read_model, read_rows
+from corn.distributed.membership import name_agents
+from corn.distributed.messages import NO_STOP, StopNotice, StopReason
+from corn.distributed.requirements import ReleaseTotal
 from corn.distributed.settings import RunSettings
-from corn.distributed.startup.requirements import ReleaseTotal
-from corn.distributed.steps.messages import NO_STOP, StopNotice, StopReason
+from corn.distributed.storage import Folders, read_model, read_rows
 from corn.errors import CornError, FileFormatError, StoppedByUserError
 from corn.learn.method import Method, Trial
 from corn.learn.metrics import Result, Row, measure

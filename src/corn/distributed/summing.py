@@ -5,7 +5,7 @@ so that all agents get the same total in whatever order messages arrive. Headers
 digest of the sender's model: all agents hold the same model, and a parent compares.
 
 A step needs all agents. Where a neighbour of the tree is lost, or calls for a recovery, the sum is
-given up (``corn.distributed.dropout.recovery``).
+given up (``corn.distributed.recovery``).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from corn.distributed.dropout.membership import Membership
-from corn.distributed.steps.exchange import Exchange, Received
-from corn.distributed.steps.messages import PREFIX_BYTES, Header, check_header
+from corn.distributed.exchange import Exchange, Received
+from corn.distributed.membership import Membership
+from corn.distributed.messages import PREFIX_BYTES, Header, check_header
 from corn.noise.masks import MaskBits, MaskWords
 from corn.topology.graphs import SpanningTree
 from corn.transport import LinkError

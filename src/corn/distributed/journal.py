@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,21 +18,20 @@ from typing import final
 
 from torch import Tensor
 
-from corn.distributed.records.results import RunStatus
-from corn.distributed.records.storage import (
+from corn.distributed.keyring import Ledger
+from corn.distributed.logs import log_event
+from corn.distributed.messages import Header
+from corn.distributed.requirements import ReleaseTotal
+from corn.distributed.results import RunStatus
+from corn.distributed.settings import RunSettings
+from corn.distributed.state import AgentState, LocalState, ObservedRounds, StateReporter
+from corn.distributed.storage import (
     AgentCheckpoint,
     CheckpointFolder,
     Folders,
     append_private_note,
     write_model,
 )
-from corn.distributed.settings import RunSettings
-from corn.distributed.startup.keyring import Ledger
-from corn.distributed.startup.requirements import ReleaseTotal
-from corn.distributed.status.logs import log_event
-from corn.distributed.status.reporter import ObservedRounds, StateReporter
-from corn.distributed.status.state import AgentState, LocalState
-from corn.distributed.steps.messages import Header
 from corn.errors import CornError
 from corn.learn.method import Method, Trial
 from corn.learn.metrics import (
@@ -52,45 +50,20 @@ from corn.plan import Plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.floats import account_floats
 
-_SECONDS_BETWEEN_REPORTS = 0.1
 _BLOCKS_OF_RELEASES = 20
 _STATISTICS = ("gradient_norm", "fraction_clipped", "noise_norm")
-
-
-@dataclass(frozen=True)
-class Progress:
-    """An agent's progress, for a live table.
-
-    Attributes:
-        step: steps done.
-        loss: of its model on public test data; NaN without any.
-        epsilon: ε spent, at most.
-        neighbours: how many are left.
-        bytes_sent: so far.
-        train_loss: on its own data: private.
-        fraction_clipped: of its gradients: private.
-    """
-
-    step: int
-    loss: float
-    epsilon: float
-    neighbours: int
-    bytes_sent: int
-    train_loss: float
-    fraction_clipped: float
 
 
 @dataclass(frozen=True)
 class Reports:
     """Callbacks for news of a run while it lasts, and the request to stop it.
 
-    Private notes depend on the agent's data, and so does a part of its progress. The total of all
+    Private notes depend on the agent's data, and so does ``LocalState``. The total of all
     releases is for the agent's owner alone; the open ledger, to read, comes before the first
-    release. States come at most once a second. Messages come with
+    release. States come at most ten times a second. Messages come with
     the nonce of the run, for audits; they cost a call per mixing round.
     """
 
-    on_progress: Callable[[Progress], None] | None = None
     on_note: Callable[[str], None] | None = None
     interruption: Interruption | None = None
     on_private_note: Callable[[str], None] | None = None
@@ -175,7 +148,7 @@ class Journal:
         folders: this agent's; None writes nothing.
         count_releases: returns how many releases the ledger has counted.
         read_memory: returns the average of the agent's releases, if it has momentum.
-        summarize_traffic: returns neighbours left and bytes sent so far.
+        count_bytes: returns how many bytes were sent so far.
         reports: callbacks.
     """
 
@@ -190,7 +163,7 @@ class Journal:
         folders: Folders | None,
         count_releases: Callable[[], int],
         read_memory: Callable[[], Tensor | None],
-        summarize_traffic: Callable[[], tuple[int, int]],
+        count_bytes: Callable[[], int],
         reports: Reports,
     ) -> None:
         self._plan, self._agent = plan, agent
@@ -200,7 +173,7 @@ class Journal:
         self._central_ratio = plan.central_ratio
         self._steps = settings.evaluation_steps(plan)
         self._folders, self._reports = folders, reports
-        self._count_releases, self._summarize_traffic = count_releases, summarize_traffic
+        self._count_releases = count_releases
         self._read_memory = read_memory
         self._checkpoints = None
         if folders is not None:
@@ -219,10 +192,10 @@ class Journal:
             simulation=data.simulation,
             folders=folders,
             count_releases=count_releases,
-            summarize_traffic=summarize_traffic,
+            count_bytes=count_bytes,
             on_state=reports.on_state,
         )
-        self._last_report, self._saves = 0.0, True
+        self._saves = True
         self.rows: list[Row] = []
         self.notes: list[str] = []
         self.private_notes: list[str] = []
@@ -266,11 +239,6 @@ class Journal:
         if is_checkpoint:
             self._save(step, parameters)
         self._reporter.report_step(step, self._find_row, statistics, is_checkpoint=is_checkpoint)
-        # Reports go through a pipe, and a live table needs a few per second only.
-        now = time.monotonic()
-        if self._reports.on_progress and now > self._last_report + _SECONDS_BETWEEN_REPORTS:
-            self._last_report = now
-            self._reports.on_progress(self._progress(step, statistics))
 
     def record_mixing(self, step: int) -> None:
         """Report that a cool-down goes on; without news the agent would look stalled."""
@@ -291,9 +259,7 @@ class Journal:
             )
         self._measure(step, parameters, statistics)
         self._save(step, parameters)
-        if self._reports.on_progress and statistics is not None:
-            self._reports.on_progress(self._progress(step, statistics))
-        self._reporter.report_end(step, status.value, self._find_row())
+        self._reporter.report_end(step, status.value, self._find_row(), statistics)
 
     @property
     def measured(self) -> Row:
@@ -338,19 +304,6 @@ class Journal:
         if self._checkpoints is not None and self._saves:
             checkpoint = AgentCheckpoint(parameters, self._count_releases(), self._read_memory())
             self._checkpoints.save(step, checkpoint, num_kept=self._num_kept)
-
-    def _progress(self, step: int, statistics: StepStatistics) -> Progress:
-        last = self._find_row()
-        neighbours, bytes_sent = self._summarize_traffic()
-        return Progress(
-            step=step,
-            loss=float(last["test_loss"]),
-            epsilon=self._account.bound_epsilon(self._count_releases()),
-            neighbours=neighbours,
-            bytes_sent=bytes_sent,
-            train_loss=float(last["train_loss"]),
-            fraction_clipped=float(statistics.fraction_clipped),
-        )
 
 
 @contextmanager

@@ -9,22 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from corn.distributed.dropout.membership import Membership
-from corn.distributed.dropout.rejoin import (
-    Admission,
-    Request,
-    Sponsor,
-    Welcome,
-    load_addresses,
-    request_return,
-    save_addresses,
-)
-from corn.distributed.dropout.returns import Returns
-from corn.distributed.dropout.survivors import ActivePlan
-from corn.distributed.records.journal import EvaluationData
-from corn.distributed.records.storage import Folders
-from corn.distributed.settings import RunSettings, require_pair_seeds
-from corn.distributed.startup.handshake import (
+from corn.distributed.exchange import Exchange
+from corn.distributed.half_step import HalfStep
+from corn.distributed.handshake import (
     Agreement,
     Hello,
     confirm,
@@ -32,13 +19,26 @@ from corn.distributed.startup.handshake import (
     require_budget,
     shake_hands,
 )
-from corn.distributed.startup.keyring import Keyring, NoiseShare, share_group_seeds
-from corn.distributed.startup.rendezvous import Meeting, Rendezvous
-from corn.distributed.startup.requirements import ReleaseTotal
-from corn.distributed.steps.exchange import Exchange
-from corn.distributed.steps.half_step import HalfStep
-from corn.distributed.steps.messages import NewsKeys, message_limit
-from corn.distributed.steps.summing import integer_type
+from corn.distributed.journal import EvaluationData
+from corn.distributed.keyring import Keyring, NoiseShare, share_group_seeds
+from corn.distributed.membership import Membership
+from corn.distributed.messages import NewsKeys, message_limit
+from corn.distributed.recovery import ActivePlan
+from corn.distributed.rejoin import (
+    Admission,
+    Request,
+    Returns,
+    Sponsor,
+    Welcome,
+    load_addresses,
+    request_return,
+    save_addresses,
+)
+from corn.distributed.rendezvous import Meeting, Rendezvous
+from corn.distributed.requirements import ReleaseTotal
+from corn.distributed.settings import RunSettings, require_pair_seeds
+from corn.distributed.storage import Folders
+from corn.distributed.summing import integer_type
 from corn.errors import InvalidArgumentError
 from corn.plan import Plan
 from corn.transport import (

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import networkx as nx
 
-from corn.distributed.steps.messages import (
+from corn.distributed.messages import (
     MAX_ENTRIES,
     NEVER,
     Edge,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 from corn.checks import require, require_choice, require_count, require_positive
-from corn.distributed.startup.keyring import Ledger, find_terms
+from corn.distributed.keyring import Ledger, find_terms
 from corn.errors import CornError, InvalidArgumentError
 from corn.noise.ledger import (
     LedgerRecord,
@@ -35,7 +35,7 @@ from corn.privacy.composition import (
 from corn.privacy.rounding import write_exactly
 
 if TYPE_CHECKING:
-    from corn.distributed.startup.planning import PlanningRequest
+    from corn.distributed.planning import PlanningRequest
 
 # Texts of options, and the types of their values.
 _VALUES: dict[str, type[str] | type[float] | type[int]] = {

@@ -8,27 +8,19 @@ same step at all agents. Losses and stops travel with the headers of these messa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
 from corn.checks import FloatArray
-from corn.distributed.dropout.loss_notes import LossNotes
-from corn.distributed.dropout.membership import Membership, NewsDelays, find_cuts, name_agents
-from corn.distributed.dropout.recovery import Recovered, Recovery
-from corn.distributed.dropout.rejoin import Admission
-from corn.distributed.dropout.replanning import PlanInForce
-from corn.distributed.dropout.returns import Returns
-from corn.distributed.dropout.survivors import ActivePlan, LinkState, weigh_neighbours
-from corn.distributed.records.journal import Journal
-from corn.distributed.settings import RunSettings
-from corn.distributed.startup.keyring import Ledger
-from corn.distributed.steps.exchange import SUSPENDED_SHARE, Exchange, Outcome, Received
-from corn.distributed.steps.gossiping import LinkFlows
-from corn.distributed.steps.half_step import HalfStep
-from corn.distributed.steps.messages import (
+from corn.distributed.exchange import SUSPENDED_SHARE, Exchange, Outcome, Received
+from corn.distributed.half_step import HalfStep
+from corn.distributed.journal import Journal
+from corn.distributed.keyring import Ledger
+from corn.distributed.membership import Membership, NewsDelays, find_cuts, name_agents
+from corn.distributed.messages import (
     NO_STOP,
     PREFIX_BYTES,
     Edge,
@@ -37,14 +29,76 @@ from corn.distributed.steps.messages import (
     StopReason,
     is_sane,
 )
-from corn.distributed.steps.public_state import LAST_TOTAL
-from corn.distributed.steps.summing import TreeSum, as_integers, digest_model, integer_type
+from corn.distributed.public_state import LAST_TOTAL
+from corn.distributed.recovery import (
+    ActivePlan,
+    LinkState,
+    LossNotes,
+    PlanInForce,
+    Recovered,
+    Recovery,
+    weigh_neighbours,
+)
+from corn.distributed.rejoin import Admission, Returns
+from corn.distributed.settings import RunSettings
+from corn.distributed.summing import TreeSum, as_integers, digest_model, integer_type
 from corn.errors import CornError, PublicError
 from corn.learn.step import StepStatistics
 from corn.learn.sweep import Interruption
 from corn.noise.masks import MaskWords, is_possible, read_average
 from corn.plan import Plan
+from corn.topology.gossip import GossipRound
 from corn.transport import Dropout, LinkError
+
+
+@final
+class LinkFlows:
+    """The rounds of one step at one agent: y ← y + Σ_j f_ij, summed over its neighbours.
+
+    f_ij ← momentum · f_ij + gain · w_ij (y_j − y_i) is what arrived over a link, and its sum over
+    links is the change of y, which Chebyshev rounds repeat in part. Both ends of a link have the
+    same weight, so f_ij = −f_ji and the sum of all models stays. If a neighbour is lost in the
+    middle of a step, its flow is forgotten and the flows between survivors still cancel: their
+    average stays from then on, whoever knows of the loss. With the y before as the memory, the
+    exchange with the lost agent would be repeated.
+
+    Args:
+        schedule: the rounds.
+    """
+
+    def __init__(self, schedule: Sequence[GossipRound]) -> None:
+        self._schedule = tuple(schedule)
+        self._is_plain = all(each == (0, 1) for each in schedule)
+        self._num_done = 0
+        self._flows: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def mix(
+        self, values: Tensor, received: Mapping[int, Tensor], weights: Mapping[int, float]
+    ) -> Tensor:
+        """Return the model after the next round, from the neighbours that were received."""
+        momentum, gain = self._schedule[self._num_done]
+        self._num_done += 1
+        if self._is_plain:
+            # Weights may have changed with a loss, so the own weight is what others leave of one.
+            mixed = values * (1 - sum(weights.values()))
+            for peer, weight in weights.items():
+                mixed.add_(received[peer], alpha=weight)
+            return mixed
+        flows = {}
+        for peer, weight in weights.items():
+            # A subtraction first: its rounding is the same, with the other sign, at the other end.
+            flow = (received[peer] - values).mul_(gain * weight)
+            if peer in self._flows:
+                flow.add_(self._flows[peer], alpha=momentum)
+            flows[peer] = flow
+        # A neighbour without a weight in this round is forgotten here, with the flow that it had.
+        self._flows = flows
+        mixed = values.clone()
+        for flow in flows.values():
+            mixed.add_(flow)
+        return mixed
+
 
 # Void steps without a loss: one may be an accident, and each costs budget.
 _MAX_VOID = 3

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from corn.distributed.steps.messages import ProtocolError
+from corn.distributed.messages import ProtocolError
 from corn.errors import InvalidArgumentError
 from corn.parsing import build, parse_json
 
