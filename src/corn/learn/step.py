@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from corn.arrays import FloatArray
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.noise import find_compiled
-from corn.noise.masks import MaskWords, mask_release
+from corn.noise.masks import SIGNED, MaskWords, mask_release
 
 if TYPE_CHECKING:  # tasks clip samples with the functions of this module
     from corn.learn.tasks import Task
@@ -304,8 +305,15 @@ def release_masked(
     mask: MaskWords,
 ) -> MaskWords:
     """Return an agent's message for an exact sum, shape (…, d): its release under its masks."""
-    noisy = torch.mul(gradient, factor).add_(noise)
-    return mask_release(noisy.numpy(), grid=grid, offset=offset, mask=mask)
+    compiled = find_compiled()
+    if compiled is None or gradient.dim() > 1:
+        noisy = torch.mul(gradient, factor).add_(noise)
+        return mask_release(noisy.numpy(), grid=grid, offset=offset, mask=mask)
+    # The same bits, in one pass.
+    words, signed = np.empty_like(mask), SIGNED[8 * mask.itemsize]
+    arrays = (gradient.numpy(), noise.numpy(), offset, mask.view(signed))
+    compiled.write_masked(words.view(signed), *arrays, float(factor), grid)
+    return words
 
 
 def smooth(memory: Tensor, released: Tensor, momentum: float) -> Tensor:
