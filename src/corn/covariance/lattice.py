@@ -20,7 +20,7 @@ from corn.covariance.circulant import design_circulant, horizon_spectrum
 from corn.covariance.objective import Horizon
 from corn.covariance.problem import DEFAULT_NOISE_RATIO
 from corn.covariance.threat import SeedGroups
-from corn.topology import Gossip
+from corn.topology import Gossip, Mixing
 from corn.topology.sparse import lattice_eigenvalues
 
 
@@ -87,7 +87,12 @@ def design_lattice(
 
 
 def design_lattice_pairs(
-    first_row: FloatArray, precision_cap: float, *, objective: Horizon, gossip: Gossip
+    first_row: FloatArray,
+    precision_cap: float,
+    *,
+    objective: Horizon,
+    gossip: Gossip,
+    mixing: Mixing = "gossip",
 ) -> LatticeNoise:
     """Return DECOR's best noise, R = c (I + r L), for a first row of ``find_lattice``."""
     links = np.where(first_row > 0, 1.0, 0.0)
@@ -95,7 +100,9 @@ def design_lattice_pairs(
     degree = links.sum()
     # The adjacency of a lattice is a convolution, so its transform has the eigenvalues.
     laplacian = degree - lattice_eigenvalues(links).real
-    a = horizon_spectrum(first_row, objective, gossip)
+    # An exact sum mixes as weights of 1/n do.
+    weights = first_row if mixing == "gossip" else np.full_like(first_row, 1 / first_row.size)
+    a = horizon_spectrum(weights, objective, gossip)
     family = RatioFamily(
         slack=np.ones(1),
         limits=np.array([DEFAULT_NOISE_RATIO**2]),
