@@ -96,10 +96,11 @@ def test_compiled_releases_and_averages_have_numpys_bits(
     mask = rng.integers(0, np.iinfo(words).max, d, words, endpoint=True)
     kind = gradient.numpy().dtype
 
-    def compute() -> tuple[Any, Any]:
+    def compute() -> tuple[Any, ...]:
         given: dict[str, Any] = {"grid": 2.0**-7, "offset": offset}
         message = release_masked(gradient, factor, noise, mask=mask, **given)
-        return message, read_average(mask, num_agents=3, dtype=kind, **given)
+        average = read_average(mask, num_agents=3, dtype=kind, **given)
+        return message, average, draw_offset(bytes(32), 1, d)
 
     compiled = compute()
     for module in ("corn.learn.step", "corn.noise.masks"):

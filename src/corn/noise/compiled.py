@@ -80,6 +80,11 @@ def write_average(out: Any, total: Any, offset: FloatArray, num_agents: int, sca
     _AVERAGE(out, total, offset, float(num_agents), scale)
 
 
+def write_fractions(out: FloatArray, words: Any) -> None:
+    """Write the first 53 bits of signed integers of 64 bits as multiples of 2⁻⁵³ in [0, 1)."""
+    _FRACTIONS(out, words)
+
+
 @numba.njit(**_SETTINGS)  # type: ignore[untyped-decorator]
 def _polynomial(coefficients: Any, x: Any) -> Any:  # pragma: no cover, runs as machine code
     value = x * coefficients[-1]
@@ -191,6 +196,11 @@ def _average_kernel(
         out[k] = (np.float64(total[k]) - num_agents * offset[k]) * scale
 
 
+def _fractions_kernel(out: Any, words: Any) -> None:  # pragma: no cover, as above
+    for k in range(len(out)):
+        out[k] = np.float64((words[k] >> np.int64(11)) & np.int64((1 << 53) - 1)) * 2.0**-53
+
+
 def _compile(kernel: Any, *examples: tuple[Any, ...]) -> Any:
     """Compile for the types of the examples, and cache the machine code where that is possible."""
     signatures = [numba.void(*map(numba.typeof, each)) for each in examples]
@@ -225,3 +235,4 @@ _AVERAGE = _compile(
         for x, z in itertools.product(_REALS, _INTEGERS)
     ),
 )
+_FRACTIONS = _compile(_fractions_kernel, (np.empty(1), np.empty(1, np.int64)))

@@ -116,13 +116,15 @@ def draw_offset(nonce: bytes, step: int, size: int, out: FloatArray | None = Non
     zeros = bytes(8 * min(size, _VALUES_AT_ONCE))
     # One block more than is written, which version 42 of cryptography asks for.
     buffer = bytearray(len(zeros) + _CIPHER_BLOCK_BYTES)
-    shift = np.uint64(64 - _OFFSET_BITS)
+    compiled = find_compiled()
     for part in _split(size):
         drawn = offset[part]
         encryptor.update_into(memoryview(zeros)[: 8 * len(drawn)], buffer)
-        words = np.frombuffer(buffer, "<u8", len(drawn))
-        words >>= shift
-        np.multiply(words, 2.0**-_OFFSET_BITS, out=drawn)
+        words = np.frombuffer(buffer, "<u8", len(drawn)).astype(np.uint64, copy=False)
+        if compiled is not None:
+            compiled.write_fractions(drawn, words.view(np.int64))
+        else:
+            np.multiply(words >> np.uint64(64 - _OFFSET_BITS), 2.0**-_OFFSET_BITS, out=drawn)
     return offset
 
 
