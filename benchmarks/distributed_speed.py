@@ -28,21 +28,21 @@ from torch import Tensor, nn
 
 from corn.covariance import MechanismName, ThreatModel
 from corn.distributed import Rendezvous, RunSettings, launch
-from corn.distributed.dropout.membership import Membership
-from corn.distributed.dropout.survivors import ActivePlan
-from corn.distributed.startup.joining import host_store, join
-from corn.distributed.startup.keyring import (
+from corn.distributed.exchange import Exchange
+from corn.distributed.half_step import CellBatches, HalfStep
+from corn.distributed.keyring import (
     DrawnNoise,
     NoiseShare,
     RehearsalLedger,
     make_rehearsal_credentials,
     make_rehearsal_source,
 )
-from corn.distributed.steps.exchange import Exchange
-from corn.distributed.steps.half_step import CellBatches, HalfStep
-from corn.distributed.steps.messages import message_limit
-from corn.distributed.steps.rounds import TrainingRounds
-from corn.distributed.steps.summing import integer_type
+from corn.distributed.membership import Membership
+from corn.distributed.messages import message_limit
+from corn.distributed.recovery import ActivePlan
+from corn.distributed.rendezvous import host_store, join
+from corn.distributed.rounds import TrainingRounds
+from corn.distributed.summing import integer_type
 from corn.learn.batches import AgentData, BatchSampler, SeededChoices
 from corn.learn.schedule import Constant
 from corn.learn.step import StepStatistics, clip_factors, gradient_norms
@@ -56,7 +56,7 @@ from corn.topology import load_network
 from corn.transport import Address, Purpose, open_links
 
 NUM_AGENTS, FEATURES, CLASSES = 8, 256, 10
-PLAIN, NO_SUM_NOISE = "none, plain links", "none, exact sums"
+NO_SUM_NOISE = "none, exact sums"
 SUM = "corn, one insider, exact sums"
 WIDTHS = {100_000: 228, 1_000_000: 878}
 KINDS: dict[str, tuple[MechanismName, ThreatModel]] = {
@@ -79,7 +79,6 @@ class Job:
     steps: int
     turns: int
     port: int
-    plain_port: int
 
 
 class Silence:
@@ -213,27 +212,24 @@ def run_agent(agent: int, job: Job, results: Any) -> None:
     plain_sum: Any = PlainSumStep(task, batches, plan.budget.clip, plans[SUM].grid)
     start = task.initialize(0).float()
     exchange = connect(rendezvous, plan, start)
-    # The same links without sealing, to see what sealing costs.
-    unsealed = connect(meet(agent, job.plain_port, seals=False), plan, start)
-    names = ("none", PLAIN, NO_SUM_NOISE, *job.kinds)
+    names = ("none", NO_SUM_NOISE, *job.kinds)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     order = deque(found)
     for _ in range(job.turns):
         order.rotate()
         for name in order:
             began, worked = time.perf_counter(), time.process_time()
-            rules = {"none": plain, PLAIN: plain, NO_SUM_NOISE: plain_sum}
-            own, links = rules.get(name, half_step), unsealed if name == PLAIN else exchange
+            rules = {"none": plain, NO_SUM_NOISE: plain_sum}
+            own = rules.get(name, half_step)
             in_force = plans[SUM] if name == NO_SUM_NOISE else plans.get(name, plan)
             is_sum = in_force.network.mixing == "sum"
-            links.dtype = integer_type(in_force.mask_bits) if is_sum else start.dtype
-            loop = make_loop(agent, in_force, name, own, links, start, job)
+            exchange.dtype = integer_type(in_force.mask_bits) if is_sum else start.dtype
+            loop = make_loop(agent, in_force, name, own, exchange, start, job)
             loop.run(Interruption())
             wall, work = time.perf_counter() - began, time.process_time() - worked
             found[name].append((wall / job.steps, work / job.steps))
     rendezvous.barrier("over")
     exchange.close()
-    unsealed.close()
     results.put((found, len(start)))
 
 
@@ -242,13 +238,12 @@ def meet(
     port: int,
     *,
     num_agents: int = NUM_AGENTS,
-    seals: bool = True,
     listen: Address | None = None,
     advertise: Address | None = None,
 ) -> Rendezvous:
     """Return an agent at the store; keys are public, which changes no time."""
     return join(
-        make_rehearsal_credentials(0, agent, num_agents, seals=seals),
+        make_rehearsal_credentials(0, agent, num_agents),
         store=("127.0.0.1", port),
         timeout=120,
         opens_store=False,
@@ -276,7 +271,7 @@ def make_loop(
 ) -> TrainingRounds:
     def activate(plan: Plan, members: tuple[int, ...]) -> ActivePlan:
         noise: Any = Silence(len(start))
-        if name not in ("none", PLAIN, NO_SUM_NOISE):
+        if name not in ("none", NO_SUM_NOISE):
             source = make_rehearsal_source(plan.decomposition, agent, seed=0)
             noise = NoiseShare(plan, agent, source, nonce=bytes(32), num_parameters=len(start))
         return ActivePlan(plan, members, noise)
@@ -318,12 +313,8 @@ def measure_steps(
             plan = make_plan(mixed, budget, mechanism=mechanism, threat=threat, cooldown_steps=0)
             save_plan(plan, Path(name) / kind)
             streams[kind] = plan.decomposition.count_streams()[0]
-        stores = [
-            host_store(("127.0.0.1", 0), make_rehearsal_credentials(0, 0, NUM_AGENTS, seals=seals))
-            for seals in (True, False)
-        ]
-        ports = [store.port for store in stores]
-        job = Job(Path(name), tuple(streams), num_parameters, batch, steps, turns, *ports)
+        store = host_store(("127.0.0.1", 0), make_rehearsal_credentials(0, 0, NUM_AGENTS))
+        job = Job(Path(name), tuple(streams), num_parameters, batch, steps, turns, store.port)
         results = context.Queue()
         crew = [
             context.Process(target=run_agent, args=(a, job, results)) for a in range(NUM_AGENTS)

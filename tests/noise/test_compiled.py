@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.errors import CornWarning
 from corn.noise import normals
 from corn.noise.normals import Words

@@ -34,7 +34,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.errors import CornWarning
 
 Words: TypeAlias = NDArray[np.uint32]
@@ -282,7 +282,7 @@ def _check_sums(compiled: Any, gradient: Any, noise: FloatArray) -> None:
         raise ArithmeticError("its offsets differ from NumPy's")
     units = np.rint((gradient.astype(np.float64) * 0.3 + noise) * 64 + offset).astype(np.int64)
     for word in (np.int16, np.int32, np.int64):
-        mask = bits.astype(word)
+        mask: Any = bits.astype(word)
         message, average = np.empty_like(mask), np.empty_like(gradient)
         compiled.write_masked(message, gradient, noise, offset, mask, 0.3, 2.0**-6)
         compiled.write_average(average, mask, offset, 3, 2.0**-6 / 3)
