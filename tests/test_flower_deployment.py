@@ -1,4 +1,4 @@
-"""A SuperLink and three SuperNodes as processes: every release is recomputed from the keys.
+"""A SuperLink and two SuperNodes as processes: every release is recomputed from the keys.
 
 Clients have nothing to train, so that the server's model is noise alone. Flower starts a process
 for each message: all that a client knows of earlier rounds is in its ledger.
@@ -31,7 +31,7 @@ from corn.topology import load_network
 from tests.oracles import masked_message
 
 # More releases are allowed than there are rounds, so that ledgers count and do not end the run.
-N, D, ROUNDS = 3, 20_000, 2
+N, D, ROUNDS = 2, 20_000, 2
 BUDGET = PrivacyBudget(20, 1e-5, num_steps=5, clip=20)
 PROJECT = """
 [project]
@@ -115,7 +115,8 @@ def deploy(folder: Path, *, seconds: float = 500) -> None:
     home.mkdir()
     (app / "pyproject.toml").write_text(PROJECT)
     (app / "app.py").write_text(APP)
-    address = f"127.0.0.1:{find_port()}"
+    port = find_port()
+    address = f"127.0.0.1:{port}"
     (home / "config.toml").write_text(
         f'[superlink]\ndefault = "test"\n[superlink.test]\naddress = "{address}"\ninsecure = true\n'
     )
@@ -153,7 +154,7 @@ def deploy(folder: Path, *, seconds: float = 500) -> None:
         start(
             "flower-superlink",
             "--disable-runtime-dependency-installation",
-            *("--port", address.partition(":")[2]),
+            *("--port", str(port)),
             *(word for name in old for word in (name, f"127.0.0.1:{find_port()}")),
         )
         for agent in range(N):
@@ -163,13 +164,12 @@ def deploy(folder: Path, *, seconds: float = 500) -> None:
                 *("--node-config", f"partition-id={agent}"),
                 CORN_TEST_KEYS=str(folder / f"keys-{agent}"),
             )
+        while not answers(port):
+            wait(deadline, processes, log)
         submit = [str(programs / "flwr"), "run", str(app), "test"]
-        while subprocess.run(submit, env=environment, capture_output=True).returncode:
-            assert time.monotonic() < deadline, log.read_text()[-2000:]
+        subprocess.run(submit, env=environment, capture_output=True, check=True)
         while not (folder / "done").exists():
-            assert time.monotonic() < deadline, log.read_text()[-2000:]
-            assert not any(process.poll() for process in processes), log.read_text()[-2000:]
-            time.sleep(0.2)
+            wait(deadline, processes, log)
     finally:
         for process in processes:
             os.killpg(process.pid, signal.SIGTERM)
@@ -191,6 +191,18 @@ def find_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait(deadline: float, processes: list[subprocess.Popen[bytes]], log: Path) -> None:
+    """Wait a moment, or raise if the deployment has failed."""
+    is_over = time.monotonic() > deadline or any(each.poll() is not None for each in processes)
+    assert not is_over, log.read_text()[-2000:]
+    time.sleep(0.2)
 
 
 @pytest.mark.slow
@@ -234,7 +246,7 @@ def check_deployment(folder: Path) -> None:
         after = np.load(folder / f"model-{number}.npy")
         np.testing.assert_allclose(after - model, average, rtol=0, atol=1e-9)
         model = after
-        # A trusted server's noise on the average has σ_LDP/n; one of n clients may be curious.
+        # A trusted server's noise on the average has σ_LDP/n; and one client may be curious.
         # ε and δ lose a part to floating point, and the grid adds its rounding: below 1 %.
         server = BUDGET.independent_noise_std**2 / N**2
         assert average.var() / server == pytest.approx(N / (N - 1), rel=0.01 + 6 * (2 / D) ** 0.5)
