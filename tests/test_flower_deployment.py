@@ -135,7 +135,7 @@ def deploy(folder: Path, *, seconds: float = 500) -> None:
 
     def start(program: str, *options: str, **variables: str) -> None:
         with log.open("ab") as out:
-            # All that they start inherit the file, and with it the lock, which ends with the last.
+            # Processes that this one starts inherit the file and its lock: see ``wait_for_rest``.
             fcntl.flock(out, fcntl.LOCK_SH)
             processes.append(
                 subprocess.Popen(
@@ -172,19 +172,28 @@ def deploy(folder: Path, *, seconds: float = 500) -> None:
             wait(deadline, processes, log)
     finally:
         for process in processes:
-            os.killpg(process.pid, signal.SIGTERM)
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
         for process in processes:
-            process.wait(20)
-        # Flower's own processes end once they see that their parents did.
-        with log.open() as left:
-            for _ in range(200):
-                try:
-                    fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    time.sleep(0.1)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        wait_for_rest(log)
+
+
+def wait_for_rest(log: Path) -> None:
+    """Wait until nobody writes to the log: Flower's processes end once their parents have."""
+    with log.open() as left:
+        for _ in range(200):
+            try:
+                fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.1)
             else:
-                pytest.fail("processes of the deployment are left")
+                return
+    pytest.fail("processes of the deployment are left")
 
 
 def find_port() -> int:
@@ -246,7 +255,7 @@ def check_deployment(folder: Path) -> None:
         after = np.load(folder / f"model-{number}.npy")
         np.testing.assert_allclose(after - model, average, rtol=0, atol=1e-9)
         model = after
-        # A trusted server's noise on the average has σ_LDP/n; and one client may be curious.
+        # A trusted server's noise on the average has σ_LDP/n, and one client may be curious.
         # ε and δ lose a part to floating point, and the grid adds its rounding: below 1 %.
         server = BUDGET.independent_noise_std**2 / N**2
         assert average.var() / server == pytest.approx(N / (N - 1), rel=0.01 + 6 * (2 / D) ** 0.5)
