@@ -1,10 +1,11 @@
 """Promised ε next to what attackers certify, for mechanisms, arrangements of seeds and samplings.
 
-Run ``python benchmarks/audit_table.py [--trials N] [--only TEXT] [--out docs/results/audit.md]``.
+Run ``python benchmarks/audit_table.py [--trials N] [--words N] [--only TEXT] [--out FILE]``.
 
 Each row audits one plan (``corn.audit``) on a random graph of 12 agents: the worst attacker of the
 plan's threat against every agent, or the attacker that the row names. Certified bounds hold
-together for all agents of a row, at 99 %.
+together for all agents of a row, at 99 %. A second table tests 10⁸ words of messages of exact sums,
+and of partial sums.
 """
 
 from __future__ import annotations
@@ -13,12 +14,19 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from corn import Plan, PrivacyBudget, ThreatModel, load_network, make_plan
-from corn.audit import AuditSettings, View, audit_plan, audit_training
+from corn.audit import DEPLOYED, AuditSettings, View, audit_plan, audit_training
+from corn.audit.checks import WordStatistics
+from corn.audit.observation import MaskedMessages, no_gradients
+from corn.audit.program import NoiseRecord, list_releases
 from corn.covariance import DEFAULT_THREAT
 from corn.learn import make_schedule, make_workload
 from corn.privacy.rounding import round_bound_down, round_up
@@ -36,6 +44,20 @@ HEADER = (
     "| plan | attacker | attacked | promised ε | certified ε ≥ | Gaussian ε ≥ "
     "| measured / promised μ | verdict | s |\n|---|---|---|---|---|---|---|---|---|"
 )
+
+WORDS = """
+## Words of messages
+
+Messages of exact sums, as an eavesdropper reads them, and as an insider does, who removes the masks
+that it knows. Every coordinate has a gradient of ±C. Tests are χ² of all values, of each byte, and
+of pairs of high bytes (with the next coordinate, agent and step, and with the sign of the
+gradient), and the correlations of whole words with these. The smallest p-value is shown, and its
+product with the number of tests.
+
+| words | number | tests | smallest p | × tests | s |
+|---|---|---|---|---|---|"""
+BLOCK = 1 << 17
+"""Coordinates that are drawn at once."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +112,13 @@ def list_settings() -> Iterator[Setting]:
         own = {**sample, "samples_per_agent": 256, "sampling": sampling}
         name = f"exact sums, one sample, {sampling}, replace"
         yield Setting(name, budget=own, through="step", mixing="sum")
+    yield Setting("exact sums, pairs, one insider", mixing="sum", through="processes")
     # The neighbours of agent 0, which cut it off from the rest.
     around = tuple(load_network(GRAPH).graph[0])
-    yield Setting("exact sums, links", threat=links, view=View(around), mixing="sum")
+    for through in ("shares", "processes"):
+        yield Setting(
+            "exact sums, links", threat=links, view=View(around), through=through, mixing="sum"
+        )
     yield Setting("CorN, one seed for all", threat=nobody, view=View((3,)))
     yield Setting("DECOR", threat=nobody, mechanism="decor", view=View((3,)))
 
@@ -101,12 +127,12 @@ def audit_row(setting: Setting, trials: int) -> str:
     """Audit one setting and return its row."""
     began = time.perf_counter()
     plan = setting.make_plan()
-    count = trials if setting.through == "shares" else STEP_TRIALS
+    size = trials if setting.through == "shares" else STEP_TRIALS
     report = audit_plan(
         plan,
-        victims=None if setting.through == "shares" else [0],
+        victims=[0] if setting.through == "step" else None,
         view=setting.view,
-        settings=AuditSettings(setting.through, num_trials=count),
+        settings=AuditSettings(setting.through, num_trials=size),
     )
     strongest = max(report.findings, key=lambda one: one.ratio)
     promised, found = strongest.promise, strongest
@@ -160,9 +186,61 @@ def audit_one_run() -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def stream_words(plan: Plan, num_words: int, view: View) -> Iterator[tuple[str, WordStatistics]]:
+    """Yield tests of messages and of partial sums, as a view reads them, on many words each.
+
+    Every coordinate has a gradient of C, with a random sign: more data than a real release has.
+    """
+    agents = view.honest(plan.num_agents)
+    single, partial = WordStatistics(), WordStatistics()
+    for seed in count():
+        if min(single.num_words, partial.num_words) >= num_words:
+            break
+        record = NoiseRecord(plan, list_releases(2), BLOCK, seed=seed)
+        messages = MaskedMessages(plan, record, DEPLOYED)
+        signs = np.random.default_rng(seed).choice([-1.0, 1.0], (2, len(agents), BLOCK))
+        known = record.draw_known_masks(view.coalition)
+        words = np.empty(signs.shape, known.dtype)
+        for at in np.ndindex(signs.shape[:2]):
+            gradient = torch.from_numpy(signs[at]) * plan.budget.query.clip
+            canary = replace(no_gradients(BLOCK), values=gradient.view(1, 1, -1))
+            agent = agents[at[1]]
+            words[at] = messages.make(canary, at[0], agent)[0] - known[at[0], agent]
+        # Each sum is compared with the gradient of the last agent in it.
+        sums = np.cumsum(words, axis=1, dtype=words.dtype)[:, 1:-1]
+        single.add(words, signs)
+        partial.add(sums, signs[:, 1:-1])
+    yield "single messages", single
+    yield f"partial sums of 2 … {len(agents) - 1} agents", partial
+
+
+def test_words(num_words: int) -> list[str]:
+    """Return the rows of the table of words."""
+    network = load_network(GRAPH, mixing="sum")
+    plan = make_plan(network, PrivacyBudget(EPSILON, DELTA, num_steps=STEPS, clip=0.1))
+    rows = []
+    for view in (View(), View((1,))):
+        began = time.perf_counter()
+        for name, found in stream_words(plan, num_words, view):
+            values = found.list_p_values()
+            worst = min(values, key=lambda test: values[test])
+            cells = [
+                f"{name}, {view.describe()}",
+                f"{found.num_words:,}",
+                str(len(values)),
+                f"{values[worst]:.3g} ({worst})",
+                f"{min(1.0, len(values) * values[worst]):.3g}",
+                f"{time.perf_counter() - began:.0f}",
+            ]
+            rows.append(f"| {' | '.join(cells)} |")
+            print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--trials", type=int, default=100_000, help="trials of rows through shares")
+    parser.add_argument("--words", type=int, default=10**8, help="words of each test of messages")
     parser.add_argument("--only", default="", help="plans whose names contain this text")
     parser.add_argument("--out", type=Path, help="Markdown file to write")
     options = parser.parse_args()
@@ -174,6 +252,8 @@ def main() -> None:
             print(rows[-1], file=sys.stderr, flush=True)
     if options.only in "digits":
         rows.append(audit_one_run())
+    if options.only in "words":
+        rows += [WORDS, *test_words(options.words)]
     text = "\n".join([TITLE, *rows]) + "\n"
     if options.out:
         options.out.write_text(text, encoding="utf-8")

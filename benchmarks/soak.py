@@ -31,10 +31,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from corn.distributed.keyring import DrawnNoise, NoiseShare, find_credentials, make_keys
 from corn.distributed.processes import AgentProcesses
+from corn.distributed.rendezvous import host_store
 from corn.distributed.settings import AgentConfig, DropoutPolicy, RunSettings
-from corn.distributed.startup.joining import host_store
-from corn.distributed.startup.keyring import DrawnNoise, NoiseShare, find_credentials, make_keys
 from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
 from corn.learn.workloads import Workload
@@ -100,7 +100,7 @@ class Disturber:
             if now >= when:
                 del self._wake_at[agent]
                 self._processes.send_signal(agent, signal.SIGCONT)
-        progress = self._processes.progress
+        progress = self._processes.states
         if now < self._next or len(progress) < self._num_agents:
             return  # nothing is disturbed before all have begun
         self._next = now + draw.uniform(3, 15)
@@ -136,7 +136,7 @@ def run(folder: Path, options: argparse.Namespace) -> tuple[Disturber, float, in
     """Run and disturb; return the disturber, the longest time without a step, and the last step."""
     n = options.agents
     budget = PrivacyBudget(10, 1e-5, num_steps=NUM_STEPS, clip=0.1)
-    plan = make_plan(load_network(f"er:n={n},p=0.5,seed=1"), budget)
+    plan = make_plan(load_network(f"er:n={n},p=0.5,seed=1", mixing="gossip"), budget)
     save_plan(plan, folder / "plan.corn")
     make_keys(folder / "keys", n)
     policy: DropoutPolicy = options.on_dropout
@@ -146,7 +146,6 @@ def run(folder: Path, options: argparse.Namespace) -> tuple[Disturber, float, in
         timeout=TIMEOUT,
         evaluate_at=(0,),
         on_dropout=policy,
-        deadline=options.deadline,
     )
     store = host_store(("127.0.0.1", 0), find_credentials(settings, folder / "keys", 0, n))
     workload = RecordingWorkload(
@@ -177,7 +176,7 @@ def run(folder: Path, options: argparse.Namespace) -> tuple[Disturber, float, in
         while time.monotonic() < end:
             processes.poll(0.05)
             disturber.act()
-            step = max((own.step for own in processes.progress.values()), default=0)
+            step = max((own.step for own in processes.states.values()), default=0)
             now = time.monotonic()
             if step > last_step:
                 last_step, last_change = step, now
@@ -227,8 +226,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--agents", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--on-dropout", default="continue", choices=["continue", "replan"])
-    parser.add_argument("--deadline", type=float, default=None)
+    parser.add_argument("--on-dropout", default="replan", choices=["continue", "replan"])
     parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep in every step")
     parser.add_argument("--out", type=Path, default=None, help="keep the files here")
     options = parser.parse_args()

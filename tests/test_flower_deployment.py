@@ -24,7 +24,7 @@ import pytest
 from corn.distributed import make_keys
 from corn.flower import CornMod, CornStrategy
 from corn.noise import load_identity, load_roster
-from corn.noise.ledger_file import read_ledger
+from corn.noise.ledger import read_ledger
 from corn.plan import load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network

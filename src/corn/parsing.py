@@ -12,13 +12,14 @@ import math
 import reprlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.errors import FileFormatError, InvalidArgumentError, make_printable
 
 # Digits of a whole number: enough for 64 bits. Longer ones overflow when they become floats.
@@ -94,6 +95,8 @@ def build(hint: Any, value: object, name: str) -> Any:
     if origin is np.ndarray:
         return _build_array(value, name)
     if origin in (tuple, Sequence) and isinstance(value, list):
+        if _is_table(value, options):
+            return tuple(map(tuple, value))
         is_fixed = origin is tuple and options[-1] is not Ellipsis
         items = list(options) if is_fixed else [options[0]] * len(value)
         if len(items) == len(value):
@@ -129,6 +132,23 @@ def parse_hex(text: str, name: str) -> bytes:
 def quote(value: object) -> str:
     """Return a short text of a value that is safe to print."""
     return make_printable(reprlib.repr(value), limit=_MAX_QUOTED)
+
+
+def _is_table(rows: list[Any], options: tuple[Any, ...]) -> bool:
+    """Return whether rows of whole numbers fit ``tuple[row, ...]``, of which plans have millions.
+
+    Anything else is left to the general rules, which find what is wrong.
+    """
+    row, inner = options[0], get_args(options[0])
+    if options[1:] != (Ellipsis,) or get_origin(row) is not tuple or inner[0] is not int:
+        return False
+    # Not by isinstance: True is an int to Python.
+    is_lists = set(map(type, rows)) <= {list}
+    if not is_lists or set(map(type, chain.from_iterable(rows))) - {int}:
+        return False
+    if inner[1:] == (Ellipsis,):
+        return True
+    return set(inner) == {int} and set(map(len, rows)) <= {len(inner)}
 
 
 def _build_one_of(options: tuple[Any, ...], value: object, name: str) -> Any:

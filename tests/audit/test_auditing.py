@@ -9,7 +9,7 @@ from scipy.stats import binom
 
 from corn.audit import DEPLOYED, AuditSettings, View, audit_plan
 from corn.audit.auditing import map_exposure
-from corn.audit.noise_check import check_noise
+from corn.audit.checks import check_noise
 from corn.audit.program import NoiseRecord, list_releases
 from corn.audit.views import StreamWeights
 from corn.errors import InvalidArgumentError

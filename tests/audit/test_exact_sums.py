@@ -1,27 +1,25 @@
 """Audits of exact sums: tight on the sums that a coalition can read, and faults of masks found."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import permutations
 from typing import Any
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
 from scipy.stats import binom
 from torch import Tensor
 
-from corn.arrays import FloatArray
 from corn.audit import DEPLOYED, AuditReport, AuditSettings, View, audit_plan
 from corn.audit.auditing import map_exposure
-from corn.audit.masked_messages import MaskedMessages, uniform_p_value
+from corn.audit.checks import WordStatistics, uniform_p_value
+from corn.audit.observation import MaskedMessages
 from corn.audit.program import STEP_SIZE, NoiseRecord, derive_keys, draw_nonce, list_releases
 from corn.audit.views import StreamWeights, find_smallest_break, list_worst_views
+from corn.checks import FloatArray
 from corn.covariance import Decomposition
 from corn.covariance.decomposition import hidden_precision
-from corn.errors import InvalidArgumentError
 from corn.learn.step import ClippedGradients
 from corn.noise import Owner, Secret, SecureSource, draw_share
 from corn.noise.masks import MaskWords, draw_mask, draw_offset, mask_release
@@ -138,11 +136,6 @@ def test_the_map_of_exposure_has_the_exact_values() -> None:
     assert np.allclose(found[:, 1:][~np.eye(5, dtype=bool)], 1.25**0.5, rtol=0.1)
 
 
-def test_processes_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="through must be shares or step"):
-        audit(AuditSettings("processes"))
-
-
 @pytest.mark.slow
 def test_false_alarms_are_as_rare_as_the_confidence_says() -> None:
     plan, alarms = sum_plan(graph="complete:3"), 0
@@ -162,36 +155,156 @@ def test_the_test_of_uniform_words_has_its_level(size: int) -> None:
     assert uniform_p_value(words[0] & np.uint16(0xFFFE)) < 1e-6
 
 
-@pytest.mark.slow
-def test_tens_of_millions_of_words_are_uniform_and_independent() -> None:
-    """All 2¹⁶ values of single messages and incomplete sums, and all pairs of high bytes."""
-    plan, size = sum_plan(1, graph="complete:4"), 1 << 20
-    sums, pairs = np.zeros((4, 1 << 16)), np.zeros((4, 1 << 16))
-    for seed in range(16):
-        record = NoiseRecord(plan, list_releases(2), size, seed=seed)
-        for words, other in permutations(MaskedMessages(plan, record, DEPLOYED).words):
-            rows = words[0], words[0] + words[2], words[0] - words[1], words[0] - other[0]
-            high = (words >> np.uint16(8)).astype(np.int64)
-            for k, own in enumerate(rows):
-                sums[k] += np.bincount(own, minlength=1 << 16)
-                # Each agent with the next.
-                pairs[k] += np.bincount(high[k - 1] << 8 | high[k], minlength=1 << 16)
-    assert sums.sum() == pairs.sum() == 4 * 32 * size
-    for table in [*sums, *pairs]:
-        assert scipy.stats.chisquare(table).pvalue > 1e-6
+def count_words(spoil: Any = None) -> WordStatistics:
+    """Return the tests of two million words of messages, and of sums that lack an agent."""
+    plan, found = sum_plan(1, graph="complete:4"), WordStatistics()
+    for seed in range(4):
+        record = NoiseRecord(plan, list_releases(2), 1 << 16, seed=seed)
+        words = MaskedMessages(plan, record, DEPLOYED).words
+        sums = np.cumsum(words, axis=1, dtype=words.dtype)[:, :-1]
+        signs = np.random.default_rng(seed).choice([-1.0, 1.0], sums.shape)
+        found.add(sums if spoil is None else spoil(sums, signs), signs)
+    return found
 
 
-# Faults, planted into the program one by one.
+def test_words_are_uniform_and_independent() -> None:
+    """``benchmarks/audit_table.py`` does so with a hundred million words."""
+    found = count_words()
+    assert found.num_words == 4 * 2 * 3 << 16
+    assert min(found.list_p_values().values()) > 1e-4
 
 
-def test_a_mask_used_in_two_steps() -> None:
-    """Single messages are uniform still. The difference of two is free of masks."""
+@pytest.mark.parametrize(
+    ("spoil", "test"),
+    [
+        (lambda words, _: words & np.uint16(0xFFFE), "low byte"),
+        (lambda words, _: words | words << np.uint16(8) & np.uint16(0x0100), "high byte"),
+        (lambda words, _: np.repeat(words[..., ::2], 2, axis=2), "the next coordinate"),
+        (lambda words, _: words[:, [0, 0, 1]], "the next message"),
+        (lambda words, _: words[[0, 0]], "the next release"),
+        (lambda words, s: words + (40 * s).astype(np.int16).view(np.uint16), "nothing"),
+        (lambda words, s: words - (words >> 15 << 9) * (s > 0), "the gradient"),
+    ],
+    ids=["low bit", "frequent bit", "coordinates", "agents", "steps", "shifted", "data"],
+)
+def test_words_that_are_not_are_found(spoil: Any, test: str) -> None:
+    values = count_words(spoil).list_p_values()
+    found = {name for name, p in values.items() if p < 1e-4}
+    # A shift by the data leaves uniform words uniform: masks hide it.
+    assert any(test in name for name in found) if test != "nothing" else not found
 
-    def draw(*args: Any, step: int, **rest: Any) -> MaskWords:
-        return draw_mask(*args, step=step // 2, **rest)
 
-    (problem,) = audit(draw_mask=draw).problems
-    assert "messages in releases 0 and 1 is not uniform" in problem
+# Faults, planted into the program one by one. All checks of an audit are switched off but one, so
+# that it is known which of them find the fault.
+
+CHECKS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "noise": ("corn.audit.auditing.check_noise", list),
+    "modulus": ("corn.audit.checks.check_modulus", list),
+    "offsets": ("corn.audit.checks.list_offsets", list),
+    "uniform": ("corn.audit.checks.list_masked", list),
+    "sums": ("corn.audit.checks.check_sums", list),
+    "keys": ("corn.audit.program.NoiseRecord.check_keys", list),
+    "gradient and noise": ("corn.audit.observation.StepObservation._check_sum", type(None)),
+    "sampler": ("corn.audit.auditing.check_sampler", list),
+    "bits": ("corn.audit.auditing.check_bits", list),
+}
+"""Where each check that needs no victim is, and makes what it returns if it finds nothing."""
+
+
+def find_checks(
+    monkeypatch: pytest.MonkeyPatch,
+    settings: AuditSettings = SHARES,
+    *,
+    plan: Plan | None = None,
+    **faulty: Any,
+) -> set[str]:
+    """Return the checks that find a fault, each alone; the attack on victims is one of them."""
+    found = set()
+    for only in CHECKS:
+        with monkeypatch.context() as patch:
+            for name, (where, nothing) in CHECKS.items():
+                if name != only:
+                    patch.setattr(where, lambda *_, _nothing=nothing, **__: _nothing())
+            report = audit(settings, plan=plan, **faulty)
+        if report.problems:
+            found.add(only)
+        # The attack needs none of them.
+        if any(one.verdict == "violated" for one in report.findings):
+            found.add("attack")
+    return found
+
+
+def reuse_masks(*args: Any, step: int, **rest: Any) -> MaskWords:
+    return draw_mask(*args, step=step // 2, **rest)
+
+
+def turn_sign(noise: Decomposition, agent: int, **rest: Any) -> MaskWords:
+    drawn = draw_mask(noise, agent, **rest)
+    return -drawn if agent == 2 else drawn
+
+
+def draw_few_values(*args: Any, **rest: Any) -> MaskWords:
+    return draw_mask(*args, **rest) & np.uint16(0x3FFF)
+
+
+def draw_no_offset(nonce: bytes, step: int, size: int) -> FloatArray:
+    del nonce, step
+    return np.zeros(size)
+
+
+def draw_one_offset(nonce: bytes, step: int, size: int) -> FloatArray:
+    del step
+    return draw_offset(nonce, 0, size)
+
+
+def send_without_offset(
+    found: ClippedGradients, noise: Tensor, mask: MaskWords, *, grid: float, offset: FloatArray
+) -> MaskWords:
+    noisy = found.values.flatten(1) * found.factors.flatten().unsqueeze(1) + noise
+    return mask_release(noisy.numpy(), grid=grid, offset=np.zeros_like(offset), mask=mask)
+
+
+def draw_too_little(noise: Decomposition, agent: int, **rest: Any) -> FloatArray:
+    """Draw the noise for an eavesdropper under a promise against one insider of five agents."""
+    drawn: FloatArray = draw_share(noise, agent, **rest)
+    return drawn * math.sqrt(0.8)
+
+
+FAULTS: list[tuple[str, Any, set[str]]] = [
+    # Single messages are uniform still. The difference of two is free of masks.
+    ("draw_mask", reuse_masks, {"uniform"}),
+    # It does not cancel, so that the complete sum is uniform garbage. Masks cancel in the sum with
+    # that agent's sign turned.
+    ("draw_mask", turn_sign, {"sums", "uniform"}),
+    ("draw_mask", draw_few_values, {"uniform", "sums"}),
+    # No attacker can show this: δ changes too little.
+    ("draw_offset", draw_no_offset, {"offsets"}),
+    ("draw_offset", draw_one_offset, {"offsets"}),
+    ("make_masked_messages", send_without_offset, {"sums"}),
+    ("draw_share", draw_too_little, {"sums", "noise", "attack"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "fault", "checks"), FAULTS, ids=lambda given: getattr(given, "__name__", "")
+)
+def test_the_checks_that_find_a_fault(
+    function: str, fault: Any, checks: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_checks(monkeypatch, **{function: fault}) == checks
+
+
+def test_a_program_without_faults_passes_every_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_checks(monkeypatch) == set()
+
+
+def test_problems_name_the_messages_in_which_they_show() -> None:
+    (problem,) = audit(draw_mask=reuse_masks).problems
+    assert "messages in releases 0 and 1" in problem
+    assert "is not uniform" in problem
+    assert "the sum of all agents is not the plan's" in audit(draw_mask=turn_sign).problems[0]
+    (problem,) = audit(draw_offset=draw_no_offset).problems
+    assert "the public offset of release 0 is not uniform" in problem
 
 
 def test_a_resumed_run_with_the_old_nonce() -> None:
@@ -205,73 +318,12 @@ def test_a_resumed_run_with_the_old_nonce() -> None:
     assert "is not uniform" in " ".join(report.problems)
 
 
-def test_a_mask_with_the_wrong_sign() -> None:
-    """It does not cancel, so that the complete sum is uniform garbage."""
-
-    def draw(noise: Decomposition, agent: int, **rest: Any) -> MaskWords:
-        drawn = draw_mask(noise, agent, **rest)
-        return -drawn if agent == 2 else drawn
-
-    report = audit(draw_mask=draw)
-    assert "the sum of all agents is not the plan's" in " ".join(report.problems)
-
-
-def test_masks_of_a_few_values() -> None:
-    def draw(*args: Any, **rest: Any) -> MaskWords:
-        return draw_mask(*args, **rest) & np.uint16(0x3FFF)
-
-    assert "is not uniform" in " ".join(audit(draw_mask=draw).problems)
-
-
-def test_no_offset_at_all() -> None:
-    def draw(nonce: bytes, step: int, size: int) -> FloatArray:
-        del nonce, step
-        return np.zeros(size)
-
-    (problem,) = audit(draw_offset=draw).problems
-    assert "the public offset of release 0 is not uniform" in problem
-
-
-def test_one_offset_for_all_steps() -> None:
-    def draw(nonce: bytes, step: int, size: int) -> FloatArray:
-        del step
-        return draw_offset(nonce, 0, size)
-
-    (problem,) = audit(draw_offset=draw).problems
-    assert "the public offsets of releases 0 and 1 is not uniform" in problem
-
-
-def test_messages_without_the_offset() -> None:
-    def send(
-        found: ClippedGradients, noise: Tensor, mask: MaskWords, *, grid: float, offset: FloatArray
-    ) -> MaskWords:
-        noisy = found.values.flatten(1) * found.factors.flatten().unsqueeze(1) + noise
-        return mask_release(noisy.numpy(), grid=grid, offset=np.zeros_like(offset), mask=mask)
-
-    report = audit(make_masked_messages=send)
-    assert "the sum of all agents is not the plan's: mean -" in " ".join(report.problems)
-
-
-def draw_too_little(noise: Decomposition, agent: int, **rest: Any) -> FloatArray:
-    """Draw the noise for an eavesdropper under a promise against one insider of five agents."""
-    drawn: FloatArray = draw_share(noise, agent, **rest)
-    return drawn * math.sqrt(0.8)
-
-
-def test_noise_for_fewer_insiders() -> None:
-    report = audit(draw_share=draw_too_little)
-    assert {one.verdict for one in report.findings} == {"violated"}
-    assert "instead of" in report.problems[0]
-
-
-def test_a_plan_with_noise_for_fewer_insiders() -> None:
+def test_a_plan_with_noise_for_fewer_insiders(monkeypatch: pytest.MonkeyPatch) -> None:
     """The program draws what the plan says, but that is not what the plan promises."""
     plan, eavesdropper = sum_plan(1), sum_plan(0)
     theta = eavesdropper.decomposition.private_variance
     noise = replace(plan.decomposition, private_variance=theta)
-    report = audit(plan=replace(plan, decomposition=noise))
-    assert {one.verdict for one in report.findings} == {"violated"}
-    assert report.problems == ()
+    assert find_checks(monkeypatch, plan=replace(plan, decomposition=noise)) == {"attack"}
 
 
 def round_apart(
@@ -290,27 +342,25 @@ def round_apart_in_gossip(
     return (model - STEP_SIZE * grid * units).float()
 
 
-@pytest.mark.usefixtures("without_bits")
+@pytest.mark.slow
 @pytest.mark.parametrize("mixing", ["gossip", "sum"])
-def test_rounding_gradient_and_noise_apart(mixing: Mixing) -> None:
+def test_rounding_gradient_and_noise_apart(mixing: Mixing, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message is on the grid, and its variance changes little. It is no function of the sum."""
     faulty: dict[str, Any] = {
         "make_masked_messages": round_apart,
         "make_messages": round_apart_in_gossip,
     }
-    report = audit(STEP, plan=agent_plan(mixing=mixing), **faulty)
-    (problem,) = report.problems
-    assert "other than by its sum with the noise" in problem
+    found = find_checks(monkeypatch, STEP, plan=agent_plan(mixing=mixing), **faulty)
+    assert found - {"attack"} == {"gradient and noise"}
 
 
-def test_a_modulus_that_is_too_small() -> None:
+def test_a_modulus_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     # A mean of 4096 samples is far longer than the change by one of them.
     plan = sample_plan("every-step", "replace", batch_size=4096, mixing="sum")
     correct = audit(plan=plan)
     assert correct.messages is not None
     assert (correct.messages.bits, correct.problems) == (32, ())
-    report = audit(plan=plan, choose_bits=lambda *_: 16)
-    assert "messages of 16 bits are too short" in report.problems[0]
+    assert find_checks(monkeypatch, plan=plan, choose_bits=lambda *_: 16) == {"modulus"}
 
 
 def open_source(noise: Decomposition) -> SecureSource:

@@ -1,15 +1,36 @@
 """Messages of real agents, recorded and audited."""
 
 import multiprocessing
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from corn.audit import AuditSettings, View, audit_plan
 from corn.audit.auditing import suggest_releases
+from corn.audit.checks import (
+    check_messages,
+    check_noise,
+    check_sums,
+    list_masked,
+    uniform_p_value,
+)
+from corn.audit.observation import add_share_canary
 from corn.audit.recording import ProcessObservation, RecordedRun, _read_releases, _serve
+from corn.audit.views import StreamWeights
+from corn.checks import FloatArray
 from corn.errors import CornError, InvalidArgumentError
-from tests.audit.plans import agent_plan
+from corn.learn.step import ClippedGradients, compute_gradients, release_masked
+from corn.noise import draw_share
+from corn.noise.masks import MaskWords, draw_mask, draw_offset
+from corn.plan import Plan
+from corn.topology import Mixing
+from corn.topology.graphs import SpanningTree
+from tests.audit.agent_threads import record_threads
+from tests.audit.plans import agent_plan, sample_plan
 
 
 def test_processes_release_no_more_than_their_ledgers_allow() -> None:
@@ -21,14 +42,147 @@ def test_processes_release_no_more_than_their_ledgers_allow() -> None:
 
 
 @pytest.mark.slow
-def test_messages_of_real_processes_are_tight() -> None:
+@pytest.mark.parametrize("mixing", ["gossip", "sum"])
+def test_messages_of_real_processes_are_tight(mixing: Mixing) -> None:
     """An insider's keys reproduce its part of the noise in two runs with different nonces."""
-    plan = agent_plan(graph="complete:3")
-    report = audit_plan(plan, settings=AuditSettings("processes", num_trials=2000))
+    plan = agent_plan(graph="complete:3", mixing=mixing)
+    report = audit_plan(plan, settings=AuditSettings("processes", num_trials=4000))
     assert not report.violated, (report.problems, [one.excess for one in report.findings])
     for one in report.findings:
         assert len(one.view.coalition) == 1
-        assert abs(one.mu.estimate / one.exact_mu - 1) < 0.1
+        assert one.ratio >= 0.95
+        assert abs(one.mu.estimate / one.exact_mu - 1) < 0.05
+    assert (report.messages is not None) == (mixing == "sum")
+
+
+@pytest.mark.slow
+def test_a_coalition_that_cuts_an_agent_off_reads_it_from_real_processes() -> None:
+    """On the seeds of a ring, agent 0 is alone between insiders 1 and 4."""
+    plan = agent_plan(0, "edges", mixing="sum")
+    settings = AuditSettings("processes", num_trials=4000)
+    report = audit_plan(plan, view=View((1, 4)), settings=settings)
+    assert {one.verdict for one in report.findings} == {"violated"}
+    assert report.findings[0].ratio == pytest.approx(5**0.5, rel=0.05)
+    assert report.problems == (), "the program does what the plan says"
+
+
+# Faults of exact sums, planted into the code that agents run.
+
+
+def record_agents(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> ProcessObservation:
+    """Record agents in threads, whose code a test can change."""
+    record_threads(monkeypatch)
+    return ProcessObservation(plan, num_trials=2000, num_releases=4)
+
+
+def sum_plan(sampling: str | None = None) -> Plan:
+    if sampling is None:
+        return agent_plan(graph="path:4", mixing="sum", num_steps=4)
+    return sample_plan(sampling, "replace", mixing="sum")
+
+
+@pytest.mark.parametrize("sampling", [None, "passes"])
+def test_recorded_messages_are_those_of_keys_and_data(
+    sampling: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = sum_plan(sampling)
+    seen = record_agents(plan, monkeypatch)
+    assert seen.problems == []
+    assert seen.messages is not None
+    gradients = seen.messages.gradients
+    assert gradients is not None
+    length = np.linalg.norm(gradients, axis=2)
+    # In some steps the sample is not in the batch.
+    contribution = plan.budget.query.contribution
+    assert {round(own, 9) for own in (length / contribution).ravel().tolist()} <= {0.0, 1.0}
+    assert length.max() > 0
+    assert check_messages(plan, seen.messages, View((1,)), seed=0, alpha=1e-3).problems == ()
+
+
+def reuse(*given: Any, step: int, **rest: Any) -> MaskWords:
+    return draw_mask(*given, step=0 * step, **rest)
+
+
+def turn_sign(noise: Any, agent: int, **rest: Any) -> MaskWords:
+    drawn = draw_mask(noise, agent, **rest)
+    return -drawn if agent == 2 else drawn
+
+
+def draw_no_offset(nonce: bytes, step: int, size: int) -> FloatArray:
+    return 0 * draw_offset(nonce, step, size)
+
+
+def draw_too_little(*given: Any, out: FloatArray, **rest: Any) -> None:
+    draw_share(*given, out=out, **rest)
+    out *= 0.75**0.5
+
+
+def round_apart(
+    gradient: Tensor, factor: Tensor, noise: Tensor, *, grid: float, **rest: Any
+) -> Any:
+    rounded = torch.round(torch.mul(gradient, factor).double() / grid) * grid
+    return release_masked(rounded, torch.ones(1), noise, grid=grid, **rest)
+
+
+def clip_nothing(*given: Any, **rest: Any) -> ClippedGradients:
+    found = compute_gradients(*given, **rest)
+    return replace(found, factors=torch.full_like(found.factors, 0.01))
+
+
+KEYRING, HALF_STEP = "corn.distributed.keyring", "corn.distributed.half_step"
+
+
+@pytest.mark.parametrize(
+    ("where", "fault", "others"),
+    [
+        (f"{KEYRING}.draw_mask", reuse, {"uniform"}),
+        (f"{KEYRING}.draw_mask", turn_sign, {"sums", "noise"}),
+        (f"{KEYRING}.draw_offset", draw_no_offset, {"sums"}),
+        (f"{KEYRING}.draw_share", draw_too_little, {"sums", "noise"}),
+        (f"{HALF_STEP}.release_masked", round_apart, set[str]()),
+        (f"{HALF_STEP}.compute_gradients", clip_nothing, {"length"}),
+    ],
+)
+def test_faults_of_agents_are_found(
+    where: str, fault: Any, others: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them by comparison with what keys and data give, and most by another check too."""
+    plan = sum_plan()
+    monkeypatch.setattr(where, fault)
+    seen = record_agents(plan, monkeypatch)
+    assert any("are not those of its gradient, noise, offset" in one for one in seen.problems)
+    messages, streams = seen.messages, StreamWeights.of(plan.decomposition)
+    assert messages is not None
+    R = streams.covariance + np.eye(plan.num_agents) * plan.grid**2 / 12
+    words = [uniform_p_value(words) for _, words in list_masked(plan, messages, View(), 0)]
+    found = {
+        "uniform": min(words) * len(words) < 1e-3,
+        "sums": bool(check_sums(plan, messages, 1e-3)),
+        "noise": bool(check_noise(seen.released, R, alpha=1e-3)),
+        "length": float(np.abs(seen.add_canary(1).alternative).max())
+        > 1.5 * float(np.abs(add_share_canary(plan, 1, (4, 2000)).alternative).max()),
+    }
+    # At least: keys are new in each run, and what they leave may show in another check too.
+    assert others <= {name for name, is_found in found.items() if is_found}
+
+
+def test_a_step_that_some_agents_do_not_apply_shows_in_digests() -> None:
+    tree = SpanningTree(0, {0: 0, 1: 0, 2: 1})
+    models = {(step, agent): bytes([step]) for step in range(3) for agent in range(3)}
+    words = np.zeros((2, 3, 2), np.uint16)
+    assert RecordedRun(words, bytes(32), {}, models).check_agreement(tree) == []
+    # Agent 2 applied the first step, which is void to the others.
+    run = RecordedRun(words, bytes(32), {}, {**models, (1, 2): b"other"})
+    assert "agents 2 have another model than the root after 1 steps" in run.check_agreement(tree)[0]
+
+
+def test_totals_that_differ_are_found() -> None:
+    tree = SpanningTree(0, {0: 0, 1: 0, 2: 1})
+    words = np.arange(6, dtype=np.uint16).reshape(1, 3, 2)
+    run = RecordedRun(words, bytes(32), {(0, 0): words[0, 0], (0, 1): words[0, 0] + np.uint16(1)})
+    assert "agent 1 passed on another total" in run.check_agreement(tree)[0]
+    # Partial sums (0, 1), (2, 3) and (4, 5), of which the first has the second, and that the third.
+    assert run.read_words(tree).tolist() == [[[65534, 65534], [65534, 65534], [4, 5]]]
 
 
 @pytest.mark.parametrize("num_steps", [4, 400])
@@ -66,30 +220,11 @@ def test_a_process_ends_when_the_audit_is_gone(monkeypatch: pytest.MonkeyPatch) 
     assert len(runs) == 1, "the process took no order, so its end shows nothing"
 
 
-def test_seeds_of_larger_groups_stay_in_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = agent_plan(0, "global", graph="complete:3")
-    run = RecordedRun(np.zeros((1, 3, 200)), bytes(32))
-    monkeypatch.setattr("corn.audit.recording.AgentPool", _pool_of(run))
-    with pytest.raises(Exception, match="view must be eavesdropper for processes"):
-        audit_plan(
-            plan,
-            view=View((1,)),
-            settings=AuditSettings("processes", num_trials=200, num_releases=2),
-        )
-
-
-def _pool_of(run: RecordedRun) -> type:
-    class Pool:
-        def __init__(self, num_agents: int) -> None:
-            assert num_agents == 3
-
-        def run(self, *_: object, **__: object) -> RecordedRun:
-            return run
-
-        def __enter__(self) -> "Pool":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-    return Pool
+@pytest.mark.parametrize(
+    ("mixing", "problem"),
+    [("gossip", "view must be eavesdropper"), ("sum", "through must be shares or step")],
+)
+def test_seeds_of_larger_groups_stay_in_the_processes(mixing: Mixing, problem: str) -> None:
+    plan = agent_plan(1, "leave-one-out", graph="complete:4", mixing=mixing)
+    with pytest.raises(InvalidArgumentError, match=problem):
+        audit_plan(plan, view=View((1,)), settings=AuditSettings("processes"))

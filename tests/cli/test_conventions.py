@@ -89,11 +89,8 @@ def test_misuse_exits_with_2(corn: Runner, arguments: str) -> None:
         ("launch none.corn --task a9a --plot x.txt", "x.txt: a figure's name must end in .png"),
         ("graph ring:5 --plot picture.txt", "picture.txt: a figure's name must end in .png"),
         ("graph ring:5 --out W.csv", "W.csv: a mixing matrix's file must end in .npy"),
-        ("threat --graph ring:4 --seeds ''", "must name something, found ''"),
-        (
-            "graph ring:200000",
-            "at most 20,000 agents, found 200,000: its mixing matrix would take 320 GB",
-        ),
+        ("compare --graph ring:4 --seeds ' '", "must name something, found ' '"),
+        ("graph ring:200001", "a graph can have at most 200,000 agents, found 200,001"),
     ],
 )
 def test_expected_failures_exit_with_1_and_one_line(

@@ -73,8 +73,8 @@ def test_noise_without_protection_against_agents_is_noted(corn: Runner, tmp_path
     warning = "each can subtract everyone's shared noise"
     assert warning in corn(*PLAN, *options).stderr
     assert warning in corn("verify", tmp_path / "g.corn").stderr
-    gossip = ("--mixing", "gossip")
-    assert warning in corn("design", *gossip, "--graph", "ring:6", "--colluders", 0).stderr
+    gossip = ("--mixing", "gossip", "--graph", "ring:6", "--colluders", 0)
+    assert warning in corn("compare", *gossip).stderr
     decor = [
         "--mechanism",
         "decor",
@@ -95,7 +95,7 @@ def test_noise_without_protection_against_agents_is_noted(corn: Runner, tmp_path
 
 def test_a_changed_plan_is_refused(corn: Runner, plan: Path, tmp_path: Path) -> None:
     changed = tmp_path / "plan.corn"
-    changed.write_text(plan.read_text().replace('"epsilon": 10.0', '"epsilon": 9.0'))
+    changed.write_text(plan.read_text().replace('"epsilon":10.0', '"epsilon":9.0'))
     outcome = corn("verify", changed)
     assert outcome.exit_code == 1
     assert "another fingerprint" in outcome.stderr

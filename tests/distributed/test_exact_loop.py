@@ -1,8 +1,11 @@
 """``make_private`` with exact sums: one model, and one step of any optimizer on the average."""
 
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,16 +16,22 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
+from corn.distributed.keyring import make_keys
 from corn.distributed.own_loop import make_private
+from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.settings import RunSettings
 from corn.errors import CornError
 from corn.learn import Constant, Method, SweepSettings, TrainingProblem, Trial, run_sweep
 from corn.learn.batches import AgentData
 from corn.learn.own_loop import PrivateTraining
 from corn.learn.perturbation import KeyedNoise
+from corn.learn.step import save_state
 from corn.learn.tasks import ModuleTask
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
+
+from .threads import make_rendezvous, run_in_threads
 
 N, M, STEPS, SEED, RATE = 4, 12, 5, 3, 0.05
 FACTORIES: list[Callable[..., Optimizer]] = [
@@ -219,6 +228,71 @@ def test_secret_noise_of_samples_by_poisson_sampling() -> None:
         assert private.get_epsilon() <= 10
         assert private.optimizer.privacy.startswith("the models keep ε = 10")
     assert not torch.equal(*models)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize("schedule", [None, lambda own: StepLR(own, 5, gamma=0.8)])
+def test_an_agent_returns_with_the_state_of_a_neighbours_optimizer(
+    factory: Callable[..., Optimizer], schedule: Any, tmp_path: Path
+) -> None:
+    """All agents end with the same bits, moments and counts of steps included."""
+    num_steps, leaving = 40, 2
+    budget = PrivacyBudget(50, 1e-5, num_steps=num_steps, clip=0.5)
+    plan = make_plan(load_network(f"ring:{N}", mixing="sum"), budget)
+    make_keys(tmp_path / "keys", N)
+    has_returned = threading.Event()
+    # Modules draw their first parameters from torch's global generator.
+    models = [make_model() for _ in range(2 * N)]
+
+    def take_part(rendezvous: Rendezvous, model: nn.Module, *, rejoins: bool) -> PrivateTraining:
+        rendezvous.keys = tmp_path / "keys"
+        return make_private(
+            plan,
+            module=model,
+            optimizer=factory(model.parameters()),
+            data_loader=DataLoader(TensorDataset(*make_parts()[rendezvous.agent]), batch_size=M),
+            rendezvous=rendezvous,
+            settings=RunSettings(timeout=20, evaluate_at=(0,)),
+            schedule=schedule,
+            rejoins=rejoins,
+        )
+
+    def run(private: PrivateTraining, most: int = num_steps) -> int:
+        count = 0
+        while count < most:
+            before = count
+            for inputs, targets in private.data_loader:
+                time.sleep(0 if has_returned.is_set() else 0.02)
+                take_step(private, inputs, targets, "agent")
+                count += 1
+            if count == before:
+                break
+        return count
+
+    def run_one(rendezvous: Rendezvous) -> tuple[int, dict[str, Tensor], Tensor]:
+        agent = rendezvous.agent
+        private = take_part(rendezvous, models[agent], rejoins=False)
+        if agent == leaving:
+            run(private, most=5)
+            private.data_loader.close()
+            thread = private.optimizer._turns._thread  # type: ignore[attr-defined]
+            thread.join()
+            again = make_rendezvous(agent, N, rendezvous.store)
+            private = take_part(again, models[N + agent], rejoins=True)
+            has_returned.set()
+        count = run(private)
+        return count, save_state(private.optimizer._inner), read(private.module)
+
+    results: list[Any] = run_in_threads(N, run_one)
+    counts, states, trained = zip(*results, strict=True)
+    # One step is void, as the agent left in it.
+    assert {counts[agent] for agent in range(N) if agent != leaving} == {num_steps}
+    assert 0 < counts[leaving] < num_steps - 5
+    for state, model in zip(states, trained, strict=True):
+        assert torch.equal(model, trained[0])
+        assert state.keys() == states[0].keys() != set()
+        assert all(torch.equal(state[name], states[0][name]) for name in state)
 
 
 def test_noise_without_masks_is_summed_too() -> None:

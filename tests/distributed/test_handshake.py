@@ -3,14 +3,13 @@
 import secrets
 import threading
 import time
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from corn.covariance import Decomposition
-from corn.distributed.startup.handshake import (
+from corn.distributed.handshake import (
     Agreement,
     HandshakeError,
     Hello,
@@ -21,11 +20,10 @@ from corn.distributed.startup.handshake import (
     confirm,
     shake_hands,
 )
-from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.startup.start_errors import (
+from corn.distributed.rendezvous import (
     AbsentError,
-    LateError,
     RefusalError,
+    Rendezvous,
     StoppedBeforeStartError,
 )
 from corn.errors import CornError, FileFormatError, InfeasibleError, PublicError
@@ -198,22 +196,13 @@ def test_a_refusal_reaches_all_agents_without_private_details(error: CornError, 
         assert "3.14" not in str(result)
 
 
-def test_an_agent_that_comes_too_late_does_not_stop_the_others() -> None:
-    def run(rendezvous: Rendezvous) -> list[bytes | None]:
-        with suppress(LateError), announcing_failure(rendezvous):
-            raise LateError
-        return rendezvous.store.get(["refusal/any"])
-
-    assert run_in_threads(1, run) == [[None]]
-
-
 @pytest.mark.slow
 def test_a_late_agent_learns_that_the_others_gave_up() -> None:
     agreement = Agreement(bytes(32), 0, 10, 0)
 
     def run(rendezvous: Rendezvous) -> None:
         if rendezvous.agent == 2:
-            while rendezvous.store.get(["refusal/any"]) == [None]:
+            while rendezvous.store.get(["refusal/0", "refusal/1"]) == [None, None]:
                 time.sleep(0.01)
         with announcing_failure(rendezvous):
             confirm(rendezvous, agreement, "ready")

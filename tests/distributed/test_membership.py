@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corn.distributed.dropout.membership import Membership, component_of, find_cuts, make_edge
-from corn.distributed.steps.messages import News, StopNotice, StopReason
+from corn.distributed.membership import Membership, component_of, find_cuts, make_edge
+from corn.distributed.messages import News, StopNotice, StopReason
 
 
 def spread(graph: nx.Graph, members: list[Membership], rounds: int) -> None:
@@ -40,7 +40,7 @@ def test_the_earliest_of_several_stops_counts_for_all() -> None:
     members[0].note_stop(StopNotice(30, 0, StopReason.INTERRUPTED))
     members[4].note_stop(StopNotice(25, 4, StopReason.DIVERGED))
     spread(graph, members, 4)
-    assert {own.stop for own in members} == {StopNotice(25, 4, StopReason.DIVERGED)}
+    assert {own.stop for own in members} == {StopNotice(25, 4, StopReason.DIVERGED, 4)}
 
 
 def test_a_cut_link_is_told_from_a_lost_agent() -> None:
@@ -69,12 +69,6 @@ def test_an_agent_that_returns_can_be_lost_again() -> None:
     own.merge(News(cuts=frozenset({((0, 1), 20), ((1, 2), 31)})))
     assert own.cuts_by(25) == {(0, 1): 20}
     assert own.lost_by(31) == {1: 20}
-
-
-def test_agents_that_are_absent_at_the_start_are_lost_from_there() -> None:
-    own = Membership(nx.cycle_graph(4), 0, absent=[2], step=7)
-    assert own.lost_by(6) == {}
-    assert own.lost_by(7) == {2: 7}
 
 
 def test_replaced_news_are_forgotten_and_change_nothing() -> None:

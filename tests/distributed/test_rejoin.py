@@ -1,4 +1,4 @@
-"""Agents that were lost, or that come late, take part again, and no noise is released twice."""
+"""Agents that were lost take part again, and no noise is released twice."""
 
 import signal
 from dataclasses import replace
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from corn.distributed.processes import AgentProcesses
-from corn.distributed.records.results import FailureKind, RunStatus
+from corn.distributed.results import FailureKind, RunStatus
 from corn.distributed.settings import RunSettings
 from corn.learn.schedule import Constant
 
@@ -40,19 +40,41 @@ class Comeback:
         if self.is_down and agent in processes.results:
             self.is_down = False
             self.num_restarts += 1
-            processes.progress.pop(agent)  # that of the process which was killed
+            processes.states.pop(agent)  # that of the process which was killed
             processes.restart(agent)
-        progress = processes.progress.get(agent)
+        progress = processes.states.get(agent)
         if self.is_down or progress is None:
             return
         if not self.steps:
             self.brake.unlink(missing_ok=True)
             return
-        others = [own.step for who, own in processes.progress.items() if who != agent]
+        others = [own.step for who, own in processes.states.items() if who != agent]
         if min(progress.step, max(others, default=0)) >= self.steps[0]:
             self.steps.pop(0)
             self.is_down = True
             processes.send_signal(agent, signal.SIGKILL)
+
+
+SUM_PLAN = small_plan("grid:2x3", 2 * NUM_STEPS, mixing="sum")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", [SUM_PLAN.network.tree.root, 5])
+def test_an_agent_returns_to_exact_sums_with_the_bits_of_the_others(
+    agent: int, tmp_path: Path
+) -> None:
+    comeback = Comeback(agent, [3, 15], tmp_path / "brake")
+    results = run_processes(SUM_PLAN, tmp_path, SETTINGS, brake=comeback.brake, on_poll=comeback)
+    assert failures(results) == {}
+    assert comeback.num_restarts == 2
+    for own in results.values():
+        assert (own.num_steps, own.lost, own.cut_links) == (NUM_STEPS, {}, {})
+        assert own.status is RunStatus.COMPLETE
+    notes = "\n".join(results[3].notes)
+    assert notes.count(f"agent {agent} took part again from step") == 2
+    assert results[agent].first_step > 15
+    assert len({read_last_model(tmp_path, own).tobytes() for own in range(6)}) == 1
+    ledger_script.check(2 * NUM_STEPS, [tmp_path / "keys"])
 
 
 @pytest.mark.slow
@@ -80,39 +102,6 @@ def read_last_model(out: Path, agent: int) -> np.ndarray:
     return np.fromfile(
         out / "shared" / f"agent-{agent}" / "models" / f"step-{NUM_STEPS}.bin", np.float32
     )
-
-
-@pytest.mark.slow
-def test_a_late_agent_joins_a_run_that_began_without_it(tmp_path: Path) -> None:
-    # The agents wait so long for the late one, and then begin.
-    settings = replace(SETTINGS, start_with=3, timeout=8)
-    late = {"is_there": False}
-
-    def come(processes: AgentProcesses) -> None:
-        steps = [own.step for own in processes.progress.values()]
-        if not late["is_there"] and len(steps) == 3 and min(steps) > 3:
-            late["is_there"] = True
-            processes.results[3] = None  # type: ignore[assignment]
-            processes._configs[3] = replace(processes._configs[0], agent=3)
-            processes._notes[3] = []
-            processes.restart(3)
-        own = processes.progress.get(3)
-        if own is not None and own.step > 15:
-            leave_and_return(processes)
-
-    # A neighbour that returns later connects to the late agent too.
-    leave_and_return = Comeback(2, [15], tmp_path / "brake")
-    brake = leave_and_return.brake
-    results = run_processes(
-        PLAN, tmp_path, settings, agents=[0, 1, 2], brake=brake, on_poll=come, seconds=150
-    )
-    assert failures(results) == {}
-    assert set(results) == {0, 1, 2, 3}
-    assert all(own.num_steps == NUM_STEPS for own in results.values())
-    assert all(own.lost == {} for own in results.values())
-    assert results[3].first_step > 3
-    assert leave_and_return.num_restarts == 1
-    assert all(own.cut_links == {} for own in results.values())
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Agents find the store, and every failure to do so is one clear line."""
 
-import os
 import socket
 import threading
 import time
@@ -9,23 +8,22 @@ from typing import Any
 
 import pytest
 
-from corn.distributed.settings import check_start_with
-from corn.distributed.startup.handshake import announcing_failure
-from corn.distributed.startup.joining import host_store, join, join_store
-from corn.distributed.startup.keyring import load_credentials, make_keys
-from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.startup.start_errors import (
-    AbsentError,
-    LateError,
+from corn.distributed.handshake import announcing_failure
+from corn.distributed.keyring import load_credentials
+from corn.distributed.rendezvous import (
+    ForgedWordError,
     RefusalError,
+    Rendezvous,
     StoppedBeforeStartError,
+    Word,
+    host_store,
+    join,
+    join_store,
 )
-from corn.distributed.startup.words import ForgedWordError, Word
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.sweep import Interruption
-from corn.transport import NO_SESSION, MemoryStore, StoreLostError
+from corn.transport import NO_SESSION, MemoryStore, Purpose, StoreLostError, dial
 
-from .harness import Forked
 from .threads import make_credentials, make_rendezvous, run_in_threads
 
 
@@ -72,6 +70,23 @@ def test_a_port_in_use_and_a_missing_store_are_reported_in_one_line() -> None:
     with pytest.raises(CornError, match=r"no store found at 127\.0\.0\.1:1 within 0.5 s"):
         join_store(("127.0.0.1", 1), own, timeout=0.5)
     store.close()
+
+
+def test_one_agent_holds_a_few_connections_to_the_store_and_keeps_the_newest() -> None:
+    host = host_store(("127.0.0.1", 0), make_credentials(0, 2))
+    where, own = ("127.0.0.1", host.port), make_credentials(1, 2)
+    before = threading.active_count()
+    opened = [dial(where, own, 0, Purpose.STORE, session=NO_SESSION, timeout=20) for _ in range(40)]
+    newest = join_store(where, own, timeout=20)
+    assert newest.set("word/1", b"word") == b"word"
+    deadline = time.monotonic() + 20
+    while threading.active_count() > before + 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before + 4
+    for channel in opened:
+        channel.close()
+    newest.close()
+    host.close()
 
 
 def test_a_port_of_another_program_is_not_waited_for_beyond_the_time_out() -> None:
@@ -242,183 +257,13 @@ def come(own: Rendezvous) -> None:
     own._words.put(f"join/{own.agent}", own._introduction, NO_SESSION)
 
 
-def begin_without_last(store: MemoryStore) -> list[Rendezvous]:
-    """Return the first three of four agents, which have met at a store."""
-    make_credentials(0, 4)
-    members = [make_rendezvous(agent, 4, store, timeout=2, start_with=3) for agent in range(3)]
-    for own in members:
-        come(own)  # before anybody's time-out begins
-    threads = [threading.Thread(target=lambda own=own: own.meeting) for own in members]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for own in members:
-        own.listener.close()
-    return members
-
-
-@pytest.mark.slow
-def test_a_run_begins_with_those_who_came() -> None:
-    store = MemoryStore()
-    results: dict[int, object] = {}
-
-    def run(agent: int) -> None:
-        own = make_rendezvous(agent, 4, store, timeout=6, start_with=3)
-        try:
-            results[agent] = own.meeting.members
-        except CornError as error:
-            results[agent] = type(error)
-        own.listener.close()
-
-    make_credentials(0, 4)
-    threads = [threading.Thread(target=run, args=(agent,)) for agent in (0, 1, 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == {0: (0, 1, 3), 1: (0, 1, 3), 3: (0, 1, 3)}
-    run(2)
-    assert results[2] is LateError
-
-
-@pytest.mark.parametrize("knows_members", [True, False])
-def test_an_agent_that_comes_too_late_and_fails_stops_nobody(*, knows_members: bool) -> None:
-    """It may also refuse just before the others agree on the members."""
-    store = MemoryStore()
-    late = make_rendezvous(3, 4, store, start_with=3)
-    late.listener.close()
-    members = begin_without_last(store)
-    if not knows_members:
-        late._is_left_out = lambda: False  # type: ignore[method-assign]
-    with pytest.raises(CornError), announcing_failure(late):
-        raise CornError("no file")
-    for own in members:
-        own.check()
-    if knows_members:
-        members[1].refuse("no space")
-        with pytest.raises(RefusalError, match="no space"):
-            members[0].check()
-
-
-def test_an_agent_that_returns_is_no_member_of_a_run_that_has_not_begun() -> None:
-    store = MemoryStore()
-    early = make_rendezvous(3, 4, store)
-    early.listener.close()
-    early.announce_address()
-    assert begin_without_last(store)[0].meeting.members == (0, 1, 2)
-
-
-def test_a_host_that_came_too_late_leaves_the_store_to_the_others_for_a_while() -> None:
-    store = MemoryStore()
-    host = make_rendezvous(0, 2, store, timeout=60, is_host=True)
-    other = make_rendezvous(1, 2, store)
-    threading.Timer(0.3, other.leave).start()
-    began = time.monotonic()
-    with pytest.raises(LateError), announcing_failure(host):
-        raise LateError
-    assert 0.3 <= time.monotonic() - began < 30
-    assert store.get(["refusal/any"]) == [None]
-    for own in (host, other):
-        own.listener.close()
-
-
-def test_an_agent_that_came_too_late_is_found_where_it_returns() -> None:
-    store = MemoryStore()
-    members = begin_without_last(store)
-    late, again = (make_rendezvous(3, 4, store, timeout=0.3, start_with=3) for _ in range(2))
-    with pytest.raises(LateError):
-        late.meeting  # noqa: B018
-    again.announce_address()
-    assert members[0].read_addresses()[3] == again.address != late.address
-    for own in (late, again):
-        own.listener.close()
-
-
-def test_a_run_does_not_begin_with_too_few() -> None:
-    own = make_rendezvous(0, 4, MemoryStore(), timeout=0.3, start_with=3)
-    with pytest.raises(AbsentError, match="from agents 1, 2, 3"):
-        own.meeting  # noqa: B018
-    own.listener.close()
-
-
-def test_a_proposal_of_an_earlier_run_with_fewer_agents_is_not_followed() -> None:
-    earlier = MemoryStore()
-    before = [make_rendezvous(agent, 3, earlier, timeout=0.1, start_with=2) for agent in (0, 1)]
-    come(before[1])
-    assert before[0].meeting.members == (0, 1)
-    (replayed,) = earlier.get(["members/any"])
-    now = MemoryStore()
-    lying = LyingStore(now, {"members/any": replayed or b""})
-    own = make_rendezvous(0, 3, lying, timeout=0.3, start_with=3)
-    others = [make_rendezvous(agent, 3, now) for agent in (1, 2)]
-    for other in others:
-        come(other)
-    with pytest.raises(ForgedWordError, match="members"):
-        own.meeting  # noqa: B018
-    for each in (*before, own, *others):
-        each.listener.close()
-
-
-@pytest.mark.parametrize(("num_agents", "start_with"), [(4, 2), (5, 2), (2, 1), (4, 5), (1, 0)])
-def test_a_run_begins_with_more_than_half(num_agents: int, start_with: int) -> None:
-    smallest = num_agents // 2 + 1
-    with pytest.raises(InvalidArgumentError, match=f"must be from {smallest} to {num_agents}"):
-        check_start_with(start_with, num_agents)
-    for allowed in (None, smallest, num_agents):
-        check_start_with(allowed, num_agents)
-
-
-class BlindStore:
-    """A store whose host hides some agents, and has other members proposed to each group."""
-
-    def __init__(self, store: MemoryStore, hidden: set[str]) -> None:
-        self._store, self._hidden, self._own = store, hidden, MemoryStore()
-
-    def _choose(self, key: str) -> MemoryStore:
-        return self._own if key == "members/any" else self._store
-
-    def set(self, key: str, word: bytes) -> bytes:
-        return self._choose(key).set(key, word)
-
-    def get(self, keys: Any, seconds: float = 0.0) -> list[bytes | None]:
-        time.sleep(min(seconds, 0.01))
-        return [None if key in self._hidden else self._choose(key).get([key])[0] for key in keys]
-
-
-@pytest.mark.slow
-def test_a_host_cannot_make_two_runs_of_one() -> None:
-    """It hides agent 3 from the others, and agent 0 from agent 3: one group begins at most."""
-    store = MemoryStore()
-    common, other = BlindStore(store, {"join/3"}), BlindStore(store, {"join/0"})
-    results: dict[int, object] = {}
-
-    def run(agent: int) -> None:
-        seen = other if agent == 3 else common
-        own = make_rendezvous(agent, 4, seen, timeout=6, start_with=3)
-        try:
-            own.barrier("hello")
-            results[agent] = own.meeting.members
-        except CornError as error:
-            results[agent] = type(error)
-        own.listener.close()
-
-    make_credentials(0, 4)
-    threads = [threading.Thread(target=run, args=(agent,)) for agent in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == {0: (0, 1, 2), 1: (0, 1, 2), 2: (0, 1, 2), 3: ForgedWordError}
-
-
 def refuse_earlier(agent: int, *, has_met: bool) -> bytes:
     """Return the refusal of an agent in an earlier run of two."""
     store = MemoryStore()
     own = meet_both(store)[agent] if has_met else make_rendezvous(agent, 2, store)
     own.refuse("no key")
     own.listener.close()
-    (word,) = store.get(["refusal/any"])
+    (word,) = store.get([f"refusal/{agent}"])
     assert word is not None
     return word
 
@@ -427,7 +272,7 @@ def refuse_earlier(agent: int, *, has_met: bool) -> bytes:
 def test_a_refusal_of_an_earlier_run_is_recognised(*, had_met: bool) -> None:
     replayed, now = refuse_earlier(1, has_met=had_met), MemoryStore()
     first, _ = meet_both(now)
-    first.store = LyingStore(now, {"refusal/any": replayed})
+    first.store = LyingStore(now, {"refusal/1": replayed})
     with pytest.raises(ForgedWordError) as caught:
         first.check()
     assert (caught.value.topic, caught.value.agent) == ("refusal", 1)
@@ -438,8 +283,8 @@ def test_an_earlier_refusal_with_the_number_of_then_does_not_enter_a_session() -
     earlier, now = MemoryStore(), MemoryStore()
     before = meet_both(earlier)[1]
     before.refuse("no key")
-    joined, refused = earlier.get(["join/1", "refusal/any"])
-    lies = {"join/1": joined or b"", "refusal/any": refused or b""}
+    joined, refused = earlier.get(["join/1", "refusal/1"])
+    lies = {"join/1": joined or b"", "refusal/1": refused or b""}
     first = make_rendezvous(0, 2, LyingStore(now, lies), timeout=1)
     assert first.meeting.members == (0, 1)
     with pytest.raises(ForgedWordError, match="refusal"):
@@ -462,57 +307,9 @@ def test_a_refusal_of_this_run_stops_the_others(*, has_met: bool) -> None:
         own.listener.close()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"MASTER_PORT": None}, "MASTER_PORT is not set"),
-        ({"RANK": "x"}, "RANK must be a number, found 'x'"),
-    ],
-)
-def test_a_wrong_torchrun_environment_is_reported_in_one_line(
-    changes: dict[str, str | None], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    for name, value in {**there, **changes}.items():
-        if value is None:
-            monkeypatch.delenv(name, raising=False)
-        else:
-            monkeypatch.setenv(name, value)
-    with pytest.raises(CornError, match=message):
-        join(timeout=1)
-
-
-def test_rank_0_reports_a_missing_rank_in_one_line(tmp_path: Path) -> None:
-    """Torch times out first: a process that left its thread there would be aborted."""
-    make_keys(tmp_path, 2)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    there = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    process = Forked(tmp_path, join_alone, environment=os.environ | there)
-    assert process.wait() == 0
-    assert "not all agents came within 1 s" in process.stdout
-
-
-def join_alone() -> None:
-    try:
-        join(timeout=1, keys=Path())
-    except CornError as error:
-        print(error)  # noqa: T201
-
-
 def test_an_agent_number_beyond_the_last_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="agent must be from 0 to 3, found 7"):
         load_credentials(tmp_path, 7, 4)
-
-
-def test_a_rendezvous_needs_torchrun_or_an_address(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(CornError, match="RANK is not set: start agents with torchrun"):
-        join()
-    with pytest.raises(CornError, match="credentials must be given with a store"):
-        join(store=("127.0.0.1", 1))
 
 
 def test_an_agent_advertises_its_address_on_the_route_to_the_store() -> None:

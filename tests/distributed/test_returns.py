@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,30 +13,31 @@ import networkx as nx
 import pytest
 import torch
 
-from corn.distributed.dropout.membership import Membership
-from corn.distributed.dropout.rejoin import (
+from corn.distributed.entry import (
+    AgreedRun,
+    Entry,
+    Work,
+    make_exchange,
+    make_membership,
+    make_returns,
+    return_to_run,
+)
+from corn.distributed.handshake import Agreement, Hello
+from corn.distributed.membership import Membership
+from corn.distributed.messages import Header, News, NewsKeys
+from corn.distributed.recovery import ActivePlan
+from corn.distributed.rejoin import (
     RejoinError,
     Request,
+    Returns,
     Sponsor,
     Welcome,
     load_addresses,
     request_return,
 )
-from corn.distributed.dropout.returns import Returns
-from corn.distributed.dropout.survivors import ActivePlan
+from corn.distributed.rendezvous import Meeting, Rendezvous
+from corn.distributed.rounds import TrainingRounds
 from corn.distributed.settings import RunSettings
-from corn.distributed.startup.entry import (
-    AgreedRun,
-    Entry,
-    Work,
-    make_exchange,
-    make_returns,
-    return_to_run,
-)
-from corn.distributed.startup.handshake import Agreement, Hello
-from corn.distributed.startup.rendezvous import Meeting, Rendezvous
-from corn.distributed.steps.messages import Header
-from corn.distributed.steps.rounds import TrainingRounds
 from corn.errors import FileFormatError
 from corn.learn.schedule import Constant
 from corn.learn.sweep import Interruption
@@ -50,12 +52,19 @@ from corn.transport import (
 )
 
 from .harness import small_plan
-from .test_deadline import Silence, SlowStep
+from .test_rounds import Silence
 from .threads import make_credentials, make_rendezvous, run_in_threads
 
 N, LAST_STEP, NOTICE = 4, 100, 6
 HELLO = Hello("ab" * 32, "model", "start", "roster", {}, "cd" * 32, remaining=LAST_STEP)
 WELCOME = Welcome("ef" * 32, "cd" * 32, return_step=0, last_step=LAST_STEP, addresses={})
+
+
+def lose(agent: int, peer: int, step: int) -> News:
+    """Return an agent's news that its link to another broke."""
+    own = Membership(nx.cycle_graph(N), agent)
+    own.note_cut(peer, step)
+    return own.news
 
 
 class Desk:
@@ -66,7 +75,7 @@ class Desk:
         self.sponsor = Sponsor(self.rendezvous)
         self.membership = Membership(nx.cycle_graph(N), 0)
         self.membership.note_cut(1, 5)
-        self.membership.merge(Membership(nx.cycle_graph(N), 2, absent=[1], step=5).news)
+        self.membership.merge(lose(2, 1, 5))
         self.returns = Returns(
             HELLO,
             self.sponsor,
@@ -76,7 +85,7 @@ class Desk:
             timeout=30.0,
         )
 
-    def ask(self, request: Request) -> Channel:
+    def ask(self, request: Request, *, confirms: bool = True) -> Channel:
         """Return the connection of agent 1, once its request has arrived."""
         channel = dial(
             ("127.0.0.1", self.rendezvous.listener.port),
@@ -86,10 +95,12 @@ class Desk:
             session=NO_SESSION,
             timeout=60,
         )
-        before = self.sponsor._waiting.qsize()
+        before = len(self.sponsor._waiting)
         channel.send(json.dumps(asdict(request)).encode())
+        if confirms:
+            channel.send(b"")  # in the place of a signature
         deadline = time.monotonic() + 60
-        while self.sponsor._waiting.qsize() == before and time.monotonic() < deadline:
+        while len(self.sponsor._waiting) == before and time.monotonic() < deadline:
             time.sleep(0.01)
         channel.set_timeout(60.0)
         return channel
@@ -115,7 +126,7 @@ def desk() -> Iterator[Desk]:
 
 
 def test_an_agent_that_is_gone_again_is_not_announced(desk: Desk) -> None:
-    desk.ask(Request(HELLO, 0)).close()
+    desk.ask(Request(HELLO, 0), confirms=False).close()
     time.sleep(0.1)
     desk.serve(10)
     assert desk.announced == set()
@@ -146,7 +157,7 @@ def test_all_others_may_ask_at_the_same_time() -> None:
         )
         channels[-1].send(json.dumps(asdict(Request(HELLO, 0))).encode())
     deadline = time.monotonic() + 60
-    while sponsor._waiting.qsize() < len(channels) and time.monotonic() < deadline:
+    while len(sponsor._waiting) < len(channels) and time.monotonic() < deadline:
         time.sleep(0.01)
     found = sponsor.take_applicants()
     assert {applicant.agent for applicant in found} == set(range(1, num_agents))
@@ -168,7 +179,7 @@ def test_a_second_request_waits_until_the_step_of_the_first_is_over(desk: Desk) 
         assert desk.announced == {17}
     desk.returns.hand_over(17, Header(bytes(8), bytes(8), 0, 17, 0, 1, 4), torch.zeros(1))
     for peer in (0, 2):  # it did not come
-        desk.membership.merge(Membership(nx.cycle_graph(N), peer, absent=[1], step=17).news)
+        desk.membership.merge(lose(peer, 1, 17))
     desk.serve(18)
     assert read(second)["return_step"] == 25
     second.close()
@@ -244,6 +255,8 @@ def ask_to_return(*answers: bytes) -> None:
         channel.receive(max_bytes=10_000)
         for each in answers:
             channel.send(each)
+        with suppress(ChannelClosedError):
+            channel.receive(max_bytes=64)  # the signature of the return
         channel.close()
 
     sponsor.listener.handle(Purpose.REJOIN, NO_SESSION, answer)
@@ -264,6 +277,19 @@ def ask_to_return(*answers: bytes) -> None:
 PLAN, TIMEOUT = small_plan("ring:4", LAST_STEP), 30.0
 
 
+class StandStill:
+    """A half step that leaves the model as it is, after a moment."""
+
+    num_broken = 0
+
+    def begin(self, _: int) -> None:
+        pass
+
+    def take(self, parameters: torch.Tensor, *_: object, **__: object) -> tuple[torch.Tensor, None]:
+        time.sleep(0.002)
+        return parameters, None
+
+
 def make_run(agent: int, *, first_free_step: int) -> AgreedRun:
     """Return an agent that keeps its model as it is, and releases nothing."""
     ledger = SimpleNamespace(
@@ -274,11 +300,11 @@ def make_run(agent: int, *, first_free_step: int) -> AgreedRun:
     )
     return AgreedRun(
         PLAN,
-        RunSettings(Constant(0.1), timeout=TIMEOUT),
+        RunSettings(Constant(0.1), timeout=TIMEOUT, on_dropout="continue"),
         agent,
         HELLO,
         SimpleNamespace(ledger=ledger),  # type: ignore[arg-type]
-        Work(SlowStep(agent, 0), Silence(), torch.zeros(3)),  # type: ignore[arg-type]
+        Work(StandStill(), Silence(), torch.zeros(3)),  # type: ignore[arg-type]
         folders=None,
         agreement=Agreement(bytes(32), 0, LAST_STEP, scarce=0),
     )
@@ -292,12 +318,20 @@ def begin_as_sponsor(run: AgreedRun, rendezvous: Rendezvous, others: list[int]) 
     rendezvous.adopt(Meeting(b"session", found | {run.agent: rendezvous.address}))
     desk = rendezvous.open_desk(Purpose.LINK, max_bytes=run.max_message_bytes)
     links = open_links(desk, others, timeout=TIMEOUT, check=lambda: None)
+    membership = make_membership(run, rendezvous)
+    # As the agents at its ends would tell.
+    for first, second in PLAN.network.graph.edges([1, 2]):
+        for end, other in ((first, second), (second, first)):
+            keys = NewsKeys(make_credentials(end, N), b"session")
+            own = Membership(PLAN.network.graph, end, keys=keys)
+            own.note_cut(other, 0)
+            membership.merge(own.news)
     entry = Entry(
         make_exchange(run, links),
-        Membership(PLAN.network.graph, run.agent, absent=[1, 2]),
+        membership,
         make_returns(run, rendezvous, desk),
     )
-    while not entry.returns._sponsor._waiting.qsize():
+    while not entry.returns._sponsor._waiting:
         time.sleep(0.01)
     return entry
 

@@ -1,14 +1,21 @@
 """A message depends on data only through the rounded sum of clipped gradient and noise."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from corn.covariance import ThreatModel
-from corn.distributed.dropout.loss_notes import LossNotes
-from corn.distributed.dropout.membership import Membership, NewsDelays
-from corn.distributed.settings import advise_return
-from corn.distributed.steps.half_step import HalfStep
+from corn.distributed.exchange import Outcome
+from corn.distributed.half_step import HalfStep
+from corn.distributed.membership import Membership, NewsDelays
+from corn.distributed.recovery import ActivePlan, LossNotes
+from corn.distributed.rounds import TrainingRounds
+from corn.distributed.settings import RunSettings, advise_return
+from corn.learn.schedule import Constant
+from corn.learn.sweep import Interruption
 from corn.privacy import ClippedQuery
 from tests.oracles.deployed_release import GivenGradient
 
@@ -87,7 +94,7 @@ def test_an_agent_that_lost_all_neighbours_says_so() -> None:
     plan = small_plan("ring:4", 60)
     membership = Membership(plan.network.graph, 0)
     losses = LossNotes(
-        plan, 0, membership=membership, delays=NewsDelays.of(4, lag=0), note=notes.append
+        plan, 0, membership=membership, delays=NewsDelays.of_gossip(4), note=notes.append
     )
     membership.note_cut(1, 3)
     assert membership.alone_since(5) is None
@@ -98,6 +105,36 @@ def test_an_agent_that_lost_all_neighbours_says_so() -> None:
     assert "--rejoin" in notes[-1]
     membership.note_return(1, 9)
     assert membership.alone_since(9) is None
+
+
+class Silence:
+    """Stands for everything that only records, or never happens here."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: self
+
+
+def test_a_cool_down_gives_news_at_every_step() -> None:
+    """A long one would otherwise look like a stall to ``/healthz`` and ``corn status``."""
+    news: list[int] = []
+    plan = small_plan("ring:4", 60)
+    rounds = TrainingRounds(
+        plan,
+        RunSettings(Constant(0.1)),
+        agent=0,
+        activate=lambda plan, members: ActivePlan(plan, members, Silence()),  # type: ignore[arg-type]
+        half_step=SimpleNamespace(num_broken=0),  # type: ignore[arg-type]
+        exchange=SimpleNamespace(neighbours=(), start=lambda *_: None, finish=lambda: Outcome({})),  # type: ignore[arg-type]
+        returns=Silence(),  # type: ignore[arg-type]
+        membership=Membership(plan.network.graph, 0),
+        ledger=Silence(),
+        journal=SimpleNamespace(record_mixing=news.append, note=lambda _: None),  # type: ignore[arg-type]
+        first_step=0,
+        last_step=0,
+        parameters=torch.zeros(3),
+    )
+    rounds.run(Interruption())
+    assert len(news) == plan.cooldown_steps > 0
 
 
 def test_a_plan_with_seeds_of_larger_groups_promises_no_return() -> None:

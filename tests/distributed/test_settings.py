@@ -54,11 +54,23 @@ def test_policies_that_a_plan_does_not_allow_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="needs seeds of pairs or links"):
         RunSettings(on_dropout="replan").check_plan(shared)
     RunSettings(on_dropout="continue").check_plan(shared)
+    assert RunSettings().policy_for(shared) == "stop"
+    assert RunSettings().policy_for(small_plan("ring:4", 10)) == "replan"
     network = load_network(nx.cycle_graph(4, create_using=nx.DiGraph), mixing="gossip")
     one_way = make_plan(network, PrivacyBudget(10, 1e-5, num_steps=10, clip=0.1))
     with pytest.raises(InvalidArgumentError, match="must be 'stop' where links are one-way"):
-        RunSettings().check_plan(one_way)
-    RunSettings(on_dropout="stop").check_plan(one_way)
+        RunSettings(on_dropout="continue").check_plan(one_way)
+    RunSettings().check_plan(one_way)
+    assert RunSettings().policy_for(one_way) == "stop"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(None, "replan"), ("continue", "replan"), ("stop", "stop")]
+)
+def test_survivors_of_exact_sums_replan_or_stop(given: Any, expected: str) -> None:
+    """Noise that no longer cancels has no use there: masks hide the sum."""
+    plan = small_plan("ring:4", 10, mixing="sum")
+    assert RunSettings(on_dropout=given).policy_for(plan) == expected
 
 
 def test_agents_compare_the_minor_version_of_the_software(monkeypatch: pytest.MonkeyPatch) -> None:

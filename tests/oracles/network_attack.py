@@ -23,9 +23,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from corn.distributed import AgentResult, Rendezvous, RunSettings, run_agent
-from corn.distributed.startup.joining import host_store, join_store
-from corn.distributed.startup.keyring import make_rehearsal_credentials
-from corn.distributed.steps.exchange import Exchange, LateMessage, Outcome
+from corn.distributed.exchange import Exchange, Outcome, Received
+from corn.distributed.keyring import make_rehearsal_credentials
+from corn.distributed.rendezvous import host_store, join_store
 from corn.errors import CornError
 from corn.learn import Constant
 from corn.plan import Plan
@@ -276,10 +276,10 @@ def recording_failures(found: Failures) -> Iterator[None]:
     """Note in which round each end of a link loses it."""
     finish = Exchange.finish
 
-    def record(self: Exchange, patience: float | None = None) -> Outcome:
-        outcome = finish(self, patience)
-        assert self._own is not None
-        header = self._own.header
+    def record(self: Exchange) -> Outcome:
+        outcome = finish(self)
+        header = self._own
+        assert header is not None
         for peer in outcome.dropouts:
             found.setdefault((header.sender, peer), header.place)
         return outcome
@@ -291,20 +291,18 @@ def recording_failures(found: Failures) -> Iterator[None]:
 @contextmanager
 def repeating_failures(planned: Failures) -> Iterator[None]:
     """Let links fail in the rounds in which they failed before, and in no other."""
-    catch_up = Exchange._catch_up
+    receive = Exchange.receive
 
-    def repeat(
-        self: Exchange, peer: int, began: float, deadline: float | None
-    ) -> list[LateMessage]:
-        assert self._own is not None
-        header = self._own.header
+    def repeat(self: Exchange, peer: int, *given: Any, **options: Any) -> Received:
+        header = self._own
+        assert header is not None
         if planned.get((header.sender, peer)) == header.place:
             raise LinkError("as before")
-        return catch_up(self, peer, began, deadline)
+        return receive(self, peer, *given, **options)
 
     # The other end loses the link in its own round, not because this end closed it.
     with (
-        mock.patch.object(Exchange, "_catch_up", repeat),
+        mock.patch.object(Exchange, "receive", repeat),
         mock.patch.object(Exchange, "drop", _forget),
     ):
         yield
@@ -314,7 +312,6 @@ def _forget(self: Exchange, peer: int) -> None:
     if peer in self._links:
         link: Link = self._links.pop(peer)
         self._closed[peer] = link.traffic
-        self._pending[peer].clear()
 
 
 def judge(plan: Plan, intervention: Intervention, folder: Path) -> str:

@@ -55,6 +55,14 @@ def widen_multipliers(content: Content) -> None:
     content["certificate"]["multipliers"] = [[0.1] * 1000] * 4
 
 
+def link_truths(content: Content) -> None:
+    content["network"]["links"][0] = [False, True]
+
+
+def link_three(content: Content) -> None:
+    content["network"]["links"][0] = [0, 1, 2]
+
+
 def take_many_steps(content: Content) -> None:
     content["budget"] |= {"unit": "sample", "batch_size": 10, "sampling": "poisson"}
     content["budget"] |= {"samples_per_agent": 1000, "num_steps": 10**9}
@@ -69,6 +77,8 @@ def take_many_steps(content: Content) -> None:
         (draw_many_streams, r"weights of the seed group \[0, 1\] must be at most 6, found 2000"),
         (name_many_agents, "the number of agents must be at most 5,000, found 20000"),
         (widen_multipliers, "multipliers must be 4, one for each agent, found 1000"),
+        (link_truths, "links cannot be False"),
+        (link_three, r"links cannot be \[0, 1, 2\]"),
         (take_many_steps, "num_steps must be at most 1,000,000"),
     ],
 )

@@ -1,13 +1,14 @@
 """Gossip and cool-down in plans: agents agree on them, and privacy does not depend on them."""
 
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from corn import PrivacyBudget, load_network
-from corn.covariance import EAVESDROPPER, design
+from corn.covariance import EAVESDROPPER, ThreatModel, design
 from corn.errors import InvalidArgumentError
 from corn.plan import Plan, fingerprint, load_plan, make_plan, save_plan, verify_plan
 from corn.privacy.floats import set_aside
@@ -64,3 +65,52 @@ def test_privacy_and_grid_do_not_depend_on_mixing(plan: Plan) -> None:
 def test_bad_cool_downs_are_refused(plan: Plan, steps: int) -> None:
     with pytest.raises(InvalidArgumentError, match="cooldown_steps"):
         replace(plan, cooldown_steps=steps)
+
+
+@pytest.mark.parametrize(("agents", "colluders"), [(300, 1), (2500, 3)])
+def test_files_of_exact_sums_grow_with_the_number_of_agents_alone(
+    agents: int, colluders: int, tmp_path: Path
+) -> None:
+    network = load_network(f"ring:{agents}", mixing="sum")
+    plan = make_plan(network, BUDGET, threat=ThreatModel(colluders))
+    path = tmp_path / "plan.corn"
+    save_plan(plan, path)
+    # Sixteen masks, of which each is listed once for two agents, and two links.
+    assert path.stat().st_size < 200 * agents + 5000
+    loaded = load_plan(path)
+    assert fingerprint(loaded) == fingerprint(plan)
+    assert loaded.decomposition.seed_groups == plan.decomposition.seed_groups
+    assert loaded.threat.seeds == "partners:16"
+    assert verify_plan(loaded).passed
+
+
+def test_weights_are_no_part_of_a_plan_of_exact_sums(tmp_path: Path) -> None:
+    """Nobody mixes by them, so that agents with other weights have the same plan."""
+    plans = [
+        make_plan(load_network("path:5", weights=rule, mixing="sum"), BUDGET)
+        for rule in ("metropolis", "lazy")
+    ]
+    assert fingerprint(plans[0]) == fingerprint(plans[1])
+    save_plan(plans[1], tmp_path / "plan.corn")
+    loaded = load_plan(tmp_path / "plan.corn")
+    assert loaded.network.weights == "metropolis"
+    np.testing.assert_array_equal(loaded.network.mixing_matrix, plans[0].network.mixing_matrix)
+
+
+def test_seeds_that_sums_do_not_allow_are_found() -> None:
+    plan = make_plan(load_network("ring:300", mixing="sum"), BUDGET)
+    groups = plan.decomposition.seed_groups
+    added = next(pair for pair in combinations(range(300), 2) if pair not in set(groups))
+    other = replace(plan.decomposition, seed_groups=(*groups, added), factors=())
+    problems = verify_plan(replace(plan, decomposition=other)).problems
+    assert any("which seeds=partners:16 excludes" in problem for problem in problems)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_agents_are_planned_and_verified(tmp_path: Path) -> None:
+    network = load_network("er:n=100000,p=0.00016,seed=1", mixing="sum")
+    plan = make_plan(network, BUDGET, threat=ThreatModel(3))
+    save_plan(plan, tmp_path / "plan.corn")
+    assert verify_plan(load_plan(tmp_path / "plan.corn")).passed
+    assert plan.decomposition.most_masks == 16
+    assert plan.central_ratio == pytest.approx(1e5 / (1e5 - 3), rel=1e-6)

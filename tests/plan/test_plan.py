@@ -353,16 +353,16 @@ def test_missing_changed_truncated_and_infinite_files_are_refused(
     path = tmp_path / "plan.corn"
     save_plan(plan, path)
     text = path.read_text()
-    path.write_text(text.replace('"epsilon": 3', '"epsilon": 4'))
+    path.write_text(text.replace('"epsilon":3', '"epsilon":4'))
     with pytest.raises(FileFormatError, match="another fingerprint"):
         load_plan(path)
     path.write_text(text[: len(text) // 2])
     with pytest.raises(FileFormatError, match="cut short"):
         load_plan(path)
-    path.write_text(text.replace('"epsilon": 3', '"epsilon": 1e999'))
+    path.write_text(text.replace('"epsilon":3', '"epsilon":1e999'))
     with pytest.raises(FileFormatError, match="'1e999' is not a finite number"):
         load_plan(path)
-    path.write_text(text.replace('"epsilon": 3', '"epsilon": 9, "epsilon": 3'))
+    path.write_text(text.replace('"epsilon":3', '"epsilon":9,"epsilon":3'))
     with pytest.raises(FileFormatError, match="the key 'epsilon' occurs twice"):
         load_plan(path)
 

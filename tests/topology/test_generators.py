@@ -168,15 +168,15 @@ def test_every_kind_has_a_description() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("ring:99999999", "at most 20,000 agents, found 99,999,999"),
-        ("torus:10000x10000", "at most 20,000 agents, found 100,000,000"),
-        ("barbell:9999999", "at most 20,000 agents"),
+        ("ring:99999999", "at most 200,000 agents, found 99,999,999"),
+        ("torus:10000x10000", "at most 200,000 agents, found 100,000,000"),
+        ("barbell:9999999", "at most 200,000 agents"),
         ("er:n=20000,p=0.5", "at most 10,000,000 links, found about 1e\\+08"),
         ("complete:10000", "at most 10,000,000 links"),
         ("regular:n=20000,degree=19998", "at most 10,000,000 links"),
         ("geometric:n=20000,radius=1", "at most 10,000,000 links"),
         ("geometric:n=20000,radius=1e200", "at most 10,000,000 links"),
-        ("ring:" + "9" * 20, "at most 20,000 agents"),
+        ("ring:" + "9" * 20, "at most 200,000 agents"),
     ],
 )
 def test_graphs_that_are_too_large_are_refused_before_they_are_built(

@@ -10,25 +10,27 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from corn.arrays import FloatArray
 from corn.audit.attacks import (
     Attack,
+    ErrorRates,
+    Interval,
+    TrialScores,
     attack_by_learning,
     attack_by_likelihood,
     attack_by_mixture,
     auc_to_mu,
-    ideal_mu,
-)
-from corn.audit.bit_check import check_bits
-from corn.audit.estimates import (
-    Interval,
-    TrialScores,
     bound_mu,
     count_errors,
     estimate_mu,
+    ideal_mu,
 )
-from corn.audit.masked_messages import MessageCheck
-from corn.audit.noise_check import check_noise
+from corn.audit.checks import (
+    MessageCheck,
+    check_bits,
+    check_messages,
+    check_noise,
+    check_sampler,
+)
 from corn.audit.observation import (
     Observation,
     ShareObservation,
@@ -37,14 +39,12 @@ from corn.audit.observation import (
     rate_of,
 )
 from corn.audit.program import DEPLOYED, Program
-from corn.audit.promise import Promise, promise_to
-from corn.audit.recording import ProcessObservation
-from corn.audit.sampler_check import check_sampler
+from corn.audit.recording import ProcessObservation, has_hidden_seeds
 from corn.audit.views import Parts, StreamWeights, View, list_worst_views, sum_parts
-from corn.checks import require, require_count
+from corn.checks import FloatArray, require, require_count
 from corn.errors import InvalidArgumentError
 from corn.plan import Plan
-from corn.privacy import gaussian
+from corn.privacy import account_precision, gaussian
 from corn.privacy.rounding import round_bound_down, round_up
 
 Verdict: TypeAlias = Literal["tight", "loose", "violated"]
@@ -52,6 +52,9 @@ Through: TypeAlias = Literal["shares", "step", "processes"]
 
 TIGHT = 0.9
 """An attack that reaches this share of the promised μ shows that the promise is tight."""
+
+# With Poisson sampling the promise is a whole curve δ(ε). It is checked at these δ, and the plan's.
+_DELTAS = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.2)
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,46 @@ class AuditSettings:
         if self.num_releases is not None:
             require_count("releases", self.num_releases, least=2)
         require(0 < self.confidence < 1, "confidence", "between 0 and 1", self.confidence)
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The privacy of one agent's unit over the audited releases.
+
+    Attributes:
+        epsilon: ε at ``delta``.
+        delta: δ.
+        mu: μ of Gaussian DP; None under Poisson sampling, which no single μ describes.
+        effective_mu: the same, or under Poisson sampling the μ of the same AUC as the best test.
+        participations: the releases that count for one unit; 0 under Poisson sampling.
+        points: (ε, δ) that hold together; empty where μ says it all.
+    """
+
+    epsilon: float
+    delta: float
+    mu: float | None
+    effective_mu: float
+    participations: int
+    points: tuple[tuple[float, float], ...] = ()
+
+    def excludes(self, rates: ErrorRates) -> bool:
+        """Return whether error rates within these limits are impossible under the promise."""
+        if self.mu is not None:
+            return rates.bound_mu() > self.mu
+        return any(
+            bool(
+                (
+                    # Privacy bounds TPR − e^ε FPR and TNR − e^ε FNR by δ. Upper limits of both
+                    # errors make them as small as the trials allow.
+                    np.maximum(
+                        1 - rates.missed_high - math.exp(epsilon) * rates.false_high,
+                        1 - rates.false_high - math.exp(epsilon) * rates.missed_high,
+                    )
+                    > delta
+                ).any()
+            )
+            for epsilon, delta in self.points
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,19 +221,22 @@ def audit_plan(
         track: shows the progress of a sequence.
     """
     settings = settings or AuditSettings()
-    if settings.through == "processes" and plan.network.mixing == "sum":
-        raise InvalidArgumentError(
-            "through must be shares or step for a plan with exact sums, found processes, whose "
-            "messages are recorded for gossip alone"
-        )
     pairs = _pair_up(plan, victims, view)
+    if settings.through == "processes" and has_hidden_seeds(plan):
+        masked = plan.decomposition.is_masked
+        if masked or any(attacker.coalition for _, attacker in pairs):
+            raise InvalidArgumentError(
+                ("through must be shares or step" if masked else "view must be eavesdropper")
+                + " for processes that share seeds in groups of three or more: these seeds never "
+                "leave the processes"
+            )
     num_releases = settings.num_releases or suggest_releases(plan, settings.through)
     observation = _observe(plan, settings, num_releases, program)
     auditor = Auditor(plan, observation, settings, num_findings=len(pairs))
     findings = tuple(auditor.judge(victim, attacker) for victim, attacker in track(pairs))
     # After the findings: ``add_canary`` notes faults too, such as releases off the grid.
     problems = [*auditor.check_noise(), *observation.problems]
-    messages = auditor.check_messages()
+    messages = auditor.check_messages(pairs[0][1])
     problems += () if messages is None else messages.problems
     # One victim suffices for sampler and bits, because all agents run the same code.
     if settings.through == "step":
@@ -209,7 +255,12 @@ def _observe(
 ) -> Observation:
     if settings.through == "processes":
         # Their keys are made anew, so that no seed repeats them.
-        return ProcessObservation(plan, num_trials=settings.num_trials, num_releases=num_releases)
+        return ProcessObservation(
+            plan,
+            num_trials=settings.num_trials,
+            num_releases=num_releases,
+            seed=settings.seed,
+        )
     kind = ShareObservation if settings.through == "shares" else StepObservation
     return kind(
         plan,
@@ -242,16 +293,18 @@ class Auditor:
             R = R + np.eye(len(R)) * self._plan.grid**2 / 12
         return check_noise(self._observation.released, R, alpha=self.alpha)
 
-    def check_messages(self) -> MessageCheck | None:
+    def check_messages(self, view: View) -> MessageCheck | None:
         """Test messages under masks, if there are masks."""
         messages = self._observation.messages
         if messages is None:
             return None
-        return messages.check(seed=self._settings.seed, alpha=self.alpha)
+        return check_messages(
+            self._plan, messages, view, seed=self._settings.seed, alpha=self.alpha
+        )
 
     def judge(self, victim: int, view: View) -> Finding:
         """Attack the victim in every way that the view allows, and compare with the promise."""
-        plan, size = self._plan, self._observation.num_releases
+        plan, size = self._plan, len(self._observation.released)
         parts, released, known = self._read(view)
         # What is left after the coalition has subtracted the noise of its own keys.
         hidden = released - known
@@ -262,7 +315,7 @@ class Auditor:
         # By the plan's keys: what the best attacker would achieve against a correct program.
         precision = float(self._streams.precision(view)[victim])
         # By the keys that the insiders really have, which may be more than the plan gives them.
-        covariance = self._streams.hidden(self._observation.held_by(view), parts)
+        covariance = self._streams.hidden(self._observation.record.held_by(view.coalition), parts)
         position = next(k for k, part in enumerate(parts) if victim in part)
         # Secret coins: each release is a mixture, for which no linear test is the best.
         if signal.participation is None:
@@ -338,11 +391,40 @@ class Auditor:
     def _ideal_mu(self, victim: int, precision: float) -> float:
         query = query_of(self._plan, victim)
         return ideal_mu(
-            self._observation.num_releases,
+            len(self._observation.released),
             query.sensitivity * math.sqrt(precision),
             rate_of(query),
             is_replace=query.adjacency == "replace",
         )
+
+
+def promise_to(plan: Plan, victim: int, num_releases: int | None = None) -> Promise:
+    """Return the promise over some releases; by default over the whole run.
+
+    A sample under Poisson sampling is promised over the whole run what it is promised over one
+    release that it takes part in: that is what noise alone can be audited for.
+    """
+    epsilon, delta, query = plan.budget.of_agent(victim).promise
+    # The cap, not the design's own precision: that is what was promised.
+    cap, steps = float(plan.precision_caps[victim]), plan.budget.num_steps
+    if query.is_subsampled and num_releases is not None:
+        loss = account_precision([cap], query, num_steps=num_releases)
+        points = tuple((float(loss.epsilon(each)[0]), each) for each in (delta, *_DELTAS))
+        shift = query.sensitivity * math.sqrt(cap)
+        is_replace = query.adjacency == "replace"
+        same = ideal_mu(num_releases, shift, rate_of(query), is_replace=is_replace)
+        return Promise(points[0][0], delta, None, same, 0, points)
+    if query.is_subsampled:
+        mu = query.sensitivity * math.sqrt(cap)
+        return Promise(gaussian.epsilon_from(mu, delta), delta, mu, mu, 1)
+    counted = query.participations(steps)
+    mu = gaussian.mu_from(epsilon, delta)
+    if num_releases is None:
+        return Promise(epsilon, delta, mu, mu, counted)
+    used = query.participations(num_releases)
+    # μ² adds up over the releases that use the unit.
+    mu *= math.sqrt(used / counted)
+    return Promise(gaussian.epsilon_from(mu, delta), delta, mu, mu, used)
 
 
 def read_sums(
@@ -352,11 +434,13 @@ def read_sums(
 
     Both have shape (releases, parts, trials). Without masks each honest agent is a part.
     """
-    honest = view.honest(len(streams.weights))
+    record, messages = observation.record, observation.messages
     # By the keys that insiders really hold, as in ``draw_known``.
-    parts = streams.join(honest, observation.held_by(view))
-    known = sum_parts(observation.draw_known(view), parts, axis=1)
-    return parts, observation.read(view, parts), known
+    parts = streams.join(view.honest(len(streams.weights)), record.held_by(view.coalition))
+    known = sum_parts(observation.project(record.draw_known(view.coalition)), parts, axis=1)
+    if messages is None:
+        return parts, sum_parts(observation.released, parts, axis=1), known
+    return parts, observation.project(messages.read(view, parts)), known
 
 
 def suggest_releases(plan: Plan, through: Through) -> int:
@@ -427,7 +511,7 @@ def map_exposure(
     found = np.full((n, n + 1), math.nan)
     for column, view in enumerate([View(), *(View((insider,)) for insider in range(n))]):
         parts, released, known = read_sums(observation, streams, view)
-        covariance = streams.hidden(observation.held_by(view), parts)
+        covariance = streams.hidden(observation.record.held_by(view.coalition), parts)
         for position, victim in ((k, agent) for k, part in enumerate(parts) for agent in part):
             mu = promise_to(plan, victim).effective_mu
             attack = attack_by_likelihood(

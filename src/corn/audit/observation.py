@@ -7,13 +7,16 @@ reduced to the projections on u of what all agents released, which lose nothing 
 - :class:`ShareObservation` adds the canary to the agents' noise.
 - :class:`StepObservation` puts a sample with a far too long gradient into the victim's data, and
   runs sampling, clipping, the noisy sum, rounding and the half step of the library.
+
+Where releases are summed exactly, :class:`MaskedMessages` has the integers that travel, and reads
+them as a view does.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol, final
 
 import numpy as np
@@ -21,8 +24,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from corn.arrays import FloatArray
-from corn.audit.masked_messages import MaskedMessages, no_gradients
 from corn.audit.program import (
     DEPLOYED,
     STEP_SIZE,
@@ -30,16 +31,18 @@ from corn.audit.program import (
     Program,
     list_releases,
 )
-from corn.audit.views import Parts, View, sum_parts
+from corn.audit.views import Parts, StreamWeights, View, sum_parts
+from corn.checks import FloatArray
 from corn.learn.batches import AgentData, BatchSampler, SeededChoices, round_rate_down
 from corn.learn.step import ClippedGradients, join_gradients
 from corn.learn.tasks import ModuleTask
-from corn.noise import Owner
+from corn.noise.masks import MaskWords
 from corn.plan import Plan
 from corn.privacy import ClippedQuery
 
-# Raw gradients are this much longer than C: without clipping they would dominate all noise.
-_RAW_LENGTH = 1000.0
+RAW_LENGTH = 1000.0
+"""Raw gradients are this much longer than C: without clipping they would dominate all noise."""
+
 # Samples of the victim in the unit of agents: each has the canary's gradient.
 _AGENT_SAMPLES = 4
 # Clipping needs a norm over several coordinates; more of them would only cost time.
@@ -74,33 +77,141 @@ class Observation(Protocol):
 
     Attributes:
         problems: faults that need no test, such as a release off the grid.
+        record: keys and noise of the releases observed.
+        messages: the messages of all agents where masks hide releases, and None where nothing does.
+        released: all agents' releases without any gradient, shape (releases, n, trials).
     """
 
     problems: list[str]
+    record: NoiseRecord
+    messages: MaskedMessages | None
+    released: FloatArray
 
-    @property
-    def messages(self) -> MaskedMessages | None:
-        """The messages of all agents where masks hide releases, and None where nothing does."""
-
-    @property
-    def released(self) -> FloatArray:
-        """All agents' releases without any gradient, shape (releases, n, trials)."""
-
-    @property
-    def num_releases(self) -> int:
-        """The number of releases observed."""
-
-    def held_by(self, view: View) -> Collection[Owner]:
-        """Return the owners of streams whose keys the insiders have."""
-
-    def draw_known(self, view: View) -> FloatArray:
-        """Return the noise that a view can draw itself, shape (releases, n, trials)."""
-
-    def read(self, view: View, parts: Parts) -> FloatArray:
-        """Return the sums of releases that a view reads, shape (releases, parts, trials)."""
+    def project(self, values: FloatArray) -> FloatArray:
+        """Return one number for each trial from the values of releases, along the last axis."""
 
     def add_canary(self, victim: int) -> Signal:
         """Return the change of the victim's releases by the canary."""
+
+
+@final
+class MaskedMessages:
+    """The messages of all agents as they travel, and what views read of them.
+
+    Args:
+        plan: the plan.
+        record: keys, noise and masks of the releases.
+        program: the functions under audit.
+        words: messages that were recorded; by default the program makes them, without gradients.
+        gradients: the gradients in them, which the attacker knows, shape as ``words``; by default
+            there are none.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        record: NoiseRecord,
+        program: Program,
+        words: MaskWords | None = None,
+        gradients: FloatArray | None = None,
+    ) -> None:
+        self._plan, self._record, self._program = plan, record, program
+        self._recorded, self.gradients = words, gradients
+
+    @cached_property
+    def words(self) -> MaskWords:
+        """Messages, shape (releases, n, size)."""
+        if self._recorded is not None:
+            return self._recorded
+        zeros, agents = no_gradients(self._record.size), range(self._plan.num_agents)
+        return np.array(
+            [
+                [self.make(zeros, number, agent)[0] for agent in agents]
+                for number in range(len(self._record.releases))
+            ]
+        )
+
+    @property
+    def bits(self) -> int:
+        """B, of a word of a message."""
+        return 8 * self.words.dtype.itemsize
+
+    @property
+    def offsets(self) -> FloatArray:
+        """The public offsets of the grid, shape (releases, size)."""
+        return self._record.offsets
+
+    def make(
+        self,
+        gradients: ClippedGradients,
+        number: int,
+        agent: int,
+        noise: FloatArray | None = None,
+        *,
+        is_masked: bool = True,
+    ) -> MaskWords:
+        """Return an agent's messages of a release by the code that agents run, shape (trials, d).
+
+        Args:
+            gradients: of all trials.
+            number: of the release.
+            agent: the agent.
+            noise: by default that of the record.
+            is_masked: whether masks are added; without, releases can be read.
+        """
+        record, shape = self._record, (len(gradients.values), -1)
+        drawn = record.noise[number, agent] if noise is None else noise
+        mask = record.masks[number, agent].reshape(shape)
+        return self._program.make_masked_messages(
+            gradients,
+            torch.from_numpy(np.ascontiguousarray(drawn.reshape(shape))),
+            mask if is_masked else np.zeros_like(mask),
+            grid=self._plan.grid,
+            offset=record.offsets[number].reshape(shape),
+        )
+
+    def read_release(self, words: MaskWords, number: int, agent: int) -> FloatArray:
+        """Return the releases in an agent's messages, whose masks nobody else knows."""
+        mask, offset = self._record.masks[number, agent], self._record.offsets[number]
+        return self._program.read_average(
+            words - mask.reshape(words.shape),
+            num_agents=1,
+            grid=self._plan.grid,
+            offset=offset.reshape(words.shape),
+        )
+
+    @property
+    def released(self) -> FloatArray:
+        """The releases of all agents without gradients, shape (releases, n, size)."""
+        found = [
+            [self.read_release(own, number, agent) for agent, own in enumerate(words)]
+            for number, words in enumerate(self.words)
+        ]
+        return np.array(found) - (0.0 if self.gradients is None else self.gradients)
+
+    def unmask(self, view: View) -> tuple[Parts, MaskWords]:
+        """Return the parts whose sums a view can read, and messages without the masks it draws."""
+        held = self._record.held_by(view.coalition)
+        streams = StreamWeights.of(self._plan.decomposition)
+        parts = streams.join(view.honest(self._plan.num_agents), held)
+        return parts, self.words - self._record.draw_known_masks(view.coalition)
+
+    def read(self, view: View, parts: Parts) -> FloatArray:
+        """Return the sums of releases that a view reads, shape (releases, parts, size).
+
+        The view removes the masks that it can draw, adds up the messages of each part, and
+        subtracts the gradients that it knows.
+        """
+        totals = sum_parts(self.unmask(view)[1], parts, axis=1)
+        averages = [
+            self._program.read_average(
+                totals[:, k], num_agents=len(part), grid=self._plan.grid, offset=self.offsets
+            )
+            for k, part in enumerate(parts)
+        ]
+        sums = [len(part) * average for part, average in zip(parts, averages, strict=True)]
+        read = np.stack(sums, axis=1)
+        return read if self.gradients is None else read - sum_parts(self.gradients, parts, axis=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,34 +259,18 @@ class ShareObservation:
     ) -> None:
         self._plan = plan
         releases = list_releases(num_releases)
-        self._record = NoiseRecord(plan, releases, num_trials, seed=seed, program=program)
-        self.problems = self._record.check_keys()
-        self.messages = _mask(plan, self._record, program)
-        self.released = self._record.noise if self.messages is None else self.messages.released
+        self.record = NoiseRecord(plan, releases, num_trials, seed=seed, program=program)
+        self.problems = self.record.check_keys()
+        self.messages = _mask(plan, self.record, program)
+        self.released = self.record.noise if self.messages is None else self.messages.released
 
-    @property
-    def num_releases(self) -> int:
-        """See ``Observation``."""
-        return len(self._record.releases)
-
-    def held_by(self, view: View) -> Collection[Owner]:
-        """See ``Observation``."""
-        return self._record.held_by(view.coalition)
-
-    def draw_known(self, view: View) -> FloatArray:
-        """See ``Observation``."""
-        return self._record.draw_known(view.coalition)
-
-    def read(self, view: View, parts: Parts) -> FloatArray:
-        """See ``Observation``."""
-        if self.messages is None:
-            return sum_parts(self.released, parts, axis=1)
-        return self.messages.read(view, parts)
+    def project(self, values: FloatArray) -> FloatArray:
+        """Return values as they are: each coordinate is a trial."""
+        return values
 
     def add_canary(self, victim: int) -> Signal:
         """See ``Observation``."""
-        shape = self.num_releases, self.released.shape[-1]
-        return add_share_canary(self._plan, victim, shape)
+        return add_share_canary(self._plan, victim, (len(self.released), self.released.shape[-1]))
 
 
 @final
@@ -203,37 +298,25 @@ class StepObservation:
         releases = list_releases(num_releases)
         # Trial k has the coordinates 3k, 3k + 1 and 3k + 2 of one long release.
         size = num_trials * _DIMENSIONS
-        self._record = NoiseRecord(plan, releases, size, seed=seed, program=program)
-        self.problems = self._record.check_keys()
+        self.record = NoiseRecord(plan, releases, size, seed=seed, program=program)
+        self.problems = self.record.check_keys()
         # A linear model whose loss is its output: a sample's gradient is its input.
         self._task = ModuleTask(nn.Linear(_DIMENSIONS, 1, bias=False), mean_output)
         self._canaries: dict[ClippedQuery, _Canaries] = {}
         self._samplers: dict[tuple[ClippedQuery, range], BatchSampler] = {}
-        self.messages = _mask(plan, self._record, program)
+        self.messages = _mask(plan, self.record, program)
         self.released: FloatArray = (
             np.stack([self._release_zeros(number) for number in range(num_releases)])
             if self.messages is None
-            else self._project(self.messages.released)
+            else self.project(self.messages.released)
         )
 
-    @property
-    def num_releases(self) -> int:
-        """See ``Observation``."""
-        return len(self._record.releases)
-
-    def held_by(self, view: View) -> Collection[Owner]:
-        """See ``Observation``."""
-        return self._record.held_by(view.coalition)
-
-    def draw_known(self, view: View) -> FloatArray:
-        """See ``Observation``."""
-        return self._project(self._record.draw_known(view.coalition))
-
-    def read(self, view: View, parts: Parts) -> FloatArray:
-        """See ``Observation``."""
-        if self.messages is None:
-            return sum_parts(self.released, parts, axis=1)
-        return self._project(self.messages.read(view, parts))
+    def project(self, values: FloatArray) -> FloatArray:
+        """Return the part of each trial along the canary: the last axis has all trials' values."""
+        projected: FloatArray = (
+            values.reshape(*values.shape[:-1], -1, _DIMENSIONS) @ self._direction
+        )
+        return projected
 
     def add_canary(self, victim: int) -> Signal:
         """See ``Observation``."""
@@ -248,14 +331,14 @@ class StepObservation:
             for own in (canaries.null, canaries.alternative)
         )
         self._check_sum(canaries.alternative[0], victim)
-        weights = query.sensitivity * _signs(self.num_releases)
+        weights = query.sensitivity * _signs(len(self.released))
         is_replace = query.adjacency == "replace"
         return Signal(null, alternative, weights, canaries.participation, is_replace)
 
     def _compute(self, query: ClippedQuery) -> _Canaries:
         """Sample, differentiate and clip for all trials and releases."""
         null, alternative, taken = [], [], []
-        for number, sign in enumerate(_signs(self.num_releases).tolist()):
+        for number, sign in enumerate(_signs(len(self.released)).tolist()):
             parts = [self._compute_some(query, number, sign, trials) for trials in self._chunks()]
             lows, highs, present = zip(*parts, strict=True)
             null.append(join_gradients(lows))
@@ -303,7 +386,7 @@ class StepObservation:
         inputs = torch.zeros(count, _DIMENSIONS)
         # An agent's whole data set may be the canary.
         own = inputs if query.unit == "agent" else inputs[:1]
-        own[:] = torch.from_numpy(self._direction * query.clip * _RAW_LENGTH)
+        own[:] = torch.from_numpy(self._direction * query.clip * RAW_LENGTH)
         return AgentData(inputs, torch.zeros(count), (0, count))
 
     def _find_known(
@@ -321,7 +404,7 @@ class StepObservation:
         ):
             # The first coins are compared first: they decide in all but a few cases.
             if bool((_toss_first(query, guess, 1) == actual[:1]).all()) and bool(
-                (_toss_first(query, guess, self.num_releases) == actual).all()
+                (_toss_first(query, guess, len(self.released)) == actual).all()
             ):
                 self.problems.append(
                     "the coins of Poisson sampling are predictable: they follow from a public seed"
@@ -331,11 +414,11 @@ class StepObservation:
 
     def _release_zeros(self, number: int) -> FloatArray:
         """Return the releases of all agents without gradients, shape (n, trials)."""
-        noises = self._record.noise[number]
+        noises = self.record.noise[number]
         # All trials at once, as one long release.
         zeros = no_gradients(noises.shape[-1])
         released = [self._send(zeros, noise[np.newaxis])[0] for noise in noises]
-        return np.stack([self._project(own) for own in released])
+        return np.stack([self.project(own) for own in released])
 
     def _release(
         self,
@@ -345,22 +428,18 @@ class StepObservation:
         noise: FloatArray | None = None,
     ) -> FloatArray:
         """Return releases of an agent, read off its messages, shape (trials, d)."""
-        record, shape = self._record, (-1, _DIMENSIONS)
-        if noise is None:
-            noise = record.noise[number, agent].reshape(shape)
         if self.messages is None:
-            return self._send(gradients, noise)
-        mask = record.masks[number, agent].reshape(shape)
-        offset = record.offsets[number].reshape(shape)
-        words = self.messages.send(gradients, noise, mask, offset)
-        return self.messages.unmask(words, mask, offset)
+            drawn = self.record.noise[number, agent] if noise is None else noise
+            return self._send(gradients, drawn.reshape(-1, _DIMENSIONS))
+        words = self.messages.make(gradients, number, agent, noise)
+        return self.messages.read_release(words, number, agent)
 
     def _check_sum(self, gradients: ClippedGradients, agent: int) -> None:
         """Note whether a release depends on the gradient other than by its sum with the noise.
 
         Rounding the gradient by itself would: the sum is then no post-processing of noisy data.
         """
-        noise = self._record.noise[0, agent].reshape(-1, _DIMENSIONS)
+        noise = self.record.noise[0, agent].reshape(-1, _DIMENSIONS)
         factors = gradients.factors.flatten().unsqueeze(1)
         total = torch.mul(gradients.values.flatten(1), factors).add_(torch.from_numpy(noise))
         zeros = replace(gradients, values=torch.zeros_like(gradients.values))
@@ -383,13 +462,6 @@ class StepObservation:
         if fault not in self.problems and not bool((units == np.rint(units)).all()):
             self.problems.append(fault)
         return released
-
-    def _project(self, values: FloatArray) -> FloatArray:
-        """Return the part of each trial along the canary: the last axis has all trials' values."""
-        projected: FloatArray = (
-            values.reshape(*values.shape[:-1], -1, _DIMENSIONS) @ self._direction
-        )
-        return projected
 
 
 def _mask(plan: Plan, record: NoiseRecord, program: Program) -> MaskedMessages | None:
@@ -437,3 +509,14 @@ def _signs(num_releases: int) -> FloatArray:
 def mean_output(outputs: Tensor, _: Tensor) -> Tensor:
     """Return a loss whose gradient, for a linear model, is a sample's input."""
     return outputs.mean()
+
+
+def no_gradients(size: int) -> ClippedGradients:
+    """Return the clipped gradients of one trial whose data has no gradient."""
+    return ClippedGradients(
+        values=torch.zeros(1, 1, size),
+        factors=torch.ones(1, 1, dtype=torch.float64),
+        norms=torch.zeros(1, 1),
+        fraction_clipped=torch.zeros(1, 1),
+        num_broken=torch.zeros(1, 1),
+    )

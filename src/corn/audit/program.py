@@ -10,15 +10,17 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from corn.arrays import FloatArray
+from corn.audit.views import View
+from corn.checks import FloatArray
 from corn.covariance import Decomposition
 from corn.learn.batches import BatchSampler, Choices
+from corn.learn.perturbation import simulation_nonce
 from corn.learn.step import (
     ClippedGradients,
     compute_gradients,
@@ -33,9 +35,10 @@ from corn.noise import (
     SecureSource,
     agent_keys,
     agree_on_nonce,
+    draw_all_shares,
     draw_share,
+    simulated_keys,
 )
-from corn.noise.address import StreamAddress, encode_fields
 from corn.noise.choices import SecretChoices
 from corn.noise.masks import (
     MaskBits,
@@ -45,6 +48,7 @@ from corn.noise.masks import (
     draw_offset,
     read_average,
 )
+from corn.noise.stream import StreamAddress, encode_fields
 from corn.plan import Plan, fingerprint
 
 Keys: TypeAlias = Mapping[Owner, Secret]
@@ -191,14 +195,17 @@ class NoiseRecord:
         # One nonce per attempt, as every start of a run agrees on a new one.
         attempts = dict.fromkeys(release.attempt for release in releases)
         self._nonces = {each: program.draw_nonce(plan, seed, each) for each in attempts}
-        # Each agent draws with its own keys: a wrong key shows as noise that does not cancel.
-        sources = [SecureSource(own) for own in self.keys]
-        self.noise = self._draw(plan.decomposition, sources, size)
-        """All agents' noise, shape (releases, agents, size)."""
+        self.size = size
 
     def held_by(self, coalition: Sequence[int]) -> dict[Owner, Secret]:
         """Return all keys that the insiders really have, whatever the plan says."""
         return {owner: key for agent in coalition for owner, key in self.keys[agent].items()}
+
+    @cached_property
+    def noise(self) -> FloatArray:
+        """All agents' noise, shape (releases, n, size)."""
+        # Each agent draws with its own keys: a wrong key shows as noise that does not cancel.
+        return self._draw(self._plan.decomposition, [SecureSource(own) for own in self.keys])
 
     @cached_property
     def bits(self) -> MaskBits:
@@ -214,11 +221,11 @@ class NoiseRecord:
 
     @cached_property
     def offsets(self) -> FloatArray:
-        """The public offsets of the grid, shape (releases, size)."""
-        size = self.noise.shape[-1]
-        return np.stack(
-            [self._program.draw_offset(self._nonces[a], step, size) for a, step in self.releases]
-        )
+        """The public offsets of the grid, shape (releases, size); zeros without masks."""
+        if not self._plan.decomposition.is_masked:
+            return np.zeros((len(self.releases), self.size))
+        draw, nonces = self._program.draw_offset, self._nonces
+        return np.stack([draw(nonces[a], step, self.size) for a, step in self.releases])
 
     def check_keys(self) -> list[str]:
         """Return faults of keys that need no test.
@@ -283,10 +290,10 @@ class NoiseRecord:
         # By the keys that insiders really hold: a key too many then shows as less hidden noise.
         keys = self.held_by(coalition)
         if not keys:
-            return np.zeros_like(self.noise)
+            return np.zeros((len(self.releases), self._plan.num_agents, self.size))
         known = select_known(self._plan.decomposition, keys)
         sources = [SecureSource(keys)] * self._plan.num_agents
-        return self._draw(known, sources, self.noise.shape[-1])
+        return self._draw(known, sources)
 
     def draw_known_masks(self, coalition: Sequence[int]) -> MaskWords:
         """Return the part of the masks that insiders draw with their keys, shape as ``noise``."""
@@ -302,7 +309,7 @@ class NoiseRecord:
                         source=source,
                         nonce=self._nonces[attempt],
                         step=step,
-                        size=self.noise.shape[-1],
+                        size=self.size,
                         bits=self.bits,
                     )
                     for agent, source in enumerate(sources)
@@ -311,10 +318,8 @@ class NoiseRecord:
             ]
         )
 
-    def _draw(
-        self, decomposition: Decomposition, sources: Sequence[SecureSource], size: int
-    ) -> FloatArray:
-        drawn = np.empty((len(self.releases), len(sources), size))
+    def _draw(self, decomposition: Decomposition, sources: Sequence[SecureSource]) -> FloatArray:
+        drawn = np.empty((len(self.releases), len(sources), self.size))
         for number, (attempt, step) in enumerate(self.releases):
             for agent, source in enumerate(sources):
                 drawn[number, agent] = self._program.draw_share(
@@ -323,7 +328,7 @@ class NoiseRecord:
                     source=source,
                     nonce=self._nonces[attempt],
                     step=step,
-                    stop=size,
+                    stop=self.size,
                 )
         return drawn
 
@@ -339,6 +344,35 @@ def select_known(decomposition: Decomposition, known: Mapping[Owner, Secret]) ->
     )
     theta = np.where(private, decomposition.private_variance, 0.0)
     return replace(decomposition, private_variance=theta, factors=factors)
+
+
+@final
+class KnownNoise:
+    """The part of every step's noise that a coalition knows, in a run with keys of a seed.
+
+    Args:
+        decomposition: the noise of all agents.
+        view: the coalition.
+        seed: of the run.
+    """
+
+    def __init__(self, decomposition: Decomposition, view: View, *, seed: int) -> None:
+        keys = {
+            owner: key
+            for owner, key in simulated_keys(decomposition, seed=seed).items()
+            # A coalition has the key of every group that any of its members belongs to.
+            if not set(view.coalition).isdisjoint(owner.members)
+        }
+        self._known = select_known(decomposition, keys)
+        # The nonce is public: all agents of the run agree on it.
+        self._source, self._nonce = SecureSource(keys), simulation_nonce(seed)
+
+    def draw(self, step: int, num_parameters: int) -> Tensor:
+        """Return the known noise of a step, shape (n, d)."""
+        drawn = draw_all_shares(
+            self._known, source=self._source, nonce=self._nonce, step=step, stop=num_parameters
+        )
+        return torch.from_numpy(drawn)
 
 
 class _KnownWords:

@@ -6,10 +6,11 @@ what it hands to its links, and returns it after the run.
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -17,27 +18,40 @@ from typing import Any, Self, final
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import nn
 
-from corn.arrays import FloatArray
-from corn.audit.observation import Signal, add_share_canary, count_samples, query_of
-from corn.audit.program import select_known
-from corn.audit.views import Parts, View, sum_parts
-from corn.checks import require
+from corn.audit.observation import (
+    RAW_LENGTH,
+    MaskedMessages,
+    Signal,
+    add_share_canary,
+    count_samples,
+    mean_output,
+    no_gradients,
+    query_of,
+)
+from corn.audit.program import DEPLOYED, NoiseRecord, ReleaseNumber
+from corn.checks import FloatArray, require
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
+from corn.distributed.keyring import find_credentials, load_credentials, make_keys
+from corn.distributed.messages import Header
 from corn.distributed.processes import preloaded_context
-from corn.distributed.startup.joining import host_store
-from corn.distributed.startup.keyring import find_credentials, load_credentials, make_keys
-from corn.distributed.steps.messages import Header
-from corn.errors import CornError, InvalidArgumentError
+from corn.distributed.rendezvous import host_store
+from corn.distributed.results import describe_stop
+from corn.distributed.summing import DOWN, UP
+from corn.errors import CornError
 from corn.learn.batches import AgentData, Batch
 from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
-from corn.learn.tasks.protocol import Gradients, Scores
+from corn.learn.step import ClippedGradients
+from corn.learn.tasks import ModuleTask
 from corn.learn.workloads import Workload
-from corn.noise import Owner, Secret, SecureSource, agent_keys, draw_all_shares
+from corn.noise import Owner, Secret, agent_keys
+from corn.noise.masks import MaskWords
 from corn.plan import Plan, fingerprint, save_plan
 from corn.threads import limit_threads
+from corn.topology.graphs import SpanningTree
 
 # A power of two, so that dividing a message by it is exact.
 _STEP_SIZE = 2.0**-4
@@ -48,11 +62,46 @@ _TIMEOUT = 120.0
 class RecordedRun:
     """Messages of agents in a run, and its nonce, which all of them know.
 
-    ``messages`` has shape (steps, n, d): the first message of each step, before mixing.
+    Attributes:
+        messages: shape (steps, n, d): the first message of each agent in each step. That is its
+            half step before mixing, or with exact sums its partial sum on the way up the tree, and
+            the total of the root.
+        nonce: of the run.
+        totals: with exact sums, what each agent passed on down the tree, by step and agent.
+        models: with exact sums, the digests of models that agents announced, by step and agent.
     """
 
-    messages: FloatArray
+    messages: NDArray[Any]
     nonce: bytes
+    totals: Mapping[tuple[int, int], MaskWords] = field(default_factory=dict)
+    models: Mapping[tuple[int, int], bytes] = field(default_factory=dict)
+
+    def read_words(self, tree: SpanningTree) -> MaskWords:
+        """Return each agent's own message, as whoever reads all links can, shape (steps, n, d)."""
+        words = self.messages.copy()
+        for agent, children in tree.children.items():
+            for child in children:
+                words[:, agent] -= self.messages[:, child]
+        return words
+
+    def check_agreement(self, tree: SpanningTree) -> list[str]:
+        """Return whether agents passed on different totals, or applied different ones."""
+        problems = []
+        for (step, agent), total in sorted(self.totals.items(), key=lambda one: one[0]):
+            if not np.array_equal(total, self.messages[step, tree.root]):
+                problems.append(
+                    f"agent {agent} passed on another total than the root in step {step}"
+                )
+        for step in sorted({step for step, _ in self.models}):
+            held = {agent: own for (when, agent), own in self.models.items() if when == step}
+            others = [agent for agent, own in held.items() if own != held[tree.root]]
+            if others:
+                who = ", ".join(map(str, sorted(others)))
+                problems.append(
+                    f"agents {who} have another model than the root after {step} steps: some step "
+                    "was not applied by all"
+                )
+        return problems[:1]
 
 
 @final
@@ -106,8 +155,7 @@ class AgentPool:
         for agent, answer in enumerate(answers):
             if isinstance(answer, str):
                 raise CornError(f"agent {agent} failed: {answer}")
-        sent = np.stack([messages for messages, _ in answers], axis=1)
-        return RecordedRun(sent.astype(np.float64), answers[0][1])
+        return _join(plan, settings.steps_of(plan), answers)
 
     def __enter__(self) -> Self:
         return self
@@ -132,162 +180,247 @@ class AgentPool:
 def _serve(connection: Connection) -> None:
     """Run as one agent after the other, and return the messages of each run."""
     limit_threads()
-    messages: dict[int, Any] = {}
-    nonces: list[bytes] = []
+    answer = _Answer({}, {}, b"")
 
     def record(nonce: bytes, header: Header, parameters: torch.Tensor) -> None:
-        # A step has one message per mixing round, of which the first is the half step.
-        messages.setdefault(header.step, parameters.detach().cpu().numpy().copy())
-        nonces.append(nonce)
+        # Of gossip the first round is the half step; with exact sums there are two messages.
+        at = header.step, header.mixing_round
+        if header.mixing_round <= DOWN and at not in answer.messages:
+            answer.messages[at] = parameters.detach().cpu().numpy().copy()
+            answer.models[at] = header.model
+        answer.nonce = nonce
 
     with suppress(EOFError, ConnectionError):  # the audit was killed
         while (order := connection.recv()) is not None:
-            messages.clear()
+            answer = _Answer({}, {}, b"")
             try:
-                plan, _ = run_workload(order, Reports(on_message=record))
+                _, result = run_workload(order, Reports(on_message=record))
             except CornError as error:
                 connection.send(str(error))
                 continue
-            # Later messages belong to the cool-down, which releases nothing.
-            steps = range(order.settings.steps_of(plan))
-            connection.send((np.stack([messages[step] for step in steps]), nonces[-1]))
+            why = describe_stop(result.stop)
+            connection.send(f"stopped after {result.num_steps} steps: {why}" if why else answer)
 
 
-@final
-class SilentTask:
-    """A model whose loss is constant, so that all gradients are zero."""
+@dataclass
+class _Answer:
+    """Messages of one agent, by step and round, with the digests of its model in their headers."""
 
-    def __init__(self, num_parameters: int) -> None:
-        self.num_parameters = num_parameters
+    messages: dict[tuple[int, int], NDArray[Any]]
+    models: dict[tuple[int, int], bytes]
+    nonce: bytes
 
-    def prepare(self, inputs: Tensor) -> Tensor:
-        """See ``Task``."""
-        return inputs
 
-    def initialize(self, seed: int) -> Tensor:  # noqa: ARG002
-        """Return zeros, the start from which ``_read_releases`` recovers all later models."""
-        return torch.zeros(self.num_parameters, dtype=torch.float64)
-
-    def gradient(
-        self, parameters: Tensor, batch: Batch, *, sample_clip: Tensor | None = None
-    ) -> Gradients:
-        """See ``Task``."""
-        del batch
-        if sample_clip is None:
-            return Gradients(torch.zeros_like(parameters))
-        zeros = torch.zeros_like(parameters, dtype=sample_clip.dtype)
-        none = zeros[..., 0]
-        return Gradients(zeros, fraction_clipped=none, num_broken=none.long())
-
-    def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
-        """See ``Task``."""
-        del inputs, targets
-        return Scores(parameters.new_zeros(len(parameters)))
-
-    def describe(self) -> str:
-        """See ``Task``."""
-        return f"constant loss of {self.num_parameters} parameters"
+def _join(plan: Plan, num_steps: int, answers: Sequence[_Answer]) -> RecordedRun:
+    nonce, steps = answers[0].nonce, range(num_steps)
+    if plan.network.mixing == "gossip":
+        # Later messages belong to the cool-down, which releases nothing.
+        sent = [[own.messages[step, 0] for own in answers] for step in steps]
+        return RecordedRun(np.array(sent, dtype=np.float64), nonce)
+    root, unsigned = plan.network.tree.root, f"u{plan.mask_bits // 8}"
+    first = [DOWN if agent == root else UP for agent in range(plan.num_agents)]
+    sent = [
+        [own.messages[step, k] for own, k in zip(answers, first, strict=True)] for step in steps
+    ]
+    totals, models = {}, {}
+    for agent, own in enumerate(answers):
+        for (step, number), values in own.messages.items():
+            # After the last step an empty message has the digest of the last model.
+            models[step, agent] = own.models[step, number]
+            if number == DOWN and step in steps:
+                totals[step, agent] = values.view(unsigned)
+    return RecordedRun(np.array(sent).view(unsigned), nonce, totals, models)
 
 
 @dataclass(frozen=True)
-class SilentWorkload(Workload):
-    """A model without gradients: agents release noise alone.
+class CanaryWorkload(Workload):
+    """A linear model whose loss is its output, so that a sample's gradient is its input.
 
     Attributes:
         num_parameters: d.
         num_samples: of each agent.
+        lengths: of the canary of each agent, with its sign; 0 for agents that release noise alone.
+        is_whole: whether all samples of an agent are its canary, instead of the first.
     """
 
     num_parameters: int = 1
     num_samples: int = 1
+    lengths: tuple[float, ...] = ()
+    is_whole: bool = True
 
     def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
         """See ``Workload``."""
-        rows = (num_agents if agents is None else len(agents)) * self.num_samples
-        offsets = tuple(range(0, rows + 1, self.num_samples))
-        data = AgentData(torch.zeros(rows, 1), torch.zeros(rows), offsets)
-        return TrainingProblem(SilentTask(self.num_parameters), data)
+        chosen = range(num_agents) if agents is None else agents
+        parts = []
+        for agent in chosen:
+            inputs = torch.zeros(self.num_samples, self.num_parameters)
+            own = inputs if self.is_whole else inputs[:1]
+            own[:] = torch.from_numpy(self.lengths[agent] * self.direct(agent))
+            parts.append((inputs, torch.zeros(self.num_samples)))
+        layer = nn.Linear(self.num_parameters, 1, bias=False)
+        # The start from which ``_read_releases`` recovers all later models.
+        nn.init.zeros_(layer.weight)
+        return TrainingProblem(ModuleTask(layer, mean_output), AgentData.from_parts(parts))
+
+    def direct(self, agent: int) -> FloatArray:
+        """Return the direction of an agent's canary: random signs, so that all values count."""
+        signs = np.random.default_rng([self.seed, agent]).choice([-1.0, 1.0], self.num_parameters)
+        direction: FloatArray = signs / math.sqrt(self.num_parameters)
+        return direction
 
 
 @final
 class ProcessObservation:
-    """Noise read off the messages of real agents, in two runs under one plan and the same keys.
+    """Releases read off the messages of real agents, in two runs under one plan and the same keys.
 
-    Each coordinate of a release is a trial. Canaries are added to what was read, as in
-    ``ShareObservation``: whether real gradients are clipped is audited through the step.
+    Each coordinate of a release is a trial, to whose noise the canary is added, as in
+    ``ShareObservation``. With gossip agents release noise alone: whether real gradients are clipped
+    is audited through the step. With exact sums the first run is without the canary (or has its
+    negation) and the second with it, in the data of all agents. The canary that is added is then as
+    long as the one in the messages.
     """
 
-    def __init__(self, plan: Plan, *, num_trials: int, num_releases: int) -> None:
+    def __init__(self, plan: Plan, *, num_trials: int, num_releases: int, seed: int = 0) -> None:
         self._plan, self.problems = plan, list[str]()
-        self.messages = None
         require(
             num_releases <= plan.budget.num_steps,
             "releases",
             f"at most {plan.budget.num_steps} through processes, whose ledgers allow no more",
             num_releases,
         )
-        samples = max(count_samples(query_of(plan, agent)) for agent in range(plan.num_agents))
-        workload = SilentWorkload("silent", num_parameters=num_trials, num_samples=samples)
         # Two runs under the same keys: a nonce that is used twice would repeat the first one's
         # noise.
         steps = [-(-num_releases // 2), num_releases // 2]
+        workloads = [_make_workload(plan, num_trials, seed, has_canary=k == 1) for k in range(2)]
         with tempfile.TemporaryDirectory() as folder, AgentPool(plan.num_agents) as pool:
-            keys = Path(folder) / "keys"
-            self._runs = [
+            path = Path(folder) / "keys"
+            runs = [
                 pool.run(
                     plan,
                     workload,
                     _make_settings(count),
-                    keys=keys,
+                    keys=path,
                     out=Path(folder) / f"run-{number}",
                 )
-                for number, count in enumerate(steps)
+                for number, (workload, count) in enumerate(zip(workloads, steps, strict=True))
             ]
-            self._keys = _load_all_keys(plan, keys)
-        self.released = np.concatenate([_read_releases(plan, run) for run in self._runs])
-
-    @property
-    def num_releases(self) -> int:
-        """See ``Observation``."""
-        return len(self.released)
-
-    def held_by(self, view: View) -> Collection[Owner]:
-        """See ``Observation``."""
-        return self._collect(view)
-
-    def read(self, view: View, parts: Parts) -> FloatArray:
-        """See ``Observation``."""
-        del view
-        return sum_parts(self.released, parts, axis=1)
-
-    def draw_known(self, view: View) -> FloatArray:
-        """See ``Observation``."""
-        keys = self._collect(view)
-        if not keys:
-            return np.zeros_like(self.released)
-        known, source = select_known(self._plan.decomposition, keys), SecureSource(keys)
-        drawn = [
-            draw_all_shares(
-                known, source=source, nonce=run.nonce, step=step, stop=self.released.shape[-1]
-            )
-            for run in self._runs
+            keys = _load_all_keys(plan, path)
+        program = replace(
+            DEPLOYED,
+            derive_keys=lambda *_: keys,
+            draw_nonce=lambda _, __, number: runs[number].nonce,
+        )
+        releases = [
+            ReleaseNumber(k, step)
+            for k, run in enumerate(runs)
             for step in range(len(run.messages))
         ]
-        return np.stack(drawn)
+        self.record = NoiseRecord(plan, releases, num_trials, seed=seed, program=program)
+        # How long the canary in each agent's messages is, relative to what the plan accounts for.
+        self._lengths = np.ones(plan.num_agents)
+        self.messages: MaskedMessages | None = None
+        if plan.network.mixing == "gossip":
+            self.released = np.concatenate([_read_releases(plan, run) for run in runs])
+            return
+        for run in runs:
+            self.problems += run.check_agreement(plan.network.tree)
+        words = np.concatenate([run.read_words(plan.network.tree) for run in runs])
+        gradients = self._find_gradients(words, workloads)
+        messages = MaskedMessages(plan, self.record, program, words, gradients)
+        self.released = messages.released
+        if plan.decomposition.is_masked:
+            self.messages = messages
+
+    def project(self, values: FloatArray) -> FloatArray:
+        """Return values as they are: each coordinate is a trial."""
+        return values
 
     def add_canary(self, victim: int) -> Signal:
         """See ``Observation``."""
-        shape = self.num_releases, self.released.shape[-1]
-        return add_share_canary(self._plan, victim, shape)
+        shape = len(self.released), self.record.size
+        signal, length = add_share_canary(self._plan, victim, shape), self._lengths[victim]
+        return replace(signal, null=signal.null * length, alternative=signal.alternative * length)
 
-    def _collect(self, view: View) -> dict[Owner, Secret]:
-        if view.coalition and self._keys is None:
-            raise InvalidArgumentError(
-                "view must be eavesdropper for processes that share seeds in groups of three or "
-                "more: these seeds never leave the processes"
-            )
-        own = self._keys or []
-        return {owner: key for agent in view.coalition for owner, key in own[agent].items()}
+    def _find_gradients(self, words: MaskWords, workloads: Sequence[CanaryWorkload]) -> FloatArray:
+        """Return the gradients in recorded messages; note messages that have none of the expected.
+
+        Messages are made again, with the canary and without it, by the functions that are audited
+        through the step and the keys of all agents. Recorded ones must be equal to the last bit.
+        """
+        messages = MaskedMessages(self._plan, self.record, DEPLOYED)
+        gradients = np.zeros(words.shape)
+        for agent in range(self._plan.num_agents):
+            canaries = [_clip_canary(self._plan, agent, each) for each in workloads]
+            query, lengths = query_of(self._plan, agent), []
+            for number, (run, _) in enumerate(self.record.releases):
+                canary, own = canaries[run], words[number, agent]
+                # Only the agent knows the batches of its samples.
+                allowed = [canary]
+                if query.unit == "sample" and query.sampling != "every-step":
+                    allowed.append(no_gradients(words.shape[-1]))
+                for found in allowed:
+                    if np.array_equal(messages.make(found, number, agent)[0], own):
+                        values = found.values.double() * found.factors.unsqueeze(-1)
+                        gradients[number, agent] = values.numpy().ravel()
+                        break
+                else:
+                    lengths.append(self._measure(messages, own, number, agent, workloads[run]))
+            if lengths:
+                self._lengths[agent] = np.max(np.abs(lengths)) / query.contribution
+                self.problems.append(
+                    f"{len(lengths)} messages of agent {agent} are not those of its gradient, "
+                    "noise, offset and masks"
+                )
+        return gradients
+
+    def _measure(
+        self,
+        messages: MaskedMessages,
+        words: MaskWords,
+        number: int,
+        agent: int,
+        workload: CanaryWorkload,
+    ) -> float:
+        """Return how far a message is along the canary from one without gradient."""
+        without = messages.make(no_gradients(len(words)), number, agent)[0]
+        units = (words - without).view(f"i{words.itemsize}")
+        return float(units @ workload.direct(agent)) * self._plan.grid
+
+
+def _make_workload(plan: Plan, size: int, seed: int, *, has_canary: bool) -> CanaryWorkload:
+    queries = [query_of(plan, agent) for agent in range(plan.num_agents)]
+    lengths = [0.0] * len(queries)
+    if plan.network.mixing == "sum":
+        # Without the canary there is its negation under replace, and nothing otherwise.
+        signs = [1.0 if has_canary else -float(q.adjacency == "replace") for q in queries]
+        lengths = [sign * q.clip * RAW_LENGTH for sign, q in zip(signs, queries, strict=True)]
+    return CanaryWorkload(
+        "canary",
+        seed=seed,
+        num_parameters=size,
+        num_samples=max(count_samples(query) for query in queries),
+        lengths=tuple(lengths),
+        is_whole=plan.budget.unit == "agent",
+    )
+
+
+def _clip_canary(plan: Plan, agent: int, workload: CanaryWorkload) -> ClippedGradients:
+    """Return an agent's clipped gradient in a batch that has the canary."""
+    query, problem = query_of(plan, agent), workload.build(plan.num_agents, [agent])
+    dtype = torch.float32 if plan.dtype == "float32" else torch.float64
+    rows = slice(None) if query.unit == "agent" else slice(1)
+    inputs = problem.data.inputs[rows].to(dtype)
+    # Weights are equal: 1/B for samples, and those of a mean for agents.
+    weight = 1 / (query.batch_size if query.unit == "sample" and query.batch_size else len(inputs))
+    weights = torch.full((1, len(inputs)), weight, dtype=torch.float64)
+    batch = Batch(inputs[None], torch.zeros(1, len(inputs)), weights, query.unit == "agent")
+    return DEPLOYED.compute_gradients(
+        problem.task,
+        torch.zeros(1, 1, workload.num_parameters, dtype=dtype),
+        batch,
+        torch.tensor([query.clip], dtype=torch.float64),
+        clips_samples=query.unit == "sample",
+    )
 
 
 def _make_settings(num_steps: int) -> RunSettings:
@@ -296,11 +429,16 @@ def _make_settings(num_steps: int) -> RunSettings:
     )
 
 
-def _load_all_keys(plan: Plan, folder: Path) -> Sequence[dict[Owner, Secret]] | None:
-    """Return all agents' keys from their files; None if seeds were agreed on within a run."""
+def has_hidden_seeds(plan: Plan) -> bool:
+    """Return whether agents agree on seeds within a run, which then never leave their processes."""
+    return any(len(group) > 2 for group in plan.decomposition.seed_groups)
+
+
+def _load_all_keys(plan: Plan, folder: Path) -> list[dict[Owner, Secret]]:
+    """Return all agents' keys from their files; none if seeds were agreed on within a run."""
     groups = plan.decomposition.seed_groups
-    if any(len(group) > 2 for group in groups):
-        return None
+    if has_hidden_seeds(plan):
+        return []
     found = []
     for agent in range(plan.num_agents):
         own = load_credentials(folder, agent, plan.num_agents)

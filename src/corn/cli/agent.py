@@ -1,4 +1,4 @@
-"""``corn agent``: run one agent of a workload in this process, for torchrun or on its own."""
+"""``corn agent``: run one agent of a workload in this process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from corn.cli.learning import LEARNING, LearningOptions
 from corn.cli.monitoring import MonitoringOptions
 from corn.cli.options import JsonOption
 from corn.cli.output import print_json
+from corn.distributed.logs import log_event
 from corn.distributed.settings import DropoutPolicy
-from corn.distributed.status.logs import log_event
 from corn.learn.names import USUAL_BATCH_SIZE
 from corn.plan import Plan, fingerprint
 from corn.privacy.rounding import round_up
@@ -28,7 +28,7 @@ EXAMPLE = (
 )
 
 AGENTS = "Agents"
-_PLACE = "Rendezvous (without torchrun)"
+_PLACE = "Rendezvous"
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,14 @@ class RunOptions:
         0.1
     )
     on_dropout: Annotated[
-        DropoutPolicy,
+        DropoutPolicy | None,
         typer.Option(
-            help="When an agent is lost, the rest continue on the surviving graph, replan their "
-            "noise for it, or stop. With exact sums, to continue is to replan.",
+            help="When an agent is lost, the rest replan their noise for the surviving graph, "
+            "stop, or continue with noise that no longer cancels. (Default: replan where the seeds "
+            "allow it, else stop.) With exact sums, to continue is to replan.",
             rich_help_panel=AGENTS,
         ),
-    ] = "continue"
+    ] = None
     timeout: Annotated[
         float,
         typer.Option(
@@ -54,33 +55,6 @@ class RunOptions:
             rich_help_panel=AGENTS,
         ),
     ] = 60.0
-    deadline: Annotated[
-        float | None,
-        typer.Option(
-            min=0.001,
-            help="Seconds per mixing round after which the message of a late neighbour is mixed "
-            "when it arrives. (Default: wait for all.)",
-            rich_help_panel=AGENTS,
-        ),
-    ] = None
-    start_with: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Start with this many agents if the others do not arrive within the time-out; "
-            "they may join later. Must be more than half, so that one run cannot become two. "
-            "(Default: all.)",
-            rich_help_panel=AGENTS,
-        ),
-    ] = None
-    plain_links: Annotated[
-        bool,
-        typer.Option(
-            "--plain-links",
-            help="Do not encrypt messages between agents: for trusted hardware only.",
-            rich_help_panel=AGENTS,
-        ),
-    ] = False
     checkpoint_every: Annotated[
         int, typer.Option(min=1, help="Steps between checkpoints.", rich_help_panel=AGENTS)
     ] = 100
@@ -148,9 +122,6 @@ class RunOptions:
             seed=seed,
             on_dropout=self.on_dropout,
             timeout=self.timeout,
-            deadline=self.deadline,
-            start_with=self.start_with,
-            plain_links=self.plain_links,
             checkpoint_every=self.checkpoint_every,
             resume=self.resume,
             rehearsal_seed=rehearsal_seed,
@@ -169,6 +140,15 @@ def agent(
             help="Folder of agent-I.key, roster.json and the ledger.",
             rich_help_panel=AGENTS,
         ),
+    ],
+    number: Annotated[
+        int,
+        typer.Option("--agent", min=0, help="This agent's number.", rich_help_panel=_PLACE),
+    ],
+    agents: Annotated[int, typer.Option(min=1, help="Number of agents.", rich_help_panel=_PLACE)],
+    store: Annotated[
+        str,
+        typer.Option(help="HOST:PORT of the rendezvous; agent 0 opens it.", rich_help_panel=_PLACE),
     ],
     plan: Annotated[
         Path | None, typer.Option(help="The plan that all agents hold.", rich_help_panel=AGENTS)
@@ -194,17 +174,6 @@ def agent(
         int,
         typer.Option(min=0, help="Seed of the initial models; public.", rich_help_panel=LEARNING),
     ] = 0,
-    number: Annotated[
-        int | None,
-        typer.Option("--agent", min=0, help="This agent's number.", rich_help_panel=_PLACE),
-    ] = None,
-    agents: Annotated[
-        int | None, typer.Option(min=1, help="Number of agents.", rich_help_panel=_PLACE)
-    ] = None,
-    store: Annotated[
-        str | None,
-        typer.Option(help="HOST:PORT of the rendezvous; agent 0 opens it.", rich_help_panel=_PLACE),
-    ] = None,
     listen: Annotated[
         str | None,
         typer.Option(
@@ -224,7 +193,7 @@ def agent(
         bool,
         typer.Option(
             "--rejoin",
-            help="Join a run under way that lost this agent or began without it.",
+            help="Join a run under way that lost this agent.",
             rich_help_panel=_PLACE,
         ),
     ] = False,
@@ -236,7 +205,7 @@ def agent(
     config_file: ConfigOption = None,  # noqa: ARG001 - its callback has read it
     json: JsonOption = False,
 ) -> None:
-    """Run one agent of a workload in this process; under torchrun its number is the rank."""
+    """Run one agent of a workload in this process."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
     if (plan is None) == (request is None):
         raise typer.BadParameter("give either --plan or --request")
@@ -261,7 +230,7 @@ def agent(
         keys=keys,
         agent=number,
         num_agents=agents,
-        store=None if store is None else distributed.parse_address(store),
+        store=distributed.parse_address(store),
         # Only where neither plan nor option has one. A plan that agents make together is not known
         # yet.
         default_batch_size=USUAL_BATCH_SIZE,
@@ -273,18 +242,16 @@ def agent(
     )
     # Several agents often share a machine, and their threads would slow each other down.
     limit_threads()
-    # The log carries the number; under torchrun it is in the environment.
-    own = find_number(number)
     reports = distributed.Reports(
         # Here, in the main thread: Python allows signal handlers nowhere else.
         interruption=distributed.listen_for_signals(),
         # Private: the total shows what else the data was used for.
-        on_total=lambda total: log_event(own, "total", total.describe(), is_private=True),
+        on_total=lambda total: log_event(number, "total", total.describe(), is_private=True),
     )
-    with distributed.monitor_agent(config, own, reports, to_stderr=True) as monitored:
+    with distributed.monitor_agent(config, reports, to_stderr=True) as monitored:
         # The plan as it was run: its file may have been replaced meanwhile.
         agreed, result = distributed.run_workload(config, monitored)
-        log_event(own, "result", _describe(result, agreed))
+        log_event(number, "result", _describe(result, agreed))
     if json:
         # NaN, which is not equal to itself, marks what was not measured or is private.
         measured = {name: value for name, value in result.measured.items() if value == value}
@@ -312,14 +279,6 @@ def _describe(result: distributed.AgentResult, plan: Plan) -> str:
         f"{round_up(float(measured['epsilon']))} of {plan.budget.describe()}, against "
         f"{plan.threat.describe()}{f'; {result.simulation}' if result.simulation else ''}"
     )
-
-
-def find_number(given: int | None) -> int:
-    """Return the number of this agent: as given, or torchrun's."""
-    rank = os.environ.get("RANK", "")
-    if given is None and not rank.isdecimal():
-        raise typer.BadParameter("give the agent's number, or use torchrun", param_hint="--agent")
-    return int(rank) if given is None else given
 
 
 def _parse_numbers(text: str | None) -> tuple[int, ...]:

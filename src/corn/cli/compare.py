@@ -1,38 +1,39 @@
-"""``corn compare``: all mechanisms on one network, for one step and for accumulated noise."""
+"""``corn compare``: mechanisms, adversaries and ways to share seeds at the same privacy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
+import numpy as np
 import typer
 
-from corn.arrays import FloatArray
 from corn.cli.budget_options import BatchSizeOption, BudgetOptions
-from corn.cli.options import GraphOption, JsonOption, MixingOptions, PlotOption, ThreatOptions
+from corn.cli.options import (
+    GraphOption,
+    JsonOption,
+    MixingOptions,
+    PlotOption,
+    PrivateNoiseOption,
+)
 from corn.cli.output import (
     KAPPA,
+    format_count,
     format_kappa,
     print_facts,
     print_json,
     print_table,
     print_written,
+    save_json,
     warn_of_insiders,
     warn_of_large_disagreement,
 )
-from corn.cli.strictest import (
-    StrictestPromise,
-    describe_reference,
-    find_strictest,
-    list_agents,
-    strictest_facts,
-)
+from corn.cli.strictest import describe_reference, strictest_facts
 from corn.cli.watching import designing
 from corn.covariance import (
-    EAVESDROPPER,
-    ONE_STEP,
+    MECHANISMS,
     Design,
     Horizon,
     MechanismName,
@@ -41,28 +42,42 @@ from corn.covariance import (
     design,
     read_mechanism,
 )
-from corn.covariance.disagreement import disagreement_ratio
-from corn.errors import InvalidArgumentError
+from corn.errors import FileFormatError, InvalidArgumentError
 from corn.privacy import PrivacyBudget
 from corn.topology import Network
 
-EXAMPLE = "corn compare --graph er:n=20,p=0.2,seed=1 --plot noise.png"
-COMPARED: tuple[MechanismName, ...] = ("ldp", "zero-sum", "decor", "corn", "central", "none")
-ONE_STEP_DESIGN = "corn one-step"
-"""CorN designed for one step but judged by accumulated noise: the cost of the paper's design."""
-EAVESDROPPER_DESIGN = "corn eavesdropper"
-"""CorN against an eavesdropper alone: comparable to DECOR and zero-sum noise, unlike CorN's row."""
-_EAVESDROPPER_ROWS = ("zero-sum", "decor", EAVESDROPPER_DESIGN)
-# A mechanism of the user's own under one of these names would replace a row.
-_TAKEN = (*COMPARED, ONE_STEP_DESIGN, EAVESDROPPER_DESIGN)
+EXAMPLE = "corn compare --graph er:n=20,p=0.2,seed=1 --colluders 0,1,2 --plot noise.png"
+WORTHLESS = 0.99
+"""Share of LDP's noise energy above which a design is not worth its shared seeds."""
+_COMPARED: tuple[MechanismName, ...] = ("corn", "ldp", "decor", "zero-sum", "central", "none")
 _REFERENCES = ("central", "none")
+_MOST_DIGITS = 9
 
 
-class CostOfStrictest(NamedTuple):
-    """The noise energy with the strictest promise relaxed, and the ratio of promised to it."""
+@dataclass(frozen=True, eq=False)
+class ComparedDesign:
+    """One row: a mechanism with its seeds, and its noise."""
 
-    relaxed_value: float
-    ratio: float
+    mechanism: str
+    result: Design
+
+    @property
+    def seeds(self) -> str:
+        """The arrangement of seeds; CorN is the only mechanism with a choice."""
+        threat = self.result.threat
+        if self.mechanism != "corn":
+            return ""
+        return threat.seeds if isinstance(threat.seeds, str) else f"{len(threat.seeds)} groups"
+
+    @property
+    def adversary(self) -> str:
+        """The adversary in two words; LDP shares no seed that insiders could know."""
+        if self.mechanism in _REFERENCES:
+            return "nobody"
+        if self.mechanism == "ldp":
+            return "any insiders"
+        colluders = self.result.threat.max_colluders
+        return self.result.threat.describe_colluders() if colluders else "eavesdropper"
 
 
 def compare(
@@ -71,328 +86,308 @@ def compare(
     budget: BudgetOptions,
     batch_size: BatchSizeOption = None,
     mixing: MixingOptions,
-    threat: ThreatOptions,
     mechanism: Annotated[
-        list[str] | None,
+        str,
         typer.Option(
-            metavar="NAME=SOURCE",
-            help="One more row: NAME=R.npy, a covariance, or NAME=FILE.py:FUNCTION, a function "
-            "from mixing matrix and precision caps to a covariance; scaled to the budget. "
-            "Can be given several times.",
+            help=f"Mechanisms to compare, of {', '.join(MECHANISMS)}, separated by commas. "
+            "NAME=R.npy adds a covariance of your own, NAME=FILE.py:FUNCTION a function from "
+            "mixing matrix and precision caps to one; it is scaled to the budget."
+        ),
+    ] = ",".join(_COMPARED),
+    colluders: Annotated[
+        str | None,
+        typer.Option(
+            help="Numbers of curious insiders that corn is designed against, separated by commas; "
+            "0 is an eavesdropper alone. (Default: 1,0.)"
+        ),
+    ] = None,
+    seeds: Annotated[
+        str,
+        typer.Option(
+            help="Ways to share seeds for corn, separated by commas: auto, global, edges, pairs, "
+            "sparse:K, partners:K, balls:R, groups:M, communities:SIZE or leave-one-out."
+        ),
+    ] = "auto",
+    private_noise: PrivateNoiseOption = "per-agent",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="File for the noise of the first mechanism: everything as .json, or its "
+            "covariance as .npy."
         ),
     ] = None,
     plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Compare all mechanisms at the same privacy, for one step and over a horizon.
+    """Compare mechanisms, numbers of insiders and ways to share seeds at the same privacy.
 
-    Rows are grouped by adversary. DECOR and zero-sum noise hold against no insider, so one row
-    shows CorN against an eavesdropper; --colluders 0 compares all mechanisms against it.
-
-    Where promises differ, a last table shows what the strictest costs each mechanism.
+    Rows are grouped by the adversary that they hold against: less noise against a weaker adversary
+    is no merit. DECOR and zero-sum noise hold against no insider.
     """
+    # Before the designs, which may take minutes.
+    if out is not None and out.suffix not in (".json", ".npy"):
+        raise FileFormatError(f"{out}: a design's file must end in .json or .npy")
     network = mixing.load_network(graph)
     promise = budget.make(batch_size, network)
-    against = threat.make(network.num_agents)
-    own = _read_own(mechanism or [])
-    objectives = [ONE_STEP, mixing.choose_objective(network, budget.steps)]
-    strictest = find_strictest(promise, network.num_agents)
+    objective = mixing.choose_objective(network, budget.steps)
+    # A single agent has nobody inside the network to fear.
+    listed = colluders or ("1,0" if network.num_agents > 1 else "0")
+    threats = [
+        ThreatModel(count, kind, private_noise)
+        for count in map(_read_number, _split(listed, "--colluders"))
+        for kind in _split(seeds, "--seeds")
+    ]
+    chosen = _read_mechanisms(mechanism)
     with designing():
-        designs = {
-            objective.describe(): _design_all(network, promise, objective, against, own)
-            for objective in objectives
-        }
-        relaxed = {}
-        if strictest is not None:
-            caps = strictest.relaxed_caps
-            # Caps in place of promises: only those of the strictest agents change.
-            relaxed = _design_all(network, caps, objectives[-1], against, own)
-    one_step, accumulated = (designs[objective.describe()] for objective in objectives)
-    best = accumulated["corn"]
-    if objectives[0] != objectives[1]:
-        accumulated[ONE_STEP_DESIGN] = _judge(
-            one_step["corn"], best, objectives[1], network, promise.num_steps
-        )
-    designs = {objective: _sort_rows(row, against) for objective, row in designs.items()}
-    warn_of_insiders(best.decomposition, promise, best.threat, mechanism=best.mechanism)
+        rows = _design_all(network, promise, objective, chosen, threats)
+    ldp = design(network, promise, mechanism="ldp", objective=objective)
+    best = rows[0].result
+    if best.precision is not None:
+        warn_of_insiders(best.decomposition, promise, best.threat, mechanism=best.mechanism)
     warn_of_large_disagreement(
         network,
-        objectives[-1],
+        objective,
         best.disagreement_ratio,
         mechanism=best.mechanism,
         num_steps=promise.num_steps,
     )
+    facts = _facts(network, promise, objective, rows, ldp)
     if plot:
-        _draw(network, promise, against, designs, plot)
-    costs = {
-        name: CostOfStrictest(relaxed[name].value, own.value / relaxed[name].value)
-        for name, own in accumulated.items()
-        # No noise costs nothing under any promise, and its ratio would be 0/0.
-        if name in relaxed and name != "none"
-    }
+        _draw(network, promise, rows, plot)
+    if out is not None:
+        _save(facts, best, out)
     if json:
-        print_json(_facts(network, promise, against, designs) | _cost_facts(strictest, costs))
+        print_json(facts)
         return
-    _print(network, promise, against, designs)
-    if strictest is not None:
-        _print_costs(strictest, accumulated, costs, against)
-    print_written(plot)
+    _print(network, promise, objective, rows, ldp)
+    print_written(plot, out)
 
 
-def _read_own(specs: Sequence[str]) -> dict[str, OwnMechanism]:
-    """Return the user's own mechanisms by name."""
-    found: dict[str, OwnMechanism] = {}
-    for spec in specs:
-        mechanism = read_mechanism(spec)
-        if mechanism is None or mechanism.label in (*_TAKEN, *found):
+def _read_mechanisms(text: str) -> dict[str, MechanismName | OwnMechanism]:
+    """Return mechanisms by name, those of the user's own included."""
+    found: dict[str, MechanismName | OwnMechanism] = {}
+    for name in _split(text, "--mechanism"):
+        own = read_mechanism(name)
+        known = next((known for known in MECHANISMS if known == name), None)
+        label = own.label if own else name
+        if (own is None and known is None) or label in found or (own and label in MECHANISMS):
             raise InvalidArgumentError(
-                f"mechanism must be NAME=R.npy or NAME=FILE.py:FUNCTION with a new name, found "
-                f"{spec!r}: {', '.join(COMPARED)} are compared anyway"
+                f"--mechanism must be names of {', '.join(MECHANISMS)}, or NAME=R.npy or "
+                f"NAME=FILE.py:FUNCTION with a new name, each once, found {name!r}"
             )
-        found[mechanism.label] = mechanism
+        found[label] = own or known or "corn"
     return found
 
 
 def _design_all(
     network: Network,
-    budget: PrivacyBudget | FloatArray,
+    budget: PrivacyBudget,
     objective: Horizon,
-    threat: ThreatModel,
-    own: Mapping[str, OwnMechanism],
-) -> dict[str, Design]:
-    """Return each mechanism's design, against the threat or the weaker one it can hold against."""
-    designs: dict[str, Design] = {
-        name: design(
-            network,
-            budget,
-            mechanism=name,
-            objective=objective,
-            # DECOR and zero-sum noise refuse insiders; left to themselves they name their threat.
-            threat=threat if name in ("corn", "ldp") else None,
-        )
-        for name in COMPARED
-    }
-    for name, mechanism in own.items():
-        # Without the threat: correlated noise from one seed holds against an eavesdropper only.
-        designs[name] = design(network, budget, mechanism=mechanism, objective=objective)
-    # Without insiders this row would repeat CorN's own.
-    if threat.max_colluders:
-        designs[EAVESDROPPER_DESIGN] = design(
-            network, budget, objective=objective, threat=EAVESDROPPER
-        )
-    return designs
+    mechanisms: dict[str, MechanismName | OwnMechanism],
+    threats: Sequence[ThreatModel],
+) -> list[ComparedDesign]:
+    """Return one row per mechanism, and CorN's for each threat, in groups of one adversary."""
+    rows = []
+    for name, mechanism in mechanisms.items():
+        # Other mechanisms have seeds of their own, and name the adversary that they hold against.
+        for threat in threats if mechanism == "corn" else [None]:
+            result = design(
+                network, budget, mechanism=mechanism, objective=objective, threat=threat
+            )
+            rows.append(ComparedDesign(name, result))
+    # Sorting is stable, so that the order within a group stays, and the first row is the first.
+    groups = list(dict.fromkeys(_group_of(row) for row in rows))
+    return sorted(rows, key=lambda row: (_group_of(row) == -1, groups.index(_group_of(row))))
 
 
-def _judge(made: Design, best: Design, objective: Horizon, network: Network, steps: int) -> Design:
-    """Return a design for another objective with its value for this one, and the best's bound."""
-    R = made.covariance
-    return replace(
-        made,
-        value=float((objective.matrix(network.step_matrix) * R).sum()),
-        lower_bound=best.lower_bound,
-        disagreement_ratio=disagreement_ratio(
-            network,
-            R,
-            precision_cap=made.strictest_cap,
-            momentum=objective.momentum,
-            num_steps=steps,
-        ),
-    )
-
-
-def _sort_rows(designs: Mapping[str, Design], threat: ThreatModel) -> dict[str, Design]:
-    """Return designs with those of one adversary next to each other, and CorN's last of them."""
-    last = (ONE_STEP_DESIGN, "corn", EAVESDROPPER_DESIGN)
-    order = [name for name in designs if name not in last] + [n for n in last if n in designs]
-    # Sorting is stable, so that the order within a group stays.
-    return {name: designs[name] for name in sorted(order, key=lambda n: _group_of(n, threat))}
-
-
-def _group_of(name: str, threat: ThreatModel) -> int:
-    """Return the number of a row's group: the threat, an eavesdropper alone, or no adversary.
-
-    Less noise against a weaker adversary is no merit, so only values within a group compare.
-    """
-    if name in _REFERENCES:
-        return 2
-    is_weaker = name in _EAVESDROPPER_ROWS or name not in _TAKEN
-    return 1 if threat.max_colluders and is_weaker else 0
+def _group_of(row: ComparedDesign) -> int:
+    """Return the number of insiders that a row holds against; −1 for references."""
+    return -1 if row.mechanism in _REFERENCES else row.result.threat.max_colluders
 
 
 def _facts(
     network: Network,
     budget: PrivacyBudget,
-    threat: ThreatModel,
-    designs: Mapping[str, Mapping[str, Design]],
+    objective: Horizon,
+    rows: Sequence[ComparedDesign],
+    ldp: Design,
 ) -> dict[str, object]:
     return {
         "graph": network.source,
         "num_agents": network.num_agents,
         "weights": network.weights,
+        "mixing": network.mixing,
         "gossip": str(network.gossip),
         "promise": budget.describe(),
-        "adversary": threat.describe(),
+        "objective": objective.describe(),
         "precision_caps": budget.precision_caps(network.num_agents),
-        "objectives": {
-            objective: {
-                name: {
-                    "value": result.value,
-                    "normalized_value": result.normalized_value,
-                    "ratio_to_ldp": result.value / row["ldp"].value,
-                    "ratio_to_central": result.value / row["central"].value,
-                    "central_ratio": result.central_ratio,
-                    "weighted_central_ratio": result.weighted_central_ratio,
-                    "disagreement_ratio": result.disagreement_ratio,
-                    "adversary": result.adversary,
-                    "normalized_lower_bound": result.normalized_lower_bound,
-                    "gap": result.gap,
-                    "status": _name_status(name, result),
-                    "max_noise_std": float(result.noise_std.max()),
-                }
-                for name, result in row.items()
+        "rows": [
+            {
+                "mechanism": row.mechanism,
+                "seeds": row.result.threat.seeds,
+                "max_colluders": row.result.threat.max_colluders,
+                "adversary": row.result.adversary,
+                "value": row.result.value,
+                "normalized_value": row.result.normalized_value,
+                "normalized_lower_bound": row.result.normalized_lower_bound,
+                "gap": _find_gap(row, rows),
+                "status": row.result.status,
+                "ratio_to_ldp": row.result.value / ldp.value,
+                "central_ratio": row.result.central_ratio,
+                "weighted_central_ratio": row.result.weighted_central_ratio,
+                "disagreement_ratio": row.result.disagreement_ratio,
+                "max_noise_std": float(row.result.noise_std.max()),
+                "max_streams": max(row.result.decomposition.count_streams()),
+                "max_masks": row.result.decomposition.most_masks,
+                "remark": _remark(row, ldp),
             }
-            for objective, row in designs.items()
-        },
+            for row in rows
+        ],
     }
+
+
+def _find_gap(row: ComparedDesign, rows: Sequence[ComparedDesign]) -> float:
+    """Return how far a row is above the best against its adversary, as a share of the best."""
+    result = row.result
+    if row.mechanism != "ldp":
+        return result.gap
+    # LDP's own bound is that of an eavesdropper. CorN's, against insiders, is higher, and holds for
+    # LDP too: noise without seeds is a split over any seeds.
+    bounds = [other.result.lower_bound for other in rows if other.mechanism == "corn"]
+    return max(result.value / max([result.lower_bound, *bounds]) - 1, 0.0)
+
+
+def _remark(row: ComparedDesign, ldp: Design) -> str:
+    result = row.result
+    if row.mechanism != "corn":
+        return ""
+    if len(result.precision_caps) > 1 and result.value >= WORTHLESS * ldp.value:
+        return "no better than LDP: try --seeds pairs"
+    if result.status == "loose bound":
+        return f"proved only to be within {result.gap:.0%} of the best"
+    return "" if result.status == "optimal" else result.status
 
 
 def _print(
     network: Network,
     budget: PrivacyBudget,
-    threat: ThreatModel,
-    designs: Mapping[str, Mapping[str, Design]],
+    objective: Horizon,
+    rows: Sequence[ComparedDesign],
+    ldp: Design,
 ) -> None:
-    from corn.report.style import MECHANISM_NAMES
+    from corn.report.style import SHORT_NAMES
 
     is_gossip = network.mixing == "gossip"
-    print_facts(
-        f"{network.source}, {network.num_agents} agents, {network.weights} weights",
+    facts = [
+        ("promise", budget.describe()),
+        *strictest_facts(budget, network.num_agents),
+        ("against", "an eavesdropper who sees every message, and insiders as listed"),
+        ("average × server", describe_reference(budget)),
+    ]
+    if is_gossip:
+        facts += [("κ", KAPPA), ("energy", f"Tr(A R), {objective.describe()}")]
+    facts += [("mixing", network.describe_mixing(budget.num_steps))]
+    print_facts(f"{network.source}, {network.num_agents} agents", facts)
+    remarks = [_remark(row, ldp) for row in rows]
+    table = [
         [
-            ("promise", budget.describe()),
-            *strictest_facts(budget, network.num_agents),
-            ("against", "an eavesdropper who sees every message, and insiders as listed"),
-            ("average × server", describe_reference(budget)),
-            *([("κ", KAPPA)] if is_gossip else []),
-            ("gossip", f"{network.gossip} in each step"),
-        ],
-    )
-    for objective, row in designs.items():
-        groups = [_group_of(name, threat) for name in row]
-        print_table(
-            f"Noise energy Tr(A R): {objective}",
-            [
-                "mechanism",
-                "value",
-                "× LDP",
-                "average × server",
-                "κ" if is_gossip else "",
-                "above the best",
-                "status",
-                "holds against",
-            ],
-            [
-                [
-                    MECHANISM_NAMES.get(name, name),
-                    f"{result.value:.5g}",
-                    f"{result.value / row['ldp'].value:.4f}",
-                    f"{result.central_ratio:.3f}",
-                    format_kappa(result.disagreement_ratio),
-                    _format_gap(name, row),
-                    _name_status(name, result),
-                    _name_adversary(result, threat),
-                ]
-                for name, result in row.items()
-            ],
-            section_ends=[k for k in range(len(groups) - 1) if groups[k] != groups[k + 1]],
-        )
-
-
-def _cost_facts(
-    strictest: StrictestPromise | None, costs: Mapping[str, CostOfStrictest]
-) -> dict[str, object]:
-    if strictest is None:
-        return {}
-    return {
-        "strictest": {
-            "agents": strictest.agents,
-            "promise": strictest.promise,
-            "relaxed_promise": strictest.relaxed,
-            "costs": {name: cost._asdict() for name, cost in costs.items()},
-        }
-    }
-
-
-def _print_costs(
-    strictest: StrictestPromise,
-    designs: Mapping[str, Design],
-    costs: Mapping[str, CostOfStrictest],
-    threat: ThreatModel,
-) -> None:
-    from corn.report.style import MECHANISM_NAMES
-
+            SHORT_NAMES.get(row.mechanism, row.mechanism),
+            row.seeds,
+            f"{row.result.central_ratio:.3f}",
+            *(
+                (
+                    f"{row.result.value / ldp.value:.4f}",
+                    format_kappa(row.result.disagreement_ratio),
+                )
+                if is_gossip
+                else ()
+            ),
+            "" if row.mechanism in _REFERENCES else _format_gap(_find_gap(row, rows)),
+            _format_streams(row.result),
+            row.adversary,
+            *([remark] if any(remarks) else []),
+        ]
+        for row, remark in zip(rows, remarks, strict=True)
+    ]
     print_table(
-        f"Cost of the strictest promise: noise energy with {strictest.relaxed} for "
-        f"{list_agents(strictest.agents)}",
-        ["mechanism", "as promised", "relaxed", "cost of the strictest", "holds against"],
+        "Noise of each mechanism at the same privacy",
         [
-            [
-                MECHANISM_NAMES.get(name, name),
-                f"{designs[name].value:.5g}",
-                f"{cost.relaxed_value:.5g}",
-                f"× {cost.ratio:.3f}",
-                _name_adversary(designs[name], threat),
-            ]
-            for name, cost in sorted(costs.items(), key=lambda item: _group_of(item[0], threat))
+            "mechanism",
+            "seeds",
+            "average × server",
+            *(("energy × LDP", "κ") if is_gossip else ()),
+            "above the best",
+            "per agent",
+            "holds against",
+            *(["remark"] if any(remarks) else []),
+        ],
+        table,
+        section_ends=[
+            k for k in range(len(rows) - 1) if _group_of(rows[k]) != _group_of(rows[k + 1])
         ],
     )
 
 
-def _name_status(name: str, result: Design) -> str:
-    return "other objective" if name == ONE_STEP_DESIGN else result.status
-
-
-def _format_gap(name: str, designs: Mapping[str, Design]) -> str:
-    """Return the distance of a row from the best against its adversary."""
-    result = designs[name]
-    if result.status == "reference":
-        return ""
-    gap = result.gap
-    if name == "ldp":
-        # LDP's own bound is that of an eavesdropper. CorN's, against the same insiders, is higher,
-        # and holds for LDP too: noise without seeds is a split over any seeds.
-        gap = min(gap, max(result.value / designs["corn"].lower_bound - 1, 0.0))
+def _format_gap(gap: float) -> str:
     return f"{gap:.1e}" if gap < 1e-3 else f"{gap:.1%}"
 
 
-def _name_adversary(result: Design, threat: ThreatModel) -> str:
-    """Return the adversary of a row in two words; LDP shares no seed that insiders could know."""
+def _format_streams(result: Design) -> str:
+    """Return the most streams or masks that an agent draws at each step."""
     if result.status == "reference":
-        return "nobody"
-    if result.mechanism == "ldp":
-        return "any insiders"
-    if result.threat.max_colluders:
-        return result.threat.describe_colluders()
-    return "eavesdropper only" if threat.max_colluders else "eavesdropper"
+        return ""
+    masks = result.decomposition.most_masks
+    if masks:
+        return format_count(masks, "mask")
+    return format_count(max(result.decomposition.count_streams()), "stream")
+
+
+def _save(facts: dict[str, object], result: Design, out: Path) -> None:
+    parts = result.decomposition
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.suffix == ".npy":
+        if parts.is_masked:
+            raise InvalidArgumentError(
+                "--out must end in .json for exact sums, whose masks have no covariance: save the "
+                "parts, or compare with --mixing gossip"
+            )
+        np.save(out, result.covariance)
+        return
+    shares = {
+        "private_variance": parts.private_variance,
+        "seed_groups": parts.seed_groups,
+        "factors": parts.factors,
+        "is_masked": parts.is_masked,
+    }
+    covariance = None if parts.is_masked else result.covariance
+    save_json({**facts, "covariance": covariance, "decomposition": shares}, out)
 
 
 def _draw(
-    network: Network,
-    budget: PrivacyBudget,
-    threat: ThreatModel,
-    designs: Mapping[str, Mapping[str, Design]],
-    path: Path,
+    network: Network, budget: PrivacyBudget, rows: Sequence[ComparedDesign], path: Path
 ) -> None:
     from corn.report import plot_comparison, save_figure
 
-    drawn = {
-        objective: {name: result.value for name, result in row.items() if name != "none"}
-        for objective, row in designs.items()
-    }
-    adversaries = {
-        name: f"holds against {_name_adversary(result, threat)}"
-        for row in designs.values()
-        for name, result in row.items()
-    }
-    title = f"{network.source}: {budget.describe()}"
-    figure = plot_comparison(drawn, objectives=list(drawn), title=title, remarks=adversaries)
+    drawn = [
+        (row.mechanism, f"{row.seeds} · {row.adversary}".strip(" ·"), row.result.central_ratio)
+        for row in rows
+        if row.mechanism != "none"
+    ]
+    figure = plot_comparison(drawn, title=f"{network.source}: {budget.describe()}")
     save_figure(figure, path)
+
+
+def _split(text: str, option: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise InvalidArgumentError(f"{option} must name something, found {text!r}")
+    return parts
+
+
+def _read_number(text: str) -> int:
+    # int() refuses very long texts with an error of its own.
+    if not text.isdecimal() or len(text) > _MOST_DIGITS:
+        raise InvalidArgumentError(
+            f"--colluders must be whole numbers separated by commas, found {text!r}"
+        )
+    return int(text)

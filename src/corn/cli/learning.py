@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from corn import learn
 from corn.cli.config_file import is_given
 from corn.cli.output import print_note, save_json
 from corn.cli.promises import find_promises, format_per_agent, parse_samples
-from corn.learn.names import USUAL_BATCH_SIZE, WorkloadName, usual_schedule
+from corn.learn.names import PAPER_PARTITION, USUAL_BATCH_SIZE, WorkloadName, usual_schedule
 from corn.learn.schedule import ScheduleName
 from corn.plan import Plan
 from corn.privacy import PrivacyBudget
-from corn.topology import load_network
+from corn.topology import Network, load_network
 
 LEARNING = "Learning"
 OWN_DATA = "Your own data"
@@ -172,7 +171,7 @@ class LearningOptions:
         return learn.Workload(
             name=self.task or "",
             model=self.model,
-            partition=self.partition or learn.PAPER_PARTITION,
+            partition=self.partition or PAPER_PARTITION,
             seed=self.data_seed,
             l2=self.l2,
             directory=self.cache,
@@ -269,6 +268,15 @@ def let_plan_decide(context: typer.Context, plan: Plan, **also_fixed: object) ->
     context.params.update(fixed, graph=plan.network.source, weights=None)
 
 
+def _is_same(named: Network, planned: Network) -> bool:
+    """Return whether agents mix alike on two networks: sums need the same links only."""
+    if named.num_agents != planned.num_agents:
+        return False
+    if planned.mixing == "sum":
+        return {*map(frozenset, named.graph.edges)} == {*map(frozenset, planned.graph.edges)}
+    return bool((named.sparse_matrix != planned.sparse_matrix).nnz == 0)
+
+
 def _fixed_by_plan(plan: Plan, given: Mapping[str, Any]) -> dict[str, object]:
     """Return the values of the options that a plan decides."""
     budget, threat, objective = plan.budget, plan.threat, plan.objective
@@ -276,7 +284,7 @@ def _fixed_by_plan(plan: Plan, given: Mapping[str, Any]) -> dict[str, object]:
     # The plan's graph under another name, such as a file with the same weights, is no
     # contradiction.
     named = plan.network if graph is None else load_network(graph, weights=weights)
-    is_same = np.array_equal(named.mixing_matrix, plan.network.mixing_matrix)
+    is_same = _is_same(named, plan.network)
     fixed = {
         "graph": graph if is_same else plan.network.source,
         "weights": weights if is_same and graph is not None else "weights of its own",

@@ -19,7 +19,7 @@ import numpy as np
 import scipy.sparse
 import scipy.sparse.csgraph
 
-from corn.arrays import FloatArray, IntArray
+from corn.checks import FloatArray, IntArray
 from corn.covariance.threat import SeedGroups
 from corn.errors import InvalidArgumentError
 from corn.privacy import ClippedQuery, PrivacyLoss, account_precision, precision_diagonal
@@ -59,9 +59,11 @@ class Decomposition:
         if self.is_masked:
             if any(factor.size for factor in self.factors):
                 raise InvalidArgumentError("factors must be empty for noise with masks")
-            # No normals: sums over streams then need no case of their own.
-            none = tuple(np.empty((len(group), 0)) for group in self.seed_groups)
-            object.__setattr__(self, "factors", none)
+            # No normals: sums over streams then need no case of their own. Groups of one size share
+            # a factor, as large networks have millions of groups.
+            none = {size: np.empty((size, 0)) for size in set(map(len, self.seed_groups))}
+            factors = tuple(none[len(group)] for group in self.seed_groups)
+            object.__setattr__(self, "factors", factors)
         if len(self.seed_groups) != len(self.factors):
             raise InvalidArgumentError(
                 f"factors must be one per seed group, found {len(self.factors)} for "
@@ -70,8 +72,10 @@ class Decomposition:
         # Checks, plans and keys refer to these very numbers, so that nobody may change them later.
         theta.setflags(write=False)
         object.__setattr__(self, "private_variance", theta)
-        checked = tuple(map(self._check_factor, self.seed_groups, self.factors))
-        object.__setattr__(self, "factors", checked)
+        self._check_groups()
+        if not self.is_masked:
+            checked = tuple(map(_check_factor, self.seed_groups, self.factors))
+            object.__setattr__(self, "factors", checked)
 
     @property
     def num_agents(self) -> int:
@@ -94,7 +98,8 @@ class Decomposition:
     @property
     def total_variance(self) -> float:
         """1ᵀR1, the noise variance of the sum of all agents, without a matrix of n × n numbers."""
-        shared = sum(float(np.square(factor.sum(axis=0)).sum()) for factor in self.factors)
+        factors = () if self.is_masked else self.factors
+        shared = sum(float(np.square(factor.sum(axis=0)).sum()) for factor in factors)
         return float(self.private_variance.sum()) + shared
 
     def rescale(self, weights: FloatArray) -> Decomposition:
@@ -138,8 +143,9 @@ class Decomposition:
     def count_streams(self) -> tuple[int, ...]:
         """Return the number of normal streams that each agent draws per step: its noise cost."""
         counts = (self.private_variance > 0).astype(int)
-        for group, factor in zip(self.seed_groups, self.factors, strict=True):
-            counts[list(group)] += (factor != 0).sum(axis=1)
+        if not self.is_masked:
+            for group, factor in zip(self.seed_groups, self.factors, strict=True):
+                counts[list(group)] += (factor != 0).sum(axis=1)
         return tuple(counts.tolist())
 
     @cached_property
@@ -167,30 +173,37 @@ class Decomposition:
                 f"{sorted(coalition)}"
             )
 
-    def _check_factor(self, group: tuple[int, ...], factor: FloatArray) -> FloatArray:
-        if not group or not all(map(_is_agent_number, group)):
-            raise InvalidArgumentError(f"a seed group must be of agents' numbers, found {group}")
-        if list(group) != sorted(set(group)):
+    def _check_groups(self) -> None:
+        groups = self.seed_groups
+        # True and False are integers to Python, and would silently mean agents 1 and 0.
+        kinds = set(map(type, chain.from_iterable(groups)))
+        is_numbers = all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds)
+        if not (is_numbers and all(groups)):
+            raise InvalidArgumentError("each seed group must be of agents' numbers")
+        members, group_of = self.memberships
+        is_inside = (members >= 0) & (members < self.num_agents)
+        if not is_inside.all():
+            stray = groups[group_of[~is_inside][0]]
             raise InvalidArgumentError(
-                f"a seed group must list its members once, in increasing order, found {group}"
+                f"seed groups must be of agents 0 … {self.num_agents - 1}, found {stray}"
             )
-        if group[0] < 0 or group[-1] >= self.num_agents:
+        is_wrong = (group_of[1:] == group_of[:-1]) & (members[1:] <= members[:-1])
+        if is_wrong.any():
+            unsorted = groups[group_of[1:][is_wrong][0]]
             raise InvalidArgumentError(
-                f"seed groups must be of agents 0 … {self.num_agents - 1}, found {group}"
+                f"a seed group must list its members once, in increasing order, found {unsorted}"
             )
-        checked = np.array(factor, dtype=np.float64)
-        if checked.ndim != 2 or len(checked) != len(group) or not (abs(checked) < _LARGEST).all():
-            raise InvalidArgumentError(
-                f"the factor of group {group} must be finite with a row per member, found shape "
-                f"{checked.shape}"
-            )
-        checked.setflags(write=False)
-        return checked
 
 
-def _is_agent_number(value: object) -> bool:
-    # True and False are integers to Python, and would silently mean agents 1 and 0.
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+def _check_factor(group: tuple[int, ...], factor: FloatArray) -> FloatArray:
+    checked = np.array(factor, dtype=np.float64)
+    if checked.ndim != 2 or len(checked) != len(group) or not (abs(checked) < _LARGEST).all():
+        raise InvalidArgumentError(
+            f"the factor of group {group} must be finite with a row per member, found shape "
+            f"{checked.shape}"
+        )
+    checked.setflags(write=False)
+    return checked
 
 
 def split_blocks(

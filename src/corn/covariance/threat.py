@@ -112,7 +112,20 @@ class ThreatModel:
 
         A group of one is private noise, so it is listed only where that is common to all.
         """
-        n = len(graph)
+        self.check(len(graph))
+        if isinstance(self.seeds, str):
+            kind, number = _parse_seeds(str(self.resolve(graph).seeds))
+            # Both ends of a link know its seed, whichever way messages go.
+            links = nx.Graph(graph) if graph.is_directed() else graph
+            groups = _sort_groups(kind.build(links, number))
+        else:
+            groups = self.seeds
+        least = 1 if self.private_noise == "common" else 2
+        return tuple(group for group in groups if len(group) >= least)
+
+    def check(self, num_agents: int) -> None:
+        """Raise if there are more insiders, or seeds of other agents, than a network has agents."""
+        n = num_agents
         require(
             self.max_colluders < n,
             "max_colluders",
@@ -120,16 +133,9 @@ class ThreatModel:
             self.max_colluders,
             advice="at least one agent must be honest",
         )
-        if isinstance(self.seeds, str):
-            kind, number = _parse_seeds(str(self.resolve(graph).seeds))
-            # Both ends of a link know its seed, whichever way messages go.
-            groups = _sort_groups(kind.build(nx.Graph(graph), number))
-        else:
-            groups = self.seeds
-        stray = [group for group in groups if group and (group[0] < 0 or group[-1] >= n)]
+        groups = () if isinstance(self.seeds, str) else self.seeds
+        stray = [group for group in groups if group[0] < 0 or group[-1] >= n]
         require(not stray, "seeds", f"groups of agents 0 … {n - 1}", stray[:1])
-        least = 1 if self.private_noise == "common" else 2
-        return tuple(group for group in groups if len(group) >= least)
 
     def describe(self) -> str:
         """Return the adversary in words, to stand next to every ε."""

@@ -25,16 +25,16 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from corn.checks import require, require_length
 from corn.distributed.agent import run_problem
-from corn.distributed.records.journal import Reports
-from corn.distributed.records.results import AgentResult
+from corn.distributed.journal import Reports
+from corn.distributed.keyring import Ledger, find_terms
+from corn.distributed.messages import ProtocolError
+from corn.distributed.public_state import LAST_TOTAL, PublicState
+from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.requirements import Requirements
+from corn.distributed.results import AgentResult
 from corn.distributed.settings import RunSettings
-from corn.distributed.startup.keyring import Ledger, find_terms
-from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.startup.requirements import Requirements
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch
-from corn.learn.loop_simulation import SimulatedTurns
-from corn.learn.optimizers import require_one_gradient
 from corn.learn.own_loop import (
     HyperParameters,
     LoaderPart,
@@ -43,12 +43,14 @@ from corn.learn.own_loop import (
     PrivateOptimizer,
     PrivateTraining,
     ScheduleFactory,
+    SimulatedTurns,
     Turn,
     number_rows,
     tabulate_schedule,
 )
 from corn.learn.partition import partition_iid
 from corn.learn.problem import TrainingProblem, require_plain_loader
+from corn.learn.step import require_one_gradient, restore_state, save_state
 from corn.learn.sweep import Interruption
 from corn.learn.tasks.protocol import Gradients
 from corn.learn.user_model import UserModel
@@ -74,6 +76,7 @@ def make_private(
     schedule: ScheduleFactory | None = None,
     seed: int = 0,
     secure: bool = False,
+    rejoins: bool = False,
 ) -> PrivateTraining:
     """Return module, optimizer and loader with which the user's own training loop is private.
 
@@ -115,6 +118,8 @@ def make_private(
         seed: of noise and batches of a simulation; public, so that its models protect nobody.
         secure: draw noise and batches of a simulation from new secret keys, so that the models keep
             the promise.
+        rejoins: join a run of exact sums under way, which lost this agent, with the model and the
+            optimizer's state of a neighbour.
 
     With unit ``sample`` the first dimension of each layer's inputs must number the samples, and the
     collate function must make each row from its own sample alone.
@@ -141,9 +146,9 @@ def make_private(
     if schedule is not None:
         table = tabulate_schedule(optimizer, schedule, plan.budget.num_steps)
     if rendezvous is None:
-        if out is not None or settings is not None or requirements is not None:
+        if out is not None or settings is not None or requirements is not None or rejoins:
             raise InvalidArgumentError(
-                "out, settings and requirements belong to an agent of a network, found no "
+                "out, settings, requirements and rejoins belong to an agent of a network, found no "
                 "rendezvous: corn.distributed.join() makes it"
             )
         return _simulate(plan, model, optimizer, data_loader, table, seed=seed, secure=secure)
@@ -155,10 +160,16 @@ def make_private(
     rule = f"loop with {type(optimizer).__name__} {_describe_groups(optimizer)}"
     if table is not None:
         rule += f" and schedule {hashlib.sha256(repr(table).encode()).hexdigest()[:16]}"
-    own = AgentTurns(plan, model, rule, data_loader, rendezvous, settings or RunSettings())
-    own.start(out=out, requirements=requirements)
+    if rejoins and plan.network.mixing == "gossip":
+        raise InvalidArgumentError(
+            "rejoins must be False under gossip, where each agent has an optimizer of its own"
+        )
+    own = AgentTurns(
+        plan, model, rule, data_loader, rendezvous, settings or RunSettings(), optimizer
+    )
+    own.start(out=out, requirements=requirements, rejoins=rejoins)
     part = LoaderPart.of(data_loader)
-    private = PrivateOptimizer(optimizer, model, own, plan, table)
+    private = PrivateOptimizer(optimizer, model, own, plan, table, own.received)
     batches = _count_batches(len(part.rows), plan, data_loader.batch_size)
     return PrivateTraining(
         module,
@@ -223,6 +234,7 @@ def _count_batches(num_samples: float, plan: Plan, batch_size: int | None) -> in
 
 @dataclass(frozen=True, eq=False)
 class _GradientWanted:
+    step: int
     parameters: Tensor
     batch: Batch
     sample_clip: Tensor | None
@@ -258,6 +270,7 @@ class AgentTurns:
         loader: DataLoader[Any],
         rendezvous: Rendezvous,
         settings: RunSettings,
+        optimizer: Optimizer,
     ) -> None:
         _check_loader(loader, plan)
         require(not settings.resume, "resume", "False: optimizers have no checkpoints", True)
@@ -277,6 +290,9 @@ class AgentTurns:
         self._ended: _Ended | None = None
         self._thread: threading.Thread | None = None
         self._step = 0
+        self._optimizer, self._has_stepped = optimizer, False
+        self.received: Any = None
+        self._restored: PublicState = {}
         self._ledger: Ledger | None = None
         self.is_simulated = settings.is_rehearsal
         self.result: AgentResult | None = None
@@ -290,9 +306,11 @@ class AgentTurns:
         spent = terms.budget.num_steps - self._ledger.remaining
         return [Expense(terms, self._ledger.precision, spent)]
 
-    def start(self, *, out: Path | None, requirements: Requirements | None) -> None:
+    def start(
+        self, *, out: Path | None, requirements: Requirements | None, rejoins: bool = False
+    ) -> None:
         """Join the others; return once the first step can be taken, or raise."""
-        options = {"out": out, "requirements": requirements}
+        options = {"out": out, "requirements": requirements, "rejoins": rejoins}
         # A daemon: a script that fails must end, and its agent with it.
         self._thread = threading.Thread(target=self._run, kwargs=options, daemon=True)
         self._thread.start()
@@ -309,19 +327,20 @@ class AgentTurns:
         if not isinstance(wanted, _GradientWanted):
             raise CornError("optimizer.step() must follow every batch of the loader, once")
         self._clip = wanted.sample_clip
-        return Turn(self._rendezvous.agent, self._step, wanted.parameters.view(-1), wanted.batch)
+        return Turn(self._rendezvous.agent, wanted.step, wanted.parameters.view(-1), wanted.batch)
 
-    def release(self, gradients: Callable[[Tensor | None], Gradients]) -> Tensor:
+    def release(self, gradients: Callable[[Tensor | None], Gradients]) -> Tensor | None:
         """See ``Turns``: clip, noise and rounding happen in the agent's rounds."""
         self._answers.put(gradients(self._clip))
         wanted = self._wait()
         if not isinstance(wanted, _StepWanted):
-            raise CornError("the run ended before the gradient was released")
+            # The sum of this step is void, and no agent takes it.
+            self._next = wanted
+            return None
         return wanted.released
 
     def end(self, parameters: Tensor) -> Tensor | None:
         """Send the half step; after the last step return the final model."""
-        self._step += 1
         self._answers.put(parameters)
         self._next = self._wait()
         if isinstance(self._next, _GradientWanted):
@@ -360,7 +379,7 @@ class AgentTurns:
                 # Signals are the main thread's.
                 reports=Reports(interruption=Interruption(), on_ledger=self._keep_ledger),
                 data=self._rule,
-                update=self._ask_for_step,
+                update=self,
                 **options,
             )
         except BaseException as error:  # noqa: BLE001 - raised again in the user's thread
@@ -374,16 +393,37 @@ class AgentTurns:
     def _ask_for_gradient(
         self, parameters: Tensor, batch: Batch, sample_clip: Tensor | None
     ) -> Gradients:
-        answer = self._ask(_GradientWanted(parameters.clone(), batch, sample_clip))
+        answer = self._ask(_GradientWanted(self._step, parameters.clone(), batch, sample_clip))
         if not isinstance(answer, Gradients):
             raise CornError("the loop must answer with a gradient")
         return answer
 
-    def _ask_for_step(self, released: Tensor, _: int) -> Tensor:
+    def begin_step(self, step: int) -> None:
+        """See ``UpdateRule``."""
+        self._step = step
+
+    def take_step(self, released: Tensor) -> Tensor:
+        """See ``UpdateRule``: the user's optimizer takes the step."""
+        self._has_stepped = True
         answer = self._ask(_StepWanted(released.clone()))
         if not isinstance(answer, Tensor):
             raise CornError("the loop must answer with a half step")
         return answer.to(released)
+
+    def save(self) -> PublicState:
+        """See ``UpdateRule``; between two steps the user's thread waits."""
+        if not self._has_stepped:
+            return self._restored
+        return save_state(self._optimizer)
+
+    def restore(self, state: PublicState) -> None:
+        """See ``UpdateRule``; before the first step the user's thread waits."""
+        own = {name: tensor for name, tensor in state.items() if name != LAST_TOTAL}
+        try:
+            self.received = restore_state(self._optimizer, own)
+        except InvalidArgumentError as error:
+            raise ProtocolError(f"a neighbour sent a state that does not fit: {error}") from error
+        self._restored = own
 
     def _ask(self, question: _GradientWanted | _StepWanted) -> Gradients | Tensor:
         self._asked.put(question)

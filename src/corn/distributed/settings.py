@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from corn.checks import require, require_choice, require_count
-from corn.distributed.status.logs import LogSettings
+from corn.checks import require_choice, require_count
+from corn.distributed.logs import LogSettings
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.schedule import Constant, Schedule
 from corn.parsing import quote
@@ -16,8 +16,8 @@ from corn.plan import Plan
 from corn.version import __version__
 
 if TYPE_CHECKING:  # torch takes seconds to import, and every command reads this module
-    from corn.distributed.startup.planning import PlanningRequest
-    from corn.distributed.startup.requirements import Requirements
+    from corn.distributed.planning import PlanningRequest
+    from corn.distributed.requirements import Requirements
     from corn.learn.workloads import ProblemSource
 
 DropoutPolicy: TypeAlias = Literal["continue", "replan", "stop"]
@@ -38,14 +38,11 @@ class RunSettings:
         num_steps: T; at most the plan's, and by default the plan's.
         batch_size: samples per mini-batch; by default the budget's, or an agent's whole data.
         seed: of the initial models; public.
-        on_dropout: what the others do when an agent is lost: ``continue`` on the surviving graph,
-            ``replan`` their noise for it, or ``stop``. With exact sums the first two are the same.
+        on_dropout: what the others do when an agent is lost: ``replan`` their noise for the
+            surviving graph, ``stop``, or ``continue`` with noise that no longer cancels; by default
+            ``replan`` where the seeds allow it, and ``stop`` otherwise. With exact sums
+            ``continue`` is ``replan``.
         timeout: seconds without a message after which an agent is lost.
-        deadline: seconds per mixing round after which a neighbour's message is not waited for, and
-            is mixed in the round in which it arrives; by default agents wait for all.
-        start_with: the number of agents with which a run may begin if the others do not come
-            within the time-out, and may join later; more than half, and by default all.
-        plain_links: send messages unsealed: anyone on the network can read and change them.
         checkpoint_every: steps between checkpoints.
         evaluate_at: steps to measure at; by default 0, the last, and 19 between.
         resume: continue from the newest checkpoint that every agent has.
@@ -57,33 +54,20 @@ class RunSettings:
     num_steps: int | None = None
     batch_size: int | None = None
     seed: int = 0
-    on_dropout: DropoutPolicy = "continue"
+    on_dropout: DropoutPolicy | None = None
     timeout: float = 60.0
-    deadline: float | None = None
-    start_with: int | None = None
-    plain_links: bool = False
     checkpoint_every: int = 100
     evaluate_at: tuple[int, ...] | None = None
     resume: bool = False
     rehearsal_seed: int | None = None
 
     def __post_init__(self) -> None:
-        require_choice("on_dropout", self.on_dropout, get_args(DropoutPolicy))
+        if self.on_dropout is not None:
+            require_choice("on_dropout", self.on_dropout, get_args(DropoutPolicy))
         require_count("checkpoint_every", self.checkpoint_every)
         if not 0 < self.timeout <= _MAX_TIMEOUT:
             raise InvalidArgumentError(
                 f"timeout must be positive seconds, at most {_MAX_TIMEOUT:g}, found {self.timeout}"
-            )
-        # A deadline beyond the time-out would never count: the neighbour is lost before.
-        if self.deadline is not None and not 0 < self.deadline < self.timeout:
-            raise InvalidArgumentError(
-                f"deadline must be positive seconds, less than the time-out of {self.timeout:g}, "
-                f"found {self.deadline}"
-            )
-        if self.start_with is not None and self.on_dropout == "stop":
-            raise InvalidArgumentError(
-                "start_with needs on_dropout='continue' or 'replan': agents that are absent count "
-                "as lost until they come"
             )
 
     @property
@@ -107,10 +91,13 @@ class RunSettings:
             )
         return steps
 
-    def replans(self, plan: Plan) -> bool:
-        """Return whether survivors of a loss make a new plan: with exact sums, unless they stop."""
+    def policy_for(self, plan: Plan) -> DropoutPolicy:
+        """Return what survivors of a loss do: as given, or what the plan allows."""
         is_sum = plan.network.mixing == "sum"
-        return self.on_dropout == "replan" or (is_sum and self.on_dropout == "continue")
+        if self.on_dropout is None:
+            can_replan = not plan.network.graph.is_directed() and has_pair_seeds(plan)
+            return "replan" if is_sum or can_replan else "stop"
+        return "replan" if is_sum and self.on_dropout == "continue" else self.on_dropout
 
     def batch_of(self, plan: Plan) -> int | None:
         """Return the batch size; the budget's, where privacy was counted for one."""
@@ -137,10 +124,8 @@ class RunSettings:
             "batch size": str(self.batch_of(plan)),
             "seed of initial models": str(self.seed),
             "type of models": plan.dtype,
-            "policy on dropout": self.on_dropout,
+            "policy on dropout": self.policy_for(plan),
             "time-out": f"{self.timeout:g} s",
-            "deadline": "none" if self.deadline is None else f"{self.deadline:g} s",
-            "links": "plain" if self.plain_links else "sealed",
             "checkpoints every": str(self.checkpoint_every),
             "measurements": ",".join(map(str, sorted(self.evaluation_steps(plan)))),
             "resume": str(self.resume),
@@ -155,62 +140,38 @@ class RunSettings:
 
     def check_plan(self, plan: Plan) -> None:
         """Raise unless agents can run this plan and follow the policy on dropout under it."""
-        if plan.network.mixing == "sum":
-            self._check_sum()
         # Both ends of a link must read each other's headers to agree on new weights.
-        if plan.network.graph.is_directed() and self.on_dropout != "stop":
+        if plan.network.graph.is_directed() and self.policy_for(plan) != "stop":
             raise InvalidArgumentError(
                 "on_dropout must be 'stop' where links are one-way, as only two-way neighbours "
                 f"can agree on new weights, found {self.on_dropout!r}"
             )
         if self.on_dropout == "replan" and plan.network.mixing == "gossip":
             require_pair_seeds(plan, "on_dropout='replan'")
-        if self.start_with is not None:
-            require_pair_seeds(plan, "start_with")
-        # Chebyshev rounds repeat a part of the round before, which a late message has changed.
-        if self.deadline is not None and (
-            plan.network.gossip.kind != "plain" or plan.network.graph.is_directed()
-        ):
-            raise InvalidArgumentError(
-                "deadline needs plain gossip rounds and two-way links: plan with --gossip 1"
-            )
-
-    def _check_sum(self) -> None:
-        """Raise for settings under which a step would not have the releases of all agents."""
-        for name in ("deadline", "start_with"):
-            value = getattr(self, name)
-            require(value is None, name, "None with exact sums, which need all agents", value)
 
 
 def advise_return(plan: Plan) -> str:
     """Return how an agent that lost all others comes back to them, if it can."""
-    if _largest_group(plan) > _LARGEST_GROUP_TO_REPLAN:
+    if not has_pair_seeds(plan):
         return "it cannot return to them, as the plan has seeds of groups of three and more"
     return "stop this agent and start it with --rejoin to return to them"
+
+
+def has_pair_seeds(plan: Plan) -> bool:
+    """Return whether agents derive all seeds from their keys, without messages to others."""
+    return _largest_group(plan) <= _LARGEST_GROUP_TO_REPLAN
 
 
 def _largest_group(plan: Plan) -> int:
     return max(map(len, plan.decomposition.seed_groups), default=0)
 
 
-def check_start_with(start_with: int | None, num_agents: int) -> None:
-    """Raise unless two runs that begin with so many agents must have one in common."""
-    # Any two sets of this size have a member in common, as 2 (n // 2 + 1) > n.
-    smallest = num_agents // 2 + 1
-    if start_with is not None and not smallest <= start_with <= num_agents:
-        raise InvalidArgumentError(
-            f"start_with must be from {smallest} to {num_agents}, found {start_with}: with half of "
-            f"the {num_agents} agents or fewer, two runs could begin apart from each other"
-        )
-
-
 def require_pair_seeds(plan: Plan, option: str) -> None:
     """Raise unless agents derive all seeds from their keys, without messages to absent ones."""
-    largest = _largest_group(plan)
-    if largest > _LARGEST_GROUP_TO_REPLAN:
+    if not has_pair_seeds(plan):
         raise InvalidArgumentError(
             f"{option} needs seeds of pairs or links, as larger groups would have to share new "
-            f"seeds, found a group of {largest}: plan with --seeds pairs"
+            f"seeds, found a group of {_largest_group(plan)}: plan with --seeds pairs"
         )
 
 
@@ -264,33 +225,33 @@ class AgentConfig:
         workload: what to train.
         settings: how to run.
         out: the folder of the run.
+        agent: its number.
+        num_agents: n.
+        store: address and port of the rendezvous.
         plan: the plan's file; or
         request: the request for a plan that agents make together, or its file; and
         neighbours: this agent's neighbours, all that it knows of the graph.
         keys: the folder of keys; None in a rehearsal.
-        agent: its number; None under torchrun.
-        num_agents: n; None under torchrun.
-        store: address and port of the rendezvous; None under torchrun.
         opens_store: whether the agent hosts the store; None lets agent 0 do so.
         default_batch_size: the batch size where neither settings nor budget name one; None takes
             an agent's whole data.
         requirements: the owner's, of the plan and of all releases of the agent's data.
         listen: address and port for connections of neighbours; None takes any free port.
         advertise: the address under which they reach it, where that is another.
-        rejoins: join a run under way, which lost this agent or began without it.
+        rejoins: join a run under way, which lost this agent.
         monitoring: its log and status server.
     """
 
     workload: ProblemSource
     settings: RunSettings
     out: Path
+    agent: int
+    num_agents: int
+    store: tuple[str, int]
     plan: Path | None = None
     request: PlanningRequest | Path | None = None
     neighbours: tuple[int, ...] = ()
     keys: Path | None = None
-    agent: int | None = None
-    num_agents: int | None = None
-    store: tuple[str, int] | None = None
     opens_store: bool | None = None
     default_batch_size: int | None = None
     requirements: Requirements | None = None

@@ -12,8 +12,7 @@ import math
 
 import numpy as np
 
-from corn.arrays import FloatArray
-from corn.checks import require
+from corn.checks import FloatArray, require
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.lattice import LatticeNoise
 from corn.errors import InfeasibleError
@@ -132,9 +131,10 @@ def _bound_errors(decomposition: Decomposition, largest_norm: float) -> FloatArr
     theta = decomposition.private_variance
     weights = np.sqrt(theta)
     variance = theta.copy()
-    for group, factor in zip(decomposition.seed_groups, decomposition.factors, strict=True):
-        weights[list(group)] += np.abs(factor).sum(axis=1)
-        variance[list(group)] += (factor**2).sum(axis=1)
+    if not decomposition.is_masked:
+        for group, factor in zip(decomposition.seed_groups, decomposition.factors, strict=True):
+            weights[list(group)] += np.abs(factor).sum(axis=1)
+            variance[list(group)] += (factor**2).sum(axis=1)
     # Each normal is off by ERROR, and its product with a weight is rounded once.
     products = weights * (ERROR + 2 * LARGEST * _UNIT_ROUNDOFF)
     # Partial sums of the streams are normal with at most the variance of the whole. Each of them,

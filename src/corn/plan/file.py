@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 import networkx as nx
 import numpy as np
 
-from corn.arrays import FloatArray
-from corn.checks import require_count, require_length
+from corn.checks import FloatArray, require_count, require_length
 from corn.covariance import (
     Decomposition,
     FiniteRun,
@@ -30,10 +29,10 @@ from corn.parsing import build, build_fields, quote, read_json
 from corn.plan.plan import Certificate, FloatType, Plan
 from corn.privacy import PrivacyBudget
 from corn.topology import Gossip, Mixing, Network, name_of
-from corn.topology.mixing import SparseMatrix
+from corn.topology.mixing import SparseMatrix, default_rule, sparse_mixing_matrix
 
 # Raised with every change of a plan's content. Fingerprints, and so keys, depend on the content.
-SCHEMA = 5
+SCHEMA = 6
 Json: TypeAlias = dict[str, Any]
 _MAX_REASON = 300
 # Somebody else may have made a plan. These bound what reading it costs; plans for that many agents
@@ -67,12 +66,9 @@ def save_plan(plan: Plan, path: Path) -> None:
     4
     """
     content = _encode(plan)
-    document = {
-        "corn_plan": SCHEMA,
-        "fingerprint": hashlib.sha256(_canonical(content)).hexdigest(),
-        "content": content,
-    }
-    data = (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
+    text = _canonical(content)
+    head = {"corn_plan": SCHEMA, "fingerprint": hashlib.sha256(text).hexdigest()}
+    data = b'%s,\n"content":%s}\n' % (json.dumps(head).encode().removesuffix(b"}"), text)
     # Agents would refuse the file.
     if len(data) > _MAX_BYTES:
         raise InvalidArgumentError(
@@ -138,22 +134,25 @@ def _encode(plan: Plan) -> Json:
     graph = plan.network.graph
     parts = plan.decomposition
     multipliers = plan.certificate.multipliers
+    is_sum = plan.network.mixing == "sum"
     return {
         "corn_version": plan.corn_version,
         "network": {
             "source": plan.network.source,
-            "weights": plan.network.weights,
+            "weights": "none" if is_sum else plan.network.weights,
             "directed": graph.is_directed(),
             "agents": [name_of(graph, agent) for agent in range(plan.num_agents)],
             # Sorted, as networkx keeps the order of insertion, and equal plans must have equal
             # fingerprints.
             "links": sorted([int(i), int(j)] for i, j in graph.edges),
-            "mixing_weights": _encode_weights(plan.network.sparse_matrix),
+            # Sums have no use for weights, which would be half of a large plan.
+            "mixing_weights": [] if is_sum else _encode_weights(plan.network.sparse_matrix),
             "gossip": dataclasses.asdict(plan.network.gossip),
             "mixing": plan.network.mixing,
         },
         "budget": dataclasses.asdict(plan.budget),
-        "threat": dataclasses.asdict(plan.threat),
+        # Without ``asdict``, which copies each of a million seeds.
+        "threat": {f.name: getattr(plan.threat, f.name) for f in dataclasses.fields(plan.threat)},
         "objective": _encode_objective(plan.objective),
         "mechanism": plan.mechanism,
         "grid": plan.grid,
@@ -163,7 +162,7 @@ def _encode(plan: Plan) -> Json:
         # it uses.
         "decomposition": {
             "private_variance": parts.private_variance.tolist(),
-            "seed_groups": [list(group) for group in parts.seed_groups],
+            "seed_groups": parts.seed_groups,
             "factors": [] if parts.is_masked else [f.tolist() for f in parts.factors],
             "is_masked": parts.is_masked,
         },
@@ -215,14 +214,18 @@ def _decode_network(data: object) -> Network:
         if name.isdecimal() and name != str(agent):
             raise InvalidArgumentError(f"agent {agent} cannot be called {quote(name)}")
         graph.add_node(agent, **({} if name == str(agent) else {"name": name}))
-    for i, j in fields["links"]:
-        if i not in graph or j not in graph:
-            raise InvalidArgumentError(f"a link joins {i} and {j}, which are not both agents")
-        graph.add_edge(i, j)
-    matrix = _decode_weights(fields["mixing_weights"], len(graph))
-    return Network(
-        graph, matrix, fields["source"], fields["weights"], fields["gossip"], fields["mixing"]
-    )
+    n, links = len(graph), fields["links"]
+    stray = next((link for link in links if min(link) < 0 or max(link) >= n), None)
+    if stray:
+        raise InvalidArgumentError(
+            f"a link joins {stray[0]} and {stray[1]}, which are not both agents"
+        )
+    graph.add_edges_from(links)
+    rule, matrix = fields["weights"], _decode_weights(fields["mixing_weights"], n)
+    if fields["mixing"] == "sum":
+        rule = default_rule(graph)
+        matrix = sparse_mixing_matrix(graph, rule)
+    return Network(graph, matrix, fields["source"], rule, fields["gossip"], fields["mixing"])
 
 
 def _encode_weights(matrix: SparseMatrix) -> list[list[int | float]]:

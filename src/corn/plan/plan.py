@@ -14,8 +14,7 @@ from typing import Literal, TypeAlias, get_args
 import networkx as nx
 import numpy as np
 
-from corn.arrays import FloatArray
-from corn.checks import require, require_choice, require_count, require_length
+from corn.checks import FloatArray, require, require_choice, require_count, require_length
 from corn.covariance import (
     EAVESDROPPER,
     Corn,
@@ -28,8 +27,7 @@ from corn.covariance import (
 )
 from corn.covariance import design as design_noise
 from corn.covariance.certificate import certify
-from corn.covariance.coalition_bounds import worst_precisions
-from corn.covariance.coalitions import Assembly, list_coalitions
+from corn.covariance.coalitions import Assembly, list_coalitions, worst_precisions
 from corn.covariance.design import default_threat, require_no_options
 from corn.covariance.disagreement import disagreement_ratio
 from corn.covariance.dual import solve_dual
@@ -133,7 +131,7 @@ class Plan:
             raise InvalidArgumentError(
                 "mechanism 'ldp' has independent noise, but some agents share a seed"
             )
-        self.threat.seed_groups(self.network.graph)  # raises if more may collude than there are
+        self.threat.check(self.num_agents)
         require_choice("dtype", self.dtype, get_args(FloatType))
         # Bounded, because agents run the cool-down of a plan that somebody else may have made.
         require_count("cooldown_steps", self.cooldown_steps, least=0, most=_MOST_COOLDOWN_STEPS)
@@ -450,9 +448,10 @@ def prove_lower_bound(
 
 
 def _resolve_seeds(threat: ThreatModel, network: Network, mixing: Mixing) -> ThreatModel:
-    """Replace communities and partners by the groups found: another version might find others."""
+    """Replace seeds that are chosen by the groups found: another version might find others."""
     threat = threat.resolve(network.graph, mixing)
-    chosen = ("communities", "sparse", "partners")
+    # Partners follow from SHA-256 alone, and a plan of exact sums lists the groups that it uses.
+    chosen = ("communities", "sparse", *(() if mixing == "sum" else ("partners",)))
     if isinstance(threat.seeds, str) and threat.seeds.startswith(chosen):
         return replace(threat, seeds=threat.seed_groups(network.graph))
     return threat

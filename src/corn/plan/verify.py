@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from corn.arrays import FloatArray
-from corn.covariance.coalition_bounds import coalition_precisions
+from corn.checks import FloatArray
+from corn.covariance.coalitions import coalition_precisions
 from corn.covariance.decomposition import hidden_precision
 from corn.covariance.masks import check_connectivity, lists_coalitions
 from corn.errors import InfeasibleError
@@ -90,10 +90,11 @@ def guarantees_against(plan: Plan, coalition: Iterable[int]) -> tuple[AgentGuara
     precision = np.zeros(plan.num_agents)
     # Insiders keep zero: they have no privacy at stake against themselves.
     precision[list(honest)] = own
+    epsilons = _epsilons(plan, precision)
     return tuple(
         AgentGuarantee(
             agent=agent,
-            epsilon=_epsilon_of(plan, agent, precision),
+            epsilon=epsilons[agent],
             precision=float(precision[agent]),
             worst_coalition=members,
         )
@@ -101,15 +102,29 @@ def guarantees_against(plan: Plan, coalition: Iterable[int]) -> tuple[AgentGuara
     )
 
 
-def _epsilon_of(plan: Plan, agent: int, precisions: FloatArray) -> float:
-    """Return ε of an agent, even with less privacy than promised, for models the plan allows.
+def _epsilons(plan: Plan, precisions: FloatArray) -> list[float]:
+    """Return ε of each agent, even with less privacy than promised, for models the plan allows.
 
-    ``precisions`` are the [R⁻¹]_ii of all agents, shape (n,), zero for insiders.
+    ``precisions`` are the [R⁻¹]_ii of all agents, shape (n,), zero for insiders. Agents with the
+    same promise, precision and cap have the same ε, which takes a search.
     """
+    if plan.max_parameters < 1:
+        return [math.inf] * plan.num_agents
+    promises = plan.budget.promises if plan.budget.num_agents else [None] * plan.num_agents
+    found: dict[object, float] = {}
+    epsilons = []
+    for agent, key in enumerate(
+        zip(promises, precisions.tolist(), plan.precision_caps.tolist(), strict=True)
+    ):
+        if key not in found:
+            found[key] = _epsilon_of(plan, agent, precisions)
+        epsilons.append(found[key])
+    return epsilons
+
+
+def _epsilon_of(plan: Plan, agent: int, precisions: FloatArray) -> float:
     budget, steps = plan.budget.of_agent(agent), plan.budget.num_steps
     precision = float(precisions[agent])
-    if plan.max_parameters < 1:
-        return math.inf
     # Within the cap, the plan's own reserve covers floating point.
     if precision <= plan.precision_caps[agent]:
         return float(account_floats([precision], budget, num_steps=steps)[0])
@@ -139,10 +154,11 @@ def _guarantees(plan: Plan) -> tuple[AgentGuarantee, ...]:
             # Strictly, so that of equal coalitions the first in order is named.
             if value > worst[agent]:
                 worst[agent], worst_coalition[agent] = value, coalition
+    epsilons = _epsilons(plan, worst)
     return tuple(
         AgentGuarantee(
             agent=agent,
-            epsilon=_epsilon_of(plan, agent, worst),
+            epsilon=epsilons[agent],
             precision=float(worst[agent]),
             worst_coalition=worst_coalition[agent],
         )

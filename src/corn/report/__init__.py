@@ -1,13 +1,12 @@
 """Figures, tables and pages.
 
-- ``plot_network``, ``plot_design``, ``plot_comparison``, ``plot_privacy``, ``plot_training``: the
+- ``plot_network``, ``plot_comparison``, ``plot_privacy``, ``plot_training``: the
   ``--plot`` of one command each.
 - ``save_figure``: write a figure as PNG, SVG or PDF.
 """
 
 from corn.report.plots import (
     plot_comparison,
-    plot_design,
     plot_network,
     plot_privacy,
     plot_training,
@@ -18,7 +17,6 @@ __all__ = [
     "MECHANISM_COLOURS",
     "MECHANISM_NAMES",
     "plot_comparison",
-    "plot_design",
     "plot_network",
     "plot_privacy",
     "plot_training",

@@ -15,13 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
-from corn.arrays import FloatArray
-from corn.covariance import Design
+from corn.checks import FloatArray
 from corn.errors import CornWarning, InvalidArgumentError, make_printable
 from corn.privacy import ACCOUNTANTS, Accounting, PrivacyCurve, PrivacyLoss
 from corn.privacy.rounding import round_up
-from corn.report.labels import LineEnd, label_ends
-from corn.report.layout import place_agents
 from corn.report.style import (
     INK,
     LINK,
@@ -30,15 +27,30 @@ from corn.report.style import (
     OWN_COLOUR,
     PALE,
     SHORT_NAMES,
+    LineEnd,
     darken,
+    label_ends,
 )
-from corn.topology import Network, Spectrum, name_of
+from corn.topology import Graph, Network, Spectrum, name_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     # `corn.learn` needs torch, whose import takes longer than to draw a graph.
     from corn.learn.metrics import Row
+
+
+def place_agents(graph: Graph) -> dict[int, tuple[float, float]]:
+    """Return coordinates: rings as circles, small graphs by distance, large ones by springs."""
+    n = len(graph)
+    if 3 <= n <= 60 and all(degree == 2 for _, degree in graph.degree):
+        return dict(nx.circular_layout(graph))
+    # Kamada–Kawai shows structure best, but needs all shortest paths: cubic in n.
+    if n <= 120:
+        return dict(nx.kamada_kawai_layout(graph.to_undirected()))
+    # A fixed seed: the same network gets the same picture each time.
+    return dict(nx.spring_layout(graph, seed=1, iterations=60))
+
 
 _WEIGHT_COLOURS = LinearSegmentedColormap.from_list(
     "weights", ["#FFFFFF", "#9CC6E3", LINK, "#00304D"]
@@ -75,45 +87,28 @@ def plot_network(network: Network, gossip_matrix: FloatArray, measured: Spectrum
     return figure
 
 
-def plot_design(network: Network, design: Design, *, title: str) -> Figure:
-    """Draw the graph, the covariance in units of agents' LDP deviations, and the correlations."""
-    figure = Figure(figsize=(13, 4.7), layout=ConstrainedLayoutEngine(wspace=0.06))
-    figure.suptitle(title, fontsize=10, parse_math=False)
-    left, middle, right = figure.subplots(1, 3)
-    _draw_graph(left, network)
-    roots = np.sqrt(design.precision_caps)
-    # LDP gives agent i the variance 1/b_i, which becomes 1.
-    scaled = design.covariance * np.outer(roots, roots)
-    limit = float(np.abs(scaled).max()) or 1.0
-    _draw_matrix(middle, scaled, cmap="RdBu_r", vmin=-limit, vmax=limit)
-    middle.set_title("covariance R, LDP variance = 1", fontsize=10)
-    # An agent without noise has no correlations: 0 / 1 instead of 0 / 0.
-    std = np.where(design.noise_std > 0, design.noise_std, 1)
-    _draw_matrix(right, design.covariance / np.outer(std, std), cmap="RdBu_r", vmin=-1, vmax=1)
-    right.set_title("correlation", fontsize=10)
-    return figure
+def plot_comparison(rows: Sequence[tuple[str, str, float]], *, title: str) -> Figure:
+    """Draw a bar for each mechanism: its noise variance in the average over a trusted server's.
 
-
-def plot_comparison(
-    values: Mapping[str, Mapping[str, float]],
-    *,
-    objectives: Sequence[str],
-    title: str,
-    remarks: Mapping[str, str] | None = None,
-) -> Figure:
-    """Draw bars of noise energy relative to LDP, with one panel per objective.
-
-    ``values[objective][mechanism]`` is Tr(A R) of that mechanism; ``ldp`` must be among them.
-    ``remarks[mechanism]`` stands below the name of a mechanism, such as the adversary that its
-    noise holds against: bars of different adversaries do not compare.
+    A row has the mechanism, a remark that stands below its name, such as the adversary that its
+    noise holds against (bars of different adversaries do not compare), and the ratio.
     """
-    figure = Figure(figsize=(5.2 * len(objectives) + 1, 4.4), layout="constrained")
-    figure.suptitle(textwrap.fill(title, 62 * len(objectives)), fontsize=9, parse_math=False)
-    panels = figure.subplots(1, len(objectives), squeeze=False)[0]
-    for axes, objective in zip(panels, objectives, strict=True):
-        _draw_bars(axes, values[objective], remarks or {})
-        # The names of mechanisms take up to half of a panel, and the title stands above the rest.
-        axes.set_title(textwrap.fill(objective, _TITLE_LETTERS // 2), fontsize=9)
+    figure = Figure(figsize=(6.4, 1.2 + 0.55 * len(rows)), layout="constrained")
+    figure.suptitle(textwrap.fill(title, _TITLE_LETTERS), fontsize=9, parse_math=False)
+    axes = figure.subplots()
+    ratios = [ratio for _, _, ratio in rows]
+    colours = [MECHANISM_COLOURS.get(name, OWN_COLOUR) for name, _, _ in rows]
+    bars = axes.barh(range(len(rows)), ratios, color=colours, height=0.7)
+    axes.bar_label(bars, [f"{ratio:.3g}" for ratio in ratios], padding=3, fontsize=9, color=INK)
+    labels = [f"{MECHANISM_NAMES.get(name, name)}\n{remark}".strip() for name, remark, _ in rows]
+    axes.set_yticks(range(len(rows)), labels, fontsize=8)
+    axes.invert_yaxis()
+    axes.set(
+        xlabel="noise variance of the average over a trusted server's",
+        # Room for the numbers beside the bars.
+        xlim=(0, 1.15 * max(1.0, *ratios)),
+    )
+    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -216,24 +211,6 @@ def _draw_spectrum(axes: Axes, measured: Spectrum) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_bars(axes: Axes, values: Mapping[str, float], remarks: Mapping[str, str]) -> None:
-    names = list(values)
-    ratios = [values[name] / values["ldp"] for name in names]
-    # "corn one-step" and "corn eavesdropper" are variations of "corn": its colour, hatched.
-    colours = [MECHANISM_COLOURS.get(name.split()[0], OWN_COLOUR) for name in names]
-    hatches = ["///" if " " in name else "" for name in names]
-    bars = axes.barh(
-        range(len(names)), ratios, color=colours, hatch=hatches, edgecolor="white", height=0.7
-    )
-    axes.bar_label(bars, [f"{ratio:.3g}" for ratio in ratios], padding=3, fontsize=9, color=INK)
-    labels = [f"{MECHANISM_NAMES.get(name, name)}\n{remarks.get(name, '')}" for name in names]
-    axes.set_yticks(range(len(names)), [label.strip() for label in labels])
-    axes.invert_yaxis()
-    # Room for the numbers beside the bars. A covariance of the user's own may be worse than LDP.
-    axes.set(xlabel="noise energy relative to LDP", xlim=(0, 1.18 * max(1.0, *ratios)))
-    axes.spines[["top", "right"]].set_visible(False)
-
-
 def _draw_privacy_curves(axes: Axes, loss: PrivacyLoss, names: Sequence[Accounting]) -> None:
     with warnings.catch_warnings():
         # The paper's formula warns outside its proven range. The figure shows that range: its curve
@@ -282,7 +259,7 @@ def _draw_runs(axes: Axes, rows: Sequence[Row], step_sizes: Mapping[str, str], c
     for name, step_size in step_sizes.items():
         values: dict[int, list[float]] = {}
         for row in rows:
-            if (row["contender"], row["step_size"]) == (name, step_size):
+            if (row["mechanism"], row["step_size"]) == (name, step_size):
                 values.setdefault(int(row["step"]), []).append(float(row[column]))
         steps = sorted(values)
         means = np.array([np.mean(values[step]) for step in steps])

@@ -19,12 +19,13 @@ from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
 from corn.parsing import MAX_DIGITS, quote
 from corn.topology.files import SUFFIXES
 from corn.topology.graphs import Graph
-from corn.topology.mixing import MAX_AGENTS
 
 # Draws of a random graph before it is given up as never connected.
 _MAX_TRIES = 1000
 # Generating more takes networkx minutes and several GB.
-_MOST_LINKS = 10**7
+_MOST_AGENTS, _MOST_LINKS = 200_000, 10**7
+# Agents above which only the links that exist are drawn, not a number for every pair.
+_MOST_DRAWN_BY_PAIRS = 5000
 
 
 def erdos_renyi(n: int, p: float, seed: int = 0) -> Graph:
@@ -42,8 +43,9 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> Graph:
             CornWarning,
             stacklevel=2,
         )
+    draw = nx.gnp_random_graph if n <= _MOST_DRAWN_BY_PAIRS else nx.fast_gnp_random_graph
     return _draw_until_connected(
-        lambda source: nx.gnp_random_graph(n, p, seed=source),
+        lambda source: draw(n, p, seed=source),
         seed,
         f"an Erdős–Rényi graph with n={n}, p={p:g}",
         f"raise p above ln(n)/n = {threshold:.3g}",
@@ -226,10 +228,9 @@ class GraphSpec:
         """Return the graph; one that would take hours, or all memory, is refused beforehand."""
         # Before anything is built: networkx would take hours, or all memory, before it failed.
         num_agents, num_links = self._estimate_size()
-        if num_agents > MAX_AGENTS:
+        if num_agents > _MOST_AGENTS:
             raise InvalidArgumentError(
-                f"{self}: a graph can have at most {MAX_AGENTS:,} agents, found "
-                f"{num_agents:,.0f}: its mixing matrix would take {num_agents**2 * 8e-9:,.0f} GB"
+                f"{self}: a graph can have at most {_MOST_AGENTS:,} agents, found {num_agents:,.0f}"
             )
         if num_links > _MOST_LINKS:
             raise InvalidArgumentError(

@@ -34,8 +34,9 @@ def check_graph(graph: nx.Graph) -> Graph:
             f"the graph must have no self-loops, found one at {_some(loops)}: the mixing weights "
             "decide what an agent keeps for itself"
         )
-    for u, v, weight in graph.edges(data="weight", default=1.0):
-        _check_edge_weight(u, v, weight)
+    for u, v, weight in graph.edges(data="weight"):
+        if weight is not None:
+            _check_edge_weight(u, v, weight)
     # Numbered first, so that the error below can name agents as the file does.
     numbered = _number_agents(graph)
     _require_connected(numbered)
@@ -54,10 +55,11 @@ def name_of(graph: Graph, agent: int) -> str:
 
 
 def _number_agents(graph: nx.Graph) -> Graph:
+    kind = nx.DiGraph if graph.is_directed() else nx.Graph
     # Files can describe multigraphs; parallel links count as one.
-    simple = nx.DiGraph(graph) if graph.is_directed() else nx.Graph(graph)
+    simple = kind(graph) if graph.is_multigraph() else graph
     nodes = list(simple.nodes)
-    numbered: Graph = nx.empty_graph(len(nodes), create_using=type(simple))
+    numbered: Graph = nx.empty_graph(len(nodes), create_using=kind)
     # NumPy's integers too: numbers that are taken for names would be given out in another order.
     is_numbered = all(isinstance(node, Integral) for node in nodes)
     if is_numbered:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from itertools import chain
 from typing import TypeAlias
 
 import networkx as nx
@@ -16,8 +17,7 @@ import scipy.sparse
 import scipy.sparse.csgraph
 from numpy.typing import ArrayLike
 
-from corn.arrays import FloatArray, IntArray, as_square_matrix
-from corn.checks import require_choice
+from corn.checks import FloatArray, IntArray, as_square_matrix, require_choice
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError, MissingExtraError
 from corn.topology.graphs import Graph
 
@@ -232,7 +232,12 @@ def _undirected_links(graph: Graph, rule: str) -> tuple[SparseMatrix, FloatArray
 
 def _adjacency(graph: Graph) -> SparseMatrix:
     """Return an (n, n) matrix of 0 and 1: whether agent j sends to agent i."""
-    sends = nx.to_scipy_sparse_array(graph, nodelist=range(len(graph)), weight=None, dtype=float)
+    n, neighbours = len(graph), dict(graph.adjacency())
+    starts = np.cumsum([0, *(len(neighbours[agent]) for agent in range(n))])
+    ends = np.fromiter(
+        chain.from_iterable(neighbours[agent] for agent in range(n)), np.int64, starts[-1]
+    )
+    sends = SparseMatrix((np.ones(len(ends)), ends, starts), shape=(n, n))
     return SparseMatrix(sends.T)
 
 

@@ -10,7 +10,6 @@ from corn.transport.key_exchange import TamperedError
 from corn.transport.links import Dropout, Link, LinkDesk, LinkError, Traffic, open_links
 from corn.transport.listener import Address, Listener, UnreachableError, dial
 from corn.transport.store import (
-    ANYONE,
     HOST,
     MemoryStore,
     RemoteStore,
@@ -20,7 +19,6 @@ from corn.transport.store import (
 )
 
 __all__ = [
-    "ANYONE",
     "HOST",
     "NO_SESSION",
     "Address",

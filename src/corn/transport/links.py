@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import final
 
 from corn.errors import PublicError
+from corn.topology import Network
 from corn.transport.channel import Channel, ChannelClosedError, Credentials, Purpose
 from corn.transport.key_exchange import TamperedError
 from corn.transport.listener import Address, Listener, UnreachableError, dial
@@ -36,6 +37,7 @@ class Dropout(StrEnum):
     SILENT = "silent"
     STALLED = "stalled"
     TAMPERED = "tampered"
+    MISBEHAVED = "misbehaved"
 
 
 class LinkError(PublicError):
@@ -142,12 +144,6 @@ class Link:
             # The receiver may be waiting for room.
             self._changed.notify_all()
             return self._arrived.popleft()
-
-    def poll(self, seconds: float) -> bool:
-        """Return whether a message or a fault is there after at most so many seconds."""
-        with self._changed:
-            self._changed.wait_for(self._is_ready, max(seconds, 0))
-            return self._is_ready()
 
     def recycle(self, message: memoryview) -> None:
         """Give back the memory of a message that is no longer needed."""
@@ -312,6 +308,12 @@ class LinkDesk:
             raise LinkError(f"agent {peer} did not connect within {timeout:g} s") from error
         return Link(channel, max_bytes=self._max_bytes)
 
+    def reject(self, peer: int) -> None:
+        """Close the connection of an agent that waits here, if any."""
+        with self._changed:
+            if peer in self._waiting:
+                self._waiting.pop(peer).close()
+
     def close(self) -> None:
         """Close the connections that nobody took."""
         with self._changed:
@@ -362,3 +364,43 @@ def open_links(
             link.close()
         raise
     return links
+
+
+@dataclass(frozen=True)
+class AgentConnections:
+    """The TCP connections of one agent to its neighbours.
+
+    Attributes:
+        agent: its number.
+        accepts: agents that connect to its listening port.
+        opens: agents to whose listening ports it connects.
+    """
+
+    agent: int
+    accepts: tuple[int, ...]
+    opens: tuple[int, ...]
+
+
+def list_connections(network: Network) -> list[AgentConnections]:
+    """Return the connections of every agent: the higher number connects to the lower one.
+
+    A link is one connection, also where messages go one way only. In addition every agent connects
+    to the store.
+
+    >>> from corn.topology import load_network
+    >>> list_connections(load_network("path:3"))[1]
+    AgentConnections(agent=1, accepts=(2,), opens=(0,))
+    """
+    linked: dict[int, set[int]] = {agent: set() for agent in range(network.num_agents)}
+    for one, other in network.graph.edges:
+        if one != other:
+            linked[one].add(other)
+            linked[other].add(one)
+    return [
+        AgentConnections(
+            agent,
+            accepts=tuple(sorted(peer for peer in peers if peer > agent)),
+            opens=tuple(sorted(peer for peer in peers if peer < agent)),
+        )
+        for agent, peers in linked.items()
+    ]

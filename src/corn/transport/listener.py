@@ -1,7 +1,8 @@
 """One open port per agent: connections of agents are handed over, those of strangers are closed.
 
 A stranger can connect and send anything. It costs one of a few places for some seconds, and reaches
-nothing beyond the handshake of :mod:`corn.transport.channel`.
+nothing beyond the handshake of :mod:`corn.transport.channel`. An agent of the roster has a few
+connections for each purpose, and loses the oldest if it opens more.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ Handler = Callable[[Channel], None]
 _SECONDS_TO_GREET = 5.0
 _MAX_GREETING = 64
 _BACKLOG = 256
+# Of one agent for one purpose: it needs one, and another after a cut that this end has not noticed.
+_MAX_SERVED = 4
 # Doubles between attempts: agents that start together connect in milliseconds, and one that waits
 # for a machine to boot costs it little.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
@@ -84,6 +87,7 @@ class Listener:
         # Replaced as a whole and never changed in place, so that threads read it without the lock.
         self._handlers: Mapping[Purpose, tuple[bytes, Handler]] = {}
         self._greeting: dict[socket.socket, float] = {}
+        self._served: dict[tuple[Purpose, int], list[Channel]] = {}
         # The thread of a connection that lost its place needs a moment to end. A flood must not be
         # faster than they do.
         self._threads = threading.Semaphore(2 * _MAX_GREETING)
@@ -148,7 +152,7 @@ class Listener:
     def _welcome(self, line: socket.socket) -> None:
         """Complete the handshake of a connection, and hand it over."""
         try:
-            handler, channel = self._shake_hands(line)
+            purpose, handler, channel = self._shake_hands(line)
         except (OSError, TamperedError, ChannelClosedError):
             # A stranger, or an agent of another run. Nothing is logged, as a flood of them would
             # fill the disk.
@@ -157,9 +161,23 @@ class Listener:
         finally:
             self._forget(line)
         # After the place is free: a handler may keep its channel for the whole run.
-        handler(channel)
+        self._serve(handler, channel, purpose)
 
-    def _shake_hands(self, line: socket.socket) -> tuple[Handler, Channel]:
+    def _serve(self, handler: Handler, channel: Channel, purpose: Purpose) -> None:
+        """Run a handler, and end the oldest one of an agent that opens too many connections."""
+        with self._lock:
+            served = self._served.setdefault((purpose, channel.peer), [])
+            served.append(channel)
+            surplus = served[:-_MAX_SERVED]
+            del served[:-_MAX_SERVED]
+        for oldest in surplus:
+            oldest.close()
+        handler(channel)
+        with self._lock:
+            if channel in served:
+                served.remove(channel)
+
+    def _shake_hands(self, line: socket.socket) -> tuple[Purpose, Handler, Channel]:
         deadline = time.monotonic() + _SECONDS_TO_GREET
         line.settimeout(_SECONDS_TO_GREET)
         # A handshake and a step wait for small messages, which Nagle's algorithm would hold back.
@@ -176,7 +194,7 @@ class Listener:
         first = bytes(data[_GREETING_FIELDS:])
         channel = respond(line, greeting, first, self._credentials, session, deadline)
         channel.set_timeout(None)
-        return handler, channel
+        return greeting.purpose, handler, channel
 
     def _forget(self, line: socket.socket) -> None:
         with self._lock:

@@ -2,7 +2,7 @@
 
 One agent, or its launcher, hosts it. Only agents of the roster reach it, over secure channels. The
 host may read words, and may withhold them. It cannot change or invent any, as agents sign them
-(:mod:`corn.distributed.startup.rendezvous`).
+(:mod:`corn.distributed.rendezvous`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from contextlib import suppress
 from typing import Protocol, final
 
 from corn.errors import PublicError
-from corn.noise.address import decode_fields, encode_fields
+from corn.noise.stream import decode_fields, encode_fields
 from corn.transport.channel import NO_SESSION, Channel, ChannelClosedError, Credentials, Purpose
 from corn.transport.key_exchange import TamperedError
 from corn.transport.listener import Address, Listener, UnreachableError
 
-ANYONE = "any"
-"""The last part of a key that any agent may write; the first to do so counts."""
 HOST = 0
 """The agent whose key the host of the store proves."""
 
@@ -93,12 +91,10 @@ class StoreHost:
 
     Attributes:
         words: the store itself.
-        companion: an object that must live as long as this one.
     """
 
     def __init__(self, address: Address, credentials: Credentials) -> None:
         self.words = MemoryStore()
-        self.companion: object = None
         self._used: dict[int, int] = {}
         self._channels: set[Channel] = set()
         self._listener = Listener(address, credentials)
@@ -155,7 +151,7 @@ class StoreHost:
         # Counted before the check, so that refused words use up the limit too.
         self._used[peer] = self._used.get(peer, 0) + size + len(key)
         topic, _, writer = key.partition("/")
-        is_own = writer.partition("/")[0] in (str(peer), ANYONE)
+        is_own = writer.partition("/")[0] == str(peer)
         is_small = size <= _MAX_WORD_BYTES and self._used[peer] <= _MAX_BYTES_PER_AGENT
         return bool(topic) and is_own and is_small
 

@@ -14,7 +14,7 @@ import jinja2
 import numpy as np
 
 from corn.errors import InvalidArgumentError
-from corn.report.layout import place_agents
+from corn.report.plots import place_agents
 from corn.topology import Network, load_network
 from corn.version import __version__
 
@@ -87,7 +87,7 @@ def _check(network: Network) -> None:
     if not 2 <= n <= MOST_AGENTS:
         raise InvalidArgumentError(
             f"{network.source}: the explorer is for 2 to {MOST_AGENTS} agents, found {n}: corn "
-            "compare and corn threat are for larger networks"
+            "compare is for larger networks"
         )
     # The scripts compute Metropolis weights from links, and know no others.
     if network.graph.is_directed() or network.weights != "metropolis":

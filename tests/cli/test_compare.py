@@ -1,0 +1,205 @@
+"""``corn compare`` on small networks: mechanisms, adversaries and ways to share seeds."""
+
+import json
+from dataclasses import replace
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from corn.cli.options import MixingOptions, ThreatOptions
+from corn.covariance import (
+    DEFAULT_THREAT,
+    ONE_STEP,
+    Corn,
+    Horizon,
+    Ldp,
+    ThreatModel,
+    default_objective,
+)
+from corn.plan import make_plan
+from corn.privacy import PrivacyBudget
+from corn.topology import load_network
+
+from .commands import Runner
+
+COMPARE = ["compare", "--graph", "ring:8", "--epsilon", 10, "--steps", 500]
+GOSSIP = [*COMPARE, "--mixing", "gossip"]
+ALL_ENERGY = ("--disagreement-weight", 1, "--momentum", 0)
+
+
+def read_rows(text: str) -> dict[tuple[str, int], Any]:
+    """Return the rows of a comparison by mechanism and number of insiders."""
+    facts = json.loads(text)
+    return {(row["mechanism"], row["max_colluders"]): row for row in facts["rows"]}
+
+
+def test_entry_points_share_their_defaults() -> None:
+    assert ThreatOptions().make() == DEFAULT_THREAT == ThreatModel(1, "auto")
+    assert Corn.default_threat == Ldp.default_threat == DEFAULT_THREAT
+    assert signature(make_plan).parameters["threat"].default is None
+    ring = load_network("ring:6", mixing="gossip")
+    default = default_objective(120)
+    assert MixingOptions().choose_objective(ring, 120) == default == Horizon(24, 0.1, 0.95)
+    assert MixingOptions(horizon=1).choose_objective(ring, 500) == ONE_STEP
+    exact = load_network("ring:6", mixing="sum")
+    assert MixingOptions().choose_objective(exact, 120) == replace(default, momentum=0)
+    assert make_plan(exact, PrivacyBudget(1, 1e-5, num_steps=120, clip=1)).momentum == 0
+    assert signature(make_plan).parameters["cooldown_steps"].default is None
+    assert MixingOptions().cooldown_steps is None
+
+
+def test_exact_sums_have_the_least_noise_against_each_number_of_insiders(corn: Runner) -> None:
+    rows = read_rows(corn(*COMPARE, "--colluders", "0,1,2", "--json").stdout)
+    for count in (0, 1, 2):
+        row = rows["corn", count]
+        assert row["central_ratio"] == pytest.approx(8 / (8 - count))
+        assert row["gap"] < 1e-9
+        assert row["max_masks"] > 0
+    assert rows["ldp", 1]["central_ratio"] == pytest.approx(8)
+    assert rows["central", 0]["central_ratio"] == pytest.approx(1)
+
+
+def test_the_papers_value_for_one_step_of_gossip(corn: Runner) -> None:
+    options = ["--horizon", 1, "--colluders", 0, "--mechanism", "corn", "--json"]
+    ((_, row),) = read_rows(corn("compare", "--graph", "ring:20", *options).stdout).items()
+    assert row["normalized_value"] == pytest.approx(4.6025201, rel=1e-6)
+    assert row["normalized_lower_bound"] <= row["normalized_value"]
+
+
+def test_mechanisms_are_ordered_by_their_noise(corn: Runner, tmp_path: Path) -> None:
+    options = ["--colluders", "0", *ALL_ENERGY, "--json", "--plot", tmp_path / "c.png"]
+    rows = read_rows(corn("compare", "--graph", "grid:4x5", *options).stdout)
+    assert (tmp_path / "c.png").stat().st_size > 10_000
+    values = [rows[name, q]["value"] for name, q in (("corn", 0), ("decor", 0), ("ldp", 1))]
+    assert values == sorted(values)
+    cap = PrivacyBudget(10, 1e-5, 5000, 0.1).precision_cap
+    assert rows["corn", 0]["value"] * cap == pytest.approx(91.316469, rel=1e-6)
+    assert rows["ldp", 1]["ratio_to_ldp"] == 1
+
+
+@pytest.mark.parametrize("mixing", ["sum", "gossip"])
+def test_rows_are_grouped_by_the_adversary_that_they_hold_against(
+    corn: Runner, mixing: str
+) -> None:
+    arguments = ["compare", "--graph", "ring:6", "--steps", 50, "--mixing", mixing]
+    rows = read_rows(corn(*arguments, "--json").stdout)
+    insider, eavesdropper = [("corn", 1), ("ldp", 1)], [("corn", 0), ("decor", 0), ("zero-sum", 0)]
+    assert list(rows) == [*insider, *eavesdropper, ("central", 0), ("none", 0)]
+    assert "one insider" in rows["corn", 1]["adversary"]
+    assert rows["corn", 0]["adversary"] == rows["decor", 0]["adversary"]
+    # CorN against one insider needs more noise than DECOR against none; like for like, less.
+    corn_alone, decor, corn_one = (
+        rows[key]["value"] for key in (("corn", 0), ("decor", 0), ("corn", 1))
+    )
+    assert corn_alone <= decor < corn_one
+    text = corn(*arguments).stdout
+    for words in ("holds against", "one insider", "any insiders", "eavesdropper", "nobody"):
+        assert words in text
+
+
+def test_ldp_is_measured_by_the_best_against_the_same_insiders(corn: Runner) -> None:
+    rows = read_rows(corn("compare", "--graph", "complete:2", "--horizon", 1, "--json").stdout)
+    # One insider of two knows the only seed, so that LDP is optimal against it.
+    assert rows["ldp", 1]["gap"] < 1e-3
+
+
+@pytest.mark.parametrize("command", ["compare", "plan"])
+def test_a_single_agent_has_no_insiders_to_fear(corn: Runner, tmp_path: Path, command: str) -> None:
+    options = ["--out", tmp_path / "plan.corn", "--json"]
+    if command == "compare":
+        options = ["--mechanism", "corn", "--json"]
+    facts = json.loads(corn(command, "--graph", "complete:1", *options).stdout)
+    assert "insider" not in json.dumps(facts)
+
+
+def test_seeds_that_are_no_better_than_ldp_are_marked(corn: Runner) -> None:
+    arguments = [*GOSSIP, "--mechanism", "corn", "--seeds", "groups:2,pairs"]
+    facts = json.loads(corn(*arguments, "--colluders", "0,1", "--json").stdout)
+    rows = {(row["seeds"], row["max_colluders"]): row for row in facts["rows"]}
+    assert "no better than LDP" in rows["groups:2", 1]["remark"]
+    assert not rows["groups:2", 0]["remark"]
+    assert rows["pairs", 1]["ratio_to_ldp"] < 0.5
+    text = corn(*arguments, "--colluders", "1").stdout
+    assert "no better than LDP" in " ".join(text.replace("│", " ").split())
+
+
+def test_common_private_noise_converges_on_a_ladder(corn: Runner, tmp_path: Path) -> None:
+    links = tmp_path / "ladder.edges"
+    links.write_text("\n".join(f"{i} {j}" for i, j in nx.ladder_graph(5).edges))
+    threat = ["--colluders", 1, "--seeds", "edges", "--private-noise", "common"]
+    options = ["--mechanism", "corn", "--horizon", 50, *ALL_ENERGY, "--json"]
+    ((_, row),) = read_rows(corn("compare", "--graph", links, *threat, *options).stdout).items()
+    assert row["status"] == "optimal"
+    assert row["gap"] <= 1e-3
+    assert row["normalized_value"] == pytest.approx(22.3123, rel=1e-3)
+
+
+def test_saved_noise_can_be_accounted_for(corn: Runner, tmp_path: Path) -> None:
+    arguments = [*GOSSIP, "--colluders", 0, "--mechanism", "corn"]
+    corn(*arguments, "--out", tmp_path / "R.npy")
+    facts = json.loads(
+        corn("account", "--covariance", tmp_path / "R.npy", "--steps", 500, "--json").stdout
+    )
+    assert facts["worst_epsilon"] == pytest.approx(10, rel=1e-6)
+    assert facts["worst_epsilon"] <= 10 * (1 + 1e-9)
+    corn(*arguments, "--out", tmp_path / "design.json")
+    saved = json.loads((tmp_path / "design.json").read_text())
+    np.testing.assert_allclose(saved["covariance"], np.load(tmp_path / "R.npy"))
+    assert len(saved["decomposition"]["private_variance"]) == 8
+    # Masks have no covariance that anybody could account for.
+    refused = corn(*COMPARE, "--mechanism", "corn", "--out", tmp_path / "masks.npy")
+    assert refused.exit_code == 1
+    assert not (tmp_path / "masks.npy").exists()
+    corn(*COMPARE, "--mechanism", "corn", "--out", tmp_path / "masks.json")
+    assert json.loads((tmp_path / "masks.json").read_text())["decomposition"]["is_masked"]
+
+
+def test_a_covariance_of_ones_own_is_one_more_row(corn: Runner, tmp_path: Path) -> None:
+    np.save(tmp_path / "R.npy", 2 * np.eye(8) - 1 / 8)
+    options = ["--mechanism", f"corn,mine={tmp_path / 'R.npy'}", "--colluders", 0, "--json"]
+    rows = read_rows(corn(*GOSSIP, *options).stdout)
+    assert rows["mine", 0]["value"] > rows["corn", 0]["value"]
+
+
+@pytest.mark.parametrize(
+    ("options", "exit_code", "message"),
+    [
+        (["--out", "design.txt"], 1, "must end in .json or .npy"),
+        (["--colluders", "9", "--seeds", "pairs"], 1, "--colluders must be at most 7 of 8"),
+        (["--colluders", "many"], 1, "whole numbers separated by commas, found 'many'"),
+        (["--seeds", "friends"], 1, "seeds must be one of"),
+        (["--seeds", " , "], 1, "--seeds must name something"),
+        (["--mechanism", "magic"], 1, "each once, found 'magic'"),
+        (["--mechanism", "ldp,ldp"], 1, "each once, found 'ldp'"),
+        (["--horizon", "0.5"], 2, "--horizon"),
+    ],
+)
+def test_bad_options(corn: Runner, options: list[str], exit_code: int, message: str) -> None:
+    outcome = corn(*COMPARE, *options)
+    assert outcome.exit_code == exit_code
+    assert message in " ".join(outcome.stderr.split())
+
+
+@pytest.mark.parametrize("mixing", ["gossip", "sum"])
+def test_disagreement_is_printed_for_gossip_and_noted_if_it_is_large(
+    corn: Runner, tmp_path: Path, mixing: str
+) -> None:
+    network = ("--graph", "ring:12", "--steps", 30, "--mixing", mixing, "--colluders", 0)
+    commands: list[tuple[object, ...]] = [
+        ("compare", *network),
+        ("plan", *network, "--out", tmp_path / "plan.corn"),
+        ("train", *network, "--task", "breast-cancer", "--step-size", 0.1, "--mechanism", "corn"),
+    ]
+    for command in commands:
+        outcome = corn(*command)
+        assert outcome.exit_code == 0, outcome.stderr
+        assert ("κ" in outcome.stdout) == (mixing == "gossip")
+        notes = [line for line in outcome.stderr.splitlines() if "κ" in line]
+        assert len(notes) == (mixing == "gossip")
+        assert all("--gossip chebyshev:" in note and "--mixing sum" in note for note in notes)
+    facts = json.loads(corn(*commands[1], "--json").stdout)
+    assert (facts["disagreement_ratio"] > 0.35) == (mixing == "gossip")

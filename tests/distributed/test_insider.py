@@ -1,0 +1,354 @@
+"""One agent that breaks the protocol loses its own links, and nothing of the others is lost."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from corn.distributed.keyring import make_keys
+from corn.distributed.messages import Header, StopNotice, StopReason, decode_message
+from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.results import AgentResult
+from corn.plan import Plan
+from corn.topology import Mixing
+from corn.transport import Link
+
+from .harness import small_plan
+from .test_agent import train
+from .threads import run_in_threads
+
+STEPS, FIRST = 24, 5
+"""The steps of a run, and the first one at which the insider attacks."""
+PLANS = {
+    "gossip": small_plan("ring:6", STEPS, mixing="gossip"),
+    "sum": small_plan("grid:2x3", STEPS, mixing="sum"),
+}
+AGENT = threading.local()
+
+
+@dataclass
+class Sent:
+    """A message that the insider is about to send.
+
+    Attributes:
+        memory: of the insider, over all its messages.
+    """
+
+    peer: int
+    header: Header
+    values: Tensor
+    memory: dict[Any, Any] = field(default_factory=dict)
+
+    def encode(self, **changes: Any) -> bytes:
+        """Return the message with other fields of its header."""
+        return replace(self.header, **changes).encode() + self.values.numpy().tobytes()
+
+    def with_values(self, values: Tensor) -> bytes:
+        """Return the message with other numbers."""
+        header = replace(self.header, payload_bytes=values.nbytes)
+        return header.encode() + values.numpy().tobytes()
+
+    def with_news(self, **changes: Any) -> bytes:
+        """Return the message with other news."""
+        return self.encode(news=replace(self.header.news, **changes))
+
+
+Attack = Callable[[Sent], Iterator[bytes]]
+
+
+def attack_network(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    plan: Plan,
+    insider: int,
+    attack: Attack,
+    **options: Any,
+) -> dict[int, AgentResult | BaseException]:
+    """Run agents in threads, of which one sends other messages, and return the honest results."""
+    make_keys(folder / "keys", plan.num_agents)
+    send, memory = Link.send, dict[Any, Any]()
+
+    def alter(link: Link, message: bytes | memoryview) -> None:
+        if getattr(AGENT, "number", None) != insider or not len(message):
+            send(link, message)
+            return
+        dtype = AGENT.dtype
+        header, values = decode_message(
+            memoryview(bytearray(message)), num_agents=plan.num_agents, sender=insider, dtype=dtype
+        )
+        if header.step < FIRST:
+            send(link, message)
+            return
+        for altered in attack(Sent(link.peer, header, values, memory)):
+            send(link, altered)
+
+    monkeypatch.setattr(Link, "send", alter)
+
+    def run_one(rendezvous: Rendezvous) -> AgentResult:
+        AGENT.number, AGENT.dtype = rendezvous.agent, torch.float32
+        if plan.network.mixing == "sum":
+            AGENT.dtype = torch.int16
+        chosen = {"on_dropout": "replan", "timeout": 5, **options}
+        return train(rendezvous, folder, plan=plan, **chosen)
+
+    results = run_in_threads(plan.num_agents, run_one)
+    return {agent: own for agent, own in enumerate(results) if agent != insider}
+
+
+def require_unharmed(
+    results: dict[int, AgentResult | BaseException], insider: int, *, is_sum: bool
+) -> None:
+    """Fail if the honest agents lost more than their links to the insider."""
+    models = set()
+    for agent, own in results.items():
+        assert isinstance(own, AgentResult), (agent, own)
+        assert own.num_steps == STEPS, (agent, own.num_steps, own.stop, own.notes)
+        assert set(own.lost) | set(own.cut_links) <= {insider}, (agent, own.lost, own.notes)
+        assert torch.isfinite(own.parameters).all()
+        assert own.parameters.abs().max() < 100
+        models.add(own.parameters.numpy().tobytes())
+    assert len(models) == 1 or not is_sum
+
+
+def send_garbage(_: Sent) -> Iterator[bytes]:
+    yield b"garbage" * 40
+
+
+def send_a_shorter_model(sent: Sent) -> Iterator[bytes]:
+    yield sent.with_values(sent.values[:-2].clone())
+
+
+def send_an_odd_number_of_bytes(sent: Sent) -> Iterator[bytes]:
+    size = sent.header.payload_bytes + 1
+    yield replace(sent.header, payload_bytes=size).encode() + bytes(size)
+
+
+def send_the_next_step(sent: Sent) -> Iterator[bytes]:
+    yield sent.encode(step=sent.header.step + 1)
+
+
+def send_a_far_step(sent: Sent) -> Iterator[bytes]:
+    yield sent.encode(step=2**32 - 2)
+
+
+def send_another_round(sent: Sent) -> Iterator[bytes]:
+    yield sent.encode(mixing_round=sent.header.mixing_round + 1)
+
+
+def send_another_plan(sent: Sent) -> Iterator[bytes]:
+    yield sent.encode(plan=b"another!")
+
+
+def send_another_next_plan(sent: Sent) -> Iterator[bytes]:
+    yield sent.encode(next_plan=b"another!")
+
+
+def send_as_another_agent(sent: Sent) -> Iterator[bytes]:
+    yield sent.encode(sender=sent.peer)
+
+
+def repeat_an_old_message(sent: Sent) -> Iterator[bytes]:
+    yield sent.memory.setdefault(sent.peer, sent.encode())
+
+
+def send_everything_twice(sent: Sent) -> Iterator[bytes]:
+    yield sent.encode()
+    yield sent.encode()
+
+
+def cut_an_honest_agent_off(sent: Sent) -> Iterator[bytes]:
+    """All links of agent 4, in both plans."""
+    step = sent.header.step
+    edges = {"gossip": [(3, 4), (4, 5)], "sum": [(1, 4), (3, 4), (4, 5)]}[_mixing_of(sent)]
+    yield sent.with_news(cuts=frozenset((edge, step) for edge in edges))
+
+
+def announce_far_cuts(sent: Sent) -> Iterator[bytes]:
+    cuts = {((0, 1), 2**32 - 2 - k) for k in range(40 * (sent.header.step - FIRST + 1))}
+    yield sent.with_news(cuts=frozenset(cuts))
+
+
+def announce_own_cuts_of_all_steps(sent: Sent) -> Iterator[bytes]:
+    edge = min(sent.peer, 2), max(sent.peer, 2)
+    cuts = frozenset((edge, step) for step in range(sent.header.step))
+    yield sent.with_news(cuts=sent.header.news.cuts | cuts)
+
+
+def announce_far_returns(sent: Sent) -> Iterator[bytes]:
+    returns = {(0, 2**32 - 2 - k) for k in range(40 * (sent.header.step - FIRST + 1))}
+    yield sent.with_news(returns=frozenset(returns))
+
+
+def announce_the_return_of_another(sent: Sent) -> Iterator[bytes]:
+    yield sent.with_news(returns=frozenset({(4, sent.header.step + 2)}))
+
+
+def stop_in_the_name_of_another(sent: Sent) -> Iterator[bytes]:
+    notice = StopNotice(sent.header.step + 2, 4, StopReason.INTERRUPTED)
+    yield sent.with_news(stop=notice)
+
+
+def claim_a_loss(sent: Sent) -> Iterator[bytes]:
+    yield sent.with_news(stop=StopNotice(sent.header.step + 1, 4, StopReason.LOSS))
+
+
+def send_nan(sent: Sent) -> Iterator[bytes]:
+    yield sent.with_values(torch.full_like(sent.values, torch.nan))
+
+
+def send_huge_numbers(sent: Sent) -> Iterator[bytes]:
+    yield sent.with_values(torch.full_like(sent.values, 1e38))
+
+
+def call_for_a_far_recovery(sent: Sent) -> Iterator[bytes]:
+    yield sent.encode(attempt=2**32 - 1)
+
+
+def fill_the_header(sent: Sent) -> Iterator[bytes]:
+    cuts = frozenset(((0, 1), step) for step in range(500))
+    yield sent.with_news(cuts=cuts)
+
+
+def _mixing_of(sent: Sent) -> Mixing:
+    return "gossip" if sent.values.dtype.is_floating_point else "sum"
+
+
+ATTACKS: list[Attack] = [
+    send_garbage,
+    send_a_shorter_model,
+    send_an_odd_number_of_bytes,
+    send_the_next_step,
+    send_a_far_step,
+    send_another_round,
+    send_another_plan,
+    send_another_next_plan,
+    send_as_another_agent,
+    repeat_an_old_message,
+    send_everything_twice,
+    cut_an_honest_agent_off,
+    announce_far_cuts,
+    announce_own_cuts_of_all_steps,
+    announce_far_returns,
+    announce_the_return_of_another,
+    stop_in_the_name_of_another,
+    claim_a_loss,
+    fill_the_header,
+    call_for_a_far_recovery,
+]
+
+
+# One of each family; together they would take more than a minute.
+QUICK = (send_a_shorter_model, cut_an_honest_agent_off, stop_in_the_name_of_another)
+
+
+@pytest.mark.parametrize("mixing", ["gossip", "sum"])
+@pytest.mark.parametrize(
+    "attack",
+    [
+        pytest.param(one, id=one.__name__, marks=[] if one in QUICK else [pytest.mark.slow])
+        for one in ATTACKS
+    ],
+)
+def test_what_one_neighbour_sends_costs_its_own_links_at_most(
+    attack: Attack, mixing: Mixing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = attack_network(monkeypatch, tmp_path, PLANS[mixing], 2, attack)
+    require_unharmed(results, 2, is_sum=mixing == "sum")
+
+
+@pytest.mark.parametrize("attack", [send_nan, send_huge_numbers], ids=lambda one: one.__name__)
+def test_a_model_that_is_no_model_is_refused(
+    attack: Attack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = attack_network(monkeypatch, tmp_path, PLANS["gossip"], 2, attack)
+    require_unharmed(results, 2, is_sum=False)
+
+
+@pytest.mark.parametrize("mixing", ["gossip", "sum"])
+def test_the_network_without_an_attack_is_unharmed(
+    mixing: Mixing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison would be of no use otherwise."""
+
+    def send_as_agreed(sent: Sent) -> Iterator[bytes]:
+        yield sent.encode()
+
+    results = attack_network(monkeypatch, tmp_path, PLANS[mixing], 2, send_as_agreed)
+    require_unharmed(results, 2, is_sum=mixing == "sum")
+    for own in results.values():
+        assert isinstance(own, AgentResult)
+        assert not own.lost
+        assert own.notes == ()
+
+
+def send_wrong_sums(sent: Sent) -> Iterator[bytes]:
+    """Random words, in every partial sum."""
+    values = torch.randint_like(sent.values, -(2**15), 2**15)
+    yield sent.with_values(values) if len(values) and not sent.header.attempt else sent.encode()
+
+
+def test_wrong_sums_stop_the_run_after_three_void_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can tell whose sum is wrong, as all are under masks."""
+    results = attack_network(monkeypatch, tmp_path, PLANS["sum"], 5, send_wrong_sums)
+    models = set()
+    for own in results.values():
+        assert isinstance(own, AgentResult), own
+        assert (own.num_steps, own.stop.reason) == (FIRST + 3, StopReason.VOID_SUMS)
+        assert own.stop.step == FIRST + 2
+        assert any("sums of 3 steps were void" in note for note in own.notes)
+        assert any("agents 0, 1, 2, 3, 4, 5 sends wrong" in note for note in own.notes)
+        models.add(own.parameters.numpy().tobytes())
+    assert len(models) == 1
+
+
+def test_different_totals_stop_the_run_and_name_the_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The root changes the total that it sends to agent 4, by one unit of the grid."""
+
+    def change_one_total(sent: Sent) -> Iterator[bytes]:
+        values = sent.values.clone()
+        if sent.peer == 4 and len(values) and not sent.header.attempt:
+            values[0] += 1
+        yield sent.with_values(values)
+
+    results = attack_network(monkeypatch, tmp_path, PLANS["sum"], 1, change_one_total)
+    assert PLANS["sum"].network.tree.root == 1
+    for agent, own in results.items():
+        assert isinstance(own, AgentResult), (agent, own)
+        assert own.stop.reason is StopReason.MODELS_DIFFER, (agent, own.notes)
+        assert {own.stop.by, own.stop.agent} == {1, 4}
+        assert own.num_steps <= FIRST + 1
+
+
+def call_for_recoveries_without_a_loss(sent: Sent) -> Iterator[bytes]:
+    attempt = sent.memory.setdefault("attempt", 0)
+    if not sent.header.attempt:
+        yield sent.encode(attempt=attempt + 1, mixing_round=0, payload_bytes=0)[:128]
+    else:
+        sent.memory["attempt"] = sent.header.attempt
+        yield sent.encode()
+
+
+def test_recoveries_without_a_loss_stop_the_run_after_three_void_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = attack_network(
+        monkeypatch, tmp_path, PLANS["sum"], 2, call_for_recoveries_without_a_loss
+    )
+    models = set()
+    for agent, own in results.items():
+        assert isinstance(own, AgentResult), (agent, own)
+        # Or it is cut off, as it is not where the others are.
+        if own.num_steps < STEPS:
+            assert own.stop.reason is StopReason.VOID_SUMS, (agent, own.stop, own.notes)
+        assert set(own.lost) <= {2}
+        models.add(own.parameters.numpy().tobytes())
+    assert len(models) == 1

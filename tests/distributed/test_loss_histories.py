@@ -1,0 +1,23 @@
+"""Random histories of losses and returns under exact sums break nothing that must hold."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.oracles.loss_histories import run_history, run_processes_history
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 2, 100, 153, 157])
+def test_agents_in_threads_agree_and_release_nothing_twice(seed: int, tmp_path: Path) -> None:
+    record = run_history(seed, tmp_path)
+    assert record.problems == []
+    assert record.events["end"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [170, 171])
+def test_agents_in_processes_agree_and_release_nothing_twice(seed: int, tmp_path: Path) -> None:
+    record = run_processes_history(seed, tmp_path)
+    assert record.problems == []
+    assert record.events["end"] > 0
