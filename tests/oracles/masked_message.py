@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from corn.checks import FloatArray, require
+from corn.checks import FloatArray
 from corn.plan import Plan, fingerprint
 
 Words = NDArray[np.unsignedinteger[Any]]
