@@ -26,7 +26,7 @@ from corn.distributed.steps.summing import digest_model
 from corn.errors import CornError
 from corn.learn.schedule import Constant
 from corn.learn.step import compute_gradients, release_masked
-from corn.noise.masks import read_average
+from corn.noise.masks import is_possible, read_average
 from corn.plan import FloatType, Plan, load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
@@ -209,13 +209,13 @@ def test_a_sum_whose_masks_do_not_cancel_is_applied_by_nobody(
         assert own.rows[-1]["epsilon"] == pytest.approx(10, rel=1e-6)
 
 
-@pytest.mark.parametrize("agent", [4, 2], ids=["leaf", "inner"])
+@pytest.mark.parametrize("agent", [4, 3, 2], ids=["leaf", "inner", "root"])
 def test_a_void_sum_that_one_agent_applies_stops_all_and_names_the_link(
     agent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sum of step 4 is void for all, but the check of one agent lets it pass."""
     monkeypatch.setattr(NoiseShare, "take", spoil_a_mask(NoiseShare.take))
-    check = rounds.is_possible
+    check = is_possible
 
     def accept(total: Any, largest_sum: int) -> bool:
         return AGENT.number == agent or check(total, largest_sum)
