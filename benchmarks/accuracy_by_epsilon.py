@@ -40,7 +40,7 @@ def measure(epsilon: float, runs: int) -> list[dict[str, object]]:
     process = subprocess.run(
         [sys.executable, "-m", "corn", *arguments], capture_output=True, text=True, check=True
     )
-    found = json.loads(process.stdout)["contenders"]
+    found = json.loads(process.stdout)["mechanisms"]
     return [
         {
             "mechanism": name,

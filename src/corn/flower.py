@@ -33,11 +33,11 @@ from numpy.typing import NDArray
 
 from corn.checks import FloatArray, require
 from corn.covariance import ThreatModel
-from corn.distributed.dropout.membership import name_agents
-from corn.distributed.dropout.survivors import budget_left
-from corn.distributed.startup.handshake import check_guarantee, is_public, name_kind
-from corn.distributed.startup.keyring import Keyring, load_credentials, open_ledger
-from corn.distributed.startup.requirements import Requirements, compose_total
+from corn.distributed.handshake import check_guarantee, is_public, name_kind
+from corn.distributed.keyring import Keyring, load_credentials, open_ledger
+from corn.distributed.membership import name_agents
+from corn.distributed.recovery import budget_left
+from corn.distributed.requirements import Requirements, compose_total
 from corn.errors import (
     CornError,
     FileFormatError,

@@ -24,8 +24,7 @@ from corn.distributed.own_loop import make_private
 from corn.errors import CornError
 from corn.learn import TrainingProblem, train
 from corn.learn.batches import AgentData, Batch, BatchSampler, Choices, SeededChoices
-from corn.learn.loop_simulation import SimulatedTurns
-from corn.learn.own_loop import LoaderPart, PrivateOptimizer, PrivateTraining
+from corn.learn.own_loop import LoaderPart, PrivateOptimizer, PrivateTraining, SimulatedTurns
 from corn.learn.step import ClippedGradients, compute_gradients, gradient_norms
 from corn.learn.tasks import LinearClassifier
 from corn.learn.user_model import SampleGradients, UserModel

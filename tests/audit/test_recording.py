@@ -129,7 +129,7 @@ def clip_nothing(*given: Any, **rest: Any) -> ClippedGradients:
     return replace(found, factors=torch.full_like(found.factors, 0.01))
 
 
-KEYRING, HALF_STEP = "corn.distributed.startup.keyring", "corn.distributed.steps.half_step"
+KEYRING, HALF_STEP = "corn.distributed.keyring", "corn.distributed.half_step"
 
 
 @pytest.mark.parametrize(

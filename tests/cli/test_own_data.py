@@ -35,8 +35,8 @@ def test_training_on_own_files(corn: Runner, clinics: Path) -> None:
     )
     assert outcome.exit_code == 0, outcome.stderr
     facts = json.loads(outcome.stdout)
-    assert set(facts["contenders"]) == {"corn", "none"}
-    assert 0 <= facts["contenders"]["none"]["test_accuracy"] <= 1
+    assert set(facts["mechanisms"]) == {"corn", "none"}
+    assert 0 <= facts["mechanisms"]["none"]["test_accuracy"] <= 1
     assert facts["tuning"]["data_is_private"], "runs on the user's own data are not free"
     assert "the classes were read from the data" in outcome.stderr
 
@@ -157,7 +157,8 @@ def test_an_agent_does_not_take_its_own_file_for_the_common_one(
     monkeypatch.setattr("corn.distributed.agent.run_workload", run)
     monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
     data = ("--target", "ill", "--classes", "no,yes", "--data")
-    agent = ("agent", "--plan", "plan.corn", "--keys", "keys", "--agent", 0, *data)
+    place = ("--agent", 0, "--agents", 4, "--store", "127.0.0.1:1")
+    agent = ("agent", "--plan", "plan.corn", "--keys", "keys", *place, *data)
     hosts = ("launch", "plan.corn", "--agents-per-host", 1, "--store", "127.0.0.1:1", *data)
     for command in (agent, hosts):
         refused = corn(*command, "agent-0.csv")

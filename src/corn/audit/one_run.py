@@ -24,9 +24,8 @@ from corn.checks import FloatArray, require, require_count
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, Batch
 from corn.learn.method import Method, Trial
-from corn.learn.problem import TrainingProblem
+from corn.learn.problem import SweepSettings, TrainingProblem
 from corn.learn.schedule import Schedule
-from corn.learn.settings import SweepSettings
 from corn.learn.simulation import Simulation
 from corn.plan import Plan
 from corn.privacy import gaussian

@@ -35,8 +35,8 @@ from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, Batch
 from corn.learn.datasets import Dataset
 from corn.learn.method import Method, Trial
+from corn.learn.problem import SweepSettings
 from corn.learn.schedule import Constant
-from corn.learn.settings import SweepSettings
 from corn.learn.simulation import Simulation
 from corn.learn.step import compute_gradients
 from corn.learn.tasks import LinearClassifier, Task

@@ -34,12 +34,12 @@ from corn.audit.observation import (
 from corn.audit.program import DEPLOYED, NoiseRecord, ReleaseNumber
 from corn.checks import FloatArray, require
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
+from corn.distributed.keyring import find_credentials, load_credentials, make_keys
+from corn.distributed.messages import Header
 from corn.distributed.processes import preloaded_context
-from corn.distributed.records.results import describe_stop
-from corn.distributed.startup.joining import host_store
-from corn.distributed.startup.keyring import find_credentials, load_credentials, make_keys
-from corn.distributed.steps.messages import Header
-from corn.distributed.steps.summing import DOWN, UP
+from corn.distributed.rendezvous import host_store
+from corn.distributed.results import describe_stop
+from corn.distributed.summing import DOWN, UP
 from corn.errors import CornError
 from corn.learn.batches import AgentData, Batch
 from corn.learn.problem import TrainingProblem

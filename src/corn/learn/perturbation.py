@@ -24,7 +24,7 @@ from corn.checks import FloatArray
 from corn.covariance.coalitions import scale_streams
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.lattice import LatticeNoise
-from corn.learn.mixer import to_sparse_tensor
+from corn.learn.step import to_sparse_tensor
 from corn.noise import (
     Owner,
     Secret,

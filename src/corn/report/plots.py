@@ -259,7 +259,7 @@ def _draw_runs(axes: Axes, rows: Sequence[Row], step_sizes: Mapping[str, str], c
     for name, step_size in step_sizes.items():
         values: dict[int, list[float]] = {}
         for row in rows:
-            if (row["contender"], row["step_size"]) == (name, step_size):
+            if (row["mechanism"], row["step_size"]) == (name, step_size):
                 values.setdefault(int(row["step"]), []).append(float(row[column]))
         steps = sorted(values)
         means = np.array([np.mean(values[step]) for step in steps])
