@@ -3,8 +3,6 @@
 import inspect
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,16 +13,15 @@ from corn.cli.launch import launch
 from corn.cli.learning import LearningOptions
 from corn.distributed import AgentConfig, AgentResult, Reports, RunStatus
 from corn.distributed.settings import RunSettings
-from corn.distributed.startup.keyring import make_keys
 from corn.learn import SHARED_COLUMNS
 from corn.learn.metrics import Row
-from corn.plan import Plan, fingerprint, save_plan
+from corn.plan import Plan, fingerprint
 from tests.distributed.harness import small_plan
 
 from .commands import Runner
 
 TASK = ("--task", "breast-cancer")
-PLACE = ("--agent", "0")
+PLACE = ("--agent", "0", "--agents", "2", "--store", "127.0.0.1:1")
 
 
 def test_agent_and_launch_have_the_same_options_of_learning_and_of_a_run() -> None:
@@ -117,29 +114,4 @@ def test_scores_on_private_samples_are_not_printed(
     ids=["neither plan nor request", "both", "neighbours"],
 )
 def test_misuse_exits_with_2(corn: Runner, arguments: list[str]) -> None:
-    assert corn("agent", *arguments, "--keys", "keys", *TASK).exit_code == 2
-
-
-@pytest.mark.slow
-def test_agents_of_torchrun_run_a_plan(tmp_path: Path) -> None:
-    save_plan(small_plan("path:2", 12), tmp_path / "plan.corn")
-    make_keys(tmp_path / "keys", 2)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "-m", "corn", "agent", "--plan", "plan.corn", "--json"]
-    command += ["--keys", "keys", *TASK, "--timeout", "30"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    decoder, text, facts = json.JSONDecoder(), done.stdout.strip(), []
-    while text:
-        found, end = decoder.raw_decode(text)
-        facts.append(found)
-        text = text[end:].strip()
-    assert {own["agent"] for own in facts} == {0, 1}
-    for own in facts:
-        assert (own["status"], own["num_steps"], own["stop_reason"]) == ("complete", 12, "none")
-        assert own["measured"]["epsilon"] <= 10
-        assert "train_loss" not in own["measured"]
-        assert "one insider" in own["adversary"]
-        assert f"agent {own['agent']}: complete after 12 steps" in done.stderr
-        for folder in ("shared", "private"):
-            assert (tmp_path / "out" / folder / f"agent-{own['agent']}" / "metrics.csv").exists()
+    assert corn("agent", *arguments, "--keys", "keys", *PLACE, *TASK).exit_code == 2

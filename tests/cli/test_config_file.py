@@ -45,7 +45,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[AgentConfig
     monkeypatch.delenv("CORN_KEYS", raising=False)
     monkeypatch.setattr("corn.distributed.agent.run_workload", run)
     monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
-    monkeypatch.setattr("corn.distributed.status.protection.protect_process", lambda _: None)
+    monkeypatch.setattr("corn.distributed.keyring.protect_process", lambda _: None)
     return found
 
 

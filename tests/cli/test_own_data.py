@@ -157,7 +157,8 @@ def test_an_agent_does_not_take_its_own_file_for_the_common_one(
     monkeypatch.setattr("corn.distributed.agent.run_workload", run)
     monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
     data = ("--target", "ill", "--classes", "no,yes", "--data")
-    agent = ("agent", "--plan", "plan.corn", "--keys", "keys", "--agent", 0, *data)
+    place = ("--agent", 0, "--agents", 4, "--store", "127.0.0.1:1")
+    agent = ("agent", "--plan", "plan.corn", "--keys", "keys", *place, *data)
     hosts = ("launch", "plan.corn", "--agents-per-host", 1, "--store", "127.0.0.1:1", *data)
     for command in (agent, hosts):
         refused = corn(*command, "agent-0.csv")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import Decomposition, Horizon, MechanismName, design
 from corn.learn.batches import AgentData, BatchSampler, SeededChoices
 from corn.learn.method import Method, Trial

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from corn.arrays import FloatArray
 from corn.audit.program import KnownNoise
 from corn.audit.views import Parts, StreamWeights, View, invert_hidden, sum_parts
-from corn.checks import require, require_count
+from corn.checks import FloatArray, require, require_count
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, Batch
 from corn.learn.method import Method, Trial

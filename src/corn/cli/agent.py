@@ -1,4 +1,4 @@
-"""``corn agent``: run one agent of a workload in this process, for torchrun or on its own."""
+"""``corn agent``: run one agent of a workload in this process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from corn.cli.learning import LEARNING, LearningOptions
 from corn.cli.monitoring import MonitoringOptions
 from corn.cli.options import JsonOption
 from corn.cli.output import print_json
+from corn.distributed.logs import log_event
 from corn.distributed.settings import DropoutPolicy
-from corn.distributed.status.logs import log_event
 from corn.learn.names import USUAL_BATCH_SIZE
 from corn.plan import Plan, fingerprint
 from corn.privacy.rounding import round_up
@@ -28,7 +28,7 @@ EXAMPLE = (
 )
 
 AGENTS = "Agents"
-_PLACE = "Rendezvous (without torchrun)"
+_PLACE = "Rendezvous"
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,6 @@ class RunOptions:
             rich_help_panel=AGENTS,
         ),
     ] = 60.0
-    plain_links: Annotated[
-        bool,
-        typer.Option(
-            "--plain-links",
-            help="Do not encrypt messages between agents: for trusted hardware only.",
-            rich_help_panel=AGENTS,
-        ),
-    ] = False
     checkpoint_every: Annotated[
         int, typer.Option(min=1, help="Steps between checkpoints.", rich_help_panel=AGENTS)
     ] = 100
@@ -130,7 +122,6 @@ class RunOptions:
             seed=seed,
             on_dropout=self.on_dropout,
             timeout=self.timeout,
-            plain_links=self.plain_links,
             checkpoint_every=self.checkpoint_every,
             resume=self.resume,
             rehearsal_seed=rehearsal_seed,
@@ -149,6 +140,15 @@ def agent(
             help="Folder of agent-I.key, roster.json and the ledger.",
             rich_help_panel=AGENTS,
         ),
+    ],
+    number: Annotated[
+        int,
+        typer.Option("--agent", min=0, help="This agent's number.", rich_help_panel=_PLACE),
+    ],
+    agents: Annotated[int, typer.Option(min=1, help="Number of agents.", rich_help_panel=_PLACE)],
+    store: Annotated[
+        str,
+        typer.Option(help="HOST:PORT of the rendezvous; agent 0 opens it.", rich_help_panel=_PLACE),
     ],
     plan: Annotated[
         Path | None, typer.Option(help="The plan that all agents hold.", rich_help_panel=AGENTS)
@@ -174,17 +174,6 @@ def agent(
         int,
         typer.Option(min=0, help="Seed of the initial models; public.", rich_help_panel=LEARNING),
     ] = 0,
-    number: Annotated[
-        int | None,
-        typer.Option("--agent", min=0, help="This agent's number.", rich_help_panel=_PLACE),
-    ] = None,
-    agents: Annotated[
-        int | None, typer.Option(min=1, help="Number of agents.", rich_help_panel=_PLACE)
-    ] = None,
-    store: Annotated[
-        str | None,
-        typer.Option(help="HOST:PORT of the rendezvous; agent 0 opens it.", rich_help_panel=_PLACE),
-    ] = None,
     listen: Annotated[
         str | None,
         typer.Option(
@@ -216,7 +205,7 @@ def agent(
     config_file: ConfigOption = None,  # noqa: ARG001 - its callback has read it
     json: JsonOption = False,
 ) -> None:
-    """Run one agent of a workload in this process; under torchrun its number is the rank."""
+    """Run one agent of a workload in this process."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
     if (plan is None) == (request is None):
         raise typer.BadParameter("give either --plan or --request")
@@ -241,7 +230,7 @@ def agent(
         keys=keys,
         agent=number,
         num_agents=agents,
-        store=None if store is None else distributed.parse_address(store),
+        store=distributed.parse_address(store),
         # Only where neither plan nor option has one. A plan that agents make together is not known
         # yet.
         default_batch_size=USUAL_BATCH_SIZE,
@@ -253,18 +242,16 @@ def agent(
     )
     # Several agents often share a machine, and their threads would slow each other down.
     limit_threads()
-    # The log carries the number; under torchrun it is in the environment.
-    own = find_number(number)
     reports = distributed.Reports(
         # Here, in the main thread: Python allows signal handlers nowhere else.
         interruption=distributed.listen_for_signals(),
         # Private: the total shows what else the data was used for.
-        on_total=lambda total: log_event(own, "total", total.describe(), is_private=True),
+        on_total=lambda total: log_event(number, "total", total.describe(), is_private=True),
     )
-    with distributed.monitor_agent(config, own, reports, to_stderr=True) as monitored:
+    with distributed.monitor_agent(config, reports, to_stderr=True) as monitored:
         # The plan as it was run: its file may have been replaced meanwhile.
         agreed, result = distributed.run_workload(config, monitored)
-        log_event(own, "result", _describe(result, agreed))
+        log_event(number, "result", _describe(result, agreed))
     if json:
         # NaN, which is not equal to itself, marks what was not measured or is private.
         measured = {name: value for name, value in result.measured.items() if value == value}
@@ -292,14 +279,6 @@ def _describe(result: distributed.AgentResult, plan: Plan) -> str:
         f"{round_up(float(measured['epsilon']))} of {plan.budget.describe()}, against "
         f"{plan.threat.describe()}{f'; {result.simulation}' if result.simulation else ''}"
     )
-
-
-def find_number(given: int | None) -> int:
-    """Return the number of this agent: as given, or torchrun's."""
-    rank = os.environ.get("RANK", "")
-    if given is None and not rank.isdecimal():
-        raise typer.BadParameter("give the agent's number, or use torchrun", param_hint="--agent")
-    return int(rank) if given is None else given
 
 
 def _parse_numbers(text: str | None) -> tuple[int, ...]:

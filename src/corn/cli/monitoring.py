@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from corn import distributed
-from corn.distributed.status.logs import LogFormat, LogLevel, LogSettings
+from corn.distributed.logs import LogFormat, LogLevel, LogSettings
 
 _MONITORING = "Monitoring"
 

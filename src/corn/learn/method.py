@@ -14,8 +14,7 @@ from typing import TypeAlias, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from corn.arrays import FloatArray, as_symmetric_matrix
-from corn.checks import require, require_choice
+from corn.checks import FloatArray, as_symmetric_matrix, require, require_choice
 from corn.covariance import (
     DEFAULT_THREAT,
     Decomposition,
@@ -28,11 +27,15 @@ from corn.covariance import (
     design,
     read_mechanism,
 )
-from corn.covariance.coalition_bounds import worst_precisions
+from corn.covariance.coalitions import worst_precisions
 from corn.covariance.design import require_feasible_size
 from corn.covariance.disagreement import disagreement_ratio
-from corn.covariance.lattice import LatticeNoise, design_lattice, design_lattice_pairs
-from corn.covariance.lattice_pairs import design_lattice_insider
+from corn.covariance.lattice import (
+    LatticeNoise,
+    design_lattice,
+    design_lattice_insider,
+    design_lattice_pairs,
+)
 from corn.covariance.problem import weighting_gain
 from corn.covariance.threat import EAVESDROPPER, SPARSE_PARTNERS
 from corn.errors import InvalidArgumentError

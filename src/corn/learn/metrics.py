@@ -16,8 +16,7 @@ import torch
 from scipy.special import stdtrit
 from torch import Tensor
 
-from corn.arrays import FloatArray
-from corn.checks import require_choice
+from corn.checks import FloatArray, require_choice
 from corn.errors import FileFormatError, InvalidArgumentError, MissingExtraError
 from corn.files import writing_whole
 from corn.learn.method import Method, Trial

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyarrow.parquet import ParquetFile
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.errors import FileFormatError
 from corn.learn.datasets import open_content, require_unpacked
 

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from corn.arrays import FloatArray
-from corn.checks import require
+from corn.checks import FloatArray, require
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.perturbation import AverageNoise, KeyedNoise, StepNoise, to_sparse_tensor
