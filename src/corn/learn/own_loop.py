@@ -45,10 +45,7 @@ from corn.learn.perturbation import KeyedNoise
 from corn.learn.step import Mixer, StepReleases, compute_gradients
 from corn.learn.tasks.protocol import Gradients, Scores
 from corn.learn.user_model import UserModel, has_same_values
-from corn.noise import Secret
-from corn.noise.choices import SecretChoices
 from corn.plan import Plan
-from corn.privacy import ClippedQuery
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
 
 
@@ -672,7 +669,11 @@ class SimulatedTurns:
         # One query for each agent. All of them have one clipping norm and may differ in sampling.
         self._queries = queries * plan.num_agents if len(queries) == 1 else queries
         self._samplers = [
-            _make_sampler(query, size, batch_size=batch_size, seed=None if secure else own)
+            BatchSampler.of_agent(query, number_rows(size), batch_size=batch_size)
+            if secure
+            else BatchSampler(
+                number_rows(size), (query,), batch_size=batch_size, choices=[SeededChoices(own)]
+            )
             # A seed for each agent: agents of one size would draw the same samples from one.
             for own, (query, size) in enumerate(
                 zip(self._queries, sizes, strict=True), start=seed << 20
@@ -767,14 +768,3 @@ class SimulatedTurns:
         if self._gradients is None:
             raise CornError("a release must follow a batch")
         return self._gradients(sample_clip)
-
-
-def _make_sampler(
-    query: ClippedQuery, size: int, *, batch_size: int | None, seed: int | None
-) -> BatchSampler:
-    """Return the sampler of one agent, with secret choices unless there is a seed."""
-    rows = number_rows(size)
-    if seed is None:
-        choices = SecretChoices(coins=Secret.random(), orders=Secret.random())
-        return BatchSampler.of_agent(query, rows, [choices], batch_size=batch_size)
-    return BatchSampler(rows, (query,), batch_size=batch_size, choices=[SeededChoices(seed)])

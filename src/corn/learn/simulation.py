@@ -50,8 +50,6 @@ from corn.learn.step import (
     smooth,
 )
 from corn.learn.tasks import Task
-from corn.noise import Secret
-from corn.noise.choices import SecretChoices
 from corn.plan.plan import require_mixing
 from corn.privacy import ClippedQuery
 from corn.privacy.budget import describe_queries
@@ -347,12 +345,7 @@ def _make_samplers(
     # of all agents, the number of one agent's samples would change the last bits of other agents'
     # gradients, but accounting assumes that neighbouring data sets change one agent's gradient.
     return [
-        BatchSampler.of_agent(
-            query,
-            data.of_agent(agent),
-            [SecretChoices(coins=Secret.random(), orders=Secret.random())],
-            batch_size=size,
-        )
+        BatchSampler.of_agent(query, data.of_agent(agent), batch_size=size)
         for agent, query in enumerate(each)
     ]
 
@@ -376,7 +369,7 @@ def _check_trials(
     if len(kinds) > 1:
         found = sorted({describe_queries(each) for each in kinds.values()})
         raise InvalidArgumentError(
-            "all methods of a sweep must have the same unit, batch size and sampling, "
+            "all mechanisms of a sweep must have the same unit, batch size and sampling, "
             f"found {'; and '.join(found)}: run one sweep for each"
         )
     queries = next(iter(kinds.values()), ())
