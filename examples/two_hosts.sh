@@ -1,15 +1,10 @@
 #!/bin/sh
 # Four agents on two hosts, each host a network namespace of this machine (needs root and iproute2).
 #
-#   examples/two_hosts.sh            corn launch on each host
-#   examples/two_hosts.sh torchrun   torchrun on each host
-#
 # Prints what each host's agents reached. Each host writes its results to out-a or out-b: shared in it
 # may be published, private in it stays on the host.
 set -eu
-WAY=${1:-launch}
 CORN=${CORN:-corn}            # the installed command
-BIN=$(dirname "$(command -v "$CORN")")
 WORK=$(mktemp -d)
 export OMP_NUM_THREADS=1 TORCH_CPP_LOG_LEVEL=FATAL
 
@@ -31,25 +26,18 @@ STORE=10.77.0.1
 cd "$WORK"
 "$CORN" plan --graph ring:4 --steps 200 --out plan.corn > plan.txt 2>&1
 for host in a b; do mkdir -m 700 keys-$host; done
-"$CORN" keygen --keys keys-a --agent 0 2> /dev/null
-"$CORN" keygen --keys keys-a --agent 1 2> /dev/null
-"$CORN" keygen --keys keys-b --agent 2 2> /dev/null
-"$CORN" keygen --keys keys-b --agent 3 2> /dev/null
+"$CORN" keys make keys-a --agent 0 2> /dev/null
+"$CORN" keys make keys-a --agent 1 2> /dev/null
+"$CORN" keys make keys-b --agent 2 2> /dev/null
+"$CORN" keys make keys-b --agent 3 2> /dev/null
 mkdir public && cp keys-a/*.pub keys-b/*.pub public
-"$CORN" roster --keys public --out roster.json 2> /dev/null
+"$CORN" keys roster public --out roster.json 2> /dev/null
 cp roster.json keys-a; cp roster.json keys-b
 
 run_host() {  # host's letter, host's number
-  if [ "$WAY" = torchrun ]; then
-    ip netns exec "corn-$1" "$BIN/torchrun" --nnodes 2 --nproc-per-node 2 --node-rank "$2" \
-      --master-addr $STORE --master-port 29500 \
-      -m corn agent --plan plan.corn --keys "keys-$1" --task breast-cancer \
-      --step-size 0.2 --batch-size 32 --timeout 30 --out "out-$1"
-  else
-    ip netns exec "corn-$1" "$CORN" launch plan.corn --task breast-cancer --keys "keys-$1" \
-      --agents-per-host 2 --host "$2" --store $STORE:29500 \
-      --step-size 0.2 --batch-size 32 --timeout 30 --out "out-$1"
-  fi
+  ip netns exec "corn-$1" "$CORN" launch plan.corn --task breast-cancer --keys "keys-$1" \
+    --agents-per-host 2 --host "$2" --store $STORE:29500 \
+    --step-size 0.2 --batch-size 32 --timeout 30 --out "out-$1"
 }
 run_host a 0 > a.txt 2>&1 &
 FIRST=$!

@@ -54,7 +54,7 @@ def test_exact_sums_report_the_test_of_messages(corn: Runner, plans: Path) -> No
     assert facts["smallest_break"]["coalition"] == [0, 1]
     refused = corn("audit", plans / "sums.corn", "--through", "processes")
     assert refused.exit_code == 1
-    assert "--through must be shares or step" in refused.stderr
+    assert "through must be shares or step" in refused.stderr
 
 
 def test_a_violated_promise_exits_with_1(corn: Runner, plans: Path) -> None:
@@ -78,8 +78,8 @@ def test_samples_are_audited_through_the_step(corn: Runner, plans: Path, tmp_pat
     ("arguments", "message"),
     [
         (("--victim", "x"), "--victim must be an agent's number or all"),
-        (("--victim", "9"), "--victim must be in 0 … 4"),
-        (("--view", "nobody"), "--view must be eavesdropper"),
+        (("--victim", "9"), "victim must be in 0 … 4"),
+        (("--view", "nobody"), "view must be eavesdropper"),
     ],
 )
 def test_wrong_options_are_one_line(

@@ -1,4 +1,4 @@
-"""``corn agent``: run one agent of a workload in this process, for torchrun or on its own."""
+"""``corn agent``: run one agent of a plan in this process."""
 
 from __future__ import annotations
 
@@ -11,24 +11,68 @@ import typer
 
 from corn import distributed, learn
 from corn.cli.config_file import ConfigOption, is_given, merge_requirements
-from corn.cli.learning import LEARNING, LearningOptions
-from corn.cli.monitoring import MonitoringOptions
+from corn.cli.learning import LEARNING, LearningOptions, refuse_options_of_plan
 from corn.cli.options import JsonOption
 from corn.cli.output import print_json
 from corn.distributed.settings import DropoutPolicy
-from corn.distributed.status.logs import log_event
-from corn.learn.names import USUAL_BATCH_SIZE
-from corn.plan import Plan, fingerprint
+from corn.distributed.status.logs import LogFormat, LogLevel, LogSettings, log_event
+from corn.errors import FileFormatError
+from corn.noise import load_roster
+from corn.plan import Plan, fingerprint, load_plan
 from corn.privacy.rounding import round_up
 from corn.threads import limit_threads
 
-EXAMPLE = (
-    "corn agent --plan plan.corn --keys keys --task breast-cancer --agent 2 --agents 20 "
-    "--store 10.0.0.1:29500"
-)
+_MONITORING = "Monitoring"
+
+
+@dataclass(frozen=True)
+class MonitoringOptions:
+    """The log of an agent, and its status server."""
+
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(help="Log lines as text or as JSON.", rich_help_panel=_MONITORING),
+    ] = "text"
+    log_level: Annotated[
+        LogLevel,
+        typer.Option(
+            help="Least important level to log: info has a line per checkpoint, warning has "
+            "losses and other notes only.",
+            rich_help_panel=_MONITORING,
+        ),
+    ] = "info"
+    status: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT to serve /healthz, /metrics (Prometheus) and a status page at. With "
+            "corn launch, agent I uses PORT + I.",
+            rich_help_panel=_MONITORING,
+        ),
+    ] = None
+    status_private: Annotated[
+        bool,
+        typer.Option(
+            "--status-private",
+            help="Also serve training loss, gradient norm, clipping and waits, which no noise "
+            "protects. Only on an address of this machine, such as 127.0.0.1, and with the "
+            "password in private/agent-I/status-password.",
+            rich_help_panel=_MONITORING,
+        ),
+    ] = False
+
+    def make(self) -> distributed.Monitoring:
+        """Return the settings."""
+        return distributed.Monitoring(
+            log=LogSettings(self.log_format, self.log_level),
+            status=None if self.status is None else distributed.parse_address(self.status),
+            shows_private=self.status_private,
+        )
+
+
+EXAMPLE = "corn agent plan.corn --keys keys --task breast-cancer --agent 2 --store 10.0.0.1:29500"
 
 AGENTS = "Agents"
-_PLACE = "Rendezvous (without torchrun)"
+_PLACE = "Rendezvous"
 
 
 @dataclass(frozen=True)
@@ -55,14 +99,6 @@ class RunOptions:
             rich_help_panel=AGENTS,
         ),
     ] = 60.0
-    plain_links: Annotated[
-        bool,
-        typer.Option(
-            "--plain-links",
-            help="Do not encrypt messages between agents: for trusted hardware only.",
-            rich_help_panel=AGENTS,
-        ),
-    ] = False
     checkpoint_every: Annotated[
         int, typer.Option(min=1, help="Steps between checkpoints.", rich_help_panel=AGENTS)
     ] = 100
@@ -118,27 +154,56 @@ class RunOptions:
         learning: LearningOptions,
         *,
         batch_size: int | None,
-        num_steps: int | None = None,
-        seed: int = 0,
         rehearsal_seed: int | None = None,
     ) -> distributed.RunSettings:
         """Return the settings of a run."""
         return distributed.RunSettings(
-            learn.make_schedule(self.step_size, learning.choose_schedule()),
-            num_steps=num_steps,
+            learning.make_schedule(self.step_size),
             batch_size=batch_size,
-            seed=seed,
             on_dropout=self.on_dropout,
             timeout=self.timeout,
-            plain_links=self.plain_links,
             checkpoint_every=self.checkpoint_every,
             resume=self.resume,
             rehearsal_seed=rehearsal_seed,
         )
 
 
+def read_source(
+    path: Path, context: typer.Context, option: str
+) -> Plan | distributed.PlanningRequest:
+    """Return the plan of a file, or the request for one, which ``option`` belongs to.
+
+    Raises:
+        BadParameter: the option is missing for a request, or given with a plan.
+        FileFormatError: the file is neither.
+    """
+    is_request = is_given(context, option)
+    try:
+        return distributed.read_request(path) if is_request else load_plan(path)
+    except FileFormatError:
+        other = load_plan if is_request else distributed.read_request
+        try:
+            other(path)
+        except FileFormatError:
+            pass
+        else:
+            raise typer.BadParameter(
+                f"{path} is a plan, which decides this: omit the option"
+                if is_request
+                else f"{path} is a request for a plan, which needs this option",
+                param_hint=f"--{option}",
+            ) from None
+        raise
+
+
 def agent(
     context: typer.Context,
+    plan: Annotated[
+        Path,
+        typer.Argument(
+            help="The plan, or the request for one (with --neighbours), that all agents hold.",
+        ),
+    ],
     *,
     learning: LearningOptions,
     run: RunOptions,
@@ -150,41 +215,20 @@ def agent(
             rich_help_panel=AGENTS,
         ),
     ],
-    plan: Annotated[
-        Path | None, typer.Option(help="The plan that all agents hold.", rich_help_panel=AGENTS)
-    ] = None,
-    request: Annotated[
-        Path | None,
-        typer.Option(
-            help="Instead of a plan: the request for one that agents make together.",
-            rich_help_panel=AGENTS,
-        ),
-    ] = None,
     neighbours: Annotated[
         str | None,
         typer.Option(
-            help="With --request: this agent's neighbours, such as 1,4,7.", rich_help_panel=AGENTS
+            help="This agent's neighbours, such as 1,4,7 (for a request only).",
+            rich_help_panel=AGENTS,
         ),
     ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of steps, fewer than planned.", rich_help_panel=LEARNING),
-    ] = None,
-    seed: Annotated[
-        int,
-        typer.Option(min=0, help="Seed of the initial models; public.", rich_help_panel=LEARNING),
-    ] = 0,
     number: Annotated[
-        int | None,
-        typer.Option("--agent", min=0, help="This agent's number.", rich_help_panel=_PLACE),
-    ] = None,
-    agents: Annotated[
-        int | None, typer.Option(min=1, help="Number of agents.", rich_help_panel=_PLACE)
-    ] = None,
+        int, typer.Option("--agent", min=0, help="This agent's number.", rich_help_panel=_PLACE)
+    ],
     store: Annotated[
-        str | None,
+        str,
         typer.Option(help="HOST:PORT of the rendezvous; agent 0 opens it.", rich_help_panel=_PLACE),
-    ] = None,
+    ],
     listen: Annotated[
         str | None,
         typer.Option(
@@ -216,35 +260,30 @@ def agent(
     config_file: ConfigOption = None,  # noqa: ARG001 - its callback has read it
     json: JsonOption = False,
 ) -> None:
-    """Run one agent of a workload in this process; under torchrun its number is the rank."""
+    """Run one agent of a plan in this process."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
-    if (plan is None) == (request is None):
-        raise typer.BadParameter("give either --plan or --request")
     # Before anything is read: the list of classes of private data must not become the model's
     # shape.
     learning.require_public_classes()
     learning.require_stated_partition()
-    # A batch size that is not given is the plan's; one that is must agree with it.
-    batch_size = learning.batch_size if is_given(context, "batch_size") else None
+    source = read_source(plan, context, "neighbours")
+    refuse_options_of_plan(context, source.budget)
     config = distributed.AgentConfig(
         workload=run.make_workload(learning),
         settings=run.make_settings(
-            learning,
-            batch_size=batch_size,
-            num_steps=steps,
-            seed=seed,
+            learning, batch_size=source.budget.batch_size or learning.batch_size
         ),
         out=out,
-        plan=plan,
-        request=request,
+        plan=plan if isinstance(source, Plan) else None,
+        request=None if isinstance(source, Plan) else source,
         neighbours=_parse_numbers(neighbours),
         keys=keys,
         agent=number,
-        num_agents=agents,
-        store=None if store is None else distributed.parse_address(store),
-        # Only where neither plan nor option has one. A plan that agents make together is not known
-        # yet.
-        default_batch_size=USUAL_BATCH_SIZE,
+        # A request does not say how many agents there are, but all of them have a public key.
+        num_agents=(
+            source if isinstance(source, Plan) else load_roster(keys / "roster.json")
+        ).num_agents,
+        store=distributed.parse_address(store),
         requirements=run.make_requirements(),
         listen=None if listen is None else distributed.parse_address(listen),
         advertise=None if advertise is None else distributed.parse_address(advertise),
@@ -253,18 +292,16 @@ def agent(
     )
     # Several agents often share a machine, and their threads would slow each other down.
     limit_threads()
-    # The log carries the number; under torchrun it is in the environment.
-    own = find_number(number)
     reports = distributed.Reports(
         # Here, in the main thread: Python allows signal handlers nowhere else.
         interruption=distributed.listen_for_signals(),
         # Private: the total shows what else the data was used for.
-        on_total=lambda total: log_event(own, "total", total.describe(), is_private=True),
+        on_total=lambda total: log_event(number, "total", total.describe(), is_private=True),
     )
-    with distributed.monitor_agent(config, own, reports, to_stderr=True) as monitored:
+    with distributed.monitor_agent(config, number, reports, to_stderr=True) as monitored:
         # The plan as it was run: its file may have been replaced meanwhile.
         agreed, result = distributed.run_workload(config, monitored)
-        log_event(own, "result", _describe(result, agreed))
+        log_event(number, "result", _describe(result, agreed))
     if json:
         # NaN, which is not equal to itself, marks what was not measured or is private.
         measured = {name: value for name, value in result.measured.items() if value == value}
@@ -292,14 +329,6 @@ def _describe(result: distributed.AgentResult, plan: Plan) -> str:
         f"{round_up(float(measured['epsilon']))} of {plan.budget.describe()}, against "
         f"{plan.threat.describe()}{f'; {result.simulation}' if result.simulation else ''}"
     )
-
-
-def find_number(given: int | None) -> int:
-    """Return the number of this agent: as given, or torchrun's."""
-    rank = os.environ.get("RANK", "")
-    if given is None and not rank.isdecimal():
-        raise typer.BadParameter("give the agent's number, or use torchrun", param_hint="--agent")
-    return int(rank) if given is None else given
 
 
 def _parse_numbers(text: str | None) -> tuple[int, ...]:

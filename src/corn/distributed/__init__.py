@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from corn.distributed.startup.joining import join as join
     from corn.distributed.startup.keyring import make_keys as make_keys
     from corn.distributed.startup.planning import PlanningRequest as PlanningRequest
+    from corn.distributed.startup.planning import read_request as read_request
     from corn.distributed.startup.rendezvous import Rendezvous as Rendezvous
     from corn.distributed.startup.requirements import ReleaseTotal as ReleaseTotal
     from corn.distributed.startup.requirements import RequirementError as RequirementError
@@ -66,6 +67,7 @@ _MODULES = {
     "make_keys": "startup.keyring",
     "monitor_agent": "status.monitor",
     "parse_address": "settings",
+    "read_request": "startup.planning",
     "require_done": "records.results",
     "run_agent": "agent",
     "run_workload": "agent",

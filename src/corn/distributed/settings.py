@@ -236,8 +236,6 @@ class AgentConfig:
         num_agents: n; None under torchrun.
         store: address and port of the rendezvous; None under torchrun.
         opens_store: whether the agent hosts the store; None lets agent 0 do so.
-        default_batch_size: the batch size where neither settings nor budget name one; None takes
-            an agent's whole data.
         requirements: the owner's, of the plan and of all releases of the agent's data.
         listen: address and port for connections of neighbours; None takes any free port.
         advertise: the address under which they reach it, where that is another.
@@ -256,7 +254,6 @@ class AgentConfig:
     num_agents: int | None = None
     store: tuple[str, int] | None = None
     opens_store: bool | None = None
-    default_batch_size: int | None = None
     requirements: Requirements | None = None
     listen: tuple[str, int] | None = None
     advertise: tuple[str, int] | None = None
