@@ -1,8 +1,8 @@
 """Keys of an agent for a run: its own files, its release ledger, and seeds that groups share.
 
-``DIR/agent-3.key`` and ``DIR/roster.json`` are made by ``corn keys``. The release ledger lies beside
-the key, not beside results: a second run of the same plan with the same key must find what was
-released before, and keys and nonces are not published with results.
+``DIR/agent-3.key`` and ``DIR/roster.json`` are made by ``corn keys``. The release ledger lies
+beside the key, not beside results: a second run of the same plan with the same key must find what
+was released before, and keys and nonces are not published with results.
 """
 
 from __future__ import annotations
