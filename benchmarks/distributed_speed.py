@@ -27,20 +27,20 @@ from torch import Tensor, nn
 
 from corn.covariance import MechanismName, ThreatModel
 from corn.distributed import Rendezvous, RunSettings, launch
-from corn.distributed.dropout.membership import Membership
-from corn.distributed.dropout.survivors import ActivePlan
-from corn.distributed.startup.joining import host_store, join
-from corn.distributed.startup.keyring import (
+from corn.distributed.exchange import Exchange
+from corn.distributed.half_step import CellBatches, HalfStep
+from corn.distributed.keyring import (
     DrawnNoise,
     NoiseShare,
     RehearsalLedger,
     make_rehearsal_credentials,
     make_rehearsal_source,
 )
-from corn.distributed.steps.exchange import Exchange
-from corn.distributed.steps.half_step import CellBatches, HalfStep
-from corn.distributed.steps.messages import message_limit
-from corn.distributed.steps.rounds import TrainingRounds
+from corn.distributed.membership import Membership
+from corn.distributed.messages import message_limit
+from corn.distributed.recovery import ActivePlan
+from corn.distributed.rendezvous import host_store, join
+from corn.distributed.rounds import TrainingRounds
 from corn.learn.batches import AgentData, BatchSampler, SeededChoices
 from corn.learn.schedule import Constant
 from corn.learn.step import StepStatistics, clip_factors, gradient_norms
@@ -54,7 +54,6 @@ from corn.topology import load_network
 from corn.transport import Purpose, open_links
 
 NUM_AGENTS, FEATURES, CLASSES = 8, 256, 10
-PLAIN = "none, plain links"
 WIDTHS = {100_000: 228, 1_000_000: 878}
 KINDS: dict[str, tuple[MechanismName, ThreatModel]] = {
     "ldp": ("ldp", ThreatModel()),
@@ -75,7 +74,6 @@ class Job:
     steps: int
     turns: int
     port: int
-    plain_port: int
 
 
 class Silence:
@@ -171,32 +169,28 @@ def run_agent(agent: int, job: Job, results: Any) -> None:
     plain: Any = PlainHalfStep(task, batches, plan.budget.clip)
     start = task.initialize(0).float()
     exchange = connect(rendezvous, plan, start)
-    # The same links without sealing, to see what sealing costs.
-    unsealed = connect(meet(agent, job.plain_port, seals=False), plan, start)
-    names = ("none", PLAIN, *job.kinds)
+    names = ("none", *job.kinds)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     order = deque(found)
     for _ in range(job.turns):
         order.rotate()
         for name in order:
             began, worked = time.perf_counter(), time.process_time()
-            is_plain = name in ("none", PLAIN)
-            own, links = plain if is_plain else half_step, unsealed if name == PLAIN else exchange
-            loop = make_loop(agent, plans.get(name, plan), name, own, links, start, job)
+            own = plain if name == "none" else half_step
+            loop = make_loop(agent, plans.get(name, plan), name, own, exchange, start, job)
             loop.run(Interruption())
             wall, work = time.perf_counter() - began, time.process_time() - worked
             found[name].append((wall / job.steps, work / job.steps))
     sent = sum(own.bytes_sent for own in exchange.traffic.values())
     rendezvous.barrier("over")
     exchange.close()
-    unsealed.close()
-    num_steps = job.steps * job.turns * (len(found) - 1)  # all but the unsealed ones
+    num_steps = job.steps * job.turns * len(found)
     results.put((found, sent / num_steps, len(start)))
 
 
-def meet(agent: int, port: int, *, seals: bool = True) -> Rendezvous:
+def meet(agent: int, port: int) -> Rendezvous:
     """Return an agent at the store; keys are public, which changes no time."""
-    credentials = make_rehearsal_credentials(0, agent, NUM_AGENTS, seals=seals)
+    credentials = make_rehearsal_credentials(0, agent, NUM_AGENTS)
     return join(credentials, store=("127.0.0.1", port), timeout=120, opens_store=False)
 
 
@@ -220,7 +214,7 @@ def make_loop(
 ) -> TrainingRounds:
     def activate(plan: Plan, members: tuple[int, ...]) -> ActivePlan:
         noise: Any = Silence()
-        if name not in ("none", PLAIN):
+        if name != "none":
             source = make_rehearsal_source(plan.decomposition, agent, seed=0)
             noise = NoiseShare(plan, agent, source, nonce=bytes(32), num_parameters=len(start))
         return ActivePlan(plan, members, noise)
@@ -257,12 +251,8 @@ def measure_steps(num_parameters: int, batch: int, steps: int, turns: int) -> di
             plan = make_plan(network, budget, mechanism=mechanism, threat=threat, cooldown_steps=0)
             save_plan(plan, Path(name) / kind)
             streams[kind] = plan.decomposition.count_streams()[0]
-        stores = [
-            host_store(("127.0.0.1", 0), make_rehearsal_credentials(0, 0, NUM_AGENTS, seals=seals))
-            for seals in (True, False)
-        ]
-        ports = [store.port for store in stores]
-        job = Job(Path(name), tuple(KINDS), num_parameters, batch, steps, turns, *ports)
+        store = host_store(("127.0.0.1", 0), make_rehearsal_credentials(0, 0, NUM_AGENTS))
+        job = Job(Path(name), tuple(KINDS), num_parameters, batch, steps, turns, store.port)
         results = context.Queue()
         crew = [
             context.Process(target=run_agent, args=(a, job, results)) for a in range(NUM_AGENTS)

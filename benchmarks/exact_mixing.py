@@ -29,19 +29,19 @@ import torch.distributed as gloo
 from torch import Tensor
 
 from corn.distributed import RunSettings
-from corn.distributed.dropout.membership import Membership
-from corn.distributed.dropout.survivors import ActivePlan
-from corn.distributed.startup.joining import host_store
-from corn.distributed.startup.keyring import (
+from corn.distributed.exchange import Exchange
+from corn.distributed.half_step import HalfStep
+from corn.distributed.keyring import (
     NoiseShare,
     RehearsalLedger,
     make_rehearsal_credentials,
     make_rehearsal_source,
 )
-from corn.distributed.steps.exchange import Exchange
-from corn.distributed.steps.half_step import HalfStep
-from corn.distributed.steps.rounds import TrainingRounds
-from corn.distributed.steps.summing import integer_type
+from corn.distributed.membership import Membership
+from corn.distributed.recovery import ActivePlan
+from corn.distributed.rendezvous import host_store
+from corn.distributed.rounds import TrainingRounds
+from corn.distributed.summing import integer_type
 from corn.learn.schedule import Constant
 from corn.learn.sweep import Interruption
 from corn.learn.tasks.protocol import Gradients

@@ -31,10 +31,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from corn.distributed.keyring import DrawnNoise, NoiseShare, find_credentials, make_keys
 from corn.distributed.processes import AgentProcesses
+from corn.distributed.rendezvous import host_store
 from corn.distributed.settings import AgentConfig, DropoutPolicy, RunSettings
-from corn.distributed.startup.joining import host_store
-from corn.distributed.startup.keyring import DrawnNoise, NoiseShare, find_credentials, make_keys
 from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
 from corn.learn.workloads import Workload
@@ -100,7 +100,7 @@ class Disturber:
             if now >= when:
                 del self._wake_at[agent]
                 self._processes.send_signal(agent, signal.SIGCONT)
-        progress = self._processes.progress
+        progress = self._processes.states
         if now < self._next or len(progress) < self._num_agents:
             return  # nothing is disturbed before all have begun
         self._next = now + draw.uniform(3, 15)
@@ -176,7 +176,7 @@ def run(folder: Path, options: argparse.Namespace) -> tuple[Disturber, float, in
         while time.monotonic() < end:
             processes.poll(0.05)
             disturber.act()
-            step = max((own.step for own in processes.progress.values()), default=0)
+            step = max((own.step for own in processes.states.values()), default=0)
             now = time.monotonic()
             if step > last_step:
                 last_step, last_change = step, now

@@ -22,8 +22,8 @@ from scipy.stats import binomtest
 
 from corn import PrivacyBudget, make_plan
 from corn.distributed import RunSettings, launch
+from corn.distributed.logs import LogSettings
 from corn.distributed.settings import Monitoring
-from corn.distributed.status.logs import LogSettings
 from corn.learn import Bounds, Constant, FileWorkload
 from corn.learn.batches import Batch
 from corn.learn.partition import split_samples

@@ -14,8 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from corn.audit import View, find_smallest_break
-from corn.audit.inversion import choose_images, reconstruct_images
-from corn.audit.reconstruction import find_recoverable, list_observed, make_knowledge
+from corn.audit.reconstruction import (
+    choose_images,
+    find_recoverable,
+    list_observed,
+    make_knowledge,
+    reconstruct_images,
+)
 from corn.audit.views import list_worst_views
 from corn.covariance import EAVESDROPPER, ThreatModel
 from corn.learn.datasets import load_dataset

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from corn.covariance import Horizon
-from corn.distributed.startup.planning import PlanningRequest, read_request
+from corn.distributed.planning import PlanningRequest, read_request
 from corn.noise import (
     Roster,
     generate_identity,

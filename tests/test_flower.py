@@ -20,8 +20,8 @@ from scipy import stats
 
 from corn.covariance import ThreatModel
 from corn.distributed import Requirements
-from corn.distributed.startup.handshake import name_kind
-from corn.distributed.startup.keyring import (
+from corn.distributed.handshake import name_kind
+from corn.distributed.keyring import (
     Keyring,
     RehearsalLedger,
     find_terms,
@@ -29,7 +29,7 @@ from corn.distributed.startup.keyring import (
     make_keys,
     open_ledger,
 )
-from corn.distributed.startup.requirements import RequirementError
+from corn.distributed.requirements import RequirementError
 from corn.errors import (
     CornError,
     FileFormatError,

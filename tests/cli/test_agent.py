@@ -15,8 +15,8 @@ from corn.cli.agent import RunOptions, agent
 from corn.cli.launch import launch
 from corn.cli.learning import LearningOptions
 from corn.distributed import AgentConfig, AgentResult, PlanningRequest, Reports, RunStatus
+from corn.distributed.keyring import make_keys
 from corn.distributed.settings import RunSettings
-from corn.distributed.startup.keyring import make_keys
 from corn.learn import SHARED_COLUMNS
 from corn.learn.metrics import Row
 from corn.plan import Plan, fingerprint, save_plan

@@ -46,7 +46,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[AgentConfig
     save_plan(small_plan("ring:4", 20), tmp_path / "plan.corn")
     monkeypatch.setattr("corn.distributed.agent.run_workload", run)
     monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
-    monkeypatch.setattr("corn.distributed.status.protection.protect_process", lambda _: None)
+    monkeypatch.setattr("corn.distributed.keyring.protect_process", lambda _: None)
     return found
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from corn.distributed.records.storage import make_folders
-from corn.distributed.status.state import StateFile
+from corn.distributed.state import StateFile
+from corn.distributed.storage import make_folders
 from tests.distributed.monitored import make_state
 
 from .commands import Runner

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from corn.distributed.startup.keyring import make_keys
+from corn.distributed.keyring import make_keys
 from corn.noise import load_identity, load_roster
 
 ENTRY_POINT = Path(__file__).parents[2] / "deploy" / "entrypoint.sh"

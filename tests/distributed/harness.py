@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corn.covariance import DEFAULT_THREAT, MechanismName, ThreatModel
+from corn.distributed.keyring import DrawnNoise, NoiseShare, find_credentials, make_keys
 from corn.distributed.processes import AgentProcesses, preloaded_context
-from corn.distributed.records.results import AgentResult, FailureKind
+from corn.distributed.rendezvous import host_store
+from corn.distributed.results import AgentResult, FailureKind
 from corn.distributed.settings import AgentConfig, RunSettings
-from corn.distributed.startup.joining import host_store
-from corn.distributed.startup.keyring import DrawnNoise, NoiseShare, find_credentials, make_keys
 from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
 from corn.learn.workloads import Workload
@@ -128,7 +128,7 @@ def run_processes(
     try:
         processes.start()
         while processes.is_running:
-            assert time.monotonic() < deadline, f"hangs: {processes.progress}, {processes.results}"
+            assert time.monotonic() < deadline, f"hangs: {processes.states}, {processes.results}"
             processes.poll(0.02)
             if on_poll:
                 on_poll(processes)

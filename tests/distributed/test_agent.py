@@ -21,17 +21,17 @@ from corn.distributed import (
     RunSettings,
     RunStatus,
     StopReason,
+    entry,
+    recovery,
     run_agent,
 )
-from corn.distributed.dropout import replanning
-from corn.distributed.records.journal import Progress
-from corn.distributed.records.storage import Folders, list_checkpoints, read_model, read_rows
-from corn.distributed.startup import entry
-from corn.distributed.startup.handshake import HandshakeError
-from corn.distributed.startup.keyring import make_keys, open_ledger, share_group_seeds
-from corn.distributed.startup.start_errors import AbsentError, RefusalError, StoppedBeforeStartError
-from corn.distributed.steps.exchange import Exchange
-from corn.distributed.steps.messages import Header
+from corn.distributed.exchange import Exchange
+from corn.distributed.handshake import HandshakeError
+from corn.distributed.keyring import make_keys, open_ledger, share_group_seeds
+from corn.distributed.messages import Header
+from corn.distributed.rendezvous import AbsentError, RefusalError, StoppedBeforeStartError
+from corn.distributed.state import AgentState, LocalState
+from corn.distributed.storage import Folders, list_checkpoints, read_model, read_rows
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.learn import Constant
 from corn.learn.step import take_half_step
@@ -316,7 +316,7 @@ def test_a_run_that_diverged_resumes_from_a_checkpoint_before_it(
         diverges.step = getattr(diverges, "step", 0) + 1
         return half * torch.inf if getattr(diverges, "at", 99) <= diverges.step else half
 
-    monkeypatch.setattr("corn.distributed.steps.half_step.take_half_step", diverge)
+    monkeypatch.setattr("corn.distributed.half_step.take_half_step", diverge)
 
     def run(rendezvous: Rendezvous, resume: bool) -> AgentResult:
         rendezvous.keys = tmp_path / "keys"
@@ -370,9 +370,10 @@ def test_every_message_of_a_run_is_made_of_multiples_of_the_grid(
     monkeypatch.setattr(Exchange, "start", record)
     results = run_in_threads(4, lambda rendezvous: train(rendezvous, tmp_path, plan=RING))
     assert all(isinstance(result, AgentResult) for result in results)
-    # The first message is x − s/2 for a public x of 0, without rounding.
+    # The first message is x − (1 − β)s/2 for a public x of 0 and β = 0.5, without rounding.
+    assert RING.momentum == 0.5
     for messages in sent.values():
-        multiples = messages[0].double() * -2 / RING.grid
+        multiples = messages[0].double() * -4 / RING.grid
         assert torch.equal(multiples, multiples.round())
         assert len(set(multiples.tolist())) > 5
 
@@ -432,7 +433,7 @@ def test_survivors_stop_where_no_new_plan_can_be_made(
     def fail(*_: object, **__: object) -> Plan:
         raise InvalidArgumentError("epsilon must be positive, found 0.0")
 
-    monkeypatch.setattr(replanning, "replan", fail)
+    monkeypatch.setattr(recovery, "replan", fail)
     for result in lose_one("replan", tmp_path):
         assert isinstance(result, AgentResult), result
         assert (result.num_steps, result.status) == (7, RunStatus.INTERRUPTED)
@@ -479,8 +480,9 @@ def lose_one(policy: str, tmp_path: Path, plan: Plan = RING) -> list[AgentResult
     """Return how the other three end when agent 2 of a ring crashes after its first step."""
     make_keys(tmp_path / "keys", 4)
 
-    def crash(_: Progress) -> None:
-        raise CornError("crash")
+    def crash(state: AgentState, _: LocalState) -> None:
+        if state.step == 1:
+            raise CornError("crash")
 
     def run(rendezvous: Rendezvous) -> AgentResult:
         rendezvous.keys = tmp_path / "keys"
@@ -496,7 +498,7 @@ def lose_one(policy: str, tmp_path: Path, plan: Plan = RING) -> list[AgentResult
                 evaluate_at=(0,),
                 on_dropout=policy,  # type: ignore[arg-type]
             ),
-            reports=Reports(on_progress=crash if rendezvous.agent == 2 else None),
+            reports=Reports(on_state=crash if rendezvous.agent == 2 else None),
         )
 
     results = run_in_threads(4, run)

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
-from corn.arrays import FloatArray, IntArray
+from corn.checks import FloatArray, IntArray
 from corn.covariance import ThreatModel
 from corn.distributed import AgentResult, Rendezvous, RunSettings, RunStatus, run_agent
 from corn.distributed.agent import digest_data, run_problem
-from corn.distributed.startup.keyring import Keyring, RehearsalLedger, make_keys, open_ledger
+from corn.distributed.keyring import Keyring, RehearsalLedger, make_keys, open_ledger
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn import Constant
 from corn.learn.batches import Batch, BatchSampler, public_width

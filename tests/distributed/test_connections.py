@@ -2,8 +2,8 @@
 
 import pytest
 
-from corn.distributed.startup.connections import list_connections
 from corn.topology import load_network
+from corn.transport.links import list_connections
 
 
 @pytest.mark.parametrize("graph", ["ring:5", "star:6", "er:n=12,p=0.4,seed=1", "path:2"])

@@ -9,16 +9,21 @@ from random import Random
 
 import pytest
 
-from corn.distributed.startup.handshake import (
+from corn.distributed.handshake import (
     Agreement,
     HandshakeError,
     Hello,
     confirm,
     shake_hands,
 )
-from corn.distributed.startup.rendezvous import Rendezvous, _bind_refusal
-from corn.distributed.startup.start_errors import RefusalError
-from corn.distributed.startup.words import ForgedWordError, Word, signed_text
+from corn.distributed.rendezvous import (
+    ForgedWordError,
+    RefusalError,
+    Rendezvous,
+    Word,
+    _bind_refusal,
+    signed_text,
+)
 from corn.noise import (
     Delivery,
     Owner,

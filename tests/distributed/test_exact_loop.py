@@ -16,16 +16,16 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
+from corn.distributed.keyring import make_keys
 from corn.distributed.own_loop import make_private
+from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.settings import RunSettings
-from corn.distributed.startup.keyring import make_keys
-from corn.distributed.startup.rendezvous import Rendezvous
 from corn.errors import CornError
 from corn.learn import Constant, Method, SweepSettings, TrainingProblem, Trial, run_sweep
 from corn.learn.batches import AgentData
-from corn.learn.optimizers import save_state
 from corn.learn.own_loop import PrivateTraining
 from corn.learn.perturbation import KeyedNoise
+from corn.learn.step import save_state
 from corn.learn.tasks import ModuleTask
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget

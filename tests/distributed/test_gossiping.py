@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from corn.distributed.dropout.survivors import LinkState, weigh_neighbours
-from corn.distributed.steps.gossiping import LinkFlows
+from corn.distributed.recovery import LinkState, weigh_neighbours
+from corn.distributed.rounds import LinkFlows
 from corn.topology import Gossip, mixing_matrix
 from corn.topology.gossip import GossipRound
 from corn.topology.graphs import Graph

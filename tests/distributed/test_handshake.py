@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from corn.covariance import Decomposition
-from corn.distributed.startup.handshake import (
+from corn.distributed.handshake import (
     Agreement,
     HandshakeError,
     Hello,
@@ -20,10 +20,10 @@ from corn.distributed.startup.handshake import (
     confirm,
     shake_hands,
 )
-from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.startup.start_errors import (
+from corn.distributed.rendezvous import (
     AbsentError,
     RefusalError,
+    Rendezvous,
     StoppedBeforeStartError,
 )
 from corn.errors import CornError, FileFormatError, InfeasibleError, PublicError

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from corn.distributed.records.results import AgentResult
-from corn.distributed.startup.keyring import make_keys
-from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.steps.messages import Header, StopNotice, StopReason, decode_message
+from corn.distributed.keyring import make_keys
+from corn.distributed.messages import Header, StopNotice, StopReason, decode_message
+from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.results import AgentResult
 from corn.plan import Plan
 from corn.topology import Mixing
 from corn.transport import Link

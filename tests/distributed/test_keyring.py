@@ -10,7 +10,7 @@ import pytest
 
 from corn.covariance import ThreatModel
 from corn.distributed import RunSettings
-from corn.distributed.startup.keyring import (
+from corn.distributed.keyring import (
     Keyring,
     RehearsalLedger,
     load_credentials,
@@ -20,7 +20,7 @@ from corn.distributed.startup.keyring import (
     open_ledger,
     share_group_seeds,
 )
-from corn.distributed.startup.rendezvous import Rendezvous
+from corn.distributed.rendezvous import Rendezvous
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.noise import (
     ReleaseLedger,
@@ -194,7 +194,7 @@ def test_a_crash_before_the_key_records_its_use_loses_nothing(
     key = tmp_path / "agent-1.key"
     unused = key.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr("corn.distributed.startup.keyring.record_use", _crash)
+        patch.setattr("corn.distributed.keyring.record_use", _crash)
         with pytest.raises(OSError, match="crash"):
             open_for(tmp_path, plan)
     # Nothing of the line, a part of it, or all of it is on the disk.

@@ -6,16 +6,17 @@ import signal
 import socket
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from corn.distributed.display import LaunchDisplay, draw_table
-from corn.distributed.launcher import Placement, launch
+from corn.distributed.launcher import LaunchDisplay, Placement, draw_table, launch
+from corn.distributed.logs import LogSettings
+from corn.distributed.messages import StopNotice, StopReason
 from corn.distributed.processes import AgentProcesses, Note, is_suspended
-from corn.distributed.records.journal import Progress
-from corn.distributed.records.results import (
+from corn.distributed.results import (
     AgentResult,
     Failure,
     FailureKind,
@@ -27,12 +28,12 @@ from corn.distributed.records.results import (
     require_done,
 )
 from corn.distributed.settings import RunSettings
-from corn.distributed.status.logs import LogSettings
-from corn.distributed.steps.messages import StopNotice, StopReason
+from corn.distributed.state import AgentState, LocalState
 from corn.errors import CornError, InvalidArgumentError, StoppedByUserError
 from corn.plan import save_plan
 
 from .harness import WORKLOAD, small_plan
+from .monitored import make_state
 
 KILLED = Failure(FailureKind.ENDED, exit_code=-signal.SIGKILL)
 
@@ -76,16 +77,16 @@ def test_a_second_ctrl_c_ends_all_processes_and_reports_what_is_kept(
 
 
 def test_the_table_shows_every_agent() -> None:
-    progress = {
-        0: Progress(40, 0.25, 3.21, 2, 1_500_000, 0.77, 0.5),
-        1: Progress(41, math.nan, 3.3, 2, 0, 0.78, 1),
-    }
+    states = {0: make_state(step=40), 1: make_state(step=41, test_loss=None)}
+    local = LocalState(12.5, train_loss=0.77, gradient_norm=1.0, fraction_clipped=0.5)
+    unknown = replace(local, fraction_clipped=math.nan)
     results = {1: failed(1, KILLED), 2: done(2)}
     public, private = ("40/500", "0.25", "3.21", "1.5", "lost", "done"), ("0.77", "50%", "clipped")
     for show_private in (False, True):
         written = io.StringIO()
         promise = "(10, 1e-5)-DP of an agent, clip [0.1]"
-        table = draw_table(progress, results, 500, promise=promise, show_private=show_private)
+        shown = {0: local, 1: unknown} if show_private else None
+        table = draw_table(states, results, 500, promise=promise, local_states=shown)
         Console(width=100, file=written).print(table)
         text = written.getvalue()
         assert "nan" not in text
@@ -97,23 +98,23 @@ def test_the_table_shows_every_agent() -> None:
 
 def test_the_table_names_a_simulated_epsilon() -> None:
     written = io.StringIO()
-    progress = {0: Progress(40, 0.25, 3.21, 2, 1_500_000, 0.77, 0.5)}
-    Console(width=120, file=written).print(draw_table(progress, {}, 500, epsilon="simulated ε"))
+    states = {0: make_state(step=40)}
+    Console(width=120, file=written).print(draw_table(states, {}, 500, epsilon="simulated ε"))
     assert "simulated ε spent" in written.getvalue()
 
 
 def test_without_a_terminal_there_is_a_line_per_checkpoint_and_event(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def at(step: int) -> dict[int, Progress]:
-        return {agent: Progress(step + agent, 0.25, 3.21, 2, 10, 0.77, 0.5) for agent in range(2)}
+    def at(step: int) -> dict[int, AgentState]:
+        return {agent: make_state(agent=agent, step=step + agent) for agent in range(2)}
 
     news = [(0, Note("agent 2 is gone")), (1, Note("agent 2 is gone")), (1, Note("odd", True))]
     display = LaunchDisplay(500, checkpoint_every=100, promise="the promise")
     with display.logging(LogSettings()), display:
         for step in (40, 99, 101, 130, 330, 370):
-            display.update(at(step), {}, news[: 3 if step > 99 else 0])
-        display.update(at(400), {0: failed(0, KILLED), 1: done(1)}, news)
+            display.update(at(step), {}, {}, news[: 3 if step > 99 else 0])
+        display.update(at(400), {}, {0: failed(0, KILLED), 1: done(1)}, news)
     lines = capsys.readouterr().err.splitlines()
     ends = [line.partition(": ")[2] for line in lines]
     assert [text.partition(",")[0] for text in ends if "of 500" in text] == [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from corn.distributed.status.logs import LogSettings, log_event, writing_log
+from corn.distributed.logs import LogSettings, log_event, writing_log
 from corn.errors import InvalidArgumentError
 
 

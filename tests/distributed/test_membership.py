@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corn.distributed.dropout.membership import Membership, component_of, find_cuts, make_edge
-from corn.distributed.steps.messages import News, StopNotice, StopReason
+from corn.distributed.membership import Membership, component_of, find_cuts, make_edge
+from corn.distributed.messages import News, StopNotice, StopReason
 
 
 def spread(graph: nx.Graph, members: list[Membership], rounds: int) -> None:

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from corn.distributed.agent import run_workload
-from corn.distributed.records.journal import Reports
-from corn.distributed.records.results import AgentResult
+from corn.distributed.handshake import HandshakeError
+from corn.distributed.journal import Reports
+from corn.distributed.keyring import make_keys
+from corn.distributed.rendezvous import AbsentError, RefusalError, Rendezvous
+from corn.distributed.results import AgentResult
 from corn.distributed.settings import AgentConfig, RunSettings
-from corn.distributed.startup.handshake import HandshakeError
-from corn.distributed.startup.keyring import make_keys
-from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.startup.start_errors import AbsentError, RefusalError
 from corn.errors import FileFormatError
 from corn.learn.own_data import FileWorkload
 from corn.learn.schedule import Constant
@@ -60,11 +59,12 @@ def run_files(
             keys=folder / "keys",
             agent=rendezvous.agent,
             num_agents=N,
+            store=("127.0.0.1", 1),
             rejoins=rejoins and rendezvous.agent == 1,
         )
         return run_workload(config, Reports())[1]
 
-    monkeypatch.setattr("corn.distributed.agent.join_run", lambda config, _: met[config.agent or 0])
+    monkeypatch.setattr("corn.distributed.agent.join_run", lambda config, _: met[config.agent])
     return run_in_threads(N, run)
 
 
@@ -141,7 +141,7 @@ def test_after_a_start_that_failed_no_agent_is_asked_to_return(
     def fail(*_: object, **__: object) -> None:
         raise LinkError("no connection")
 
-    monkeypatch.setattr("corn.distributed.startup.entry.open_links", fail)
+    monkeypatch.setattr("corn.distributed.entry.open_links", fail)
     for result in run_files(tmp_path, monkeypatch):
         assert isinstance(result, LinkError | RefusalError), result
     assert (tmp_path / "out/private/agent-1").is_dir()

@@ -21,12 +21,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 import corn
 from corn.covariance import ThreatModel
-from corn.distributed import RunSettings
-from corn.distributed.dropout import replanning
-from corn.distributed.dropout.survivors import replan
+from corn.distributed import RunSettings, recovery
+from corn.distributed.keyring import find_terms, make_keys
 from corn.distributed.own_loop import AgentTurns, make_private
-from corn.distributed.startup.keyring import find_terms, make_keys
-from corn.distributed.startup.rendezvous import Rendezvous
+from corn.distributed.recovery import replan
+from corn.distributed.rendezvous import Rendezvous
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn import Constant, Method, SweepSettings, TrainingProblem, Trial, run_sweep
 from corn.learn.batches import AgentData
@@ -243,7 +242,7 @@ def test_epsilon_after_a_new_plan_for_survivors(
         made[args[1]] = options["steps_left"], again
         return again
 
-    monkeypatch.setattr(replanning, "replan", record)
+    monkeypatch.setattr(recovery, "replan", record)
 
     def run(rendezvous: Rendezvous) -> float:
         model = own_models[rendezvous.agent]

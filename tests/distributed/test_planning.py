@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from corn.covariance import Horizon
-from corn.distributed.startup.handshake import announcing_failure
-from corn.distributed.startup.planning import (
+from corn.distributed.handshake import announcing_failure
+from corn.distributed.planning import (
     CheatingError,
     Flood,
     PlanningRequest,
@@ -21,8 +21,7 @@ from corn.distributed.startup.planning import (
     plan_together,
     read_request,
 )
-from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.startup.start_errors import RefusalError, StoppedBeforeStartError
+from corn.distributed.rendezvous import RefusalError, Rendezvous, StoppedBeforeStartError
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
 from corn.learn.sweep import Interruption
 from corn.plan import fingerprint, make_plan, verify_plan
@@ -44,7 +43,7 @@ def test_all_agents_make_the_plan_of_a_central_planner() -> None:
     plans = [result[0] for result in results]  # type: ignore[index]
     assert len({result[1] for result in results}) == 1  # type: ignore[index]
     central = make_plan(
-        load_network(GRAPH, mixing="gossip"),
+        load_network(GRAPH),
         REQUEST.budget,
         threat=REQUEST.threat,
         objective=REQUEST.objective,

@@ -19,14 +19,14 @@ import torch
 
 from corn.covariance import ThreatModel
 from corn.distributed import processes
+from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.launcher import LaunchResult, merge_results
+from corn.distributed.messages import StopReason
 from corn.distributed.processes import AgentProcesses, preloaded_context
-from corn.distributed.records.results import FailureKind, RunStatus, raise_common_failure
-from corn.distributed.records.storage import Folders, read_model
+from corn.distributed.rendezvous import join_store
+from corn.distributed.results import FailureKind, RunStatus, raise_common_failure
 from corn.distributed.settings import RunSettings
-from corn.distributed.startup.joining import join_store
-from corn.distributed.startup.keyring import load_credentials, make_keys
-from corn.distributed.steps.messages import StopReason
+from corn.distributed.storage import Folders, read_model
 from corn.errors import CornError
 from corn.learn.schedule import Constant
 from corn.plan import Plan, save_plan
@@ -142,7 +142,7 @@ def test_a_suspended_agent_times_out_and_ends_when_it_wakes(tmp_path: Path) -> N
     brake.touch()
 
     def wake(processes: AgentProcesses) -> None:
-        progress = processes.progress.get(0)
+        progress = processes.states.get(0)
         if progress is not None and progress.step > 10:
             processes.send_signal(LOST, signal.SIGCONT)
         if LOST in processes.results:
@@ -179,7 +179,7 @@ def test_a_suspension_of_all_agents_does_not_end_them_at_a_later_loss(tmp_path: 
     brake.touch()
 
     def pause_all(processes: AgentProcesses) -> None:
-        if brake.exists() and len(processes.progress) == 3:
+        if brake.exists() and len(processes.states) == 3:
             for number in (signal.SIGSTOP, signal.SIGCONT):
                 for agent in range(3):
                     processes.send_signal(agent, number)
@@ -368,7 +368,7 @@ def test_all_agents_stop_together_on_request(tmp_path: Path) -> None:
     brake.touch()
 
     def stop(processes: AgentProcesses) -> None:
-        if 0 in processes.progress:
+        if 0 in processes.states:
             processes.request_stop()
             brake.unlink(missing_ok=True)
 

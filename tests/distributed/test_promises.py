@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from corn.covariance import Horizon
-from corn.distributed.dropout.survivors import replan
-from corn.distributed.records.journal import ReleaseAccount
-from corn.distributed.records.storage import read_rows
+from corn.distributed.journal import ReleaseAccount
+from corn.distributed.planning import PlanningRequest, plan_together
+from corn.distributed.recovery import replan
 from corn.distributed.settings import RunSettings
-from corn.distributed.startup.planning import PlanningRequest, plan_together
+from corn.distributed.storage import read_rows
 from corn.learn.schedule import Constant
 from corn.plan import fingerprint, make_plan, verify_plan
 from corn.privacy import PrivacyBudget, account_precision

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from corn.distributed.processes import AgentProcesses
-from corn.distributed.records.results import FailureKind, RunStatus
+from corn.distributed.results import FailureKind, RunStatus
 from corn.distributed.settings import RunSettings
 from corn.learn.schedule import Constant
 
@@ -40,15 +40,15 @@ class Comeback:
         if self.is_down and agent in processes.results:
             self.is_down = False
             self.num_restarts += 1
-            processes.progress.pop(agent)  # that of the process which was killed
+            processes.states.pop(agent)  # that of the process which was killed
             processes.restart(agent)
-        progress = processes.progress.get(agent)
+        progress = processes.states.get(agent)
         if self.is_down or progress is None:
             return
         if not self.steps:
             self.brake.unlink(missing_ok=True)
             return
-        others = [own.step for who, own in processes.progress.items() if who != agent]
+        others = [own.step for who, own in processes.states.items() if who != agent]
         if min(progress.step, max(others, default=0)) >= self.steps[0]:
             self.steps.pop(0)
             self.is_down = True

@@ -1,6 +1,5 @@
 """Agents find the store, and every failure to do so is one clear line."""
 
-import os
 import socket
 import threading
 import time
@@ -9,20 +8,22 @@ from typing import Any
 
 import pytest
 
-from corn.distributed.startup.handshake import announcing_failure
-from corn.distributed.startup.joining import host_store, join, join_store
-from corn.distributed.startup.keyring import load_credentials, make_keys
-from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.startup.start_errors import (
+from corn.distributed.handshake import announcing_failure
+from corn.distributed.keyring import load_credentials
+from corn.distributed.rendezvous import (
+    ForgedWordError,
     RefusalError,
+    Rendezvous,
     StoppedBeforeStartError,
+    Word,
+    host_store,
+    join,
+    join_store,
 )
-from corn.distributed.startup.words import ForgedWordError, Word
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.sweep import Interruption
 from corn.transport import NO_SESSION, MemoryStore, Purpose, StoreLostError, dial
 
-from .harness import Forked
 from .threads import make_credentials, make_rendezvous, run_in_threads
 
 
@@ -306,57 +307,9 @@ def test_a_refusal_of_this_run_stops_the_others(*, has_met: bool) -> None:
         own.listener.close()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"MASTER_PORT": None}, "MASTER_PORT is not set"),
-        ({"RANK": "x"}, "RANK must be a number, found 'x'"),
-    ],
-)
-def test_a_wrong_torchrun_environment_is_reported_in_one_line(
-    changes: dict[str, str | None], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    for name, value in {**there, **changes}.items():
-        if value is None:
-            monkeypatch.delenv(name, raising=False)
-        else:
-            monkeypatch.setenv(name, value)
-    with pytest.raises(CornError, match=message):
-        join(timeout=1)
-
-
-def test_rank_0_reports_a_missing_rank_in_one_line(tmp_path: Path) -> None:
-    """Torch times out first: a process that left its thread there would be aborted."""
-    make_keys(tmp_path, 2)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    there = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    process = Forked(tmp_path, join_alone, environment=os.environ | there)
-    assert process.wait() == 0
-    assert "not all agents came within 1 s" in process.stdout
-
-
-def join_alone() -> None:
-    try:
-        join(timeout=1, keys=Path())
-    except CornError as error:
-        print(error)  # noqa: T201
-
-
 def test_an_agent_number_beyond_the_last_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="agent must be from 0 to 3, found 7"):
         load_credentials(tmp_path, 7, 4)
-
-
-def test_a_rendezvous_needs_torchrun_or_an_address(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(CornError, match="RANK is not set: start agents with torchrun"):
-        join()
-    with pytest.raises(CornError, match="credentials must be given with a store"):
-        join(store=("127.0.0.1", 1))
 
 
 def test_an_agent_advertises_its_address_on_the_route_to_the_store() -> None:

@@ -23,13 +23,13 @@ from corn.distributed import (
     RunSettings,
     run_agent,
 )
-from corn.distributed.dropout.survivors import replan
+from corn.distributed.handshake import name_kind
+from corn.distributed.keyring import make_keys, open_ledger
 from corn.distributed.launcher import foresee_total
+from corn.distributed.planning import PlanningRequest, find_plan
+from corn.distributed.recovery import replan
+from corn.distributed.rendezvous import RefusalError
 from corn.distributed.settings import AgentConfig
-from corn.distributed.startup.handshake import name_kind
-from corn.distributed.startup.keyring import make_keys, open_ledger
-from corn.distributed.startup.planning import PlanningRequest, find_plan
-from corn.distributed.startup.start_errors import RefusalError
 from corn.errors import InvalidArgumentError
 from corn.learn import Constant, Workload
 from corn.noise import compose_history, read_history
@@ -375,6 +375,9 @@ def test_a_request_is_refused_before_an_agent_shows_its_links(tmp_path: Path) ->
             Workload("breast-cancer"),
             RunSettings(),
             tmp_path / "out",
+            agent=place.agent,
+            num_agents=place.num_agents,
+            store=("127.0.0.1", 1),
             request=request,
             neighbours=(1 - place.agent,),
             requirements=Requirements(steps=2),

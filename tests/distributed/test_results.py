@@ -12,24 +12,23 @@ import torch
 from torch import nn
 
 from corn.covariance import ThreatModel
+from corn.distributed.journal import EvaluationData, Journal, ReleaseAccount, Reports
 from corn.distributed.launcher import LaunchResult, merge_results
-from corn.distributed.records.journal import EvaluationData, Journal, ReleaseAccount, Reports
-from corn.distributed.records.results import (
+from corn.distributed.results import (
     AgentResult,
     Failure,
     FailureKind,
     RunStatus,
     merge_measurements,
 )
-from corn.distributed.records.storage import Folders, make_folders, read_rows
 from corn.distributed.settings import RunSettings
-from corn.distributed.status.state import AgentState
+from corn.distributed.state import AgentState
+from corn.distributed.storage import Folders, make_folders, read_rows
 from corn.errors import FileFormatError
 from corn.learn import Constant
 from corn.learn.batches import AgentData
-from corn.learn.metrics import COLUMNS, PRIVATE_COLUMNS, SHARED_COLUMNS
+from corn.learn.metrics import COLUMNS, PRIVATE_COLUMNS, SHARED_COLUMNS, Result
 from corn.learn.problem import TrainingProblem
-from corn.learn.result import Result
 from corn.learn.step import StepStatistics
 from corn.learn.tasks import ModuleTask
 
@@ -67,7 +66,7 @@ def make_journal(
         folders=make_folders(out, agent, is_rehearsal=False),
         count_releases=count_releases,
         read_memory=lambda: None,
-        summarize_traffic=lambda: (2, 0),
+        count_bytes=lambda: 0,
         reports=reports,
     )
 

@@ -13,19 +13,7 @@ import networkx as nx
 import pytest
 import torch
 
-from corn.distributed.dropout.membership import Membership
-from corn.distributed.dropout.rejoin import (
-    RejoinError,
-    Request,
-    Sponsor,
-    Welcome,
-    load_addresses,
-    request_return,
-)
-from corn.distributed.dropout.returns import Returns
-from corn.distributed.dropout.survivors import ActivePlan
-from corn.distributed.settings import RunSettings
-from corn.distributed.startup.entry import (
+from corn.distributed.entry import (
     AgreedRun,
     Entry,
     Work,
@@ -34,10 +22,22 @@ from corn.distributed.startup.entry import (
     make_returns,
     return_to_run,
 )
-from corn.distributed.startup.handshake import Agreement, Hello
-from corn.distributed.startup.rendezvous import Meeting, Rendezvous
-from corn.distributed.steps.messages import Header, News, NewsKeys
-from corn.distributed.steps.rounds import TrainingRounds
+from corn.distributed.handshake import Agreement, Hello
+from corn.distributed.membership import Membership
+from corn.distributed.messages import Header, News, NewsKeys
+from corn.distributed.recovery import ActivePlan
+from corn.distributed.rejoin import (
+    RejoinError,
+    Request,
+    Returns,
+    Sponsor,
+    Welcome,
+    load_addresses,
+    request_return,
+)
+from corn.distributed.rendezvous import Meeting, Rendezvous
+from corn.distributed.rounds import TrainingRounds
+from corn.distributed.settings import RunSettings
 from corn.errors import FileFormatError
 from corn.learn.schedule import Constant
 from corn.learn.sweep import Interruption

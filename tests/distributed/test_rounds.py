@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from corn.covariance import ThreatModel
-from corn.distributed.dropout.loss_notes import LossNotes
-from corn.distributed.dropout.membership import Membership, NewsDelays
-from corn.distributed.dropout.survivors import ActivePlan
+from corn.distributed.exchange import Outcome
+from corn.distributed.half_step import HalfStep
+from corn.distributed.membership import Membership, NewsDelays
+from corn.distributed.recovery import ActivePlan, LossNotes
+from corn.distributed.rounds import TrainingRounds
 from corn.distributed.settings import RunSettings, advise_return
-from corn.distributed.steps.exchange import Outcome
-from corn.distributed.steps.half_step import HalfStep
-from corn.distributed.steps.rounds import TrainingRounds
 from corn.learn.schedule import Constant
 from corn.learn.sweep import Interruption
 from corn.privacy import ClippedQuery

@@ -14,9 +14,13 @@ from typing import Any
 
 import pytest
 
-from corn.distributed.startup.keyring import load_credentials, make_keys
-from corn.distributed.status.protection import protect_process, require_private_keys
-from corn.distributed.steps.half_step import HalfStep
+from corn.distributed.half_step import HalfStep
+from corn.distributed.keyring import (
+    load_credentials,
+    make_keys,
+    protect_process,
+    require_private_keys,
+)
 from corn.errors import FileFormatError
 from corn.noise import load_identity, load_roster
 from corn.plan import save_plan

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from corn.covariance import Horizon, MechanismName, ThreatModel
-from corn.distributed.records.results import merge_measurements
-from corn.distributed.records.storage import Folders
+from corn.distributed.half_step import CellBatches
+from corn.distributed.results import merge_measurements
 from corn.distributed.settings import RunSettings
-from corn.distributed.steps.half_step import CellBatches
+from corn.distributed.storage import Folders
 from corn.learn import Constant, Method, SweepSettings, Trial, run_sweep
 from corn.learn.batches import BatchSampler, SeededChoices
 from corn.learn.workloads import Workload

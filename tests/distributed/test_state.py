@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from corn.distributed.records.journal import ReleaseAccount
-from corn.distributed.records.storage import make_folders
-from corn.distributed.status.state import (
+from corn.distributed.journal import ReleaseAccount
+from corn.distributed.state import (
     StateFile,
     describe_state,
     has_ended,
@@ -20,6 +19,7 @@ from corn.distributed.status.state import (
     read_state,
     read_states,
 )
+from corn.distributed.storage import make_folders
 from corn.errors import FileFormatError
 from corn.privacy import PrivacyBudget
 

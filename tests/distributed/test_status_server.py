@@ -16,12 +16,16 @@ from pathlib import Path
 import pytest
 
 from corn.distributed import Reports
+from corn.distributed.monitor import (
+    StatusBoard,
+    StatusPages,
+    draw_chart,
+    monitor_agent,
+    render_metrics,
+    render_page,
+    serving_status,
+)
 from corn.distributed.settings import AgentConfig, Monitoring, RunSettings
-from corn.distributed.status.board import StatusBoard
-from corn.distributed.status.metrics import render_metrics
-from corn.distributed.status.monitor import monitor_agent
-from corn.distributed.status.page import draw_chart, render_page
-from corn.distributed.status.server import StatusPages, serving_status
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn import Workload
 
@@ -221,7 +225,7 @@ def test_answers_to_head_requests_have_no_body() -> None:
 
 
 def test_slow_clients_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corn.distributed.status.server._SECONDS_PER_CONNECTION", 60.0)
+    monkeypatch.setattr("corn.distributed.monitor._SECONDS_PER_CONNECTION", 60.0)
     with serve(make_board()) as port:
         idle = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(90)]
         for connection in idle:
@@ -268,17 +272,20 @@ def test_the_password_is_in_a_private_file_and_in_no_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It would keep debuggers from this process for the rest of the tests.
-    monkeypatch.setattr("corn.distributed.status.monitor.protect_process", lambda _: None)
+    monkeypatch.setattr("corn.distributed.monitor.protect_process", lambda _: None)
     config = AgentConfig(
         Workload("digits"),
         RunSettings(),
         tmp_path,
+        agent=2,
+        num_agents=3,
+        store=("127.0.0.1", 1),
         monitoring=Monitoring(status=("127.0.0.1", 0), shows_private=True),
     )
     folder = tmp_path / "private" / "agent-2"
     passwords = []
     for _ in range(2):
-        with monitor_agent(config, 2, Reports(), to_stderr=False):
+        with monitor_agent(config, Reports(), to_stderr=False):
             path = folder / "status-password"
             assert path.stat().st_mode & 0o777 == 0o600
             passwords.append(path.read_text().strip())

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from corn.covariance import Horizon
-from corn.distributed.records.storage import (
+from corn.distributed.settings import RunSettings
+from corn.distributed.storage import (
     AgentCheckpoint,
     CheckpointFolder,
     Folders,
@@ -17,7 +18,6 @@ from corn.distributed.records.storage import (
     list_checkpoints,
     make_folders,
 )
-from corn.distributed.settings import RunSettings
 from corn.errors import CornError, FileFormatError
 from corn.plan import Plan, make_plan
 

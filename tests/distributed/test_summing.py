@@ -12,17 +12,17 @@ from torch.utils.data import DataLoader
 
 from corn.covariance import MechanismName, ThreatModel
 from corn.covariance.objective import Horizon
+from corn.distributed import half_step, rounds
+from corn.distributed.half_step import HalfStep
+from corn.distributed.keyring import NoiseShare, make_keys
+from corn.distributed.messages import StopReason
 from corn.distributed.own_loop import make_private
 from corn.distributed.processes import AgentProcesses
-from corn.distributed.records.results import AgentResult, RunStatus, describe_stop, require_done
-from corn.distributed.records.storage import Folders, list_checkpoints, read_model
+from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.results import AgentResult, RunStatus, describe_stop, require_done
 from corn.distributed.settings import RunSettings
-from corn.distributed.startup.keyring import NoiseShare, make_keys
-from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.steps import half_step, rounds
-from corn.distributed.steps.half_step import HalfStep
-from corn.distributed.steps.messages import StopReason
-from corn.distributed.steps.summing import digest_model
+from corn.distributed.storage import Folders, list_checkpoints, read_model
+from corn.distributed.summing import digest_model
 from corn.errors import CornError
 from corn.learn.schedule import Constant
 from corn.learn.step import compute_gradients, release_masked
@@ -266,7 +266,7 @@ def test_all_agents_stop_at_the_same_step_on_request(tmp_path: Path) -> None:
     brake.touch()
 
     def stop(processes: AgentProcesses) -> None:
-        if 0 in processes.progress:
+        if 0 in processes.states:
             processes.request_stop()
             brake.unlink(missing_ok=True)
 

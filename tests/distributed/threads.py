@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from corn.distributed.startup.rendezvous import Rendezvous
+from corn.distributed.rendezvous import Rendezvous
 from corn.noise import Identity, Roster, generate_identity
 from corn.transport import Address, Credentials, Listener, MemoryStore, Store
 
@@ -17,11 +17,11 @@ def make_identities(num_agents: int) -> list[Identity]:
     return [generate_identity() for _ in range(num_agents)]
 
 
-def make_credentials(agent: int, num_agents: int, *, seals: bool = True) -> Credentials:
+def make_credentials(agent: int, num_agents: int) -> Credentials:
     """Return the keys of an agent; those of the same number of agents belong together."""
     identities = make_identities(num_agents)
     roster = Roster(tuple(own.public_key for own in identities))
-    return Credentials(agent, identities[agent], roster, seals=seals)
+    return Credentials(agent, identities[agent], roster)
 
 
 def make_rendezvous(
@@ -31,11 +31,10 @@ def make_rendezvous(
     *,
     timeout: float = 20.0,
     is_host: bool = False,
-    seals: bool = True,
     address: Address | None = None,
 ) -> Rendezvous:
     """Return an agent at a store, with a listener on this machine."""
-    credentials = make_credentials(agent, num_agents, seals=seals)
+    credentials = make_credentials(agent, num_agents)
     listener = Listener(address or ("127.0.0.1", 0), credentials)
     return Rendezvous(
         store,
@@ -52,7 +51,6 @@ def run_in_threads(
     function: Callable[[Rendezvous], Result],
     *,
     timeout: float = 20.0,
-    seals: bool = True,
 ) -> list[Result | BaseException]:
     """Return what ``function`` returns or raises for each agent."""
     store = MemoryStore()
@@ -60,7 +58,7 @@ def run_in_threads(
     results: list[Any] = [None] * num_agents
 
     def run(agent: int) -> None:
-        rendezvous = make_rendezvous(agent, num_agents, store, timeout=timeout, seals=seals)
+        rendezvous = make_rendezvous(agent, num_agents, store, timeout=timeout)
         try:
             results[agent] = function(rendezvous)
         except BaseException as error:  # noqa: BLE001

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from corn.audit.low_order_bits import Array
 from corn.covariance import Decomposition
-from corn.distributed.steps.half_step import HalfStep
+from corn.distributed.half_step import HalfStep
 from corn.learn.batches import Batch
 from corn.learn.tasks.protocol import Gradients
 from corn.noise import NoiseSource, SecureSource, draw_all_shares, draw_share, simulated_keys

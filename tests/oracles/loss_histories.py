@@ -34,17 +34,17 @@ from torch.utils.data import TensorDataset
 
 from corn.covariance import Horizon
 from corn.distributed import RunSettings, run_agent
-from corn.distributed.dropout.rejoin import RejoinError, load_addresses
+from corn.distributed.exchange import Exchange
+from corn.distributed.keyring import DrawnNoise, NoiseShare, find_credentials, make_keys
+from corn.distributed.messages import Header, StopReason
 from corn.distributed.processes import AgentProcesses
-from corn.distributed.records.results import AgentResult, FailureKind
-from corn.distributed.records.storage import Folders
+from corn.distributed.rejoin import RejoinError, load_addresses
+from corn.distributed.rendezvous import host_store
+from corn.distributed.results import AgentResult, FailureKind
+from corn.distributed.rounds import LostError, TrainingRounds
 from corn.distributed.settings import AgentConfig
-from corn.distributed.startup.joining import host_store
-from corn.distributed.startup.keyring import DrawnNoise, NoiseShare, find_credentials, make_keys
-from corn.distributed.steps.exchange import Exchange
-from corn.distributed.steps.messages import Header, StopReason
-from corn.distributed.steps.rounds import LostError, TrainingRounds
-from corn.distributed.steps.summing import digest_model
+from corn.distributed.storage import Folders
+from corn.distributed.summing import digest_model
 from corn.learn import Constant
 from corn.learn.problem import TrainingProblem
 from corn.learn.workloads import Workload
@@ -410,12 +410,12 @@ def run_processes_history(seed: int, folder: Path) -> Record:
                     (folder / "brake").touch()
                     record.events["restart"] += 1
                     processes.restart(agent)
-                    processes.progress.pop(agent, None)
+                    processes.states.pop(agent, None)
             # Slow until those that were started again take part.
-            if all(agent in processes.progress or agent in processes.results for agent in range(n)):
+            if all(agent in processes.states or agent in processes.results for agent in range(n)):
                 (folder / "brake").unlink(missing_ok=True)
         if processes.is_running:
-            record.problems.append(f"hangs: {processes.progress}")
+            record.problems.append(f"hangs: {processes.states}")
     finally:
         processes.close()
     record.events.update(faults[int(path.name[5:])].kind for path in folder.glob("done-*"))

@@ -23,9 +23,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from corn.distributed import AgentResult, Rendezvous, RunSettings, run_agent
-from corn.distributed.startup.joining import host_store, join_store
-from corn.distributed.startup.keyring import make_rehearsal_credentials
-from corn.distributed.steps.exchange import Exchange, Outcome, Received
+from corn.distributed.exchange import Exchange, Outcome, Received
+from corn.distributed.keyring import make_rehearsal_credentials
+from corn.distributed.rendezvous import host_store, join_store
 from corn.errors import CornError
 from corn.learn import Constant
 from corn.plan import Plan

@@ -17,7 +17,7 @@ from scipy.optimize import minimize_scalar
 import corn
 from corn.covariance import EAVESDROPPER, Design, Horizon, MechanismName, ThreatModel, design
 from corn.covariance.decomposition import hidden_precision
-from corn.distributed.startup.planning import read_request
+from corn.distributed.planning import read_request
 from corn.errors import InvalidArgumentError
 from corn.privacy import PrivacyBudget, account_precision, gaussian, subsampling
 from corn.report.explorer import CORE, read_scripts, write_page

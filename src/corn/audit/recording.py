@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from corn.arrays import FloatArray
 from corn.audit.observation import (
     RAW_LENGTH,
     MaskedMessages,
@@ -33,14 +32,14 @@ from corn.audit.observation import (
     query_of,
 )
 from corn.audit.program import DEPLOYED, NoiseRecord, ReleaseNumber
-from corn.checks import require
+from corn.checks import FloatArray, require
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
+from corn.distributed.keyring import find_credentials, load_credentials, make_keys
+from corn.distributed.messages import Header
 from corn.distributed.processes import preloaded_context
-from corn.distributed.records.results import describe_stop
-from corn.distributed.startup.joining import host_store
-from corn.distributed.startup.keyring import find_credentials, load_credentials, make_keys
-from corn.distributed.steps.messages import Header
-from corn.distributed.steps.summing import DOWN, UP
+from corn.distributed.rendezvous import host_store
+from corn.distributed.results import describe_stop
+from corn.distributed.summing import DOWN, UP
 from corn.errors import CornError
 from corn.learn.batches import AgentData, Batch
 from corn.learn.problem import TrainingProblem

@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.cli.config_file import is_given
 from corn.cli.options import BatchSizeOption, BudgetOptions, JsonOption, PlotOption
 from corn.cli.output import (

@@ -14,8 +14,8 @@ from corn.cli.config_file import ConfigOption, is_given, merge_requirements
 from corn.cli.learning import LEARNING, LearningOptions, refuse_options_of_plan
 from corn.cli.options import JsonOption
 from corn.cli.output import print_json
+from corn.distributed.logs import LogFormat, LogLevel, LogSettings, log_event
 from corn.distributed.settings import DropoutPolicy
-from corn.distributed.status.logs import LogFormat, LogLevel, LogSettings, log_event
 from corn.errors import FileFormatError
 from corn.noise import load_roster
 from corn.plan import Plan, fingerprint, load_plan
@@ -298,7 +298,7 @@ def agent(
         # Private: the total shows what else the data was used for.
         on_total=lambda total: log_event(number, "total", total.describe(), is_private=True),
     )
-    with distributed.monitor_agent(config, number, reports, to_stderr=True) as monitored:
+    with distributed.monitor_agent(config, reports, to_stderr=True) as monitored:
         # The plan as it was run: its file may have been replaced meanwhile.
         agreed, result = distributed.run_workload(config, monitored)
         log_event(number, "result", _describe(result, agreed))

@@ -25,7 +25,7 @@ from corn.noise import (
     save_identity,
     save_roster,
 )
-from corn.noise.history import LedgerRecord, describe_total, find_agents
+from corn.noise.ledger import LedgerRecord, describe_total, find_agents
 from corn.privacy.composition import Expense, TotalLoss
 from corn.privacy.rounding import round_up, write_exactly
 

@@ -12,7 +12,7 @@ import typer
 from corn import learn
 from corn.cli.config_file import is_given
 from corn.cli.output import print_note, save_json
-from corn.learn.names import USUAL_BATCH_SIZE, WorkloadName, usual_schedule
+from corn.learn.names import PAPER_PARTITION, USUAL_BATCH_SIZE, WorkloadName, usual_schedule
 from corn.learn.schedule import Schedule
 from corn.privacy import PrivacyBudget
 
@@ -140,7 +140,7 @@ class LearningOptions:
         return learn.Workload(
             name=self.task or "",
             model=self.model,
-            partition=self.partition or learn.PAPER_PARTITION,
+            partition=self.partition or PAPER_PARTITION,
             seed=self.data_seed,
             # An absent data set is an error, which names the command that downloads it.
             stand_in=False,

@@ -27,12 +27,12 @@ from rich.table import Table
 from rich.text import Text
 
 import corn
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import Decomposition, Design, Horizon, MechanismName, Objective, ThreatModel
 from corn.covariance.decomposition import hidden_precision
 from corn.covariance.disagreement import LARGE_DISAGREEMENT, list_remedies
+from corn.covariance.low_rank import DesignProgress, watch_designs
 from corn.covariance.problem import weighting_gain
-from corn.covariance.watch import DesignProgress, watch_designs
 from corn.errors import CornWarning, StoppedByUserError, make_printable
 from corn.files import writing_whole
 from corn.plan import Plan

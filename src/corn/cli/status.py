@@ -14,7 +14,7 @@ from corn.errors import FileFormatError
 from corn.privacy.rounding import round_up, write_exactly
 
 if TYPE_CHECKING:  # torch takes seconds to import
-    from corn.distributed.status.state import AgentState, Condition
+    from corn.distributed.state import AgentState, Condition
 
 EXAMPLE = "corn status out/run"
 _COLUMNS = (
@@ -37,7 +37,7 @@ def status(
     json: JsonOption = False,
 ) -> None:
     """Show how far each agent of a run is; exit 1 if one failed or its state is stale."""
-    from corn.distributed.status.state import has_ended, judge_condition, read_states
+    from corn.distributed.state import has_ended, judge_condition, read_states
 
     if not out.is_dir():
         raise FileFormatError(f"{out}: no such folder")

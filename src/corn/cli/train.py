@@ -51,7 +51,7 @@ from corn.covariance import Objective, ThreatModel
 from corn.covariance.objective import momentum_of
 from corn.errors import StoppedByUserError
 from corn.learn.names import METHOD_NAMES, usual_schedule
-from corn.learn.optimizers import (
+from corn.learn.step import (
     NAMED_OPTIMIZERS,
     OptimizerName,
     require_exact_sums,
@@ -521,7 +521,7 @@ def collect_facts(
         "num_steps": result.num_steps,
         "seeds": result.seeds,
         "stopped": [f"{', '.join(map(str, run))}: {why}" for run, why in result.stopped.items()],
-        "contenders": learn.summarize_methods(problem, tuning),
+        "mechanisms": learn.summarize_methods(problem, tuning),
     }
 
 

@@ -27,11 +27,11 @@ from corn.cli.plan import (
     noise_facts,
     plan_facts,
 )
-from corn.distributed.startup.connections import list_connections
 from corn.errors import InvalidArgumentError
 from corn.plan import AgentGuarantee, Plan, Verification, load_plan, verify_plan
 from corn.plan.verify import describe_coalition, guarantees_against
 from corn.privacy.rounding import round_up, round_up_range, write_exactly
+from corn.transport.links import list_connections
 
 EXAMPLE = "corn verify plan.corn --agent 3"
 _MOST_ROWS = 40

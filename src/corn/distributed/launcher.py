@@ -1,14 +1,31 @@
-"""Launch of a run on this machine, or of this machine's part of it: keys, store, agents, result."""
+"""Launch of a run on this machine, or of this machine's part of it: keys, store, agents, result.
+
+While agents run, their progress is shown as a table or as log lines.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import final
 
-from corn.distributed.display import LaunchDisplay
-from corn.distributed.processes import AgentProcesses
-from corn.distributed.records.results import (
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from corn.distributed.keyring import default_key_folder, find_credentials, make_keys
+from corn.distributed.logs import LogSettings, log_event, writing_log
+from corn.distributed.planning import PlanningRequest
+from corn.distributed.processes import AgentProcesses, Note
+from corn.distributed.rendezvous import host_store
+from corn.distributed.requirements import ReleaseTotal, Requirements, bound_total
+from corn.distributed.results import (
     AgentResult,
     RunStatus,
     describe_lost,
@@ -18,21 +35,199 @@ from corn.distributed.records.results import (
     merge_measurements,
     raise_common_failure,
 )
-from corn.distributed.records.storage import Folders
 from corn.distributed.settings import AgentConfig, Monitoring, RunSettings
-from corn.distributed.startup.joining import host_store
-from corn.distributed.startup.keyring import default_key_folder, find_credentials, make_keys
-from corn.distributed.startup.planning import PlanningRequest
-from corn.distributed.startup.requirements import ReleaseTotal, Requirements, bound_total
+from corn.distributed.state import AgentState, LocalState, Pace
+from corn.distributed.storage import Folders
 from corn.errors import InvalidArgumentError, StoppedByUserError
+from corn.learn.metrics import Result
 from corn.learn.problem import TrainingProblem
-from corn.learn.result import Result
 from corn.learn.sweep import catch_interruption
 from corn.learn.workloads import ProblemSource
 from corn.plan import Plan, fingerprint, load_plan
 from corn.privacy.composition import Expense, PlanTerms
+from corn.privacy.rounding import round_up
 from corn.topology import Network
 from corn.transport import HOST
+
+_COLUMNS = ("agent", "step", "test loss", "ε spent", "neighbours", "MB sent")
+_PRIVATE_COLUMNS = ("train loss", "clipped")
+
+
+@final
+class LaunchDisplay:
+    """Display of all agents' progress on stderr.
+
+    Args:
+        num_steps: the total.
+        checkpoint_every: steps between log lines.
+        promise: what ε means: unit, clipping and adversary.
+        epsilon: the name of ε: that of a simulation is no promise.
+        show_table: False writes log lines on a terminal too.
+        show_private: show numbers computed from private data without noise in the table, too.
+    """
+
+    def __init__(
+        self,
+        num_steps: int,
+        *,
+        checkpoint_every: int = 100,
+        promise: str = "",
+        epsilon: str = "ε",
+        show_table: bool = True,
+        show_private: bool = False,
+    ) -> None:
+        console = Console(stderr=True)
+        self._num_steps, self._has_table = num_steps, show_table and console.is_terminal
+        self._checkpoint_every, self._promise = checkpoint_every, promise
+        self._shows_private, self._epsilon = show_private, epsilon
+        self._live = Live(console=console, refresh_per_second=4, transient=True)
+        self._pace, self._logged_step, self._num_logged, self._num_ended = Pace(), 0, 0, 0
+        self._logged_notes: set[str] = set()
+
+    def __enter__(self) -> LaunchDisplay:
+        if self._has_table:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._has_table:
+            self._live.stop()
+
+    @contextmanager
+    def logging(self, settings: LogSettings) -> Iterator[None]:
+        """Write log lines to stderr while the block lasts, unless there is a table."""
+        with writing_log(settings, to_stderr=not self._has_table):
+            yield
+
+    def update(
+        self,
+        states: Mapping[int, AgentState],
+        local_states: Mapping[int, LocalState],
+        results: Mapping[int, AgentResult],
+        news: Sequence[tuple[int, Note]] = (),
+    ) -> None:
+        """Show the newest figures, and the agents that have ended."""
+        if self._has_table:
+            table = draw_table(
+                states,
+                results,
+                self._num_steps,
+                promise=self._promise,
+                epsilon=self._epsilon,
+                local_states=local_states if self._shows_private else None,
+            )
+            self._live.update(table)
+            return
+        self._log_notes(news)
+        # Where no agent has begun, the failure that all have in common is the command's last line.
+        if states:
+            self._log_ends(results)
+        self._log_progress({a: own for a, own in states.items() if a not in results})
+
+    def _log_notes(self, news: Sequence[tuple[int, Note]]) -> None:
+        # Agents often note the same event, for example a loss: the first one is enough.
+        for agent, note in news[self._num_logged :]:
+            if note.text not in self._logged_notes:
+                self._logged_notes.add(note.text)
+                log_event(
+                    agent, "note", note.text, level=logging.WARNING, is_private=note.is_private
+                )
+        self._num_logged = len(news)
+
+    def _log_ends(self, results: Mapping[int, AgentResult]) -> None:
+        for agent, own in list(results.items())[self._num_ended :]:
+            if own.failure is not None:
+                text = own.failure.describe_publicly(agent).removeprefix(f"agent {agent}: ")
+                log_event(agent, "loss", text, level=logging.ERROR)
+            else:
+                log_event(agent, "end", f"{own.status} after {own.num_steps} steps")
+        self._num_ended = len(results)
+
+    def _log_progress(self, running: Mapping[int, AgentState]) -> None:
+        """Log one line when the slowest agent that runs passes a checkpoint."""
+        step = min((own.step for own in running.values()), default=0)
+        pace = self._pace.measure(step, time.monotonic())
+        # A launch that resumes begins at a later step.
+        reached = step - step % self._checkpoint_every
+        if reached <= self._logged_step:
+            return
+        self._logged_step = reached
+        epsilon = max(_spent(own) for own in running.values())
+        losses = [own.test_loss for own in running.values() if own.test_loss is not None]
+        loss = f", test loss {min(losses):.4g} … {max(losses):.4g}" if losses else ""
+        megabytes = sum(own.bytes_sent for own in running.values()) / 1e6
+        agents = "1 agent" if len(running) == 1 else f"{len(running)} agents"
+        log_event(
+            None,
+            "checkpoint",
+            f"step {step} of {self._num_steps}, {agents}{loss}, {megabytes:.3g} MB "
+            f"sent, {pace:.0f} steps per minute, {self._epsilon} spent at most "
+            f"{round_up(epsilon)}: {self._promise}",
+            fields={
+                "step": step,
+                "num_steps": self._num_steps,
+                "agents": sorted(running),
+                "epsilon": epsilon,
+                "promise": self._promise,
+                "bytes_sent": round(megabytes * 1e6),
+                "steps_per_minute": pace,
+            },
+        )
+
+
+def draw_table(
+    states: Mapping[int, AgentState],
+    results: Mapping[int, AgentResult],
+    num_steps: int,
+    *,
+    promise: str = "",
+    epsilon: str = "ε",
+    local_states: Mapping[int, LocalState] | None = None,
+) -> Table:
+    """Return the table as rich draws it, with what ε means below it.
+
+    With ``local_states`` it also shows private numbers.
+    """
+    show_private = local_states is not None
+    columns = (*_COLUMNS, *(_PRIVATE_COLUMNS if show_private else ()))
+    table = Table(
+        title="train loss and clipped: private, no noise" if show_private else None,
+        # As text: rich would take brackets for markup.
+        caption=Text(f"{epsilon}: {promise}") if promise else None,
+    )
+    for name in columns:
+        table.add_column(name.replace("ε", epsilon), justify="right")
+    table.add_column("")
+    for agent in sorted(states.keys() | results.keys()):
+        figures = [""] * (len(columns) - 1)
+        if agent in states:
+            local = None if local_states is None else local_states[agent]
+            figures = _figures(states[agent], local, num_steps)
+        end = ""
+        if agent in results:
+            end = "done" if results[agent].failure is None else "lost"
+        table.add_row(str(agent), *figures, end)
+    return table
+
+
+def _figures(state: AgentState, local: LocalState | None, num_steps: int) -> list[str]:
+    figures = [
+        f"{state.step}/{num_steps}",
+        "" if state.test_loss is None else f"{state.test_loss:.4g}",
+        round_up(_spent(state), 3),
+        str(len(state.neighbours)),
+        f"{state.bytes_sent / 1e6:.1f}",
+    ]
+    if local is not None:
+        clipped = local.fraction_clipped
+        figures += [f"{local.train_loss:.4g}", "" if math.isnan(clipped) else f"{clipped:.0%}"]
+    return figures
+
+
+def _spent(state: AgentState) -> float:
+    # A rehearsal protects nothing.
+    return math.inf if state.epsilon is None else state.epsilon
+
 
 _LOCALHOST = "127.0.0.1"
 # The longest time that Ctrl-C or a refresh of the table waits.
@@ -85,7 +280,7 @@ class LaunchResult:
         keys: the folder of keys and ledgers.
         made_keys: whether keys were made for this run.
         is_rehearsal: whether the noise was public, and protected nothing.
-        seconds_to_start: until every agent had done its first step.
+        seconds_to_start: until every agent had begun to train.
         was_interrupted: whether a person stopped the run here.
     """
 
@@ -218,6 +413,7 @@ def launch(
         workload=workload,
         settings=settings,
         out=out.resolve(),
+        agent=agents[0],
         plan=source.resolve() if isinstance(source, Path) else None,
         request=None if isinstance(source, Path) else source,
         keys=None if settings.is_rehearsal else folder.resolve(),
@@ -328,7 +524,9 @@ def _watch(processes: AgentProcesses, display: LaunchDisplay) -> bool:
             processes.start()
             while processes.is_running:
                 processes.poll(_SECONDS_BETWEEN_POLLS)
-                display.update(processes.progress, processes.results, processes.news)
+                display.update(
+                    processes.states, processes.local_states, processes.results, processes.news
+                )
                 if interruption.requested:
                     processes.request_stop()
     except KeyboardInterrupt as error:

@@ -25,18 +25,16 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from corn.checks import require, require_length
 from corn.distributed.agent import run_problem
-from corn.distributed.records.journal import Reports
-from corn.distributed.records.results import AgentResult
+from corn.distributed.journal import Reports
+from corn.distributed.keyring import Ledger, find_terms
+from corn.distributed.messages import ProtocolError
+from corn.distributed.public_state import LAST_TOTAL, PublicState
+from corn.distributed.rendezvous import Rendezvous
+from corn.distributed.requirements import Requirements
+from corn.distributed.results import AgentResult
 from corn.distributed.settings import RunSettings
-from corn.distributed.startup.keyring import Ledger, find_terms
-from corn.distributed.startup.rendezvous import Rendezvous
-from corn.distributed.startup.requirements import Requirements
-from corn.distributed.steps.messages import ProtocolError
-from corn.distributed.steps.public_state import LAST_TOTAL, PublicState
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch
-from corn.learn.loop_simulation import SimulatedTurns
-from corn.learn.optimizers import require_one_gradient, restore_state, save_state
 from corn.learn.own_loop import (
     HyperParameters,
     LoaderPart,
@@ -45,12 +43,14 @@ from corn.learn.own_loop import (
     PrivateOptimizer,
     PrivateTraining,
     ScheduleFactory,
+    SimulatedTurns,
     Turn,
     number_rows,
     tabulate_schedule,
 )
 from corn.learn.partition import partition_iid
 from corn.learn.problem import TrainingProblem, require_plain_loader
+from corn.learn.step import require_one_gradient, restore_state, save_state
 from corn.learn.sweep import Interruption
 from corn.learn.tasks.protocol import Gradients
 from corn.learn.user_model import UserModel

@@ -22,14 +22,15 @@ from typing import Any, final
 import torch
 
 from corn.distributed.agent import run_workload
-from corn.distributed.records.journal import Progress, Reports
-from corn.distributed.records.results import AgentResult, Failure, FailureKind, RunStatus
-from corn.distributed.records.storage import Folders, append_private_note
+from corn.distributed.handshake import is_public
+from corn.distributed.journal import Reports
+from corn.distributed.monitor import monitor_agent
+from corn.distributed.rendezvous import RefusalError, StoppedBeforeStartError
+from corn.distributed.results import AgentResult, Failure, FailureKind, RunStatus
+from corn.distributed.rounds import LostError
 from corn.distributed.settings import AgentConfig
-from corn.distributed.startup.handshake import is_public
-from corn.distributed.startup.start_errors import RefusalError, StoppedBeforeStartError
-from corn.distributed.status.monitor import monitor_agent
-from corn.distributed.steps.rounds import LostError
+from corn.distributed.state import AgentState, LocalState
+from corn.distributed.storage import Folders, append_private_note
 from corn.errors import CornError
 from corn.learn.sweep import Interruption
 from corn.threads import limit_threads
@@ -45,7 +46,7 @@ _PRELOADED = [
     "sklearn.datasets",
 ]
 _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# The process group and torchrun both forward a Ctrl-C: signals within a second are one request.
+# A shell and a supervisor may both forward a Ctrl-C: signals within a second are one request.
 _SECONDS_OF_ONE_REQUEST = 1.0
 _SECONDS_TO_WRITE = 0.2
 
@@ -58,7 +59,7 @@ class Note:
     is_private: bool = False
 
 
-def run_child(connection: Connection, agent: int, config: AgentConfig) -> None:
+def run_child(connection: Connection, config: AgentConfig) -> None:
     """Run an agent as a child of the launcher, and report its result or failure."""
     # Two processes with two BLAS threads each on two cores run far slower than with one: see
     # ``corn.threads``.
@@ -70,21 +71,21 @@ def run_child(connection: Connection, agent: int, config: AgentConfig) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)  # the fork server blocks them
     threading.Thread(target=_listen, args=(connection, interruption), daemon=True).start()
     reports = Reports(
-        on_progress=lambda progress: _report(connection, progress),
+        on_state=lambda *state: _report(connection, state),
         on_note=lambda text: _report(connection, Note(text)),
         interruption=interruption,
         on_private_note=lambda text: _report(connection, Note(text, is_private=True)),
     )
     try:
-        with monitor_agent(config, agent, reports, to_stderr=False) as monitored:
+        with monitor_agent(config, reports, to_stderr=False) as monitored:
             _, result = run_workload(config, monitored)
     except CornError as error:
         # The owner keeps the reason; others may read it only if it is public.
-        folders = Folders.of_run(config.out).of_agent(agent)
+        folders = Folders.of_run(config.out).of_agent(config.agent)
         with suppress(OSError):  # no folder yet, or no space, which may be the very reason
             append_private_note(folders.private, str(error))
         failure = Failure(_kind_of(error), str(error), is_private=not is_public(error))
-        _report(connection, AgentResult(agent, RunStatus.FAILED, failure=failure))
+        _report(connection, AgentResult(config.agent, RunStatus.FAILED, failure=failure))
         sys.exit(1)
     # Models and measurements are in files; a pipe is slow, and rows are partly private.
     _report(connection, replace(result, parameters=torch.empty(0), rows=()))
@@ -109,7 +110,9 @@ def _listen(connection: Connection, interruption: Interruption) -> None:
         os._exit(1)
 
 
-def _report(connection: Connection, report: Progress | Note | AgentResult) -> None:
+def _report(
+    connection: Connection, report: tuple[AgentState, LocalState] | Note | AgentResult
+) -> None:
     try:
         connection.send(report)
     except OSError:
@@ -181,9 +184,10 @@ class AgentProcesses:
     """The processes of agents on this machine, and their reports.
 
     Attributes:
-        progress: the newest of each agent.
+        states: the newest state of each agent that has begun to train.
+        local_states: their private numbers.
         results: of the agents that have ended.
-        seconds_to_start: until every agent had reported a step; 0 before.
+        seconds_to_start: until every agent had begun to train; 0 before.
         news: notes of all agents, in the order in which they came.
     """
 
@@ -194,7 +198,8 @@ class AgentProcesses:
         self._notes: dict[int, list[Note]] = {agent: [] for agent in self._configs}
         self._suspended: dict[int, float] = {}
         self._began, self._has_asked = time.monotonic(), False
-        self.progress: dict[int, Progress] = {}
+        self.states: dict[int, AgentState] = {}
+        self.local_states: dict[int, LocalState] = {}
         self.results: dict[int, AgentResult] = {}
         self.seconds_to_start = 0.0
         self.news: list[tuple[int, Note]] = []
@@ -257,7 +262,7 @@ class AgentProcesses:
 
     def _start_one(self, context: ForkServerContext, agent: int, config: AgentConfig) -> None:
         ours, theirs = context.Pipe()
-        process = context.Process(target=run_child, args=(theirs, agent, config), daemon=True)
+        process = context.Process(target=run_child, args=(theirs, config), daemon=True)
         process.start()
         theirs.close()
         # Only the child holds its end now, so that this end reports when the child is gone.
@@ -274,9 +279,9 @@ class AgentProcesses:
                 code = self._processes[agent].exitcode
                 self._fail(agent, Failure(FailureKind.ENDED, exit_code=code))
             return
-        if isinstance(report, Progress):
-            self.progress[agent] = report
-            if not self.seconds_to_start and len(self.progress) == len(self._configs):
+        if isinstance(report, tuple):
+            self.states[agent], self.local_states[agent] = report
+            if not self.seconds_to_start and len(self.states) == len(self._configs):
                 self.seconds_to_start = time.monotonic() - self._began
         elif isinstance(report, Note):
             self._notes[agent].append(report)

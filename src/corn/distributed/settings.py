@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from corn.checks import require_choice, require_count
-from corn.distributed.status.logs import LogSettings
+from corn.distributed.logs import LogSettings
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.schedule import Constant, Schedule
 from corn.parsing import quote
@@ -16,8 +16,8 @@ from corn.plan import Plan
 from corn.version import __version__
 
 if TYPE_CHECKING:  # torch takes seconds to import, and every command reads this module
-    from corn.distributed.startup.planning import PlanningRequest
-    from corn.distributed.startup.requirements import Requirements
+    from corn.distributed.planning import PlanningRequest
+    from corn.distributed.requirements import Requirements
     from corn.learn.workloads import ProblemSource
 
 DropoutPolicy: TypeAlias = Literal["continue", "replan", "stop"]
@@ -43,7 +43,6 @@ class RunSettings:
             ``replan`` where the seeds allow it, and ``stop`` otherwise. With exact sums
             ``continue`` is ``replan``.
         timeout: seconds without a message after which an agent is lost.
-        plain_links: send messages unsealed: anyone on the network can read and change them.
         checkpoint_every: steps between checkpoints.
         evaluate_at: steps to measure at; by default 0, the last, and 19 between.
         resume: continue from the newest checkpoint that every agent has.
@@ -57,7 +56,6 @@ class RunSettings:
     seed: int = 0
     on_dropout: DropoutPolicy | None = None
     timeout: float = 60.0
-    plain_links: bool = False
     checkpoint_every: int = 100
     evaluate_at: tuple[int, ...] | None = None
     resume: bool = False
@@ -128,7 +126,6 @@ class RunSettings:
             "type of models": plan.dtype,
             "policy on dropout": self.policy_for(plan),
             "time-out": f"{self.timeout:g} s",
-            "links": "plain" if self.plain_links else "sealed",
             "checkpoints every": str(self.checkpoint_every),
             "measurements": ",".join(map(str, sorted(self.evaluation_steps(plan)))),
             "resume": str(self.resume),
@@ -228,13 +225,13 @@ class AgentConfig:
         workload: what to train.
         settings: how to run.
         out: the folder of the run.
+        agent: its number.
+        num_agents: n.
+        store: address and port of the rendezvous.
         plan: the plan's file; or
         request: the request for a plan that agents make together, or its file; and
         neighbours: this agent's neighbours, all that it knows of the graph.
         keys: the folder of keys; None in a rehearsal.
-        agent: its number; None under torchrun.
-        num_agents: n; None under torchrun.
-        store: address and port of the rendezvous; None under torchrun.
         opens_store: whether the agent hosts the store; None lets agent 0 do so.
         requirements: the owner's, of the plan and of all releases of the agent's data.
         listen: address and port for connections of neighbours; None takes any free port.
@@ -246,13 +243,13 @@ class AgentConfig:
     workload: ProblemSource
     settings: RunSettings
     out: Path
+    agent: int
+    num_agents: int
+    store: tuple[str, int]
     plan: Path | None = None
     request: PlanningRequest | Path | None = None
     neighbours: tuple[int, ...] = ()
     keys: Path | None = None
-    agent: int | None = None
-    num_agents: int | None = None
-    store: tuple[str, int] | None = None
     opens_store: bool | None = None
     requirements: Requirements | None = None
     listen: tuple[str, int] | None = None

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from corn.errors import PublicError
 from corn.noise import Identity, Roster, check_identity
-from corn.noise.address import encode_fields
+from corn.noise.stream import encode_fields
 from corn.transport.key_exchange import (
     HANDSHAKE_BYTES,
     TAG_BYTES,
@@ -71,14 +71,11 @@ class Credentials:
         agent: its number.
         identity: its private keys.
         roster: the public keys of all agents.
-        seals: whether messages after the handshake are sealed. Without, anybody on the network can
-            read and change them: for trusted hardware only.
     """
 
     agent: int
     identity: Identity = field(repr=False)
     roster: Roster = field(repr=False)
-    seals: bool = True
 
     def __post_init__(self) -> None:
         check_identity(self.identity, self.agent, roster=self.roster)
@@ -93,9 +90,6 @@ class Credentials:
             session,
             initiator,
             responder,
-            # An end that seals never meets one that does not: a downgrade by one side fails the
-            # handshake.
-            int(self.seals),
         )
 
 
@@ -140,7 +134,8 @@ class Channel:
 
     def __init__(self, line: socket.socket, peer: int, keys: tuple[bytes, bytes]) -> None:
         self._line, self.peer = line, peer
-        self._ciphers: tuple[AESGCM, AESGCM] | None = AESGCM(keys[0]), AESGCM(keys[1])
+        self._sending = AESGCM(keys[0])
+        self._receiving = AESGCM(keys[1])
         # Counters are the nonces of AES-GCM. They never go back, and keys live no longer than the
         # channel.
         self._sent = self._received = 0
@@ -148,15 +143,6 @@ class Channel:
         self._incoming = bytearray(RECORD_BYTES + TAG_BYTES)
         self._is_broken = False
         self._seconds: float | None = None
-
-    @property
-    def is_sealed(self) -> bool:
-        """Whether messages are sealed."""
-        return self._ciphers is not None
-
-    def stop_sealing(self) -> None:
-        """Send and receive messages as they are from now on; both ends must do so."""
-        self._ciphers = None
 
     def send(self, message: bytes | memoryview) -> int:
         """Send a message and return how many bytes were sent; raise ``ChannelClosedError``."""
@@ -225,11 +211,9 @@ class Channel:
         self._line.close()
 
     def _send_record(self, data: memoryview) -> int:
-        sealed: memoryview = data
-        if self._ciphers is not None:
-            sealed = memoryview(self._outgoing)[: len(data) + TAG_BYTES]
-            self._ciphers[0].encrypt_into(make_nonce(self._sent), data, None, sealed)
-            self._sent += 1
+        sealed = memoryview(self._outgoing)[: len(data) + TAG_BYTES]
+        self._sending.encrypt_into(make_nonce(self._sent), data, None, sealed)
+        self._sent += 1
         try:
             # A receive may have left a shorter time-out on the same socket.
             if self._seconds is not None:
@@ -243,13 +227,10 @@ class Channel:
         # After one record that does not open, the counters at both ends differ for good.
         if self._is_broken:
             raise TamperedError(f"the connection to agent {self.peer} was tampered with")
-        if self._ciphers is None:
-            receive_exactly(self._line, into, deadline)
-            return
         sealed = memoryview(self._incoming)[: len(into) + TAG_BYTES]
         receive_exactly(self._line, sealed, deadline)
         try:
-            self._ciphers[1].decrypt_into(make_nonce(self._received), sealed, None, into)
+            self._receiving.decrypt_into(make_nonce(self._received), sealed, None, into)
         except InvalidTag:
             self._is_broken = True
             raise TamperedError(
@@ -291,8 +272,6 @@ def initiate(
     # The first message of a handshake could be a copy of an earlier one. The responder trusts the
     # connection once it reads a message under the keys that both ends made just now.
     channel.send(b"")
-    if not credentials.seals:
-        channel.stop_sealing()
     return channel
 
 
@@ -327,8 +306,6 @@ def respond(
     # The initiator's empty message is the proof of freshness: a replayed first message of an
     # earlier handshake gets this far, and no further.
     channel.receive(max_bytes=0)
-    if not credentials.seals:
-        channel.stop_sealing()
     return channel
 
 

@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import final
 
 from corn.errors import PublicError
+from corn.topology import Network
 from corn.transport.channel import Channel, ChannelClosedError, Credentials, Purpose
 from corn.transport.key_exchange import TamperedError
 from corn.transport.listener import Address, Listener, UnreachableError, dial
@@ -363,3 +364,43 @@ def open_links(
             link.close()
         raise
     return links
+
+
+@dataclass(frozen=True)
+class AgentConnections:
+    """The TCP connections of one agent to its neighbours.
+
+    Attributes:
+        agent: its number.
+        accepts: agents that connect to its listening port.
+        opens: agents to whose listening ports it connects.
+    """
+
+    agent: int
+    accepts: tuple[int, ...]
+    opens: tuple[int, ...]
+
+
+def list_connections(network: Network) -> list[AgentConnections]:
+    """Return the connections of every agent: the higher number connects to the lower one.
+
+    A link is one connection, also where messages go one way only. In addition every agent connects
+    to the store.
+
+    >>> from corn.topology import load_network
+    >>> list_connections(load_network("path:3"))[1]
+    AgentConnections(agent=1, accepts=(2,), opens=(0,))
+    """
+    linked: dict[int, set[int]] = {agent: set() for agent in range(network.num_agents)}
+    for one, other in network.graph.edges:
+        if one != other:
+            linked[one].add(other)
+            linked[other].add(one)
+    return [
+        AgentConnections(
+            agent,
+            accepts=tuple(sorted(peer for peer in peers if peer > agent)),
+            opens=tuple(sorted(peer for peer in peers if peer < agent)),
+        )
+        for agent, peers in linked.items()
+    ]

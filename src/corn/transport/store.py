@@ -2,7 +2,7 @@
 
 One agent, or its launcher, hosts it. Only agents of the roster reach it, over secure channels. The
 host may read words, and may withhold them. It cannot change or invent any, as agents sign them
-(:mod:`corn.distributed.startup.rendezvous`).
+(:mod:`corn.distributed.rendezvous`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Protocol, final
 
 from corn.errors import PublicError
-from corn.noise.address import decode_fields, encode_fields
+from corn.noise.stream import decode_fields, encode_fields
 from corn.transport.channel import NO_SESSION, Channel, ChannelClosedError, Credentials, Purpose
 from corn.transport.key_exchange import TamperedError
 from corn.transport.listener import Address, Listener, UnreachableError
@@ -91,12 +91,10 @@ class StoreHost:
 
     Attributes:
         words: the store itself.
-        companion: an object that must live as long as this one.
     """
 
     def __init__(self, address: Address, credentials: Credentials) -> None:
         self.words = MemoryStore()
-        self.companion: object = None
         self._used: dict[int, int] = {}
         self._channels: set[Channel] = set()
         self._listener = Listener(address, credentials)

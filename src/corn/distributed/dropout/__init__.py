@@ -1,1 +1,0 @@
-"""Agents that are lost, survivors that go on, and agents that come back."""

@@ -1,0 +1,370 @@
+"""Entry of an agent into a run: with all others at its start, or alone into one under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from corn.distributed.exchange import Exchange
+from corn.distributed.half_step import HalfStep
+from corn.distributed.handshake import (
+    Agreement,
+    Hello,
+    confirm,
+    naming_absent_agents,
+    require_budget,
+    shake_hands,
+)
+from corn.distributed.journal import EvaluationData
+from corn.distributed.keyring import Keyring, NoiseShare, share_group_seeds
+from corn.distributed.membership import Membership
+from corn.distributed.messages import NewsKeys, message_limit
+from corn.distributed.recovery import ActivePlan
+from corn.distributed.rejoin import (
+    Admission,
+    Request,
+    Returns,
+    Sponsor,
+    Welcome,
+    load_addresses,
+    request_return,
+    save_addresses,
+)
+from corn.distributed.rendezvous import Meeting, Rendezvous
+from corn.distributed.requirements import ReleaseTotal
+from corn.distributed.settings import RunSettings, require_pair_seeds
+from corn.distributed.storage import Folders
+from corn.distributed.summing import integer_type
+from corn.errors import InvalidArgumentError
+from corn.plan import Plan
+from corn.transport import (
+    Address,
+    Link,
+    LinkDesk,
+    Purpose,
+    StoreLostError,
+    open_links,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """An agent's task: the half step, the data to measure on, and the initial model."""
+
+    half_step: HalfStep
+    data: EvaluationData
+    start: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class AgreedRun:
+    """Everything that one agent's training needs, complete once all agents agreed.
+
+    Attributes:
+        plan: of all agents.
+        settings: of the run.
+        agent: this agent's number.
+        hello: the terms that it published.
+        keyring: its keys and ledger.
+        work: its task.
+        folders: for its files.
+        agreement: of all agents.
+        total: the releases of its data under all plans.
+        admission: the model and the state of a sponsor, for an agent that returns.
+    """
+
+    plan: Plan
+    settings: RunSettings
+    agent: int
+    hello: Hello
+    keyring: Keyring
+    work: Work
+    folders: Folders | None
+    agreement: Agreement | None = None
+    total: ReleaseTotal | None = None
+    admission: Admission | None = None
+
+    @property
+    def agreed(self) -> Agreement:
+        """The agreement, which must have been reached."""
+        if self.agreement is None:
+            raise InvalidArgumentError("agreement must be reached before training, found None")
+        return self.agreement
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The most bytes of a message."""
+        # Survivors of exact sums may make a plan with longer integers.
+        is_sum = self.plan.network.mixing == "sum"
+        size = 8 * len(self.work.start) if is_sum else self.work.start.nbytes
+        num_links = self.plan.network.graph.number_of_edges()
+        return message_limit(self.plan.num_agents, num_links, size)
+
+    @property
+    def first_step(self) -> int:
+        """Steps done before this run."""
+        return self.agreed.first_step
+
+    @property
+    def last_step(self) -> int:
+        """The end of the run: T, or earlier where a ledger allows fewer steps."""
+        return min(self.settings.steps_of(self.plan), self.first_step + self.agreed.max_steps)
+
+    def activate(self, plan: Plan, members: tuple[int, ...]) -> ActivePlan:
+        """Return a plan for some members with this agent's noise under it."""
+        source = self.keyring.make_source(plan, self.agent, members)
+        # The run's nonce has a new part from every agent: under it no noise was ever drawn before.
+        nonce = self.agreed.nonce
+        # A rehearsal draws a simulation's noise, whose nonce follows from the seed.
+        if self.settings.is_rehearsal:
+            nonce = self.keyring.ledger.nonce
+        noise = NoiseShare(
+            plan,
+            members.index(self.agent),
+            source,
+            nonce=nonce,
+            num_parameters=len(self.work.start),
+        )
+        return ActivePlan(plan, members, noise)
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """An agent's connections when it begins to take part.
+
+    Attributes:
+        exchange: with its neighbours.
+        membership: what is known of losses.
+        returns: the agents that ask it to let them in.
+    """
+
+    exchange: Exchange
+    membership: Membership
+    returns: Returns
+
+    def close(self) -> None:
+        """Close all links."""
+        self.exchange.close()
+        self.returns.stop()
+
+
+def begin_run(
+    run: AgreedRun,
+    rendezvous: Rendezvous,
+    check_total: Callable[[int], ReleaseTotal | None],
+) -> tuple[AgreedRun, Entry]:
+    """Agree with all agents, and connect to the neighbours."""
+    plan, settings = run.plan, run.settings
+    # Nothing has been released yet, and nothing is until train_agent: all checks that can refuse
+    # come before, so a refusal costs no budget.
+    agreement = shake_hands(rendezvous, run.hello)
+    require_budget(agreement)
+    # The owner's limit is checked for the steps of this run only, which are known after the
+    # agreement.
+    left = settings.steps_of(plan) - agreement.first_step
+    total = check_total(min(left, agreement.max_steps))
+    group_seeds = share_group_seeds(rendezvous, plan, run.keyring, run_nonce=agreement.nonce)
+    run = replace(
+        run,
+        agreement=agreement,
+        keyring=replace(run.keyring, group_seeds=group_seeds),
+        total=total,
+    )
+    senders, receivers = find_neighbours(plan, run.agent)
+    with ExitStack() as stack:
+        # Open before any neighbour connects.
+        desk = rendezvous.open_desk(Purpose.LINK, max_bytes=run.max_message_bytes)
+        stack.callback(desk.close)
+        # Nobody waits for the link of an agent that did not agree.
+        confirm(rendezvous, agreement, "linking")
+        # From here on a failure names the agents that never became ready, not a neighbour that
+        # itself waited for them in vain.
+        stack.enter_context(naming_absent_agents(rendezvous, "ready"))
+        links = open_links(
+            desk,
+            senders | receivers,
+            timeout=rendezvous.timeout,
+            check=rendezvous.check,
+        )
+        exchange = make_exchange(run, links)
+        stack.callback(exchange.close)
+        # Before the run begins, so that each of its agents can return to it. Not earlier: service
+        # managers add --rejoin where the file is, and after a failed start there is no run.
+        if run.folders is not None:
+            save_addresses(run.folders.private, rendezvous.meeting, rendezvous.bound)
+        confirm(rendezvous, agreement, "ready")
+        stack.pop_all()  # all agents are there: links stay open
+    membership = make_membership(run, rendezvous)
+    return run, Entry(exchange, membership, make_returns(run, rendezvous, desk))
+
+
+def return_to_run(
+    run: AgreedRun,
+    rendezvous: Rendezvous,
+    check_total: Callable[[int], ReleaseTotal | None],
+) -> tuple[AgreedRun, Entry]:
+    """Return to a run under way, with the help of a neighbour."""
+    plan, ledger = run.plan, run.keyring.ledger
+    require_pair_seeds(plan, "--rejoin")
+    # The step of the return is not known yet, so the check assumes all releases that the ledger
+    # allows.
+    total = check_total(ledger.remaining)
+    rendezvous.announce_address()
+    addresses = rendezvous.read_addresses()
+    if run.folders is not None:
+        # The store wins: an agent that moved has published its new address there.
+        addresses = load_addresses(run.folders.private)[1] | addresses
+    senders, receivers = find_neighbours(plan, run.agent)
+    admission = request_return(
+        rendezvous,
+        Request(run.hello, ledger.first_free_step),
+        senders | receivers,
+        addresses,
+        start=run.work.start,
+        max_bytes=run.max_message_bytes,
+    )
+    welcome, step = admission.welcome, admission.welcome.return_step
+    # The nonce below is named by others, who could name that of an old run. The ledger refuses any
+    # step that it has ever reserved, so no noise repeats whatever they name.
+    ledger.join_run(step)
+    known = {int(who): place for who, place in (welcome.addresses or {}).items()}
+    rendezvous.adopt(Meeting(bytes.fromhex(welcome.session), addresses | known))
+    agreement = Agreement(
+        nonce=bytes.fromhex(welcome.nonce),
+        first_step=step,
+        max_steps=min(welcome.last_step - step, ledger.remaining),
+        scarce=run.agent if ledger.remaining < welcome.last_step - step else None,
+    )
+    run = replace(run, agreement=agreement, total=total, admission=admission)
+    if run.folders is not None:
+        save_addresses(run.folders.private, rendezvous.meeting, rendezvous.bound)
+    membership = make_membership(run, rendezvous)
+    # Without the news of the run this agent would take the graph for whole, and weigh links that
+    # are cut.
+    membership.check(admission.header)
+    membership.merge(admission.header.news)
+    if plan.network.mixing == "sum":
+        # Others count on it once it says so, which it does with its first message.
+        membership.note_return(run.agent, step)
+    desk = rendezvous.open_desk(Purpose.LINK, max_bytes=run.max_message_bytes)
+    links = dict(admission.links)
+    for peer in links.keys() - membership.reached_without(step, admission.header.sender):
+        # The others are cut apart, and this agent returns to those of its sponsor alone.
+        links.pop(peer).close()
+    # They were not there when this agent connected to its neighbours, and return as it does. With
+    # exact sums one agent returns at a time.
+    late: dict[int, int] = {}
+    if plan.network.mixing == "gossip":
+        late = membership.returned_neighbours(step, admission.header.sender)
+        late = {peer: when for peer, when in late.items() if peer not in links}
+    wanted = choose_to_dial(late, run.agent, step)
+    to_dial = _find_addresses(rendezvous, wanted)
+    expected = (late.keys() - wanted) | to_dial.keys()
+    # The announced return mends all own links on paper, so those that are still broken are
+    # announced anew.
+    for peer in (senders | receivers) - links.keys() - expected:
+        membership.note_cut(peer, step)
+    exchange = make_exchange(run, links)
+    returns = make_returns(run, rendezvous, desk, to_dial)
+    return run, Entry(exchange, membership, returns)
+
+
+def choose_to_dial(returns: Mapping[int, int], agent: int, step: int) -> frozenset[int]:
+    """Return the neighbours to which an agent connects that returns at a step.
+
+    An agent connects to those that returned before it. Of two that return at the same step, the one
+    with the higher number connects, as at the start of a run.
+
+    Args:
+        returns: the neighbours that have returned by then, and when.
+        agent: whose choice it is.
+        step: of its own return.
+
+    >>> sorted(choose_to_dial({1: 40, 3: 40, 4: 39}, agent=2, step=40))
+    [1, 4]
+    """
+    return frozenset(peer for peer, when in returns.items() if (when, peer) < (step, agent))
+
+
+def _find_addresses(rendezvous: Rendezvous, agents: frozenset[int]) -> dict[int, Address]:
+    """Return the addresses of agents that returned shortly before this one."""
+    known = dict(rendezvous.meeting.addresses)
+    if agents - known.keys():
+        # One that moved published its address, perhaps after this agent first looked.
+        with suppress(StoreLostError):
+            known |= rendezvous.read_addresses()
+    return {agent: known[agent] for agent in agents & known.keys()}
+
+
+def find_neighbours(plan: Plan, agent: int) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the agents that send to an agent, and those to which it sends."""
+    graph = plan.network.graph
+    # On a one-way link an agent only sends, or only receives.
+    receivers = frozenset(graph.neighbors(agent))
+    senders = frozenset(graph.predecessors(agent)) if graph.is_directed() else receivers
+    return senders, receivers
+
+
+def make_membership(run: AgreedRun, rendezvous: Rendezvous) -> Membership:
+    """Return an agent's knowledge of losses at its start: none."""
+    return Membership(
+        run.plan.network.graph,
+        run.agent,
+        keys=NewsKeys(rendezvous.credentials, rendezvous.meeting.session),
+        stops_on_loss=run.settings.policy_for(run.plan) == "stop",
+        last_step=run.last_step,
+    )
+
+
+def message_type(plan: Plan, model: Tensor) -> torch.dtype:
+    """Return the type of the numbers in messages: that of models, or integers in exact sums."""
+    return integer_type(plan.mask_bits) if plan.network.mixing == "sum" else model.dtype
+
+
+def make_exchange(run: AgreedRun, links: Mapping[int, Link]) -> Exchange:
+    """Return the exchange of messages over links to neighbours."""
+    is_directed = run.plan.network.graph.is_directed()
+    senders, receivers = find_neighbours(run.plan, run.agent)
+    return Exchange(
+        links,
+        num_agents=run.plan.num_agents,
+        dtype=message_type(run.plan, run.work.start),
+        timeout=run.settings.timeout,
+        senders=senders if is_directed else None,
+        receivers=receivers if is_directed else None,
+    )
+
+
+def make_returns(
+    run: AgreedRun,
+    rendezvous: Rendezvous,
+    desk: LinkDesk,
+    to_dial: Mapping[int, Address] | None = None,
+) -> Returns:
+    """Return the place where agents ask this one to let them in."""
+    meeting = rendezvous.meeting
+
+    def welcome(return_step: int, present: tuple[int, ...]) -> Welcome:
+        return Welcome(
+            session=meeting.session.hex(),
+            nonce=run.agreed.nonce.hex(),
+            return_step=return_step,
+            last_step=run.last_step,
+            addresses={str(agent): place for agent, place in meeting.addresses.items()},
+            present=present,
+        )
+
+    return Returns(
+        run.hello,
+        Sponsor(rendezvous),
+        desk,
+        welcome=welcome,
+        last_step=run.last_step,
+        timeout=run.settings.timeout,
+        to_dial=to_dial,
+        waits_for_all=run.plan.network.mixing == "sum",
+    )

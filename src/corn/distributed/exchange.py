@@ -1,0 +1,318 @@
+"""Exchange of messages: one to and from every neighbour per mixing round, all at the same time.
+
+A message is a header and d parameters. The link seals it, so what arrives is what was sent. But a
+neighbour may send anything: every message is checked here, and one that breaks a rule costs its
+sender the link to this agent, as if it were lost.
+
+An agent that waits for a slow neighbour is not slow itself. So an agent that has sent nothing for a
+third of the time-out sends a *heartbeat*, and its neighbours keep waiting. Only an agent
+that sends nothing at all is lost, and its silence does not make its neighbours look lost too. In a
+run without trouble there are no heartbeats.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from corn.distributed.messages import (
+    Header,
+    ProtocolError,
+    check_header,
+    decode_message,
+    is_sane,
+)
+from corn.transport import Link, LinkError, Traffic
+
+SUSPENDED_SHARE = 0.5
+"""The share of the time-out after which an agent that was suspended may have been declared lost:
+its neighbours' waits before and after the pause are up to half a time-out late."""
+
+_HEARTBEATS_PER_TIMEOUT = 3
+# Bounded, as a neighbour that hangs would otherwise keep this agent from ending.
+_SECONDS_TO_PART = 2.0
+# Two messages of a neighbour may have been under way before a pause; a third one shows that it
+# still takes this agent for alive.
+_PROOF_OF_LIFE = 3
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message; a neighbour's parameters are valid until the next exchange begins."""
+
+    header: Header
+    parameters: Tensor
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a mixing round.
+
+    Attributes:
+        received: by neighbour.
+        dropouts: the neighbours that are lost, and how.
+    """
+
+    received: Mapping[int, Received]
+    dropouts: Mapping[int, LinkError] = field(default_factory=dict)
+
+
+@final
+class Exchange:
+    """Messages to and from all neighbours, in two halves between which an agent can compute.
+
+    Args:
+        links: one for each neighbour.
+        num_agents: n.
+        dtype: of the numbers in messages.
+        timeout: seconds without a message after which a neighbour is lost.
+        senders: the neighbours that send to this agent; by default all.
+        receivers: the neighbours to which this agent sends; by default all.
+
+    Attributes:
+        on_send: called with every message before it is sent, for audits.
+        check_news: called with every header that arrives; raises ``ProtocolError`` for false news.
+        dtype: of the numbers in messages.
+    """
+
+    def __init__(
+        self,
+        links: Mapping[int, Link],
+        *,
+        num_agents: int,
+        dtype: torch.dtype,
+        timeout: float,
+        senders: frozenset[int] | None = None,
+        receivers: frozenset[int] | None = None,
+    ) -> None:
+        self._links, self._num_agents, self._timeout = dict(links), num_agents, timeout
+        self._senders, self._receivers = senders, receivers
+        self.dtype = dtype
+        self.on_send: Callable[[Header, Tensor], None] | None = None
+        self.check_news: Callable[[Header], None] = lambda _: None
+        self._own: Header | None = None
+        self._buffers: list[tuple[Link, memoryview]] = []
+        self._put_back: dict[int, Received] = {}
+        self._closed: dict[int, Traffic] = {}
+        # The lock keeps heartbeats from being sent over a link that is being closed.
+        self._lock, self._last_sent = threading.RLock(), time.monotonic()
+        self._last_check = self._last_sent
+        # At the start no pause has happened: the count begins where was_suspended is False.
+        self._ended, self._exchanges_since_pause = threading.Event(), _PROOF_OF_LIFE
+        self._heart = threading.Thread(
+            target=self._send_heartbeats, name="corn heartbeat", daemon=True
+        )
+        self._heart.start()
+
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        """Neighbours that are still linked."""
+        return tuple(sorted(self._links))
+
+    @property
+    def was_suspended(self) -> bool:
+        """Whether this process was suspended so long that it may have been declared lost."""
+        self._check_clock()  # after a pause this thread may run before the heartbeat's does
+        return self._exchanges_since_pause < _PROOF_OF_LIFE
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a neighbour is lost that sends nothing but heartbeats."""
+        # A chain of agents that wait for each other ends after n time-outs at the latest, so a
+        # neighbour that sends heartbeats for longer has a step that never ends.
+        return self._timeout * (self._num_agents + 1)
+
+    @property
+    def traffic(self) -> dict[int, Traffic]:
+        """Traffic over each link so far, broken ones included."""
+        now = {peer: link.traffic for peer, link in self._links.items()}
+        return {
+            peer: _add(self._closed.get(peer), now.get(peer)) for peer in self._closed.keys() | now
+        }
+
+    def count_bytes(self) -> int:
+        """Return how many bytes were sent."""
+        return sum(link.bytes_sent for link in self.traffic.values())
+
+    def start(self, header: Header, parameters: Tensor) -> None:
+        """Begin to send to every neighbour; links receive all the time."""
+        # Only now, as parameters of the last round point into these buffers until it is mixed.
+        self.recycle()
+        message, self._own = self._write(header, parameters), header
+        with self._lock:
+            for peer in self.neighbours:
+                if self._receivers is None or peer in self._receivers:
+                    self._links[peer].send(memoryview(message))
+            self._last_sent = time.monotonic()
+
+    def finish(self) -> Outcome:
+        """Wait for every neighbour; those that dropped out are no longer neighbours."""
+        began = time.monotonic()
+        received, dropouts = {}, {}
+        for peer in self.neighbours:
+            try:
+                if self._senders is None or peer in self._senders:
+                    # The silence of all neighbours counts from the same moment, so that several
+                    # lost ones cost one time-out together.
+                    received[peer] = self.receive(peer, self._check_round, since=began)
+                # A neighbour reads all the time, so this takes no time. But the receiver of a
+                # one-way link that is ahead holds the sender back.
+                self._links[peer].wait_sent(self.patience)
+            except LinkError as error:
+                dropouts[peer] = error
+                received.pop(peer, None)
+                self.drop(peer)
+        # An exchange with a dropout proves nothing: it may be the others that dropped this agent.
+        if not dropouts:
+            self.note_exchange()
+        return Outcome(received, dropouts)
+
+    def send(self, peers: Iterable[int], header: Header, values: Tensor) -> None:
+        """Begin to send a message to some neighbours, outside of mixing rounds."""
+        message = self._write(header, values)
+        # Without a new time of the last message: the other neighbours still need heartbeats.
+        with self._lock:
+            for peer in peers:
+                self._links[peer].send(memoryview(message))
+
+    def receive(
+        self,
+        peer: int,
+        check: Callable[[Header], None],
+        *,
+        since: float | None = None,
+        deadline: float | None = None,
+    ) -> Received:
+        """Return the next message of a neighbour, whose numbers are valid until ``recycle``.
+
+        Args:
+            peer: the neighbour.
+            check: raises ``ProtocolError`` unless a header is one that it may send now.
+            since: from which its silence counts, on the monotonic clock; by default from now.
+            deadline: until which heartbeats extend the wait; by default n + 1 time-outs from now.
+
+        Raises:
+            LinkError: the neighbour is lost, or sent something that it may not.
+        """
+        if peer in self._put_back:
+            found = self._put_back.pop(peer)
+            check(found.header)
+            return found
+        link = self._links[peer]
+        limit = self.patience if deadline is None else deadline - time.monotonic()
+        data = link.receive(self._timeout, limit=limit, since=since)
+        self._buffers.append((link, data))
+        header, values = decode_message(
+            data, num_agents=self._num_agents, sender=peer, dtype=self.dtype
+        )
+        check(header)
+        self.check_news(header)
+        # Integers of exact sums have no meaning on their own: only the total can be checked.
+        if values.dtype.is_floating_point and not is_sane(values):
+            raise ProtocolError(f"agent {peer} sent a model that is not finite, or absurdly large")
+        return Received(header, values)
+
+    def put_back(self, peer: int, message: Received) -> None:
+        """Let the next ``receive`` return a message once more."""
+        self._put_back[peer] = message
+
+    def recycle(self) -> None:
+        """Give back the memory of all messages that were received."""
+        for link, buffer in self._buffers:
+            link.recycle(buffer)
+        self._buffers = []
+
+    def note_exchange(self) -> None:
+        """Note that all neighbours of a step have answered: they take this agent for alive."""
+        with self._lock:
+            self._exchanges_since_pause += 1
+
+    def add(self, peer: int, link: Link) -> None:
+        """Exchange messages with one more neighbour from the next round on."""
+        with self._lock:
+            self._links[peer] = link
+
+    def drop(self, peer: int) -> None:
+        """Close the link to a neighbour that is known to be lost."""
+        with self._lock:
+            # Traffic of closed links is kept, as results report all that was sent.
+            if peer in self._links:
+                link = self._links.pop(peer)
+                self._closed[peer] = _add(self._closed.get(peer), link.traffic)
+                self._put_back.pop(peer, None)
+                link.close()
+
+    def link(self, peer: int) -> Link:
+        """Return the link to a neighbour."""
+        return self._links[peer]
+
+    def stop_heartbeats(self) -> None:
+        """Send no more heartbeats, so that this agent's silence counts."""
+        self._ended.set()
+        self._heart.join()
+
+    def close(self) -> None:
+        """Close all links, once the neighbours have read the last messages."""
+        self.stop_heartbeats()
+        # All part before any is closed: closing waits for the other end to part, and agents that
+        # parted one by one could wait in a circle.
+        for link in self._links.values():
+            link.part()
+        deadline = time.monotonic() + _SECONDS_TO_PART
+        for link in self._links.values():
+            link.close(max(deadline - time.monotonic(), 0.0))
+        for peer in self.neighbours:
+            self.drop(peer)
+
+    def _check_round(self, header: Header) -> None:
+        """Raise unless a header is that of this round."""
+        if self._own is not None:
+            check_header(header, self._own)
+
+    def _write(self, header: Header, values: Tensor) -> bytearray:
+        """Return a message, with a copy of its numbers."""
+        if self.on_send is not None:
+            self.on_send(header, values)
+        start = header.encode()
+        message = bytearray(len(start) + values.nbytes)
+        message[: len(start)] = start
+        # A copy: links read it while the agent computes.
+        if len(values):
+            torch.frombuffer(message, dtype=self.dtype, offset=len(start)).copy_(values)
+        return message
+
+    def _check_clock(self) -> None:
+        """Notice that this process was suspended, as the clock was not checked for so long."""
+        with self._lock:
+            self._last_check, before = time.monotonic(), self._last_check
+            if self._last_check - before > SUSPENDED_SHARE * self._timeout:
+                self._exchanges_since_pause = 0
+
+    def _send_heartbeats(self) -> None:
+        # A thread of its own, as the agent may compute or wait for longer than the time-out.
+        pause = self._timeout / _HEARTBEATS_PER_TIMEOUT
+        while not self._ended.wait(pause / 2):
+            self._check_clock()
+            with self._lock:
+                # Messages are signs of life too. Heartbeats fill the gaps only.
+                if time.monotonic() - self._last_sent < pause:
+                    continue
+                for link in self._links.values():
+                    link.send_heartbeat()
+                self._last_sent = time.monotonic()
+
+
+def _add(first: Traffic | None, second: Traffic | None) -> Traffic:
+    both = [one for one in (first, second) if one is not None]
+    return Traffic(
+        messages_sent=sum(one.messages_sent for one in both),
+        messages_received=sum(one.messages_received for one in both),
+        bytes_sent=sum(one.bytes_sent for one in both),
+        heartbeats=sum(one.heartbeats for one in both),
+    )

@@ -1,1 +1,0 @@
-"""Records of a run: journal, files, and the result that an agent returns."""

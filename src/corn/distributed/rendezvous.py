@@ -1,0 +1,591 @@
+"""Rendezvous before the first step: agents join a store and publish signed entries to each other.
+
+Every word is signed by its agent for one session, which is a hash of fresh random numbers from all
+agents. So the host of the store can neither change or invent a word, nor replay one of another run,
+nor show agents different words of the same agent. It can only withhold words; agents then
+time out. Once training has begun no agent needs the store, unless others join later.
+
+An agent may refuse before there is a session. So its refusal is bound to its fresh random number,
+and to the session once it knows one. A refusal of another run is noticed, unless the host hides the
+agent and repeats its old random number too. The effect is the same as if it withheld words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, final
+
+from corn.distributed.membership import name_agents
+from corn.errors import (
+    CornError,
+    InvalidArgumentError,
+    PublicError,
+    StoppedByUserError,
+    make_printable,
+)
+from corn.learn.sweep import Interruption
+from corn.noise import find_compiled
+from corn.noise.stream import decode_fields, encode_fields
+from corn.parsing import build, parse_json
+from corn.transport import (
+    HOST,
+    NO_SESSION,
+    Address,
+    Channel,
+    Credentials,
+    LinkDesk,
+    Listener,
+    MemoryStore,
+    Purpose,
+    RemoteStore,
+    Store,
+    StoreHost,
+    StoreLostError,
+    UnreachableError,
+    dial,
+)
+
+_MAX_REASON = 300
+_SECONDS_TO_LEAVE = 5.0
+_SECONDS_TO_ANSWER = 1.0
+# Between two requests to the store an agent looks for refusals and signals.
+_LONGEST_WAIT = 0.2
+_CHALLENGE_BYTES = 32
+_JOIN, _RETURN = "join", "return"
+_REFUSAL = "refusal"
+# An agent that returns asks its neighbours directly, and the store is only one source of addresses.
+_SECONDS_TO_FIND_STORE = 1.0
+
+
+class AbsentError(PublicError):
+    """Some agents published nothing in time: ``agents``, under ``topic``."""
+
+    def __init__(self, topic: str, agents: Sequence[int], seconds: float) -> None:
+        self.topic, self.agents = topic, tuple(agents)
+        super().__init__(f"no message ({topic}) from {name_agents(agents)} within {seconds:g} s")
+
+
+class RefusalError(PublicError):
+    """Another agent cannot start, so none does: ``refused_by``."""
+
+    def __init__(self, refused_by: int, reason: str) -> None:
+        self.refused_by, self.reason = refused_by, make_printable(reason, limit=_MAX_REASON)
+        super().__init__(f"does not start, because agent {refused_by} refused: {self.reason}")
+
+
+class StoppedBeforeStartError(PublicError, StoppedByUserError):
+    """A person stopped an agent before its first step."""
+
+    def __init__(self) -> None:
+        super().__init__("interrupted before the first step, nothing was released")
+
+
+def raise_if_stopped(interruption: Interruption | None) -> None:
+    """Raise if a person ended the start of the run."""
+    if interruption is not None and interruption.requested:
+        raise StoppedBeforeStartError
+
+
+@contextmanager
+def naming_agent(agent: int) -> Iterator[None]:
+    """Begin the message of every failure inside with the agent's number."""
+    try:
+        yield
+    except CornError as error:
+        # In place, so that the type and its fields stay: callers decide by them.
+        error.args = (f"agent {agent}: {error}",)
+        raise
+    except OSError as error:
+        what = f"{error.filename or 'file'}: {error.strerror or error}"
+        raise CornError(f"agent {agent}: {what}") from error
+
+
+class ForgedWordError(PublicError):
+    """A word at the store that its agent did not sign for this run: ``agent``, under ``topic``."""
+
+    def __init__(self, topic: str, agent: int) -> None:
+        self.topic, self.agent = topic, agent
+        super().__init__(
+            f"the store has a message ({topic}) under the number of agent {agent} which that agent "
+            "did not sign for this run: a second run uses the store, or its host cannot be "
+            "trusted; start all agents anew with a new store"
+        )
+
+
+class Word(NamedTuple):
+    """A word at the store: what an agent published, and its signature."""
+
+    message: bytes
+    signature: bytes
+
+    def encode(self) -> bytes:
+        """Return the word as bytes."""
+        return encode_fields(self.message, self.signature)
+
+
+@final
+class SignedWords:
+    """The words of a run, as one agent writes and reads them."""
+
+    def __init__(self, store: Store, credentials: Credentials) -> None:
+        self._store, self._credentials = store, credentials
+
+    def put(self, key: str, message: bytes, session: bytes, *, is_first: bool = True) -> None:
+        """Publish a message under a key, signed; raise if the key has another word of this agent.
+
+        With ``is_first=False`` a word that is there already stays, and is no error.
+        """
+        signature = self._credentials.identity.sign(signed_text(key, message, session))
+        word = Word(message, signature).encode()
+        # Signatures are deterministic: another word under this agent's key is another process's.
+        if self._store.set(key, word) != word and is_first:
+            raise ForgedWordError(key.partition("/")[0], self._credentials.agent)
+
+    def read(self, word: bytes, key: str, agent: int, session: bytes) -> bytes:
+        """Return the message of a word that its agent signed for this session."""
+        topic = key.partition("/")[0]
+        if not 0 <= agent < self._credentials.roster.num_agents:
+            raise ForgedWordError(topic, agent)
+        try:
+            message, signature = split_word(word)
+        except InvalidArgumentError:
+            raise ForgedWordError(topic, agent) from None
+        text = signed_text(key, message, session)
+        if not self._credentials.roster.verify(agent, signature, text):
+            raise ForgedWordError(topic, agent)
+        return message
+
+
+def signed_text(key: str, message: bytes, session: bytes) -> bytes:
+    """Return what an agent signs: its message, the place at the store, and the session."""
+    # With lengths, so no two triples give the same bytes; the prefix keeps these signatures apart
+    # from those of rotations.
+    return encode_fields("corn word", session, key, message)
+
+
+def split_word(word: bytes) -> Word:
+    """Return message and signature, neither of them checked."""
+    fields = decode_fields(word)
+    if fields is None or len(fields) != 2:
+        raise InvalidArgumentError("not a signed message of CorN")
+    return Word(*fields)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The agents that take part in a run, and how to reach them.
+
+    Attributes:
+        session: stands for this run alone; all words and links are bound to it.
+        addresses: of each member's listener.
+    """
+
+    session: bytes
+    addresses: dict[int, Address]
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The agents that take part from the start."""
+        return tuple(sorted(self.addresses))
+
+
+@final
+class Rendezvous:
+    """One agent's access to the store, for one run and no more.
+
+    Args:
+        store: common to all agents.
+        credentials: of this agent.
+        listener: where neighbours reach it.
+        address: of the listener, as others see it.
+        bound: the address that it listens at.
+        timeout: seconds to wait for other agents.
+        keys: the folder of the agent's key and ledger; None in a rehearsal.
+        is_host: whether the store lives in this process, and ends with it.
+        interruption: ends every wait when a person requests it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        credentials: Credentials,
+        *,
+        listener: Listener,
+        address: Address,
+        timeout: float,
+        bound: Address | None = None,
+        keys: Path | None = None,
+        is_host: bool = False,
+        interruption: Interruption | None = None,
+    ) -> None:
+        self.store, self.credentials = store, credentials
+        self._words = SignedWords(store, credentials)
+        self.agent, self.num_agents = credentials.agent, credentials.roster.num_agents
+        self.listener, self.address, self.timeout = listener, address, timeout
+        self.bound = bound or address
+        self.keys, self.interruption = keys, interruption
+        self._is_host = is_host
+        # One fresh number from each agent: a session that contains this agent's own is new,
+        # whatever the host of the store shows of the others.
+        challenge = secrets.token_hex(_CHALLENGE_BYTES)
+        self._introduction = json.dumps([challenge, *address]).encode()
+        # As read at the meeting: refusals are checked against these, whatever the store shows
+        # later.
+        self._introductions: dict[int, bytes] = {}
+        self._meeting: Meeting | None = None
+        self._topics: set[str] = set()
+
+    @property
+    def meeting(self) -> Meeting:
+        """The agents of this run; waits for them when it is first asked for."""
+        if self._meeting is None:
+            self._meeting = self._meet()
+        return self._meeting
+
+    def publish(self, topic: str, message: bytes) -> None:
+        """Publish a message to all agents; each agent publishes once per topic."""
+        session = self.meeting.session
+        # A second run through the same store would read the nonces of the first one as its own, and
+        # so draw its noise again.
+        if topic in self._topics:
+            raise InvalidArgumentError(
+                "this rendezvous has served a run, and its messages would be taken for new: use "
+                "another store for another run"
+            )
+        self._topics.add(topic)
+        # Signed with the session and the key of the place, so it is valid nowhere else.
+        self._words.put(f"{topic}/{self.agent}", message, session)
+
+    def gather(self, topic: str) -> dict[int, bytes]:
+        """Return every member's message under a topic; raise ``AbsentError`` after the time-out."""
+        members, session = self.meeting.members, self.meeting.session
+        words = self._wait([f"{topic}/{agent}" for agent in members], topic, members)
+        return {
+            agent: self._words.read(word, f"{topic}/{agent}", agent, session)
+            for agent, word in zip(members, words, strict=True)
+        }
+
+    def barrier(self, topic: str) -> None:
+        """Wait until all agents have come here."""
+        self.publish(topic, b"")
+        self.gather(topic)
+
+    def send(self, topic: str, receiver: int, package: bytes) -> None:
+        """Leave a package for one agent."""
+        self._words.put(f"{topic}/{self.agent}/{receiver}", package, self.meeting.session)
+
+    def receive(self, topic: str, sender: int) -> bytes:
+        """Return the package that another agent left for this one."""
+        key, session = f"{topic}/{sender}/{self.agent}", self.meeting.session
+        (word,) = self._wait([key], topic, [sender])
+        return self._words.read(word, key, sender, session)
+
+    def find_absent(self, *topics: str, seconds: float) -> list[int]:
+        """Return the agents that have published under none of the topics after so many seconds."""
+        deadline = time.monotonic() + seconds
+        agents = range(self.num_agents) if self._meeting is None else self._meeting.members
+        while True:
+            found = {
+                topic: self.store.get([f"{topic}/{agent}" for agent in agents]) for topic in topics
+            }
+            absent = [
+                agent
+                for place, agent in enumerate(agents)
+                if all(found[topic][place] is None for topic in topics)
+            ]
+            if not absent or time.monotonic() > deadline:
+                return absent
+            time.sleep(_LONGEST_WAIT / 10)
+
+    def refuse(self, reason: str) -> None:
+        """Publish that this agent does not start; every wait of another agent then ends."""
+        # An agent that fails before the meeting knows no session. Its own random number binds the
+        # refusal.
+        session = "" if self._meeting is None else self._meeting.session.hex()
+        message = json.dumps([reason, session]).encode()
+        # Others check the refusal by the fresh random number in this word.
+        self._words.put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION, is_first=False)
+        key = f"{_REFUSAL}/{self.agent}"
+        self._words.put(key, message, _bind_refusal(self._introduction), is_first=False)
+
+    def raise_refusal(self) -> None:
+        """Raise ``RefusalError`` if another agent does not start.
+
+        Raises:
+            ForgedWordError: the refusal is of another run.
+        """
+        keys = [f"{_REFUSAL}/{agent}" for agent in range(self.num_agents)]
+        for agent, word in enumerate(self.store.get(keys)):
+            # The own refusal is no news: this agent has an error of its own to report.
+            if word is not None and agent != self.agent:
+                self._check_refusal(agent, keys[agent], word)
+
+    def _check_refusal(self, agent: int, key: str, word: bytes) -> None:
+        try:
+            message = split_word(word).message
+            reason, session = build(tuple[str, str], parse_json(message), "the refusal")
+        except InvalidArgumentError as error:
+            raise RefusalError(agent, f"a message that cannot be read: {error}") from error
+        # The session cannot be compared yet. The refusal is read again after the meeting.
+        if session and self._meeting is None:
+            return
+        self._words.read(word, key, agent, _bind_refusal(self._introduction_of(agent)))
+        if session and self.meeting.session.hex() != session:
+            raise ForgedWordError("refusal", agent)
+        raise RefusalError(agent, reason)
+
+    def leave(self) -> None:
+        """Leave without having started; a host stays until all have left, for some seconds."""
+        with suppress(CornError):
+            self._words.put(f"parted/{self.agent}", b"", NO_SESSION)
+            if self._is_host:
+                # The store ends with this process: the others must have read the refusal before.
+                # A person who pressed Ctrl-C should not wait so long for that.
+                is_hurried = self.interruption is not None and self.interruption.requested
+                patience = _SECONDS_TO_ANSWER if is_hurried else _SECONDS_TO_LEAVE
+                self.find_absent("parted", seconds=min(self.timeout, patience))
+
+    def open_desk(self, purpose: Purpose, *, max_bytes: int) -> LinkDesk:
+        """Return a place to open links with other agents of the meeting."""
+        return LinkDesk(
+            self.listener,
+            self.credentials,
+            purpose,
+            session=self.meeting.session,
+            addresses=self.meeting.addresses,
+            max_bytes=max_bytes,
+        )
+
+    def close(self) -> None:
+        """Accept no more connections, and leave the store to others."""
+        self.listener.close()
+        if isinstance(self.store, RemoteStore):
+            self.store.close()
+
+    def check(self) -> None:
+        """Raise if a person or another agent ended the start of the run."""
+        self.check_interruption()
+        self.raise_refusal()
+
+    def check_interruption(self) -> None:
+        """Raise if a person ended the start of the run."""
+        raise_if_stopped(self.interruption)
+
+    def announce_address(self) -> None:
+        """Publish the address of an agent that returns, if the store is still there.
+
+        Agents that return after it connect to it there.
+        """
+        # Under a topic of its own: a run that has not begun yet must not count on this agent.
+        with suppress(StoreLostError):
+            self._words.put(
+                f"{_RETURN}/{self.agent}", self._introduction, NO_SESSION, is_first=False
+            )
+
+    def adopt(self, meeting: Meeting) -> None:
+        """Take part in a meeting of others, which is over."""
+        self._meeting = meeting
+
+    def read_addresses(self) -> dict[int, Address]:
+        """Return the addresses of all agents that have come to the store so far."""
+        found: dict[int, Address] = {}
+        for topic in (_JOIN, _RETURN):  # of the two addresses the later one
+            keys = [f"{topic}/{agent}" for agent in range(self.num_agents)]
+            for agent, word in enumerate(self.store.get(keys)):
+                if word is not None and agent != self.agent:
+                    message = self._words.read(word, keys[agent], agent, NO_SESSION)
+                    found[agent] = _read_address(message, agent)
+        return found
+
+    def _meet(self) -> Meeting:
+        """Publish a fresh challenge and this agent's address, and read those of the others."""
+        self._words.put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION)
+        members = range(self.num_agents)
+        words = self._wait([f"{_JOIN}/{agent}" for agent in members], _JOIN, members)
+        joined = {
+            agent: self._words.read(word, f"{_JOIN}/{agent}", agent, NO_SESSION)
+            for agent, word in zip(members, words, strict=True)
+        }
+        # The own random number makes the session new. If it is not in there, the words are of
+        # another run.
+        if joined.get(self.agent) != self._introduction:
+            raise ForgedWordError(_JOIN, self.agent)
+        self._introductions = joined
+        # Members are part of the hash, so agents that were shown different members have different
+        # sessions, and their links do not open.
+        parts = [part for agent in members for part in (agent, joined[agent])]
+        session = hashlib.sha256(encode_fields("corn session", *parts)).digest()
+        return Meeting(session, {agent: _read_address(joined[agent], agent) for agent in members})
+
+    def _introduction_of(self, agent: int) -> bytes:
+        """Return the word with an agent's random number: that of the meeting, or at the store."""
+        if agent in self._introductions:
+            return self._introductions[agent]
+        key = f"{_JOIN}/{agent}"
+        (word,) = self.store.get([key])
+        return self._words.read(word or b"", key, agent, NO_SESSION)
+
+    def _wait(self, keys: list[str], topic: str, agents: Sequence[int]) -> list[bytes]:
+        deadline = time.monotonic() + self.timeout
+        while True:
+            found = self.store.get(keys, _LONGEST_WAIT)
+            words = [word for word in found if word is not None]
+            if len(words) == len(keys):
+                return words
+            # Only while words are missing. A refusal that comes after the last one is read by
+            # ``confirm``.
+            self.check()
+            if time.monotonic() > deadline:
+                absent = [a for a, word in zip(agents, found, strict=True) if word is None]
+                raise AbsentError(topic, absent, self.timeout)
+
+
+def _bind_refusal(introduction: bytes) -> bytes:
+    """Return what stands in for the session in the signature of a refusal."""
+    return hashlib.sha256(encode_fields("corn refusal", introduction)).digest()
+
+
+def _read_address(message: bytes, agent: int) -> Address:
+    try:
+        _, host, port = build(tuple[str, str, int], parse_json(message), "the address")
+    except InvalidArgumentError as error:
+        raise PublicError(f"agent {agent} published an address that cannot be read") from error
+    return host, port
+
+
+def join_store(
+    address: Address,
+    credentials: Credentials,
+    *,
+    timeout: float,
+    interruption: Interruption | None = None,
+) -> RemoteStore:
+    """Connect to the store that another process hosts, as soon as it is there."""
+
+    def connect(seconds: float) -> Channel:
+        return dial(
+            address,
+            credentials,
+            HOST,
+            Purpose.STORE,
+            session=NO_SESSION,
+            timeout=seconds,
+            check=lambda: raise_if_stopped(interruption),
+        )
+
+    try:
+        return RemoteStore(connect, timeout=timeout)
+    except UnreachableError as error:
+        where = f"{address[0]}:{address[1]}"
+        if error.is_listening:
+            raise PublicError(
+                f"the program at {where} is not this run's store: it did not prove the key of "
+                f"agent {HOST} within {timeout:g} s"
+            ) from error
+        raise PublicError(f"no store found at {where} within {timeout:g} s") from error
+
+
+def join(
+    credentials: Credentials,
+    *,
+    store: Address,
+    timeout: float = 60.0,
+    keys: Path | None = None,
+    listen: Address | None = None,
+    advertise: Address | None = None,
+    opens_store: bool | None = None,
+    needs_store: bool = True,
+    interruption: Interruption | None = None,
+) -> Rendezvous:
+    """Join the other agents at the store of a run.
+
+    Args:
+        credentials: this agent's keys, as :func:`load_credentials` returns them.
+        store: address and port of the store.
+        timeout: seconds to wait for the store, and later for other agents.
+        keys: the folder of this agent's key, in which its ledger is kept.
+        listen: where neighbours connect to this agent; by default a free port of the address that
+            leads to the store.
+        advertise: the address under which they reach it, where that is another, as behind NAT.
+        opens_store: whether this process hosts the store; by default agent 0 does.
+        needs_store: False lets an agent that returns do without a store that is gone.
+        interruption: ends every wait when a person requests it.
+    """
+    find_compiled()  # may compile for seconds, and no other agent waits for this one yet
+    agent = credentials.agent
+    is_host = agent == HOST if opens_store is None else opens_store
+    with naming_agent(agent):
+        hosted = host_store(store, credentials) if is_host and needs_store else None
+        entries: Store
+        if hosted is not None:
+            entries = hosted.words
+        elif needs_store:
+            entries = join_store(store, credentials, timeout=timeout, interruption=interruption)
+        else:
+            entries = _find_store(store, credentials, interruption)
+        host = listen[0] if listen else _find_route(*store)
+        # Open before the address is published, or a neighbour could dial a port that nobody listens
+        # at yet.
+        listener = Listener(listen or (host, 0), credentials)
+        bound = host, listener.port
+        reached = advertise or (_reachable_host(host, store), listener.port)
+    return Rendezvous(
+        entries,
+        credentials,
+        listener=listener,
+        address=reached,
+        bound=bound,
+        timeout=timeout,
+        keys=keys,
+        is_host=hosted is not None,
+        interruption=interruption,
+    )
+
+
+def _find_store(
+    address: Address, credentials: Credentials, interruption: Interruption | None
+) -> Store:
+    """Return the store of a run under way if it is still there, or an empty one."""
+    try:
+        return join_store(
+            address, credentials, timeout=_SECONDS_TO_FIND_STORE, interruption=interruption
+        )
+    except PublicError:
+        # The run outlived its store. An empty one lets the code that publishes and reads addresses
+        # go on.
+        return MemoryStore()
+
+
+def host_store(address: Address, credentials: Credentials) -> StoreHost:
+    """Open the store for all agents, at this address only; port 0 takes any that is free."""
+    try:
+        return StoreHost(address, credentials)
+    except CornError as error:
+        raise CornError(
+            f"{address[0]}:{address[1]}: no store can be opened there: the port is taken, or the "
+            "address is not this machine's"
+        ) from error
+
+
+def _find_route(host: str, port: int) -> str:
+    """Return this host's address on the route to another, which neighbours can reach."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, port))  # sends nothing
+            return str(probe.getsockname()[0])
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise CornError(f"{host}:{port}: no route to this address: {why}") from error
+
+
+def _reachable_host(bound: str, store: Address) -> str:
+    # A listener on all addresses is reached at the one that leads to the store.
+    return _find_route(*store) if bound in ("", "0.0.0.0", "::") else bound  # noqa: S104

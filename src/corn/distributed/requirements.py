@@ -1,0 +1,380 @@
+"""An owner's requirements of a plan, and the total of everything that is released of the data.
+
+Somebody else may have made a plan. Its owner decides what it must promise to this agent, and how
+much all plans together may reveal. Requirements and totals are for the owner alone: they show what
+else the data was used for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, get_args
+
+from corn.checks import require, require_choice, require_count, require_positive
+from corn.distributed.keyring import Ledger, find_terms
+from corn.errors import CornError, InvalidArgumentError
+from corn.noise.ledger import (
+    LedgerRecord,
+    describe_total,
+    ledger_path,
+    read_history,
+    show_epsilon,
+)
+from corn.parsing import quote
+from corn.plan import Plan, fingerprint
+from corn.privacy import Adjacency, Unit
+from corn.privacy.composition import (
+    Expense,
+    PlanTerms,
+    TotalLoss,
+    common_unit,
+    compose_expenses,
+)
+from corn.privacy.rounding import write_exactly
+
+if TYPE_CHECKING:
+    from corn.distributed.planning import PlanningRequest
+
+# Texts of options, and the types of their values.
+_VALUES: dict[str, type[str] | type[float] | type[int]] = {
+    "unit": str,
+    "adjacency": str,
+    "epsilon": float,
+    "delta": float,
+    "insiders": int,
+    "steps": int,
+    "total-epsilon": float,
+}
+
+
+class RequirementError(CornError):
+    """A run that the owner's requirements do not allow; the message is for the owner alone.
+
+    Attributes:
+        public_reason: what other agents may know.
+    """
+
+    public_reason = "its owner's requirements do not allow this run"
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """An owner's requirements of every plan, and of all releases of an agent's data together.
+
+    What is None is not required. ε is computed from the noise of the plan, floating point included,
+    at the owner's ``delta``: a plan with a large δ of its own has a small ε that says nothing.
+
+    Attributes:
+        unit: the data that a plan must protect: ``agent``, or ``sample``, which plans for agents
+            protect as well.
+        adjacency: that a plan must have.
+        epsilon: the most ε, for ``unit``, that a plan may promise this agent.
+        delta: δ of both ε.
+        insiders: the fewest insiders against whom a plan, and the total, must hold.
+        steps: the most steps of a plan.
+        total_epsilon: the most ε, for ``unit``, of all releases under this and other plans.
+        other_keys: more folders of keys whose agent of the same number has the same data.
+
+    >>> Requirements.parse(["unit=agent", "total-epsilon=3"]).total_epsilon
+    3.0
+    """
+
+    unit: Unit | None = None
+    adjacency: Adjacency | None = None
+    epsilon: float | None = None
+    delta: float = 1e-5
+    insiders: int | None = None
+    steps: int | None = None
+    total_epsilon: float | None = None
+    other_keys: tuple[Path, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.unit is not None:
+            require_choice("unit", self.unit, get_args(Unit))
+        if self.adjacency is not None:
+            require_choice("adjacency", self.adjacency, get_args(Adjacency))
+        for name, value in {"epsilon": self.epsilon, "total-epsilon": self.total_epsilon}.items():
+            if value is not None:
+                require_positive(name, value, advice="leave it out to have no limit")
+                # A plan for samples would keep a limit that was meant for the agent's whole data.
+                require(
+                    self.unit is not None,
+                    f"{name} needs a unit, which",
+                    "given with it",
+                    "none",
+                    advice='say what ε is to protect, with "unit=agent" or "unit=sample"',
+                )
+        require(0 < self.delta < 1, "delta", "in (0, 1)", self.delta, advice="try 1e-5")
+        if self.insiders is not None:
+            require_count("insiders", self.insiders, least=0)
+        if self.steps is not None:
+            require_count("steps", self.steps)
+
+    @classmethod
+    def parse(cls, texts: Iterable[str], *, other_keys: Iterable[Path] = ()) -> Self:
+        """Return the requirements in texts NAME=VALUE, with the names of fields, - for _."""
+        fields: dict[str, Any] = {}
+        for text in texts:
+            name, equals, value = (part.strip() for part in text.partition("="))
+            if not equals or name not in _VALUES:
+                raise InvalidArgumentError(
+                    f"a requirement must be NAME=VALUE with a name of {', '.join(_VALUES)}, found "
+                    f'{quote(text)}: try "steps=100"'
+                )
+            field = name.replace("-", "_")
+            require(field not in fields, name, "given once", "several")
+            try:
+                fields[field] = _VALUES[name](value)
+            except ValueError as error:
+                kind = "a whole number" if _VALUES[name] is int else "a number"
+                raise InvalidArgumentError(
+                    f"{name} must be {kind}, found {quote(value)}"
+                ) from error
+        # Alone it would require nothing, and a plan with any δ would pass.
+        require(
+            "delta" not in fields or {"epsilon", "total_epsilon"} & set(fields) != set(),
+            "a requirement of delta",
+            "given with epsilon or total-epsilon, which are computed at it",
+            "neither",
+            advice="a plan's own δ says nothing without its ε",
+        )
+        return cls(**fields, other_keys=tuple(other_keys))
+
+    def check(self, source: Plan | PlanningRequest, agent: int, *, is_rehearsal: bool) -> None:
+        """Raise unless a plan, or every plan that a request leads to, meets them for an agent.
+
+        A new plan after a loss meets them too: it keeps the same cap on each step that is left, and
+        holds against all coalitions that leave an agent to protect.
+
+        Raises:
+            RequirementError: with all that are not met.
+        """
+        if is_rehearsal:
+            if self != Requirements(delta=self.delta, other_keys=self.other_keys):
+                raise RequirementError("refuses to start: a rehearsal protects nothing")
+            return
+        terms = PlanTerms(source.budget.of_agent(agent), source.threat.max_colluders)
+        failures = list(self._find_failures(terms, source, agent))
+        if failures:
+            raise RequirementError(
+                "refuses to start, as the plan does not meet its owner's requirements: "
+                + "; ".join(failures)
+            )
+
+    def _find_failures(
+        self, terms: PlanTerms, source: Plan | PlanningRequest, agent: int
+    ) -> Iterator[str]:
+        budget = terms.budget
+        protects_unit = self.unit in (None, "sample", budget.unit)
+        if not protects_unit:
+            yield f"unit must be {self.unit}, found {budget.unit}"
+        if self.adjacency not in (None, budget.adjacency):
+            yield f"adjacency must be {self.adjacency}, found {budget.adjacency}"
+        if self.insiders is not None and terms.max_colluders < self.insiders:
+            yield f"insiders must be at least {self.insiders}, found {terms.max_colluders}"
+        if self.steps is not None and budget.num_steps > self.steps:
+            yield f"steps must be at most {self.steps}, found {budget.num_steps}"
+        if self.epsilon is None or not protects_unit:
+            return
+        promise = budget.promise
+        is_known = budget.unit == self.unit and promise.delta <= self.delta
+        # Nothing to compute: ε falls as δ grows. The plan was verified to keep its promise.
+        if is_known and promise.epsilon <= self.epsilon:
+            return
+        # The cap, not the present noise: after a loss a new plan may come up to it.
+        cap = float(source.precision_caps[agent]) if isinstance(source, Plan) else None
+        expense = Expense(terms, terms.precision_cap if cap is None else cap, budget.num_steps)
+        found = compose_expenses([expense], self.delta, unit=self.unit)
+        # Negated, so that an ε of NaN refuses too.
+        if not found.epsilon <= self.epsilon:
+            yield (
+                f"epsilon must be at most {write_exactly(self.epsilon)} at δ = "
+                f"{write_exactly(self.delta)}, found {describe_total(found)}"
+            )
+
+
+@dataclass(frozen=True)
+class ReleaseTotal:
+    """The totals of an agent around a run, for its owner alone.
+
+    Attributes:
+        before: what was released before.
+        added: what this run adds at most, by itself.
+        after: the total after this run, at most.
+        problems: ledgers that are lost or damaged; with any, the totals are lower bounds.
+        uncounted: other folders beside the keys that have ledgers, perhaps of the same data.
+        drops_agent: whether plans before promised something for the agent's whole data, and nothing
+            is promised for it any more.
+    """
+
+    before: TotalLoss
+    added: TotalLoss
+    after: TotalLoss
+    problems: tuple[str, ...] = ()
+    uncounted: tuple[Path, ...] = ()
+    drops_agent: bool = False
+
+    def describe(self) -> str:
+        """Return the totals in one line, with what they protect and against whom."""
+        about = "at least " if self.problems else ""
+        rest = "; nothing is promised for the agent's whole data any more" * self.drops_agent
+        rest += "".join(f"; {problem}" for problem in self.problems)
+        if self.uncounted:
+            names = ", ".join(path.name for path in self.uncounted)
+            rest += f"; not counted are the ledgers in {names}: name those of the same data as "
+            rest += "other keys (--other-keys)"
+        return (
+            f"all releases of this data before this run: {about}{show_epsilon(self.before)}; this "
+            f"run by itself: at most {show_epsilon(self.added)}; total after it: "
+            f"{about or 'at most '}{describe_total(self.after)}{rest}"
+        )
+
+    def require_within(self, requirements: Requirements) -> None:
+        """Raise ``RequirementError`` if the total after the run is unknown or above the limit."""
+        most, insiders = requirements.total_epsilon, requirements.insiders
+        if most is None:
+            return
+        limit = f"the limit of ε = {write_exactly(most)} on all releases of this data"
+        if self.problems:
+            raise RequirementError(
+                f"refuses to start, as {limit} cannot be kept while the total is unknown: "
+                f"{self.problems[0]}"
+            )
+        # Negated, so that an ε of NaN refuses too.
+        if not self.after.epsilon <= most:
+            raise RequirementError(
+                f"refuses to start, as the total would exceed {limit}; {self.describe()}"
+            )
+        against = self.after.max_colluders
+        if insiders is not None and against is not None and against < insiders:
+            raise RequirementError(
+                f"refuses to start, as {limit} must hold against {insiders} insiders, and earlier "
+                f"plans do not; {self.describe()}"
+            )
+
+
+def compose_total(
+    plan: Plan,
+    agent: int,
+    *,
+    keys: Path,
+    ledger: Ledger,
+    requirements: Requirements,
+    num_steps: int,
+) -> ReleaseTotal:
+    """Return the totals of an agent before the first release of a run of ``num_steps`` steps.
+
+    Raises:
+        RequirementError: the total would exceed the owner's limit, or is unknown.
+    """
+    terms = find_terms(plan, agent)
+    own = Expense(terms, ledger.precision, terms.budget.num_steps - ledger.remaining)
+    path = ledger_path(keys, agent, fingerprint(plan).hex())
+    # The own ledger is locked by this process and passed in; its file would count the same releases
+    # again.
+    history = read_history([keys, *requirements.other_keys], agent, without=path)
+    others = [_foresee(record) for record in history.records]
+    total = _add_run(others, own, num_steps, requirements, history.problems)
+    total.require_within(requirements)
+    return replace(total, uncounted=_find_uncounted(keys, requirements))
+
+
+def bound_total(
+    runs: Mapping[int, Expense],
+    *,
+    plan: str,
+    keys: Path,
+    requirements: Requirements,
+    num_steps: int,
+) -> ReleaseTotal:
+    """Return the totals of the agent that will have released most, or a little more.
+
+    Agents with the same plans and terms are counted as one that has, for each plan, the most
+    releases and the largest precision of any: one composition instead of one for each agent.
+
+    Args:
+        runs: for each agent the terms of the plan and its largest precision under it.
+        plan: the plan's fingerprint in hexadecimal; empty if agents have yet to make it.
+        keys: the folder of keys and ledgers.
+        requirements: its limit is not checked here.
+        num_steps: the most steps of the run.
+    """
+    kinds: dict[tuple[object, ...], list[list[Expense]]] = {}
+    problems: list[str] = []
+    for agent, run in runs.items():
+        history = read_history([keys, *requirements.other_keys], agent)
+        problems += history.problems
+        path = ledger_path(keys, agent, plan)
+        rest = [record for record in history.records if record.path != path]
+        spent = sum(r.content.expense.num_releases for r in history.records if r.path == path)
+        kind = run.terms, *((r.content.plan, r.content.expense.terms) for r in rest)
+        expenses = [replace(run, num_releases=spent), *map(_foresee, rest)]
+        kinds.setdefault(kind, []).append(expenses)
+    totals = []
+    for found in kinds.values():
+        # The loss grows with releases and with precision, so the largest of each bound every agent
+        # of a kind.
+        own, *others = (_find_largest(expenses) for expenses in zip(*found, strict=True))
+        # A folder that does not exist is a problem of every agent, and is named once.
+        named = tuple(dict.fromkeys(problems))
+        totals.append(_add_run(others, own, num_steps, requirements, named))
+    worst = max(totals, key=lambda total: total.after.epsilon)
+    return replace(worst, uncounted=_find_uncounted(keys, requirements))
+
+
+def _foresee(record: LedgerRecord) -> Expense:
+    """Return the releases by a ledger, in full if a process runs its plan now."""
+    expense = record.content.expense
+    limit = expense.terms.budget.num_steps
+    # Another process may release all that is left while this run lasts: the limit must hold even
+    # then.
+    return replace(expense, num_releases=limit) if record.is_running else expense
+
+
+def _find_largest(expenses: Iterable[Expense]) -> Expense:
+    found = list(expenses)
+    return replace(
+        found[0],
+        num_releases=max(expense.num_releases for expense in found),
+        precision=max(expense.precision for expense in found),
+    )
+
+
+def _add_run(
+    others: Sequence[Expense],
+    own: Expense,
+    num_steps: int,
+    requirements: Requirements,
+    problems: tuple[str, ...],
+) -> ReleaseTotal:
+    budget = own.terms.budget
+    added = min(num_steps, budget.num_steps - own.num_releases)
+    # Losses add up for one unit only. A promise for samples says nothing about an agent's whole
+    # data.
+    unit = requirements.unit or common_unit([*others, own])
+
+    def total(*expenses: Expense) -> TotalLoss:
+        return compose_expenses(expenses, requirements.delta, unit=unit)
+
+    return ReleaseTotal(
+        before=total(*others, own),
+        added=total(replace(own, num_releases=added)),
+        after=total(*others, replace(own, num_releases=own.num_releases + added)),
+        problems=problems,
+        drops_agent=(
+            common_unit([*others, own]) == "sample"
+            and any(other.query.unit == "agent" for other in others)
+        ),
+    )
+
+
+def _find_uncounted(keys: Path, requirements: Requirements) -> tuple[Path, ...]:
+    """Return the folders of keys of other plans, by their usual names, that have ledgers."""
+    counted = {folder.resolve() for folder in (keys, *requirements.other_keys)}
+    return tuple(
+        folder
+        for folder in sorted(keys.resolve().parent.glob("*.keys"))
+        if folder not in counted and any(folder.glob("agent-*.ledger"))
+    )

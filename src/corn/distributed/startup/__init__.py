@@ -1,1 +1,0 @@
-"""All that happens before the first step: keys, rendezvous, plan, agreement, links."""

@@ -1,1 +1,0 @@
-"""Steps of training: gradient and noise, messages to and from neighbours, mixing."""

@@ -1,0 +1,315 @@
+"""Files of a run: a folder to publish, a private one, models, tables and checkpoints.
+
+Nothing that is computed from private data without noise is in the shared folder. A rehearsal's
+noise is public and protects nothing, so all that a rehearsal writes is private.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from corn.distributed.settings import RunSettings
+from corn.errors import CornError, FileFormatError
+from corn.files import writing_whole
+from corn.learn.metrics import COLUMNS, SHARED_COLUMNS, Row
+from corn.plan import Plan, fingerprint
+
+_CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)\.corn")
+# Different heads, so that a real run never continues from a model that no noise protects.
+_IN_EARNEST, _REHEARSAL = b"corn checkpoint 2\n", b"corn rehearsal checkpoint 2\n"
+_DIGEST_BYTES, _NUMBER_BYTES = 32, 8
+_TEXT_COLUMNS = ("mechanism", "step_size", "unit")
+
+
+@dataclass(frozen=True)
+class Folders:
+    """The folders of a run, or of one agent of it.
+
+    Attributes:
+        shared: models, measurements on public data, ε spent: may be published.
+        private: measurements on private data, private notes, checkpoints: for the owner alone.
+    """
+
+    shared: Path
+    private: Path
+
+    @classmethod
+    def of_run(cls, out: Path, *, is_rehearsal: bool = False) -> Folders:
+        """Return the two folders in the folder of a run."""
+        private = out / "private"
+        return cls(private / "rehearsal" if is_rehearsal else out / "shared", private)
+
+    def of_agent(self, agent: int) -> Folders:
+        """Return one agent's part of both.
+
+        >>> Folders.of_run(Path("out")).of_agent(3).private.as_posix()
+        'out/private/agent-3'
+        """
+        name = f"agent-{agent}"
+        return Folders(self.shared / name, self.private / name)
+
+    def make(self) -> None:
+        """Make both folders; only the owner can open the private one, even if it existed before."""
+        path = self.private
+        try:
+            # The mode of mkdir counts for new folders only.
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.chmod(0o700)
+            path = self.shared
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CornError(f"{path}: cannot be made: {error.strerror}") from error
+
+
+def make_folders(out: Path, agent: int, *, is_rehearsal: bool) -> Folders:
+    """Make the folders of a run and those of one of its agents, and return the latter."""
+    run = Folders.of_run(out, is_rehearsal=is_rehearsal)
+    own = run.of_agent(agent)
+    run.make()
+    own.make()
+    return own
+
+
+def append_private_note(folder: Path, text: str) -> None:
+    """Add a line to the notes in a private folder, which only their owner can read."""
+    # The mode is given when the file is created: a later chmod would leave a moment to read it.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    descriptor = os.open(folder / "notes.txt", flags, mode=0o600)
+    with os.fdopen(descriptor, "a", encoding="utf-8") as stream:
+        # One line per note, whatever a message contains.
+        stream.write(" ".join(text.split()) + "\n")
+
+
+def write_model(folder: Path, step: int, parameters: Tensor, *, is_private: bool) -> None:
+    """Write the model after a step to a shared folder."""
+    (folder / "models").mkdir(exist_ok=True)
+    path = folder / "models" / f"step-{step}.bin"
+    with writing_whole(path, is_private=is_private) as partial:
+        partial.write_bytes(parameters.numpy().tobytes())
+
+
+def read_model(folder: Path, step: int, plan: Plan) -> Tensor:
+    """Return the model that an agent shared after a step."""
+    path = folder / "models" / f"step-{step}.bin"
+    try:
+        values = np.fromfile(path, dtype=plan.dtype)
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
+    return torch.from_numpy(values)
+
+
+def read_rows(path: Path) -> dict[int, Row]:
+    """Return an agent's measurements by step; empty if it was lost before it had any."""
+    if not path.exists():
+        return {}
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            # An editor may have added an empty line, which is no row.
+            columns, *lines = filter(None, csv.reader(stream))
+            rows = [_parse_row(columns, line) for line in lines]
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, csv.Error) as error:
+        raise FileFormatError(f"{path}: not a table of measurements, or cut short") from error
+    # Columns in another order would be read as other numbers.
+    if tuple(columns) not in (COLUMNS, SHARED_COLUMNS):
+        raise FileFormatError(f"{path}: not a table of measurements")
+    return {int(row["step"]): row for row in rows}
+
+
+def _parse_row(columns: Sequence[str], cells: Sequence[str]) -> Row:
+    parsed: Row = {}
+    # Strict, as a cell that is missing would be read as NaN.
+    for name, text in zip(columns, cells, strict=True):
+        if name in _TEXT_COLUMNS:
+            parsed[name] = text
+        elif name in ("seed", "step"):
+            parsed[name] = int(text)
+        else:
+            parsed[name] = float(text) if text else math.nan
+    return parsed
+
+
+@dataclass(frozen=True, eq=False)
+class AgentCheckpoint:
+    """A model, and how many releases its agent had made by then, restarts included.
+
+    The model is public: a mixture of messages that have been sent. So is ``memory``, the average of
+    the agent's releases, which is None without momentum. Noise is never restored from a
+    checkpoint: steps that are run again draw new noise, by the ledger.
+    """
+
+    parameters: Tensor
+    num_releases: int
+    memory: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointFolder:
+    """The checkpoints of one agent under one plan, in its private folder.
+
+    Attributes:
+        folder: the agent's private folder.
+        plan: the plan that was run.
+        agent: the agent's number.
+        is_rehearsal: whether they are a rehearsal's.
+    """
+
+    folder: Path
+    plan: Plan
+    agent: int
+    is_rehearsal: bool = False
+
+    def path_of(self, step: int) -> Path:
+        """Return the file of the checkpoint after ``step`` steps."""
+        return self.folder / f"checkpoint-{step}.corn"
+
+    def save(self, step: int, checkpoint: AgentCheckpoint, *, num_kept: int = 3) -> None:
+        """Write a checkpoint and keep the newest few; a crash while writing leaves those before."""
+        # The head names plan, agent and step, so that no file can be taken for another's. The
+        # digest at the end finds damage anywhere.
+        kept = [checkpoint.parameters]
+        if self.plan.momentum:
+            # Before the first step there are no releases, whose average is zero.
+            empty = torch.zeros_like(checkpoint.parameters)
+            kept.append(empty if checkpoint.memory is None else checkpoint.memory)
+        values = b"".join(each.to(kept[0]).cpu().numpy().tobytes() for each in kept)
+        content = self._head(step) + _encode(checkpoint.num_releases) + values
+        target = self.path_of(step)
+        try:
+            with writing_whole(target, durable=True, is_private=True) as partial:
+                partial.write_bytes(content + hashlib.sha256(content).digest())
+        except OSError as error:
+            raise CornError(f"{target}: cannot be written: {error.strerror}") from error
+        # Agents save at different moments: several must be kept for all to have one in common.
+        for old in sorted(list_checkpoints(self.folder))[:-num_kept]:
+            self.path_of(old).unlink(missing_ok=True)
+
+    def load(self, step: int) -> AgentCheckpoint:
+        """Read a checkpoint; raise if it is damaged, or another plan's, agent's or step's.
+
+        Raise for a rehearsal's in a run in earnest, too: no privacy covers it, and all later models
+        would depend on it.
+        """
+        path = self.path_of(step)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
+        # The digest finds damage, not forgery: the folder is the owner's alone.
+        content, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+        is_whole = hashlib.sha256(content).digest() == digest
+        if not content.startswith((_IN_EARNEST, _REHEARSAL)) or not is_whole:
+            raise FileFormatError(
+                f"{path}: not a checkpoint, or a damaged one: remove it to continue from another"
+            )
+        head = self._head(step)
+        if not content.startswith(self._kind):
+            kind = "a rehearsal, which protects nothing"
+            if self.is_rehearsal:
+                kind = "a run in earnest"
+            raise FileFormatError(f"{path}: of {kind}: use another folder")
+        if not content.startswith(head):
+            raise FileFormatError(f"{path}: of another plan, agent or step")
+        start = len(head) + _NUMBER_BYTES
+        values = np.frombuffer(content, dtype=self.plan.dtype, offset=start).copy()
+        # The head names the plan, so the file is of this plan's momentum.
+        parts = torch.from_numpy(values).chunk(2 if self.plan.momentum else 1)
+        return AgentCheckpoint(
+            parameters=parts[0],
+            num_releases=int.from_bytes(content[len(head) : start], "big"),
+            memory=parts[1] if len(parts) > 1 else None,
+        )
+
+    @property
+    def _kind(self) -> bytes:
+        return _REHEARSAL if self.is_rehearsal else _IN_EARNEST
+
+    def _head(self, step: int) -> bytes:
+        return self._kind + fingerprint(self.plan) + _encode(self.agent) + _encode(step)
+
+
+def find_checkpoints(
+    checkpoints: CheckpointFolder,
+    settings: RunSettings,
+    *,
+    num_parameters: int,
+    num_releases: int,
+    rejoins: bool = False,
+) -> set[int]:
+    """Return the steps from which this agent can continue; a damaged checkpoint is an error.
+
+    Without ``resume`` a run begins anew, but not over a run in earnest that came further. An agent
+    that rejoins a run continues from none, but its checkpoints are checked too: one that counts
+    more releases than the ledger, ``num_releases``, shows that an older ledger was restored.
+    """
+    folder = checkpoints.folder
+    # A new run in the same folder would replace models for which budget was spent.
+    if not settings.resume and not rejoins:
+        paid = find_paid(folder)
+        if any(paid):
+            raise CornError(
+                f"{folder}: has a run that came to step {max(paid)}: continue it with --resume, or "
+                "give another folder with --out"
+            )
+        return set()
+    steps = list_checkpoints(folder)
+    for step in steps:
+        found, path = checkpoints.load(step), checkpoints.path_of(step)
+        if len(found.parameters) != num_parameters:
+            raise FileFormatError(
+                f"{path}: has {len(found.parameters)} parameters, the model {num_parameters}"
+            )
+        # With a ledger that has not counted those releases, ε would come out too small.
+        if found.num_releases > num_releases and not settings.is_rehearsal:
+            raise FileFormatError(
+                f"{path}: was made after {found.num_releases} releases, but the ledger beside the "
+                f"key counts {num_releases}: it is not the ledger of that run, or an older copy of "
+                "it, which must not be used; give the folder of its keys, with --keys"
+            )
+    return set() if rejoins else steps
+
+
+def list_checkpoints(folder: Path) -> set[int]:
+    """Return the steps after which there is a checkpoint, readable or not."""
+    found = (_CHECKPOINT_NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*.corn"))
+    return {int(match[1]) for match in found if match}
+
+
+def find_paid(folder: Path) -> set[int]:
+    """Return the steps after which there is a checkpoint that is not a rehearsal's."""
+    return {
+        step
+        for step in list_checkpoints(folder)
+        if not (folder / f"checkpoint-{step}.corn").read_bytes().startswith(_REHEARSAL)
+    }
+
+
+def forget_after(folders: Folders, step: int) -> int:
+    """Remove checkpoints and models of later steps, which are run anew; return how many files."""
+    # Files of both runs side by side would be merged to one table of measurements.
+    num_removed = 0
+    for path in (
+        *folders.private.glob("checkpoint-*.corn"),
+        *folders.shared.glob("models/step-*.bin"),
+    ):
+        number = path.stem.rpartition("-")[2]
+        if number.isdecimal() and int(number) > step:
+            path.unlink(missing_ok=True)
+            num_removed += 1
+    return num_removed
+
+
+def _encode(value: int) -> bytes:
+    return value.to_bytes(_NUMBER_BYTES, "big")
