@@ -128,9 +128,6 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
     announcing = nullcontext() if config.rejoins else announcing_failure(rendezvous)
     with announcing, naming_agent(rendezvous.agent):
         plan, settings = find_plan(config, rendezvous)
-        if settings.batch_size is None:
-            size = plan.budget.batch_size or config.default_batch_size
-            settings = replace(settings, batch_size=size)
         # An agent opens its own data only, unless a rehearsal repeats a simulation of all agents.
         workload, num_agents = config.workload, rendezvous.num_agents
         problem = workload.build(num_agents, [rendezvous.agent]).judge(plan.budget)
